@@ -1,0 +1,44 @@
+# Each target does its own set-up. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# uv installs the locked packages in seconds; it is brought along where it is absent.
+UV := $(shell command -v uv || echo .tools/bin/uv)
+RUN := $(UV) run --no-sync
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*  ## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.tools/bin/uv:
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tiphys needs Python 3.11 or newer as python3; found $$(python3 --version)" >&2; exit 2; }
+	@echo "uv is not installed; bringing it into .tools" >&2
+	python3 -m venv .tools
+	.tools/bin/python -m pip install --quiet 'uv>=0.9,<1'
+
+setup: $(filter .tools/bin/uv,$(UV))  ## install the locked packages into .venv
+	@$(UV) sync --quiet --locked --all-extras
+
+demo: setup  ## watch a training run survive kills, corruption and a lost orchestrator
+	@$(RUN) tiphys demo
+
+test: setup  ## run the tests (under 5 minutes on 2 cores)
+	@$(RUN) pytest
+
+coverage: setup  ## run the tests and hold the coverage of tiphys/ at 95 %
+	@$(RUN) pytest --cov --cov-report=term:skip-covered
+
+lint: setup  ## style, types and import contracts
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	$(RUN) lint-imports --no-logo
+
+golden: setup  ## accept what compile emits now as the golden files; review the diff
+	@TIPHYS_GOLDEN=1 $(RUN) pytest -q tests/unit/test_golden.py
+	@git --no-pager diff --stat -- examples templates
+
+clean:  ## remove what the targets made
+	rm -rf .venv .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
+
+.PHONY: help setup demo test coverage lint golden clean
