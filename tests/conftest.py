@@ -1,0 +1,30 @@
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from support.s3 import bucket, own_aws_settings, s3_endpoint
+from support.world import close_worlds
+
+from tiphys import faults
+
+__all__ = ["bucket", "own_aws_settings", "s3_endpoint"]
+
+
+@pytest.fixture(autouse=True)
+def failpoints_count_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The n-th passage is the n-th of this test, not of the process."""
+    monkeypatch.setattr(faults, "_passages", Counter())
+
+
+@pytest.fixture(autouse=True)
+def worlds_are_closed() -> Iterator[None]:
+    yield
+    close_worlds()
+
+
+@pytest.fixture(autouse=True)
+def logging_is_as_imported() -> Iterator[None]:
+    """A command that ran in this process has set up logging for itself, and for every test after it."""
+    yield
+    structlog.reset_defaults()

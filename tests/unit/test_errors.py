@@ -1,0 +1,49 @@
+"""The tree of errors: what a script branches on, and what the page at its top says."""
+
+import re
+
+import pytest
+
+from tiphys import errors
+from tiphys.errors import TiphysError
+
+
+def all_errors() -> list[type[TiphysError]]:
+    return [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, TiphysError) and kind.__module__ == errors.__name__
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.TiphysError, 1),
+        (errors.UsageError, 2),
+        (errors.NotFoundError, 3),
+        (errors.ObjectMissingError, 3),
+        (errors.ConflictError, 4),
+        (errors.ObjectExistsError, 4),
+        (errors.FencedError, 4),
+        (errors.IntegrityError, 5),
+        (errors.StoreError, 75),
+    ],
+)
+def test_each_error_has_its_exit_code(kind: type[TiphysError], code: int) -> None:
+    assert kind.exit_code == code
+
+
+def test_what_may_pass_is_told_apart_from_what_stays_wrong() -> None:
+    """A wrapper script repeats on EX_TEMPFAIL; nothing else may share it."""
+    assert [kind.__name__ for kind in all_errors() if kind.exit_code == 75] == ["StoreError"]
+
+
+def test_the_tree_in_the_documentation_is_the_tree() -> None:
+    drawn: dict[str, int] = {}
+    for line in (errors.__doc__ or "").splitlines():
+        if match := re.match(r"^ {4}([│├└─ ]*)(\w+Error)\b", line):
+            drawn[match[2]] = len(match[1]) // 4
+
+    depths = {kind.__name__: len(kind.__mro__) - len(TiphysError.__mro__) for kind in all_errors()}
+    assert drawn == depths

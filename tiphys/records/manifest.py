@@ -1,0 +1,89 @@
+"""Checkpoints: immutable shards and one manifest, whose creation is the commit."""
+
+import json
+from typing import Any
+
+from pydantic import NonNegativeInt, ValidationInfo, model_validator
+
+from tiphys.records.base import Record, StoredRecord
+from tiphys.records.names import digest
+
+
+class CheckpointRef(Record):
+    """Names one checkpoint of a lineage: the attempt that wrote it and its global step."""
+
+    lineage: str
+    attempt: int
+    global_step: NonNegativeInt
+
+    def __str__(self) -> str:
+        return f"{self.attempt}-{self.global_step}"
+
+
+class Shard(Record):
+    """One object of a checkpoint."""
+
+    key: str
+    size: int
+    sha256: str
+
+
+class CheckpointManifest(StoredRecord):
+    """``manifests/…json``: names every byte of a checkpoint. Without it there is none.
+
+    What is stored is `sealed`, so that the manifest itself is as well protected
+    as the bytes that it names; reading one that was changed since fails.
+    """
+
+    lineage: str
+    run: str
+    step: str
+    attempt: int
+    global_step: NonNegativeInt
+    shards: tuple[Shard, ...]
+    parent: CheckpointRef | None = None
+    """The checkpoint this attempt had restored or committed before."""
+    restored: CheckpointRef | None = None
+    """What this attempt had restored when it began, in every manifest of it."""
+    metrics: dict[str, float] = {}
+    framework: str = ""
+    """Adapter that can read the shards, such as ``numpy``."""
+    reason: str = "due"
+    """``due``, ``asked`` or ``sigterm``."""
+    stage_seconds: float = 0.0
+    upload_seconds: float = 0.0
+    seal: str = ""
+    """Digest of all other fields of the stored document."""
+
+    def sealed(self) -> "CheckpointManifest":
+        """This manifest as it is to be stored."""
+        return self.model_copy(update={"seal": _seal(json.loads(self.to_bytes()))})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_seal(cls, document: Any, info: ValidationInfo) -> Any:
+        # On the document rather than the model, which leaves out fields that a later version added.
+        if info.mode == "json" and isinstance(document, dict) and document.get("seal") != _seal(document):
+            raise ValueError("it was changed after it was written, its seal does not match")
+        return document
+
+    @property
+    def ref(self) -> CheckpointRef:
+        return CheckpointRef(lineage=self.lineage, attempt=self.attempt, global_step=self.global_step)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(shard.size for shard in self.shards)
+
+
+def _seal(document: dict[str, Any]) -> str:
+    return digest({name: value for name, value in document.items() if name != "seal"})
+
+
+class QuarantineRecord(StoredRecord):
+    """``quarantine/…json``: this checkpoint must not be loaded, and why."""
+
+    checkpoint: CheckpointRef
+    reason: str
+    by: str
+    """Who decided: ``restore`` for bytes that do not match, or a person."""
