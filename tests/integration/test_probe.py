@@ -1,0 +1,248 @@
+"""The probe accepts stores that keep the promises and refuses those that do not.
+
+| store | verdict |
+|---|---|
+| folder; moto | accepted (moto with a warning: it does not check SHA-256) |
+| ignores the condition; on parts only; lets racers win | refused |
+| changes what it refuses to change; stale, incomplete or unsorted listings | refused |
+| clock off; wrong checksum stored; objects cannot be deleted | accepted with a warning |
+"""
+
+import base64
+import hashlib
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support import s3_proxy as faults
+from support.s3_proxy import S3Proxy
+
+from tiphys.errors import NotFoundError, ObjectExistsError, StoreError
+from tiphys.records import utc_now
+from tiphys.store import DirectoryStore, ObjectInfo, S3Store
+from tiphys.store import probe as probe_module
+from tiphys.store.probe import RACERS, Finding, probe, verdict
+
+# Enough to catch the bad servers here; the default is for those that lose a race seldom.
+RACES = 3
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+@pytest.fixture
+def proxy(bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
+    with faults.s3_proxy(s3_endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.url)
+        yield proxy
+
+
+class TestGoodStores:
+    def test_a_folder_is_accepted_and_left_as_it_was(self, tmp_path: Path) -> None:
+        DirectoryStore(tmp_path).create("runs/a/run.json", b"")
+
+        findings = probe(str(tmp_path))
+
+        assert verdict(findings)
+        assert [(f.name, f.ok) for f in findings] == [
+            ("create-only", True),
+            ("race", True),
+            ("read-after-write", True),
+            ("listing", True),
+            ("clean-up", True),
+        ]
+        assert [info.key for info in DirectoryStore(tmp_path).list("")] == ["runs/a/run.json"]
+
+    def test_moto_is_accepted_with_the_warning_it_deserves(self, bucket: str) -> None:
+        S3Store(bucket).create("p/runs/a", b"")
+
+        findings = probe(f"s3://{bucket}/p")
+
+        assert verdict(findings)
+        assert {f.name for f in findings if f.ok is None} == {"checksum"}
+        assert "not verified by the server" in by_name(findings)["checksum"].sentence
+        assert by_name(findings)["create-only-parts"].ok
+        assert [info.key for info in S3Store(bucket).list("")] == ["p/runs/a"]
+
+    def test_a_store_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFoundError):
+            probe(str(tmp_path / "absent"))
+
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestBadServers:
+    def test_one_that_ignores_the_condition_is_refused(self, bucket: str, proxy: S3Proxy) -> None:
+        proxy.behaviour = faults.ignores_conditions
+
+        findings = probe(f"s3://{bucket}", races=RACES)
+
+        assert not verdict(findings)
+        assert {f.name for f in findings if f.ok is False} == {"create-only", "race", "create-only-parts"}
+        assert "ignores If-None-Match" in by_name(findings)["create-only"].sentence
+
+    def test_one_that_lets_several_racers_win_is_refused_for_that_alone(self, bucket: str, proxy: S3Proxy) -> None:
+        proxy.behaviour = faults.LetsRacersWin(RACERS)
+
+        findings = probe(f"s3://{bucket}", races=RACES)
+
+        assert not verdict(findings)
+        assert {f.name for f in findings if f.ok is False} == {"race"}
+        assert "were told that they had won" in by_name(findings)["race"].sentence
+
+    def test_one_that_ignores_the_condition_of_uploads_in_parts_is_refused(self, bucket: str, proxy: S3Proxy) -> None:
+        def only_of_completions(request: faults.Request, forward: faults.Forward) -> faults.Reply:
+            return forward(request.without("if-none-match") if faults.is_completion(request) else request)
+
+        proxy.behaviour = only_of_completions
+
+        findings = probe(f"s3://{bucket}", races=RACES)
+
+        assert {f.name for f in findings if f.ok is False} == {"create-only-parts"}
+        assert not verdict(findings)
+
+    def test_one_that_refuses_everything_is_asked_once(self, bucket: str, proxy: S3Proxy) -> None:
+        def read_only(request: faults.Request, forward: faults.Forward) -> faults.Reply | None:
+            bad = faults.refuses(403, "AccessDenied") if faults.is_write(request) else faults.honest
+            return bad(request, forward)
+
+        proxy.behaviour = read_only
+
+        first, clean_up = probe(f"s3://{bucket}", races=RACES)
+
+        assert (first.name, first.ok, clean_up.ok) == ("create-only", False, True)
+        assert "credentials in use may not create" in first.sentence
+
+    def test_one_that_checks_sha256_is_praised(self, bucket: str, proxy: S3Proxy) -> None:
+        def strict(request: faults.Request, forward: faults.Forward) -> faults.Reply | None:
+            declared = request.headers.get("x-amz-checksum-sha256")
+            actual = base64.b64encode(hashlib.sha256(request.body).digest()).decode()
+            good = declared in (None, actual)
+            return forward(request) if good else faults.refuses(400, "BadDigest")(request, forward)
+
+        proxy.behaviour = strict
+
+        assert by_name(probe(f"s3://{bucket}", races=RACES))["checksum"].ok is True
+
+    def test_an_error_that_is_no_verdict_on_the_checksum_is_not_taken_for_one(
+        self, bucket: str, proxy: S3Proxy
+    ) -> None:
+        def forbids(request: faults.Request, forward: faults.Forward) -> faults.Reply | None:
+            bad = faults.refuses(403, "AccessDenied") if request.path.endswith("checksum") else faults.honest
+            return bad(request, forward)
+
+        proxy.behaviour = forbids
+
+        assert by_name(probe(f"s3://{bucket}", races=RACES))["checksum"].ok is False
+
+    @pytest.mark.parametrize(("minutes", "ok"), [(0, True), (-10, None), (10, None)])
+    def test_a_clock_that_is_off_is_a_warning(self, bucket: str, minutes: int, ok: bool | None) -> None:
+        findings = probe(f"s3://{bucket}", races=RACES, now=lambda: utc_now() + timedelta(minutes=minutes))
+
+        assert by_name(findings)["clock"].ok is ok
+        assert verdict(findings)
+
+
+class Overwriting(DirectoryStore):
+    """Says that the key is taken, and overwrites it."""
+
+    def create(self, key: str, data: bytes) -> None:
+        try:
+            super().create(key, data)
+        except ObjectExistsError:
+            self.delete(key)
+            super().create(key, data)
+            raise
+
+
+class KeepsNobodysBytes(DirectoryStore):
+    """One racer wins, and yet other bytes are kept."""
+
+    def read(self, key: str) -> bytes:
+        return b"else" if "/race/" in key else super().read(key)
+
+
+class StaleListing(DirectoryStore):
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return iter(()) if "/fresh/" in prefix else super().list(prefix)
+
+
+class ListsDeleted(DirectoryStore):
+    def delete(self, key: str) -> None:
+        if "/fresh/" not in key:
+            super().delete(key)
+
+
+class FirstPageOnly(DirectoryStore):
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return itertools.islice(super().list(prefix), 4)
+
+
+class SortsByFolder(DirectoryStore):
+    """As a server that walks a file system: ``a/1`` before ``a-b``."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return iter(sorted(super().list(prefix), key=lambda info: info.key.split("/")))
+
+
+class KeepsEverything(DirectoryStore):
+    def delete(self, key: str) -> None:
+        if "/list/" in key:
+            raise StoreError("may not delete")
+        super().delete(key)
+
+
+class TestBadStores:
+    @pytest.fixture(autouse=True)
+    def opened(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def open_bad(url: str, **options: Any) -> DirectoryStore:
+            return {c.__name__: c for c in DirectoryStore.__subclasses__()}[url](tmp_path)
+
+        monkeypatch.setattr(probe_module, "open_store", open_bad)
+
+    @pytest.mark.parametrize(
+        ("kind", "check", "sentence"),
+        [
+            (Overwriting, "create-only", "changed the object all the same"),
+            (KeepsNobodysBytes, "race", "in 20 of 20 races"),
+            (StaleListing, "read-after-write", "not listed"),
+            (ListsDeleted, "read-after-write", "just deleted was still listed"),
+            (FirstPageOnly, "listing", "10 objects were written, and 4 listed"),
+            (SortsByFolder, "listing", "not in ascending order"),
+        ],
+    )
+    def test_is_refused(self, kind: type[DirectoryStore], check: str, sentence: str) -> None:
+        findings = probe(kind.__name__)
+
+        assert by_name(findings)[check].ok is False
+        assert sentence in by_name(findings)[check].sentence
+        assert not verdict(findings)
+
+    def test_that_cannot_delete_is_accepted_and_says_what_is_left(self) -> None:
+        findings = probe(KeepsEverything.__name__)
+
+        assert verdict(findings)
+        assert by_name(findings)["clean-up"].ok is None
+        assert "is still below .tiphys-probe/" in by_name(findings)["clean-up"].sentence
+
+
+def test_warnings_do_not_refuse_a_store_and_failures_do() -> None:
+    good, warning, bad = Finding("a", True, ""), Finding("b", None, ""), Finding("c", False, "")
+
+    assert verdict([good, warning])
+    assert not verdict([good, warning, bad])
+
+
+def test_each_probe_writes_below_a_folder_of_its_own(bucket: str, proxy: S3Proxy) -> None:
+    probe(f"s3://{bucket}/p", races=RACES)
+    probe(f"s3://{bucket}/p", races=RACES)
+
+    written = [r.path for r in proxy.requests if faults.is_write(r)]
+    folders = {path.split("/.tiphys-probe/")[1].split("/")[0] for path in written}
+    assert len(folders) == 2
+    assert httpx.get(f"{proxy.url}/{bucket}?list-type=2").text.count("<Key>") == 0

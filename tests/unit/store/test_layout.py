@@ -1,0 +1,171 @@
+"""Where each record lies: keys lead back to what they were made of, and list in their order."""
+
+import inspect
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiphys.errors import UsageError
+from tiphys.records import CheckpointRef
+from tiphys.store import check_key, layout
+from tiphys.store.layout import LineageLayout, RunLayout, lineage_of, memo_key
+
+RUN = RunLayout("digits-7xk2p")
+LINEAGE = LineageLayout("digits-7xk2p/fit")
+DIGEST = "ab" * 32
+
+labels = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True)
+steps = labels | st.builds(
+    "{}.{}.{}".format, labels, st.from_regex(r"[0-9a-f]{12}", fullmatch=True), st.integers(0, 99)
+)
+runs = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", fullmatch=True)
+numbers = st.integers(1, 10**9 - 1)
+global_steps = st.integers(0, 10**15 - 1)
+
+
+def test_the_documented_layout() -> None:
+    """As in docs/architecture.md."""
+    item = "sweep.0123456789ab.0"
+
+    assert [
+        RUN.record,
+        RUN.submission(1),
+        RUN.submission_bound(1),
+        RUN.submission_end(1),
+        RUN.item(2, item),
+        RUN.adopted(2, "fit"),
+        RUN.attempt("fit", 3),
+        RUN.attempt_end("fit", 3),
+        RUN.outputs("fit", 3),
+        RUN.done_projection("fit", 3, DIGEST),
+        RUN.event_batch(7),
+        memo_key(DIGEST),
+        LINEAGE.shards(3, 1200),
+    ] == [
+        "runs/digits-7xk2p/run.json",
+        "runs/digits-7xk2p/submissions/000000001.json",
+        "runs/digits-7xk2p/submissions/000000001.bound.json",
+        "runs/digits-7xk2p/submissions/000000001.end.json",
+        "runs/digits-7xk2p/items/000000002/sweep.0123456789ab.0.json",
+        "runs/digits-7xk2p/adopted/000000002/fit.json",
+        "runs/digits-7xk2p/attempts/fit/000000003.json",
+        "runs/digits-7xk2p/attempts/fit/000000003.end.json",
+        "runs/digits-7xk2p/outputs/fit/000000003/",
+        f"runs/digits-7xk2p/done/fit/000000003-{DIGEST}",
+        "runs/digits-7xk2p/events/000000007.json",
+        f"memo/{DIGEST}.json",
+        "lineages/digits-7xk2p/fit/shards/000000003-000000000001200/",
+    ]
+
+
+@given(runs, steps, numbers, numbers)
+def test_every_key_fits_every_store_and_lies_below_its_run(run: str, step: str, number: int, other: int) -> None:
+    place = RunLayout(run)
+    keys = [
+        place.record,
+        place.submission(number),
+        place.submission_bound(number),
+        place.submission_end(number),
+        place.item(number, step),
+        place.adopted(number, step),
+        place.attempt(step, number),
+        place.attempt_end(step, number),
+        place.outputs(step, number) + "artifacts/x",
+        place.done_projection(step, number, DIGEST),
+        place.event_batch(number),
+    ]
+
+    assert all(check_key(key).startswith(f"runs/{run}/") for key in keys)
+    assert len(set(keys)) == len(keys)
+
+
+@given(steps, numbers, st.booleans())
+def test_an_attempt_is_read_from_its_key(step: str, attempt: int, end: bool) -> None:
+    key = RUN.attempt_end(step, attempt) if end else RUN.attempt(step, attempt)
+
+    assert layout.parse_attempt(key) == (step, attempt, end)
+
+
+@given(numbers)
+def test_a_submission_is_read_from_its_key(number: int) -> None:
+    keys = (RUN.submission(number), RUN.submission_bound(number), RUN.submission_end(number))
+
+    assert [layout.parse_submission(key) for key in keys] == [(number, "claim"), (number, "bound"), (number, "end")]
+
+
+@given(steps, numbers)
+def test_results_are_read_from_their_keys(step: str, number: int) -> None:
+    assert layout.parse_done(RUN.done_projection(step, number, DIGEST)) == (step, number, DIGEST)
+    assert layout.parse_output(RUN.outputs(step, number) + "a/b") == (RUN.run, step, number)
+    assert layout.parse_adopted(RUN.adopted(number, step)) == (number, step)
+    assert layout.parse_event_batch(RUN.event_batch(number)) == number
+
+
+@given(numbers, global_steps)
+def test_a_checkpoint_is_read_from_its_keys(attempt: int, step: int) -> None:
+    ref = CheckpointRef(lineage=LINEAGE.lineage, attempt=attempt, global_step=step)
+
+    assert LINEAGE.parse_checkpoint(LINEAGE.manifest(attempt, step)) == ref
+    assert LINEAGE.parse_checkpoint(LINEAGE.quarantined(attempt, step)) == ref
+    assert LINEAGE.parse_shard(LINEAGE.shard(attempt, step, 0, DIGEST, "npz")) == ref
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "README",
+        "runs/a/x/000000001.json.tmp",
+        "runs/a/x/1.json",
+        "runs/a/x/000000001",
+        "runs/a/x/000000001.old.json",
+    ],
+)
+def test_any_other_key_is_nothing(key: str) -> None:
+    parsers = [function for name, function in inspect.getmembers(layout) if name.startswith("parse_")]
+    folders = ("attempts/fit", "submissions", "events", "adopted", "done/fit", "outputs")
+
+    assert len(parsers) >= 6
+    for parse, folder in itertools.product(parsers, folders):
+        assert parse(key.replace("x", folder)) is None
+    assert LINEAGE.parse_checkpoint(key) is None
+    assert LINEAGE.parse_shard(key) is None
+
+
+@given(st.lists(st.tuples(numbers, global_steps), min_size=2, unique=True))
+def test_the_newest_checkpoint_lists_first(written: list[tuple[int, int]]) -> None:
+    keys = sorted(LINEAGE.manifest(*checkpoint) for checkpoint in written)
+
+    listed = [LINEAGE.parse_checkpoint(key) for key in keys]
+
+    assert [(ref.attempt, ref.global_step) for ref in listed if ref] == sorted(written, reverse=True)
+
+
+@given(st.lists(numbers, min_size=2, unique=True))
+def test_attempts_submissions_and_events_list_in_their_order(written: list[int]) -> None:
+    for key_of in (RUN.submission, RUN.event_batch, lambda number: RUN.attempt("fit", number)):
+        assert sorted(map(key_of, written)) == [key_of(number) for number in sorted(written)]
+
+
+@pytest.mark.parametrize("run", ["", "..", "a/b", "Digits", "-a", "a-", "x" * 64, "a b"])
+def test_a_run_that_cannot_be_a_key_is_refused(run: str) -> None:
+    with pytest.raises(UsageError, match="run name"):
+        RunLayout(run)
+
+
+@pytest.mark.parametrize("step", ["", "..", "a/b", "Fit", "fit.", "fit.x.0", "fit.0123456789ab", "fit.0123456789ab.x"])
+def test_a_step_that_cannot_be_a_key_is_refused(step: str) -> None:
+    for key_of in (
+        RUN.step_attempts,
+        RUN.step_done,
+        lambda name: RUN.item(1, name),
+        lambda name: lineage_of("a", name),
+    ):
+        with pytest.raises(UsageError, match="step id"):
+            key_of(step)
+
+
+def test_a_lineage_belongs_to_one_step_of_one_run() -> None:
+    assert LineageLayout(lineage_of("digits", "fit")).prefix == "lineages/digits/fit/"

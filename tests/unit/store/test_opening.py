@@ -1,0 +1,103 @@
+"""From the URL a person writes to the store it means."""
+
+from pathlib import Path
+
+import pytest
+
+import tiphys.store
+from tiphys.errors import NotFoundError, UsageError
+from tiphys.store import DirectoryStore, S3Store, open_store
+
+
+@pytest.mark.parametrize("spelling", ["{}", "file://{}"])
+def test_a_path_and_a_file_url_open_the_same_folder(tmp_path: Path, spelling: str) -> None:
+    DirectoryStore(tmp_path).create("a", b"1")
+
+    store = open_store(spelling.format(tmp_path), must_exist=True)
+
+    assert store.read("a") == b"1"
+    assert store.url == f"file://{tmp_path}"
+
+
+@pytest.mark.parametrize("spelling", ["store", "./store", "./a:b/store", "with space"])
+def test_a_relative_path_is_made_below_the_present_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    open_store(spelling).create("a", b"")
+
+    assert (tmp_path / spelling / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "käse", "50%", "a#b", "a?b"])
+def test_the_url_of_a_folder_opens_it_again(tmp_path: Path, name: str) -> None:
+    DirectoryStore(tmp_path / name).create("a", b"1")
+
+    again = open_store(DirectoryStore(tmp_path / name).url, must_exist=True)
+
+    assert again.read("a") == b"1"
+
+
+def test_a_folder_that_must_exist_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        open_store(f"{tmp_path}/absent", must_exist=True)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "same"),
+    [
+        ("s3://ml", "s3://ml"),
+        ("s3://ml/", "s3://ml"),
+        ("s3://ml/team/tiphys", "s3://ml/team/tiphys"),
+        ("s3://ml/team/tiphys/", "s3://ml/team/tiphys"),
+        ("S3://ml/a b", "s3://ml/a b"),
+    ],
+)
+def test_an_s3_url_names_bucket_and_prefix(url: str, same: str) -> None:
+    store = open_store(url)
+
+    assert isinstance(store, S3Store)
+    assert store.url == same
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("", "URL is empty; use s3://bucket/prefix, file:///absolute/folder or a path"),
+        ("gs://ml/tiphys", "gs:// is not built: Google Cloud Storage .* generation preconditions"),
+        ("az://ml", "no store has the scheme az://; use s3://"),
+        ("http://minio:9000/ml", "no store has the scheme http://"),
+        ("s3:/ml/tiphys", "names no bucket and prefix"),
+        ("s3://", "names no bucket"),
+        ("s3:///prefix", "names no bucket"),
+        ("s3://ml/p?versionId=1", "names no bucket and prefix"),
+        ("s3://ml/p#x", "names no bucket and prefix"),
+        ("s3://ml/a//b", "must not be empty"),
+        ("s3://ml/../b", "must not be"),
+        ("s3://m!l", "no bucket can have the name 'm!l'"),
+        ("s3://ml:9000/p", "no bucket can have the name"),
+        ("s3://ml--use1-az4--x-s3/p", "directory bucket .* lists in no order"),
+        ("file://ml/tiphys", "names no absolute folder: three slashes"),
+        ("file:tiphys", "names no absolute folder"),
+        ("file:///tiphys?x", "names no absolute folder"),
+    ],
+)
+def test_what_no_store_can_mean_is_refused_with_a_reason(url: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        open_store(url)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="credentials do not belong") as caught:
+        open_store("s3://AKIAXXX:hunter2@ml/tiphys")
+
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_package_offers_exactly_what_it_says() -> None:
+    assert sorted(tiphys.store.__all__) == tiphys.store.__all__
+    assert all(hasattr(tiphys.store, name) for name in tiphys.store.__all__)
+    assert {"open_store", "DirectoryStore", "S3Store", "claim", "list_runs", "RunLayout"} <= set(tiphys.store.__all__)

@@ -1,0 +1,92 @@
+"""What Tiphys asks of object storage: create-only writes, reads, ordered listings.
+
+Nothing is ever overwritten, so no reader sees a half state. Keys are relative
+to the store's prefix, use ``/`` between parts and never begin with one.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from tiphys.errors import UsageError
+
+_LONGEST_KEY_BYTES = 1024
+
+
+class ObjectInfo(NamedTuple):
+    """One row of a listing."""
+
+    key: str
+    size: int
+
+
+class Store(Protocol):
+    """A place for immutable objects. Implementations are safe to share between threads.
+
+    Every method raises `StoreError` when storage is out of reach, out of space
+    or refuses, after its own retries.
+    """
+
+    @property
+    def url(self) -> str:
+        """What `open_store` needs to open it again; never holds a secret."""
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write an object durably if no object has this key.
+
+        Raises:
+            ObjectExistsError: one has; nothing was changed. After a lost reply
+                it may be our own (see `tiphys.store.claims`).
+        """
+
+    def create_from_file(self, key: str, path: Path) -> None:
+        """Like `create`, for bytes that need not fit in memory."""
+
+    def read(self, key: str) -> bytes:
+        """The whole object.
+
+        Raises:
+            ObjectMissingError: no object has this key.
+        """
+
+    def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
+        """The object in pieces of at most ``size_bytes``. Raises like `read`, at the first piece."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects whose key begins with ``prefix``, in ascending order of key (bytewise).
+
+        Pages are fetched as they are consumed: stop early and pay less.
+        """
+
+    def prefixes(self, prefix: str) -> Iterator[str]:
+        """Each distinct start of a key, up to the first ``/`` after ``prefix``, in ascending order.
+
+        With ``runs/a/x`` and ``runs/b/y`` stored, ``prefixes("runs/")`` gives
+        ``runs/a/`` and ``runs/b/``, without listing what lies below them.
+        """
+
+    def delete(self, key: str) -> None:
+        """Remove an object; no error if it is absent. Only retention calls this."""
+
+    def artifact_key(self, key: str) -> str:
+        """``key`` as Argo sees it in the bucket (with the store's prefix)."""
+
+    def from_artifact_key(self, key: str) -> str | None:
+        """The inverse of `artifact_key`; None for a key outside this store."""
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if every store can hold it; `UsageError` otherwise.
+
+    A key is at most 1,024 bytes of UTF-8 (the limit of S3) and names a place
+    below the store: no empty part, ``.`` or ``..``.
+    """
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"key {key!r} is not valid Unicode; rename the file it comes from") from error
+    if size > _LONGEST_KEY_BYTES:
+        raise UsageError(f"key {key[:60]!r}… has {size} bytes; storage takes at most {_LONGEST_KEY_BYTES}")
+    if "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+        raise UsageError(f"key {key!r} is not valid: its parts must not be empty, '.' or '..'")
+    return key

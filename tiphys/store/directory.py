@@ -1,0 +1,244 @@
+"""The store on a POSIX file system: the embedded default, and checkpoints on a shared volume.
+
+It keeps the promises of conditional writes to object storage. An object is
+written to a temporary file, flushed, and given its name by ``link(2)``, which
+fails if the name is taken and is atomic on local disks and on NFS alike. A
+process that dies before that leaves only a file in ``.tmp/``.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from tiphys.errors import NotFoundError, ObjectExistsError, ObjectMissingError, StoreError, UsageError
+from tiphys.faults import failpoint
+from tiphys.store.base import ObjectInfo, check_key
+from tiphys.store.directory_errors import explained
+from tiphys.store.source import open_source
+
+_TEMPORARY = ".tmp"
+_STALE_SECONDS = 24 * 3600.0
+_COPY_BYTES = 1 << 20
+# A folder that a concurrent delete just removed is made again; each turn needs another such delete.
+_FOLDER_ATTEMPTS = 10
+
+
+class DirectoryStore:
+    """A folder in the place of a bucket.
+
+    Args:
+        path: The folder. It must lie on one file system that knows hard links.
+        create: Make the folder if it is missing; otherwise that is an error.
+
+    Raises:
+        NotFoundError: the folder is missing and ``create`` is False.
+        StoreError: the folder cannot be made, or is a file.
+    """
+
+    def __init__(self, path: Path | str, create: bool = True) -> None:
+        self._root = Path(path).absolute()
+        self._swept = False
+        with explained(self._root, "open the store"):
+            if not create and not self._root.exists():
+                raise NotFoundError(
+                    f"there is no store at {self._root}: the folder does not exist; "
+                    "check the path, and that the volume is mounted"
+                )
+            self._root.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    def create(self, key: str, data: bytes) -> None:
+        self._create(key, len(data), lambda stream: stream.write(data))
+
+    def create_from_file(self, key: str, path: Path) -> None:
+        with open_source(path) as source:
+            size = os.fstat(source.fileno()).st_size
+            self._create(key, size, lambda stream: shutil.copyfileobj(source, stream, _COPY_BYTES))
+
+    def read(self, key: str) -> bytes:
+        return b"".join(self.chunks(key))
+
+    def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
+        path = self._path(key)
+        with explained(path, "read"):
+            try:
+                stream = path.open("rb")
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._check_mounted()
+                raise ObjectMissingError(f"{self.url} has no object {key}") from None
+            with stream:
+                while chunk := stream.read(size_bytes):
+                    yield chunk
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        for entry, key in self._children(prefix):
+            if key.endswith("/"):
+                yield from self.list(key)
+            else:
+                with explained(Path(entry.path), "read the size of"), contextlib.suppress(FileNotFoundError):
+                    # A deletion may have been faster.
+                    yield ObjectInfo(key, entry.stat().st_size)
+
+    def prefixes(self, prefix: str) -> Iterator[str]:
+        for _, key in self._children(prefix):
+            if key.endswith("/") and next(self.list(key), None):
+                yield key
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with explained(path, "delete"):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return
+            self._prune(path.parent)
+
+    def artifact_key(self, key: str) -> str:
+        return check_key(key)
+
+    def from_artifact_key(self, key: str) -> str | None:
+        try:
+            return check_key(key)
+        except UsageError:
+            return None
+
+    def _path(self, key: str) -> Path:
+        if check_key(key).partition("/")[0] == _TEMPORARY:
+            raise UsageError(f"key {key!r} is not valid: {_TEMPORARY}/ is where the store writes before it publishes")
+        return self._root / key
+
+    def _create(self, key: str, size_bytes: int, write: Callable[[BinaryIO], object]) -> None:
+        path = self._path(key)
+        temporary = self._root / _TEMPORARY / secrets.token_hex(16)
+        with explained(path, "write", size_bytes):
+            try:
+                self._write_temporary(temporary, write)
+                failpoint("store.before_publish")
+                published = self._publish(temporary, path)
+                failpoint("store.after_publish")
+            finally:
+                temporary.unlink(missing_ok=True)
+        if not published:
+            raise ObjectExistsError(f"{self.url} already has an object {key}; objects are never overwritten")
+
+    def _write_temporary(self, temporary: Path, write: Callable[[BinaryIO], object]) -> None:
+        temporary.parent.mkdir(exist_ok=True)
+        with temporary.open("xb") as stream:
+            self._sweep(os.fstat(stream.fileno()).st_mtime)
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _publish(self, temporary: Path, path: Path) -> bool:
+        """Give the finished file its name, durably; False if the name is taken."""
+        linked = self._link(temporary, path)
+        # Also when it is taken: whoever acts on that relies on the winner's name, so it must survive a power cut.
+        self._flush_folders(path.parent)
+        # NFS may repeat a link whose reply was lost, and then reports its own work as an obstacle.
+        return linked or temporary.stat().st_nlink > 1
+
+    def _link(self, temporary: Path, path: Path) -> bool:
+        for _ in range(_FOLDER_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):
+                if not _made(path.parent):
+                    continue
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    if path.is_dir():
+                        raise StoreError(f"cannot write {path}: there are keys below it, so it is a folder") from None
+                    return False
+                return True
+        raise StoreError(f"cannot write {path}: its folder keeps being removed; is something else cleaning the store?")
+
+    def _flush_folders(self, folder: Path) -> None:
+        """Make the names on the way to an object durable; whoever made a folder may not have come to it yet."""
+        while folder != self._root.parent:
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            folder = folder.parent
+
+    def _sweep(self, now: float) -> None:
+        """Once per process, remove what died writers left. ``now`` is the file system's own time."""
+        if self._swept:
+            return
+        self._swept = True
+        for path in (self._root / _TEMPORARY).iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if now - path.stat().st_mtime > _STALE_SECONDS:
+                    path.unlink()
+
+    def _children(self, prefix: str) -> Iterator[tuple[os.DirEntry[str], str]]:
+        """Entries of one folder whose key begins with ``prefix``, in order of key; a folder's key ends in ``/``.
+
+        A folder sorts as ``name/``, since that is how the keys below it compare.
+        """
+        start, slash, _ = prefix.rpartition("/")
+        start += slash
+        if not _may_hold_objects(start):
+            return
+        rows = [(f"{start}{entry.name}{'/' if entry.is_dir() else ''}", entry) for entry in self._scan(start)]
+        for key, entry in sorted(rows, key=lambda row: os.fsencode(row[0])):
+            if key.startswith(prefix) and _is_unicode(key) and _may_hold_objects(key):
+                yield entry, key
+
+    def _scan(self, folder: str) -> tuple[os.DirEntry[str], ...]:
+        path = self._root / folder
+        with explained(path, "list"):
+            try:
+                with os.scandir(path) as entries:
+                    return tuple(entries)
+            except (FileNotFoundError, NotADirectoryError):
+                self._check_mounted()
+                return ()
+
+    def _check_mounted(self) -> None:
+        """A store that vanished is not an empty store."""
+        if not self._root.is_dir():
+            raise StoreError(f"the store's folder {self._root} is gone; check that its volume is still mounted")
+
+    def _prune(self, folder: Path) -> None:
+        """Remove folders that hold nothing any more, as object storage knows none."""
+        while folder != self._root:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder; False if it was there, and was removed before that could be seen."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        if folder.is_file():
+            raise
+        return False
+    return True
+
+
+def _may_hold_objects(folder: str) -> bool:
+    """Whether any key can begin with ``folder``, which is empty or ends in ``/`` (or is a key itself)."""
+    parts = folder.split("/")
+    return parts[0] != _TEMPORARY and not any(part in ("", ".", "..") for part in parts[:-1])
+
+
+def _is_unicode(name: str) -> bool:
+    """False for a foreign file whose name no key can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,212 @@
+"""Where each record lies. No other module builds a key.
+
+Numbers are padded, so that listings come in their order; in ``manifests/`` and
+``quarantine/`` they count down, so that the newest checkpoint lists first.
+"""
+
+import re
+from dataclasses import dataclass
+
+from tiphys.records import CheckpointRef, check_run, check_step
+
+_ATTEMPT_TOP = 10**9 - 1
+_STEP_TOP = 10**15 - 1
+_CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
+_SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
+_DONE = re.compile(r"(\d{9})-([0-9a-f]{64})")
+
+RUNS = "runs/"
+LINEAGES = "lineages/"
+
+
+def _number(value: int) -> str:
+    return f"{value:09d}"
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Keys of one run."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        check_run(self.run)
+
+    @property
+    def prefix(self) -> str:
+        return f"{RUNS}{self.run}/"
+
+    @property
+    def record(self) -> str:
+        return f"{self.prefix}run.json"
+
+    @property
+    def submissions(self) -> str:
+        return f"{self.prefix}submissions/"
+
+    def submission(self, submission: int) -> str:
+        return f"{self.submissions}{_number(submission)}.json"
+
+    def submission_bound(self, submission: int) -> str:
+        return f"{self.submissions}{_number(submission)}.bound.json"
+
+    def submission_end(self, submission: int) -> str:
+        return f"{self.submissions}{_number(submission)}.end.json"
+
+    def items(self, submission: int) -> str:
+        return f"{self.prefix}items/{_number(submission)}/"
+
+    def item(self, submission: int, step: str) -> str:
+        return f"{self.items(submission)}{check_step(step)}.json"
+
+    @property
+    def adoptions(self) -> str:
+        return f"{self.prefix}adopted/"
+
+    def adopted(self, submission: int, step: str) -> str:
+        return f"{self.adoptions}{_number(submission)}/{check_step(step)}.json"
+
+    @property
+    def attempts(self) -> str:
+        return f"{self.prefix}attempts/"
+
+    def step_attempts(self, step: str) -> str:
+        return f"{self.attempts}{check_step(step)}/"
+
+    def attempt(self, step: str, attempt: int) -> str:
+        return f"{self.step_attempts(step)}{_number(attempt)}.json"
+
+    def attempt_end(self, step: str, attempt: int) -> str:
+        return f"{self.step_attempts(step)}{_number(attempt)}.end.json"
+
+    @property
+    def all_outputs(self) -> str:
+        return f"{self.prefix}outputs/"
+
+    def outputs(self, step: str, attempt: int) -> str:
+        """Prefix of the bytes an attempt produced, with a final slash."""
+        return f"{self.all_outputs}{check_step(step)}/{_number(attempt)}/"
+
+    @property
+    def done(self) -> str:
+        return f"{self.prefix}done/"
+
+    def step_done(self, step: str) -> str:
+        return f"{self.done}{check_step(step)}/"
+
+    def done_projection(self, step: str, attempt: int, listing_digest: str) -> str:
+        return f"{self.step_done(step)}{_number(attempt)}-{listing_digest}"
+
+    def progress(self, step: str, attempt: int) -> str:
+        """Empty object: this attempt has committed a checkpoint on a volume, which only its pod sees."""
+        return f"{self.prefix}progress/{check_step(step)}/{_number(attempt)}"
+
+    @property
+    def events(self) -> str:
+        return f"{self.prefix}events/"
+
+    def event_batch(self, number: int) -> str:
+        return f"{self.events}{_number(number)}.json"
+
+
+@dataclass(frozen=True)
+class LineageLayout:
+    """Keys of one lineage: the checkpoints of one training step."""
+
+    lineage: str
+
+    @property
+    def prefix(self) -> str:
+        return f"{LINEAGES}{self.lineage}/"
+
+    @property
+    def manifests(self) -> str:
+        return f"{self.prefix}manifests/"
+
+    def manifest(self, attempt: int, global_step: int) -> str:
+        return f"{self.manifests}{_countdown(attempt, global_step)}.json"
+
+    @property
+    def all_shards(self) -> str:
+        return f"{self.prefix}shards/"
+
+    def shards(self, attempt: int, global_step: int) -> str:
+        return f"{self.all_shards}{_number(attempt)}-{global_step:015d}/"
+
+    def shard(self, attempt: int, global_step: int, index: int, sha256: str, suffix: str) -> str:
+        """Named by its content, so that a repeated save meets its own shards and never others."""
+        return f"{self.shards(attempt, global_step)}{index:05d}-{sha256[:16]}.{suffix}"
+
+    def parse_shard(self, key: str) -> CheckpointRef | None:
+        """The checkpoint that a key below ``shards/`` belongs to; None for any other key."""
+        match = _SHARD.fullmatch(key.removeprefix(self.all_shards))
+        return CheckpointRef(lineage=self.lineage, attempt=int(match[1]), global_step=int(match[2])) if match else None
+
+    @property
+    def quarantine(self) -> str:
+        return f"{self.prefix}quarantine/"
+
+    def quarantined(self, attempt: int, global_step: int) -> str:
+        return f"{self.quarantine}{_countdown(attempt, global_step)}.json"
+
+    def parse_checkpoint(self, key: str) -> CheckpointRef | None:
+        """The checkpoint that a manifest or quarantine key names; None for any other key."""
+        match = _CHECKPOINT.fullmatch(key.rpartition("/")[2])
+        if not match:
+            return None
+        return CheckpointRef(
+            lineage=self.lineage,
+            attempt=_ATTEMPT_TOP - int(match[1]),
+            global_step=_STEP_TOP - int(match[2]),
+        )
+
+
+def lineage_of(run: str, step: str) -> str:
+    """Name of the lineage that belongs to a training step of a run."""
+    return f"{check_run(run)}/{check_step(step)}"
+
+
+def memo_key(step_key: str) -> str:
+    """Key of the pointer that shares a step's result between runs."""
+    return f"memo/{step_key}.json"
+
+
+def parse_submission(key: str) -> tuple[int, str] | None:
+    """(submission, ``claim``, ``bound`` or ``end``) of a key below ``submissions/``; None otherwise."""
+    match = re.fullmatch(r".*submissions/(\d{9})(?:\.(bound|end))?\.json", key)
+    return (int(match[1]), match[2] or "claim") if match else None
+
+
+def parse_event_batch(key: str) -> int | None:
+    """Number of a key below ``events/``; None for any other key."""
+    match = re.fullmatch(r".*events/(\d{9})\.json", key)
+    return int(match[1]) if match else None
+
+
+def parse_attempt(key: str) -> tuple[str, int, bool] | None:
+    """(step id, attempt, whether it is the end record) of a key below ``attempts/``; None otherwise."""
+    match = re.fullmatch(r".*attempts/([^/]+)/(\d{9})(\.end)?\.json", key)
+    return (match[1], int(match[2]), bool(match[3])) if match else None
+
+
+def parse_output(key: str) -> tuple[str, str, int] | None:
+    """(run, step id, attempt) of a key below ``outputs/``; None otherwise."""
+    match = re.fullmatch(r"runs/([^/]+)/outputs/([^/]+)/(\d{9})/.+", key)
+    return (match[1], match[2], int(match[3])) if match else None
+
+
+def parse_done(key: str) -> tuple[str, int, str] | None:
+    """(step id, attempt, listing digest) of a key below ``done/``; None otherwise."""
+    step, _, name = key.rpartition("/")
+    match = _DONE.fullmatch(name)
+    return (step.rpartition("/")[2], int(match[1]), match[2]) if match else None
+
+
+def parse_adopted(key: str) -> tuple[int, str] | None:
+    """(submission, step id) of a key below ``adopted/``; None otherwise."""
+    match = re.fullmatch(r".*adopted/(\d{9})/([^/]+)\.json", key)
+    return (int(match[1]), match[2]) if match else None
+
+
+def _countdown(attempt: int, global_step: int) -> str:
+    return f"{_ATTEMPT_TOP - attempt:09d}-{_STEP_TOP - global_step:015d}"

@@ -1,0 +1,221 @@
+"""The store in a bucket of S3, or of a server that speaks it.
+
+boto3 does the talking. Uploads are ours, since its transfer manager cannot
+make an upload conditional on the key being free.
+"""
+
+import contextlib
+import copy
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadError
+
+from tiphys.errors import NotFoundError, StoreError, UsageError
+from tiphys.store.base import ObjectInfo, check_key
+from tiphys.store.s3_errors import code_of, explained
+from tiphys.store.s3_upload import Upload
+from tiphys.store.source import Source, bytes_source, file_source
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+    from types_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
+
+# The rule of botocore. Each server has a stricter one of its own, and says so itself.
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
+# S3 answers this, rather than 412, when a conditional write races with another request on its key.
+_CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
+_TURNS = 5
+_FIRST_PAUSE_SECONDS = 0.1
+
+
+class S3Store:
+    """A prefix in a bucket. Credentials, region and endpoint are found as the AWS SDKs find them.
+
+    Args:
+        bucket: Its name. Directory buckets (S3 Express) are refused, because
+            they list in no order.
+        prefix: Where in the bucket the store lies, without slashes at its ends.
+        upload: Sizes and parallelism of uploads.
+        page_size: Keys per page of a listing, at most 1,000.
+        sleep: Waits that many seconds before something is tried again.
+
+    Raises:
+        UsageError: no bucket has this name, or the prefix or the endpoint is not valid.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        upload: Upload | None = None,
+        page_size: int = 1000,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.bucket = _check_bucket_name(bucket)
+        self._prefix = f"{check_key(prefix)}/" if prefix else ""
+        self._upload = upload or Upload()
+        self._page_size = page_size
+        self._sleep = sleep
+        with explained(self.url, "open it", "AWS"):
+            self.client = _client()
+
+    def varied(self, *, upload: Upload | None = None, page_size: int | None = None) -> "S3Store":
+        """The same store through the same client, with other sizes."""
+        other = copy.copy(self)
+        other._upload = upload or self._upload
+        other._page_size = page_size or self._page_size
+        return other
+
+    def explained(self, verb: str, key: str = "") -> contextlib.AbstractContextManager[None]:
+        """Raise botocore's errors as ours, saying that ``verb key`` was tried."""
+        return explained(self.url, f"{verb} {key}".strip(), self.client.meta.endpoint_url, key)
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self._prefix}".rstrip("/")
+
+    def check_bucket(self) -> None:
+        """Raise `NotFoundError` unless the bucket exists."""
+        with self.explained("list"):
+            try:
+                self.client.list_objects_v2(Bucket=self.bucket, Prefix=self._prefix, MaxKeys=1)
+            except self.client.exceptions.NoSuchBucket:
+                raise NotFoundError(
+                    f"there is no store at {self.url}: {self.client.meta.endpoint_url} has no bucket {self.bucket}; "
+                    "check the name and AWS_ENDPOINT_URL_S3, or create it"
+                ) from None
+
+    def create(self, key: str, data: bytes) -> None:
+        self._create(key, bytes_source(data))
+
+    def create_from_file(self, key: str, path: Path) -> None:
+        with file_source(path) as source:
+            self._create(key, source)
+
+    def read(self, key: str) -> bytes:
+        return b"".join(self.chunks(key))
+
+    def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
+        """See `Store.chunks`. A broken connection is taken up again where it broke."""
+        offset, failures = 0, 0
+        with self.explained("read", key):
+            while True:
+                try:
+                    for chunk in self._chunks_from(key, offset, size_bytes):
+                        offset, failures = offset + len(chunk), 0
+                        yield chunk
+                except (HTTPClientError, IncompleteReadError):
+                    failures += 1
+                    if failures == _TURNS:
+                        raise
+                else:
+                    return
+                self._pause(failures)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        for page in self._pages(prefix, delimiter=""):
+            for row in page.get("Contents", ()):
+                # Consoles leave empty objects named like folders; those are not ours.
+                if (key := self.from_artifact_key(row["Key"])) is not None:
+                    yield ObjectInfo(key, row["Size"])
+
+    def prefixes(self, prefix: str) -> Iterator[str]:
+        for page in self._pages(prefix, delimiter="/"):
+            for row in page.get("CommonPrefixes", ()):
+                if (folder := self.from_artifact_key(row["Prefix"][:-1])) is not None:
+                    yield f"{folder}/"
+
+    def delete(self, key: str) -> None:
+        with self.explained("delete", key):
+            self.client.delete_object(Bucket=self.bucket, Key=self.artifact_key(key))
+
+    def artifact_key(self, key: str) -> str:
+        return check_key(self._prefix + check_key(key))
+
+    def from_artifact_key(self, key: str) -> str | None:
+        with contextlib.suppress(UsageError):
+            if key.startswith(self._prefix):
+                return check_key(key[len(self._prefix) :])
+        return None
+
+    def _create(self, key: str, source: Source) -> None:
+        place, failures = self.artifact_key(key), 0
+        with self.explained("create", key):
+            while True:
+                try:
+                    return self._upload.create(self.client, self.bucket, place, source)
+                except ClientError as error:
+                    failures += 1
+                    if code_of(error) not in _CONFLICTS or failures == _TURNS:
+                        raise
+                self._pause(failures)
+
+    def _chunks_from(self, key: str, offset: int, size_bytes: int) -> Iterator[bytes]:
+        place = self.artifact_key(key)
+        with self.explained("read", key):
+            if offset:
+                reply = self.client.get_object(Bucket=self.bucket, Key=place, Range=f"bytes={offset}-")
+            else:
+                reply = self.client.get_object(Bucket=self.bucket, Key=place)
+        if offset and not reply.get("ContentRange", "").startswith(f"bytes {offset}-"):
+            raise StoreError(f"{self.url}: the server cannot continue reading {key} at byte {offset:,}; read it again")
+        with contextlib.closing(reply["Body"]) as body:
+            yield from body.iter_chunks(size_bytes)
+
+    def _pages(self, prefix: str, delimiter: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket,
+            Prefix=self._prefix + prefix,
+            Delimiter=delimiter,
+            PaginationConfig={"PageSize": self._page_size},
+        )
+        with self.explained("list", prefix):
+            yield from pages
+
+    def _pause(self, failures: int) -> None:
+        # Jitter, so that writers that met do not meet again.
+        self._sleep(_FIRST_PAUSE_SECONDS * 2 ** (failures - 1) * random.uniform(0.5, 1.5))  # noqa: S311  no secret
+
+
+def _check_bucket_name(bucket: str) -> str:
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"no bucket can have the name {bucket!r}; use s3://bucket/prefix")
+    if bucket.endswith("--x-s3"):
+        raise UsageError(
+            f"{bucket} is a directory bucket (S3 Express): it lists in no order, which Tiphys needs; "
+            "use a general purpose bucket"
+        )
+    return bucket
+
+
+def _client() -> "S3Client":
+    """A client of its own session, since making clients from the shared one is not thread-safe."""
+    # Imported here, because loading them takes longer than all that a folder needs.
+    from boto3.session import Session
+    from botocore.config import Config
+
+    config = Config(
+        # A dead address shows at once; the third retry may find another one.
+        connect_timeout=5,
+        # Of one wait for bytes, not of a whole part or object.
+        read_timeout=30,
+        # Standard mode also retries a write whose reply was lost: see `tiphys.store.claims`.
+        retries={"mode": "standard", "total_max_attempts": 5},
+        # Several shards at a time, each with several parts.
+        max_pool_connections=32,
+        # Idle connections survive NAT gateways between two saves.
+        tcp_keepalive=True,
+        # Uploads carry a SHA-256 of ours in a header; the default would add a trailer that many servers refuse.
+        request_checksum_calculation="when_required",
+        # Downloads are compared with the checksum that was stored.
+        response_checksum_validation="when_supported",
+        user_agent_extra="tiphys",
+    )
+    client: S3Client = Session().client("s3", config=config)
+    return client

@@ -1,0 +1,45 @@
+"""Where the bytes of a new object come from: memory, or a file that need not fit into it."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from tiphys.errors import UsageError
+
+
+class Source(NamedTuple):
+    """Bytes to upload; ``read(offset, size)`` may be called from several threads."""
+
+    size: int
+    read: Callable[[int, int], bytes]
+
+
+def bytes_source(data: bytes) -> Source:
+    """Bytes in memory, as something to upload."""
+    view = memoryview(data)
+    return Source(len(data), lambda offset, size: bytes(view[offset : offset + size]))
+
+
+@contextlib.contextmanager
+def file_source(path: Path) -> Iterator[Source]:
+    """A file, as something to upload. Raises `UsageError` if it cannot be read, or shrinks meanwhile."""
+    with open_source(path) as stream:
+        descriptor = stream.fileno()
+
+        def read(offset: int, size: int) -> bytes:
+            data = os.pread(descriptor, size, offset)
+            if len(data) != size:
+                raise UsageError(f"{path} changed while it was being stored; store it once it is complete")
+            return data
+
+        yield Source(os.fstat(descriptor).st_size, read)
+
+
+def open_source(path: Path) -> BinaryIO:
+    """Open a file that is to be stored; `UsageError` if it cannot be read."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}, which was to be stored: {error.strerror}") from error
