@@ -1,0 +1,84 @@
+"""Fan-outs as Argo makes them.
+
+| source | items |
+|---|---|
+| withItems | as listed; an empty list is no fan-out |
+| withParam | a JSON list |
+| withSequence | count from start, or start to end in either direction |
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from tiphys.errors import UsageError
+from tiphys.protocol.fan_out import aggregate, is_fan_out, values
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"withItems": ["a", 1, {"lr": 0.1}]}, ["a", 1, {"lr": 0.1}]),
+        ({"withParam": '["a", {"lr": 0.1}]'}, ["a", {"lr": 0.1}]),
+        ({"withParam": "[]"}, []),
+        ({"withSequence": {"count": "3"}}, ["0", "1", "2"]),
+        ({"withSequence": {"count": 0}}, []),
+        ({"withSequence": {"start": "3", "count": 2}}, ["3", "4"]),
+        ({"withSequence": {"start": "1", "end": "3"}}, ["1", "2", "3"]),
+        ({"withSequence": {"start": "3", "end": "1"}}, ["3", "2", "1"]),
+        ({"withSequence": {"count": 2, "format": "host-%03d"}}, ["host-000", "host-001"]),
+    ],
+)
+def test_items(source: dict[str, Any], expected: list[Any]) -> None:
+    assert is_fan_out({"name": "s", **source})
+    assert values({"name": "s", **source}) == expected
+
+
+@pytest.mark.parametrize("task", [{"name": "s"}, {"name": "s", "withItems": []}])
+def test_a_task_without_items_is_one_task(task: dict[str, Any]) -> None:
+    assert not is_fan_out(task)
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ({"withParam": "no JSON"}, "s: withParam is not a JSON list: 'no JSON'"),
+        ({"withParam": '{"a": 1}'}, "s: withParam is not a JSON list"),
+        ({"withSequence": {"start": 1}}, "s: withSequence needs end or count"),
+        ({"withSequence": {"count": "many"}}, "s: withSequence: 'many' is not a whole number"),
+        ({"withSequence": {"count": 1, "format": "%s"}}, "s: withSequence format '%s' must hold one %d"),
+    ],
+)
+def test_what_has_no_items_is_refused(source: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        values({"name": "s", **source})
+
+    assert str(caught.value).startswith(what)
+
+
+def test_a_fan_in_reads_all_parameters_and_each_by_name_in_order() -> None:
+    found = aggregate([{"acc": "0.1", "n": "1"}, {"acc": "0.2", "n": "2"}])
+
+    assert {path: json.loads(text) for path, text in found.items()} == {
+        "outputs.parameters": [{"acc": "0.1", "n": "1"}, {"acc": "0.2", "n": "2"}],
+        "outputs.parameters.acc": ["0.1", "0.2"],
+        "outputs.parameters.n": ["1", "2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (['{"a": 1}', "[2]"], [{"a": 1}, [2]]),
+        (['{"a": 1}', "2"], ['{"a": 1}', "2"]),
+        (["1", "2"], ["1", "2"]),
+        (["x", "[1]"], ["x", "[1]"]),
+    ],
+)
+def test_only_objects_and_lists_are_taken_as_json(texts: list[str], expected: list[Any]) -> None:
+    assert json.loads(aggregate([{"n": text} for text in texts])["outputs.parameters.n"]) == expected
+
+
+def test_items_without_parameters_are_left_out() -> None:
+    assert aggregate([{}, {"n": "1"}])["outputs.parameters"] == '[{"n":"1"}]'

@@ -1,0 +1,98 @@
+"""Reading a compiled Workflow, and refusing what Tiphys did not compile."""
+
+from typing import Any
+
+import pytest
+
+from tiphys.errors import UsageError
+from tiphys.protocol.pipeline import CompiledPipeline, parameters_of, template
+from tiphys.protocol.policy import Kind, StepSpec
+
+
+def manifest(*templates: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    entry = {"name": "main", "dag": {"tasks": [{"name": "prep"}, {"name": "fit"}]}}
+    return {
+        "metadata": {
+            "annotations": {"tiphys.dev/pipeline": "digits", "tiphys.dev/store": "s3://ml/tiphys"},
+            **metadata,
+        },
+        "spec": {"entrypoint": "main", "templates": [entry, *templates]},
+    }
+
+
+def gated(spec: StepSpec) -> dict[str, Any]:
+    return {"name": spec.name, "metadata": {"annotations": {"tiphys.dev/step": spec.model_dump_json()}}}
+
+
+FIT = StepSpec(name="fit", kind=Kind.TRAIN, template="t1")
+PREP = StepSpec(name="prep", kind=Kind.STEP, template="t2", artifacts=("data",))
+
+
+def test_a_compiled_workflow_tells_its_name_store_and_steps() -> None:
+    pipeline = CompiledPipeline.from_manifest(manifest(gated(FIT), {"name": "plain"}, gated(PREP)))
+
+    assert (pipeline.name, pipeline.store) == ("digits", "s3://ml/tiphys")
+    assert pipeline.steps == {"fit": FIT, "prep": PREP}
+    assert pipeline.step("fit") == FIT
+    assert [task["name"] for task in pipeline.tasks()] == ["prep", "fit"]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"annotations": None}, {"annotations": {"other": "x"}}])
+def test_a_workflow_of_somebody_else_is_refused_with_what_to_do(metadata: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"Tiphys did not compile it; compile the pipeline with `tiphys compile`"):
+        CompiledPipeline.from_manifest({"metadata": metadata, "spec": {}})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "fit"}', '{"name": "fit", "kind": "x", "template": "t"}'])
+def test_a_damaged_annotation_names_its_template(text: str) -> None:
+    broken = {"name": "fit", "metadata": {"annotations": {"tiphys.dev/step": text}}}
+
+    with pytest.raises(UsageError, match=r"template 'fit': annotation tiphys[.]dev/step is damaged"):
+        CompiledPipeline.from_manifest(manifest(broken))
+
+
+def test_an_unknown_step_is_refused_with_the_known_ones() -> None:
+    pipeline = CompiledPipeline.from_manifest(manifest(gated(PREP), gated(FIT)))
+
+    with pytest.raises(UsageError, match="pipeline digits has no step 'eval'; its steps are: fit, prep"):
+        pipeline.step("eval")
+
+
+def test_a_pipeline_without_gated_steps_says_so() -> None:
+    with pytest.raises(UsageError, match="its steps are: none"):
+        CompiledPipeline.from_manifest(manifest()).step("fit")
+
+
+def test_a_missing_entry_point_is_named() -> None:
+    document = manifest()
+    document["spec"]["entrypoint"] = "other"
+
+    with pytest.raises(UsageError, match="no template 'other'"):
+        CompiledPipeline.from_manifest(document).tasks()
+
+
+def test_an_entry_point_that_is_no_dag_has_no_tasks() -> None:
+    document = manifest({"name": "steps", "steps": []})
+    document["spec"]["entrypoint"] = "steps"
+
+    assert CompiledPipeline.from_manifest(document).tasks() == []
+
+
+def test_a_template_is_found_by_its_name() -> None:
+    assert template(manifest({"name": "plain", "container": {}}), "plain") == {"name": "plain", "container": {}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (None, {}),
+        ({}, {}),
+        ({"parameters": None}, {}),
+        ({"parameters": [{"name": "lr", "value": "0.1"}, {"name": "empty", "value": ""}]}, {"lr": "0.1", "empty": ""}),
+        ({"parameters": [{"name": "n", "value": 3}, {"name": "unset"}, {"name": "null", "value": None}]}, {"n": "3"}),
+    ],
+)
+def test_workflow_parameters_are_text_and_only_those_with_a_value(
+    arguments: dict[str, Any] | None, expected: dict[str, str]
+) -> None:
+    assert parameters_of({"spec": {"arguments": arguments}}) == expected

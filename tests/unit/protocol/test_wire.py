@@ -1,0 +1,74 @@
+"""The reply of Argo's template.execute, byte for byte as its agent reads it."""
+
+import pytest
+from pydantic import ValidationError
+
+from tiphys.protocol.wire import (
+    NOT_MINE,
+    ArtifactValue,
+    ExecuteRequest,
+    Outputs,
+    ParameterValue,
+    S3Location,
+    failed,
+    pending,
+    succeeded,
+)
+
+
+def test_a_body_of_somebody_else_is_answered_with_nothing() -> None:
+    assert NOT_MINE.to_json() == {}
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(10, "10s"), (2.5, "2.5s"), (300.0, "300s")])
+def test_pending_says_why_and_when_to_ask_again(seconds: float, text: str) -> None:
+    assert pending("Deferred: queue research is full", seconds).to_json() == {
+        "node": {"phase": "Pending", "message": "Deferred: queue research is full"},
+        "requeue": text,
+    }
+
+
+@pytest.mark.parametrize("reply", [succeeded("done"), failed("done")])
+def test_a_final_answer_never_asks_to_be_called_again(reply: object) -> None:
+    assert "requeue" not in reply.to_json()  # type: ignore[attr-defined]
+
+
+def test_success_carries_outputs_as_argo_spells_them() -> None:
+    outputs = Outputs(
+        parameters=[ParameterValue(name="run", value="true")],
+        artifacts=[ArtifactValue(name="model", s3=S3Location(key="p/model"))],
+    )
+
+    assert succeeded("adopted", outputs).to_json() == {
+        "node": {
+            "phase": "Succeeded",
+            "message": "adopted",
+            "outputs": {
+                "parameters": [{"name": "run", "value": "true"}],
+                "artifacts": [{"name": "model", "s3": {"key": "p/model"}}],
+            },
+        }
+    }
+
+
+def test_failure_says_why() -> None:
+    assert failed("no such queue").to_json() == {"node": {"phase": "Failed", "message": "no such queue"}}
+
+
+def test_a_request_may_say_more_than_we_read() -> None:
+    request = ExecuteRequest.model_validate(
+        {
+            "workflow": {"metadata": {"name": "digits", "namespace": "ml", "uid": "u", "labels": {}}, "spec": {}},
+            "template": {"name": "fit-admit", "plugin": {"tiphys": {"op": "admit"}}},
+            "progress": "0/1",
+        }
+    )
+
+    assert request.workflow.metadata.uid == "u"
+    assert request.template["plugin"] == {"tiphys": {"op": "admit"}}
+
+
+@pytest.mark.parametrize("body", [{}, {"workflow": {"metadata": {"name": "a", "uid": "u"}}}, {"template": {}}])
+def test_a_request_that_is_no_request_is_refused(body: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ExecuteRequest.model_validate(body)

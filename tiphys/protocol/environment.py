@@ -1,0 +1,38 @@
+"""Environment variables that a compiled step gives its container."""
+
+STORE = "TIPHYS_STORE"
+RUN = "TIPHYS_RUN"
+STEP = "TIPHYS_STEP"
+ATTEMPT = "TIPHYS_ATTEMPT"
+LINEAGE = "TIPHYS_LINEAGE"
+RESUME_FROM = "TIPHYS_RESUME_FROM"
+CHECKPOINT_STORE = "TIPHYS_CHECKPOINT_STORE"
+SAVE_EVERY = "TIPHYS_SAVE_EVERY"
+"""When to save: ``600s``, or ``100 steps``."""
+
+KEEP_LAST = "TIPHYS_KEEP_LAST"
+"""How many checkpoints to keep: a number, or ``all``."""
+
+GRACE_SECONDS = "TIPHYS_GRACE_SECONDS"
+"""Whole seconds between SIGTERM and SIGKILL."""
+
+CHECKPOINT_URI = "CHECKPOINT_URI"
+
+EX_TEMPFAIL = 75
+"""Exit code of a program that saved after SIGTERM: try me again (sysexits.h)."""
+
+EX_UNAVAILABLE = 69
+"""Exit code of a program that found storage out of reach when it wanted to restore (sysexits.h)."""
+
+EX_FENCED = 76
+"""Exit code of a program that may no longer commit, because another attempt took its place."""
+
+
+def output_path_variable(name: str) -> str:
+    """Variable that holds the path of a declared output: ``val-loss`` → ``TIPHYS_OUTPUT_VAL_LOSS``."""
+    return f"TIPHYS_OUTPUT_{name.replace('-', '_').upper()}"
+
+
+def input_path_variable(name: str) -> str:
+    """Variable that holds the path of a declared input artifact."""
+    return f"TIPHYS_INPUT_{name.replace('-', '_').upper()}"

@@ -1,0 +1,101 @@
+"""What an author asked for one step, as it travels in the compiled Workflow.
+
+The template that wraps a step carries a `StepSpec` as JSON in the annotation
+``tiphys.dev/step``. Plugin and controller read it from there, and from nowhere
+else, so that both follow the same policy.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from tiphys.records import Cause, Record
+
+STEP_ANNOTATION = "tiphys.dev/step"
+PIPELINE_ANNOTATION = "tiphys.dev/pipeline"
+STORE_ANNOTATION = "tiphys.dev/store"
+RUN_LABEL = "tiphys.dev/run"
+STEP_LABEL = "tiphys.dev/step"
+ATTEMPT_LABEL = "tiphys.dev/attempt"
+RUN_PARAMETER = "tiphys-run"
+SUBMISSION_PARAMETER = "tiphys-submission"
+
+
+class Kind(StrEnum):
+    """How a step is compiled: see `docs/architecture.md`."""
+
+    STEP = "step"
+    TRAIN = "train"
+
+
+class RetryPolicy(Record):
+    """How many attempts each cause may cost before the step is given up.
+
+    None means no limit. A committed checkpoint refunds what was charged before
+    it. Budgets count within one submission, so `tiphys resume` starts afresh.
+    """
+
+    preemption: NonNegativeInt | None = None
+    infrastructure: NonNegativeInt | None = 10
+    out_of_memory: NonNegativeInt | None = 1
+    deadline: NonNegativeInt | None = 0
+    user_error: NonNegativeInt | None = 0
+    output_missing: NonNegativeInt | None = 0
+    unknown: NonNegativeInt | None = 2
+    backoff_seconds: PositiveFloat = 5.0
+    backoff_factor: PositiveFloat = 2.0
+    backoff_cap_seconds: PositiveFloat = 300.0
+
+    def budget(self, cause: Cause) -> int | None:
+        """Attempts that may end by ``cause`` and still be followed by another."""
+        budget: int | None = getattr(self, cause.value)
+        return budget
+
+
+class GpuRequest(Record):
+    """GPUs that one attempt needs, all of them or none."""
+
+    gpus: PositiveInt
+    gpu_type: str | None = None
+    min_gpu_memory_mb: PositiveInt | None = None
+    queue: str = "default"
+    priority: int = 0
+
+
+class CheckpointPolicy(Record):
+    """When to save and what to keep.
+
+    ``every`` is seconds, or optimizer steps when ``every_unit`` is ``steps``.
+    ``store`` is empty for the run's own store, or the URL of a shared volume
+    as the container sees it, such as ``file:///mnt/checkpoints``.
+    """
+
+    every: PositiveFloat = 600.0
+    every_unit: Literal["seconds", "steps"] = "seconds"
+    keep_last: PositiveInt | None = 3
+    store: str = ""
+    save_seconds: NonNegativeFloat = 0.0
+    """Declared time of one save; the grace period must not be shorter."""
+
+
+class StepSpec(Record):
+    """One step that Tiphys gates."""
+
+    name: str
+    kind: Kind
+    parameters: tuple[str, ...] = ()
+    """Names of declared output parameters."""
+    artifacts: tuple[str, ...] = ()
+    """Names of declared output artifacts."""
+    template: str
+    """Digest of the program: image, command, arguments, environment, source, resources left out."""
+    cache: bool = True
+    """False: a finished result is never adopted, the step runs in every submission."""
+    share: bool = False
+    """True: a result made by another run under the same step key is adopted."""
+    retry: RetryPolicy = RetryPolicy()
+    gpu: GpuRequest | None = None
+    checkpoints: CheckpointPolicy | None = None
+    grace_seconds: NonNegativeFloat = 30.0
+    fan_out: bool = False
