@@ -1,0 +1,111 @@
+"""Laws of the choice of a checkpoint, over random histories of attempts.
+
+A history is played as it happens: an attempt commits while it lives, the next
+one starts from what is chosen at that moment, and any dead attempt may still
+commit late. Late commits are known by construction, not by the code under test.
+"""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.lineage import LINEAGE, ref
+
+from tiphys.lineage.choose import chain
+from tiphys.records import CheckpointRef
+
+
+@dataclass
+class History:
+    starts: dict[int, CheckpointRef | None] = field(default_factory=dict)
+    live: list[CheckpointRef] = field(default_factory=list)
+    late: list[CheckpointRef] = field(default_factory=list)
+    barred: set[CheckpointRef] = field(default_factory=set)
+
+    @property
+    def commits(self) -> list[CheckpointRef]:
+        return self.live + self.late
+
+    def candidates(self) -> list[CheckpointRef]:
+        return [c for c in chain(self.commits, LINEAGE, self.starts) if c not in self.barred]
+
+    def reached(self, attempt: int) -> int:
+        """The last step that an attempt has come to."""
+        start = self.starts[attempt]
+        own = [c.global_step for c in self.commits if c.attempt == attempt]
+        return max(own, default=start.global_step if start else 0)
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.just(("start", 0)),
+        st.tuples(st.just("commit"), st.integers(1, 5)),
+        st.tuples(st.just("late"), st.integers(0, 10)),
+        st.tuples(st.just("quarantine"), st.integers(0, 10)),
+    ),
+    max_size=40,
+)
+
+
+def play(actions: list[tuple[str, int]]) -> History:
+    history = History({1: None})
+    for action, number in actions:
+        newest = max(history.starts)
+        if action == "start":
+            best = history.candidates()
+            history.starts[newest + 1] = best[0] if best else None
+        elif action == "commit":
+            history.live.append(ref(newest, history.reached(newest) + number))
+        elif action == "late" and newest > 1:
+            dead = 1 + number % (newest - 1)
+            history.late.append(ref(dead, history.reached(dead) + 1))
+        elif action == "quarantine" and history.live:
+            history.barred.add(history.live[number % len(history.live)])
+    return history
+
+
+@given(ACTIONS)
+def test_late_commits_are_never_candidates(actions):
+    history = play(actions)
+    assert not set(history.candidates()) & set(history.late)
+
+
+@given(ACTIONS)
+def test_candidates_go_back_in_attempts_and_in_steps(actions):
+    """Each candidate is an ancestor of the one before it, so falling back never mixes two branches."""
+    candidates = play(actions).candidates()
+    assert candidates == sorted(candidates, key=lambda c: (-c.attempt, -c.global_step))
+    assert [c.global_step for c in candidates] == sorted((c.global_step for c in candidates), reverse=True)
+    assert len(set(candidates)) == len(candidates)
+
+
+@given(ACTIONS)
+def test_a_commit_of_the_newest_attempt_is_chosen_at_once(actions):
+    history = play(actions)
+    newest = max(history.starts)
+    made = ref(newest, history.reached(newest) + 1)
+    before = history.candidates()
+    history.live.append(made)
+    assert history.candidates() == [made, *before]
+
+
+@given(ACTIONS, st.integers(0, 10))
+def test_barring_a_checkpoint_removes_that_one_and_no_other(actions, index):
+    history = play(actions)
+    before = history.candidates()
+    if before:
+        barred = before[index % len(before)]
+        history.barred.add(barred)
+        assert history.candidates() == [c for c in before if c != barred]
+
+
+@given(ACTIONS)
+def test_an_acknowledged_checkpoint_is_reachable_unless_barred_or_left_behind(actions):
+    """The newest live commit of the newest attempt, or else what that attempt started from, is always first."""
+    history = play(actions)
+    newest = max(history.starts)
+    own = [c for c in history.live if c.attempt == newest and c not in history.barred]
+    start = history.starts[newest]
+    expected = max(own, key=lambda c: c.global_step) if own else start
+    if expected is not None and expected not in history.barred:
+        assert history.candidates()[0] == expected

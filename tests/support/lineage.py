@@ -1,0 +1,130 @@
+"""Builders of attempts, their ends and checkpoints, with everything that a test does not care about filled in."""
+
+import hashlib
+from typing import Any
+
+from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, CheckpointPolicy, Kind, StepSpec
+from tiphys.records import (
+    AttemptClaim,
+    AttemptEnd,
+    Cause,
+    CheckpointManifest,
+    CheckpointRef,
+    Outcome,
+    RunRecord,
+    Shard,
+    digest,
+)
+from tiphys.store import Attempt, LineageLayout, RunLayout, Store
+
+RUN = "digits-1"
+STEP = "fit"
+LINEAGE = f"{RUN}/{STEP}"
+
+
+def ref(attempt: int, global_step: int, lineage: str = LINEAGE) -> CheckpointRef:
+    return CheckpointRef(lineage=lineage, attempt=attempt, global_step=global_step)
+
+
+def claim_of(
+    attempt: int, starts_from: CheckpointRef | None = None, *, run: str = RUN, step: str = STEP, submission: int = 1
+) -> AttemptClaim:
+    return AttemptClaim(
+        run=run,
+        step=step,
+        attempt=attempt,
+        submission=submission,
+        uid="uid-1",
+        node=f"wf.{step}[0].attempts({attempt - 1})[0].admit",
+        instance=f"wf.{step}",
+        step_key="k" * 64,
+        lineage=f"{run}/{step}",
+        starts_from=starts_from,
+    )
+
+
+def end_of(
+    attempt: int,
+    cause: Cause | None = Cause.PREEMPTION,
+    *,
+    outcome: Outcome = Outcome.FAILED,
+    progress: bool = False,
+    submission: int = 1,
+    message: str = "",
+) -> AttemptEnd:
+    return AttemptEnd(
+        run=RUN,
+        step=STEP,
+        attempt=attempt,
+        submission=submission,
+        outcome=outcome,
+        cause=cause if outcome is Outcome.FAILED else None,
+        progress=progress,
+        message=message,
+    )
+
+
+def attempts_of(*starts: CheckpointRef | None) -> list[Attempt]:
+    """Attempts 1, 2, … of the step, with what each started from."""
+    return [Attempt(claim_of(number, start), None) for number, start in enumerate(starts, start=1)]
+
+
+def commit(
+    store: Store, checkpoint: CheckpointRef, *, data: tuple[bytes, ...] = (b"weights", b"tree"), **changes: Any
+) -> CheckpointManifest:
+    """Write a checkpoint of opaque bytes: shards, then the manifest. ``changes`` replace fields of the manifest."""
+    layout = LineageLayout(checkpoint.lineage)
+    prefix = layout.shards(checkpoint.attempt, checkpoint.global_step)
+    shards = []
+    for index, content in enumerate(data):
+        shard = Shard(key=f"{prefix}{index}", size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        store.create(shard.key, content)
+        shards.append(shard)
+    run, _, step = checkpoint.lineage.partition("/")
+    fields: dict[str, Any] = {
+        "lineage": checkpoint.lineage,
+        "run": run,
+        "step": step,
+        "attempt": checkpoint.attempt,
+        "global_step": checkpoint.global_step,
+        "shards": tuple(shards),
+    }
+    manifest = CheckpointManifest(**(fields | changes)).sealed()
+    store.create(layout.manifest(checkpoint.attempt, checkpoint.global_step), manifest.to_bytes())
+    return manifest
+
+
+def resealed(data: bytes, **changes: Any) -> bytes:
+    """A stored manifest with other fields, and the seal that goes with them."""
+    manifest = CheckpointManifest.model_validate_json(data)
+    return manifest.model_copy(update=changes).sealed().to_bytes()
+
+
+def write_run(
+    store: Store, *, checkpoint_store: str = "", run: str = RUN, step: str = STEP, **fields: Any
+) -> RunRecord:
+    """Record a run of one training step, as the first admit does; ``fields`` of the record may be given."""
+    spec = StepSpec(name=step, kind=Kind.TRAIN, template="t" * 64, checkpoints=CheckpointPolicy(store=checkpoint_store))
+    workflow = {
+        "metadata": {"annotations": {PIPELINE_ANNOTATION: "digits"}},
+        "spec": {
+            "entrypoint": "main",
+            "templates": [
+                {"name": "main", "dag": {"tasks": [{"name": step, "template": step}]}},
+                {"name": step, "metadata": {"annotations": {STEP_ANNOTATION: spec.model_dump_json()}}, "steps": []},
+            ],
+        },
+    }
+    record = RunRecord(run=run, pipeline="digits", workflow=workflow, digest=digest(workflow), **fields)
+    store.create(RunLayout(run).record, record.to_bytes())
+    return record
+
+
+def write_claim(store: Store, claim: AttemptClaim) -> AttemptClaim:
+    store.create(RunLayout(claim.run).attempt(claim.step, claim.attempt), claim.to_bytes())
+    return claim
+
+
+def write_end(store: Store, end: AttemptEnd) -> AttemptEnd:
+    store.create(RunLayout(end.run).attempt_end(end.step, end.attempt), end.to_bytes())
+    return end
