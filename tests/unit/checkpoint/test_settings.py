@@ -1,0 +1,108 @@
+"""The environment of a training program, checked before the first step."""
+
+import pytest
+
+from tiphys.checkpoint.settings import Every, Settings
+from tiphys.errors import UsageError
+from tiphys.records import CheckpointRef
+
+GIVEN = {
+    "TIPHYS_STORE": "s3://ml/tiphys",
+    "TIPHYS_RUN": "digits-1",
+    "TIPHYS_STEP": "fit",
+    "TIPHYS_ATTEMPT": "3",
+    "TIPHYS_LINEAGE": "digits-1/fit",
+}
+
+
+def read(**changes):
+    return Settings.from_environment({**GIVEN, **{f"TIPHYS_{name}": value for name, value in changes.items()}})
+
+
+@pytest.mark.parametrize("environ", [{}, {**GIVEN, "TIPHYS_LINEAGE": ""}, {"TIPHYS_STORE": "s3://ml"}])
+def test_without_a_lineage_there_are_no_settings(environ):
+    assert Settings.from_environment(environ) is None
+
+
+def test_the_least_that_is_given_has_defaults_for_the_rest():
+    assert read() == Settings(
+        run="digits-1",
+        step="fit",
+        attempt=3,
+        lineage="digits-1/fit",
+        store="s3://ml/tiphys",
+        checkpoint_store="s3://ml/tiphys",
+    )
+
+
+def test_empty_variables_count_as_absent():
+    empty = dict.fromkeys(("CHECKPOINT_STORE", "SAVE_EVERY", "KEEP_LAST", "RESUME_FROM", "GRACE_SECONDS"), "")
+    assert read(**empty) == read()
+
+
+def test_everything_that_compile_writes_is_read():
+    found = read(
+        CHECKPOINT_STORE="file:///mnt/checkpoints",
+        RESUME_FROM="2-1180",
+        SAVE_EVERY="100 steps",
+        KEEP_LAST="3",
+        GRACE_SECONDS="120",
+    )
+    assert found.checkpoint_store == "file:///mnt/checkpoints"
+    assert found.resume_from == CheckpointRef(lineage="digits-1/fit", attempt=2, global_step=1180)
+    assert (found.save_every, found.keep_last, found.grace_seconds) == (Every(100, "steps"), 3, 120.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [
+        ("600s", Every(600, "seconds")),
+        ("0.5s", Every(0.5, "seconds")),
+        ("10m", Every(600, "seconds")),
+        ("1h", Every(3600, "seconds")),
+        ("100 steps", Every(100, "steps")),
+        ("1e+06 steps", Every(1_000_000, "steps")),
+        ("1 step", Every(1, "steps")),
+    ],
+)
+def test_intervals(text, every):
+    assert read(SAVE_EVERY=text).save_every == every
+
+
+def test_keeping_all_is_said_by_a_word():
+    assert read(KEEP_LAST="all").keep_last is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("SAVE_EVERY", "often", "write 600s, 10m, 1h or 100 steps"),
+        ("SAVE_EVERY", "0s", "write 600s"),
+        ("SAVE_EVERY", "600", "write 600s"),
+        ("SAVE_EVERY", "-5s", "write 600s"),
+        ("KEEP_LAST", "0", "TIPHYS_KEEP_LAST='0' is not a whole number above 0"),
+        ("KEEP_LAST", "some", "not a whole number"),
+        ("ATTEMPT", "first", "TIPHYS_ATTEMPT='first'"),
+        ("ATTEMPT", "²", "not a whole number"),
+        ("RESUME_FROM", "1180", "<attempt>-<global step>"),
+        ("GRACE_SECONDS", "2m", "not a number of seconds"),
+        ("RUN", "Not/A/Run", "not valid"),
+        ("STEP", "Fit", "not valid"),
+        ("STORE", "", "TIPHYS_STORE is not"),
+        ("RUN", "", "TIPHYS_RUN is not"),
+        ("ATTEMPT", "", "TIPHYS_ATTEMPT is not"),
+    ],
+)
+def test_what_is_wrong_is_named(variable, value, words):
+    with pytest.raises(UsageError, match=words):
+        read(**{variable: value})
+
+
+def test_a_session_in_another_rank_is_refused_because_two_writers_would_mix():
+    with pytest.raises(UsageError, match="rank 1"):
+        Settings.from_environment({**GIVEN, "RANK": "1"})
+    assert Settings.from_environment({**GIVEN, "RANK": "0"}) == read()
+
+
+def test_another_rank_outside_of_tiphys_is_none_of_our_business():
+    assert Settings.from_environment({"RANK": "1"}) is None

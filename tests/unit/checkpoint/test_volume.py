@@ -1,0 +1,154 @@
+"""Checkpoints on a volume that the plugin does not see: claims name no start, the program finds it out.
+
+| attempts before | start |
+|---|---|
+| the last one committed | its newest |
+| the last one died before any commit | what the one before would give |
+| an older one committed after the last one had committed elsewhere | not that one |
+| everything of the last one is corrupt | what it had restored |
+"""
+
+import pytest
+from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_claim, write_run
+from support.memory import MemoryStore
+from support.sessions import newest_shards, open_session, state_at, train
+
+from tiphys.lineage import Status, tree
+from tiphys.lineage.choose import commits_of, inferred_starts
+from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.verify import read_manifest
+from tiphys.store import DirectoryStore, LineageLayout, RunLayout
+
+PROGRESS = RunLayout(RUN).progress(STEP, 1)
+
+
+@pytest.fixture
+def runs():
+    return MemoryStore()
+
+
+@pytest.fixture
+def volume():
+    return MemoryStore(url="memory://volume")
+
+
+def attempt(runs, volume, number, total, **options):
+    """One attempt, claimed without a start as the plugin does, that trains to step ``total``."""
+    write_claim(runs, claim_of(number))
+    train(runs, total, number, checkpoints=volume, **options)
+
+
+def start_of(runs, volume, number):
+    write_claim(runs, claim_of(number))
+    return open_session(runs, number, checkpoints=volume).restore(default=state_at(0))["step"]
+
+
+def test_the_next_attempt_goes_on_from_the_newest_commit(runs, volume):
+    attempt(runs, volume, 1, 3)
+    assert start_of(runs, volume, 2) == 3
+    assert not any(key.startswith("lineages/") for key in runs.objects)
+
+
+def test_attempts_that_left_nothing_are_passed_through(runs, volume):
+    attempt(runs, volume, 1, 3)
+    write_claim(runs, claim_of(2))
+    write_claim(runs, claim_of(3))
+    assert start_of(runs, volume, 4) == 3
+
+
+def test_manifests_say_what_their_attempt_had_restored(runs, volume):
+    attempt(runs, volume, 1, 3)
+    attempt(runs, volume, 2, 5)
+    assert [read_manifest(volume, ref(2, step)).restored for step in (4, 5)] == [ref(1, 3)] * 2
+
+
+def test_a_late_commit_loses_against_an_attempt_that_has_gone_on(runs, volume):
+    attempt(runs, volume, 1, 3)
+    attempt(runs, volume, 2, 4)
+    commit(volume, ref(1, 9))
+    assert start_of(runs, volume, 3) == 4
+
+
+def test_when_all_of_the_last_attempt_is_corrupt_its_own_start_is_used_and_not_a_late_commit(runs, volume):
+    attempt(runs, volume, 1, 3)
+    attempt(runs, volume, 2, 4)
+    commit(volume, ref(1, 9))
+    del volume.objects[newest_shards(volume, 2, 4)[0]]
+    assert start_of(runs, volume, 3) == 3
+    assert quarantined(volume, LINEAGE) == {ref(2, 4)}
+
+
+def test_an_attempt_that_began_anew_is_not_led_back_to_others(runs, volume):
+    write_claim(runs, claim_of(1))
+    attempt(runs, volume, 2, 2)
+    commit(volume, ref(1, 9))
+    for step in (1, 2):
+        del volume.objects[newest_shards(volume, 2, step)[0]]
+    assert start_of(runs, volume, 3) == 0
+
+
+def test_a_damaged_manifest_does_not_keep_the_rest_from_being_used(runs, volume):
+    attempt(runs, volume, 1, 3)
+    attempt(runs, volume, 2, 4)
+    volume.objects[LineageLayout(LINEAGE).manifest(2, 4)] = b"garbage"
+    assert start_of(runs, volume, 3) == 3
+
+
+def test_retention_keeps_what_the_attempt_started_from(runs, volume):
+    attempt(runs, volume, 1, 3)
+    attempt(runs, volume, 2, 6, keep_last=2)
+    assert commits_of(volume, LINEAGE) == [ref(2, 6), ref(2, 5), ref(1, 3)]
+
+
+def test_the_run_learns_of_the_first_commit_and_nothing_else(runs, volume):
+    attempt(runs, volume, 1, 3)
+    write_claim(runs, claim_of(2))
+    assert [key for key in runs.objects if "/progress/" in key] == [PROGRESS]
+
+
+def test_an_attempt_that_committed_nothing_leaves_no_note(runs, volume):
+    attempt(runs, volume, 1, 0)
+    volume.refuses = lambda operation, key: operation == "create"
+    attempt(runs, volume, 2, 3)
+    assert not any("/progress/" in key for key in runs.objects)
+
+
+def test_a_note_that_could_not_be_stored_is_left_at_the_next_save(runs, volume, capsys):
+    write_claim(runs, claim_of(1))
+    session = open_session(runs, checkpoints=volume)
+    runs.refuses = lambda operation, key: operation == "create"
+    assert session.save(1, state_at(1)) == ref(1, 1)
+    assert PROGRESS not in runs.objects
+    assert "the next save notes again" in capsys.readouterr().err
+    runs.refuses = lambda operation, key: False
+    session.save(2, state_at(2))
+    assert PROGRESS in runs.objects
+
+
+def test_a_restarted_process_of_the_attempt_meets_its_own_note(runs, volume):
+    attempt(runs, volume, 1, 2)
+    train(runs, 4, 1, checkpoints=volume)
+    assert commits_of(volume, LINEAGE)[0] == ref(1, 4)
+
+
+def test_without_a_volume_no_note_is_needed(runs):
+    train(runs, 3)
+    assert not any("/progress/" in key for key in runs.objects)
+
+
+def test_the_tree_infers_the_same_starts(tmp_path, runs):
+    store, volume = DirectoryStore(tmp_path / "runs"), DirectoryStore(tmp_path / "volume")
+    write_run(store, checkpoint_store=volume.url)
+    attempt(store, volume, 1, 2)
+    attempt(store, volume, 2, 3)
+    write_claim(store, claim_of(3))
+    (lineage,) = tree(store, RUN).steps
+    assert [node.starts_from for node in lineage.attempts] == [None, ref(1, 2), ref(2, 3)]
+    assert {c.status for node in lineage.attempts for c in node.checkpoints} == {Status.COMMITTED}
+
+
+def test_inference_is_independent_of_the_order_of_attempts():
+    commits = [ref(3, 5), ref(1, 3), ref(1, 2)]
+    expected = {1: None, 2: ref(1, 3), 3: ref(1, 2), 4: ref(3, 5)}
+    restored = {1: None, 3: ref(1, 2)}
+    assert inferred_starts(commits, LINEAGE, [4, 2, 3, 1], restored) == expected

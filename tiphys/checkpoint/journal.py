@@ -1,0 +1,42 @@
+"""What the training program has to tell: to its log at once, and to the run's events if storage lets it."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tiphys.errors import TiphysError
+from tiphys.records import Event
+from tiphys.store import Store, append_events
+
+SOURCE = "trainer"
+
+
+def tell(message: str) -> None:
+    """Write one line to standard error, where the pod's log takes it."""
+    sys.stderr.write(f"tiphys: {message}\n")
+    sys.stderr.flush()
+
+
+class Journal:
+    """Events of one attempt. Telling never fails: it must not be what stops a training."""
+
+    def __init__(self, store: Store, run: str, step: str, attempt: int) -> None:
+        self._store = store
+        self._run = run
+        self._step = step
+        self._attempt = attempt
+
+    def event(self, name: str, message: str, **data: Any) -> Event:
+        """An event of this attempt, for `record`."""
+        return Event(name=name, step=self._step, attempt=self._attempt, message=message, data=data)
+
+    def record(self, events: Sequence[Event], *, store: bool = True) -> None:
+        """Tell ``events``, and store them unless there is no time for it."""
+        for event in events:
+            tell(event.message)
+        if not store:
+            return
+        try:
+            append_events(self._store, self._run, SOURCE, events)
+        except TiphysError as error:
+            tell(f"the events above could not be stored: {error}")

@@ -1,0 +1,146 @@
+"""What a training program uses: restore, step, save. Outside of Tiphys it does nothing.
+
+The same program must run on a laptop without an account, a bucket or a
+variable set. So `Session` is the one that keeps nothing, and the one that keeps
+checkpoints is only loaded inside a compiled step.
+"""
+# ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from tiphys.checkpoint.journal import tell
+from tiphys.checkpoint.settings import Settings
+from tiphys.errors import StoreError, UsageError
+from tiphys.protocol.environment import EX_UNAVAILABLE
+from tiphys.records import CheckpointRef
+from tiphys.store import Store, open_store
+
+StateT = TypeVar("StateT")
+
+
+class Session:
+    """The checkpoints of one attempt, as the training program sees them.
+
+    This class is what runs outside of Tiphys: nothing is restored or saved.
+    """
+
+    @overload
+    def restore(self) -> Any: ...
+    @overload
+    def restore(self, default: StateT) -> StateT: ...
+    def restore(self, default: Any = None) -> Any:
+        """The state of the newest valid checkpoint, or ``default`` if there is none.
+
+        Every byte is checked against the manifest. A checkpoint that does not
+        match is quarantined and the one before it taken. Dataclasses in a state
+        are built from the classes found in ``default``.
+
+        Raises:
+            UsageError: ``default`` holds what cannot be saved, or the program's
+                classes are not those of the checkpoint.
+        """
+        return default
+
+    def step(self, global_step: int, state: Any, metrics: Mapping[str, float] | None = None) -> CheckpointRef | None:
+        """Tell that ``global_step`` steps are complete; saves ``state`` when that is due.
+
+        Call it after every optimizer step, when ``state`` holds all that the
+        next one needs. After SIGTERM it saves and ends the program with exit
+        code 75, which asks to be tried again.
+
+        Returns:
+            The checkpoint if one was committed now.
+        """
+        return None
+
+    def save(self, global_step: int, state: Any, metrics: Mapping[str, float] | None = None) -> CheckpointRef | None:
+        """Save ``state`` now.
+
+        Storage that fails does not stop the training: the failure is told,
+        counted in `failed_saves`, and the next save is tried when it is due.
+
+        Returns:
+            The checkpoint once it is committed, None if it could not be saved.
+
+        Raises:
+            UsageError: ``state`` holds what cannot be saved exactly, or
+                ``global_step`` is lower than that of an earlier save.
+            FencedError: another attempt took this one's place; the program must
+                stop. Leaving the session's ``with`` block turns it into exit code 76.
+        """
+        return None
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether SIGTERM arrived: the next `step` saves and ends the program."""
+        return False
+
+    @property
+    def last_committed(self) -> CheckpointRef | None:
+        """The newest checkpoint that this attempt committed."""
+        return None
+
+    @property
+    def failed_saves(self) -> int:
+        """How many saves storage has refused so far."""
+        return 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to leave behind."""
+
+
+def session(
+    total_steps: int | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    clock: Callable[[], float] = time.monotonic,
+) -> Session:
+    """Open the session of this attempt; use it in a ``with`` block.
+
+    Args:
+        total_steps: Steps of the whole training, for the progress that Argo shows.
+        environ: Where ``TIPHYS_*`` is read from.
+        clock: Seconds since any fixed moment, for saves that are due by time.
+
+    Raises:
+        UsageError: the environment is not the one that compile gives a training step.
+        NotFoundError: a store's folder or bucket is not there, such as a volume that is not mounted.
+        SystemExit: with code 69, storage is out of reach; the attempt is tried again.
+    """
+    settings = Settings.from_environment(environ)
+    if settings is None:
+        return Session()
+    try:
+        from tiphys.checkpoint.tracked import TrackedSession
+    except ImportError as error:
+        raise UsageError(
+            f"checkpoints need {error.name}, which this image lacks; install tiphys[numpy] into it"
+        ) from error
+    # A volume that is not mounted must not become a folder that dies with the pod.
+    run_store = _open(settings.store)
+    store = _open(settings.checkpoint_store) if settings.has_volume else run_store
+    return TrackedSession(
+        settings,
+        run_store=run_store,
+        store=store,
+        clock=clock,
+        progress_file=environ.get("ARGO_PROGRESS_FILE", ""),
+        total_steps=total_steps,
+    )
+
+
+def _open(url: str) -> Store:
+    try:
+        return open_store(url, must_exist=True)
+    except StoreError as error:
+        tell(str(error))
+        raise SystemExit(EX_UNAVAILABLE) from error

@@ -1,0 +1,133 @@
+"""What the compiled step tells the training program, read once from its environment.
+
+A typing error here must not surface after hours as a checkpoint that was never
+written, so everything is checked when the session opens.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tiphys.errors import UsageError
+from tiphys.protocol import environment
+from tiphys.records import CheckpointRef, check_run, check_step
+
+Unit = Literal["seconds", "steps"]
+
+_EVERY = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*(s|m|h|steps?)")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_DEFAULT_EVERY = "600s"
+
+
+@dataclass(frozen=True)
+class Every:
+    """How much may be lost at most: an interval in seconds of training, or in optimizer steps."""
+
+    amount: float
+    unit: Unit
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One attempt of one training step, and how it keeps its checkpoints."""
+
+    run: str
+    step: str
+    attempt: int
+    lineage: str
+    store: str
+    """URL of the run's store: attempts and events."""
+    checkpoint_store: str
+    """URL of the store that holds the checkpoints; often the same."""
+    resume_from: CheckpointRef | None = None
+    """What this attempt was told to start from."""
+    save_every: Every = Every(600.0, "seconds")
+    keep_last: int | None = None
+    """How many checkpoints retention leaves; None keeps all."""
+    grace_seconds: float | None = None
+    """Time between SIGTERM and SIGKILL; None when nobody said."""
+
+    @property
+    def has_volume(self) -> bool:
+        """Whether checkpoints lie in a store of their own, which the plugin may not see."""
+        return self.checkpoint_store != self.store
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "Settings | None":
+        """Read ``TIPHYS_*``; None outside of Tiphys, and for a step that keeps no checkpoints.
+
+        Raises:
+            UsageError: a variable is missing or not valid, or this is not the
+                process that may save.
+        """
+        lineage = environ.get(environment.LINEAGE, "")
+        if not lineage:
+            return None
+        _refuse_other_ranks(environ)
+        store = _required(environ, environment.STORE)
+        return cls(
+            run=check_run(_required(environ, environment.RUN)),
+            step=check_step(_required(environ, environment.STEP)),
+            attempt=_positive(environment.ATTEMPT, _required(environ, environment.ATTEMPT)),
+            lineage=lineage,
+            store=store,
+            checkpoint_store=environ.get(environment.CHECKPOINT_STORE) or store,
+            resume_from=_reference(lineage, environ.get(environment.RESUME_FROM, "")),
+            save_every=_every(environ.get(environment.SAVE_EVERY) or _DEFAULT_EVERY),
+            keep_last=_keep_last(environ.get(environment.KEEP_LAST, "")),
+            grace_seconds=_seconds(environment.GRACE_SECONDS, environ.get(environment.GRACE_SECONDS)),
+        )
+
+
+def _refuse_other_ranks(environ: Mapping[str, str]) -> None:
+    rank = environ.get("RANK", "0")
+    if rank != "0":
+        raise UsageError(
+            f"a checkpoint session was opened in rank {rank}: one process of an attempt saves, and sharding over "
+            "ranks is not built; open the session in rank 0 and hand the restored state to the others"
+        )
+
+
+def _required(environ: Mapping[str, str], variable: str) -> str:
+    if value := environ.get(variable):
+        return value
+    raise UsageError(
+        f"{environment.LINEAGE} is set but {variable} is not: the environment of the training program is not the one "
+        "that compile gave it; look for an entry that overrides it, or a child process started without it"
+    )
+
+
+def _positive(variable: str, text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise UsageError(f"{variable}={text!r} is not a whole number above 0")
+
+
+def _keep_last(text: str) -> int | None:
+    return None if text in ("", "all") else _positive(environment.KEEP_LAST, text)
+
+
+def _seconds(variable: str, text: str | None) -> float | None:
+    if not text:
+        return None
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    raise UsageError(f"{variable}={text!r} is not a number of seconds")
+
+
+def _every(text: str) -> Every:
+    match = _EVERY.fullmatch(text.strip())
+    if not match or float(match[1]) == 0:
+        raise UsageError(f"{environment.SAVE_EVERY}={text!r} is not valid: write 600s, 10m, 1h or 100 steps")
+    amount, unit = float(match[1]), match[2]
+    return Every(amount * _SECONDS[unit], "seconds") if unit in _SECONDS else Every(amount, "steps")
+
+
+def _reference(lineage: str, text: str) -> CheckpointRef | None:
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d+)-(\d+)", text)
+    if not match:
+        raise UsageError(f"{environment.RESUME_FROM}={text!r} is not valid: write <attempt>-<global step>, or nothing")
+    return CheckpointRef(lineage=lineage, attempt=int(match[1]), global_step=int(match[2]))
