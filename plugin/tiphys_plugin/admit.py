@@ -1,0 +1,248 @@
+"""admit: may this step run now, and from where?
+
+The order of the questions is the order of their cost, and of their finality:
+what was answered before, what is finished already, who still runs, which GPUs
+are free, which checkpoint to start from. The attempt is claimed last, and the
+claim is the recorded answer.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tiphys.errors import ConflictError, FencedError, IntegrityError, NotFoundError, UsageError
+from tiphys.faults import failpoint
+from tiphys.lineage.choose import Choice, choose
+from tiphys.protocol.operations import Admit, attempt_of
+from tiphys.protocol.policy import GpuRequest
+from tiphys.protocol.wire import ExecuteReply, failed, pending
+from tiphys.records import AttemptClaim, Cause, Outcome, SubmissionClaim
+from tiphys.store import Attempt, find_record, lineage_of, step_attempts
+from tiphys.store import claim as claim_record
+from tiphys_plugin import adoption, answers, ending, pods
+from tiphys_plugin.ledger import Admission, Admitted, Deferred, LeaseRequest, Rejected
+from tiphys_plugin.pacing import requeue_seconds
+from tiphys_plugin.queues import ANY_TYPE
+from tiphys_plugin.services import StepCall
+from tiphys_plugin.settle import decision
+from tiphys_plugin.stepkey import step_key
+from tiphys_plugin.workflows import is_stopping, lease_is_gone
+
+
+def admit(call: StepCall, operation: Admit, template: dict[str, Any]) -> ExecuteReply:
+    """Answer one admit node.
+
+    Raises:
+        FencedError: a newer submission of the run has taken over.
+        ConflictError: an earlier attempt runs where this plugin cannot look.
+    """
+    attempts = step_attempts(call.store, call.run, call.step)
+    for attempt in attempts:
+        if (attempt.claim.uid, attempt.claim.node) == (call.binding.uid, call.node):
+            return _replay(call, attempt)
+    if (record := adoption.adopted(call)) is not None:
+        return answers.skip(_capital(adoption.describe(call, record)))
+    key = step_key(call.store, call.spec, operation, template)
+    found = adoption.find(call, key, attempts)
+    if found.end is not None:
+        return answers.skip(_capital(adoption.describe(call, adoption.adopt(call, key, found.end))))
+    _check_newest(call)
+    if (refusal := _given_up(call, attempts)) is not None:
+        return refusal
+    if attempts and attempts[-1].end is None:
+        if (waiting := _end_previous(call, attempts[-1].claim)) is not None:
+            return waiting
+        attempts = step_attempts(call.store, call.run, call.step)
+    return _open(call, key, attempts, found.damage)
+
+
+def _replay(call: StepCall, attempt: Attempt) -> ExecuteReply:
+    """The recorded answer, unless the attempt it opened is over.
+
+    Argo asks again with the same node after ``argo retry``, and after a restart
+    of its agent. An attempt that has ended must not run a second time: it holds
+    no GPUs, and its outputs are judged.
+    """
+    if attempt.end is None:
+        return answers.go(call, attempt.claim)
+    number = attempt.claim.attempt
+    if attempt.end.outcome is Outcome.DONE:
+        return answers.skip(f"Attempt {number} is finished")
+    if attempt_of(call.node) is None:
+        return failed(
+            f"Attempt {number} has ended ({attempt.end.message}) and cannot run again; `tiphys resume {call.run}` "
+            "opens a new one"
+        )
+    if attempt.end.outcome is Outcome.FENCED:
+        return answers.skip(f"Attempt {number} was fenced: {attempt.end.message}")
+    return failed(f"Attempt {number} has ended ({attempt.end.message}); the next try opens a new one")
+
+
+def _given_up(call: StepCall, attempts: Sequence[Attempt]) -> ExecuteReply | None:
+    """A reply that opens nothing, where this workflow stopped trying; None where it may go on.
+
+    ``argo retry`` makes a try after the last one of a step, and Argo never runs
+    its program: an attempt would hold its GPUs for as long as the workflow stands.
+    """
+    mine = [attempt.end for attempt in attempts if attempt.claim.uid == call.binding.uid]
+    last = mine[-1] if mine else None
+    if last is None or last.outcome is not Outcome.FAILED or decision(call, attempts, last).again:
+        return None
+    return answers.skip(
+        f"Attempt {last.attempt} was the last of this workflow ({last.message}); `tiphys resume {call.run}` "
+        "opens a new one"
+    )
+
+
+def _check_newest(call: StepCall) -> None:
+    newer = call.binding.submission + 1
+    if find_record(call.store, call.layout.submission(newer), SubmissionClaim) is not None:
+        raise FencedError(
+            f"submission {newer} has taken over run {call.run}; workflow {call.binding.workflow} may open no more "
+            "attempts and can be stopped"
+        )
+
+
+def _end_previous(call: StepCall, previous: AttemptClaim) -> ExecuteReply | None:
+    """End the attempt before this one, once its pods are gone; a reply that waits until then."""
+    found = pods.of_claim(call.store, call.services.cluster, previous)
+    waiting = ending.await_pods(call, previous, found)
+    if waiting is None:
+        seen = pods.observation(found, status="", exit_code="")
+        ending.end_failed(call, previous, seen, "nobody saw how it ended, and another attempt was asked for")
+    return waiting
+
+
+def _open(call: StepCall, key: str, attempts: Sequence[Attempt], damage: str) -> ExecuteReply:
+    """Get the GPUs, choose the checkpoint, claim the attempt."""
+    number = attempts[-1].claim.attempt + 1 if attempts else 1
+    admission = _request_gpus(call, number)
+    match admission:
+        case Deferred():
+            wait = requeue_seconds(call.services.settings, call.node, admission.position)
+            return pending(f"Deferred: {admission.reason}: {admission.message}", wait)
+        case Rejected():
+            return _refuse(call, key, number, f"{admission.reason}: {admission.message}")
+    failpoint("admit.after_lease")
+    with _released_on_refusal(call, number, admission):
+        claim = _claim(call, key, number, admission, _choose(call, attempts))
+    if not _is_ours(call, claim):
+        return _lost(call, claim, admission)
+    return answers.go(call, claim, _capital(damage))
+
+
+def _is_ours(call: StepCall, claim: AttemptClaim) -> bool:
+    return (claim.uid, claim.node) == (call.binding.uid, call.node)
+
+
+def _lost(call: StepCall, winner: AttemptClaim, admission: Admission | None) -> ExecuteReply:
+    """Somebody else opened the attempt in the meantime."""
+    _give_back(call, winner.attempt, admission)
+    return pending(f"Attempt {winner.attempt} was just opened by {winner.node}; looking again", 1)
+
+
+def _request_gpus(call: StepCall, number: int) -> Admission | None:
+    """None for a step without GPUs."""
+    gpu = call.spec.gpu
+    if gpu is None:
+        return None
+    services, binding = call.services, call.binding
+    if is_stopping(services.cluster, binding):
+        services.ledger.withdraw(binding.uid)
+        raise FencedError(f"workflow {binding.workflow} is stopping, so {call.step} gets no GPUs")
+    request = _lease_request(call, gpu, number)
+    answer = services.ledger.request(request)
+    if isinstance(answer, Deferred) and services.ledger.sweep(
+        lambda lease: lease_is_gone(call.store, services.cluster, lease)
+    ):
+        answer = services.ledger.request(request)
+    if isinstance(answer, Admitted):
+        services.metrics.gpu_wait_seconds.observe(answer.waited_seconds)
+    return answer
+
+
+def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest:
+    binding = call.binding
+    return LeaseRequest(
+        uid=binding.uid,
+        step=call.step,
+        node=call.node,
+        namespace=binding.namespace,
+        workflow=binding.workflow,
+        instance=call.instance,
+        run=call.run,
+        attempt=number,
+        queue=gpu.queue,
+        gpus=gpu.gpus,
+        gpu_type=gpu.gpu_type,
+        min_gpu_memory_mb=gpu.min_gpu_memory_mb,
+        priority=gpu.priority,
+    )
+
+
+def _refuse(call: StepCall, key: str, number: int, why: str) -> ExecuteReply:
+    """Record an attempt that may never run. A Failed answer would have Argo try it again for ever."""
+    claim = _claim(call, key, number, None, Choice(None, (), ()))
+    if not _is_ours(call, claim):
+        return _lost(call, claim, None)
+    if claim.lease:  # another service, with another queue file, has admitted this very call
+        return answers.go(call, claim)
+    ending.end(call, claim, Outcome.FAILED, cause=Cause.USER_ERROR, message=why)
+    return answers.skip(f"Rejected: {why}")
+
+
+def _choose(call: StepCall, attempts: Sequence[Attempt]) -> Choice:
+    """Where to start. On a volume that the plugin does not see, the training program chooses by itself."""
+    if call.spec.checkpoints is None or call.volume:
+        return Choice(None, (), ())
+    choice = choose(call.store, lineage_of(call.run, call.step), attempts)
+    call.services.metrics.skipped_checkpoints.inc(len(choice.skipped))
+    return choice
+
+
+def _claim(call: StepCall, key: str, number: int, admission: Admission | None, choice: Choice) -> AttemptClaim:
+    """Claim attempt ``number``; what its key holds afterwards, ours or another caller's."""
+    lease = admission if isinstance(admission, Admitted) else None
+    untyped = call.spec.gpu is not None and call.spec.gpu.gpu_type is None
+    wanted = AttemptClaim(
+        run=call.run,
+        step=call.step,
+        attempt=number,
+        submission=call.binding.submission,
+        uid=call.binding.uid,
+        node=call.node,
+        instance=call.instance,
+        step_key=key,
+        lineage=lineage_of(call.run, call.step) if call.spec.checkpoints is not None else "",
+        starts_from=choice.checkpoint,
+        skipped=choice.skipped,
+        pod_patch=answers.pod_patch(call.spec, lease.pool if lease and untyped and lease.pool != ANY_TYPE else None),
+        lease=lease.lease if lease else "",
+    )
+    failpoint("admit.before_claim")
+    held = claim_record(call.store, call.layout.attempt(call.step, number), wanted).record
+    failpoint("admit.after_claim")
+    return held
+
+
+@contextlib.contextmanager
+def _released_on_refusal(call: StepCall, number: int, admission: Admission | None) -> Iterator[None]:
+    """An attempt that is refused for good keeps no GPUs. One that storage failed asks again, and finds its own."""
+    try:
+        yield
+    except (UsageError, NotFoundError, ConflictError, IntegrityError):
+        _give_back(call, number, admission)
+        raise
+
+
+def _give_back(call: StepCall, number: int, admission: Admission | None) -> None:
+    """Release GPUs that were got for attempt ``number``, unless it runs on them: another node may have opened it."""
+    if not isinstance(admission, Admitted):
+        return
+    opened = find_record(call.store, call.layout.attempt(call.step, number), AttemptClaim)
+    if opened is None or opened.lease != admission.lease:
+        call.services.ledger.release(admission.lease)
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

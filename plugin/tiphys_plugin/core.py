@@ -1,0 +1,195 @@
+"""The plugin without HTTP: one request in, one reply out.
+
+Calls about the same step are answered one after the other within a process;
+between processes the create-only claims decide. The local engine, the tests
+and the service drive the same object.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import structlog
+
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, UsageError
+from tiphys.protocol.operations import (
+    Admit,
+    Conclude,
+    Finalize,
+    Operation,
+    Settle,
+    StepOperation,
+    attempt_of,
+    instance_of,
+)
+from tiphys.protocol.wire import NOT_MINE, ExecuteReply, ExecuteRequest, WorkflowMetadata, failed, pending, succeeded
+from tiphys.records import utc_now
+from tiphys.store import Store
+from tiphys_plugin import answers, requests
+from tiphys_plugin.admit import admit
+from tiphys_plugin.cluster import Cluster
+from tiphys_plugin.conclude import conclude
+from tiphys_plugin.finalize import finalize
+from tiphys_plugin.hashing import OutputHasher
+from tiphys_plugin.identity import Binding, bind
+from tiphys_plugin.items import step_id
+from tiphys_plugin.ledger import AdmissionBackend
+from tiphys_plugin.locks import Busy, KeyedLocks
+from tiphys_plugin.metrics import Metrics
+from tiphys_plugin.recovery import recover
+from tiphys_plugin.services import Services, StepCall, Waits
+from tiphys_plugin.settings import Settings
+from tiphys_plugin.settle import settle
+
+_log = structlog.get_logger()
+_REFUSALS = (UsageError, NotFoundError, ConflictError, IntegrityError)
+_BUSY_SECONDS = 2.0
+_MOST_BINDINGS = 256
+
+
+class PluginCore:
+    """Answers admit, settle, conclude and finalize.
+
+    ``execute`` raises `StoreError` while storage, ledger or cluster is out of
+    reach; everything that a person has to put right is a Failed node with a
+    message. `close` stops the background hashing. Making one raises `StoreError`
+    if the leases of live attempts cannot be looked up.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        ledger: AdmissionBackend,
+        clock: Callable[[], datetime] = utc_now,
+        settings: Settings | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        self.metrics = Metrics()
+        self.metrics.watch_ledger(ledger.snapshot)
+        self._services = Services(
+            store=store,
+            cluster=cluster,
+            ledger=ledger,
+            clock=clock,
+            settings=settings,
+            metrics=self.metrics,
+            hasher=OutputHasher(store, settings.verify_workers),
+            waits=Waits(),
+        )
+        recover(store, cluster, ledger)
+        self._bindings: dict[tuple[str, ...], Binding] = {}
+        self._locks = KeyedLocks()
+        self._outages: Counter[str] = Counter()
+
+    def execute_document(self, document: dict[str, Any]) -> ExecuteReply:
+        """Answer a request as it was parsed from JSON; one that is not for Tiphys gets the reply "not mine"."""
+        if not requests.is_ours(document.get("template")):
+            return NOT_MINE
+        try:
+            request = requests.read_request(document)
+        except UsageError as error:
+            return _refused(requests.identify(document["template"]), error)
+        return self.execute(request)
+
+    def execute(self, request: ExecuteRequest) -> ExecuteReply:
+        """Answer one request.
+
+        Raises:
+            StoreError: storage, ledger or cluster did not answer; the caller shall ask again.
+        """
+        if not requests.is_ours(request.template):
+            return NOT_MINE
+        identity = requests.identify(request.template)
+        with self.metrics.answer_seconds.labels(op=identity.op).time():
+            reply = self._answer(request, identity)
+        answer = reply.node.phase.lower() if reply.node else "foreign"
+        self.metrics.answers.labels(op=identity.op, answer=answer).inc()
+        return reply
+
+    def check(self) -> None:
+        """Raise `StoreError` unless storage and ledger answer."""
+        next(self._services.store.list("runs/"), None)
+        self._services.ledger.snapshot()
+
+    def close(self) -> None:
+        """Stop the background work."""
+        self._services.hasher.close()
+
+    def _answer(self, request: ExecuteRequest, identity: requests.Identity) -> ExecuteReply:
+        place = f"{request.workflow.metadata.uid}/{identity.node}"
+        try:
+            reply = self._perform(request, requests.read_operation(request))
+        except _REFUSALS as error:
+            _log.warning("call.refused", op=identity.op, node=identity.node, error=str(error))
+            reply = _refused(identity, error)
+        except Busy:
+            return pending("Another call about this step is being answered", _BUSY_SECONDS)
+        except StoreError as error:
+            return self._out_of_reach(place, identity, error)
+        self._outages.pop(place, None)
+        return reply
+
+    def _perform(self, request: ExecuteRequest, operation: Operation) -> ExecuteReply:
+        services = self._services
+        binding = self._bound(request.workflow.metadata, operation)
+        if isinstance(operation, Finalize):
+            return finalize(services, binding, operation)
+        with self._locks.hold(f"{binding.run}/{operation.step}/{operation.item}", services.settings.lock_seconds):
+            return _dispatch(self._call(binding, operation), operation, request.template)
+
+    def _bound(self, metadata: WorkflowMetadata, operation: Operation) -> Binding:
+        """The workflow's place. It never changes, and a waiting step would read the whole Workflow each time."""
+        known = (metadata.uid, metadata.name, metadata.namespace, operation.run, operation.submission)
+        binding = self._bindings.get(known)
+        if binding is None:
+            binding = bind(self._services.store, self._services.cluster, metadata, operation)
+            if len(self._bindings) >= _MOST_BINDINGS:
+                self._bindings.clear()
+            self._bindings[known] = binding
+        return binding
+
+    def _call(self, binding: Binding, operation: StepOperation) -> StepCall:
+        spec = binding.pipeline.step(operation.step)
+        return StepCall(
+            services=self._services,
+            binding=binding,
+            spec=spec,
+            step=step_id(self._services.store, binding, spec, operation),
+            instance=instance_of(operation.node),
+            node=operation.node,
+        )
+
+    def _out_of_reach(self, place: str, identity: requests.Identity, error: StoreError) -> ExecuteReply:
+        """Argo repeats a 503 four times within some 15 s and then fails the node; a longer outage is waited for."""
+        _log.error("call.unavailable", op=identity.op, node=identity.node, error=str(error))
+        settings = self._services.settings
+        self._outages[place] += 1
+        if self._outages[place] <= settings.outage_calls:
+            self.metrics.answers.labels(op=identity.op, answer="unavailable").inc()
+            raise error
+        return pending(f"Waiting for storage: {error}", settings.requeue_max_seconds)
+
+
+def _dispatch(call: StepCall, operation: StepOperation, template: dict[str, Any]) -> ExecuteReply:
+    match operation:
+        case Admit():
+            return admit(call, operation, template)
+        case Settle():
+            return settle(call, operation)
+        case Conclude():
+            return conclude(call, operation)
+
+
+def _refused(identity: requests.Identity, error: Exception) -> ExecuteReply:
+    """Say what is wrong, in the one phase that does not make Argo try it for ever.
+
+    Inside ``attempts`` a Failed node is tried again, so there the refusal is
+    passed on: nothing runs, trying stops, and conclude, which meets the same
+    refusal, fails.
+    """
+    message = f"Refused: {error}"
+    if attempt_of(identity.node) is None:
+        return failed(message)
+    return answers.skip(message) if identity.op == "admit" else succeeded(message)

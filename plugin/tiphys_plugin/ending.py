@@ -1,0 +1,103 @@
+"""End an attempt: write its one end record, then give its GPUs back.
+
+In this order, because a lease without an end is found and released by a sweep,
+whereas an attempt whose GPUs went to somebody else while it counts as live is
+found by nobody.
+"""
+
+from collections.abc import Sequence
+
+from tiphys.faults import failpoint
+from tiphys.lineage.choose import commits_of
+from tiphys.lineage.classify import Observation, classify
+from tiphys.protocol.wire import ExecuteReply, pending
+from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output
+from tiphys.store import claim as claim_record
+from tiphys_plugin import pods
+from tiphys_plugin.cluster import PodStatus
+from tiphys_plugin.pacing import requeue_seconds
+from tiphys_plugin.services import StepCall
+
+_FEWEST_LOOKS = 5
+"""As often at least a pod is found alive before its attempt is ended by force, whatever the clock says."""
+
+
+def await_pods(call: StepCall, attempt: AttemptClaim, found: Sequence[PodStatus]) -> ExecuteReply | None:
+    """A reply that waits for the attempt's pods to end; None once they have, or the time for it is over."""
+    services = call.services
+    what = f"{attempt.run}/{attempt.step}/{attempt.attempt}"
+    pod = pods.living(found)
+    if pod is None:
+        services.waits.over(what)
+        return None
+    limit = services.settings.pods_gone_seconds
+    if services.waits.seconds(what, services.clock(), limit / _FEWEST_LOOKS) >= limit:
+        services.waits.over(what)
+        services.metrics.forced_ends.inc()
+        return None
+    wait = requeue_seconds(services.settings, call.node, position=1)
+    return pending(f"Attempt {attempt.attempt}'s pod {pod.name} is still ending; forced after {limit:g} s", wait)
+
+
+def end_failed(call: StepCall, attempt: AttemptClaim, seen: Observation, unjudged: str = "") -> AttemptEnd:
+    """Judge how an attempt failed and record it; the record that stands is answered.
+
+    ``unjudged`` is said where nothing is known about the end.
+    """
+    verdict = classify(seen)
+    cause = verdict.cause or Cause.UNKNOWN
+    message = unjudged if unjudged and verdict.cause is None else verdict.evidence
+    return end(call, attempt, Outcome.FAILED, cause=cause, message=message, exit_code=seen.known_exit_code)
+
+
+def never_ran(status: str) -> str:
+    """What is said of a program that Argo did not start, and so has no end of its own."""
+    return f"Argo did not start it ({status or 'no status'}), as it does while a workflow is stopping"
+
+
+def end(
+    call: StepCall,
+    attempt: AttemptClaim,
+    outcome: Outcome,
+    *,
+    cause: Cause | None = None,
+    message: str = "",
+    exit_code: int | None = None,
+    outputs: tuple[Output, ...] = (),
+) -> AttemptEnd:
+    """Write the end record of ``attempt`` unless it has one, and release its GPUs."""
+    wanted = AttemptEnd(
+        run=attempt.run,
+        step=attempt.step,
+        attempt=attempt.attempt,
+        submission=attempt.submission,
+        outcome=outcome,
+        cause=cause,
+        message=message,
+        exit_code=exit_code,
+        progress=made_progress(call, attempt),
+        step_key=attempt.step_key,
+        outputs=outputs,
+    )
+    failpoint("end.before_record")
+    held = claim_record(call.store, call.layout.attempt_end(attempt.step, attempt.attempt), wanted)
+    failpoint("end.after_record")
+    if held.won:
+        call.services.metrics.attempts_ended.labels(cause=cause.value if cause else outcome.value).inc()
+    release(call, attempt)
+    return held.record
+
+
+def release(call: StepCall, attempt: AttemptClaim) -> None:
+    """Give the attempt's GPUs back, if it holds any. Only once its pods are gone."""
+    if attempt.lease:
+        call.services.ledger.release(attempt.lease)
+
+
+def made_progress(call: StepCall, attempt: AttemptClaim) -> bool:
+    """Whether the attempt committed a checkpoint; on a volume, whether its program left a note of that."""
+    if not attempt.lineage:
+        return False
+    if call.volume:
+        return next(call.store.list(call.layout.progress(attempt.step, attempt.attempt)), None) is not None
+    return any(ref.attempt == attempt.attempt for ref in commits_of(call.store, attempt.lineage))

@@ -1,0 +1,189 @@
+"""Which run and submission does a workflow belong to?
+
+A run outlives every Workflow made for it, so a workflow has to prove its place:
+the first call binds the workflow's uid to a submission, create-only, and from
+then on no other workflow can speak for it. What a person started with plain
+``argo submit`` becomes a run by the same act: its Workflow is stored before the
+first answer, so that it can be resumed from storage alone.
+"""
+
+import copy
+from typing import Any, NamedTuple
+
+from tiphys.errors import ConflictError, NotFoundError, UsageError
+from tiphys.faults import failpoint
+from tiphys.protocol.operations import Operation
+from tiphys.protocol.pipeline import CompiledPipeline, parameters_of
+from tiphys.protocol.wire import WorkflowMetadata
+from tiphys.records import (
+    RunRecord,
+    SubmissionBound,
+    SubmissionClaim,
+    SubmissionKind,
+    digest,
+    run_name,
+)
+from tiphys.records.names import LONGEST_RUN_NAME
+from tiphys.store import RunLayout, Store, claim, find_record, read_run
+from tiphys_plugin.cluster import Cluster
+
+_SERVER_FIELDS = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
+_CONTROLLER_LABELS = ("workflows.argoproj.io/phase", "workflows.argoproj.io/completed")
+
+
+class Binding(NamedTuple):
+    """A workflow in its place."""
+
+    run: str
+    submission: int
+    uid: str
+    workflow: str
+    namespace: str
+    pipeline: CompiledPipeline
+
+    @property
+    def layout(self) -> RunLayout:
+        return RunLayout(self.run)
+
+
+def bind(store: Store, cluster: Cluster, metadata: WorkflowMetadata, operation: Operation) -> Binding:
+    """Find the workflow's place, or give it one.
+
+    Raises:
+        ConflictError: its place belongs to another workflow, or was never claimed.
+        NotFoundError: the workflow is not in the cluster, or its run is not in storage.
+        UsageError: Tiphys did not compile the workflow.
+    """
+    if operation.run:
+        run, submission = run_name(operation.run), _submission(operation.submission)
+        _take(store, cluster, metadata, run, submission)
+    else:
+        run, submission = _take_free_name(store, cluster, metadata), 1
+    record = find_record(store, RunLayout(run).record, RunRecord)
+    if record is None:
+        record = _store_run(store, cluster, metadata, run) if submission == 1 else read_run(store, run)
+    return Binding(
+        run,
+        submission,
+        metadata.uid,
+        metadata.name,
+        metadata.namespace,
+        CompiledPipeline.from_manifest(record.workflow),
+    )
+
+
+def as_submitted(workflow: dict[str, Any]) -> dict[str, Any]:
+    """A live Workflow object without what server and controller added to it.
+
+    A Workflow made from a WorkflowTemplate has its templates in
+    ``status.storedWorkflowTemplateSpec``, where Argo merged them.
+    """
+    document = copy.deepcopy(workflow)
+    stored = (document.pop("status", None) or {}).get("storedWorkflowTemplateSpec")
+    if "workflowTemplateRef" in document.get("spec", {}) and stored:
+        document["spec"] = {key: value for key, value in stored.items() if key != "workflowTemplateRef"}
+    metadata = document.setdefault("metadata", {})
+    for field in _SERVER_FIELDS:
+        metadata.pop(field, None)
+    for label in _CONTROLLER_LABELS:
+        metadata.get("labels", {}).pop(label, None)
+    return document
+
+
+def _take(store: Store, cluster: Cluster, metadata: WorkflowMetadata, run: str, submission: int) -> None:
+    owner = _owner(store, cluster, metadata, run, submission)
+    if owner != metadata.uid:
+        raise ConflictError(
+            f"run {run} has submission {submission} already, and it is another workflow "
+            f"({owner or 'of another name'}); to go on with that run use `tiphys resume {run}`, "
+            "to begin another one choose another run name"
+        )
+
+
+def _take_free_name(store: Store, cluster: Cluster, metadata: WorkflowMetadata) -> str:
+    short = run_name(metadata.name[: LONGEST_RUN_NAME - 6])
+    for run in (run_name(metadata.name), f"{short}-{metadata.uid[:5].lower()}"):
+        if _owner(store, cluster, metadata, run, 1) == metadata.uid:
+            return run
+    raise ConflictError(
+        f"the run names made from workflow {metadata.name} are both taken; give the run a name of its own "
+        "with the parameter tiphys-run"
+    )
+
+
+def _owner(store: Store, cluster: Cluster, metadata: WorkflowMetadata, run: str, submission: int) -> str:
+    """Uid of the workflow that the submission is bound to, this one if it was free; empty if claimed for another."""
+    layout = RunLayout(run)
+    bound = find_record(store, layout.submission_bound(submission), SubmissionBound)
+    if bound is not None:
+        return bound.uid
+    live(cluster, metadata)
+    held = _claimed(store, metadata, run, submission)
+    if (held.workflow_name, held.namespace) != (metadata.name, metadata.namespace):
+        return ""
+    failpoint("admit.after_submission_claim")
+    wanted = SubmissionBound(
+        run=run,
+        submission=submission,
+        cluster=cluster.name,
+        namespace=metadata.namespace,
+        workflow_name=metadata.name,
+        uid=metadata.uid,
+    )
+    owner = claim(store, layout.submission_bound(submission), wanted).record.uid
+    failpoint("admit.after_bind")
+    return owner
+
+
+def _claimed(store: Store, metadata: WorkflowMetadata, run: str, submission: int) -> SubmissionClaim:
+    key = RunLayout(run).submission(submission)
+    held = find_record(store, key, SubmissionClaim)
+    if held is None and submission > 1:
+        raise ConflictError(
+            f"submission {submission} of run {run} was never claimed, so nothing says which steps it may run; "
+            f"use `tiphys resume {run}`"
+        )
+    if held is None:
+        wanted = SubmissionClaim(
+            run=run,
+            submission=submission,
+            kind=SubmissionKind.ORIGINAL,
+            workflow_name=metadata.name,
+            namespace=metadata.namespace,
+        )
+        held = claim(store, key, wanted).record
+    return held
+
+
+def live(cluster: Cluster, metadata: WorkflowMetadata) -> dict[str, Any]:
+    """The live Workflow object; `NotFoundError` if it is gone, `UsageError` if Tiphys did not compile it."""
+    workflow = cluster.workflow(metadata.namespace, metadata.name)
+    if workflow is None or workflow.get("metadata", {}).get("uid") != metadata.uid:
+        raise NotFoundError(
+            f"workflow {metadata.namespace}/{metadata.name} with uid {metadata.uid} is not in cluster {cluster.name}; "
+            "it was deleted, or the plugin looks at another cluster"
+        )
+    CompiledPipeline.from_manifest(as_submitted(workflow))
+    return workflow
+
+
+def _store_run(store: Store, cluster: Cluster, metadata: WorkflowMetadata, run: str) -> RunRecord:
+    document = as_submitted(live(cluster, metadata))
+    record = RunRecord(
+        run=run,
+        pipeline=CompiledPipeline.from_manifest(document).name,
+        workflow=document,
+        digest=digest(document),
+        parameters=parameters_of(document),
+    )
+    held = claim(store, RunLayout(run).record, record).record
+    failpoint("admit.after_run_record")
+    return held
+
+
+def _submission(text: str) -> int:
+    if not text:
+        return 1
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"plugin.tiphys.submission is {text!r}; expected a number from 1, or nothing")
+    return int(text)

@@ -1,0 +1,29 @@
+"""GPU quotas: who may hold how many GPUs, decided before any pod exists."""
+
+from tiphys_plugin.ledger.model import (
+    Admission,
+    AdmissionBackend,
+    Admitted,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    Reason,
+    Rejected,
+    Snapshot,
+    Waiting,
+)
+from tiphys_plugin.ledger.sqlite import SqliteLedger
+
+__all__ = [
+    "Admission",
+    "AdmissionBackend",
+    "Admitted",
+    "Deferred",
+    "Lease",
+    "LeaseRequest",
+    "Reason",
+    "Rejected",
+    "Snapshot",
+    "SqliteLedger",
+    "Waiting",
+]

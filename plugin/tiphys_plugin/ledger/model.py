@@ -1,0 +1,135 @@
+"""The words of admission, shared by the decision, the ledger that records it and the plugin.
+
+`AdmissionBackend` is the one seam between the plugin and whoever decides on
+GPUs, so that another authority can take the place of the built-in ledger.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+
+class Reason(StrEnum):
+    """Why GPUs were not given; Kueue's names where it has them."""
+
+    QUEUE_UNKNOWN = "QueueUnknown"
+    NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
+    GPU_MEMORY_TOO_SMALL = "GpuMemoryTooSmall"
+    EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    WAITING_FOR_INVENTORY = "WaitingForInventory"
+    BEHIND_HIGHER_PRIORITY = "BehindHigherPriority"
+    BEHIND_EARLIER_REQUEST = "BehindEarlierRequest"
+
+
+@dataclass(frozen=True)
+class LeaseRequest:
+    """GPUs for one attempt, all of them or none. ``uid``, ``step`` and ``node`` are the replay key."""
+
+    uid: str
+    step: str
+    node: str
+    namespace: str
+    workflow: str
+    instance: str
+    """Node name of the step within the workflow: its pods are found by it."""
+    run: str
+    attempt: int
+    queue: str
+    gpus: int
+    gpu_type: str | None = None
+    min_gpu_memory_mb: int | None = None
+    priority: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return (self.uid, self.step, self.node)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """GPUs that an attempt holds. From ``check_at`` on, a sweep looks whether it still lives."""
+
+    id: str
+    request: LeaseRequest
+    pool: str
+    """GPU type of the quota that it counts against; ``*`` for the quota of any other type."""
+    granted_at: datetime
+    check_at: datetime
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A deferred request. It holds nothing but its place, while it goes on asking."""
+
+    request: LeaseRequest
+    arrival: int
+    since: datetime
+    seen_at: datetime
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The GPUs are reserved. ``pool`` is a GPU type, or ``*`` when the ledger did not choose one."""
+
+    lease: str
+    pool: str
+    waited_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """Not now: ask again. ``position`` counts from 1 within the requests that compete."""
+
+    reason: Reason
+    message: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Never, as long as the queues are what they are."""
+
+    reason: Reason
+    message: str
+
+
+Admission = Admitted | Deferred | Rejected
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is held and what waits, at one instant."""
+
+    leases: tuple[Lease, ...]
+    waiting: tuple[Waiting, ...]
+
+
+class AdmissionBackend(Protocol):
+    """Decides on GPUs and remembers it. Raises `StoreError` when it cannot answer."""
+
+    def request(self, request: LeaseRequest) -> Admission:
+        """Decide and record in one step. A repeated request gets the lease it already holds."""
+
+    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None) -> None:
+        """Record a lease that was given before, whether or not it fits; nothing if it is recorded.
+
+        ``gpu_type`` is the type that was chosen for a request without one.
+        """
+
+    def withdraw(self, uid: str) -> None:
+        """Forget the waiting requests of a workflow that will not ask again."""
+
+    def release(self, lease: str) -> None:
+        """Give the GPUs back; call it once the pods are gone. No error if they were given back before."""
+
+    def release_workflow(self, uid: str) -> None:
+        """Withdraw the workflow's requests and have its leases checked at the next `sweep`."""
+
+    def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
+        """Release the leases whose check is due and of which ``is_gone`` is true; the others are kept."""
+
+    def snapshot(self) -> Snapshot:
+        """Leases and waiting requests, without changing either."""

@@ -1,0 +1,56 @@
+"""Tables of the ledger, and how an older file becomes a current one.
+
+``PRAGMA user_version`` counts the steps already taken; each step runs in one
+transaction with its count, so that a crash repeats it whole.
+"""
+
+import sqlite3
+from pathlib import Path
+
+from tiphys.errors import StoreError
+
+_STEPS = (
+    # 1: ``uid, step, node`` is the replay key; ``request`` is a LeaseRequest as JSON.
+    (
+        """CREATE TABLE leases (
+            id TEXT PRIMARY KEY,
+            uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
+            request TEXT NOT NULL,
+            pool TEXT NOT NULL,
+            granted_at TEXT NOT NULL,
+            check_at TEXT NOT NULL,
+            UNIQUE (uid, step, node)
+        ) STRICT""",
+        """CREATE TABLE waiting (
+            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+            uid TEXT NOT NULL, step TEXT NOT NULL, node TEXT NOT NULL,
+            request TEXT NOT NULL,
+            since TEXT NOT NULL,
+            seen_at TEXT NOT NULL,
+            UNIQUE (uid, step, node)
+        ) STRICT""",
+    ),
+)
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the file at ``path`` to the current tables.
+
+    Raises:
+        StoreError: a newer version of Tiphys made the file.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(_STEPS):
+            raise StoreError(
+                f"the GPU ledger {path} has format {version}, this Tiphys knows up to {len(_STEPS)}; upgrade Tiphys"
+            )
+        for statements in _STEPS[version:]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(_STEPS)}")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")

@@ -1,0 +1,99 @@
+"""Every metric of the plugin, declared in one place.
+
+No label takes a run, workflow, step or user: their number has no bound.
+"""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tiphys.errors import StoreError
+from tiphys_plugin.ledger import Snapshot
+
+_SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 20, 30)
+
+
+class Metrics:
+    """Counters of one plugin in a registry of their own, so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.answers = Counter(
+            "tiphys_plugin_answers",
+            "Answered calls by operation and answer: pending, succeeded, failed, foreign, unavailable.",
+            ("op", "answer"),
+            registry=self.registry,
+        )
+        self.answer_seconds = Histogram(
+            "tiphys_plugin_answer_seconds",
+            "Time to answer one call.",
+            ("op",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.adopted = Counter(
+            "tiphys_steps_adopted",
+            "Steps that were not run because a finished result was there, by where it came from: run, shared.",
+            ("source",),
+            registry=self.registry,
+        )
+        self.attempts_ended = Counter(
+            "tiphys_attempts_ended",
+            "Ended attempts by cause; done means finished with all outputs.",
+            ("cause",),
+            registry=self.registry,
+        )
+        self.forced_ends = Counter(
+            "tiphys_attempts_forced",
+            "Attempts that were ended although a pod of theirs had not gone away in time.",
+            registry=self.registry,
+        )
+        self.skipped_checkpoints = Counter(
+            "tiphys_checkpoints_skipped",
+            "Checkpoints that were passed over because they were damaged or in quarantine.",
+            registry=self.registry,
+        )
+        self.gpu_wait_seconds = Histogram(
+            "tiphys_gpu_wait_seconds",
+            "Time from the first request for GPUs to their lease.",
+            buckets=(1, 10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600),
+            registry=self.registry,
+        )
+
+    def watch_ledger(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Report held GPUs and waiting requests by queue, read at each scrape."""
+        self.registry.register(_LedgerCollector(snapshot))
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class _LedgerCollector(Collector):
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return self._families()
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        held, waiting = self._families()
+        try:
+            seen = self._snapshot()
+        except StoreError:  # absent series tell the truth; zeros would not
+            return []
+        for queue in {lease.request.queue for lease in seen.leases}:
+            gpus = sum(lease.request.gpus for lease in seen.leases if lease.request.queue == queue)
+            held.add_metric([queue], gpus)
+        for queue in {w.request.queue for w in seen.waiting}:
+            waiting.add_metric([queue], sum(1 for w in seen.waiting if w.request.queue == queue))
+        return [held, waiting]
+
+    @staticmethod
+    def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+        return (
+            GaugeMetricFamily("tiphys_gpus_held", "GPUs held by leases.", labels=["queue"]),
+            GaugeMetricFamily("tiphys_gpu_requests_waiting", "Requests that wait for GPUs.", labels=["queue"]),
+        )

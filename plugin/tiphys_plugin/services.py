@@ -1,0 +1,85 @@
+"""What every operation needs from the world, handed down instead of reached for."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from tiphys.protocol.policy import StepSpec
+from tiphys.store import RunLayout, Store
+from tiphys_plugin.cluster import Cluster
+from tiphys_plugin.hashing import OutputHasher
+from tiphys_plugin.identity import Binding
+from tiphys_plugin.ledger import AdmissionBackend
+from tiphys_plugin.metrics import Metrics
+from tiphys_plugin.settings import Settings
+
+
+class Waits:
+    """How long something has been waited for, by this process.
+
+    It is kept in memory only: after a restart the wait begins again, which
+    errs on the side of patience. So does a clock that jumps, or a machine that
+    slept: between two calls, no more than ``longest_gap_seconds`` count.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[datetime, float]] = {}
+        self._lock = threading.Lock()
+
+    def seconds(self, what: str, now: datetime, longest_gap_seconds: float) -> float:
+        """Seconds since the first call with ``what``."""
+        with self._lock:
+            last, waited = self._seen.get(what, (now, 0.0))
+            waited += min(max((now - last).total_seconds(), 0.0), longest_gap_seconds)
+            self._seen[what] = (now, waited)
+            return waited
+
+    def over(self, what: str) -> None:
+        """``what`` is no longer waited for."""
+        with self._lock:
+            self._seen.pop(what, None)
+
+
+@dataclass(frozen=True)
+class Services:
+    """Adapters and settings of one plugin."""
+
+    store: Store
+    cluster: Cluster
+    ledger: AdmissionBackend
+    clock: Callable[[], datetime]
+    settings: Settings
+    metrics: Metrics
+    hasher: OutputHasher
+    waits: Waits
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """One call about one step: who asks, for which step id, under which policy."""
+
+    services: Services
+    binding: Binding
+    spec: StepSpec
+    step: str
+    """Step id: with the item and its ordinal for a fan-out."""
+    instance: str
+    node: str
+
+    @property
+    def store(self) -> Store:
+        return self.services.store
+
+    @property
+    def run(self) -> str:
+        return self.binding.run
+
+    @property
+    def layout(self) -> RunLayout:
+        return self.binding.layout
+
+    @property
+    def volume(self) -> str:
+        """URL of the volume that the step's checkpoints lie on, out of the plugin's sight; empty without one."""
+        return self.binding.pipeline.volume(self.spec.name)

@@ -1,0 +1,27 @@
+"""How patient the plugin is. One place, so that a test or the local engine can be less so."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times in seconds. The defaults suit a cluster, where Argo asks again about once a second at best."""
+
+    requeue_min_seconds: float = 5.0
+    requeue_max_seconds: float = 30.0
+    """A waiting step is asked again after a time between these two, the longer the further back it stands."""
+    pods_gone_seconds: float = 600.0
+    """An attempt whose pods do not go away is ended by force after this time; each such case is counted."""
+    verify_inline_seconds: float = 2.0
+    """Hashing that takes longer goes on in the background, and the step says how far it is."""
+    verify_workers: int = 4
+    parameter_max_bytes: int = 64 << 10
+    """Output parameters live in the Workflow object (about 1.5 MB for all of them); larger values are artifacts."""
+    lock_seconds: float = 15.0
+    """How long a call waits for another one about the same step; Argo gives up on a call after 30 s."""
+    outage_calls: int = 3
+    """Calls in a row that storage may fail with 503, which Argo repeats in silence; then the step says so and waits."""
+
+
+LOCAL = Settings(requeue_min_seconds=0.2, requeue_max_seconds=2.0, pods_gone_seconds=60.0)
+"""For a service on the same machine as the pods: nothing is gained by asking seldom."""

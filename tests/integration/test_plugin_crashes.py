@@ -1,0 +1,187 @@
+"""The service is killed at every boundary between two writes, and the call repeated: one effect.
+
+The oracle is a run that was never interrupted: in the end both have stored
+objects under the same keys, with the same content but for nonces, times and
+lease ids, and no GPU is held.
+"""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.agent import Agent
+from support.service import TOKEN, Service
+from support.world import Flow, World, commit, fit, gpus, world
+from tiphys_plugin import load_queues
+
+from tiphys.records import SubmissionClaim, SubmissionKind
+from tiphys.store import RunLayout, claim
+
+QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
+FIT = fit(gpu=gpus(8), share=True)
+
+DIFFERS = ("nonce", "written_at", "lease", "cluster")
+"""A local cluster is named after its folder, and each test has its own."""
+
+# A point after a record is passed only by the call that wrote it, so each list is passed in one go.
+CHAINS = [
+    (
+        "admit",
+        (
+            "admit.after_submission_claim",
+            "admit.after_bind",
+            "admit.after_run_record",
+            "ledger.before_commit",
+            "ledger.after_commit",
+            "admit.after_lease",
+            "admit.before_claim",
+            "admit.after_claim",
+        ),
+    ),
+    ("settle", ("settle.before_end", "end.before_record", "end.after_record")),
+    ("settle", ("settle.after_end",)),
+    ("admit next", ("ledger.after_commit", "admit.after_claim")),
+    ("conclude", ("conclude.before_end", "end.before_record", "end.after_record", "conclude.after_projection")),
+    ("conclude", ("conclude.after_end",)),
+    ("finalize", ("finalize.after_seal",)),
+    ("adopt", ("adopt.before_record", "adopt.after_record")),
+]
+
+Call = Callable[[str, dict[str, Any]], dict[str, Any]]
+
+
+def life_of_a_run(flow: Flow, call: Call) -> None:
+    """Preempted once, resumed, finished, sealed; then adopted by the next submission."""
+    store = flow.world.store
+    admitted = call("admit", flow.document(flow.body("admit", "fit", 0)))
+    assert answer(admitted, "attempt") == "1"
+    commit(store, "digits-abc12/fit", attempt=1, step=100)
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    settled = call("settle", flow.document(flow.body("settle", "fit", 0, status="Failed", exit_code="75")))
+    assert settled["phase"] == "Failed"
+    again = call("admit next", flow.document(flow.body("admit", "fit", 1)))
+    assert (answer(again, "attempt"), answer(again, "resume-from")) == ("2", "1-100")
+    store.create(f"{answer(again, 'outputs')}/artifacts/model", b"weights")
+    flow.pod("fit", 2, retry=1, phase="Succeeded", exit_code=0)
+    call("settle last", flow.document(flow.body("settle", "fit", 1, status="Succeeded", exit_code="0")))
+    verdict = call("conclude", flow.document(flow.body("conclude", "fit", 0, status="Succeeded", exit_code="-1")))
+    assert verdict["phase"] == "Succeeded"
+    call("finalize", flow.document({"op": "finalize", "node": "onExit", "status": "Succeeded", "failures": "null"}))
+    adopted = call("adopt", resumed(flow.world))
+    assert answer(adopted, "run") == "false"
+
+
+def resumed(here: World) -> dict[str, Any]:
+    wanted = SubmissionClaim(
+        run="digits-abc12", submission=2, kind=SubmissionKind.RESUME, workflow_name="digits-abc12-2", namespace="ml"
+    )
+    claim(here.store, RunLayout("digits-abc12").submission(2), wanted)
+    flow = here.submit(FIT, name="digits-abc12-2", uid="uid-2")
+    flow.run, flow.submission = "digits-abc12", "2"
+    return flow.document(flow.body("admit", "fit", 0))
+
+
+def answer(node: dict[str, Any], name: str) -> str:
+    return next(p["value"] for p in node["outputs"]["parameters"] if p["name"] == name)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> dict[str, Any]:
+    here = start(tmp_path_factory.mktemp("reference"))
+
+    def call(_: str, document: dict[str, Any]) -> dict[str, Any]:
+        return here.core.execute_document(document).to_json()["node"]
+
+    life_of_a_run(here.submit(FIT), call)
+    here.core.close()
+    return stored(here)
+
+
+@pytest.mark.parametrize(("operation", "points"), CHAINS, ids=[f"{name}: {points[-1]}" for name, points in CHAINS])
+def test_killed_service_repeats_the_call_with_one_effect(tmp_path, operation, points, uninterrupted):
+    here = start(tmp_path)
+    log = tmp_path / "faults.log"
+    crashes = iter(points)
+
+    def call(name: str, document: dict[str, Any]) -> dict[str, Any]:
+        if name == operation:
+            for point in crashes:
+                crash(tmp_path, point, log, document)
+        agent.url = agent.url or running.__enter__().url
+        return agent.run(document)
+
+    running, agent = Service(tmp_path, queues=tmp_path / "queues.yaml"), Agent("", TOKEN)
+    try:
+        life_of_a_run(here.submit(FIT), call)
+    finally:
+        running.__exit__(None, None, None)
+    assert log.read_text().splitlines() == [f"{point}=crash" for point in points]
+    assert stored(here) == uninterrupted
+    assert here.ledger.snapshot().leases == ()
+
+
+def crash(root: Path, point: str, log: Path, document: dict[str, Any]) -> None:
+    """Have the service die at ``point`` while it answers ``document``."""
+    with Service(root, f"{point}=crash", log, root / "queues.yaml") as service:
+        with pytest.raises(httpx.TransportError):
+            httpx.post(
+                f"{service.url}/api/v1/template.execute",
+                json=document,
+                headers={"Authorization": f"Bearer {TOKEN}"},
+                timeout=30,
+            )
+        assert service.killed()
+
+
+def start(root: Path) -> World:
+    (root / "queues.yaml").write_text(QUEUES)
+    return world(root, load_queues(root / "queues.yaml"))
+
+
+def stored(here: World) -> dict[str, Any]:
+    """What the plugin wrote, by key, without what must differ between two runs.
+
+    Events are told for people, and one may be lost in a crash; nothing decides by them.
+    """
+    found: dict[str, Any] = {}
+    for key in (info.key for prefix in ("runs/", "memo/") for info in here.store.list(prefix)):
+        data = here.store.read(key)
+        if key.endswith(".json") and "/events/" not in key:
+            record = json.loads(data)
+            found[key] = {field: value for field, value in record.items() if field not in DIFFERS}
+        elif "/events/" not in key:
+            found[key] = data
+    return found
+
+
+def test_service_answers_and_stops_cleanly_when_asked_to(tmp_path):
+    here = start(tmp_path)
+    flow = here.submit(FIT)
+    with Service(tmp_path, queues=tmp_path / "queues.yaml") as service:
+        agent = Agent(service.url, TOKEN)
+        assert agent.run(flow.document(flow.body("admit", "fit", 0)))["phase"] == "Succeeded"
+        code, logged = service.terminate()
+    assert code == 0
+    assert [json.loads(line)["event"] for line in logged.splitlines()] == ["service.stopping"]
+    assert TOKEN not in logged
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({"TIPHYS_PLUGIN_TOKEN": ""}, 2, "there is no token"),
+        ({"TIPHYS_PLUGIN_TOKEN_FILE": "/does/not/exist"}, 2, "/does/not/exist cannot be read"),
+    ],
+)
+def test_service_that_cannot_start_says_why_in_one_line(tmp_path, change, code, says):
+    service = Service(tmp_path)
+    done = subprocess.run(
+        service.command, env={**service.environment, **change}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,164 @@
+"""The ledger against a dictionary that knows only the laws: any order of requests, releases and restarts.
+
+| law                                              | checked by                |
+|--------------------------------------------------|---------------------------|
+| never over quota, never over the inventory       | invariant                 |
+| a deferred request holds nothing                 | invariant: holders match  |
+| a repeated request gets the same lease           | rule ask                  |
+| a request never counts itself                    | rule ask: head that fits  |
+| a restart keeps every holder and every place     | rule restart              |
+| only released or gone leases come back           | invariant: holders match  |
+| who is at the head and fits is admitted          | rule ask                  |
+| nobody overtakes in its own line                 | rule ask                  |
+"""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.ledger import ask, queues
+from support.world import Clock
+from tiphys_plugin.ledger import Admitted, Deferred, LeaseRequest, Reason, SqliteLedger
+
+QUOTAS = {"research": {"A100": 8, "*": 4}, "nightly": {"A100": 4}}
+INVENTORY = {"A100": {"count": 10}, "T4": {"count": 6}}
+
+# Few names and round numbers, so that requests meet each other.
+requests = st.builds(
+    ask,
+    st.sampled_from([1, 2, 4, 8]),
+    uid=st.sampled_from([f"u{n}" for n in range(6)]),
+    queue=st.sampled_from(["research", "research", "nightly"]),
+    gpu_type=st.sampled_from(["A100", "A100", "T4"]),
+    priority=st.sampled_from([0, 0, 0, 5]),
+)
+
+
+def pool_of(request: LeaseRequest) -> str:
+    return "A100" if request.gpu_type == "A100" else "*"
+
+
+class Ledger(RuleBasedStateMachine):
+    """``holders`` and ``line`` are the oracle: who was told yes, and who was told to wait, in order of arrival."""
+
+    @initialize(with_inventory=st.booleans())
+    def open(self, with_inventory: bool) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.clock = Clock()
+        self.queues = queues(INVENTORY if with_inventory else None, **QUOTAS)
+        self.holders: dict[str, tuple[str, LeaseRequest]] = {}
+        self.line: dict[str, LeaseRequest] = {}
+        self._open()
+
+    def _open(self) -> None:
+        self.ledger = SqliteLedger(Path(self.folder.name) / "ledger.db", self.queues, clock=self.clock)
+
+    @rule(asked=st.lists(requests, min_size=1, max_size=4))
+    def ask(self, asked: list[LeaseRequest]) -> None:
+        for request in asked:
+            self._ask(request)
+
+    def _ask(self, request: LeaseRequest) -> None:
+        self.clock.advance(1)
+        known = self.holders.get(request.uid)
+        answer = self.ledger.request(request)
+        if known is not None:
+            assert isinstance(answer, Admitted)
+            assert answer.lease == known[0]
+            return
+        ahead = self._ahead_of(request)
+        if isinstance(answer, Admitted):
+            assert not [uid for uid in ahead if self._same_line(self.line[uid], request)], "it overtook"
+            self.holders[request.uid] = (answer.lease, request)
+            self.line.pop(request.uid, None)
+        elif isinstance(answer, Deferred):
+            self.line[request.uid] = request
+            assert ahead or not self._fits(request), answer
+            assert answer.position <= len(ahead) + 1
+            if answer.reason in (Reason.BEHIND_EARLIER_REQUEST, Reason.BEHIND_HIGHER_PRIORITY):
+                assert ahead, "behind somebody, but nobody waits"
+        else:
+            self.line.pop(request.uid, None)
+            assert request.gpus > self._ceiling(request)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.holders:
+            uid = data.draw(st.sampled_from(sorted(self.holders)))
+            self.ledger.release(self.holders.pop(uid)[0])
+
+    @rule(data=st.data())
+    def end_workflow(self, data: st.DataObject) -> None:
+        if self.holders:
+            uid = data.draw(st.sampled_from(sorted(self.holders)))
+            self.ledger.release_workflow(uid)
+            alive = data.draw(st.booleans())
+            self.ledger.sweep(lambda lease: lease.request.uid == uid and not alive)
+            self.line.pop(uid, None)
+            if not alive:
+                self.holders.pop(uid)
+
+    @rule()
+    def restart(self) -> None:
+        self.ledger.close()
+        self._open()
+
+    @invariant()
+    def holders_are_exactly_those_told_yes(self) -> None:
+        if hasattr(self, "holders"):
+            kept = {lease.request.uid: lease.id for lease in self.ledger.snapshot().leases}
+            assert kept == {uid: lease for uid, (lease, _) in self.holders.items()}
+
+    @invariant()
+    def those_told_to_wait_wait_in_order_of_arrival(self) -> None:
+        if hasattr(self, "line"):
+            assert {w.request.uid for w in self.ledger.snapshot().waiting} == set(self.line)
+
+    @invariant()
+    def nothing_is_over_quota_or_inventory(self) -> None:
+        if not hasattr(self, "holders"):
+            return
+        held = [request for _, request in self.holders.values()]
+        for queue, gpus in QUOTAS.items():
+            for pool, quota in gpus.items():
+                assert sum(r.gpus for r in held if r.queue == queue and pool_of(r) == pool) <= quota
+        if self.queues.inventory is not None:
+            for gpu_type, stock in self.queues.inventory.items():
+                assert sum(r.gpus for r in held if r.gpu_type == gpu_type) <= stock.count
+
+    def _ceiling(self, request: LeaseRequest) -> int:
+        quota = QUOTAS[request.queue].get(pool_of(request), 0)
+        stock = self.queues.inventory[request.gpu_type].count if self.queues.inventory else quota
+        return min(quota, stock)
+
+    def _ahead_of(self, request: LeaseRequest) -> list[str]:
+        """Who waits and has a better place: higher priority, or the same and came earlier."""
+        order = list(self.line)
+        mine = order.index(request.uid) if request.uid in order else len(order)
+        return [
+            uid
+            for place, uid in enumerate(order)
+            if uid != request.uid and (-self.line[uid].priority, place) < (-request.priority, mine)
+        ]
+
+    @staticmethod
+    def _same_line(one: LeaseRequest, other: LeaseRequest) -> bool:
+        return one.queue == other.queue and pool_of(one) == pool_of(other)
+
+    def _fits(self, request: LeaseRequest) -> bool:
+        held = [r for _, r in self.holders.values()]
+        of_pool = sum(r.gpus for r in held if self._same_line(r, request))
+        of_type = sum(r.gpus for r in held if r.gpu_type == request.gpu_type)
+        stock = self.queues.inventory[request.gpu_type].count if self.queues.inventory else 10**6
+        return of_pool + request.gpus <= QUOTAS[request.queue][pool_of(request)] and of_type + request.gpus <= stock
+
+    def teardown(self) -> None:
+        if hasattr(self, "ledger"):
+            self.ledger.close()
+            self.folder.cleanup()
+
+
+TestLedger = Ledger.TestCase
+TestLedger.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, derandomize=True)

@@ -1,0 +1,53 @@
+"""The plugin as a process of its own, so that it can be killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+TOKEN = "service-token"
+
+
+class Service:
+    """``python -m tiphys_plugin`` over the folders of a `support.world.World`."""
+
+    def __init__(self, root: Path, failpoints: str = "", log: Path | None = None, queues: Path | None = None) -> None:
+        self.command = [
+            *(sys.executable, "-m", "tiphys_plugin", "--port", "0"),
+            *("--store", str(root / "store"), "--cluster-dir", str(root / "cluster")),
+            *("--ledger", str(root / "ledger.db")),
+            *(("--queues", str(queues)) if queues else ()),
+        ]
+        faults = {"TIPHYS_FAILPOINTS": failpoints, "TIPHYS_FAILPOINTS_LOG": str(log)} if failpoints else {}
+        self.environment = {**os.environ, "TIPHYS_PLUGIN_TOKEN": TOKEN, **faults}
+        self.url = ""
+
+    def __enter__(self) -> "Service":
+        self.process = subprocess.Popen(self.command, env=self.environment, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            started = json.loads(line)
+            assert started["event"] == "service.started", line
+            self.url = started["url"]
+            return self
+        raise AssertionError(f"the service ended with {self.process.wait()} before it was ready")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=30)
+
+    def killed(self) -> bool:
+        """Whether it died of SIGKILL, which is what a failpoint's crash is."""
+        return self.process.wait(timeout=30) == -signal.SIGKILL
+
+    def terminate(self) -> tuple[int, str]:
+        """Ask it to stop; its exit code and what it logged since it was ready."""
+        self.process.terminate()
+        _, log = self.process.communicate(timeout=30)
+        return self.process.returncode, log

@@ -1,0 +1,187 @@
+"""When does a finished result stand for a step?
+
+| result                                   | admit                                  |
+|------------------------------------------|----------------------------------------|
+| intact, same step key                    | run=false, adopted                     |
+| an object missing or of another size     | runs again, says what is damaged       |
+| parameter, input content or program new  | runs again                             |
+| input made again with equal bytes        | adopted                                |
+| cache=False                              | runs again in every submission         |
+| of another run, share=True               | adopted from it                        |
+| of another run, share=False              | runs                                   |
+"""
+
+import pytest
+from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, said, world
+
+from tiphys.records import SubmissionClaim, SubmissionKind
+from tiphys.store import RunLayout, claim, read_events
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path)
+
+
+def finish(flow: Flow, data: bytes = b"rows", **fields) -> str:
+    """Run `prep` to its end; the key of its artifact."""
+    reply = flow.admit("prep", **fields)
+    assert outputs(reply)["run"] == "true", reply
+    key = flow.write_output(reply, "0/artifacts/data", data)
+    assert phase(flow.conclude("prep")) == "Succeeded"
+    return key
+
+
+def resumed(here: World, *specs, run: str = "digits-abc12", submission: int = 2) -> Flow:
+    """The next submission of a run, as the controller makes it."""
+    name = f"{run}-{submission}"
+    wanted = SubmissionClaim(
+        run=run, submission=submission, kind=SubmissionKind.RESUME, workflow_name=name, namespace="ml"
+    )
+    claim(here.store, RunLayout(run).submission(submission), wanted)
+    flow = here.submit(*specs, name=name, uid=f"uid-{submission}")
+    flow.run, flow.submission = run, str(submission)
+    return flow
+
+
+STEP = prep(parameters=())
+
+
+def test_finished_step_is_adopted_by_the_next_submission(here):
+    key = finish(here.submit(STEP), inputs={"n": "1"})
+    flow = resumed(here, STEP)
+    admitted = flow.admit("prep", inputs={"n": "1"})
+    assert outputs(admitted)["run"] == "false"
+    assert said(admitted) == "Adopted from attempt 1"
+    verdict = flow.conclude("prep", status="Skipped", exit_code="-1")
+    assert phase(verdict) == "Succeeded"
+    assert artifacts(verdict) == {"data": key}
+    assert [e.message for e in read_events(here.store, "digits-abc12")] == ["prep was not run: adopted from attempt 1"]
+
+
+def test_repeated_admit_of_an_adopted_step_gives_the_same_answer_once_recorded(here):
+    finish(here.submit(STEP))
+    flow = resumed(here, STEP)
+    first, before = flow.admit("prep"), keys(here.store)
+    assert flow.admit("prep") == first
+    assert keys(here.store) == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda store, key: store.delete(key), "artifacts/data is missing"),
+        (
+            lambda store, key: (store.delete(key), store.create(key, b"x")),
+            "artifacts/data has 1 bytes, its record says 4",
+        ),
+    ],
+)
+def test_damaged_result_is_made_again_and_the_damage_named(here, damage, says):
+    key = here.store.from_artifact_key(finish(here.submit(STEP)))
+    damage(here.store, key)
+    reply = resumed(here, STEP).admit("prep")
+    assert (outputs(reply)["run"], outputs(reply)["attempt"]) == ("true", "2")
+    assert "The result of attempt 1 is damaged" in said(reply)
+    assert says in said(reply)
+
+
+@pytest.mark.parametrize(
+    ("spec", "inputs"),
+    [
+        (STEP, {"n": "2"}),
+        (STEP.model_copy(update={"template": "other program"}), {"n": "1"}),
+        (STEP.model_copy(update={"artifacts": ("data", "more")}), {"n": "1"}),
+    ],
+)
+def test_changed_parameter_program_or_declaration_runs_again(here, spec, inputs):
+    finish(here.submit(STEP), inputs={"n": "1"})
+    # The policy of a run never changes; another run under the same memo shows what the key covers.
+    shared = here.submit(spec.model_copy(update={"share": True}), name="other", uid="uid-9")
+    assert outputs(shared.admit("prep", inputs=inputs))["run"] == "true"
+
+
+def test_older_result_is_found_again_when_the_parameter_goes_back(here):
+    finish(here.submit(STEP), inputs={"n": "1"})
+    finish(resumed(here, STEP), inputs={"n": "2"})
+    third = resumed(here, STEP, submission=3)
+    assert said(third.admit("prep", inputs={"n": "1"})) == "Adopted from attempt 1"
+    assert phase(third.conclude("prep", status="Skipped")) == "Succeeded"
+
+
+def test_input_artifact_counts_by_content_and_not_by_place(here):
+    twin = STEP.model_copy(update={"name": "twin"})
+    first = here.submit(STEP, twin, fit(checkpoints=None))
+    key = finish(first, b"same bytes")
+    reply = first.admit("twin")
+    same = first.write_output(reply, "0/artifacts/data", b"same bytes")
+    first.conclude("twin")
+    artifact = [{"name": "data", "path": "/in", "s3": {"key": key}}]
+    first.write_output(first.admit("fit", 0, artifacts=artifact), "artifacts/model", b"m")
+    first.settle("fit", 0, "Succeeded", "0")
+    assert phase(first.conclude("fit", 0)) == "Succeeded"
+
+    second = resumed(here, STEP, twin, fit(checkpoints=None))
+    moved = [{"name": "data", "path": "/elsewhere", "s3": {"key": same}}]
+    assert said(second.admit("fit", 0, artifacts=moved)) == "Adopted from attempt 1"
+    third = resumed(here, STEP, twin, fit(checkpoints=None), submission=3)
+    foreign = [{"name": "data", "s3": {"key": "somewhere/else"}}]
+    assert outputs(third.admit("fit", 0, artifacts=foreign))["run"] == "true"
+
+
+def test_step_with_cache_off_runs_in_every_submission(here):
+    spec = STEP.model_copy(update={"cache": False})
+    finish(here.submit(spec))
+    flow = resumed(here, spec)
+    assert outputs(flow.admit("prep"))["run"] == "true"
+
+
+def test_shared_result_is_adopted_by_another_run(here):
+    spec = STEP.model_copy(update={"share": True})
+    key = finish(here.submit(spec))
+    other = here.submit(spec, name="digits-other", uid="uid-2")
+    assert said(other.admit("prep")) == "Adopted from run digits-abc12, step prep, attempt 1"
+    assert artifacts(other.conclude("prep", status="Skipped")) == {"data": key}
+
+
+def test_result_is_not_shared_unless_the_author_says_so(here):
+    finish(here.submit(STEP))
+    assert keys(here.store, "memo/") == []
+    other = here.submit(STEP.model_copy(update={"share": True}), name="digits-other", uid="uid-2")
+    assert outputs(other.admit("prep"))["run"] == "true"
+
+
+def test_damaged_shared_result_is_made_again(here):
+    spec = STEP.model_copy(update={"share": True})
+    here.store.delete(here.store.from_artifact_key(finish(here.submit(spec))))
+    reply = here.submit(spec, name="digits-other", uid="uid-2").admit("prep")
+    assert outputs(reply)["run"] == "true"
+    assert "The shared result of run digits-abc12 is damaged" in said(reply)
+
+
+def test_adopted_training_stops_the_trying_and_is_concluded(here):
+    flow = here.submit(fit())
+    key = flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
+    flow.settle("fit", 0, "Succeeded", "0")
+    flow.conclude("fit", 0)
+    again = resumed(here, fit())
+    assert outputs(again.admit("fit", 0))["run"] == "false"
+    assert phase(again.settle("fit", 0, "Skipped", "-1")) == "Succeeded"
+    assert artifacts(again.conclude("fit", 0)) == {"model": key}
+
+
+def test_conclude_says_when_the_adopted_record_was_removed(here):
+    finish(here.submit(STEP))
+    flow = resumed(here, STEP)
+    flow.admit("prep")
+    here.store.delete("runs/digits-abc12/attempts/prep/000000001.end.json")
+    assert "has been removed since" in said(flow.conclude("prep", status="Skipped"))
+
+
+def test_older_submission_may_open_no_attempt_once_a_newer_one_was_claimed(here):
+    old = here.submit(STEP)
+    resumed(here, STEP)
+    reply = old.admit("prep")
+    assert phase(reply) == "Failed"
+    assert "submission 2 has taken over" in said(reply)
+    assert records(here.store, "runs/digits-abc12/attempts/") == []

@@ -1,0 +1,321 @@
+"""GPUs of a training step: asked for by admit, held by the attempt, given back when its pods are gone.
+
+| event                                    | GPUs                                    |
+|------------------------------------------|-----------------------------------------|
+| admit, free                              | held by the attempt                     |
+| admit, not free                          | Pending with the reason; nothing held   |
+| admit, never possible                    | the step fails, nothing is tried again  |
+| settle, pod still there                  | held                                    |
+| settle, pod gone                         | free                                    |
+| workflow stopped, deleted or terminated  | free once no pod of the attempt lives   |
+"""
+
+import json
+
+import pytest
+from support.counting import CountingStore
+from support.ledger import queues
+from support.world import World, commit, fit, gpus, outputs, phase, prep, records, said, workflow, world
+from tiphys_plugin import PluginCore, SqliteLedger
+
+from tiphys.faults import InjectedFaultError
+from tiphys.protocol.policy import RetryPolicy
+from tiphys.store import claim
+
+EIGHT = queues(research={"A100": 8})
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path, EIGHT)
+
+
+def held(here: World) -> list[tuple[str, int]]:
+    return [(lease.request.run, lease.request.gpus) for lease in here.ledger.snapshot().leases]
+
+
+def other(here: World, count: int = 4):
+    return here.submit(fit(gpu=gpus(count)), name="other-abc12", uid="uid-2")
+
+
+def end_workflow(here: World, phase: str = "Failed", **spec) -> None:
+    document = workflow([fit(gpu=gpus(8))])
+    document["status"]["phase"] = phase
+    document["spec"] |= spec
+    here.cluster.write_workflow(document)
+
+
+def test_attempt_holds_its_gpus_and_a_repeated_call_the_same(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    first = flow.admit("fit", 0)
+    assert flow.admit("fit", 0) == first
+    assert held(here) == [("digits-abc12", 8)]
+    claim = records(here.store, "runs/digits-abc12/attempts/fit/")[0]
+    assert claim["lease"] == here.ledger.snapshot().leases[0].id
+
+
+def test_step_waits_with_a_reason_and_goes_on_when_gpus_are_free(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    late = other(here)
+    waiting = late.admit("fit", 0)
+    assert phase(waiting) == "Pending"
+    assert said(waiting) == ("Deferred: WaitingForQuota: queue research holds 8 of 8 A100; 4 A100 asked; position 1")
+    assert waiting.requeue is not None
+    assert records(here.store, "runs/other-abc12/attempts/") == []
+    flow.settle("fit", 0, exit_code="1")
+    assert outputs(late.admit("fit", 0))["run"] == "true"
+    assert held(here) == [("other-abc12", 4)]
+
+
+def test_same_wait_has_the_same_message_and_the_same_requeue(here):
+    here.submit(fit(gpu=gpus(8))).admit("fit", 0)
+    late = other(here)
+    assert late.admit("fit", 0) == late.admit("fit", 0)
+
+
+def test_settle_keeps_the_gpus_until_the_pod_is_gone(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Running")
+    flow.settle("fit", 0, status="Failed", exit_code="75")
+    assert held(here) == [("digits-abc12", 8)]
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    flow.settle("fit", 0, status="Failed", exit_code="75")
+    assert held(here) == []
+
+
+def test_succeeded_attempt_gives_its_gpus_back_before_its_outputs_are_hashed(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+    flow.settle("fit", 0, "Succeeded", "0")
+    assert held(here) == []
+
+
+def test_repeated_settle_gives_back_what_a_crash_left_held(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    request = here.ledger.snapshot().leases[0].request
+    flow.settle("fit", 0, exit_code="75")
+    here.ledger.request(request)
+    assert len(held(here)) == 1
+    # The lease of the crash is another one; the sweep finds that its attempt has ended.
+    assert outputs(other(here, 8).admit("fit", 0))["run"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (gpus(9), "ExceedsMaxQuota"),
+        (gpus(1, queue="secret"), "QueueUnknown"),
+        (gpus(1, gpu_type="H100"), "NoMatchingGpuType"),
+    ],
+)
+def test_request_that_can_never_be_met_fails_the_step_at_once(here, request_, reason):
+    flow = here.submit(fit(gpu=request_))
+    admitted = flow.admit("fit", 0)
+    assert (phase(admitted), outputs(admitted)["run"]) == ("Succeeded", "false")
+    assert said(admitted).startswith(f"Rejected: {reason}: ")
+    settled = flow.settle("fit", 0, "Skipped", "-1")
+    assert phase(settled) == "Succeeded", "Failed would have Argo try it again for ever"
+    assert said(settled).startswith(f"Attempt 1 did not run: {reason}: ")
+    verdict = flow.conclude("fit", 0)
+    assert phase(verdict) == "Failed"
+    assert reason in said(verdict)
+    assert held(here) == []
+
+
+def test_each_attempt_asks_anew(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    flow.settle("fit", 0, exit_code="75")
+    other(here).admit("fit", 0)
+    waiting = flow.admit("fit", 1)
+    assert phase(waiting) == "Pending"
+    assert held(here) == [("other-abc12", 4)]
+
+
+@pytest.mark.parametrize("phase_", ["Succeeded", "Failed", "Error"])
+def test_gpus_of_a_workflow_that_is_over_come_back_without_any_hook(here, phase_):
+    here.submit(fit(gpu=gpus(8))).admit("fit", 0)
+    end_workflow(here, phase_)
+    assert outputs(other(here).admit("fit", 0))["run"] == "true"
+
+
+def test_gpus_of_a_workflow_that_is_over_stay_with_a_pod_that_lives_on(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Running")
+    end_workflow(here)
+    assert phase(other(here).admit("fit", 0)) == "Pending"
+
+
+def test_gpus_whose_pod_has_not_been_made_yet_are_kept(here):
+    here.submit(fit(gpu=gpus(8))).admit("fit", 0)
+    assert phase(other(here).admit("fit", 0)) == "Pending"
+
+
+def test_finalize_gives_back_what_the_workflow_holds(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    end_workflow(here)
+    flow.finalize("Failed")
+    assert held(here) == []
+
+
+def test_finalize_leaves_gpus_to_a_pod_that_is_still_ending(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Running")
+    flow.finalize("Failed")
+    assert held(here) == [("digits-abc12", 8)]
+
+
+def test_stopping_workflow_gets_no_gpus_and_leaves_the_line(here):
+    other(here, 8).admit("fit", 0)
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    assert len(here.ledger.snapshot().waiting) == 1
+    end_workflow(here, "Running", shutdown="Stop")
+    answer = flow.admit("fit", 0)
+    assert outputs(answer)["run"] == "false"
+    assert "is stopping" in said(answer)
+    assert here.ledger.snapshot().waiting == ()
+
+
+def test_type_that_the_ledger_chose_is_where_the_pod_must_land(tmp_path):
+    here = world(tmp_path, queues(research={"A100": 8, "T4": 2}))
+    answer = outputs(here.submit(fit(gpu=gpus(2, gpu_type=None))).admit("fit", 0))
+    assert json.loads(answer["pod-patch"])["nodeSelector"] == {"nvidia.com/gpu.product": "T4"}
+
+
+def test_type_that_the_author_named_needs_no_patch(here):
+    answer = outputs(here.submit(fit(gpu=gpus(2))).admit("fit", 0))
+    assert "nodeSelector" not in json.loads(answer["pod-patch"])
+
+
+def test_training_without_checkpoints_has_no_lineage_and_starts_over(here):
+    flow = here.submit(fit(gpu=gpus(2), checkpoints=None))
+    assert outputs(flow.admit("fit", 0))["lineage"] == ""
+    commit(here.store, "digits-abc12/fit", 1, 10)
+    flow.settle("fit", 0, exit_code="75")
+    answer = flow.admit("fit", 1)
+    assert outputs(answer)["resume-from"] == ""
+    assert said(answer) == "Attempt 2 holds 2 A100 of queue research and runs"
+
+
+def test_one_gpu_is_spoken_of_as_one(tmp_path):
+    here = world(tmp_path, queues({"A100": {"count": 1}}, research={"*": 1}))
+    wanted = fit(gpu=gpus(1, gpu_type=None), checkpoints=None)
+    admitted = here.submit(wanted).admit("fit", 0)
+    assert said(admitted) == "Attempt 1 holds 1 GPU of queue research and runs"
+    waiting = here.submit(wanted, name="other-abc12", uid="uid-2").admit("fit", 0)
+    assert said(waiting) == "Deferred: WaitingForQuota: queue research holds 1 of 1 GPU; 1 GPU asked; position 1"
+
+
+def test_adopted_step_asks_for_no_gpus(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.write_output(flow.admit("fit", 0), "artifacts/model", b"m")
+    flow.settle("fit", 0, "Succeeded", "0")
+    flow.conclude("fit", 0)
+    other(here, 8).admit("fit", 0)
+    assert outputs(flow.admit("fit", 1))["run"] == "false"
+
+
+def test_held_and_waiting_show_in_the_metrics(here):
+    here.submit(fit(gpu=gpus(8)), prep()).admit("fit", 0)
+    other(here).admit("fit", 0)
+    text = here.core.metrics.render().decode()
+    assert 'tiphys_gpus_held{queue="research"} 8.0' in text
+    assert 'tiphys_gpu_requests_waiting{queue="research"} 1.0' in text
+
+
+def test_gpus_of_a_fenced_attempt_come_back_while_its_workflow_still_seems_to_run(here):
+    here.submit(fit(gpu=gpus(8))).admit("fit", 0)
+    fence(here, b'{"run": "digits-abc12", "step": "fit", "attempt": 1, "submission": 1, "outcome": "fenced"}')
+    assert outputs(other(here).admit("fit", 0))["run"] == "true"
+
+
+def test_damaged_record_of_a_holder_keeps_its_gpus_and_refuses_nobody_else(here):
+    here.submit(fit(gpu=gpus(8))).admit("fit", 0)
+    fence(here, b"garbage")
+    assert phase(other(here).admit("fit", 0)) == "Pending"
+
+
+def test_holder_found_alive_is_not_looked_at_again_at_once(here):
+    here.submit(fit(gpu=gpus(8))).admit("fit", 0)
+    late = other(here)
+    late.admit("fit", 0)
+    end_workflow(here)
+    assert phase(late.admit("fit", 0)) == "Pending"
+    here.clock.advance(31)
+    assert outputs(late.admit("fit", 0))["run"] == "true"
+
+
+def fence(here: World, record: bytes) -> None:
+    here.store.create("runs/digits-abc12/attempts/fit/000000001.end.json", record)
+
+
+def test_gpus_that_a_dead_admit_node_got_go_to_the_next_try(here, monkeypatch):
+    flow = here.submit(fit(gpu=gpus(8)))
+    monkeypatch.setenv("TIPHYS_FAILPOINTS", "admit.after_lease=raise@1")
+    with pytest.raises(InjectedFaultError):
+        flow.admit("fit", 0)
+    assert held(here) == [("digits-abc12", 8)]
+    assert outputs(flow.admit("fit", 1))["attempt"] == "1"
+    assert held(here) == [("digits-abc12", 8)]
+    flow.settle("fit", 1, exit_code="1")
+    assert held(here) == []
+
+
+def test_gpus_of_an_attempt_are_not_given_back_by_who_came_too_late_to_open_it(here, monkeypatch):
+    flow = here.submit(fit(gpu=gpus(8)))
+    opened = []
+
+    def racing(*claimed):
+        if not opened:
+            opened.append(True)
+            here.restart().execute_document(flow.document(flow.body("admit", "fit", 1)))
+        return claim(*claimed)
+
+    monkeypatch.setattr("tiphys_plugin.admit.claim_record", racing)
+    late = flow.admit("fit", 0)
+    assert phase(late) == "Pending"
+    assert "just opened by" in said(late)
+    assert held(here) == [("digits-abc12", 8)]
+
+
+def test_service_with_another_queue_file_does_not_end_what_was_admitted(here, monkeypatch):
+    flow = here.submit(fit(gpu=gpus(8)))
+    stricter = SqliteLedger(here.root / "other.db", queues(research={"A100": 4}), clock=here.clock)
+    other_service = PluginCore(here.store, here.cluster, stricter, clock=here.clock)
+    admitted = []
+
+    def racing(*claimed):
+        if not admitted:
+            admitted.append(True)
+            flow.admit("fit", 0)
+        return claim(*claimed)
+
+    monkeypatch.setattr("tiphys_plugin.admit.claim_record", racing)
+    answer = other_service.execute_document(flow.document(flow.body("admit", "fit", 0)))
+    assert outputs(answer)["run"] == "true"
+    assert len(records(here.store, "runs/digits-abc12/attempts/fit/")) == 1
+    stricter.close()
+
+
+def test_step_that_waits_reads_each_attempt_once_a_call(here):
+    flow = here.submit(fit(gpu=gpus(8), retry=RetryPolicy(preemption=None)))
+    for retry in range(3):
+        flow.admit("fit", retry)
+        flow.settle("fit", retry, exit_code="75")
+    other(here, 8).admit("fit", 0)
+    counting = CountingStore(here.store)
+    here.core = PluginCore(counting, here.cluster, here.ledger, clock=here.clock)
+    flow.admit("fit", 3)
+    before = counting.requests["read"]
+    assert phase(flow.admit("fit", 3)) == "Pending"
+    claims_and_ends = 2 * 3
+    adopted, newer_submission = 1, 1
+    assert counting.requests["read"] - before == claims_and_ends + adopted + newer_submission

@@ -1,0 +1,58 @@
+"""Fan-out items are known by their value, and equal ones by who asked first."""
+
+import pytest
+from support.world import World, outputs, phase, prep, records, world
+
+from tiphys.records import item_step
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path)
+
+
+SWEEP = prep(name="sweep", fan_out=True, parameters=())
+
+
+def step_of(reply) -> str:
+    return outputs(reply)["step"]
+
+
+def test_item_has_a_step_id_of_its_own(here):
+    flow = here.submit(SWEEP)
+    assert step_of(flow.admit("sweep", item="0:a")) == item_step("sweep", "a", 0)
+    assert step_of(flow.admit("sweep", item="1:b")) == item_step("sweep", "b", 0)
+
+
+def test_equal_items_are_told_apart_and_keep_their_place(here):
+    flow = here.submit(SWEEP)
+    first, second = flow.admit("sweep", item="0:a"), flow.admit("sweep", item="1:a")
+    assert [step_of(first), step_of(second)] == [item_step("sweep", "a", 0), item_step("sweep", "a", 1)]
+    assert flow.admit("sweep", item="1:a") == second
+    assert flow.admit("sweep", item="0:a") == first
+
+
+def test_conclude_finds_the_item_of_its_admit(here):
+    flow = here.submit(SWEEP)
+    flow.write_output(flow.admit("sweep", item="0:a"), "0/artifacts/data", b"0")
+    flow.admit("sweep", item="1:a")
+    assert phase(flow.conclude("sweep", item="0:a")) == "Succeeded"
+    assert phase(flow.conclude("sweep", item="1:a")) == "Failed"
+
+
+def test_value_counts_in_its_canonical_form(here):
+    flow = here.submit(SWEEP)
+    first = flow.body("admit", "sweep", item="0:x") | {"item": '{"lr": 0.1, "n": 1}'}
+    second = flow.body("admit", "sweep", item="1:x") | {"item": '{"n":1,"lr":0.1}'}
+    assert step_of(flow.call(first)).rpartition(".")[0] == step_of(flow.call(second)).rpartition(".")[0]
+
+
+def test_bound_item_remembers_how_argo_shows_it(here):
+    here.submit(SWEEP).admit("sweep", item="3:a")
+    (bound,) = records(here.store, "runs/digits-abc12/items/")
+    assert (bound["label"], bound["submission"]) == ("sweep(3:a)", 1)
+
+
+def test_step_that_is_not_fanned_out_binds_no_item(here):
+    here.submit(prep()).admit("prep")
+    assert records(here.store, "runs/digits-abc12/items/") == []

@@ -1,0 +1,156 @@
+"""The decision on one request for GPUs, by what is held, what waits and what exists."""
+
+import pytest
+from support.ledger import ask, lease, queues, waiting
+from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
+from tiphys_plugin.ledger.decide import State, decide
+
+EIGHT = queues(research={"A100": 8})
+MIXED = queues(research={"A100": 8, "*": 4}, nightly={"*": 2})
+STOCK = {"A100": {"count": 8, "memory_mb": 81920}, "T4": {"count": 4, "memory_mb": 16384}}
+
+
+def decided(state: State, request, arrival: int = 100):
+    return decide(state, request, arrival)
+
+
+def test_without_a_queue_file_nothing_is_limited():
+    assert decided(State(None), ask(1000, queue="any")) == Admitted("", "A100")
+    assert decided(State(None), ask(1000, gpu_type=None)) == Admitted("", "*")
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "admitted"),
+    [
+        (0, 8, True),  # all that the queue has: a request never counts itself
+        (0, 9, False),
+        (4, 4, True),
+        (5, 4, False),
+        (8, 1, False),
+    ],
+)
+def test_quota_is_the_sum_of_leases(held, asked, admitted):
+    leases = (lease(held),) if held else ()
+    assert isinstance(decided(State(EIGHT, leases), ask(asked)), Admitted) is admitted
+
+
+def test_leases_of_other_queues_and_types_do_not_count():
+    held = (lease(2, "a", queue="nightly", pool="*"), lease(4, "b", gpu_type="T4", pool="*"))
+    assert isinstance(decided(State(MIXED, held), ask(8)), Admitted)
+
+
+def test_reason_of_a_full_queue_has_the_numbers():
+    answer = decided(State(EIGHT, (lease(8),)), ask(4))
+    assert answer == Deferred(
+        Reason.WAITING_FOR_QUOTA, "queue research holds 8 of 8 A100; 4 A100 asked; position 1", position=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason", "says"),
+    [
+        (ask(1, queue="secret"), Reason.QUEUE_UNKNOWN, "the queues are: research, nightly"),
+        (ask(9), Reason.EXCEEDS_MAX_QUOTA, "queue research may hold at most 8; ask for fewer"),
+        (ask(3, queue="nightly"), Reason.EXCEEDS_MAX_QUOTA, "queue research may hold 8"),
+        (ask(9, queue="nightly"), Reason.EXCEEDS_MAX_QUOTA, "the largest quota is 8, of queue research"),
+    ],
+)
+def test_what_can_never_be_had_is_rejected_with_the_nearest_possible(request_, reason, says):
+    answer = decided(State(MIXED), request_)
+    assert isinstance(answer, Rejected)
+    assert answer.reason is reason
+    assert says in answer.message
+
+
+def test_type_that_the_queue_does_not_have_is_rejected():
+    answer = decided(State(EIGHT), ask(1, gpu_type="H100"))
+    assert isinstance(answer, Rejected)
+    assert answer.reason is Reason.NO_MATCHING_GPU_TYPE
+
+
+def test_star_serves_the_types_that_are_not_named_and_no_others():
+    assert decided(State(MIXED), ask(4, gpu_type="T4")) == Admitted("", "*")
+    full = (lease(8),)
+    assert isinstance(decided(State(MIXED, full), ask(1)), Deferred)
+
+
+def test_request_without_a_type_takes_the_pool_with_the_least_left_over():
+    assert decided(State(MIXED), ask(2, gpu_type=None)) == Admitted("", "*")
+    assert decided(State(MIXED), ask(6, gpu_type=None)) == Admitted("", "A100")
+    assert decided(State(MIXED, (lease(6),)), ask(2, gpu_type=None)) == Admitted("", "A100")
+
+
+def test_small_request_does_not_overtake_a_large_one_that_waits():
+    state = State(EIGHT, (lease(4),), (waiting(8, arrival=1),))
+    answer = decided(state, ask(2), arrival=2)
+    assert isinstance(answer, Deferred)
+    assert (answer.reason, answer.position) == (Reason.BEHIND_EARLIER_REQUEST, 2)
+    assert "run-waiter-1/fit" in answer.message
+
+
+def test_earlier_request_is_not_held_up_by_a_later_one():
+    state = State(EIGHT, (lease(4),), (waiting(8, arrival=7),))
+    assert isinstance(decided(state, ask(2), arrival=2), Admitted)
+
+
+def test_higher_priority_goes_first_however_late_it_came():
+    state = State(EIGHT, (), (waiting(8, arrival=7, priority=10),))
+    answer = decided(state, ask(2), arrival=2)
+    assert isinstance(answer, Deferred)
+    assert (answer.reason, answer.position) == (Reason.BEHIND_HIGHER_PRIORITY, 2)
+    assert isinstance(decided(state, ask(2, priority=11), arrival=9), Admitted)
+
+
+def test_requests_of_other_pools_and_queues_do_not_stand_in_line_together():
+    state = State(MIXED, (lease(8),), (waiting(8, 1), waiting(2, 2, queue="nightly", gpu_type="T4")))
+    assert isinstance(decided(state, ask(4, gpu_type="T4"), arrival=3), Admitted)
+
+
+def test_inventory_is_a_second_limit():
+    both = queues(STOCK, research={"A100": 8}, nightly={"A100": 8})
+    answer = decided(State(both, (lease(6, queue="nightly"),)), ask(4))
+    assert isinstance(answer, Deferred)
+    assert answer.reason is Reason.WAITING_FOR_INVENTORY
+    assert answer.message.startswith("6 of 8 A100 of the cluster are in use; 4 A100 asked")
+
+
+def test_line_for_gpus_that_exist_goes_across_queues():
+    both = queues(STOCK, research={"A100": 8}, nightly={"A100": 8})
+    state = State(both, (lease(4, queue="research"),), (waiting(8, 1, queue="nightly"),))
+    answer = decided(state, ask(2), arrival=2)
+    assert isinstance(answer, Deferred)
+    assert answer.reason is Reason.BEHIND_EARLIER_REQUEST
+    # The one ahead waits for its own quota, not for GPUs, so it is in nobody's way.
+    blocked = State(both, (lease(4, queue="nightly"),), (waiting(8, 1, queue="nightly"),))
+    assert isinstance(decided(blocked, ask(2), arrival=2), Admitted)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (ask(1, gpu_type="H100"), Reason.NO_MATCHING_GPU_TYPE),
+        (ask(1, gpu_type="T4", min_gpu_memory_mb=20000), Reason.GPU_MEMORY_TOO_SMALL),
+        (ask(1, gpu_type=None, min_gpu_memory_mb=90000), Reason.GPU_MEMORY_TOO_SMALL),
+        (ask(6, gpu_type="T4"), Reason.EXCEEDS_MAX_QUOTA),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_rejected(request_, reason):
+    answer = decided(State(queues(STOCK, research={"*": 20})), request_)
+    assert isinstance(answer, Rejected)
+    assert answer.reason is reason
+
+
+def test_memory_decides_which_pool_a_request_without_a_type_may_take():
+    types = queues(STOCK, research={"A100": 8, "T4": 4})
+    assert decided(State(types), ask(1, gpu_type=None, min_gpu_memory_mb=40000)) == Admitted("", "A100")
+    assert decided(State(types), ask(1, gpu_type=None)) == Admitted("", "T4")
+
+
+def test_memory_that_is_not_declared_is_taken_as_enough():
+    types = queues({"A100": {"count": 8}}, research={"A100": 8})
+    assert isinstance(decided(State(types), ask(1, min_gpu_memory_mb=10**6)), Admitted)
+
+
+def test_waiting_request_of_a_queue_that_was_removed_blocks_nobody():
+    state = State(EIGHT, (), (waiting(8, 1, queue="gone", priority=99),))
+    assert isinstance(decided(state, ask(2), arrival=2), Admitted)

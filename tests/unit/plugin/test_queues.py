@@ -1,0 +1,55 @@
+"""Queue files: what they may say, and what is answered to one that is wrong."""
+
+import pytest
+from tiphys_plugin import load_queues
+
+from tiphys.errors import UsageError
+
+
+def test_documented_form_is_read(tmp_path):
+    path = tmp_path / "queues.yaml"
+    path.write_text(
+        "queues:\n"
+        "  - name: research\n    gpus: {A100: 8, '*': 4}\n"
+        "  - {name: nightly, gpus: {'*': 2}}\n"
+        "inventory:\n  A100: {count: 16, memory_mb: 81920}\n"
+    )
+    queues = load_queues(path)
+    assert queues.names == ("research", "nightly")
+    assert queues.find("research").gpus == {"A100": 8, "*": 4}
+    assert queues.find("none") is None
+    assert queues.inventory["A100"].count == 16
+
+
+def test_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "queues.yaml"
+    path.write_bytes(b"queues: \xff")
+    with pytest.raises(UsageError, match=r"queues\.yaml is not UTF-8 text .* at byte 8"):
+        load_queues(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the file: Input should be"),
+        ("[1, 2]", "the file: Input should be"),
+        ("queues: [", "not valid YAML"),
+        ("queues: [{name: a, gpus: {A100: -1}}]", "queues.0.gpus.A100: Input should be greater than or equal to 0"),
+        ("queues: [{name: a}]", "queues.0.gpus: Field required"),
+        ("queues: [{name: a, gpus: {}, gpu: 3}]", "queues.0.gpu: Extra inputs"),
+        ("queues: [{name: a, gpus: {}}, {name: a, gpus: {}}]", "queue 'a' is declared twice"),
+        ("queues: []\ninventory: {A100: 4}", "inventory.A100: Input should be"),
+    ],
+)
+def test_mistake_is_named_with_its_field_and_an_example(tmp_path, text, says):
+    path = tmp_path / "queues.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as error:
+        load_queues(path)
+    assert says in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.yaml cannot be read: No such file"):
+        load_queues(tmp_path / "none.yaml")

@@ -1,0 +1,118 @@
+"""A ledger that was lost: what is found again of the leases, and what is not.
+
+| attempt                      | after a start with an empty ledger    |
+|------------------------------|---------------------------------------|
+| its pod lives                | its lease is recorded again           |
+| its pod has finished         | not                                   |
+| it has an end                | not                                   |
+| it asked for no GPUs         | not                                   |
+| its records are damaged      | not, and said; the others are         |
+"""
+
+import pytest
+from support.counting import CountingStore
+from support.ledger import queues
+from support.world import Clock, World, fit, gpus, outputs, phase, said, world
+from tiphys_plugin import DirectoryCluster, PluginCore, SqliteLedger
+
+from tiphys.store import RunLayout
+
+EIGHT = queues(research={"A100": 8, "T4": 4})
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path, EIGHT)
+
+
+def running(here: World, name: str = "digits-abc12", uid: str = "uid-1", **spec):
+    """A training attempt whose pod lives."""
+    flow = here.submit(fit(**{"gpu": gpus(8), **spec}), name=name, uid=uid)
+    assert outputs(flow.admit("fit", 0))["run"] == "true"
+    flow.pod("fit", 1)
+    return flow
+
+
+def lost(here: World) -> World:
+    """The same world with a ledger of nothing, and a service that has just started over it."""
+    here.ledger.close()
+    here.ledger = SqliteLedger(here.root / "new.db", EIGHT, clock=here.clock)
+    here.core = PluginCore(here.store, here.cluster, here.ledger, clock=here.clock)
+    return here
+
+
+def leases(here: World) -> list[tuple[str, str, int, str]]:
+    return [(one.id, one.request.run, one.request.gpus, one.pool) for one in here.ledger.snapshot().leases]
+
+
+def test_gpus_of_a_live_pod_are_still_taken_and_come_back_as_ever(here):
+    flow = running(here)
+    before = here.ledger.snapshot().leases
+    after = lost(here).ledger.snapshot().leases
+    assert after == before
+    late = here.submit(fit(gpu=gpus(8)), name="other-abc12", uid="uid-2")
+    assert "queue research holds 8 of 8 A100" in said(late.admit("fit", 0))
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    flow.settle("fit", 0, exit_code="75")
+    assert outputs(late.admit("fit", 0))["run"] == "true"
+
+
+def test_type_that_was_chosen_is_counted_against_again(here):
+    running(here, gpu=gpus(2, gpu_type=None))
+    before = leases(here)
+    assert before[0][3] == "T4"
+    assert leases(lost(here)) == before
+
+
+def test_attempt_whose_pod_has_finished_holds_nothing(here):
+    running(here).pod("fit", 1, phase="Succeeded", exit_code=0)
+    assert leases(lost(here)) == []
+
+
+def test_attempt_that_has_an_end_holds_nothing(here):
+    running(here)
+    end = b'{"run": "digits-abc12", "step": "fit", "attempt": 1, "submission": 1, "outcome": "fenced"}'
+    here.store.create(RunLayout("digits-abc12").attempt_end("fit", 1), end)
+    assert leases(lost(here)) == []
+
+
+def test_step_without_gpus_holds_nothing(here):
+    running(here, gpu=None)
+    assert leases(lost(here)) == []
+
+
+def test_pod_of_another_workflow_does_not_speak_for_an_attempt(here):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    here.submit(fit(), name="digits-abc12", uid="uid-9").pod("fit", 1)
+    assert leases(lost(here)) == []
+
+
+def test_damaged_run_does_not_hide_the_leases_of_others(here):
+    running(here, gpu=gpus(4))
+    running(here, "other-abc12", "uid-2", gpu=gpus(4))
+    key = RunLayout("digits-abc12").attempt("fit", 1)
+    here.store.delete(key)
+    here.store.create(key, b"garbage")
+    assert [(run, count) for _, run, count, _ in leases(lost(here))] == [("other-abc12", 4)]
+
+
+def test_start_with_a_ledger_that_knows_all_reads_nothing(here):
+    running(here)
+    counting = CountingStore(here.store)
+    core = PluginCore(counting, here.cluster, here.ledger, clock=here.clock)
+    assert counting.requests.total() == 0
+    assert len(leases(here)) == 1
+    core.close()
+
+
+def test_lowered_quota_takes_nothing_from_who_holds_it(here, tmp_path):
+    running(here)
+    ledger = SqliteLedger(tmp_path / "strict.db", queues(research={"A100": 4}), clock=Clock())
+    core = PluginCore(here.store, DirectoryCluster(here.root / "cluster"), ledger, clock=here.clock)
+    assert [one.request.gpus for one in ledger.snapshot().leases] == [8]
+    here.core = core
+    waiting = here.submit(fit(gpu=gpus(1)), name="other-abc12", uid="uid-2").admit("fit", 0)
+    assert phase(waiting) == "Pending"
+    core.close()
+    ledger.close()

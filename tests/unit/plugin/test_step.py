@@ -1,0 +1,190 @@
+"""A `Step` through admit and conclude: verification, outputs, replay.
+
+| found in storage after the program ended well | conclude answers                      |
+|------------------------------------------------|---------------------------------------|
+| every declared output                          | Succeeded, outputs by value and key   |
+| one missing                                    | Failed, names it                      |
+| outputs of a failed try only                   | Failed: the last try made none        |
+| a parameter too large, or not text             | Failed: declare it as an artifact     |
+"""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+from support.world import QUICK, World, artifacts, keys, outputs, phase, prep, records, said, world
+
+from tiphys.faults import InjectedFaultError
+from tiphys.store import listing_digest
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path)
+
+
+def ran(here: World, **changes):
+    """A flow whose program wrote all that is declared."""
+    flow = here.submit(prep(**changes))
+    reply = flow.admit("prep")
+    flow.write_output(reply, "0/parameters/rows", b"1797\n")
+    flow.write_output(reply, "0/artifacts/data/a.bin", b"aa")
+    flow.write_output(reply, "0/artifacts/data/b.bin", b"b")
+    return flow
+
+
+def end_of(here: World, attempt: int = 1) -> dict:
+    return records(here.store, f"runs/digits-abc12/attempts/prep/{attempt:09d}.end")[0]
+
+
+def test_step_without_checkpoints_or_gpus_gets_no_patch_and_no_lineage(here):
+    answer = outputs(here.submit(prep()).admit("prep"))
+    assert (answer["run"], answer["attempt"]) == ("true", "1")
+    assert (answer["lineage"], answer["resume-from"], answer["checkpoint-uri"], answer["pod-patch"]) == ("", "", "", "")
+
+
+def test_outputs_are_verified_recorded_and_answered(here):
+    verdict = ran(here).conclude("prep")
+    assert phase(verdict) == "Succeeded"
+    assert outputs(verdict) == {"rows": "1797"}
+    root = "runs/digits-abc12/outputs/prep/000000001/0"
+    assert artifacts(verdict) == {"data": here.store.artifact_key(f"{root}/artifacts/data")}
+    rows, data = end_of(here)["outputs"]
+    assert (rows["value"], rows["directory"]) == ("1797", False)
+    assert data["directory"] is True
+    assert data["objects"] == [
+        {"key": f"{root}/artifacts/data/a.bin", "size": 2, "sha256": hashlib.sha256(b"aa").hexdigest()},
+        {"key": f"{root}/artifacts/data/b.bin", "size": 1, "sha256": hashlib.sha256(b"b").hexdigest()},
+    ]
+
+
+def test_done_projection_is_the_digest_of_the_listing(here):
+    ran(here).conclude("prep")
+    rows = [("0/artifacts/data/a.bin", 2), ("0/artifacts/data/b.bin", 1), ("0/parameters/rows", 5)]
+    expected = f"runs/digits-abc12/done/prep/000000001-{listing_digest(rows)}"
+    assert keys(here.store, "runs/digits-abc12/done/") == [expected]
+
+
+def test_nothing_vouches_for_a_result_that_lost_an_object_before_its_projection_was_written(here, monkeypatch):
+    flow = ran(here)
+    monkeypatch.setenv("TIPHYS_FAILPOINTS", "conclude.after_end=raise@1")
+    with pytest.raises(InjectedFaultError):
+        flow.conclude("prep")
+    here.store.delete(next(key for key in keys(here.store, "runs/digits-abc12/outputs/") if key.endswith("a.bin")))
+    flow.conclude("prep")
+    assert end_of(here)["outcome"] == "done"
+    assert keys(here.store, "runs/digits-abc12/done/") == []
+
+
+def test_repeated_conclude_gives_the_recorded_answer_and_writes_nothing(here):
+    flow = ran(here)
+    first = flow.conclude("prep")
+    before = keys(here.store)
+    assert flow.conclude("prep") == first
+    assert flow.conclude("prep", status="Failed", exit_code="1") == first, "argo retry changes no verdict"
+    assert keys(here.store) == before
+
+
+@pytest.mark.parametrize(("text", "value"), [(b"7", "7"), (b"7\n", "7"), (b"7\n\n", "7\n"), (b"", ""), (b" a ", " a ")])
+def test_parameter_loses_one_final_newline_as_in_argo(here, text, value):
+    flow = here.submit(prep(artifacts=()))
+    flow.write_output(flow.admit("prep"), "0/parameters/rows", text)
+    assert outputs(flow.conclude("prep")) == {"rows": value}
+
+
+def test_missing_output_fails_the_step_and_is_named(here):
+    flow = here.submit(prep())
+    flow.write_output(flow.admit("prep"), "0/parameters/rows", b"1")
+    verdict = flow.conclude("prep")
+    assert phase(verdict) == "Failed"
+    assert "declared output artifact 'data' is missing" in said(verdict)
+    assert end_of(here)["cause"] == "output_missing"
+    assert keys(here.store, "runs/digits-abc12/done/") == []
+
+
+def test_outputs_of_the_last_try_count(here):
+    flow = here.submit(prep(parameters=()))
+    reply = flow.admit("prep")
+    flow.write_output(reply, "0/artifacts/data", b"half")
+    flow.write_output(reply, "10/artifacts/data", b"whole")
+    flow.write_output(reply, "9/artifacts/data", b"other")
+    assert artifacts(flow.conclude("prep"))["data"].endswith("/000000001/10/artifacts/data")
+
+
+def test_outputs_of_a_failed_try_never_stand_for_the_last_one(here):
+    flow = here.submit(prep(parameters=()))
+    flow.write_output(flow.admit("prep"), "0/artifacts/data", b"half")
+    flow.pod("prep", 1, retry=None, tries=0, phase="Failed", exit_code=1)
+    flow.pod("prep", 1, retry=None, tries=1, phase="Succeeded", exit_code=0)
+    assert "'data' is missing" in said(flow.conclude("prep"))
+
+
+def test_large_parameter_is_refused_with_the_limit(tmp_path):
+    here = world(tmp_path, settings=replace(QUICK, parameter_max_bytes=10))
+    flow = here.submit(prep(artifacts=()))
+    flow.write_output(flow.admit("prep"), "0/parameters/rows", b"x" * 11)
+    verdict = flow.conclude("prep")
+    assert "'rows' has 11 bytes, at most 10 fit in a Workflow; declare it as an artifact" in said(verdict)
+    assert end_of(here)["cause"] == "user_error"
+
+
+def test_parameter_that_is_not_text_is_refused(here):
+    flow = here.submit(prep(artifacts=()))
+    flow.write_output(flow.admit("prep"), "0/parameters/rows", b"\xff\xfe")
+    assert "not UTF-8" in said(flow.conclude("prep"))
+
+
+def test_failed_program_fails_the_step_with_its_cause(here):
+    flow = here.submit(prep())
+    flow.admit("prep")
+    flow.pod("prep", 1, retry=None, phase="Failed", exit_code=137, reason="OOMKilled")
+    verdict = flow.conclude("prep", status="Failed", exit_code="137")
+    assert phase(verdict) == "Failed"
+    assert "out of memory" in said(verdict)
+    assert "tiphys resume digits-abc12" in said(verdict)
+    assert end_of(here)["exit_code"] == 137
+
+
+def test_verdict_waits_for_the_pod_to_end(here):
+    flow = ran(here)
+    flow.pod("prep", 1, retry=None, phase="Running")
+    assert phase(flow.conclude("prep")) == "Pending"
+    flow.pod("prep", 1, retry=None, phase="Succeeded", exit_code=0)
+    assert phase(flow.conclude("prep")) == "Succeeded"
+
+
+def test_conclude_of_a_step_that_was_never_admitted_says_so(here):
+    verdict = here.submit(prep()).conclude("prep", status="Skipped")
+    assert phase(verdict) == "Failed"
+    assert "never started" in said(verdict)
+
+
+def test_attempt_that_argo_skipped_is_no_success(here):
+    flow = here.submit(prep())
+    flow.admit("prep")
+    verdict = flow.conclude("prep", status="Omitted", exit_code="-1")
+    assert phase(verdict) == "Failed"
+    assert "did not start it (Omitted)" in said(verdict)
+
+
+def test_step_without_outputs_is_done(here):
+    flow = here.submit(prep(parameters=(), artifacts=()))
+    flow.admit("prep")
+    assert phase(flow.conclude("prep")) == "Succeeded"
+    assert end_of(here)["outcome"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("end", "admit_again"),
+    [("done", "Succeeded"), ("failed", "Failed")],
+)
+def test_admit_asked_again_by_argo_retry_never_runs_an_ended_attempt(here, end, admit_again):
+    flow = ran(here)
+    flow.conclude("prep", status="Succeeded" if end == "done" else "Failed", exit_code="1")
+    again = flow.admit("prep")
+    assert phase(again) == admit_again
+    if end == "done":
+        assert outputs(again)["run"] == "false"
+    else:
+        assert "tiphys resume digits-abc12" in said(again)
+    assert len(keys(here.store, "runs/digits-abc12/attempts/prep/")) == 2

@@ -1,0 +1,232 @@
+"""A `Train` step through admit, settle and conclude.
+
+| how the attempt ended        | settle answers              | conclude answers       |
+|------------------------------|-----------------------------|------------------------|
+| Succeeded                    | Succeeded                   | its outputs            |
+| exit 75, budget left         | Failed: resumes from step n | –                      |
+| exit 1, no budget            | Succeeded: stopped trying   | Failed, with the cause |
+| pods still there             | Pending                     | –                      |
+"""
+
+import json
+
+import pytest
+from support.world import World, artifacts, commit, fit, outputs, phase, records, said, world
+
+from tiphys.protocol.operations import ADMIT_OUTPUTS
+from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, RetryPolicy
+from tiphys.store import RunLayout
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path)
+
+
+def ends(here: World) -> list[dict]:
+    return [r for r in records(here.store, "runs/digits-abc12/attempts/fit/") if "outcome" in r]
+
+
+def test_first_attempt_starts_from_the_beginning(here):
+    reply = here.submit(fit(grace_seconds=119.5)).admit("fit", 0)
+    answer = outputs(reply)
+    assert tuple(answer) == ADMIT_OUTPUTS
+    assert answer["run"] == "true"
+    assert answer["run-id"] == "digits-abc12"
+    assert answer["step"] == "fit"
+    assert answer["attempt"] == "1"
+    assert answer["lineage"] == "digits-abc12/fit"
+    assert answer["resume-from"] == ""
+    assert answer["checkpoint-uri"] == f"{here.store.url}/lineages/digits-abc12/fit/"
+    assert answer["outputs"] == here.store.artifact_key("runs/digits-abc12/outputs/fit/000000001")
+    assert json.loads(answer["pod-patch"]) == {"terminationGracePeriodSeconds": 120}
+    assert said(reply) == "Attempt 1 starts from the beginning"
+
+
+def test_preempted_attempt_is_followed_by_one_that_resumes_from_its_checkpoint(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    commit(here.store, "digits-abc12/fit", attempt=1, step=1180)
+    commit(here.store, "digits-abc12/fit", attempt=1, step=1190)
+    flow.pod("fit", 1, phase="Failed", exit_code=75)
+    settled = flow.settle("fit", 0, exit_code="75")
+    assert phase(settled) == "Failed"
+    assert "attempt 2 resumes from step 1190" in said(settled)
+    assert [(e["cause"], e["progress"], e["exit_code"]) for e in ends(here)] == [("preemption", True, 75)]
+
+    again = flow.admit("fit", 1)
+    assert said(again) == "Attempt 2 resumes from step 1190 (checkpoint of attempt 1)"
+    assert outputs(again)["resume-from"] == "1-1190"
+    assert outputs(again)["checkpoint-uri"].endswith("/fit/shards/000000001-000000000001190/")
+
+
+def test_damaged_checkpoint_is_passed_over_and_named(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    commit(here.store, "digits-abc12/fit", attempt=1, step=1180)
+    here.store.delete(commit(here.store, "digits-abc12/fit", attempt=1, step=1190))
+    flow.settle("fit", 0, exit_code="75")
+    again = flow.admit("fit", 1)
+    assert said(again).startswith("Attempt 2 resumes from step 1180 (checkpoint of attempt 1); 1190 of attempt 1 was")
+    assert outputs(again)["resume-from"] == "1-1180"
+    claim = records(here.store, "runs/digits-abc12/attempts/fit/000000002")[0]
+    assert claim["skipped"][0]["checkpoint"]["global_step"] == 1190
+
+
+def test_broken_program_stops_the_trying_and_fails_the_step(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Failed", exit_code=1)
+    settled = flow.settle("fit", 0, exit_code="1")
+    assert phase(settled) == "Succeeded"
+    assert said(settled).startswith("Stopped trying: user error")
+    verdict = flow.conclude("fit", 0)
+    assert phase(verdict) == "Failed"
+    assert "user error" in said(verdict)
+    assert "tiphys resume digits-abc12" in said(verdict)
+
+
+def test_budget_of_a_cause_is_charged_over_attempts(here):
+    flow = here.submit(fit(retry=RetryPolicy(user_error=1)))
+    answers = []
+    for retry in range(2):
+        flow.admit("fit", retry)
+        answers.append(phase(flow.settle("fit", retry, exit_code="3")))
+    assert answers == ["Failed", "Succeeded"]
+
+
+def test_argo_retry_of_a_step_that_was_given_up_opens_no_attempt(here):
+    flow = here.submit(fit(gpu=GpuRequest(gpus=1)))
+    flow.admit("fit", 0)
+    flow.settle("fit", 0, exit_code="1")
+
+    again = flow.admit("fit", 1)
+
+    assert outputs(again)["run"] == "false"
+    assert "tiphys resume digits-abc12" in said(again)
+    assert phase(flow.settle("fit", 1, status="Skipped", exit_code="-1")) == "Succeeded"
+    assert "user error" in said(flow.conclude("fit", 0))
+    assert [end["attempt"] for end in ends(here)] == [1]
+    assert list(here.store.list("runs/digits-abc12/attempts/fit/000000002")) == []
+
+
+def test_settle_waits_for_the_pod_and_ends_by_force_in_the_end(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    name = flow.pod("fit", 1, phase="Running")
+    waiting = flow.settle("fit", 0, status="Error", exit_code="-1")
+    assert (phase(waiting), name in said(waiting)) == ("Pending", True)
+    assert waiting.requeue is not None
+    assert ends(here) == []
+    for _ in range(4):
+        here.clock.advance(12)
+        assert phase(flow.settle("fit", 0, status="Error", exit_code="-1")) == "Pending"
+    here.clock.advance(12)
+    assert phase(flow.settle("fit", 0, status="Error", exit_code="-1")) == "Failed"
+    assert ends(here)[0]["cause"] == "infrastructure"
+    assert b"tiphys_attempts_forced_total 1.0" in here.core.metrics.render()
+
+
+@pytest.mark.parametrize("hours", [24, -24])
+def test_clock_that_jumps_ends_nothing_by_force(here, hours):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Running")
+    flow.settle("fit", 0, status="Error", exit_code="-1")
+    here.clock.advance(hours * 3600)
+    assert phase(flow.settle("fit", 0, status="Error", exit_code="-1")) == "Pending"
+    assert ends(here) == []
+
+
+def test_settle_does_not_wait_for_pods_of_other_steps(here):
+    flow = here.submit(fit(), fit(name="fit-b"))
+    flow.admit("fit", 0)
+    flow.pod("fit-b", 1, phase="Running")
+    assert phase(flow.settle("fit", 0, exit_code="75")) == "Failed"
+
+
+def test_outputs_of_a_finished_training_are_answered(here):
+    flow = here.submit(fit())
+    key = flow.write_output(flow.admit("fit", 0), "artifacts/model", b"weights")
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+    assert phase(flow.settle("fit", 0, "Succeeded", "0")) == "Succeeded"
+    verdict = flow.conclude("fit", 0)
+    assert phase(verdict) == "Succeeded"
+    assert artifacts(verdict) == {"model": key}
+    assert [e["outcome"] for e in ends(here)] == ["done"]
+
+
+def test_result_counts_although_the_agent_was_lost_after_the_program_ended(here):
+    flow = here.submit(fit())
+    flow.write_output(flow.admit("fit", 0), "artifacts/model", b"weights")
+    flow.pod("fit", 1, phase="Succeeded", exit_code=0)
+    assert phase(flow.conclude("fit", 0, status="Error", exit_code="-1")) == "Succeeded"
+
+
+def test_attempts_that_failed_without_a_trace_are_unknown_not_guessed(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    assert phase(flow.conclude("fit", 0, status="Error", exit_code="-1")) == "Failed"
+    assert ends(here)[0]["cause"] == "unknown"
+
+
+def test_attempt_without_an_end_is_ended_before_the_next_one_opens(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    flow.pod("fit", 1, phase="Running")
+    waiting = flow.admit("fit", 1)
+    assert (phase(waiting), "Attempt 1's pod" in said(waiting)) == ("Pending", True)
+    flow.pod("fit", 1, phase="Failed", exit_code=137, reason="OOMKilled")
+    assert outputs(flow.admit("fit", 1))["attempt"] == "2"
+    assert [(e["attempt"], e["cause"]) for e in ends(here)] == [(1, "out_of_memory")]
+
+
+def test_checkpoints_on_a_volume_are_left_to_the_program(here):
+    policy = CheckpointPolicy(store="file:///mnt/checkpoints")
+    reply = here.submit(fit(checkpoints=policy)).admit("fit", 0)
+    assert outputs(reply)["lineage"] == "digits-abc12/fit"
+    assert outputs(reply)["resume-from"] == ""
+    assert outputs(reply)["checkpoint-uri"] == "file:///mnt/checkpoints/lineages/digits-abc12/fit/"
+    assert "volume file:///mnt/checkpoints" in said(reply)
+
+
+@pytest.mark.parametrize("status", ["Skipped", "Omitted"])
+def test_attempt_that_argo_never_ran_stops_the_trying(here, status):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    assert phase(flow.settle("fit", 0, status=status, exit_code="-1")) == "Succeeded"
+    assert ends(here)[0]["outcome"] == "failed"
+
+
+VOLUME = CheckpointPolicy(store="file:///mnt/checkpoints")
+
+
+def preempted(flow, attempts: int, note) -> str:
+    """Phase of the last settle after ``attempts`` tries that were killed with their node."""
+    answer = ""
+    for number in range(1, attempts + 1):
+        flow.admit("fit", number - 1)
+        note(number)
+        answer = phase(flow.settle("fit", number - 1, exit_code="137"))
+    return answer
+
+
+def test_progress_on_a_volume_pays_budgets_back_as_elsewhere(here):
+    flow = here.submit(fit(checkpoints=VOLUME, retry=RetryPolicy(infrastructure=1)))
+    progress = RunLayout("digits-abc12").progress
+    assert preempted(flow, 5, lambda number: here.store.create(progress("fit", number), b"")) == "Failed"
+    assert [end["progress"] for end in ends(here)] == [True] * 5
+
+
+def test_no_progress_on_a_volume_uses_budgets_up(here):
+    flow = here.submit(fit(checkpoints=VOLUME, retry=RetryPolicy(infrastructure=1)))
+    assert preempted(flow, 2, lambda number: None) == "Succeeded"
+    assert [end["progress"] for end in ends(here)] == [False, False]
+
+
+def test_a_volume_that_is_the_store_of_the_run_is_no_volume(here):
+    flow = here.submit(fit(checkpoints=CheckpointPolicy(store="s3://ml/tiphys")))
+    flow.admit("fit", 0)
+    commit(here.store, "digits-abc12/fit", 1, 40)
+    flow.settle("fit", 0, exit_code="75")
+    assert outputs(flow.admit("fit", 1))["resume-from"] == "1-40"
