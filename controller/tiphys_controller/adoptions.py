@@ -1,0 +1,66 @@
+"""Which steps stand by a result that a submission took over, instead of by an attempt of their own.
+
+A step that was taken over opens no attempt. Looking at attempts alone, a plan
+would run a step that another run has made again and again, or answer for it
+with its last attempt where an older one was taken.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tiphys.records import AdoptedRecord, AttemptClaim, AttemptEnd
+from tiphys.store import RunLayout, Store, find_record, read_record
+from tiphys.store.layout import parse_adopted
+from tiphys.store.runs import concurrently
+from tiphys_controller.evidence import Adoption, StepListing
+
+
+class Standing(NamedTuple):
+    """``adoption`` is None where the last attempt of the step stands. Finding out took so many requests."""
+
+    adoption: Adoption | None
+    requests: int
+
+
+def newest(keys: Iterable[str]) -> dict[str, int]:
+    """The last submission that took over a result for a step, by step id, from keys below ``adopted/``."""
+    found: dict[str, int] = {}
+    for key in keys:
+        if place := parse_adopted(key):
+            found[place[1]] = max(place[0], found.get(place[1], 0))
+    return found
+
+
+def standing(store: Store, run: str, taken: Mapping[str, int], steps: Mapping[str, StepListing]) -> dict[str, Standing]:
+    """What each step of ``taken`` stands by: one read, and three more requests if it is not its last attempt.
+
+    Raises:
+        IntegrityError: a record is damaged.
+    """
+    places = sorted(taken.items())
+    found = concurrently(lambda place: _standing(store, RunLayout(run), *place, steps.get(place[0])), places)
+    return {step: one for (step, _), one in zip(places, found, strict=True)}
+
+
+def _standing(store: Store, layout: RunLayout, step: str, submission: int, listing: StepListing | None) -> Standing:
+    record = read_record(store, layout.adopted(submission, step), AdoptedRecord)
+    last = max(listing.attempts, default=0) if listing else 0
+    own = (record.source_run, record.source_step) == (layout.run, step)
+    if own and record.source_attempt == last:
+        return Standing(None, 1)
+    if not last:
+        return Standing(_adoption(store, record, own), 3)
+    # Who took a result over opens no attempt afterwards; a later submission may.
+    later = read_record(store, layout.attempt(step, last), AttemptClaim).submission > submission
+    return Standing(None, 2) if later else Standing(_adoption(store, record, own), 4)
+
+
+def _adoption(store: Store, record: AdoptedRecord, own: bool) -> Adoption:
+    source = RunLayout(record.source_run)
+    where = "" if own else f"run {record.source_run}, step {record.source_step}, "
+    return Adoption(
+        source=f"{where}attempt {record.source_attempt}",
+        attempt=record.source_attempt if own else 0,
+        end=find_record(store, source.attempt_end(record.source_step, record.source_attempt), AttemptEnd),
+        sizes={info.key: info.size for info in store.list(source.outputs(record.source_step, record.source_attempt))},
+    )

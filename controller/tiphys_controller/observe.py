@@ -1,0 +1,130 @@
+"""Reads from storage what a plan is made of: a few listings, and the records that they leave in doubt.
+
+Neither the Workflow object nor any cluster is asked. A listing shows sizes, so
+no request is made per output.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from tiphys.records import AttemptEnd, RunRecord
+from tiphys.store import ObjectInfo, RunLayout, Store, Submission, read_record, read_run, submissions
+from tiphys.store.layout import parse_attempt, parse_done, parse_output
+from tiphys_controller.adoptions import newest, standing
+from tiphys_controller.evidence import Adoption, EndKey, StepListing, Verdict, judge, judge_adopted
+
+_READERS = 16
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What storage says of one run. ``ends`` holds the end records read so far."""
+
+    record: RunRecord
+    submissions: tuple[Submission, ...] = ()
+    steps: Mapping[str, StepListing] = field(default_factory=dict)
+    """By step id."""
+    adopted: Mapping[str, Adoption] = field(default_factory=dict)
+    """Steps that stand by a result other than that of their last attempt."""
+    ends: Mapping[EndKey, AttemptEnd] = field(default_factory=dict)
+    requests: int = 0
+    """Requests made to storage; a listing counts as one, however many pages it has."""
+
+    def verdict(self, step: str) -> Verdict:
+        """Where one step stands."""
+        if (adoption := self.adopted.get(step)) is not None:
+            return judge_adopted(adoption)
+        listing = self.steps.get(step)
+        last = max(listing.attempts, default=1) if listing else 1
+        return judge(step, listing, self.ends, RunLayout(self.record.run).outputs(step, last))
+
+    @property
+    def unfinished(self) -> list[EndKey]:
+        """Attempts that nobody has ended: the last one of each such step."""
+        last = (
+            (step, max(listing.attempts), listing.ended) for step, listing in self.steps.items() if listing.attempts
+        )
+        return sorted((step, attempt) for step, attempt, ended in last if attempt not in ended)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the last submission ran to its end and sealed success."""
+        last = self.submissions[-1].end if self.submissions else None
+        return last is not None and last.status == "Succeeded"
+
+
+def observe(store: Store, run: str) -> RunState:
+    """List one run.
+
+    Raises:
+        NotFoundError: there is no such run.
+        IntegrityError: a record is damaged.
+    """
+    record = read_run(store, run)
+    layout = RunLayout(run)
+    held = tuple(submissions(store, run))
+    read = sum(1 + (one.bound is not None) + (one.end is not None) for one in held)
+    # Outputs last: an end record that is listed was written after everything that it names.
+    attempts, done, adopted, outputs = (
+        list(store.list(prefix)) for prefix in (layout.attempts, layout.done, layout.adoptions, layout.all_outputs)
+    )
+    steps = _by_step(layout, attempts, done, outputs)
+    taken = newest(info.key for info in adopted)
+    found = standing(store, run, taken, steps)
+    stands = {step: one.adoption for step, one in found.items() if one.adoption}
+    return RunState(
+        record=record,
+        submissions=held,
+        steps={**dict.fromkeys(taken, StepListing()), **steps},
+        adopted=stands,
+        ends={(step, one.attempt): one.end for step, one in stands.items() if one.end},
+        requests=1 + 1 + read + 4 + sum(one.requests for one in found.values()),
+    )
+
+
+def with_ends(store: Store, state: RunState, wanted: Iterable[EndKey]) -> RunState:
+    """``state`` with the end records of ``wanted`` read.
+
+    Raises:
+        ObjectMissingError: one of them is gone since it was listed.
+        IntegrityError: one of them is damaged.
+    """
+    keys = sorted(set(wanted) - state.ends.keys())
+    layout = RunLayout(state.record.run)
+
+    def read(key: EndKey) -> AttemptEnd:
+        return read_record(store, layout.attempt_end(*key), AttemptEnd)
+
+    with ThreadPoolExecutor(max_workers=_READERS) as pool:
+        ends = dict(zip(keys, pool.map(read, keys), strict=True))
+    return replace(state, ends={**state.ends, **ends}, requests=state.requests + len(keys))
+
+
+def _by_step(
+    layout: RunLayout, attempts: Iterable[ObjectInfo], done: Iterable[ObjectInfo], outputs: Iterable[ObjectInfo]
+) -> dict[str, StepListing]:
+    claimed: dict[str, set[int]] = defaultdict(set)
+    ended: dict[str, set[int]] = defaultdict(set)
+    projected: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    sizes: dict[str, dict[int, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
+    for info in attempts:
+        if place := parse_attempt(info.key):
+            (ended if place[2] else claimed)[place[0]].add(place[1])
+    for info in done:
+        if projection := parse_done(info.key):
+            projected[projection[0]][projection[1]].add(projection[2])
+    for info in outputs:
+        if output := parse_output(info.key):
+            _, step, attempt = output
+            sizes[step][attempt][info.key.removeprefix(layout.outputs(step, attempt))] = info.size
+    return {
+        step: StepListing(
+            attempts=frozenset(numbers),
+            ended=frozenset(ended[step]),
+            projections={attempt: frozenset(found) for attempt, found in projected[step].items()},
+            outputs=sizes[step],
+        )
+        for step, numbers in claimed.items()
+    }

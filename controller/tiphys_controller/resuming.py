@@ -1,0 +1,133 @@
+"""Go on with a run from storage alone: fence, claim the next submission, create its Workflow, bind it."""
+
+from typing import NamedTuple
+
+from tiphys.errors import ConflictError
+from tiphys.faults import failpoint
+from tiphys.protocol.pipeline import Manifest
+from tiphys.records import Event, Outcome, SubmissionBound, SubmissionClaim, SubmissionKind
+from tiphys.store import RunLayout, Store, append_events, claim
+from tiphys_controller.fencing import fence
+from tiphys_controller.identity import Identity, workflow_name
+from tiphys_controller.planning import Planned, planned
+from tiphys_controller.prune import prune
+from tiphys_controller.report import PlanReport, report_of
+from tiphys_controller.sending import bind, check_free, send
+from tiphys_controller.submitter import LiveWorkflow, Submitter
+from tiphys_controller.turns import Turn, cluster_of, next_turn, place
+
+
+class Resumed(NamedTuple):
+    """What a resume did. ``submission`` is None where nothing was submitted."""
+
+    run: str
+    plan: PlanReport
+    submission: int | None = None
+    workflow_name: str = ""
+    uid: str = ""
+    fenced: tuple[str, ...] = ()
+    """Attempts taken away from the submission before, as ``step/attempt``."""
+
+
+def resume(store: Store, submitter: Submitter, run: str, force: bool = False, dry_run: bool = False) -> Resumed:
+    """Submit what is missing of a run, once.
+
+    Nothing is submitted where nothing is missing. After a crash between claim
+    and create, the claimed number is used and not another.
+
+    Args:
+        store: Where the run is kept.
+        submitter: Where the next Workflow goes.
+        run: Name of the run.
+        force: Go on although the last submission may still be running.
+        dry_run: Plan and prune, and write nothing.
+
+    Raises:
+        NotFoundError: there is no such run.
+        UsageError: the run cannot be pruned, and why.
+        ConflictError: it is still running, or somebody else resumes it.
+        IntegrityError: a record is damaged.
+    """
+    found = planned(store, run)
+    if not found.plan.running:
+        return Resumed(run, report_of(found, store.url))
+    # What cannot be pruned must be refused before anything is written.
+    _pruned(store, found, Turn(len(found.state.submissions) + 1, "default"))
+    if dry_run:
+        return Resumed(run, report_of(found, store.url))
+    if recovered := _recover(store, submitter, found):
+        return Resumed(run, report_of(found, store.url), recovered.submission, recovered.workflow_name, recovered.uid)
+    turn = _take_turn(store, submitter, found, force)
+    fenced = fence(store, run, found.state.unfinished)
+    failpoint("resume.after_fence")
+    if any(end.outcome is Outcome.DONE for end in fenced):
+        found = planned(store, run)
+        if not found.plan.running:
+            return Resumed(run, report_of(found, store.url))
+    claimed = turn.claimed or _claim(store, submitter, found, turn)
+    live = send(store, submitter, claimed, _pruned(store, found, turn), "resume")
+    taken = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is Outcome.FENCED)
+    append_events(store, run, "controller", [_event(found, claimed, live, taken)])
+    return Resumed(run, report_of(found, store.url), claimed.submission, live.name, live.uid, taken)
+
+
+def _recover(store: Store, submitter: Submitter, found: Planned) -> SubmissionBound | None:
+    """Bind a Workflow that was created by somebody who died before they could; None if there is none that runs."""
+    last = found.state.submissions[-1] if found.state.submissions else None
+    if last is None or last.bound or cluster_of(last) not in ("", submitter.cluster):
+        return None
+    live = submitter.find(*place(last))
+    bound = bind(store, submitter.cluster, last.claim, live) if live else None
+    return bound if live and live.running else None
+
+
+def _take_turn(store: Store, submitter: Submitter, found: Planned, force: bool) -> Turn:
+    last = found.state.submissions[-1] if found.state.submissions else None
+    live = submitter.find(*place(last)) if last else None
+    namespace = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
+    turn = next_turn(last, live, submitter.cluster, namespace, force)
+    if turn.claimed is None:
+        check_free(store, submitter, turn.namespace, found.state.record.run, turn.submission)
+    return turn
+
+
+def _pruned(store: Store, found: Planned, turn: Turn) -> Manifest:
+    run = found.state.record.run
+    name = turn.claimed.workflow_name if turn.claimed else workflow_name(run, turn.submission)
+    return prune(found.pipeline, found.plan, store.artifact_key, Identity(run, turn.submission, name, turn.namespace))
+
+
+def _claim(store: Store, submitter: Submitter, found: Planned, turn: Turn) -> SubmissionClaim:
+    run = found.state.record.run
+    wanted = SubmissionClaim(
+        run=run,
+        submission=turn.submission,
+        kind=SubmissionKind.RESUME if turn.submission > 1 else SubmissionKind.ORIGINAL,
+        workflow_name=workflow_name(run, turn.submission),
+        namespace=turn.namespace,
+        cluster=submitter.cluster,
+        steps=found.plan.running,
+    )
+    held, won = claim(store, RunLayout(run).submission(turn.submission), wanted)
+    if not won:
+        raise ConflictError(
+            f"somebody else resumes run {run}: submission {turn.submission} was claimed at {held.written_at:%H:%M:%S} "
+            f"UTC for cluster {held.cluster or 'unknown'} as Workflow {held.namespace}/{held.workflow_name}"
+        )
+    return wanted
+
+
+def _event(found: Planned, claimed: SubmissionClaim, live: LiveWorkflow, fenced: tuple[str, ...]) -> Event:
+    running = found.plan.running
+    skipped = [task.name for task in found.plan.tasks if task.name not in running]
+    message = f"submission {claimed.submission} runs {', '.join(running)}"
+    if skipped:
+        message += f"; finished before: {', '.join(skipped)}"
+    data = {
+        "submission": claimed.submission,
+        "workflow": live.name,
+        "run": list(running),
+        "skipped": skipped,
+        "fenced": list(fenced),
+    }
+    return Event(name="run.resumed", message=message, data=data)

@@ -1,0 +1,128 @@
+"""Begin a run: record it, claim its first submission, create its Workflow."""
+
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tiphys.errors import ConflictError, UsageError
+from tiphys.faults import failpoint
+from tiphys.protocol.pipeline import CompiledPipeline, Manifest, parameters_of
+from tiphys.protocol.policy import RUN_PARAMETER, SUBMISSION_PARAMETER
+from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run, digest, run_name
+from tiphys.store import RunLayout, Store, claim
+from tiphys_controller.identity import Identity, identified, workflow_name
+from tiphys_controller.references import has_tags, substitute
+from tiphys_controller.sending import check_free, send
+from tiphys_controller.submitter import Submitter
+
+# Letters and digits that nobody mistakes for another, and that spell no word.
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_SUFFIX_LENGTH = 5
+_LONGEST_PIPELINE = 57
+_NAME_ATTEMPTS = 5
+
+
+class Started(NamedTuple):
+    """The first submission of a new run."""
+
+    run: str
+    submission: int
+    workflow_name: str
+    uid: str
+
+
+def random_suffix() -> str:
+    """Five characters that tell runs of one pipeline apart."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(_SUFFIX_LENGTH))
+
+
+def start(
+    store: Store,
+    submitter: Submitter,
+    manifest: Manifest,
+    run: str | None = None,
+    namespace: str = "default",
+    suffix: Callable[[], str] = random_suffix,
+) -> Started:
+    """Start a run of a compiled pipeline.
+
+    Args:
+        store: Where the run is kept.
+        submitter: Where its Workflow goes.
+        manifest: The compiled Workflow.
+        run: Name of the run; None: what the author's ``run_name`` makes, else the
+            pipeline's name and ``suffix``.
+        namespace: Namespace of the Workflow.
+        suffix: Gives the random part of a name.
+
+    Raises:
+        UsageError: the name is not valid, or not the one that the pipeline
+            makes; or Tiphys did not compile the Workflow.
+        ConflictError: the run, or a Workflow of its name, exists.
+    """
+    pipeline = CompiledPipeline.from_manifest(manifest)
+    record = _recorded(store, submitter, pipeline, run, namespace, suffix)
+    failpoint("start.after_record")
+    wanted = SubmissionClaim(
+        run=record.run,
+        submission=1,
+        kind=SubmissionKind.ORIGINAL,
+        workflow_name=workflow_name(record.run, 1),
+        namespace=namespace,
+        cluster=submitter.cluster,
+    )
+    taken = claim(store, RunLayout(record.run).submission(1), wanted)
+    if not taken.won:
+        raise ConflictError(f"run {record.run} was submitted by somebody else in this moment; see `tiphys get`")
+    live = send(store, submitter, wanted, record.workflow, "start")
+    return Started(record.run, 1, live.name, live.uid)
+
+
+def _recorded(
+    store: Store,
+    submitter: Submitter,
+    pipeline: CompiledPipeline,
+    run: str | None,
+    namespace: str,
+    suffix: Callable[[], str],
+) -> RunRecord:
+    run = _authored_name(pipeline, run) or run
+    for _ in range(1 if run else _NAME_ATTEMPTS):
+        name = check_run(run or f"{pipeline.name[:_LONGEST_PIPELINE].rstrip('-.')}-{suffix()}")
+        check_free(store, submitter, namespace, name, 1)
+        wanted = _record(pipeline, name, namespace)
+        if claim(store, RunLayout(name).record, wanted).won:
+            return wanted
+    raise ConflictError(
+        f"{store.url} already has a run {name!r}; choose another name, or go on with it by `tiphys resume {name}`"
+    )
+
+
+def _authored_name(pipeline: CompiledPipeline, wanted: str | None) -> str:
+    """The name that the author's ``run_name`` makes, which the plugin gets from Argo, too; empty without one."""
+    known = {f"workflow.parameters.{name}": value for name, value in parameters_of(pipeline.manifest).items()}
+    text = substitute(pipeline.run_name, known.get)
+    if has_tags(text):
+        raise UsageError(
+            f"pipeline {pipeline.name} names its runs {pipeline.run_name!r}, and a parameter in it has no value; "
+            "give the parameter"
+        )
+    name = run_name(text) if text else ""
+    if name and wanted not in (None, name):
+        raise UsageError(
+            f"pipeline {pipeline.name} names its runs itself, and this one {name!r}, not {wanted!r}; leave the name "
+            "out, change the parameters that it is made from, or take run_name out of the pipeline"
+        )
+    return name
+
+
+def _record(pipeline: CompiledPipeline, run: str, namespace: str) -> RunRecord:
+    workflow = identified(pipeline.manifest, Identity(run, 1, workflow_name(run, 1), namespace))
+    ours = (RUN_PARAMETER, SUBMISSION_PARAMETER)
+    return RunRecord(
+        run=run,
+        pipeline=pipeline.name,
+        workflow=workflow,
+        digest=digest(workflow),
+        parameters={name: value for name, value in parameters_of(workflow).items() if name not in ours},
+    )

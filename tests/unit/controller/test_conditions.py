@@ -1,0 +1,130 @@
+"""``depends`` without its finished tasks: the same decision, and the same waiting.
+
+| written | a is | left |
+|---|---|---|
+| `a`, `a.Succeeded`, `a.Omitted \\|\\| a` | done | true |
+| `a.Failed`, `!a`, `a.Skipped` | done | false |
+| `a && b` | done | `b` |
+| `a \\|\\| b` | done | b ended, in whatever way |
+| `a.Failed && b` | done | never, once b ended |
+"""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiphys_controller.conditions import (
+    DONE,
+    DONE_GROUP,
+    OMITTED,
+    RESULTS,
+    Expression,
+    parse,
+    simplify,
+    tasks_in,
+    without,
+)
+
+from tiphys.errors import UsageError
+
+ENDED = " || ".join(f"b.{result}" for result in RESULTS)
+# What holds for a task that ended in each way; "" is the bare name.
+HOLDS = {
+    result: frozenset({result} | ({""} if result in ("Succeeded", "Skipped", "Daemoned") else set()))
+    for result in RESULTS
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "left"),
+    [
+        ("a", True),
+        ("a.Succeeded", True),
+        ("a.Omitted || a", True),
+        ("a.Failed", False),
+        ("!a", False),
+        ("a.Skipped", False),
+        ("a.AnySucceeded", False),
+        ("a && b", "b"),
+        ("b.Failed && a.Succeeded", "b.Failed"),
+        ("a || b", ENDED),
+        ("a && (b || c)", "b || c"),
+        ("(a || b) && c", f"c && ({ENDED})"),
+        ("a.Failed && b", f"({ENDED}) && (b.Succeeded && b.Failed)"),
+        ("!(a && b)", "!b"),
+        ("!(b || c) && a", "!(b || c)"),
+    ],
+)
+def test_done_task_leaves(written: str, left: str | bool) -> None:
+    assert without(written, {"a": DONE}) == left
+
+
+def test_a_done_fan_out_has_an_item_that_succeeded_and_none_that_failed() -> None:
+    assert without("a.AnySucceeded", {"a": DONE_GROUP}) is True
+    assert without("a.AllFailed", {"a": DONE_GROUP}) is False
+
+
+def test_an_omitted_task_holds_back_whoever_names_it_bare() -> None:
+    assert without("a", {"a": OMITTED}) is False
+    assert without("a.Omitted", {"a": OMITTED}) is True
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("a &&", "a task is missing at the end"),
+        ("&& a", "a task is missing before '&&'"),
+        ("(a || b", "a bracket is not closed"),
+        ("a b", "'b' is not expected there"),
+        ("a == b", "'==' is not expected there"),
+        ("a.Done", "'Done' is no result of a task"),
+        ("", "a task is missing at the end"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_place(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match="depends") as caught:
+        parse(text)
+
+    assert what in str(caught.value)
+
+
+def expressions() -> st.SearchStrategy[str]:
+    names = st.sampled_from(["a", "b", "c"])
+    results = st.sampled_from(["", *(f".{result}" for result in RESULTS)])
+    return st.recursive(
+        st.builds(str.__add__, names, results),
+        lambda inner: st.one_of(
+            st.builds("!({})".format, inner),
+            st.builds("({}) && ({})".format, inner, inner),
+            st.builds("({}) || ({})".format, inner, inner),
+        ),
+        max_leaves=6,
+    )
+
+
+def holds(expression: Expression, endings: dict[str, str]) -> bool:
+    found = simplify(expression, {task: HOLDS[ending] for task, ending in endings.items()})
+    assert isinstance(found, bool)
+    return found
+
+
+@given(expressions(), st.sampled_from(["Succeeded", "Omitted"]))
+def test_leaving_a_finished_task_out_changes_neither_decision_nor_waiting(text: str, ending: str) -> None:
+    left = without(text, {"a": DONE if ending == "Succeeded" else OMITTED})
+    others = sorted(set(tasks_in(parse(text))) - {"a"})
+
+    if isinstance(left, bool):
+        assert others == []
+    else:
+        assert set(tasks_in(parse(left))) == set(others)
+    for endings in itertools.product(RESULTS, repeat=len(others)):
+        world = dict(zip(others, endings, strict=True))
+        before = holds(parse(text), {**world, "a": ending})
+        assert before is (left if isinstance(left, bool) else holds(parse(left), world))
+
+
+@given(expressions())
+def test_a_condition_reads_back_as_it_prints(text: str) -> None:
+    expression = parse(text)
+    assert parse(str(expression)) == expression

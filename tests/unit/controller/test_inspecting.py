@@ -1,0 +1,88 @@
+"""What people see of a store: a line per run, and everything about one run."""
+
+import pytest
+from support.compiled import History, gated, pipeline_of
+from support.submitter import FakeSubmitter
+from tiphys_controller import Phase, describe, runs_table, start
+
+from tiphys.errors import NotFoundError
+from tiphys.records import RunSealed
+from tiphys.store import RunLayout, Store
+
+PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), parameters={"lr": "0.1"})
+
+
+def test_a_run_is_summed_up_from_storage(store: Store, submitter: FakeSubmitter) -> None:
+    run = start(store, submitter, PIPELINE, "digits-1").run
+    History(store, run).done("prep")
+
+    [row] = runs_table(store)
+
+    assert (row.run, row.pipeline, row.submissions, row.steps_done, row.steps_total) == ("digits-1", "digits", 1, 1, 2)
+    assert row.phase is Phase.UNKNOWN
+    assert row.last_activity is not None
+
+
+def test_the_cluster_at_hand_knows_more(store: Store, submitter: FakeSubmitter) -> None:
+    started = start(store, submitter, PIPELINE, "digits-1")
+    assert runs_table(store, submitter)[0].phase is Phase.RUNNING
+
+    submitter.end(started.workflow_name, "Running")
+    assert runs_table(store, submitter)[0].phase is Phase.INTERRUPTED
+
+
+def test_another_cluster_does_not(store: Store, submitter: FakeSubmitter) -> None:
+    start(store, submitter, PIPELINE, "digits-1")
+    elsewhere = FakeSubmitter(submitter.folder, cluster="east")
+
+    assert runs_table(store, elsewhere)[0].phase is Phase.UNKNOWN
+
+
+def test_a_workflow_that_took_the_name_is_not_the_runs(store: Store, submitter: FakeSubmitter) -> None:
+    submitter.delete(start(store, submitter, PIPELINE, "digits-1").workflow_name)
+    submitter.create({"metadata": {"name": "digits-1", "namespace": "default", "uid": "another"}})
+
+    assert runs_table(store, submitter)[0].phase is Phase.INTERRUPTED
+
+
+def test_one_damaged_run_does_not_hide_the_others(store: Store, submitter: FakeSubmitter) -> None:
+    start(store, submitter, PIPELINE, "digits-1")
+    store.create(RunLayout("digits-2").record, b"{garbage")
+
+    good, bad = runs_table(store)
+
+    assert (good.run, good.steps_total) == ("digits-1", 2)
+    assert (bad.run, bad.phase, bad.steps_total) == ("digits-2", Phase.UNKNOWN, 0)
+    assert "run.json is not a valid RunRecord" in bad.reason
+
+
+def test_an_empty_store_has_no_runs(store: Store) -> None:
+    assert runs_table(store) == []
+
+
+def test_everything_about_one_run(store: Store, submitter: FakeSubmitter) -> None:
+    run = start(store, submitter, PIPELINE, "digits-1").run
+    history = History(store, run)
+    history.failed("prep", 1, message="node went away")
+    history.done("prep", 2, parameters={"n": "5"}, artifacts={"data": b"x"})
+    sealed = RunSealed(run=run, submission=1, status="Failed")
+    store.create(history.layout.submission_end(1), sealed.to_bytes())
+
+    detail = describe(store, run)
+
+    assert detail.summary.phase is Phase.FAILED
+    assert detail.parameters == {"lr": "0.1"}
+    [submission] = detail.submissions
+    assert (submission.cluster, submission.uid, submission.status) == ("west", "uid-of-digits-1", "Failed")
+    prep, fit = detail.steps
+    assert (prep.decision, fit.decision, fit.attempts) == ("skip", "run", ())
+    assert [(a.attempt, a.outcome, a.cause, a.message) for a in prep.attempts] == [
+        (1, "failed", "preemption", "node went away"),
+        (2, "done", "", ""),
+    ]
+    assert prep.attempts[1].outputs == {"n": "5", "data": f"{history.layout.outputs('prep', 2)}artifacts/data"}
+
+
+def test_an_unknown_run_is_named(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="digits-9"):
+        describe(store, "digits-9")
