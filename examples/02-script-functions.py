@@ -1,0 +1,57 @@
+"""Python functions as steps: what one returns, the next one takes.
+
+Each function runs in a container of its own, so it imports what it needs. An
+artifact arrives as a path; what is returned is written where the annotation
+says, as text, bytes, JSON or a copy of the path.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from hera.workflows import Artifact, Parameter
+
+from hera_pipelines import Checkpoints, Pipeline, Retries, step, train
+
+IMAGE = "ghcr.io/acme/digits:1.4"
+
+Data = Annotated[Path, Artifact(name="data", path="/tmp/data")]
+Model = Annotated[dict[str, float], Artifact(name="model")]
+Loss = Annotated[float, Parameter(name="loss")]
+
+
+@step(image=IMAGE, retries=Retries(infrastructure=3))
+def preprocess(source: str) -> Data:
+    import pathlib
+
+    target = pathlib.Path("/tmp/data")
+    target.write_text(f"digits from {source}")
+    return target
+
+
+@train(image=IMAGE, checkpoints=Checkpoints(every="100 steps", save_time="10s"), grace="1m")
+def fit(data: Data, lr: float = 0.1) -> tuple[Model, Loss]:
+    from tiphys import checkpoint
+
+    examples = data.read_text()
+    with checkpoint.session() as session:
+        state = session.restore(default={"step": 0, "weight": 0.0})
+        for number in range(int(state["step"]), 1000):
+            state = {"step": number + 1, "weight": state["weight"] + lr * len(examples)}
+            session.step(number + 1, state)
+    return {"weight": state["weight"]}, 1 / state["weight"]
+
+
+@step(image=IMAGE)
+def report(loss: float) -> None:
+    print(f"loss {loss}")
+
+
+with Pipeline(
+    "functions",
+    store="s3://ml/tiphys",
+    arguments=[Parameter(name="source", value="s3://raw/digits"), Parameter(name="lr", value="0.1")],
+    run_name="functions-lr{lr}",
+) as pipeline:
+    data = preprocess(source=pipeline.get_parameter("source"))
+    model = fit(data, lr=pipeline.get_parameter("lr"))
+    report(loss=model)

@@ -1,0 +1,25 @@
+"""Checkpoints on a shared volume: quicker to save than object storage, and there for the next attempt.
+
+The claim exists by itself and is ReadWriteMany, so it outlives every Workflow
+and follows an attempt to another node. What happened is still recorded in the
+run store.
+"""
+
+from hera.workflows import DAG, Artifact
+
+from hera_pipelines import Checkpoints, Pipeline, SharedVolume, Train
+
+with Pipeline("shared-volume", store="s3://ml/tiphys", entrypoint="main") as pipeline:
+    fit = Train(
+        name="fit",
+        image="ghcr.io/acme/digits:1.4",
+        command=["python", "train.py"],
+        outputs=[Artifact(name="model", path="/tmp/model")],
+        checkpoints=Checkpoints(
+            every="2m",
+            save_time="5s",
+            volume=SharedVolume(claim="training-checkpoints", mount_path="/mnt/checkpoints"),
+        ),
+    )
+    with DAG(name="main"):
+        fit()

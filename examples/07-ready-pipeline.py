@@ -1,0 +1,26 @@
+"""The ready pipeline: validate, preprocess, train, register. Bring four programs.
+
+templates/ holds it compiled, as a WorkflowTemplate and as a CronWorkflow.
+"""
+
+from hera_pipelines import Checkpoints
+from hera_pipelines.pipelines import Program, Training, train_pipeline
+
+IMAGE = "ghcr.io/acme/digits:1.4"
+
+
+def program(name: str, *args: str) -> Program:
+    return Program(image=IMAGE, command=["python", "-m", f"digits.{name}", *args])
+
+
+pipeline = train_pipeline(
+    "train",
+    store="s3://ml/tiphys",
+    source="s3://raw/digits",
+    parameters={"lr": "0.1"},
+    validate=program("validate", "{{inputs.parameters.source}}"),
+    preprocess=program("preprocess", "{{inputs.parameters.source}}"),
+    train=program("train", "--lr", "{{workflow.parameters.lr}}"),
+    register=program("register"),
+    training=Training(gpus=1, queue="research", checkpoints=Checkpoints(every="10m", save_time="30s"), grace="2m"),
+)

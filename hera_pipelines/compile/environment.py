@@ -1,0 +1,45 @@
+"""What a gated container finds in its environment."""
+
+from hera_pipelines.compile import names
+from hera_pipelines.compile.gated import GatedStep
+from tiphys.protocol import environment
+from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.policy import CheckpointPolicy
+
+
+def variables(step: GatedStep, store: str) -> list[Manifest]:
+    """The variables of `tiphys.protocol.environment`, as Kubernetes wants them."""
+    values = {
+        environment.STORE: store,
+        environment.RUN: _answer("run-id"),
+        environment.STEP: _answer("step"),
+        environment.ATTEMPT: _answer("attempt"),
+        environment.GRACE_SECONDS: str(step.grace_seconds),
+    }
+    checkpoints = step.spec().checkpoints
+    if checkpoints is not None:
+        values |= _checkpoint_values(checkpoints, store)
+    values |= _paths(step)
+    return [{"name": name, "value": value} for name, value in values.items() if value]
+
+
+def _checkpoint_values(policy: CheckpointPolicy, store: str) -> dict[str, str]:
+    return {
+        environment.LINEAGE: _answer("lineage"),
+        environment.RESUME_FROM: _answer("resume-from"),
+        environment.CHECKPOINT_URI: _answer("checkpoint-uri"),
+        environment.CHECKPOINT_STORE: policy.store or store,
+        environment.SAVE_EVERY: f"{policy.every:g}{'s' if policy.every_unit == 'seconds' else ' steps'}",
+        environment.KEEP_LAST: "all" if policy.keep_last is None else str(policy.keep_last),
+    }
+
+
+def _paths(step: GatedStep) -> dict[str, str]:
+    inputs = {environment.input_path_variable(a["name"]): a["path"] for a in step.input_artifacts}
+    parameters = {environment.output_path_variable(p["name"]): p["valueFrom"]["path"] for p in step.output_parameters}
+    artifacts = {environment.output_path_variable(a["name"]): a["path"] for a in step.output_artifacts}
+    return inputs | parameters | artifacts
+
+
+def _answer(name: str) -> str:
+    return f"{{{{inputs.parameters.{names.answer(name)}}}}}"

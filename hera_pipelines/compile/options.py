@@ -1,0 +1,24 @@
+"""What compile is told beside the Workflow itself."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Facts about the pipeline and the place it will run in.
+
+    Attributes:
+        pipeline: Name of the pipeline; empty: the Workflow's name, or its
+            generateName without the final ``-``.
+        store: URL of the run store, such as ``s3://ml/tiphys``; empty: steps
+            learn none, and checkpoints need a shared volume.
+        run_name: Name of the run, made from workflow parameters, such as
+            ``digits-lr{lr}``; empty: the parameter ``tiphys-run`` decides.
+        queues: Queues that exist. A step that names another is refused. None
+            skips the check.
+    """
+
+    pipeline: str = ""
+    store: str = ""
+    run_name: str = ""
+    queues: frozenset[str] | None = None

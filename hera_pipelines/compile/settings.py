@@ -1,0 +1,68 @@
+"""What the author of a step asked for, as it travels from decorator to compile.
+
+It rides in the annotation ``tiphys.dev/step`` of the author's own template, so
+that compile stays a function from one document to another and a template that
+was written as YAML can ask for the same. In the compiled Workflow the
+annotation's place is taken by the `StepSpec`.
+"""
+
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt, ValidationError
+
+from tiphys.errors import UsageError
+from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
+
+
+class _Setting(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SharedVolume(_Setting):
+    """An existing claim that every attempt mounts, wherever it runs.
+
+    ``access_mode`` is the claim's own; only ``ReadWriteMany`` follows an
+    attempt to another node.
+    """
+
+    claim: str
+    mount_path: str = "/mnt/checkpoints"
+    access_mode: str = "ReadWriteMany"
+
+
+class Spot(_Setting):
+    """Nodes that may be taken away: their label, and their taint if they bear one of the same key."""
+
+    label: str
+    value: str = "true"
+    tainted: bool = True
+
+
+class StepSettings(_Setting):
+    """All that a step can ask for. `StepSpec` says what the shared fields mean."""
+
+    kind: Kind
+    cache: bool = True
+    share: bool = False
+    retry: RetryPolicy = RetryPolicy()
+    gpu: GpuRequest | None = None
+    checkpoints: CheckpointPolicy | None = None
+    volume: SharedVolume | None = None
+    """Where checkpoints lie; None: in the run store."""
+    grace_seconds: NonNegativeFloat | None = None
+    """Time between SIGTERM and SIGKILL; None: Kubernetes' 30 s."""
+    deadline_seconds: PositiveInt | None = None
+    """activeDeadlineSeconds of the container; None: no deadline."""
+    spot: tuple[Spot, ...] = ()
+    """Kinds of spot nodes it may run on. One: only on those. Several: their taints are tolerated."""
+
+    @classmethod
+    def from_annotation(cls, template: str, text: str) -> "StepSettings":
+        """Read the annotation of the author's template called ``template``."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the document"
+            raise UsageError(
+                f"template {template!r}: its annotation tiphys.dev/step is not valid at {where}: {first['msg']}; "
+                "let @step or @train write it"
+            ) from error

@@ -1,0 +1,169 @@
+"""The two shapes of a gated step, as `docs/architecture.md` draws them.
+
+Their structure ran green on Argo 4.1: skipped and adopted, retried after exit
+code 75 and after a deleted pod, under stop and under terminate.
+"""
+
+from hera_pipelines.compile import names
+from hera_pipelines.compile.gated import GatedStep
+from hera_pipelines.compile.operations import (
+    EXIT_CODE,
+    STATUS,
+    Identity,
+    admit_template,
+    conclude_template,
+    input_value,
+    item_input,
+    settle_template,
+    without_empty,
+)
+from hera_pipelines.compile.program import answers, run_template
+from hera_pipelines.compile.retries import attempts_strategy
+from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.policy import STEP_ANNOTATION
+
+_NO_EXIT_CODE = "-1"
+_GO_ON = {"failed": True, "error": True}
+
+
+def step_templates(step: GatedStep, identity: Identity, store: str) -> list[Manifest]:
+    """All templates of one step, the wrapper first."""
+    return _train_shape(step, identity, store) if step.trains else _step_shape(step, identity, store)
+
+
+def _step_shape(step: GatedStep, identity: Identity, store: str) -> list[Manifest]:
+    groups = [[_admit(step)], [_run(step)], [_conclude(step, "run", _exit_code_of("run"))]]
+    return [
+        _wrapper(step, groups),
+        admit_template(step, identity),
+        run_template(step, store),
+        conclude_template(step, identity),
+    ]
+
+
+def _train_shape(step: GatedStep, identity: Identity, store: str) -> list[Manifest]:
+    attempts: Manifest = {
+        "name": "attempts",
+        "template": step.names.attempt,
+        "arguments": _handed_down(step),
+        "continueOn": _GO_ON,
+    }
+    # A composite node has no exit code; settle saw the one of each attempt.
+    groups = [[without_empty(attempts)], [_conclude(step, "attempts", _NO_EXIT_CODE)]]
+    return [
+        _wrapper(step, groups),
+        _attempt_template(step),
+        admit_template(step, identity),
+        run_template(step, store),
+        settle_template(step, identity),
+        conclude_template(step, identity),
+    ]
+
+
+def _wrapper(step: GatedStep, groups: list[list[Manifest]]) -> Manifest:
+    return without_empty(
+        {
+            "name": step.name,
+            "metadata": {"annotations": {STEP_ANNOTATION: step.spec().model_dump_json()}},
+            "inputs": _wrapper_inputs(step),
+            "outputs": _wrapper_outputs(step),
+            "steps": groups,
+        }
+    )
+
+
+def _wrapper_inputs(step: GatedStep) -> Manifest:
+    # Only a leaf template may say where an artifact lies in the container.
+    artifacts = [{k: v for k, v in a.items() if k not in ("path", "mode", "recurseMode")} for a in step.input_artifacts]
+    return without_empty({"parameters": step.input_parameters + item_input(step), "artifacts": artifacts})
+
+
+def _wrapper_outputs(step: GatedStep) -> Manifest:
+    parameters = [
+        _exported(p, valueFrom={"parameter": f"{{{{steps.conclude.outputs.parameters.{p['name']}}}}}"})
+        for p in step.output_parameters
+    ]
+    artifacts = [
+        {**_exported(a), "from": f"{{{{steps.conclude.outputs.artifacts.{a['name']}}}}}"} for a in step.output_artifacts
+    ]
+    return without_empty({"parameters": parameters, "artifacts": artifacts})
+
+
+def _exported(output: Manifest, **fields: Manifest) -> Manifest:
+    kept: Manifest = {field: output[field] for field in ("name", "globalName", "description") if field in output}
+    return {**kept, **fields}
+
+
+def _attempt_template(step: GatedStep) -> Manifest:
+    settle: Manifest = {
+        "name": "settle",
+        "template": step.names.settle,
+        "arguments": _observations(step, "run", _exit_code_of("run")),
+    }
+    inputs = without_empty(
+        {
+            "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
+            "artifacts": [
+                {field: a[field] for field in ("name", "optional") if field in a} for a in step.input_artifacts
+            ],
+        }
+    )
+    return without_empty(
+        {
+            "name": step.names.attempt,
+            "inputs": inputs,
+            "retryStrategy": attempts_strategy(step.settings.retry),
+            "steps": [[_admit(step)], [_run(step)], [settle]],
+        }
+    )
+
+
+def _admit(step: GatedStep) -> Manifest:
+    return without_empty({"name": "admit", "template": step.names.admit, "arguments": _handed_down(step)})
+
+
+def _run(step: GatedStep) -> Manifest:
+    given = _handed_down(step, item=False)
+    answered = [
+        {"name": names.answer(name), "value": f"{{{{steps.admit.outputs.parameters.{name}}}}}"}
+        for name in answers(step)
+    ]
+    return {
+        "name": "run",
+        "template": step.names.run,
+        "when": "{{steps.admit.outputs.parameters.run}} == true",
+        "arguments": {**given, "parameters": given.get("parameters", []) + answered},
+        "continueOn": _GO_ON,
+    }
+
+
+def _conclude(step: GatedStep, of: str, exit_code: str) -> Manifest:
+    return {
+        "name": "conclude",
+        "template": step.names.conclude,
+        "arguments": _observations(step, of, exit_code),
+    }
+
+
+def _observations(step: GatedStep, of: str, exit_code: str) -> Manifest:
+    seen = [{"name": STATUS, "value": f"{{{{steps.{of}.status}}}}"}, {"name": EXIT_CODE, "value": exit_code}]
+    return {"parameters": seen + _items(step)}
+
+
+def _exit_code_of(name: str) -> str:
+    # A plain {{steps.run.exitCode}} would hang the workflow for ever where no exit code was seen.
+    return f"{{{{=steps['{name}'].exitCode ?? '{_NO_EXIT_CODE}'}}}}"
+
+
+def _handed_down(step: GatedStep, item: bool = True) -> Manifest:
+    parameters = [{"name": p["name"], "value": input_value(p["name"])} for p in step.input_parameters]
+    artifacts = [
+        {"name": a["name"], "from": f"{{{{inputs.artifacts.{a['name']}}}}}"}
+        | ({"optional": True} if a.get("optional") else {})
+        for a in step.input_artifacts
+    ]
+    return without_empty({"parameters": parameters + (_items(step) if item else []), "artifacts": artifacts})
+
+
+def _items(step: GatedStep) -> list[Manifest]:
+    return [{"name": names.ITEM, "value": input_value(names.ITEM)}] if step.fan_out else []

@@ -1,0 +1,185 @@
+"""What an author writes beside a step, and how it becomes settings."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings
+from hera_pipelines.local.durations import seconds
+from tiphys.errors import UsageError
+from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
+
+GKE_SPOT = Spot(label="cloud.google.com/gke-spot")
+EKS_SPOT = Spot(label="eks.amazonaws.com/capacityType", value="SPOT", tainted=False)
+AKS_SPOT = Spot(label="kubernetes.azure.com/scalesetpriority", value="spot")
+KARPENTER_SPOT = Spot(label="karpenter.sh/capacity-type", value="spot", tainted=False)
+
+_TAINTED = (GKE_SPOT, AKS_SPOT)
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+Duration = str | int | float
+"""``90s``, ``10m``, ``1h30m``, or a number of seconds."""
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How many attempts each cause may cost before a step is given up. None: no limit.
+
+    In a training step every cause has its own budget, a committed checkpoint
+    refunds what was spent, and `tiphys resume` starts afresh. In a plain step
+    Argo repeats the container and counts all causes together: a budget of 0
+    means that the cause is not worth another try, and the sum of the others is
+    the limit.
+    """
+
+    preemption: int | None = None
+    infrastructure: int | None = 10
+    out_of_memory: int | None = 1
+    deadline: int | None = 0
+    user_error: int | None = 0
+    output_missing: int | None = 0
+    unknown: int | None = 2
+    backoff: Duration = "5s"
+    """Wait before the second attempt."""
+    backoff_factor: int = 2
+    backoff_cap: Duration = "5m"
+
+    def policy(self) -> RetryPolicy:
+        """The budgets as the plugin reads them."""
+        budgets = {cause: getattr(self, cause) for cause in _CAUSES}
+        return _checked(
+            RetryPolicy,
+            "Retries",
+            **budgets,
+            backoff_seconds=duration(self.backoff, "Retries(backoff=…)"),
+            backoff_factor=self.backoff_factor,
+            backoff_cap_seconds=duration(self.backoff_cap, "Retries(backoff_cap=…)"),
+        )
+
+
+_CAUSES = ("preemption", "infrastructure", "out_of_memory", "deadline", "user_error", "output_missing", "unknown")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When a training step saves, and what is kept.
+
+    Attributes:
+        every: A duration, or a number of optimizer steps: ``100 steps``.
+        keep_last: How many checkpoints to keep; None: all.
+        save_time: How long one save takes; grace must not be shorter.
+        volume: Where checkpoints lie instead of the run store.
+    """
+
+    every: Duration = "10m"
+    keep_last: int | None = 3
+    save_time: Duration = 0
+    volume: SharedVolume | None = None
+
+    def policy(self) -> CheckpointPolicy:
+        """The policy as trainer and plugin read it."""
+        every, unit = _every(self.every)
+        return _checked(
+            CheckpointPolicy,
+            "Checkpoints",
+            every=every,
+            every_unit=unit,
+            keep_last=self.keep_last,
+            save_seconds=duration(self.save_time, "Checkpoints(save_time=…)"),
+        )
+
+
+class Interval(NamedTuple):
+    every: float
+    unit: Literal["seconds", "steps"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Everything that can stand in `@step`, `@train`, `Step` and `Train` beside Hera's own arguments."""
+
+    kind: Kind
+    cache: bool = True
+    share: bool = False
+    retries: Retries | None = None
+    grace: Duration | None = None
+    deadline: Duration | None = None
+    spot: bool | Spot = False
+    gpus: int = 0
+    gpu_type: str | None = None
+    min_gpu_memory_mb: int | None = None
+    queue: str = "default"
+    priority: int = 0
+    checkpoints: Checkpoints | None = None
+
+    def settings(self, step: str) -> StepSettings:
+        """The settings that travel in the annotation of ``step``.
+
+        Raises:
+            UsageError: a value makes no sense; the message says which.
+        """
+        where = f"step {step!r}"
+        deadline = None if self.deadline is None else duration(self.deadline, f"{where}: deadline")
+        return _checked(
+            StepSettings,
+            where,
+            kind=self.kind,
+            cache=self.cache,
+            share=self.share,
+            retry=(self.retries or Retries()).policy(),
+            gpu=self._gpu(where),
+            checkpoints=None if self.checkpoints is None else self.checkpoints.policy(),
+            volume=None if self.checkpoints is None else self.checkpoints.volume,
+            grace_seconds=None if self.grace is None else duration(self.grace, f"{where}: grace"),
+            deadline_seconds=None if deadline is None else round(deadline),
+            spot=_spot(self.spot),
+        )
+
+    def _gpu(self, where: str) -> GpuRequest | None:
+        if not self.gpus:
+            if self.gpu_type is not None or self.min_gpu_memory_mb is not None:
+                raise UsageError(f"{where} asks for a type of GPU, but for no GPU; add gpus=1")
+            return None
+        return _checked(
+            GpuRequest,
+            where,
+            gpus=self.gpus,
+            gpu_type=self.gpu_type,
+            min_gpu_memory_mb=self.min_gpu_memory_mb,
+            queue=self.queue,
+            priority=self.priority,
+        )
+
+
+def duration(value: Duration, where: str) -> float:
+    """Seconds that ``value`` stands for; ``where`` begins the message of the error."""
+    if isinstance(value, int | float):
+        return float(value)
+    try:
+        return seconds(value)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _every(value: Duration) -> Interval:
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)\s*steps?\s*", value)):
+        return Interval(float(match[1]), "steps")
+    return Interval(duration(value, "Checkpoints(every=…), which also takes '100 steps'"), "seconds")
+
+
+def _spot(spot: bool | Spot) -> tuple[Spot, ...]:
+    if isinstance(spot, Spot):
+        return (spot,)
+    return _TAINTED if spot else ()
+
+
+def _checked(model: type[ModelT], where: str, **values: Any) -> ModelT:
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{where}: {name} cannot be {first['input']!r}: {first['msg']}") from error

@@ -1,0 +1,74 @@
+"""Workflows as Hera builds them, before compile: small, and easy to bend."""
+
+from typing import Any
+
+from hera_pipelines.compile import StepSettings
+from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.policy import STEP_ANNOTATION, CheckpointPolicy, Kind
+
+STORE = "s3://ml/tiphys"
+
+
+def settings(kind: Kind = Kind.STEP, **asked: Any) -> Manifest:
+    """Metadata that makes a template a step."""
+    return {"annotations": {STEP_ANNOTATION: StepSettings(kind=kind, **asked).model_dump_json()}}
+
+
+def step(
+    name: str = "prep", *, container: Manifest | None = None, asked: Manifest | None = None, **fields: Any
+) -> Manifest:
+    """A container template that asks to be a `Step`."""
+    program = {"image": "prep:1", "command": ["prep"], **(container or {})}
+    return {"name": name, "metadata": settings(**(asked or {})), "container": program, **fields}
+
+
+def train(
+    name: str = "fit", *, container: Manifest | None = None, asked: Manifest | None = None, **fields: Any
+) -> Manifest:
+    """A container template that asks to be a `Train` with checkpoints."""
+    program = {"image": "fit:1", "command": ["fit"], **(container or {})}
+    wanted = {"checkpoints": CheckpointPolicy(), **(asked or {})}
+    return {"name": name, "metadata": settings(Kind.TRAIN, **wanted), "container": program, **fields}
+
+
+def plain(name: str, **fields: Any) -> Manifest:
+    """A container template that Tiphys leaves alone."""
+    return {"name": name, "container": {"image": "plain:1"}, **fields}
+
+
+def task(name: str, template: str = "", **fields: Any) -> Manifest:
+    return {"name": name, "template": template or name, **fields}
+
+
+def workflow(
+    *templates: Manifest, tasks: list[Manifest] | None = None, entry: Manifest | None = None, **spec: Any
+) -> Manifest:
+    """A Workflow ``digits-…`` whose entry DAG runs ``tasks``, by default one for each template."""
+    calls = [task(t["name"]) for t in templates] if tasks is None else tasks
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"generateName": "digits-"},
+        "spec": {
+            "entrypoint": "main",
+            "templates": [{"name": "main", "dag": {"tasks": calls}, **(entry or {})}, *templates],
+            **spec,
+        },
+    }
+
+
+def parameters(*names: str) -> Manifest:
+    return {"parameters": [{"name": name} for name in names]}
+
+
+def output_parameter(name: str, **source: Any) -> Manifest:
+    return {"name": name, "valueFrom": {"path": f"/tmp/{name}", **source}}
+
+
+def output_artifact(name: str, **fields: Any) -> Manifest:
+    return {"name": name, "path": f"/tmp/{name}", **fields}
+
+
+def by_name(manifest: Manifest) -> dict[str, Manifest]:
+    """Templates of a compiled Workflow."""
+    return {t["name"]: t for t in manifest["spec"]["templates"]}

@@ -1,0 +1,154 @@
+"""Workflows in the shape that compile emits, reduced to what the controller reads, and histories of their runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, Kind, StepSpec
+from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output, OutputKind, OutputObject
+from tiphys.records import digest as digest_of
+from tiphys.store import RunLayout, Store, listing_digest
+
+
+def gated(name: str, *, kind: Kind = Kind.STEP, cache: bool = True, plain: bool = False, **task: Any) -> Manifest:
+    """A task, with what its templates are made from; ``pipeline_of`` takes it apart."""
+    return {"name": name, "template": name, "_kind": kind, "_cache": cache, "_plain": plain, **task}
+
+
+def plain(name: str, **task: Any) -> Manifest:
+    """A task that Tiphys does not gate."""
+    return gated(name, plain=True, **task)
+
+
+def pipeline_of(*tasks: Manifest, parameters: Mapping[str, str] | None = None, **spec: Any) -> Manifest:
+    """A compiled Workflow named ``digits`` with an entry DAG of ``tasks``."""
+    bodies = [{field: value for field, value in task.items() if not field.startswith("_")} for task in tasks]
+    given = {"tiphys-run": "", "tiphys-submission": "", **(parameters or {})}
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {
+            "generateName": "digits-",
+            "annotations": {PIPELINE_ANNOTATION: "digits", STORE_ANNOTATION: "file:///store"},
+        },
+        "spec": {
+            "entrypoint": "main",
+            "onExit": "tiphys-finalize",
+            "arguments": {"parameters": [{"name": name, "value": value} for name, value in given.items()]},
+            "templates": [
+                {"name": "main", "dag": {"tasks": bodies}},
+                *(template for task in tasks for template in _templates(task)),
+                {"name": "tiphys-finalize", "plugin": {"tiphys": {"op": "finalize"}}},
+            ],
+            **spec,
+        },
+    }
+
+
+def _templates(task: Manifest) -> list[Manifest]:
+    name = task["name"]
+    if task["_plain"]:
+        return [{"name": name, "container": {"image": "alpine", "command": ["true"]}}]
+    spec = StepSpec(
+        name=name,
+        kind=task["_kind"],
+        template="t" * 64,
+        cache=task["_cache"],
+        fan_out=any(field in task for field in ("withItems", "withParam", "withSequence")),
+    )
+    return [
+        {
+            "name": name,
+            "metadata": {"annotations": {STEP_ANNOTATION: spec.to_bytes().decode()}},
+            "steps": [
+                [{"name": "admit", "template": f"{name}-admit"}],
+                [{"name": "run", "template": f"{name}-run", "when": "{{steps.admit.outputs.parameters.run}} == true"}],
+                [{"name": "conclude", "template": f"{name}-conclude"}],
+            ],
+        },
+        {"name": f"{name}-admit", "plugin": {"tiphys": {"op": "admit", "step": name}}},
+        {"name": f"{name}-run", "container": {"image": "python:3.12", "command": ["python"]}},
+        {"name": f"{name}-conclude", "plugin": {"tiphys": {"op": "conclude", "step": name}}},
+    ]
+
+
+class History:
+    """Writes what the plugin writes while a run goes on."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self.store = store
+        self.run = run
+        self.layout = RunLayout(run)
+
+    def opened(self, step: str, attempt: int = 1, submission: int = 1) -> None:
+        """An attempt that nobody has ended."""
+        record = AttemptClaim(
+            run=self.run,
+            step=step,
+            attempt=attempt,
+            submission=submission,
+            uid=f"uid-{submission}",
+            node=f"wf.{step}[0].admit",
+            instance=f"wf.{step}",
+            step_key=digest_of(step),
+        )
+        self.store.create(self.layout.attempt(step, attempt), record.to_bytes())
+
+    def failed(
+        self,
+        step: str,
+        attempt: int = 1,
+        cause: Cause = Cause.PREEMPTION,
+        message: str = "",
+        submission: int = 1,
+    ) -> None:
+        """An attempt that ended without a result."""
+        self.opened(step, attempt, submission)
+        self._end(step, attempt, Outcome.FAILED, cause=cause, message=message)
+
+    def done(
+        self,
+        step: str,
+        attempt: int = 1,
+        parameters: Mapping[str, str] | None = None,
+        artifacts: Mapping[str, bytes] | None = None,
+        projection: bool = True,
+        submission: int = 1,
+    ) -> None:
+        """An attempt that is done, with the objects it produced."""
+        self.opened(step, attempt, submission)
+        self.finish(step, attempt, parameters, artifacts, projection)
+
+    def finish(
+        self,
+        step: str,
+        attempt: int = 1,
+        parameters: Mapping[str, str] | None = None,
+        artifacts: Mapping[str, bytes] | None = None,
+        projection: bool = True,
+    ) -> None:
+        """The done end of an attempt that was opened before."""
+        texts = {name: value.encode() for name, value in (parameters or {}).items()}
+        made = [(OutputKind.PARAMETER, name, data) for name, data in texts.items()]
+        made += [(OutputKind.ARTIFACT, name, data) for name, data in (artifacts or {}).items()]
+        outputs = tuple(self._output(step, attempt, kind, name, data) for kind, name, data in made)
+        self._end(step, attempt, Outcome.DONE, outputs=outputs)
+        if projection:
+            prefix = self.layout.outputs(step, attempt)
+            rows = [(info.key.removeprefix(prefix), info.size) for info in self.store.list(prefix)]
+            self.store.create(self.layout.done_projection(step, attempt, listing_digest(rows)), b"")
+
+    def _output(self, step: str, attempt: int, kind: OutputKind, name: str, data: bytes) -> Output:
+        key = f"{self.layout.outputs(step, attempt)}{kind.value}s/{name}"
+        self.store.create(key, data)
+        return Output(
+            name=name,
+            kind=kind,
+            key=key,
+            value=data.decode() if kind is OutputKind.PARAMETER else None,
+            objects=(OutputObject(key=key, size=len(data), sha256="0" * 64),),
+        )
+
+    def _end(self, step: str, attempt: int, outcome: Outcome, **fields: Any) -> None:
+        end = AttemptEnd(run=self.run, step=step, attempt=attempt, submission=1, outcome=outcome, **fields)
+        self.store.create(self.layout.attempt_end(step, attempt), end.to_bytes())

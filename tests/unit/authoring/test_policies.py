@@ -1,0 +1,113 @@
+"""What stands beside a step becomes settings, or a sentence that says what is wrong."""
+
+from typing import Any
+
+import pytest
+
+from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Retries, SharedVolume, Step, Train, step, train
+from hera_pipelines.compile import StepSettings
+from tiphys.errors import UsageError
+from tiphys.protocol.policy import STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, RetryPolicy
+
+
+def settings(template: Any) -> StepSettings:
+    script = getattr(template, "script", template)
+    return StepSettings.from_annotation(script.name, script.annotations[STEP_ANNOTATION])
+
+
+def nothing() -> None: ...
+
+
+EVERYTHING: dict[str, Any] = {
+    "gpus": 2,
+    "gpu_type": "A100",
+    "min_gpu_memory_mb": 40_000,
+    "queue": "research",
+    "priority": 5,
+    "checkpoints": Checkpoints(every="5m", keep_last=None, save_time="20s", volume=SharedVolume(claim="c")),
+    "cache": False,
+    "share": True,
+    "retries": Retries(user_error=1, backoff="1m"),
+    "grace": "2m",
+    "deadline": "1h30m",
+    "spot": GKE_SPOT,
+}
+
+
+@pytest.mark.parametrize(
+    "template", [train(**EVERYTHING)(nothing), Train(name="nothing", **EVERYTHING)], ids=["function", "container"]
+)
+def test_everything_an_author_asks_for_arrives(template: Any) -> None:
+    assert settings(template) == StepSettings(
+        kind=Kind.TRAIN,
+        cache=False,
+        share=True,
+        retry=RetryPolicy(user_error=1, backoff_seconds=60),
+        gpu=GpuRequest(gpus=2, gpu_type="A100", min_gpu_memory_mb=40_000, queue="research", priority=5),
+        checkpoints=CheckpointPolicy(every=300, keep_last=None, save_seconds=20),
+        volume=SharedVolume(claim="c"),
+        grace_seconds=120,
+        deadline_seconds=5400,
+        spot=(GKE_SPOT,),
+    )
+
+
+@pytest.mark.parametrize("template", [step()(nothing), Step(name="nothing")], ids=["function", "container"])
+def test_who_asks_for_nothing_gets_the_defaults(template: Any) -> None:
+    assert settings(template) == StepSettings(kind=Kind.STEP)
+
+
+def test_the_default_budgets_are_those_of_the_contract() -> None:
+    assert Retries().policy() == RetryPolicy()
+    assert Checkpoints().policy() == CheckpointPolicy()
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [("10m", (600, "seconds")), (90, (90, "seconds")), ("100 steps", (100, "steps")), ("1 step", (1, "steps"))],
+)
+def test_checkpoints_are_due_by_time_or_by_steps(every: Any, expected: tuple[float, str]) -> None:
+    policy = Checkpoints(every=every).policy()
+
+    assert (policy.every, policy.every_unit) == expected
+
+
+def test_spot_in_general_tolerates_the_taints_of_the_known_clouds() -> None:
+    assert settings(step(spot=True)(nothing)).spot == (GKE_SPOT, AKS_SPOT)
+    assert settings(step(spot=False)(nothing)).spot == ()
+
+
+def test_the_authors_annotations_are_kept() -> None:
+    kept = step(annotations={"owner": "vision"})(nothing).script.annotations
+
+    assert kept is not None
+    assert kept["owner"] == "vision"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: step(grace="2 minutes")(nothing), "step 'nothing': grace: '2 minutes' is not a duration"),
+        (lambda: step(deadline="")(nothing), "step 'nothing': deadline: '' is not a duration"),
+        (lambda: step(deadline=0)(nothing), "deadline_seconds cannot be 0"),
+        (lambda: Checkpoints(every="sometimes").policy(), "which also takes '100 steps': 'sometimes'"),
+        (lambda: Checkpoints(every="0 steps").policy(), "Checkpoints: every cannot be 0"),
+        (lambda: Checkpoints(keep_last=0).policy(), "Checkpoints: keep_last cannot be 0"),
+        (lambda: Retries(preemption=-1).policy(), "Retries: preemption cannot be -1"),
+        (lambda: train(gpus=-1)(nothing), "gpus cannot be -1"),
+        (lambda: train(gpu_type="A100")(nothing), "asks for a type of GPU, but for no GPU"),
+        (lambda: Train(image="i"), "Train(…) needs name=…"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(make: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+
+    assert words in str(caught.value)
+
+
+def test_a_misspelt_option_is_not_swallowed() -> None:
+    with pytest.raises(TypeError, match="checkpoint"):
+        train(checkpoint=Checkpoints())(nothing)
+    with pytest.raises(TypeError, match="premption"):
+        Retries(premption=1)  # type: ignore[call-arg]

@@ -1,0 +1,89 @@
+"""The ready pipeline: four programs, and what flows between them."""
+
+from typing import Any
+
+import pytest
+from hera.workflows import Env
+
+from hera_pipelines import Checkpoints, Pipeline
+from hera_pipelines.pipelines import Program, Training, train_pipeline
+from tiphys.errors import UsageError
+from tiphys.protocol.pipeline import CompiledPipeline, template
+from tiphys.protocol.policy import Kind
+
+
+def program(name: str, **options: Any) -> Program:
+    return Program(image=f"{name}:1", command=[name], options=options)
+
+
+def ready(**fields: Any) -> Pipeline:
+    programs = {name: program(name) for name in ("validate", "preprocess", "train", "register")}
+    return train_pipeline("digits", store="s3://ml/t", source="s3://raw", **{**programs, **fields})
+
+
+def test_each_program_gets_what_the_one_before_made() -> None:
+    pipeline = CompiledPipeline.from_manifest(ready().compile())
+
+    flow = {task["name"]: (task.get("depends"), task.get("arguments", {})) for task in pipeline.tasks()}
+    assert flow == {
+        "validate": (None, {"parameters": [{"name": "source", "value": "{{workflow.parameters.source}}"}]}),
+        "preprocess": (
+            "validate",
+            {
+                "parameters": [
+                    {"name": "source", "value": "{{workflow.parameters.source}}"},
+                    {"name": "fingerprint", "value": "{{tasks.validate.outputs.parameters.fingerprint}}"},
+                ]
+            },
+        ),
+        "train": (
+            "preprocess",
+            {"artifacts": [{"name": "data", "from": "{{tasks.preprocess.outputs.artifacts.data}}"}]},
+        ),
+        "register": (
+            "train",
+            {
+                "artifacts": [
+                    {"name": "model", "from": "{{tasks.train.outputs.artifacts.model}}"},
+                    {"name": "metrics", "from": "{{tasks.train.outputs.artifacts.metrics}}"},
+                ]
+            },
+        ),
+    }
+
+
+def test_only_validation_is_repeated_when_nothing_changed() -> None:
+    steps = CompiledPipeline.from_manifest(ready().compile()).steps
+
+    assert {name: spec.cache for name, spec in steps.items()} == {
+        "validate": False,
+        "preprocess": True,
+        "train": True,
+        "register": True,
+    }
+    assert {name for name, spec in steps.items() if spec.kind is Kind.TRAIN} == {"train"}
+
+
+def test_the_needs_of_training_are_the_training_steps() -> None:
+    pipeline = ready(training=Training(gpus=8, queue="research", checkpoints=Checkpoints(every="1m"), grace="1m"))
+
+    spec = CompiledPipeline.from_manifest(pipeline.compile()).step("train")
+    assert spec.gpu is not None
+    assert (spec.gpu.gpus, spec.gpu.queue, spec.grace_seconds) == (8, "research", 60)
+    assert spec.checkpoints is not None
+    assert spec.checkpoints.every == 60
+
+
+def test_parameters_and_container_options_arrive() -> None:
+    pipeline = ready(
+        parameters={"lr": "0.1"}, run_name="digits-{lr}", train=program("train", env=Env(name="SEED", value="1"))
+    )
+
+    compiled = pipeline.compile()
+    assert {"name": "lr", "value": "0.1"} in compiled["spec"]["arguments"]["parameters"]
+    assert template(compiled, "train-run")["container"]["env"][0] == {"name": "SEED", "value": "1"}
+
+
+def test_a_value_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(UsageError, match="step 'train': grace"):
+        ready(training=Training(grace="soon"))

@@ -1,0 +1,165 @@
+"""A decorated function runs in its container as it does here: the script is executed."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from hera.workflows import Artifact, Parameter, RunnerScriptConstructor
+from hera.workflows.models import ValueFrom
+
+from hera_pipelines import step, train
+from hera_pipelines.functions import StepFunction
+from hera_pipelines.local.substitute import replace_tags
+from tiphys.errors import UsageError
+
+Folder = Annotated[Path, Artifact(name="folder")]
+Text = Annotated[str, Artifact(name="text")]
+Loss = Annotated[float, Parameter(name="val-loss")]
+
+
+def run(
+    function: StepFunction[..., Any], folder: Path, parameters: Mapping[str, str] | None = None, **env: str
+) -> None:
+    """Execute the script of ``function`` as a container would, in ``folder``."""
+    template = function.script._build_template()
+    assert template.script
+    values = {f"inputs.parameters.{name}": value for name, value in (parameters or {}).items()}
+    (folder / "script.py").write_text(replace_tags(template.script.source, values))
+    subprocess.run([sys.executable, "script.py"], cwd=folder, env=env, check=True, capture_output=True, timeout=60)
+
+
+@step()
+def measure(lr: float, name: str, flags: list[int], out: str) -> Loss:
+    import pathlib
+
+    pathlib.Path(out).write_text(repr((lr, name, flags)))
+    return lr / 2
+
+
+def test_parameters_arrive_as_values_and_the_result_is_written(tmp_path: Path) -> None:
+    given = {"lr": "0.5", "name": "it's", "flags": "[1, 2]", "out": str(tmp_path / "seen")}
+
+    run(measure, tmp_path, given, TIPHYS_OUTPUT_VAL_LOSS=str(tmp_path / "deep" / "loss"))
+
+    assert (tmp_path / "seen").read_text() == repr((0.5, "it's", [1, 2]))
+    assert (tmp_path / "deep" / "loss").read_text() == "0.25"
+
+
+@step()
+def echo(text: str, named: Annotated[str, Parameter(name="by-name")], rest: list[str], out: str) -> None:
+    import pathlib
+
+    pathlib.Path(out).write_bytes(repr((text, named, rest)).encode())
+
+
+@pytest.mark.parametrize(
+    "text", ["it's", "ends'", "'''", '"', 'a"', "back\\", "\\n", "two\nlines", "漢 😀 \u2028", "", "<&>"]
+)
+def test_any_text_arrives_as_it_is(text: str, tmp_path: Path) -> None:
+    given = {"text": text, "by-name": text, "rest": json.dumps([text]), "out": str(tmp_path / "seen")}
+
+    run(echo, tmp_path, given)
+
+    assert (tmp_path / "seen").read_text() == repr((text, text, [text]))
+
+
+@pytest.mark.parametrize("text", ["1", "null", "[1]", '"quoted"'])
+def test_what_is_declared_as_text_is_not_read_as_json(text: str, tmp_path: Path) -> None:
+    run(echo, tmp_path, {"text": text, "by-name": text, "rest": "[]", "out": str(tmp_path / "seen")})
+
+    assert (tmp_path / "seen").read_text() == repr((text, text, []))
+
+
+@step()
+def both(kind: str) -> tuple[Text, Loss]:
+    return f"a {kind}", 0.5
+
+
+def test_several_results_are_written_in_the_order_of_the_annotation(tmp_path: Path) -> None:
+    run(both, tmp_path, {"kind": "cat"}, TIPHYS_OUTPUT_TEXT="text", TIPHYS_OUTPUT_VAL_LOSS="loss")
+
+    assert (tmp_path / "text").read_text() == "a cat"
+    assert json.loads((tmp_path / "loss").read_text()) == 0.5
+
+
+@step()
+def copy(data: Folder, more: bool = False) -> Folder:
+    import pathlib
+
+    target = pathlib.Path("made")
+    target.mkdir()
+    (target / "file").write_text(data.joinpath("file").read_text() + "!")
+    return target
+
+
+def test_artifacts_are_paths_and_folders_are_copied(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "file").write_text("digits")
+
+    run(copy, tmp_path, {"more": "true"}, TIPHYS_INPUT_FOLDER=str(tmp_path / "in"), TIPHYS_OUTPUT_FOLDER="out")
+
+    assert (tmp_path / "out" / "file").read_text() == "digits!"
+
+
+@train()
+def quiet() -> None:
+    raise SystemExit(75)
+
+
+def test_the_exit_code_is_the_functions(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run(quiet, tmp_path)
+
+    assert caught.value.returncode == 75
+
+
+def test_returned_outputs_are_declared_where_the_script_writes_them() -> None:
+    outputs = both.script._build_template().outputs
+
+    assert outputs
+    assert outputs.artifacts
+    assert outputs.parameters
+    assert outputs.artifacts[0].path == "/tmp/tiphys/outputs/text"
+    assert outputs.parameters[0].value_from == ValueFrom(path="/tmp/tiphys/outputs/val-loss")
+    source = both.script._build_template().script
+    assert source
+    assert "_keep('TIPHYS_OUTPUT_TEXT', '/tmp/tiphys/outputs/text', result[0])" in source.source
+
+
+def test_a_function_without_results_is_just_called() -> None:
+    template = quiet.script._build_template()
+
+    assert template.script
+    assert "_keep" not in template.script.source
+    assert template.script.source.endswith("quiet()\n")
+
+
+def test_another_constructor_is_respected() -> None:
+    @step(constructor=RunnerScriptConstructor())
+    def fit(lr: float) -> None: ...
+
+    assert fit.script.args == ["-m", "hera.workflows.runner", "-e", f"{__name__}:fit"]
+
+
+def test_results_without_a_name_are_refused() -> None:
+    def half(x: int) -> tuple[Text, int]:
+        return "a", x
+
+    def nameless(x: int) -> Annotated[str, Artifact()]:
+        return str(x)
+
+    for function in (half, nameless):
+        with pytest.raises(UsageError, match="each value that it returns needs a name"):
+            step()(function)
+
+
+def test_what_is_not_a_plain_function_is_refused() -> None:
+    @step()
+    async def later() -> None: ...
+
+    with pytest.raises(UsageError, match="only plain functions"):
+        later.script._build_template()

@@ -1,0 +1,57 @@
+"""finalize runs at the end, and keeps nobody else from running."""
+
+from typing import Any
+
+from support.authored import by_name, parameters, plain, step, task, workflow
+
+from hera_pipelines.compile import compile_workflow
+from tiphys.protocol.pipeline import Manifest
+
+
+def ended(*templates: Manifest, **spec: Any) -> Manifest:
+    return compile_workflow(workflow(step(), *templates, tasks=[task("prep")], **spec))
+
+
+def test_finalize_is_the_exit_handler() -> None:
+    manifest = ended()
+
+    assert manifest["spec"]["onExit"] == "tiphys-finalize"
+    assert "tiphys-exit" not in by_name(manifest)
+
+
+def test_the_authors_exit_handler_runs_beside_finalize() -> None:
+    manifest = ended(plain("bye"), onExit="bye")
+
+    assert manifest["spec"]["onExit"] == "tiphys-exit"
+    assert by_name(manifest)["tiphys-exit"]["steps"] == [
+        [{"name": "handler", "template": "bye"}, {"name": "finalize", "template": "tiphys-finalize"}]
+    ]
+
+
+def test_the_authors_handler_still_gets_the_workflows_parameters() -> None:
+    manifest = ended(plain("bye", inputs=parameters("lr", "own")), onExit="bye", arguments=parameters("lr", "other"))
+
+    handler = by_name(manifest)["tiphys-exit"]["steps"][0][0]
+    assert handler["arguments"] == {"parameters": [{"name": "lr", "value": "{{workflow.parameters.lr}}"}]}
+
+
+def test_an_exit_hook_becomes_the_handler_and_other_hooks_stay() -> None:
+    hooks = {
+        "exit": {"template": "bye", "arguments": {"parameters": [{"name": "a", "value": "1"}]}},
+        "running": {"template": "bye", "expression": "workflow.status == 'Running'"},
+    }
+    manifest = ended(plain("bye"), hooks=hooks)
+
+    assert set(manifest["spec"]["hooks"]) == {"running"}
+    assert by_name(manifest)["tiphys-exit"]["steps"][0][0] == {
+        "name": "handler",
+        "template": "bye",
+        "arguments": {"parameters": [{"name": "a", "value": "1"}]},
+    }
+
+
+def test_where_both_are_given_the_hook_stays_unused_as_in_argo() -> None:
+    manifest = ended(plain("bye"), plain("hook"), onExit="bye", hooks={"exit": {"template": "hook"}})
+
+    assert "hooks" not in manifest["spec"]
+    assert by_name(manifest)["tiphys-exit"]["steps"][0][0]["template"] == "bye"

@@ -1,0 +1,193 @@
+"""What a gated container finds: variables, GPUs, nodes, volume, deadline and grace."""
+
+import json
+from typing import Any
+
+import pytest
+from support.authored import STORE, by_name, output_artifact, output_parameter, step, train, workflow
+
+from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
+from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
+from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.policy import CheckpointPolicy, GpuRequest
+
+
+def run(template: Manifest, store: str = STORE) -> Manifest:
+    made = by_name(compile_workflow(workflow(template), CompileOptions(store=store)))
+    return made[f"{template['name']}-run"]
+
+
+def env(template: Manifest, store: str = STORE) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in run(template, store)["container"]["env"]}
+
+
+def test_a_training_program_learns_where_it_stands() -> None:
+    policy = CheckpointPolicy(every=100, every_unit="steps", keep_last=None)
+
+    assert env(train(asked={"checkpoints": policy, "grace_seconds": 120})) == {
+        "TIPHYS_STORE": STORE,
+        "TIPHYS_RUN": "{{inputs.parameters.tiphys-run-id}}",
+        "TIPHYS_STEP": "{{inputs.parameters.tiphys-step}}",
+        "TIPHYS_ATTEMPT": "{{inputs.parameters.tiphys-attempt}}",
+        "TIPHYS_GRACE_SECONDS": "120",
+        "TIPHYS_LINEAGE": "{{inputs.parameters.tiphys-lineage}}",
+        "TIPHYS_RESUME_FROM": "{{inputs.parameters.tiphys-resume-from}}",
+        "CHECKPOINT_URI": "{{inputs.parameters.tiphys-checkpoint-uri}}",
+        "TIPHYS_CHECKPOINT_STORE": STORE,
+        "TIPHYS_SAVE_EVERY": "100 steps",
+        "TIPHYS_KEEP_LAST": "all",
+    }
+
+
+@pytest.mark.parametrize("template", [step(), train(asked={"checkpoints": None, "gpu": GpuRequest(gpus=1)})])
+def test_a_program_without_checkpoints_hears_of_none(template: Manifest) -> None:
+    assert set(env(template)) == {
+        "TIPHYS_STORE",
+        "TIPHYS_RUN",
+        "TIPHYS_STEP",
+        "TIPHYS_ATTEMPT",
+        "TIPHYS_GRACE_SECONDS",
+    }
+    inputs = {p["name"] for p in run(template)["inputs"]["parameters"]}
+    assert not inputs & {"tiphys-lineage", "tiphys-resume-from", "tiphys-checkpoint-uri"}
+
+
+def test_every_variable_that_names_an_answer_has_an_input() -> None:
+    template = run(train())
+
+    used = {e["value"] for e in template["container"]["env"] if e["value"].startswith("{{")}
+    declared = {f"{{{{inputs.parameters.{p['name']}}}}}" for p in template["inputs"]["parameters"]}
+    assert used <= declared
+
+
+def test_the_save_interval_is_written_as_the_trainer_reads_it() -> None:
+    assert env(train(asked={"checkpoints": CheckpointPolicy(every=90)}))["TIPHYS_SAVE_EVERY"] == "90s"
+
+
+def test_paths_of_inputs_and_outputs_are_in_the_environment() -> None:
+    found = env(
+        step(
+            inputs={"artifacts": [{"name": "raw-data", "path": "/in"}]},
+            outputs={"parameters": [output_parameter("val-loss")], "artifacts": [output_artifact("model")]},
+        )
+    )
+
+    assert found["TIPHYS_INPUT_RAW_DATA"] == "/in"
+    assert found["TIPHYS_OUTPUT_VAL_LOSS"] == "/tmp/val-loss"
+    assert found["TIPHYS_OUTPUT_MODEL"] == "/tmp/model"
+
+
+def test_the_authors_variables_come_first() -> None:
+    template = run(step(container={"env": [{"name": "SEED", "value": "1"}]}))
+
+    assert template["container"]["env"][0] == {"name": "SEED", "value": "1"}
+
+
+def test_without_a_store_the_program_hears_of_none() -> None:
+    assert "TIPHYS_STORE" not in env(step(), store="")
+
+
+def test_a_script_is_gated_like_a_container() -> None:
+    template = step()
+    template["script"] = {**template.pop("container"), "source": "print(1)"}
+
+    made = run(template)
+
+    assert made["script"]["source"] == "print(1)"
+    assert "TIPHYS_RUN" in {entry["name"] for entry in made["script"]["env"]}
+
+
+def test_gpus_become_a_limit_a_selector_and_a_least_memory() -> None:
+    made = run(train(asked={"gpu": GpuRequest(gpus=4, gpu_type="A100", min_gpu_memory_mb=80_000)}))
+
+    assert made["container"]["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert made["nodeSelector"] == {"nvidia.com/gpu.product": "A100"}
+    required = made["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert required["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["79999"]}]}
+    ]
+
+
+def test_the_least_memory_narrows_every_alternative_of_the_author() -> None:
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
+    affinity = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}},
+        "podAffinity": {"mine": True},
+    }
+
+    made = run(train(asked={"gpu": GpuRequest(gpus=1, min_gpu_memory_mb=1000)}, affinity=affinity))["affinity"]
+
+    terms = made["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [[e["key"] for e in term["matchExpressions"]] for term in terms] == [["zone", "nvidia.com/gpu.memory"]] * 2
+    assert made["podAffinity"] == {"mine": True}
+
+
+def test_one_kind_of_spot_node_is_selected_and_tolerated() -> None:
+    made = run(train(asked={"spot": (GKE_SPOT,)}, nodeSelector={"disk": "ssd"}, tolerations=[{"key": "mine"}]))
+
+    assert made["nodeSelector"] == {"disk": "ssd", "cloud.google.com/gke-spot": "true"}
+    assert made["tolerations"] == [
+        {"key": "mine"},
+        {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
+    ]
+
+
+def test_several_kinds_of_spot_nodes_are_tolerated_only() -> None:
+    made = run(train(asked={"spot": (GKE_SPOT, AKS_SPOT)}))
+
+    assert "nodeSelector" not in made
+    assert [t["key"] for t in made["tolerations"]] == [GKE_SPOT.label, AKS_SPOT.label]
+
+
+def test_a_spot_label_without_a_taint_is_selected_only() -> None:
+    made = run(train(asked={"spot": (KARPENTER_SPOT,)}))
+
+    assert made["nodeSelector"] == {"karpenter.sh/capacity-type": "spot"}
+    assert "tolerations" not in made
+
+
+def test_a_shared_volume_is_mounted_and_becomes_the_checkpoint_store() -> None:
+    template = train(
+        asked={"volume": SharedVolume(claim="ckpt", mount_path="/mnt/ckpt")},
+        volumes=[{"name": "mine"}],
+        container={"volumeMounts": [{"name": "mine", "mountPath": "/mine"}]},
+    )
+
+    made = run(template)
+
+    assert made["volumes"] == [
+        {"name": "mine"},
+        {"name": "tiphys-checkpoints", "persistentVolumeClaim": {"claimName": "ckpt"}},
+    ]
+    assert made["container"]["volumeMounts"][1] == {"name": "tiphys-checkpoints", "mountPath": "/mnt/ckpt"}
+    assert env(template)["TIPHYS_CHECKPOINT_STORE"] == "file:///mnt/ckpt"
+    assert env(template)["TIPHYS_STORE"] == STORE
+
+
+def test_the_deadline_and_a_steps_grace_reach_its_pod() -> None:
+    made = run(step(asked={"deadline_seconds": 3600, "grace_seconds": 45.2}))
+
+    assert made["activeDeadlineSeconds"] == 3600
+    assert json.loads(made["podSpecPatch"]) == {"terminationGracePeriodSeconds": 46}
+
+
+@pytest.mark.parametrize("field", ["podSpecPatch", "activeDeadlineSeconds", "nodeSelector", "tolerations", "volumes"])
+def test_what_nobody_asked_for_is_not_there(field: str) -> None:
+    assert field not in run(step())
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"container": {"lifecycle": {"preStop": {"exec": {"command": ["save"]}}}}},
+        {"sidecars": [{"name": "proxy", "image": "proxy:1"}]},
+        {"serviceAccountName": "trainer"},
+        {"synchronization": {"mutexes": [{"name": "one"}]}},
+    ],
+    ids=lambda kept: next(iter(kept)),
+)
+def test_what_the_author_said_of_the_pod_is_kept(kept: dict[str, Any]) -> None:
+    made = run(step(**kept))
+
+    for field, value in kept.items():
+        assert made[field] | value == made[field] if isinstance(value, dict) else made[field] == value

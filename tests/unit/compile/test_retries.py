@@ -1,0 +1,91 @@
+"""A step's retryStrategy, judged by the classifier that judges training attempts.
+
+Argo decides for a step, the plugin for an attempt, from the same evidence; so
+the expression must say "again" exactly where the classifier names a cause that
+has a budget.
+"""
+
+from itertools import product
+
+import pytest
+
+from hera_pipelines.compile.retries import UNLIMITED, attempts_strategy, retry_expression, step_strategy
+from hera_pipelines.local.evaluation import evaluate
+from hera_pipelines.local.expressions import parse
+from tiphys.lineage.classify import Observation, classify
+from tiphys.protocol.policy import RetryPolicy
+from tiphys.records import Cause
+
+# status, exit code, message: as Argo shows them after real ends
+ENDS = [
+    ("Failed", "1", "main: Error (exit code 1)"),
+    ("Failed", "2", "main: Error (exit code 2)"),
+    ("Failed", "69", "main: Error (exit code 69)"),
+    ("Failed", "75", "main: Error (exit code 75)"),
+    ("Failed", "76", "main: Error (exit code 76)"),
+    ("Failed", "143", "main: Error (exit code 143)"),
+    ("Failed", "137", "main: Error (exit code 137)"),
+    ("Failed", "137", "main: OOMKilled (exit code 137)"),
+    ("Failed", "64", "main: Error (exit code 64)"),
+    ("Failed", "143", "Pod was active on the node longer than the specified deadline"),
+    ("Failed", "-1", "The node was low on resource: memory."),
+    ("Failed", "143", "Pod was terminated in response to imminent node shutdown."),
+    ("Error", "-1", "pod deleted"),
+    ("Error", "-1", "wait: Error (exit code 64)"),
+    ("Error", "1", "wait: something"),
+    ("Failed", "-1", ""),
+    ("Failed", "0", ""),
+]
+NOTHING = dict.fromkeys((cause.value for cause in Cause), 0)
+
+
+def again(policy: RetryPolicy, status: str, exit_code: str, message: str) -> bool:
+    last = {"status": status, "exitCode": exit_code, "message": message, "duration": "1"}
+    return bool(evaluate(parse(retry_expression(policy)), {"lastRetry": last}))
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.OUTPUT_MISSING])
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: "/".join(end))
+def test_argo_repeats_what_the_classifier_would(cause: Cause, end: tuple[str, str, str]) -> None:
+    policy = RetryPolicy(**{**NOTHING, cause.value: 1})
+    status, exit_code, message = end
+
+    judged = classify(Observation(status=status, exit_code=int(exit_code), pod_message=message)).cause
+
+    assert again(policy, *end) == (judged is cause), f"{message or status} is {judged}"
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (("Failed", "75", "main: Error (exit code 75)"), True),
+        (("Error", "-1", "pod deleted"), True),
+        (("Failed", "137", "main: OOMKilled (exit code 137)"), True),
+        (("Failed", "1", "main: Error (exit code 1)"), False),
+        (("Failed", "143", "Pod was active on the node longer than the specified deadline"), False),
+    ],
+)
+def test_by_default_the_world_is_forgiven_and_the_program_is_not(end: tuple[str, str, str], expected: bool) -> None:
+    assert again(RetryPolicy(), *end) is expected
+
+
+def test_every_pair_of_budgets_makes_an_expression_that_parses() -> None:
+    for first, second in product(Cause, repeat=2):
+        policy = RetryPolicy(**{**NOTHING, first.value: 1, second.value: 1})
+        if policy != RetryPolicy(**{**NOTHING, "output_missing": 1}):
+            parse(retry_expression(policy))
+
+
+def test_the_limit_is_the_sum_of_the_budgets() -> None:
+    assert step_strategy(RetryPolicy(**{**NOTHING, "preemption": 3, "unknown": 2}))["limit"] == "5"
+    assert step_strategy(RetryPolicy())["limit"] == str(UNLIMITED)
+
+
+def test_a_step_that_is_never_repeated_still_counts_its_tries() -> None:
+    assert step_strategy(RetryPolicy(**NOTHING)) == {"limit": "0", "retryPolicy": "Always"}
+
+
+def test_a_back_off_always_has_a_limit() -> None:
+    for strategy in (step_strategy(RetryPolicy()), attempts_strategy(RetryPolicy())):
+        assert strategy["backoff"] == {"duration": "5s", "factor": "2", "cap": "300s"}
+        assert int(strategy["limit"]) > 0

@@ -1,0 +1,313 @@
+"""The two shapes, held against the structures that ran green on a real Argo."""
+
+import json
+
+from support.authored import (
+    STORE,
+    by_name,
+    output_artifact,
+    output_parameter,
+    parameters,
+    plain,
+    step,
+    task,
+    train,
+    workflow,
+)
+
+from hera_pipelines.compile import CompileOptions, compile_workflow
+from tiphys.protocol.operations import ADMIT_OUTPUTS, Admit, Conclude, Finalize, Settle
+from tiphys.protocol.pipeline import CompiledPipeline, Manifest
+from tiphys.protocol.policy import Kind
+
+OPTIONS = CompileOptions(store=STORE)
+
+
+def compiled(*templates: Manifest, options: CompileOptions = OPTIONS, **fields: object) -> dict[str, Manifest]:
+    return by_name(compile_workflow(workflow(*templates, **fields), options))  # type: ignore[arg-type]
+
+
+def outline(template: Manifest) -> list[list[tuple[str, str]]]:
+    return [[(s["name"], s["template"]) for s in group] for group in template["steps"]]
+
+
+def value(step_: Manifest, name: str) -> str:
+    return {p["name"]: p["value"] for p in step_["arguments"]["parameters"]}[name]  # type: ignore[no-any-return]
+
+
+def test_a_step_is_admitted_run_and_concluded() -> None:
+    made = compiled(step("prep"))
+
+    assert outline(made["prep"]) == [
+        [("admit", "prep-admit")],
+        [("run", "prep-run")],
+        [("conclude", "prep-conclude")],
+    ]
+    assert set(made) == {"main", "prep", "prep-admit", "prep-run", "prep-conclude", "tiphys-finalize"}
+    assert "retryStrategy" in made["prep-run"]
+
+
+def test_a_training_step_repeats_through_admission() -> None:
+    made = compiled(train("fit"))
+
+    assert outline(made["fit"]) == [[("attempts", "fit-attempt")], [("conclude", "fit-conclude")]]
+    assert outline(made["fit-attempt"]) == [[("admit", "fit-admit")], [("run", "fit-run")], [("settle", "fit-settle")]]
+    assert made["fit-attempt"]["retryStrategy"] == {
+        "limit": "1000",
+        "retryPolicy": "Always",
+        "backoff": {"duration": "5s", "factor": "2", "cap": "300s"},
+    }
+    assert "retryStrategy" not in made["fit-run"]
+    assert made["fit-run"]["podSpecPatch"] == "{{inputs.parameters.tiphys-pod-patch}}"
+
+
+def test_nothing_runs_unless_admitted_and_a_failure_reaches_the_verdict() -> None:
+    made = compiled(step("prep"), train("fit"))
+    runs = [made["prep"]["steps"][1][0], made["fit-attempt"]["steps"][1][0]]
+
+    for run in runs:
+        assert run["when"] == "{{steps.admit.outputs.parameters.run}} == true"
+    for judged in [*runs, made["fit"]["steps"][0][0]]:
+        assert judged["continueOn"] == {"failed": True, "error": True}
+    assert "continueOn" not in made["fit-attempt"]["steps"][2][0], "a failed settle must fail the attempt"
+
+
+def test_an_exit_code_that_nobody_saw_cannot_hang_the_workflow() -> None:
+    made = compiled(step("prep"), train("fit"))
+
+    assert value(made["prep"]["steps"][2][0], "exit-code") == "{{=steps['run'].exitCode ?? '-1'}}"
+    assert value(made["fit-attempt"]["steps"][2][0], "exit-code") == "{{=steps['run'].exitCode ?? '-1'}}"
+    assert value(made["fit"]["steps"][1][0], "exit-code") == "-1"
+    assert value(made["fit"]["steps"][1][0], "status") == "{{steps.attempts.status}}"
+
+
+def test_bodies_are_operations_that_carry_identity() -> None:
+    made = compiled(train("fit", inputs=parameters("lr")))
+    bodies = {name: template["plugin"]["tiphys"] for name, template in made.items() if "plugin" in template}
+
+    admit, settle = Admit.model_validate(bodies["fit-admit"]), Settle.model_validate(bodies["fit-settle"])
+    conclude, finalize = (
+        Conclude.model_validate(bodies["fit-conclude"]),
+        Finalize.model_validate(bodies["tiphys-finalize"]),
+    )
+
+    for body in (admit, settle, conclude, finalize):
+        assert body.run == "{{workflow.parameters.tiphys-run}}"
+        assert body.submission == "{{workflow.parameters.tiphys-submission}}"
+        assert (body.uid, body.node) == ("{{workflow.uid}}", "{{node.name}}")
+    assert {admit.step, settle.step, conclude.step} == {"fit"}
+    assert admit.inputs == {"lr": "{{inputs.parameters.lr}}"}
+    assert (finalize.status, finalize.failures) == ("{{workflow.status}}", "{{workflow.failures}}")
+
+
+def test_every_answer_of_admit_is_declared() -> None:
+    answers = compiled(step("prep"))["prep-admit"]["outputs"]["parameters"]
+
+    assert [answer["name"] for answer in answers] == list(ADMIT_OUTPUTS)
+    assert all(answer["valueFrom"] == {"default": "", "supplied": {}} for answer in answers)
+
+
+def test_workflow_parameters_that_the_program_uses_decide_its_key_too() -> None:
+    container = {"args": ["{{workflow.parameters.lr}}", "{{=workflow.parameters['batch-size']}}", "{{workflow.name}}"]}
+
+    body = compiled(step("prep", container=container))["prep-admit"]["plugin"]["tiphys"]
+
+    assert body["inputs"] == {
+        "workflow.parameters.batch-size": "{{workflow.parameters.batch-size}}",
+        "workflow.parameters.lr": "{{workflow.parameters.lr}}",
+    }
+
+
+def test_a_run_name_is_made_from_parameters() -> None:
+    manifest = workflow(step(), arguments=parameters("lr"))
+
+    made = by_name(compile_workflow(manifest, CompileOptions(run_name="digits-lr{lr}")))
+
+    assert made["prep-admit"]["plugin"]["tiphys"]["run"] == "digits-lr{{workflow.parameters.lr}}"
+    assert made["tiphys-finalize"]["plugin"]["tiphys"]["run"] == "digits-lr{{workflow.parameters.lr}}"
+
+
+def test_inputs_are_handed_down_to_admission_and_to_the_program() -> None:
+    given = {
+        "parameters": [{"name": "lr", "default": "0.1"}],
+        "artifacts": [{"name": "data", "path": "/tmp/data", "optional": True}],
+    }
+    made = compiled(train("fit", inputs=given))
+
+    assert made["fit"]["inputs"]["parameters"] == [{"name": "lr", "default": "0.1"}]
+    assert made["fit"]["inputs"]["artifacts"] == [{"name": "data", "optional": True}], "paths are for leaves only"
+    assert made["fit-admit"]["inputs"]["artifacts"] == [{"name": "data", "path": "/tmp/data", "optional": True}]
+    assert made["fit-run"]["inputs"]["artifacts"] == [{"name": "data", "path": "/tmp/data", "optional": True}]
+    for caller in (made["fit"]["steps"][0][0], made["fit-attempt"]["steps"][0][0], made["fit-attempt"]["steps"][1][0]):
+        assert value(caller, "lr") == "{{inputs.parameters.lr}}"
+        assert caller["arguments"]["artifacts"] == [
+            {"name": "data", "from": "{{inputs.artifacts.data}}", "optional": True}
+        ]
+
+
+def test_an_input_with_a_location_of_its_own_is_resolved_once() -> None:
+    made = compiled(step("prep", inputs={"artifacts": [{"name": "raw", "path": "/raw", "s3": {"key": "raw"}}]}))
+
+    assert made["prep"]["inputs"]["artifacts"] == [{"name": "raw", "s3": {"key": "raw"}}]
+    assert made["prep-run"]["inputs"]["artifacts"] == [{"name": "raw", "path": "/raw"}]
+
+
+def test_an_item_is_handed_down_to_every_operation() -> None:
+    made = compiled(
+        train("fit", inputs=parameters("lr")),
+        tasks=[task("sweep", "fit", withItems=[1, 2], arguments={"parameters": [{"name": "lr", "value": "{{item}}"}]})],
+    )
+
+    sweep = made["main"]["dag"]["tasks"][0]
+    assert {"name": "tiphys-item", "value": "{{item}}"} in sweep["arguments"]["parameters"]
+    for name in ("sweep-admit", "sweep-settle", "sweep-conclude"):
+        assert made[name]["plugin"]["tiphys"]["item"] == "{{inputs.parameters.tiphys-item}}"
+        assert {"name": "tiphys-item"} in made[name]["inputs"]["parameters"]
+    assert {"name": "tiphys-item"} not in made["sweep-run"]["inputs"]["parameters"]
+
+
+def test_a_step_without_a_fan_out_has_no_item() -> None:
+    made = compiled(step("prep"))
+
+    assert made["prep-admit"]["plugin"]["tiphys"]["item"] == ""
+    assert "tiphys-item" not in json.dumps(made)
+
+
+def test_outputs_are_keyed_without_archive_and_answered_by_conclude() -> None:
+    outputs = {"parameters": [output_parameter("loss")], "artifacts": [output_artifact("model", globalName="best")]}
+    made = compiled(train("fit", outputs=outputs))
+
+    assert made["fit-run"]["outputs"] == {
+        "artifacts": [
+            {
+                "name": "model",
+                "path": "/tmp/model",
+                "optional": True,
+                "archive": {"none": {}},
+                "s3": {"key": "{{inputs.parameters.tiphys-outputs}}/artifacts/model"},
+            },
+            {
+                "name": "tiphys-parameter-loss",
+                "path": "/tmp/loss",
+                "optional": True,
+                "archive": {"none": {}},
+                "s3": {"key": "{{inputs.parameters.tiphys-outputs}}/parameters/loss"},
+            },
+        ]
+    }
+    assert made["fit-conclude"]["outputs"] == {
+        "parameters": [{"name": "loss", "valueFrom": {"default": "", "supplied": {}}}],
+        "artifacts": [{"name": "model", "path": "/unused/model", "optional": True}],
+    }
+    assert made["fit"]["outputs"] == {
+        "parameters": [{"name": "loss", "valueFrom": {"parameter": "{{steps.conclude.outputs.parameters.loss}}"}}],
+        "artifacts": [{"name": "model", "globalName": "best", "from": "{{steps.conclude.outputs.artifacts.model}}"}],
+    }
+
+
+def test_outputs_of_a_step_lie_below_the_number_of_the_retry() -> None:
+    made = compiled(step("prep", outputs={"artifacts": [output_artifact("data")]}))
+
+    key = made["prep-run"]["outputs"]["artifacts"][0]["s3"]["key"]
+    assert key == "{{inputs.parameters.tiphys-outputs}}/{{retries}}/artifacts/data"
+
+
+def test_pods_bear_the_labels_by_which_they_are_found() -> None:
+    template = train("fit")
+    template["metadata"]["labels"] = {"team": "vision"}
+
+    metadata = compiled(template)["fit-run"]["metadata"]
+
+    assert metadata == {
+        "labels": {
+            "team": "vision",
+            "tiphys.dev/run": "{{inputs.parameters.tiphys-run-id}}",
+            "tiphys.dev/step": "fit",
+            "tiphys.dev/attempt": "{{inputs.parameters.tiphys-attempt}}",
+        }
+    }
+
+
+def test_one_template_used_by_two_tasks_makes_two_steps() -> None:
+    manifest = compile_workflow(workflow(step("prep"), tasks=[task("one", "prep"), task("two", "prep")]), OPTIONS)
+
+    assert list(CompiledPipeline.from_manifest(manifest).steps) == ["one", "two"]
+    assert [t["template"] for t in by_name(manifest)["main"]["dag"]["tasks"]] == ["one", "two"]
+    assert "prep" not in by_name(manifest)
+
+
+def test_a_plain_task_and_its_template_are_left_alone() -> None:
+    hello = plain("hello", retryStrategy={"limit": 2})
+
+    made = compiled(hello, step("prep"))
+
+    assert made["hello"] == hello
+    assert made["main"]["dag"]["tasks"][0] == {"name": "hello", "template": "hello"}
+
+
+def test_the_policy_travels_once_in_the_annotation_of_the_wrapper() -> None:
+    manifest = compile_workflow(
+        workflow(
+            train(
+                "fit",
+                asked={"grace_seconds": 90.5, "cache": False, "share": True},
+                outputs={"parameters": [output_parameter("loss")], "artifacts": [output_artifact("model")]},
+            ),
+            tasks=[task("sweep", "fit", withParam="[1]")],
+        ),
+        OPTIONS,
+    )
+
+    pipeline = CompiledPipeline.from_manifest(manifest)
+    spec = pipeline.step("sweep")
+    assert (pipeline.name, pipeline.store) == ("digits", STORE)
+    assert (spec.name, spec.kind, spec.fan_out) == ("sweep", Kind.TRAIN, True)
+    assert (spec.parameters, spec.artifacts) == (("loss",), ("model",))
+    assert (spec.cache, spec.share, spec.grace_seconds) == (False, True, 91.0)
+    assert "{{" not in by_name(manifest)["sweep"]["metadata"]["annotations"]["tiphys.dev/step"]
+
+
+def test_what_decides_the_outputs_decides_the_digest() -> None:
+    def digest(template: Manifest) -> str:
+        manifest = compile_workflow(workflow(template), OPTIONS)
+        return CompiledPipeline.from_manifest(manifest).step("prep").template
+
+    before = digest(step())
+    changed = [
+        step(container={"image": "prep:2"}),
+        step(container={"command": ["prep", "-v"]}),
+        step(container={"env": [{"name": "SEED", "value": "1"}]}),
+        step(outputs={"artifacts": [output_artifact("data")]}),
+    ]
+    same = [
+        step(container={"resources": {"limits": {"cpu": 4}}}),
+        step(nodeSelector={"disk": "ssd"}, activeDeadlineSeconds=60),
+        step(asked={"grace_seconds": 60, "cache": False}),
+    ]
+
+    assert len({before, *(digest(template) for template in changed)}) == 1 + len(changed)
+    assert {digest(template) for template in same} == {before}
+
+
+def test_the_given_document_is_not_changed() -> None:
+    manifest = workflow(train("fit"), tasks=[task("fit", withItems=[1])])
+    before = json.dumps(manifest)
+
+    compile_workflow(manifest, OPTIONS)
+
+    assert json.dumps(manifest) == before
+
+
+def test_the_workflow_gets_its_parameters_and_its_description() -> None:
+    manifest = compile_workflow(workflow(step(), arguments={"parameters": [{"name": "lr", "value": "1"}]}), OPTIONS)
+
+    assert manifest["spec"]["arguments"]["parameters"] == [
+        {"name": "lr", "value": "1"},
+        {"name": "tiphys-run", "value": ""},
+        {"name": "tiphys-submission", "value": ""},
+    ]
+    assert manifest["metadata"] == {
+        "generateName": "digits-",
+        "annotations": {"tiphys.dev/pipeline": "digits", "tiphys.dev/store": STORE},
+        "labels": {"tiphys.dev/pipeline": "digits"},
+    }
