@@ -1,0 +1,233 @@
+"""Interprets one Workflow: the counterpart of Argo's ``operator.go``.
+
+Argo looks at all nodes again on every event. Here each node is a coroutine that
+waits for its children, which gives the same order of phases and is far shorter.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from hera_pipelines.local.agent import Agent
+from hera_pipelines.local.attempt import Pod
+from hera_pipelines.local.binding import bind, fill_in
+from hera_pipelines.local.changes import NodePhase
+from hera_pipelines.local.conditions import holds
+from hera_pipelines.local.dag import run_dag
+from hera_pipelines.local.definitions import Definitions
+from hera_pipelines.local.durations import seconds
+from hera_pipelines.local.names import attempt_name, pod_name
+from hera_pipelines.local.nodes import Node, NodeTable
+from hera_pipelines.local.pods import Pods
+from hera_pipelines.local.retry import Again, GiveUp, Observation, RetryStrategy, Wait, attempt_variables
+from hera_pipelines.local.scope import Variables
+from hera_pipelines.local.shutdown import Shutdown
+from hera_pipelines.local.steps import run_steps
+from hera_pipelines.local.verdict import Verdict
+from hera_pipelines.local.volumes import Volumes
+from tiphys.errors import UsageError
+from tiphys.protocol.pipeline import Manifest
+
+KINDS = {"dag": "DAG", "steps": "Steps", "container": "Pod", "script": "Pod", "plugin": "Plugin"}
+"""Template types that are understood, and the kind of node each makes."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One template to execute as one node."""
+
+    node: str
+    template: str
+    arguments: Manifest
+    task: str = ""
+    """Task of the entry DAG that this belongs to."""
+    caller: tuple[str, str] = ("", "")
+    """Variable that holds the caller's name, and the name: ``("tasks.name", "fit")``."""
+    on_exit: bool = False
+    slots: asyncio.Semaphore | None = None
+    """``parallelism`` of the template that calls."""
+    inner_slots: asyncio.Semaphore | None = None
+    """``parallelism`` of the template that is called, for its children."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """All that the nodes of one workflow share."""
+
+    definitions: Definitions
+    nodes: NodeTable
+    variables: dict[str, str | None]
+    """``workflow.*``."""
+    shutdown: Shutdown
+    agent: Agent
+    pods: Pods
+    pod_slots: asyncio.Semaphore | None
+    """``parallelism`` of the workflow."""
+    volumes: Volumes
+    clock: Callable[[], datetime]
+    speed: float
+
+    async def execute(self, call: Call) -> Node:
+        """Run a template to its end; a node is made in any case."""
+        try:
+            template = self.definitions.template(call.template)
+            local = self._local(call, template)
+            bound = bind(template, call.arguments, local)
+            strategy = RetryStrategy.read(bound["retryStrategy"]) if bound.get("retryStrategy") else None
+        except UsageError as error:
+            return self.nodes.add(call.node, "Skipped", call.template, call.task, NodePhase.ERROR, str(error))
+        if strategy is None:
+            return await self._once(call, bound, None)
+        return await self._retry(call, bound, local, strategy)
+
+    async def run_child(self, parent: Call, node: str, child: Manifest, kind: str, task: str) -> Node:
+        """Run one task or step, filled in, of ``parent``; ``kind`` is ``tasks`` or ``steps``."""
+        template = child["template"]
+        try:
+            if not holds(child["when"]):
+                why = f"when '{child['when']}' evaluated false"
+                return self.nodes.add(node, "Skipped", template, task, NodePhase.SKIPPED, why)
+        except UsageError as error:
+            return self.nodes.add(node, "Skipped", template, task, NodePhase.ERROR, str(error))
+        caller = (f"{kind}.name", child["name"])
+        return await self.execute(
+            Call(node, template, child["arguments"], task, caller, parent.on_exit, parent.inner_slots)
+        )
+
+    async def _retry(self, call: Call, bound: Manifest, local: Variables, strategy: RetryStrategy) -> Node:
+        parent = self.nodes.add(call.node, "Retry", call.template, call.task)
+        last: Observation | None = None
+        remaining: float | None = None
+        while True:
+            number = len(parent.attempts)
+            name = attempt_name(call.node, number)
+            known = {**local, **attempt_variables(number, last)}
+            if KINDS[kind_of(bound)] == "Pod":
+                known["pod.name"] = pod_name(self.definitions.workflow, name, call.template)
+            child = await self._once(replace(call, node=name), fill_in(bound, known), remaining)
+            parent.attempts.append(child)
+            if not child.failed:
+                parent.outputs = child.outputs
+                self.nodes.mark(parent, NodePhase.SUCCEEDED)
+                return parent
+            last = self._observe(parent, child, call.on_exit)
+            decision = await self._decide(parent, strategy, last, call.on_exit)
+            if isinstance(decision, GiveUp):
+                parent.outputs = child.outputs
+                self.nodes.mark(parent, child.phase, decision.message)
+                return parent
+            remaining = decision.seconds
+
+    async def _decide(self, parent: Node, strategy: RetryStrategy, seen: Observation, on_exit: bool) -> Again | GiveUp:
+        try:
+            decision = strategy.after(seen)
+            if isinstance(decision, Wait):
+                self.nodes.mark(parent, NodePhase.RUNNING, decision.message)
+                await self.shutdown.sleep(decision.seconds / self.speed, on_exit)
+                self.nodes.mark(parent, NodePhase.RUNNING)
+                decision = strategy.after(seen._replace(waited=True, stopped=self.shutdown.reason(on_exit)))
+        except UsageError as error:
+            return GiveUp(f"retryStrategy: {error}")
+        assert not isinstance(decision, Wait)
+        return decision
+
+    def _observe(self, parent: Node, child: Node, on_exit: bool) -> Observation:
+        ended = child.finished or self.clock()
+        return Observation(
+            attempts=len(parent.attempts),
+            phase=child.phase,
+            message=child.message,
+            exit_code=child.outputs.exit_code if child.outputs else None,
+            duration=(ended - child.started).total_seconds(),
+            elapsed=(ended - parent.attempts[0].started).total_seconds(),
+            stopped=self.shutdown.reason(on_exit),
+        )
+
+    async def _once(self, call: Call, template: Manifest, seconds_left: float | None) -> Node:
+        kind = KINDS[kind_of(template)]
+        slots: AbstractAsyncContextManager[object] = nullcontext()
+        if call.slots is not None and kind != "Plugin":
+            slots = call.slots
+        async with slots:
+            match kind:
+                case "Pod":
+                    return await self._run_pod(call, template, seconds_left)
+                case "Plugin":
+                    return await self._run_plugin(call, template)
+            node = self.nodes.add(call.node, kind, call.template, call.task)
+            run = run_dag if kind == "DAG" else run_steps
+            own = asyncio.Semaphore(int(template["parallelism"])) if template.get("parallelism") else None
+            verdict = await run(self, replace(call, inner_slots=own), node, template)
+            return self._finish(node, verdict)
+
+    async def _run_plugin(self, call: Call, template: Manifest) -> Node:
+        node = self.nodes.add(call.node, "Plugin", call.template, call.task, NodePhase.PENDING)
+
+        def waiting(message: str) -> None:
+            self.nodes.mark(node, NodePhase.PENDING, message)
+
+        asked = asyncio.ensure_future(self.agent.execute(template, waiting))
+        denied = asyncio.ensure_future(self.shutdown.denied(call.on_exit))
+        try:
+            limit = seconds(str(template["timeout"])) / self.speed if template.get("timeout") else None
+            await asyncio.wait({asked, denied}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done() and not denied.done():
+                return self._finish(node, asked.result())
+            reason = self.shutdown.reason(call.on_exit) or f"{call.node} exceeded its timeout"
+            return self._finish(node, Verdict(NodePhase.FAILED, reason))
+        finally:
+            asked.cancel()
+            denied.cancel()
+
+    async def _run_pod(self, call: Call, template: Manifest, seconds_left: float | None) -> Node:
+        node = self.nodes.add(call.node, "Pod", call.template, call.task, NodePhase.PENDING)
+        slots: AbstractAsyncContextManager[object] = self.pod_slots or nullcontext()
+        async with slots:
+            if reason := self.shutdown.reason(call.on_exit):
+                return self._finish(node, Verdict(NodePhase.FAILED, reason))
+            self.nodes.mark(node, NodePhase.RUNNING)
+            verdict = await self.pods.run(self._pod(call, template, seconds_left), self.shutdown)
+        return self._finish(node, verdict)
+
+    def _pod(self, call: Call, template: Manifest, seconds_left: float | None) -> Pod:
+        limits = [seconds_left]
+        limits += [seconds(str(template[field])) for field in ("activeDeadlineSeconds", "timeout") if field in template]
+        return Pod(
+            name=pod_name(self.definitions.workflow, call.node, call.template),
+            namespace=str(self.variables["workflow.namespace"]),
+            workflow=self.definitions.workflow,
+            workflow_uid=str(self.variables["workflow.uid"]),
+            node=call.node,
+            template=template,
+            volumes=self.volumes.of(template),
+            on_exit=call.on_exit,
+            seconds=min((limit for limit in limits if limit is not None), default=None),
+            wants_result=self.definitions.uses_results,
+        )
+
+    def _finish(self, node: Node, verdict: Verdict) -> Node:
+        node.outputs = verdict.outputs
+        self.nodes.mark(node, verdict.phase, verdict.message, verdict.log_tail)
+        return node
+
+    def _local(self, call: Call, template: Manifest) -> dict[str, str | None]:
+        variables = {**self.variables, "node.name": call.node}
+        if call.caller[0]:
+            variables[call.caller[0]] = call.caller[1]
+        if KINDS[kind_of(template)] == "Pod" and not template.get("retryStrategy"):
+            variables["pod.name"] = pod_name(self.definitions.workflow, call.node, call.template)
+        return variables
+
+
+def kind_of(template: Manifest) -> str:
+    """Type of a template: the key that holds its body.
+
+    Raises:
+        UsageError: it has none that is understood.
+    """
+    for kind in KINDS:
+        if kind in template:
+            return kind
+    raise UsageError(f"template {template.get('name')!r} is none of {', '.join(KINDS)}")

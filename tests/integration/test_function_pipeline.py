@@ -1,0 +1,76 @@
+"""A pipeline of functions, compiled and run here: what one returns, the next one takes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PIPELINE = """
+from pathlib import Path
+from typing import Annotated
+
+from hera.workflows import Artifact, Parameter
+from hera_pipelines import Checkpoints, Pipeline, Retries, step, train
+
+Data = Annotated[Path, Artifact(name="data")]
+Loss = Annotated[float, Parameter(name="loss")]
+
+
+@step()
+def preprocess(source: str) -> Data:
+    import pathlib
+
+    target = pathlib.Path("made")
+    target.mkdir()
+    (target / "digits").write_text(source)
+    return target
+
+
+@train(checkpoints=Checkpoints(every="1 step"), retries=Retries(backoff=0.01))
+def fit(data: Data, lr: float) -> tuple[Loss, Annotated[dict, Artifact(name="card")]]:
+    import os
+
+    from tiphys import checkpoint
+
+    with checkpoint.session() as session:
+        state = session.restore(default={"step": 0, "started": []})
+        state["started"].append(os.environ["TIPHYS_ATTEMPT"])
+        if state["step"] == 0 and lr == 0.5:
+            session.save(1, {**state, "step": 1})
+            os._exit(75)
+    return lr * len((data / "digits").read_text()), state
+
+
+@step()
+def report(losses: list, cards: str) -> Annotated[str, Parameter(name="best")]:
+    return f"{min(float(loss) for loss in losses)} of {cards}"
+
+
+with Pipeline("functions", arguments=Parameter(name="source", value="four")) as pipeline:
+    data = preprocess(source=pipeline.get_parameter("source"))
+    sweep = fit(data, name="sweep", with_items=[{"lr": 0.25}, {"lr": 0.5}])
+    report(losses=sweep.get_parameter("loss"), cards="two")
+"""
+
+
+def test_functions_hand_on_values_files_and_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(PIPELINE)
+    command = [sys.executable, "-m", "hera_pipelines.cli"]
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("TIPHYS_")}
+
+    done = subprocess.run(
+        [*command, "run", "functions.py", "--store", "store", "--run", "first"],
+        cwd=tmp_path,
+        env=outside,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "first\n"
+    outputs = tmp_path / "store" / "runs" / "first" / "outputs"
+    (best,) = outputs.glob("report/*/*/parameters/best")
+    assert best.read_text() == "1.0 of two"
+    cards = {card.read_text() for card in outputs.glob("sweep.*/*/artifacts/card")}
+    assert cards == {'{"step": 0, "started": ["1"]}', '{"step": 1, "started": ["1", "2"]}'}

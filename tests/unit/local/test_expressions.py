@@ -1,0 +1,138 @@
+"""The two languages of a Workflow, and what each makes of the same text.
+
+`{{=…}}`, `depends`, `retryStrategy.expression`: expr-lang. `when`: govaluate.
+"""
+
+from typing import Any
+
+import pytest
+
+from hera_pipelines.local.conditions import holds
+from hera_pipelines.local.evaluation import EvaluationError
+from hera_pipelines.local.expressions import nested, parse, truth_of, value_of
+from tiphys.errors import UsageError
+
+ENVIRONMENT: dict[str, Any] = {
+    "lastRetry": {"exitCode": "75", "status": "Failed", "message": "main: Error (exit code 75)"},
+    "steps": {"run": {"status": "Failed"}, "list": {"items": [1, 2]}},
+    "retries": "3",
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("lastRetry.status == 'Error' || asInt(lastRetry.exitCode) in [75, 137, 143]", True),
+        ("asInt(lastRetry.exitCode) not in [75]", False),
+        ("steps['run'].exitCode ?? '-1'", "-1"),
+        ("steps['run'].status ?? '-1'", "Failed"),
+        ("steps.run?.exitCode?.more", None),
+        ("nothing?.exitCode ?? 'x'", "x"),
+        ("lastRetry.message matches 'exit code \\\\d+'", True),
+        ("lastRetry.message contains 'OOM'", False),
+        ("lastRetry.message startsWith 'main' and lastRetry.message endsWith ')'", True),
+        ("(asInt(retries) + 1) * 64", 256),
+        ("retries == '3' ? 'three' : 'other'", "three"),
+        ("not true or true", True),
+        ("!true == false", True),  # ! binds tighter than ==
+        ("not (true == false)", True),
+        ("1 + 2 * 3 ** 2", 19),
+        ("2 - -1", 3),
+        ("7 % 4", 3),
+        ("asFloat('0.5') < 1", True),
+        ("string(12) + 'x'", "12x"),
+        ("len('abc') >= 3 && len([1]) <= 1", True),
+        ("toJson([1, 'a'])", '[1,"a"]'),
+        ("steps.list.items[1]", 2),
+        ('"quoted \\"text\\""', 'quoted "text"'),
+        ("nil ?? 5", 5),
+        ("1 == '1'", False),
+        ("inner_in", "kept"),
+    ],
+)
+def test_expr(text: str, value: object) -> None:
+    assert value_of(text, {**ENVIRONMENT, "inner_in": "kept"}) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "missing",
+        "missing.deep",
+        "nothing.exitCode",
+        "asInt('many')",
+        "asInt(nil)",
+        "1 < 'a'",
+        "1 + 'a'",
+        "1 / 0",
+        "1 % 0",
+        "'a' && true",
+        "'a' in 'abc'",
+        "5 matches 'a'",
+        "steps.list.items[7]",
+        "-'a'",
+    ],
+)
+def test_an_expression_without_a_value_is_an_error_and_not_a_guess(text: str) -> None:
+    with pytest.raises(EvaluationError):
+        value_of(text, ENVIRONMENT)
+
+
+def test_functions_that_are_not_known_are_named() -> None:
+    with pytest.raises(UsageError, match=r"calls jsonpath, which the local engine does not know; it knows asFloat"):
+        parse("jsonpath(steps.a.outputs.result, '$.x')")
+
+
+@pytest.mark.parametrize("text", ["", "1 +", "a b", "sprig.int(retries)", "x = 1", "map(list, {# + 1})"])
+def test_what_is_no_expression_of_the_subset_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        parse(text)
+
+
+def test_a_decision_must_be_true_or_false() -> None:
+    with pytest.raises(EvaluationError, match="gives 1, not true or false"):
+        truth_of("1", {})
+
+
+def test_dotted_names_become_maps_and_longer_names_win() -> None:
+    variables = {"workflow.parameters": "[...]", "workflow.parameters.lr": "0.1", "item": "a"}
+    assert nested(variables) == {"workflow": {"parameters": {"lr": "0.1"}}, "item": "a"}
+
+
+@pytest.mark.parametrize(
+    ("when", "result"),
+    [
+        ("", True),
+        ("true == true", True),
+        ("false == true", False),
+        ("foo == foo", True),
+        ("foo != bar", True),
+        ("'' == ''", True),
+        ("Succeeded in (Succeeded, Failed)", True),
+        ("'a-b' in ('c', 'a-b')", True),
+        ("3 > 2 && 2 >= 2 && 1 < 2 && 1 <= 1", True),
+        ("!false || nonsense == 1", True),
+        ("abc =~ '^a'", True),
+        ("abc !~ '^a'", False),
+        ("1 + 1 == 2", True),
+        ("2 * 3 - 1 == 10 / 2", True),
+        ("7 % 4 == 3", True),
+        ("true == 'true'", False),
+        ("(true || false) && index != 0", True),
+    ],
+)
+def test_when(when: str, result: bool) -> None:
+    assert holds(when) is result
+
+
+@pytest.mark.parametrize("when", [" == true", "{{item}} == a", "a ==", "(a == b", "a = b"])
+def test_a_condition_that_cannot_be_read_says_how_to_write_it(when: str) -> None:
+    with pytest.raises(UsageError, match="put quotes around"):
+        holds(when)
+
+
+@pytest.mark.parametrize("when", ["a-b == a-b", "1 < a", "word", "'5'", "!word"])
+def test_a_condition_without_an_answer_is_an_error(when: str) -> None:
+    with pytest.raises(EvaluationError):
+        holds(when)

@@ -1,0 +1,113 @@
+"""Names and texts that must be Argo's to the letter.
+
+| item | name | {{item}} |
+|---|---|---|
+| {lr: "0.2", code: "1"} | sweep(1:code:1,lr:0.2) | {"code":"1","lr":"0.2"} |
+| 1e-5 | sweep(0:0.00001) | 0.00001 |
+| "a(b)" | sweep(0:ab) | a(b) |
+| [1, "x"] | sweep(0:[1 x]) | [1,"x"] |
+| true | sweep(0:true) | true |
+"""
+
+import pytest
+
+from hera_pipelines.local.durations import seconds
+from hera_pipelines.local.fanout import items_of
+from hera_pipelines.local.gotext import go_json
+from hera_pipelines.local.names import display_name, node_id, pod_name
+from tiphys.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "text"),
+    [
+        ({"lr": "0.2", "code": "1"}, "sweep(0:code:1,lr:0.2)", '{"code":"1","lr":"0.2"}'),
+        (1e-5, "sweep(0:0.00001)", "0.00001"),
+        ("a(b)", "sweep(0:ab)", "a(b)"),
+        ([1, "x"], "sweep(0:[1 x])", '[1,"x"]'),
+        (True, "sweep(0:true)", "true"),
+        (3, "sweep(0:3)", "3"),
+        ({"n": {"deep": [1]}}, 'sweep(0:n:{"deep":[1]})', '{"n":{"deep":[1]}}'),
+    ],
+)
+def test_an_item_is_named_and_written_as_argo_does(value: object, name: str, text: str) -> None:
+    [item] = items_of({"name": "sweep", "withItems": [value]})
+    assert (item.name, item.variables["item"]) == (name, text)
+
+
+def test_fields_of_an_item_are_variables() -> None:
+    [_, item] = items_of({"name": "s", "withItems": [{"a": 1}, {"a": "x", "b": 0.5}]})
+    assert item.name == "s(1:a:x,b:0.5)"
+    assert (item.variables["item.a"], item.variables["item.b"]) == ("x", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("sequence", "items"),
+    [
+        ({"count": "3"}, ["0", "1", "2"]),
+        ({"start": 2, "end": "4"}, ["2", "3", "4"]),
+        ({"start": "3", "end": 1}, ["3", "2", "1"]),
+        ({"start": 5, "count": 2, "format": "host-%03d"}, ["host-005", "host-006"]),
+        ({"count": 0}, []),
+    ],
+)
+def test_a_sequence_counts_as_argo_does(sequence: dict[str, object], items: list[str]) -> None:
+    found = items_of({"name": "s", "withSequence": sequence})
+    assert [item.variables["item"] for item in found] == items
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"withParam": "not json"},
+        {"withParam": '{"a": 1}'},
+        {"withSequence": {"start": 1}},
+        {"withSequence": {"count": "many"}},
+        {"withSequence": {"count": 1, "format": "%s%s"}},
+        {"withItems": [None]},
+    ],
+)
+def test_items_that_cannot_be_read_are_refused_with_the_name_of_the_task(task: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="fan"):
+        items_of({"name": "fan", **task})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1"), (0.1, "0.1"), (1e-7, "1e-7"), (1e-6, "0.000001"), (1e21, "1e+21"), (-2.5e-10, "-2.5e-10")],
+)
+def test_numbers_are_written_as_go_does(value: float, text: str) -> None:
+    assert go_json(value) == text
+
+
+@pytest.mark.parametrize(("text", "value"), [("10s", 10), ("1h30m", 5400), ("7", 7), ("200ms", 0.2), ("1.5m", 90)])
+def test_durations(text: str, value: float) -> None:
+    assert seconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "s", "10 minutes", "1x", "-3s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a duration"):
+        seconds(text)
+
+
+def test_ids_are_fnv_hashes_of_names() -> None:
+    # FNV-1a, 32 bit: the vector of the hash's authors for "foobar"
+    assert node_id("wf", "foobar") == f"wf-{0xBF9CF968}"
+    assert node_id("wf", "wf") == "wf"
+    assert pod_name("wf", "foobar", "run") == f"wf-run-{0xBF9CF968}"
+    assert len(pod_name("w" * 250, "foobar", "run")) <= 253
+
+
+@pytest.mark.parametrize(
+    ("node", "shown"),
+    [
+        ("wf", "wf"),
+        ("wf.fit", "fit"),
+        ("wf.fit[0]", "[0]"),
+        ("wf.fit[0].attempts(1)", "attempts(1)"),
+        ("wf.sweep(1:lr:0.2)", "sweep(1:lr:0.2)"),
+    ],
+)
+def test_the_last_part_of_a_name_is_shown(node: str, shown: str) -> None:
+    assert display_name(node) == shown
