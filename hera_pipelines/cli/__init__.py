@@ -1,0 +1,5 @@
+"""The ``tiphys`` command."""
+
+from hera_pipelines.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,94 @@
+"""The command line as a whole: what there is, what holds for all of it, and how it ends."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import structlog
+import typer
+from typer.main import get_command
+
+import tiphys
+from hera_pipelines.cli import compile as compiling
+from hera_pipelines.cli import demo, doctor, events, lineage, plan, resume, run, runs
+from hera_pipelines.cli.failures import EXIT_CODES, report
+from hera_pipelines.cli.screen import Screen
+
+# These may stand anywhere on the line, as with kubectl.
+_ANYWHERE = ("--quiet", "--verbose", "--no-color")
+
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+app = typer.Typer(
+    name="tiphys",
+    help="Machine-learning training on Argo Workflows that survives. Data goes to stdout, everything else to stderr.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one invocation; return its exit code."""
+    given = _global_options_first(list(sys.argv[1:] if arguments is None else arguments))
+    screen = Screen(quiet="--quiet" in given, color="--no-color" not in given, verbose="--verbose" in given)
+    _log_to_stderr(screen.verbose)
+    try:
+        result = get_command(app).main(args=given, prog_name="tiphys", standalone_mode=False)
+    except BrokenPipeError:
+        # The reader of stdout went away, as `head` does: nobody is left to tell.
+        sys.stderr.close()
+        return 0
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the last line of defence turns all into one line
+        return report(error, screen)
+    return result if isinstance(result, int) else 0
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    """The plugin's log is for services; here its answers tell the same, and stdout is for data alone."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger("info" if verbose else "critical"),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"tiphys {tiphys.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _globally(
+    context: typer.Context,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing beside data and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the trace of an error.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colour; NO_COLOR does the same.")] = False,
+    version: Annotated[  # noqa: ARG001  its callback answers
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    context.obj = Screen(quiet=quiet, color=not no_color, verbose=verbose)
+
+
+def _global_options_first(arguments: list[str]) -> list[str]:
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    front = [argument for argument in arguments[:end] if argument in _ANYWHERE]
+    return front + [argument for argument in arguments[:end] if argument not in _ANYWHERE] + arguments[end:]
+
+
+for name, command, examples in (
+    ("demo", demo.demo, demo.EXAMPLES),
+    ("run", run.run, run.EXAMPLES),
+    ("compile", compiling.compile_file, compiling.EXAMPLES),
+    ("plan", plan.plan, plan.EXAMPLES),
+    ("resume", resume.resume, resume.EXAMPLES),
+    ("runs", runs.runs, runs.RUNS_EXAMPLES),
+    ("get", runs.get, runs.GET_EXAMPLES),
+    ("lineage", lineage.lineage, lineage.EXAMPLES),
+    ("events", events.events, events.EXAMPLES),
+    ("doctor", doctor.doctor, doctor.EXAMPLES),
+):
+    app.command(name, epilog=examples)(command)

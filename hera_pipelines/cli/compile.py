@@ -1,0 +1,45 @@
+"""``tiphys compile``: from a Hera file to the Workflow that Argo runs."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hera_pipelines.cli.loading import PipelineOption, load
+from hera_pipelines.cli.parameters import ParameterOption, parse, with_parameters
+from hera_pipelines.cli.screen import Screen
+from hera_pipelines.compile import to_workflow_yaml
+
+EXAMPLES = """\b
+Examples:
+  tiphys compile digits.py | argo submit -
+  tiphys compile digits.py -o json -p lr=0.3 > digits.json
+"""
+
+
+class ManifestFormat(StrEnum):
+    """A manifest has no table."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+def compile_file(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="Python file that defines a Pipeline.")],
+    pipeline: PipelineOption = None,
+    parameter: ParameterOption = None,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="URL", envvar="TIPHYS_STORE", help="Run store in place of the pipeline's own."),
+    ] = None,
+    output: Annotated[
+        ManifestFormat, typer.Option("-o", "--format", help="Form of the manifest.")
+    ] = ManifestFormat.YAML,
+) -> None:
+    """Compile a pipeline and print the Workflow. Nothing is submitted."""
+    screen: Screen = context.obj
+    manifest = with_parameters(load(file, pipeline).compile(store=store), parse(parameter or []))
+    screen.write(to_workflow_yaml(manifest) if output == ManifestFormat.YAML else json.dumps(manifest, indent=2))

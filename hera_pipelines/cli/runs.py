@@ -1,0 +1,120 @@
+"""``tiphys runs`` and ``tiphys get``: what lies in a store, and everything about one run."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.text import Text
+from tiphys_controller import API_VERSION, Phase, RunDetail, describe, runs_table
+
+from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store
+from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.local.session import LocalSession
+from tiphys.store import Store
+
+RUNS_EXAMPLES = """\b
+Examples:
+  tiphys runs
+  tiphys runs --store s3://ml/tiphys -o json | jq -r '.runs[] | select(.phase == "Failed") | .run'
+"""
+GET_EXAMPLES = """\b
+Examples:
+  tiphys get digits-7xk2p
+  tiphys get digits-7xk2p -o yaml
+"""
+
+_PHASE_STYLES = {Phase.SUCCEEDED: "green", Phase.FAILED: "red", Phase.RUNNING: "cyan", Phase.UNKNOWN: "yellow"}
+
+
+def runs(
+    context: typer.Context,
+    store: StoreOption = None,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the list.")] = Format.TABLE,
+) -> None:
+    """List the runs of a store."""
+    screen: Screen = context.obj
+    place = existing_store(screen, store)
+    found = sorted(runs_table(place, _local(place)), key=lambda summary: summary.run)
+    if output is not Format.TABLE:
+        document = {"apiVersion": API_VERSION, "kind": "RunList", "store": place.url}
+        screen.document({**document, "runs": [summary.model_dump(mode="json") for summary in found]}, output)
+        return
+    if not found:
+        screen.note("no runs here yet; begin one with `tiphys run FILE`")
+        return
+    screen.table(
+        ("RUN", "PIPELINE", "PHASE", "STEPS", "SUBMISSIONS", "LAST ACTIVITY", "REASON"),
+        [
+            (
+                summary.run,
+                summary.pipeline,
+                _phase(summary.phase),
+                f"{summary.steps_done}/{summary.steps_total}",
+                str(summary.submissions),
+                _time(summary.last_activity),
+                summary.reason,
+            )
+            for summary in found
+        ],
+    )
+
+
+def get(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    store: StoreOption = None,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+) -> None:
+    """Show one run: its submissions, its steps, every attempt and what came out."""
+    screen: Screen = context.obj
+    place = existing_store(screen, store)
+    detail = describe(place, run, _local(place))
+    if output is not Format.TABLE:
+        screen.document(detail.model_dump(mode="json", by_alias=True), output)
+        return
+    _show_summary(screen, detail)
+    screen.show("")
+    screen.table(("STEP", "ATTEMPT", "SUBMISSION", "OUTCOME", "STARTED FROM", "MESSAGE"), _attempts(detail))
+    outputs = list(_outputs(detail))
+    if outputs:
+        screen.show("")
+        screen.table(("STEP", "OUTPUT", "VALUE"), outputs)
+
+
+def _local(store: Store) -> LocalSession:
+    """The local cluster of this working directory, which may know that a run is alive."""
+    return LocalSession(store, DEFAULT_STATE)
+
+
+def _show_summary(screen: Screen, detail: RunDetail) -> None:
+    summary = detail.summary
+    line = Text.assemble((summary.run, "bold"), f" of pipeline {summary.pipeline}: ", _phase(summary.phase))
+    screen.show(line.append(f", {summary.reason}" if summary.reason else ""))
+    screen.show(Text(f"{summary.steps_done} of {summary.steps_total} steps done, {summary.submissions} submissions"))
+    if detail.parameters:
+        screen.show(Text("parameters: " + ", ".join(f"{name}={value}" for name, value in detail.parameters.items())))
+
+
+def _attempts(detail: RunDetail) -> Iterator[tuple[str, ...]]:
+    for step in detail.steps:
+        if not step.attempts:
+            yield step.name, "", "", "", "", step.reason
+        for one in step.attempts:
+            told = ": ".join(part for part in (one.cause.replace("_", " "), one.message) if part)
+            yield one.step, str(one.attempt), str(one.submission), one.outcome or "open", one.starts_from, told
+
+
+def _outputs(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
+    for step in detail.steps:
+        for attempt in step.attempts:
+            for name, value in attempt.outputs.items():
+                yield attempt.step, name, value
+
+
+def _phase(phase: Phase) -> Text:
+    return Text(phase.value, style=_PHASE_STYLES.get(phase, ""))
+
+
+def _time(moment: datetime | None) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else ""

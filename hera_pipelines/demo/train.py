@@ -1,0 +1,47 @@
+"""Step 3: train. The only lines about survival are the three with ``session``."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from safetensors.numpy import save_file
+
+from hera_pipelines.demo.data import Split, read_split
+from hera_pipelines.demo.network import TrainingState, accuracy, initial_state, train_step
+from hera_pipelines.demo.steplog import StepLog
+from tiphys import checkpoint, inputs, outputs
+
+REPORT_EVERY = 100
+
+
+def train(
+    split: Split, state: TrainingState, session: checkpoint.Session, log: StepLog, total: int, batch: int
+) -> None:
+    """Take ``state`` to ``total`` steps."""
+    while state["step"] < total:
+        loss = train_step(state, split.train_images, split.train_labels, total, batch)
+        log.append(state["step"], datetime.now(UTC))
+        if state["step"] % REPORT_EVERY == 0:
+            typer.echo(f"step {state['step']} of {total}: loss {loss:.4f}")
+        session.step(state["step"], state, metrics={"loss": round(loss, 4)})
+
+
+def main(
+    seed: Annotated[int, typer.Option()],
+    steps: Annotated[int, typer.Option()],
+    batch: int = 192,
+    hidden: int = 512,
+    step_log: Annotated[str, typer.Option(help="Folder that counts every executed step; empty for none.")] = "",
+) -> None:
+    split = read_split(inputs.path("dataset"))
+    with checkpoint.session() as session:
+        state = session.restore(default=initial_state(seed, hidden))
+        with StepLog(Path(step_log) if step_log else None) as log:
+            train(split, state, session, log, steps, batch)
+    save_file({f"weight{index}": weight for index, weight in enumerate(state["weights"])}, outputs.path("model"))
+    typer.echo(f"training accuracy {accuracy(state['weights'], split.train_images, split.train_labels):.4f}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

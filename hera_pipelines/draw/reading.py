@@ -1,0 +1,61 @@
+"""From the lineage tree that storage gives to what is drawn of it."""
+
+from hera_pipelines.draw.model import Dot, Ending, Lane, Lineage, Place
+from tiphys.lineage import AttemptNode, CheckpointNode, LineageTree
+from tiphys.records import CheckpointRef
+
+
+def lineages_of(tree: LineageTree) -> list[Lineage]:
+    """One `Lineage` per training step of the run."""
+    return [
+        Lineage(tree.run, step.step, tuple(_lane(attempt) for attempt in step.attempts), step.note)
+        for step in tree.steps
+    ]
+
+
+def _lane(attempt: AttemptNode) -> Lane:
+    return Lane(
+        attempt=attempt.attempt,
+        submission=attempt.submission,
+        origin=_origin(attempt),
+        ending=Ending(attempt.outcome.value) if attempt.outcome else Ending.OPEN,
+        message=_message(attempt),
+        dots=tuple(_dot(node) for node in attempt.checkpoints),
+    )
+
+
+def _origin(attempt: AttemptNode) -> Place | None:
+    """What the attempt really went on from.
+
+    Admission proposes a checkpoint by its sizes; the trainer reads the bytes
+    and may have to take an older one. Each of its commits names that one; the
+    first may be gone by retention.
+    """
+    restored = (node.restored for node in attempt.checkpoints if node.committed_at)
+    return _place(next(restored, attempt.starts_from))
+
+
+def _place(ref: CheckpointRef | None) -> Place | None:
+    return Place(ref.attempt, ref.global_step) if ref else None
+
+
+def _message(attempt: AttemptNode) -> str:
+    cause = attempt.cause.value.replace("_", " ") if attempt.cause else ""
+    return ": ".join(part for part in (cause, attempt.message) if part)
+
+
+def _dot(node: CheckpointNode) -> Dot:
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
+    size = _size(node.size_bytes) if node.size_bytes else ""
+    why = f"saved after {node.saved_because}" if node.saved_because in ("asked", "sigterm") else ""
+    facts = tuple(fact for fact in (size, metrics, why, node.reason) if fact)
+    return Dot(Place(node.ref.attempt, node.ref.global_step), node.status, metrics, facts)
+
+
+def _size(size_bytes: int) -> str:
+    size, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.4g} {unit}"

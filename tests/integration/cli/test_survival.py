@@ -1,0 +1,214 @@
+"""Real processes, real signals: what is left when a run is stopped, killed or starved, and what resume makes of it."""
+
+import hashlib
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import tiny
+from tiphys_controller import start
+
+from hera_pipelines import load_pipeline
+from hera_pipelines.local.changes import NodePhase
+from hera_pipelines.local.session import LocalSession
+from tiphys.records import AttemptEnd, Outcome
+from tiphys.store import DirectoryStore, all_attempts, read_events, submissions
+
+from .conftest import Command, begin, invoke, snapshot
+
+PATIENCE_SECONDS = 30
+MODULE_BESIDE = """
+from hera_pipelines import Pipeline, Step
+
+with Pipeline("own") as pipeline:
+    Step(name="only", image="i", command=["python", "beside.py"])()
+"""
+
+
+def wait_for(happened: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not happened():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.02)
+
+
+def manifests(store: Path) -> list[Path]:
+    return list((store / "lineages").rglob("manifests/*.json"))
+
+
+def ends(store: Path, run: str, step: str) -> list[AttemptEnd | None]:
+    return [attempt.end for attempt in all_attempts(DirectoryStore(store), run)[step]]
+
+
+def model(store: Path, run: str) -> bytes:
+    done = next(end for end in ends(store, run, "fit") if end and end.outcome is Outcome.DONE)
+    return DirectoryStore(store).read(done.outputs[0].key)
+
+
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`tiphys run` of the tiny pipeline, slow enough to be caught, once it has saved something."""
+    given = ["--run", "r", "-p", "pause=0.05", *arguments]
+    process = begin(["run", tiny.write(folder / "code"), *given], folder)
+    wait_for(lambda: bool(manifests(folder / ".tiphys/store")), "the first checkpoint")
+    return process
+
+
+def alive(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
+    store = tmp_path / ".tiphys/store"
+    with started(tmp_path) as engine:
+        trainer = tiny.last_process(tmp_path / "code")
+        engine.kill()
+    wait_for(lambda: not alive(trainer), "the trainer dies with its engine")
+    subprocess.run(["rm", "-r", tmp_path / ".tiphys/state"], check=True)
+    (tmp_path / "code/ran.txt").unlink()
+
+    answer = invoke(["resume", "r", "--code", "code"], tmp_path)
+
+    assert answer.code == 0, answer.err
+    assert tiny.ran(tmp_path / "code") == ["fit", "report"]
+    assert answer.out.splitlines()[1].split()[:3] == ["prepare", "step", "skip"]
+    claims = [attempt.claim for attempt in all_attempts(DirectoryStore(store), "r")["fit"]]
+    assert claims[1].starts_from is not None
+    assert (claims[1].submission, len(submissions(DirectoryStore(store), "r"))) == (2, 2)
+    invoke(["run", tmp_path / "code/tiny.py", "--run", "undisturbed"], tmp_path)
+    assert model(store, "r") == model(store, "undisturbed")
+
+
+def test_a_killed_trainer_is_tried_again_within_the_run(tmp_path: Path) -> None:
+    with started(tmp_path) as engine:
+        os.kill(tiny.last_process(tmp_path / "code"), signal.SIGKILL)
+        _, err = engine.communicate(timeout=PATIENCE_SECONDS)
+    assert engine.returncode == 0, err
+    first, second = ends(tmp_path / ".tiphys/store", "r", "fit")
+    assert first and (first.outcome, first.exit_code, first.progress) == (Outcome.FAILED, 137, True)
+    assert second and second.outcome is Outcome.DONE
+    assert "Backoff for 1 seconds" in err
+
+
+def test_ctrl_c_lets_the_training_save_and_ends_with_130(tmp_path: Path) -> None:
+    with started(tmp_path, "-p", "steps=1000") as engine:
+        engine.send_signal(signal.SIGINT)
+        out, err = engine.communicate(timeout=PATIENCE_SECONDS)
+    assert (engine.returncode, out) == (130, "r\n")
+    assert err.splitlines()[-1].startswith(
+        "tiphys: run r was stopped; what is finished is kept; go on with `tiphys resume r`"
+    )
+    saved = [path.read_text() for path in manifests(tmp_path / ".tiphys/store")]
+    assert any('"reason": "sigterm"' in text for text in saved)
+    assert "Traceback" not in err
+
+
+def test_a_failing_step_ends_with_1_and_says_which_and_what_to_do(tiphys: Command, tmp_path: Path) -> None:
+    answer = tiphys("run", tiny.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
+    assert (answer.code, answer.out) == (1, "r\n")
+    assert answer.error.startswith("tiphys: run r failed: report: ")
+    assert "the program exited with 1" in answer.error
+    assert "tiphys resume r" in answer.error
+    assert "report | told to fail" in answer.err.splitlines()
+    assert "prepare" not in answer.error
+
+
+def test_a_resume_from_anywhere_finds_the_modules_of_the_run(tiphys: Command, tmp_path: Path) -> None:
+    file = tmp_path / "code" / "own.py"
+    file.parent.mkdir()
+    file.write_text(MODULE_BESIDE)
+    first = tiphys("run", file, "--run", "r", "--store", "kept", "--speed", "50")
+    assert first.code == 1
+    [told] = re.findall(r"and `tiphys get (.*?)` says more", first.error)
+    assert told == f"r --store {(tmp_path / 'kept').as_uri()}"
+    (file.parent / "beside.py").write_text("print('repaired')\n")
+    shutil.rmtree(tmp_path / ".tiphys")
+    assert tiphys("resume", *told.split()).code == 0
+
+
+def test_the_log_of_the_plugin_does_not_meet_the_data(tiphys: Command, tmp_path: Path) -> None:
+    file = tiny.write(tmp_path / "code")
+    file.write_text(f"import structlog\nstructlog.get_logger().error('an outage')\n{file.read_text()}")
+    silent, told = tiphys("compile", file), tiphys("compile", file, "--verbose")
+    assert "an outage" not in silent.out + silent.err + told.out
+    assert "an outage" in told.err
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tiphys: Command, tmp_path: Path) -> None:
+    tiphys("run", tiny.write(tmp_path / "code"), "--run", "r", "-p", "fail=yes", "--speed", "50")
+    before = snapshot(tmp_path)
+    answer = tiphys("resume", "r", "--dry-run")
+    assert answer.code == 0
+    assert [line.split()[2] for line in answer.out.splitlines()[1:]] == ["skip", "skip", "run"]
+    assert snapshot(tmp_path) == before
+
+
+def test_a_run_that_is_alive_is_not_resumed(tmp_path: Path) -> None:
+    with started(tmp_path, "-p", "steps=1000") as engine:
+        answer = invoke(["resume", "r"], tmp_path)
+        engine.send_signal(signal.SIGKILL)
+    assert answer.code == 4
+    assert "is still running" in answer.error
+    assert "--force" in answer.error
+
+
+def limited(file_bytes: int) -> Callable[[], None]:
+    """Files may not grow beyond this: what a full disk looks like to one process and its children."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+    return limit
+
+
+def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Path) -> None:
+    file = tiny.write(tmp_path / "code")
+    answer = invoke(["run", file, "--run", "r", "-p", "steps=5"], tmp_path, preexec_fn=limited(39_900))
+    store = DirectoryStore(tmp_path / ".tiphys/store")
+    failed = [event for event in read_events(store, "r") if event.name == "checkpoint.save_failed"]
+    assert failed, answer.err
+    assert manifests(tmp_path / ".tiphys/store") == []
+    for shard in store.list("lineages/"):
+        assert hashlib.sha256(store.read(shard.key)).hexdigest().startswith(re.split(r"[-.]", shard.key)[-2])
+
+
+def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tiny.write(tmp_path / "code")
+    answer = invoke(["run", file, "--run", "r"], tmp_path, preexec_fn=limited(500))
+    assert (answer.code, answer.out) == (75, "")
+    assert str(tmp_path / ".tiphys") in answer.error
+    assert snapshot(tmp_path / ".tiphys/store") == {}
+
+
+def test_an_engine_with_a_wrong_token_gets_no_step_admitted(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    manifest = load_pipeline(tiny.write(tmp_path / "code")).compile(store=store.url)
+    with LocalSession(store, tmp_path / "state") as session:
+        session.engine._plugin = session.engine._plugin._replace(token="stolen")  # what a stranger on this host has
+        started = start(store, session, manifest, "r")
+        before = snapshot(tmp_path / "store")
+        phase = session.run(started.workflow_name)
+    assert phase.finished
+    assert phase is not NodePhase.SUCCEEDED
+    assert tiny.ran(tmp_path / "code") == []
+    assert snapshot(tmp_path / "store") == before
+
+
+@pytest.mark.parametrize("command", [["run", "code/tiny.py"], ["resume", "r"]])
+def test_a_state_folder_that_is_a_file_is_refused(command: list[str], tiphys: Command, tmp_path: Path) -> None:
+    tiny.write(tmp_path / "code")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "file").write_text("precious")
+    answer = tiphys(*command, "--state", "file", "--store", "store")
+    assert (answer.code, answer.out) == (2, "")
+    assert "cannot keep the engine's state in" in answer.error
+    assert "--state" in answer.error
+    assert (tmp_path / "file").read_text() == "precious"

@@ -1,0 +1,70 @@
+"""The demo as a person runs it. Each of its acts checks its own promise, so its exit code is the test."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hera_pipelines.demo.facts import RunFacts
+from hera_pipelines.demo.steplog import executed_again
+from tiphys.store import DirectoryStore
+
+
+@pytest.fixture(scope="module")
+def performed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("demo") / "made"
+    line = [sys.executable, "-m", "hera_pipelines.cli", "demo", "--dir", folder]
+    return folder, subprocess.run(line, capture_output=True, text=True, timeout=110)
+
+
+Performed = tuple[Path, subprocess.CompletedProcess[str]]
+
+
+def test_every_promise_is_kept(performed: Performed) -> None:
+    _, done = performed
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^(\d)  ", done.stdout, re.MULTILINE) == list("12345678")
+
+
+def test_the_last_line_states_repeated_steps_and_equal_digests(performed: Performed) -> None:
+    folder, done = performed
+    facts = RunFacts(DirectoryStore(folder / "store"), "digits", folder / "steps/digits")
+    verdict = re.fullmatch(
+        r"(\d+) of 2000 steps were executed again, and the two models are bit-identical \(sha256 (\w{16})…\)\.",
+        done.stdout.splitlines()[-1],
+    )
+    assert verdict
+    assert int(verdict[1]) == executed_again(facts.steps()) > 100
+    assert facts.model_digest().startswith(verdict[2])
+
+
+def test_three_attempts_in_two_submissions_each_from_a_checkpoint(performed: Performed) -> None:
+    folder, _ = performed
+    store = DirectoryStore(folder / "store")
+    claims = [attempt.claim for attempt in RunFacts(store, "digits", folder).training()]
+    assert [(claim.attempt, claim.submission) for claim in claims] == [(1, 1), (2, 1), (3, 2)]
+    assert [claim.starts_from.attempt if claim.starts_from else None for claim in claims] == [None, 1, 2]
+
+
+def test_the_model_has_learnt_something(performed: Performed) -> None:
+    folder, _ = performed
+    facts = RunFacts(DirectoryStore(folder / "store"), "digits", folder)
+    assert float(facts.output_value("register", "accuracy")) > 0.95
+
+
+def test_the_picture_shows_the_damaged_checkpoint(performed: Performed) -> None:
+    folder, _ = performed
+    picture = ElementTree.parse(folder / "lineage.svg")
+    checkpoints = [group for group in picture.iter() if re.fullmatch(r"train-\d+-\d+", group.get("id", ""))]
+    damaged = [group for group in checkpoints if any(part.get("class") == "quarantined" for part in group)]
+    assert len(damaged) == 1
+    assert damaged[0].get("id", "").startswith("train-1-")
+
+
+def test_a_pipe_gets_neither_colour_nor_padding(performed: Performed) -> None:
+    _, done = performed
+    assert "\x1b" not in done.stdout
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []

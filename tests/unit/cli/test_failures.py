@@ -1,0 +1,69 @@
+"""Every error ends as one line on stderr and the exit code that is documented for it."""
+
+import errno
+import os
+
+import pytest
+
+from hera_pipelines.cli.failures import EXIT_CODES, RunFailedError, RunInterruptedError, report
+from hera_pipelines.cli.screen import Screen
+from tiphys import errors
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UsageError("what, where, why"), 2),
+        (errors.NotFoundError("what, where, why"), 3),
+        (errors.ConflictError("what, where, why"), 4),
+        (errors.IntegrityError("what, where, why"), 5),
+        (errors.StoreError("what, where, why"), 75),
+        (RunFailedError("what, where, why"), 1),
+        (RunInterruptedError("what, where, why"), 130),
+    ],
+)
+def test_expected_errors_are_their_own_sentence(
+    error: errors.TiphysError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error, Screen()) == code
+    assert capsys.readouterr() == ("", "tiphys: what, where, why\n")
+    assert code in EXIT_CODES
+
+
+def test_lines_of_a_message_are_joined(capsys: pytest.CaptureFixture[str]) -> None:
+    report(errors.UsageError("one\n   two"), Screen())
+    assert capsys.readouterr().err == "tiphys: one two\n"
+
+
+def test_an_interrupt_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(KeyboardInterrupt(), Screen()) == 130
+    assert capsys.readouterr().err == "tiphys: interrupted\n"
+
+
+def test_the_unexpected_is_called_a_bug_without_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(KeyError("fit"), Screen()) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("tiphys: this is a bug in Tiphys: KeyError: 'fit'; ")
+    assert "--verbose" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_full_or_forbidden_disk_is_no_bug(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(OSError(number, os.strerror(number), "/state/x"), Screen()) == 75
+    assert capsys.readouterr().err == f"tiphys: /state/x: {os.strerror(number)}; make room or access, and try again\n"
+
+
+def test_any_other_system_error_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(OSError(errno.EBADF, "Bad file descriptor"), Screen()) == 1
+    assert "this is a bug" in capsys.readouterr().err
+
+
+def test_verbose_adds_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise KeyError("fit")
+    except KeyError as error:
+        report(error, Screen(verbose=True))
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "test_failures.py" in said

@@ -1,0 +1,42 @@
+"""The table that refreshes on a terminal, wide or narrow."""
+
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+
+from hera_pipelines.cli.board import Board
+from hera_pipelines.cli.live import table_of
+from hera_pipelines.local.changes import NodeChange, NodePhase
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def rendered(board: Board, width: int) -> list[str]:
+    console = Console(width=width, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(table_of(board, width))
+    return capture.get().splitlines()
+
+
+@pytest.fixture
+def board() -> Board:
+    made = Board(["preprocess", "fit"])
+    for phase, message in ((NodePhase.PENDING, "a long message " * 10), (NodePhase.SUCCEEDED, "")):
+        made.apply(NodeChange(NOON, "wf.preprocess[0].admit", "preprocess", "Plugin", "t", phase, message))
+        made.apply(NodeChange(NOON, "wf.preprocess", "preprocess", "Steps", "t", phase, ""))
+    return made
+
+
+@pytest.mark.parametrize("width", [40, 60, 120])
+def test_only_messages_are_cut_and_a_few_columns_stay_free_for_an_echo(board: Board, width: int) -> None:
+    first, second = rendered(board, width)
+    assert first.startswith("✓  preprocess  0 s")
+    assert first.rstrip().endswith("…")
+    assert second.startswith("·  fit")
+    assert max(len(line.rstrip()) for line in (first, second)) <= width - 4
+
+
+def test_what_concerns_the_whole_run_stands_below_the_table(board: Board) -> None:
+    board.notice = "stopping"
+    assert rendered(board, 60)[-1].strip() == "stopping"

@@ -1,0 +1,55 @@
+"""The demo's faults are real faults."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hera_pipelines.demo import sabotage
+from tiphys.errors import TiphysError
+from tiphys.records import CheckpointManifest, Shard
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        yield process
+        process.kill()
+
+
+def manifest(*shards: Shard) -> CheckpointManifest:
+    return CheckpointManifest(lineage="r/train", run="r", step="train", attempt=1, global_step=5, shards=shards)
+
+
+def test_a_killed_process_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
+    assert sabotage.alive(sleeper.pid)
+    sabotage.freeze(sleeper.pid)
+    assert sabotage.alive(sleeper.pid)
+    sabotage.kill(sleeper.pid)
+    assert sabotage.wait_until_gone(sleeper.pid, 10)
+    assert sleeper.wait() == -9
+
+
+def test_a_living_process_is_not_called_gone() -> None:
+    assert not sabotage.wait_until_gone(os.getpid(), 0)
+
+
+def test_flipping_changes_bytes_of_the_largest_shard_and_no_size(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(bytes(100))
+    (tmp_path / "large").write_bytes(bytes(1000))
+    touched = sabotage.flip_bytes(
+        tmp_path, manifest(Shard(key="small", size=100, sha256=""), Shard(key="large", size=1000, sha256=""))
+    )
+    assert touched == tmp_path / "large"
+    assert touched.stat().st_size == 1000
+    assert touched.read_bytes().count(0xFF) == 64
+    assert (tmp_path / "small").read_bytes() == bytes(100)
+
+
+def test_a_checkpoint_too_small_to_corrupt_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tiny").write_bytes(b"x")
+    with pytest.raises(TiphysError, match="only 1 bytes"):
+        sabotage.flip_bytes(tmp_path, manifest(Shard(key="tiny", size=1, sha256="")))

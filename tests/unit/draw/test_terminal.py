@@ -1,0 +1,42 @@
+"""The tree in the terminal says the same as the picture."""
+
+import io
+
+from rich.console import Console
+
+from hera_pipelines.draw import Dot, Ending, Lane, Lineage, Place, lineage_tree
+from tiphys.lineage import Status
+
+
+def rendered(lineage: Lineage) -> list[str]:
+    console = Console(width=200, file=io.StringIO(), no_color=True)
+    with console.capture() as capture:
+        console.print(lineage_tree(lineage))
+    return capture.get().splitlines()
+
+
+def lane(attempt: int, steps: list[int], origin: Place | None = None, status: Status = Status.COMMITTED) -> Lane:
+    dots = tuple(Dot(Place(attempt, step), status, facts=("1.4 MB",)) for step in steps)
+    return Lane(attempt, 2, origin, Ending.FENCED, "resumed by submission 3", dots)
+
+
+def test_attempts_tell_where_they_started_and_how_they_ended() -> None:
+    lines = rendered(Lineage("digits", "train", (lane(1, [10]), lane(2, [20], Place(1, 10)))))
+    assert lines[0] == "digits/train"
+    assert "attempt 1, submission 2, from scratch: fenced, resumed by submission 3" in lines[1]
+    assert "attempt 2, submission 2, from step 10 of attempt 1: fenced" in lines[3]
+
+
+def test_a_checkpoint_that_is_not_simply_committed_says_what_it_is() -> None:
+    lines = rendered(Lineage("digits", "train", (lane(1, [10], status=Status.QUARANTINED),)))
+    assert lines[2].endswith("✗ step 10 quarantined  1.4 MB")
+
+
+def test_long_lineages_are_counted_instead_of_listed() -> None:
+    lines = rendered(Lineage("digits", "train", (lane(1, list(range(1, 101))),)))
+    assert len(lines) == 5
+    assert lines[3].endswith("⋮ 98 checkpoints, steps 2 to 99")
+
+
+def test_markup_in_names_is_printed_as_it_is() -> None:
+    assert rendered(Lineage("digits", "[bold]fit[/bold]", ())) == ["digits/[bold]fit[/bold]"]

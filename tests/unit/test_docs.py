@@ -1,0 +1,44 @@
+"""The pages lead to things that exist."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    ROOT / name
+    for name in subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+PATH = re.compile(r"`((?:tests|tiphys|hera_pipelines|plugin|controller|examples|docs)/[\w./-]+)`")
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_there_are_pages() -> None:
+    assert {page.name for page in PAGES} >= {"README.md", "architecture.md", "guarantees.md", "CONTRIBUTING.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_resolves(page: Path) -> None:
+    for target, anchor in LINK.findall(page.read_text()):
+        meant = (page.parent / target).resolve() if target else page
+        assert meant.exists(), target
+        assert not anchor or anchor in anchors(meant), anchor
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_that_is_named_exists(page: Path) -> None:
+    missing = [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()]
+    assert not missing
