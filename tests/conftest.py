@@ -3,10 +3,15 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from support.s3 import bucket, own_aws_settings, s3_endpoint
 from support.world import close_worlds
 
 from tiphys import faults
+
+# The same examples on every machine, and as long as it takes: a slow moment is no wrong answer.
+settings.register_profile("tiphys", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tiphys")
 
 __all__ = ["bucket", "own_aws_settings", "s3_endpoint"]
 

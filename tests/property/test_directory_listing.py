@@ -21,7 +21,7 @@ def is_storable(keys: list[str]) -> bool:
     return not any(longer.startswith(f"{shorter}/") for shorter in keys for longer in keys)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(objects, prefix)
 def test_listing_equals_a_sorted_dictionary(content: dict[str, bytes], start: str) -> None:
     assume(is_storable(list(content)))
@@ -35,7 +35,7 @@ def test_listing_equals_a_sorted_dictionary(content: dict[str, bytes], start: st
         assert list(store.list(start)) == oracle
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(objects, prefix)
 def test_prefixes_equal_the_cut_keys_of_a_sorted_dictionary(content: dict[str, bytes], start: str) -> None:
     assume(is_storable(list(content)))
@@ -50,7 +50,7 @@ def test_prefixes_equal_the_cut_keys_of_a_sorted_dictionary(content: dict[str, b
         assert list(store.prefixes(start)) == oracle
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(objects, st.data())
 def test_deletion_leaves_the_rest(content: dict[str, bytes], data: st.DataObject) -> None:
     assume(content and is_storable(list(content)))

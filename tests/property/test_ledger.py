@@ -161,4 +161,4 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, derandomize=True)
+TestLedger.settings = settings(max_examples=60, stateful_step_count=20)

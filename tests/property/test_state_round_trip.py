@@ -66,13 +66,13 @@ def fingerprint(value: Any) -> Any:
     return type(value), value
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STATES, st.sampled_from([1, 16, 1 << 20]))
 def test_a_state_survives_bit_for_bit_whatever_the_size_of_shards(state, shard_bytes):
     assert fingerprint(unpack(shard.data for shard in pack(state, shard_bytes))) == fingerprint(state)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STATES)
 def test_the_same_state_gives_the_same_bytes(state):
     """So that saving a step again meets its own shards."""
