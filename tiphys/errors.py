@@ -8,7 +8,8 @@
     │   ├── ObjectExistsError
     │   └── FencedError                 a newer attempt exists; this one must stop
     ├── IntegrityError               5  bytes do not match what was recorded
-    └── StoreError                  75  storage did not answer, or refused
+    └── StoreError                  75  storage or cluster did not answer, or refused
+        └── ForbiddenError              the cluster says that this account may not do it
 
 The number is the exit code of the ``tiphys`` command. 75 is ``EX_TEMPFAIL`` of
 sysexits.h: trying again may help. Messages say what failed, where, why, and
@@ -64,3 +65,7 @@ class StoreError(TiphysError):
     """Storage is out of reach, out of space, or refused the request."""
 
     exit_code = 75
+
+
+class ForbiddenError(StoreError):
+    """The cluster does not let this account do it; it may once somebody grants it."""

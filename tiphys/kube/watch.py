@@ -1,0 +1,83 @@
+"""List, then watch, for ever: the loop that every client of the API server needs and that is easy to get wrong.
+
+A watch ends whenever the server likes, and versions are forgotten after some
+minutes. So every loss of the thread is answered by a new list, which the caller
+sees as `Synced` and compares with what it knows; between two lists nothing is
+missed and nothing is seen twice.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from tiphys.errors import StoreError
+from tiphys.kube.api import ExpiredError, KubeApi, Object
+from tiphys.kube.resources import Resource
+
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+
+
+class ChangeType(StrEnum):
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+class Change(NamedTuple):
+    """One object was added, modified or deleted."""
+
+    type: ChangeType
+    object: Object
+
+
+class Synced(NamedTuple):
+    """All objects there are; whatever is not among them is gone."""
+
+    objects: list[Object]
+
+
+def changes(
+    api: KubeApi,
+    resource: Resource,
+    namespace: str | None,
+    *,
+    labels: str = "",
+    fields: str = "",
+    timeout_seconds: int = 300,
+    pause: Callable[[float], object],
+    stopped: Callable[[], bool] = lambda: False,
+    lost: Callable[[StoreError], object] = lambda _: None,
+) -> Iterator[Synced | Change]:
+    """What there is, then what changes, until ``stopped``.
+
+    Args:
+        api: The API server.
+        resource: Kind of object.
+        namespace: None for all namespaces.
+        labels: Label selector.
+        fields: Field selector.
+        timeout_seconds: After this time the server ends a watch, and the next one goes on where it ended.
+        pause: Waits before the next try while the server is out of reach.
+        stopped: Asked between events; a caller that must stop at once closes the iterator.
+        lost: Told of each failure, for the log.
+    """
+    version, wait = "", _SHORTEST_PAUSE_SECONDS
+    while not stopped():
+        try:
+            if not version:
+                listing = api.list(resource, namespace, labels, fields)
+                version = listing.resource_version
+                yield Synced(listing.items)
+            for event in api.watch(resource, namespace, version, labels, fields, timeout_seconds):
+                wait = _SHORTEST_PAUSE_SECONDS
+                version = event["object"]["metadata"]["resourceVersion"]
+                if event["type"] != "BOOKMARK":
+                    yield Change(ChangeType(event["type"]), event["object"])
+                if stopped():
+                    return
+        except ExpiredError:
+            version = ""
+        except StoreError as error:
+            lost(error)
+            pause(wait)
+            wait = min(wait * 2, _LONGEST_PAUSE_SECONDS)
