@@ -1,0 +1,75 @@
+"""What the story has to be told about the cluster it meets: variables of the environment, and nothing else.
+
+| variable | meaning |
+|---|---|
+| KUBECONFIG | the cluster; it has Argo Workflows, and Tiphys installed by its chart |
+| TIPHYS_ARGO_NAMESPACE | one of the chart's ``namespaces``, in which the story runs (default ``ml``) |
+| TIPHYS_ARGO_SYSTEM_NAMESPACE | namespace of the release (default ``tiphys``) |
+| TIPHYS_ARGO_STORE | URL of that namespace's run store (default ``s3://artifacts/tiphys``) |
+| TIPHYS_ARGO_IMAGE | image with Python and ``tiphys[numpy]`` for the programs |
+| AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, … | how this process reaches the run store |
+| TIPHYS_ARGO_MODE | ``sidecar`` (default) or ``agent``: how the release is installed now |
+| TIPHYS_ARGO_SWITCH | command that brings Argo and the release to the mode given as its last argument |
+| TIPHYS_ARGO_QUEUE | ``NAME:GPUS``: a queue with a quota of ``nvidia.com/gpu``; the nodes have twice as many |
+| TIPHYS_ARGO_CRASH_<PART> | command that kills a part without warning and returns once its successor works |
+| TIPHYS_ARGO_NODE | command for a second node; its argument is ``start``, which prints the name, ``lose`` or ``stop`` |
+| TIPHYS_ARGO_PATIENCE_SECONDS | how long a workflow may take to get somewhere (default 300) |
+
+Parts are WORKFLOW_CONTROLLER, APISERVER and S3, which are somebody else's, and
+PLUGIN and CONTROLLER, whose pods are deleted by force where no command is given.
+What needs something that is not given is skipped, with a sentence that names it.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+_CRASH = "TIPHYS_ARGO_CRASH_"
+
+
+class Mode(StrEnum):
+    """Who answers plugin steps."""
+
+    SIDECAR = "sidecar"
+    AGENT = "agent"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The variables above, read once."""
+
+    kubeconfig: str
+    namespace: str
+    system_namespace: str
+    store: str
+    image: str
+    mode: Mode
+    switch: str
+    queue: str
+    node: str
+    patience_seconds: float
+    crash: Mapping[str, str] = field(default_factory=dict)
+    aws: Mapping[str, str] = field(default_factory=dict)
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings."""
+
+    def own(name: str, default: str = "") -> str:
+        return environ.get(f"TIPHYS_ARGO_{name}", default)
+
+    return Settings(
+        kubeconfig=environ.get("KUBECONFIG", ""),
+        namespace=own("NAMESPACE", "ml"),
+        system_namespace=own("SYSTEM_NAMESPACE", "tiphys"),
+        store=own("STORE", "s3://artifacts/tiphys"),
+        image=own("IMAGE"),
+        mode=Mode(own("MODE", "sidecar")),
+        switch=own("SWITCH"),
+        queue=own("QUEUE"),
+        node=own("NODE"),
+        patience_seconds=float(own("PATIENCE_SECONDS", "300")),
+        crash={name.removeprefix(_CRASH): value for name, value in environ.items() if name.startswith(_CRASH)},
+        aws={name: value for name, value in environ.items() if name.startswith("AWS_")},
+    )

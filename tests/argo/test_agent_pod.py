@@ -1,0 +1,25 @@
+"""Sidecar mode has one agent pod for each Workflow; Argo neither deletes nor replaces one that failed."""
+
+from support.story.pipelines import expected_version, story
+from support.story.scenarios import version
+
+from tiphys.kube.resources import PODS
+
+from .world import World
+
+STEPS = 40
+
+
+def test_a_failed_agent_pod_is_removed_and_the_training_goes_on(world_in_sidecar_mode: World) -> None:
+    world = world_in_sidecar_mode
+    workflow = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
+    workflow.trains()
+    [agent] = world.api.list(
+        PODS,
+        world.settings.namespace,
+        labels=f"workflows.argoproj.io/workflow={workflow.name},workflows.argoproj.io/component=agent",
+    ).items
+    # The kubelet then fails the pod itself, as it does when a node runs short of something.
+    world.api.patch(PODS, world.settings.namespace, agent["metadata"]["name"], {"spec": {"activeDeadlineSeconds": 1}})
+    workflow.wait()
+    assert version(world.store, workflow.run) == expected_version(STEPS)

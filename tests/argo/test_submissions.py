@@ -1,0 +1,80 @@
+"""The same compiled file by every road that Argo has: a run of its own each time, and no record shared."""
+
+import copy
+import uuid
+
+from support.story.pipelines import story
+
+from hera_pipelines.compile import cron_workflow, workflow_template
+from tiphys.kube.resources import WORKFLOWS, Resource
+from tiphys.protocol.pipeline import Manifest
+from tiphys.records import SubmissionKind
+from tiphys.store import submissions
+
+from .world import Workflow, World
+
+CRON_WORKFLOWS = Resource("argoproj.io", "v1alpha1", "cronworkflows", "CronWorkflow")
+WORKFLOW_TEMPLATES = Resource("argoproj.io", "v1alpha1", "workflowtemplates", "WorkflowTemplate")
+
+
+def compiled(world: World) -> Manifest:
+    return story(world.place, steps=4, pause=0).compile()
+
+
+def check_own_runs(*workflows: Workflow) -> None:
+    """Each is submission 1 of a run of its own, and ran everything."""
+    for workflow in workflows:
+        workflow.wait()
+    assert len({workflow.run for workflow in workflows}) == len(workflows)
+    for workflow in workflows:
+        [submission] = submissions(workflow.world.store, workflow.run)
+        assert (submission.claim.kind, submission.claim.workflow_name) == (SubmissionKind.ORIGINAL, workflow.name)
+        assert len(workflow.attempts("train")) == 1
+
+
+def test_the_same_file_twice_makes_two_runs(world: World) -> None:
+    manifest = compiled(world)
+    check_own_runs(world.submit(copy.deepcopy(manifest)), world.submit(manifest))
+
+
+def test_the_same_name_after_a_deletion_is_a_new_run(world: World) -> None:
+    manifest = compiled(world)
+    name = f"named-{uuid.uuid4().hex[:6]}"
+    manifest["metadata"] = {**manifest["metadata"], "name": name}
+    del manifest["metadata"]["generateName"]
+    first = world.submit(copy.deepcopy(manifest))
+    first.wait()
+    assert first.run == name
+    world.api.delete(WORKFLOWS, world.settings.namespace, name)
+    world.until("the first workflow is gone", lambda: first.read() is None)
+    second = world.submit(manifest)
+    second.wait()
+    assert second.run == f"{name}-{second.uid[:5]}"
+    assert len(second.attempts("train")) == 1
+
+
+def test_each_submission_from_a_template_is_a_run(world: World) -> None:
+    template = workflow_template(compiled(world), f"story-{uuid.uuid4().hex[:6]}")
+    name = template["metadata"]["name"]
+    world.api.create(WORKFLOW_TEMPLATES, world.settings.namespace, template)
+    try:
+        check_own_runs(*(world.submitted("--from", f"workflowtemplate/{name}") for _ in range(2)))
+    finally:
+        world.api.delete(WORKFLOW_TEMPLATES, world.settings.namespace, name)
+
+
+def test_each_firing_of_a_schedule_is_a_run(world: World) -> None:
+    cron = cron_workflow(compiled(world), f"story-{uuid.uuid4().hex[:6]}", {"schedules": ["* * * * *"]})
+    name = cron["metadata"]["name"]
+    world.api.create(CRON_WORKFLOWS, world.settings.namespace, cron)
+    try:
+        fired = world.until("the schedule fires twice", lambda: firings(world, name, 2))
+        world.api.patch(CRON_WORKFLOWS, world.settings.namespace, name, {"spec": {"suspend": True}})
+        check_own_runs(*fired)
+    finally:
+        world.api.delete(CRON_WORKFLOWS, world.settings.namespace, name)
+
+
+def firings(world: World, cron: str, count: int) -> list[Workflow]:
+    found = world.api.list(WORKFLOWS, world.settings.namespace, f"workflows.argoproj.io/cron-workflow={cron}").items
+    return [world.workflow(item["metadata"]["name"]) for item in found] if len(found) >= count else []

@@ -1,0 +1,71 @@
+"""What can happen to a training pod: who is blamed, what it costs, and where the next attempt starts.
+
+| what happens | cause | what follows |
+|---|---|---|
+| the rows of `support.story.scenarios` | as there | as there |
+| `kubectl delete pod` | preemption | the program saves, the next attempt goes on there |
+| eviction by the API, as a drain does | preemption | likewise |
+| `kubectl delete pod --grace-period=0 --force` | preemption or infrastructure | resumed from what was saved |
+"""
+
+from collections.abc import Callable
+
+import pytest
+from support.story.pipelines import expected_version, story
+from support.story.scenarios import FATES, Fate, check_starts, ended, version
+
+from tiphys.kube.resources import PODS
+from tiphys.records import Cause, Outcome
+
+from .world import Workflow, World, evict
+
+STEPS = 60
+
+
+@pytest.mark.parametrize("fate", FATES, ids=lambda fate: fate.name)
+def test_what_a_training_meets_is_named_and_survived(world: World, fate: Fate) -> None:
+    workflow = world.submit(story(world.place, **fate.arguments).compile())
+    workflow.wait(fate.phase)
+    fate.check(world.store, workflow.run)
+
+
+def delete(world: World, pod: str) -> None:
+    world.api.delete(PODS, world.settings.namespace, pod)
+
+
+def delete_by_force(world: World, pod: str) -> None:
+    world.api.delete(PODS, world.settings.namespace, pod, grace=0)
+
+
+def disturbed(world: World, disturb: Callable[[World, str], None]) -> Workflow:
+    """The story, whose first training pod is taken away once it has saved something."""
+    workflow = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
+    disturb(world, workflow.trains())
+    workflow.wait()
+    assert version(world.store, workflow.run) == expected_version(STEPS)
+    assert len(workflow.attempts("train")) == 2
+    check_starts(world.store, workflow.run)
+    return workflow
+
+
+@pytest.mark.parametrize("disturb", [delete, evict], ids=lambda way: way.__name__)
+def test_a_pod_that_is_asked_to_go_saves_first(
+    world_in_each_mode: World, disturb: Callable[[World, str], None]
+) -> None:
+    workflow = disturbed(world_in_each_mode, disturb)
+    first = ended(workflow.attempts("train")[0])
+    assert (first.outcome, first.cause, first.exit_code) == (Outcome.FAILED, Cause.PREEMPTION, 75)
+    start = workflow.attempts("train")[1].claim.starts_from
+    assert start is not None
+    assert workflow.messages("train-settle")[0] == (
+        "Attempt 1 ended by preemption, exit code 75: it was told to stop, and asks to be tried again; "
+        f"attempt 2 resumes from step {start.global_step}"
+    )
+    assert f"resumes from step {start.global_step}" in workflow.messages("train-admit")[1]
+
+
+def test_a_pod_that_is_gone_at_once_is_resumed_from_what_it_had_saved(world: World) -> None:
+    workflow = disturbed(world, delete_by_force)
+    first = ended(workflow.attempts("train")[0])
+    assert first.cause in (Cause.PREEMPTION, Cause.INFRASTRUCTURE)
+    assert first.progress

@@ -1,0 +1,252 @@
+"""Argo Workflows as the story meets it: submit, wait with patience, and read what a person would see in the UI."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import pytest
+from support.story.pipelines import Place
+
+from tiphys.errors import StoreError, TiphysError
+from tiphys.kube import KubeApi, Object
+from tiphys.kube.resources import PODS, WORKFLOWS, Resource
+from tiphys.lineage.choose import commits_of
+from tiphys.protocol.pipeline import Manifest
+from tiphys.records import CheckpointRef
+from tiphys.store import Attempt, Store, all_attempts, lineage_of, list_runs, submissions
+
+from .settings import Settings
+
+WORKFLOW_ACCOUNT = "tiphys-workflow"
+FINISHED = ("Succeeded", "Failed", "Error")
+OWN_PARTS = ("PLUGIN", "CONTROLLER")
+"""Parts that this suite knows how to kill by itself: their pods have labels of ours."""
+_POLL_SECONDS = 0.5
+_COMMAND_SECONDS = 300
+
+T = TypeVar("T")
+
+
+class Node(NamedTuple):
+    """One node of a Workflow, as the UI shows it."""
+
+    name: str
+    template: str
+    phase: str
+    message: str
+
+
+@dataclass(frozen=True)
+class World:
+    """A cluster with Argo and Tiphys, and the store that the runs are kept in."""
+
+    api: KubeApi
+    store: Store
+    settings: Settings
+
+    @property
+    def place(self) -> Place:
+        """What the story's pods are given here."""
+        options = {"image_pull_policy": "IfNotPresent"}
+        return Place(self.settings.image, self.settings.store, options, {"service_account_name": WORKFLOW_ACCOUNT})
+
+    def submit(self, manifest: Manifest) -> "Workflow":
+        """What a person does with a compiled file: `argo submit`; `kubectl create` where there is no such command."""
+        if shutil.which("argo"):
+            return self.submitted("-", given=json.dumps(manifest))
+        made = self.api.create(WORKFLOWS, self.settings.namespace, manifest)
+        return Workflow(self, made["metadata"]["name"], made["metadata"]["uid"])
+
+    def submitted(self, *arguments: str, given: str = "") -> "Workflow":
+        """`argo submit` with these arguments; the Workflow that it made."""
+        made = json.loads(self.argo("submit", *arguments, "--output", "json", given=given))
+        return Workflow(self, made["metadata"]["name"], made["metadata"]["uid"])
+
+    def workflow(self, name: str) -> "Workflow":
+        """A Workflow that exists."""
+        found = self.api.get(WORKFLOWS, self.settings.namespace, name)
+        assert found is not None, f"there is no Workflow {name}"
+        return Workflow(self, name, found["metadata"]["uid"])
+
+    def argo(self, *arguments: str, given: str = "") -> str:
+        """Output of an `argo` command; skips the test where there is none."""
+        if not shutil.which("argo"):
+            pytest.skip(f"`argo {arguments[0]}` needs Argo's command on PATH")
+        return command(["argo", "--namespace", self.settings.namespace, *arguments], given)
+
+    def crash(self, part: str) -> None:
+        """Kill a part of the system without warning, and wait for its successor; skips where nobody said how."""
+        self._crash(part)()
+
+    def _crash(self, part: str) -> Callable[[], object]:
+        if line := self.settings.crash.get(part):
+            return lambda: command(shlex.split(line))
+        if part in OWN_PARTS:
+            return lambda: self._crash_pods(part.lower())
+        pytest.skip(f"to kill {part.lower()}, give a command as TIPHYS_ARGO_CRASH_{part}")
+
+    def _crash_pods(self, component: str) -> None:
+        namespace = self.settings.system_namespace
+        labels = f"app.kubernetes.io/name=tiphys,app.kubernetes.io/component={component}"
+        pods = self.api.list(PODS, namespace, labels=labels).items
+        assert pods, f"namespace {namespace} has no pods with the labels {labels}"
+        for pod in pods:
+            self.api.delete(PODS, namespace, pod["metadata"]["name"], grace=0)
+        old = {pod["metadata"]["uid"] for pod in pods}
+        self.until(
+            f"another {component} is ready",
+            lambda: any(
+                _is_ready(pod) and pod["metadata"]["uid"] not in old
+                for pod in self.api.list(PODS, namespace, labels=labels).items
+            ),
+        )
+
+    def crash_together(self, *parts: str) -> None:
+        """As `crash`, all at the same time."""
+        ways = [self._crash(part) for part in parts]
+        with ThreadPoolExecutor(len(ways)) as pool:
+            for done in [pool.submit(way) for way in ways]:
+                done.result()
+
+    def resubmitted(self, workflow: "Workflow") -> "Workflow":
+        """`argo resubmit`."""
+        made = json.loads(self.argo("resubmit", workflow.name, "--output", "json"))
+        return Workflow(self, made["metadata"]["name"], made["metadata"]["uid"])
+
+    def queue(self) -> tuple[str, int]:
+        """A queue for the story, and how many GPUs it has."""
+        name, _, quota = self.settings.queue.partition(":")
+        if not quota:
+            pytest.skip("scenarios about GPUs need a queue: give its name and quota as TIPHYS_ARGO_QUEUE=story:4")
+        return name, int(quota)
+
+    def until(
+        self, what: str, happened: Callable[[], T], told: Callable[[], str] = lambda: "", patience: float = 1
+    ) -> T:
+        """Wait until ``happened`` answers something true; fails with ``what`` and what ``told`` knows.
+
+        An API server or a store that is away is waited for: several tests take them away.
+        """
+        deadline = time.monotonic() + patience * self.settings.patience_seconds
+        while True:
+            last = ""
+            try:
+                if found := happened():
+                    return found
+            except StoreError as error:
+                last = str(error)
+            if time.monotonic() > deadline:
+                pytest.fail(f"never happened: {what}\n{last}\n{_attempted(told)}")
+            time.sleep(_POLL_SECONDS)
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """One Workflow object, and the run that it belongs to."""
+
+    world: World
+    name: str
+    uid: str
+
+    def read(self) -> Object | None:
+        """The live object; None once it is deleted."""
+        return self.world.api.get(WORKFLOWS, self.world.settings.namespace, self.name)
+
+    @property
+    def phase(self) -> str:
+        return str(((self.read() or {}).get("status") or {}).get("phase", ""))
+
+    def nodes(self) -> list[Node]:
+        """All nodes, in the order in which they were started."""
+        status = (self.read() or {}).get("status") or {}
+        rows = sorted(status.get("nodes", {}).values(), key=lambda node: (node.get("startedAt") or "", node["name"]))
+        return [
+            Node(n["name"], n.get("templateName", ""), n.get("phase", ""), n.get("message", ""))
+            for n in rows
+            if n.get("type") != "Retry"
+        ]
+
+    def messages(self, template: str) -> list[str]:
+        """What the nodes of a template say, the first one first."""
+        return [node.message for node in self.nodes() if node.template == template]
+
+    def phases(self, template: str) -> list[str]:
+        return [node.phase for node in self.nodes() if node.template == template]
+
+    def wait_for(self, what: str, happened: Callable[[], T]) -> T:
+        """As `World.until`, telling of this Workflow's nodes."""
+        return self.world.until(f"{self.name}: {what}", happened, self.describe)
+
+    def wait(self, phase: str = "Succeeded") -> None:
+        """Wait for the end, which must be ``phase``."""
+        ended = self.wait_for("the workflow ends", lambda: self.phase if self.phase in FINISHED else "")
+        assert ended == phase, self.describe()
+
+    def pods(self, **labels: str) -> list[Object]:
+        """Pods of this Workflow; ``step`` and ``attempt`` narrow it down."""
+        wanted = [f"workflows.argoproj.io/workflow={self.name}"]
+        wanted += [f"tiphys.dev/{label}={value}" for label, value in labels.items()]
+        return self.world.api.list(PODS, self.world.settings.namespace, labels=",".join(wanted)).items
+
+    @property
+    def run(self) -> str:
+        """Name of the run; it is bound by the first admit."""
+        return self.wait_for("a run is bound to the workflow", self._run)
+
+    def attempts(self, step: str) -> list[Attempt]:
+        return all_attempts(self.world.store, self.run).get(step, [])
+
+    def checkpoints(self, step: str = "train") -> list[CheckpointRef]:
+        return commits_of(self.world.store, lineage_of(self.run, step))
+
+    def trains(self, attempt: int = 1) -> str:
+        """Wait until an attempt has saved something; the name of its pod."""
+        self.wait_for(
+            f"attempt {attempt} saves a checkpoint",
+            lambda: any(ref.attempt == attempt for ref in self.checkpoints()),
+        )
+        [pod] = self.pods(step="train", attempt=str(attempt))
+        return str(pod["metadata"]["name"])
+
+    def describe(self) -> str:
+        """Everything that the UI would show, for a test that fails."""
+        lines = [f"{self.name}: {self.phase}"]
+        return "\n".join([*lines, *(f"  {n.name} [{n.template}] {n.phase} {n.message}" for n in self.nodes())])
+
+    def _run(self) -> str:
+        for run in (self.name, f"{self.name}-{self.uid[:5]}", *list_runs(self.world.store)):
+            if any(held.bound and held.bound.uid == self.uid for held in submissions(self.world.store, run)):
+                return run
+        return ""
+
+
+def command(line: list[str], given: str = "") -> str:
+    """Run a command to its end; its standard output. Fails with what it said on the other stream."""
+    done = subprocess.run(line, input=given, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
+    assert done.returncode == 0, f"{shlex.join(line)}: {done.stderr or done.stdout}"
+    return done.stdout
+
+
+def evict(world: World, pod: str) -> None:
+    """What `kubectl drain` does to one pod."""
+    eviction = Resource("", "v1", f"pods/{pod}/eviction", "Eviction")
+    body = {"apiVersion": "policy/v1", "metadata": {"name": pod, "namespace": world.settings.namespace}}
+    world.api.create(eviction, world.settings.namespace, body)
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _attempted(told: Callable[[], str]) -> str:
+    try:
+        return told()
+    except TiphysError as error:
+        return str(error)

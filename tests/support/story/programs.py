@@ -1,0 +1,80 @@
+"""The programs of the story. A pod gets this file whole, as ``python -c``, so it stands alone,
+and holds no two braces in a row, which Argo would take for a variable.
+
+``FATE`` tells the training program what happens to it once it has done a number
+of steps, in its first attempt only: ``kill@7`` and the like.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+from tiphys import checkpoint, inputs, outputs
+
+MODULUS = 2**61 - 1
+
+
+def advance(value: int, step: int) -> int:
+    """One step of training. Every step decides all that follow, so a lost or doubled one shows in the result."""
+    return (value * 31 + step) % MODULUS
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def validate(source: str) -> None:
+    outputs.path("fingerprint").write_text(f"fingerprint of {source}")
+
+
+def preprocess(source: str, fingerprint: str) -> None:
+    folder = outputs.path("data")
+    folder.mkdir(parents=True)
+    (folder / "rows.txt").write_text(f"{len(source)}")
+    (folder / "fingerprint.txt").write_text(fingerprint)
+
+
+def train(steps: str, pause: str, fate: str = "") -> None:
+    seed = int((inputs.path("data") / "rows.txt").read_text())
+    what, _, when = fate.partition("@") if os.environ["TIPHYS_ATTEMPT"] == "1" else ("", "", "")
+    with checkpoint.session() as session:
+        state = session.restore(default={"step": 0, "value": seed})
+        say(f"starts from {state['step']}")
+        while state["step"] < int(steps):
+            state["step"] += 1
+            state["value"] = advance(state["value"], state["step"])
+            if (saved := session.step(state["step"], state, metrics={"loss": 1 / state["step"]})) is not None:
+                say(f"saved {saved}")
+            if what and state["step"] == int(when):
+                meet(what)
+            time.sleep(float(pause))
+    outputs.path("model").write_text(str(state["value"]))
+    outputs.path("metrics").write_text(json.dumps({"loss": 1 / state["step"]}))
+
+
+def meet(fate: str) -> None:
+    """What happens to a program that cannot help it; ``wait`` leaves it to somebody outside."""
+    say(f"meets {fate}")
+    if fate == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fate == "error":
+        sys.exit("the program is broken")
+    hoard = []
+    while True:
+        if fate == "memory":
+            hoard.append(bytearray(os.urandom(1 << 20)) * 8)
+        else:
+            time.sleep(0.1)
+
+
+def register() -> None:
+    inputs.path("metrics").read_text()
+    outputs.path("version").write_text(f"model-{inputs.path('model').read_text()}")
+
+
+if __name__ == "__main__":
+    program, *arguments = sys.argv[1:]
+    {"validate": validate, "preprocess": preprocess, "train": train, "register": register}[program](*arguments)

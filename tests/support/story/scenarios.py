@@ -1,0 +1,110 @@
+"""What a training may meet by its own doing, and what has to be on record afterwards.
+
+A row is the same on the local engine and on a cluster; only what kills from
+outside, such as a drain, belongs to one place alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hera_pipelines import Retries
+from support.story.pipelines import SAVED_EVERY, expected_version
+from tiphys.lineage.choose import commits_of
+from tiphys.records import AttemptEnd, Cause, Outcome
+from tiphys.store import Attempt, Store, lineage_of, step_attempts
+
+STEPS = 12
+MET_AT = 7
+"""Step at which the first attempt meets its fate: one after a checkpoint."""
+DEADLINE = "40s"
+"""Long enough for a slow machine to get to `MET_AT`; the attempt that meets it waits for its end."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """One row: what happens, why Tiphys says it happened, and whether the training goes on."""
+
+    name: str
+    fate: str = ""
+    cause: Cause | None = None
+    goes_on: bool = True
+    training: Mapping[str, Any] = field(default_factory=dict)
+    train_options: Mapping[str, Any] = field(default_factory=dict)
+    without_cluster: bool = True
+    """False where it takes a real kernel or kubelet, or a long time."""
+
+    @property
+    def phase(self) -> str:
+        """How the Workflow ends."""
+        return "Succeeded" if self.goes_on else "Failed"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `story` takes."""
+        met = f"{self.fate}@{MET_AT}" if self.fate else ""
+        return {"steps": STEPS, "fate": met, "training": self.training, "train_options": self.train_options}
+
+    def check(self, store: Store, run: str) -> None:
+        """Hold the records of a finished run against this row."""
+        attempts = step_attempts(store, run, "train")
+        if self.cause is not None:
+            first = ended(attempts[0])
+            assert (first.outcome, first.cause) == (Outcome.FAILED, self.cause), first.message
+            assert first.progress
+        assert len(attempts) == (2 if self.cause is not None and self.goes_on else 1)
+        if self.goes_on:
+            assert ended(attempts[-1]).outcome is Outcome.DONE
+            assert version(store, run) == expected_version(STEPS)
+        check_starts(store, run)
+
+
+def ended(attempt: Attempt) -> AttemptEnd:
+    """The end of an attempt, which must have one."""
+    assert attempt.end is not None, f"attempt {attempt.claim.attempt} of {attempt.claim.step} has no end"
+    return attempt.end
+
+
+def version(store: Store, run: str) -> str:
+    """What register said the model is called."""
+    [output] = ended(step_attempts(store, run, "register")[-1]).outputs
+    return output.value or ""
+
+
+def check_starts(store: Store, run: str) -> None:
+    """Every attempt started from the newest checkpoint of those before it, and none committed beside another."""
+    commits = commits_of(store, lineage_of(run, "train"))
+    for before, attempt in zip((attempts := step_attempts(store, run, "train")), attempts[1:], strict=False):
+        mine = [ref for ref in commits if ref.attempt == before.claim.attempt]
+        newest = max(mine, key=lambda ref: ref.global_step, default=before.claim.starts_from)
+        assert attempt.claim.starts_from == newest
+        assert newest is None or newest.global_step % SAVED_EVERY == 0 or mine
+
+
+FATES = (
+    Fate("undisturbed"),
+    Fate("killed", fate="kill", cause=Cause.INFRASTRUCTURE),
+    Fate("broken", fate="error", cause=Cause.USER_ERROR, goes_on=False),
+    Fate(
+        "too long",
+        fate="wait",
+        cause=Cause.DEADLINE,
+        goes_on=False,
+        training={"deadline": DEADLINE},
+        without_cluster=False,
+    ),
+    Fate(
+        "too long, with a budget",
+        fate="wait",
+        cause=Cause.DEADLINE,
+        training={"deadline": DEADLINE, "retries": Retries(deadline=1, backoff="1s")},
+        without_cluster=False,
+    ),
+    Fate(
+        "too much memory",
+        fate="memory",
+        cause=Cause.OUT_OF_MEMORY,
+        train_options={"resources": {"limits": {"memory": "192Mi"}, "requests": {"memory": "64Mi"}}},
+        without_cluster=False,
+    ),
+)
