@@ -96,7 +96,7 @@ class Run:
 
     def finish(self, process):
         """Wait for the attempt, and record its end unless it succeeded."""
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         lines = [line.split() for line in out.splitlines()]
         self.saved += [int(number) for word, number in lines if word == "saved"]
         if process.returncode != 0:
@@ -179,7 +179,7 @@ def test_a_process_whose_attempt_was_replaced_exits_76_and_commits_no_more(run):
     write_end(run.store, end_of(1))
     write_claim(run.store, claim_of(2))
     before = commits_of(run.store, LINEAGE)
-    process.wait(timeout=60)
+    process.wait(timeout=120)
     _, err = process.communicate()
     assert process.returncode == 76
     assert "may not commit" in err

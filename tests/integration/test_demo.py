@@ -17,7 +17,7 @@ from tiphys.store import DirectoryStore
 def performed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("demo") / "made"
     line = [sys.executable, "-m", "hera_pipelines.cli", "demo", "--dir", folder]
-    return folder, subprocess.run(line, capture_output=True, text=True, timeout=110)
+    return folder, subprocess.run(line, capture_output=True, text=True, timeout=240)
 
 
 Performed = tuple[Path, subprocess.CompletedProcess[str]]

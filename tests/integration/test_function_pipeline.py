@@ -64,7 +64,7 @@ def test_functions_hand_on_values_files_and_checkpoints(tmp_path: Path) -> None:
         env=outside,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
 
     assert done.returncode == 0, done.stderr

@@ -69,4 +69,4 @@ def race(hammers: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
         assert hammer.stdin is not None
         hammer.stdin.write("go\n")
         hammer.stdin.flush()
-    return [hammer.communicate(timeout=60) for hammer in hammers]
+    return [hammer.communicate(timeout=120) for hammer in hammers]

@@ -132,7 +132,7 @@ def crash(root: Path, point: str, log: Path, document: dict[str, Any]) -> None:
                 f"{service.url}/api/v1/template.execute",
                 json=document,
                 headers={"Authorization": f"Bearer {TOKEN}"},
-                timeout=30,
+                timeout=120,
             )
         assert service.killed()
 
@@ -180,7 +180,7 @@ def test_service_answers_and_stops_cleanly_when_asked_to(tmp_path):
 def test_service_that_cannot_start_says_why_in_one_line(tmp_path, change, code, says):
     service = Service(tmp_path)
     done = subprocess.run(
-        service.command, env={**service.environment, **change}, capture_output=True, text=True, timeout=60, check=False
+        service.command, env={**service.environment, **change}, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == code
     assert says in done.stderr

@@ -36,9 +36,9 @@ def race(folder: Path) -> Counter[str]:
     processes = [context.Process(target=contend, args=(folder, ready, told)) for _ in range(CONTROLLERS)]
     for process in processes:
         process.start()
-    answers = Counter(told.get(timeout=60) for _ in processes)
+    answers = Counter(told.get(timeout=120) for _ in processes)
     for process in processes:
-        process.join(timeout=60)
+        process.join(timeout=120)
     return answers
 
 

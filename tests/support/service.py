@@ -40,14 +40,14 @@ class Service:
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=120)
 
     def killed(self) -> bool:
         """Whether it died of SIGKILL, which is what a failpoint's crash is."""
-        return self.process.wait(timeout=30) == -signal.SIGKILL
+        return self.process.wait(timeout=120) == -signal.SIGKILL
 
     def terminate(self) -> tuple[int, str]:
         """Ask it to stop; its exit code and what it logged since it was ready."""
         self.process.terminate()
-        _, log = self.process.communicate(timeout=30)
+        _, log = self.process.communicate(timeout=120)
         return self.process.returncode, log

@@ -24,8 +24,8 @@ fit = Train(
     name="fit",
     image="tiny",
     command=["python", "-m", "tiny_programs", "fit", HERE],
-    args=["{{inputs.parameters.seed}}", "{{inputs.parameters.steps}}", "{{inputs.parameters.pause}}"],
-    inputs=[Parameter(name="seed"), Parameter(name="steps"), Parameter(name="pause")],
+    args=["{{inputs.parameters.seed}}", "{{inputs.parameters.steps}}"],
+    inputs=[Parameter(name="seed"), Parameter(name="steps")],
     outputs=Artifact(name="model", path="/tmp/model"),
     checkpoints=Checkpoints(every="5 steps", keep_last=None),
     retries=Retries(backoff="1s"),
@@ -39,10 +39,10 @@ report = Step(
     outputs=result("total"),
 )
 
-parameters = {"steps": "20", "pause": "0", "fail": "no"}
+parameters = {"steps": "20", "fail": "no"}
 with Pipeline("tiny", arguments=[Parameter(name=name, value=value) for name, value in parameters.items()]) as pipeline:
     given = pipeline.get_parameter
-    model = fit(seed=prepare(), steps=given("steps"), pause=given("pause"))
+    model = fit(seed=prepare(), steps=given("steps"))
     report(model=model, fail=given("fail"))
 """
 
@@ -54,10 +54,13 @@ from pathlib import Path
 
 from tiphys import checkpoint, inputs, outputs
 
+HELD_AT = 10
+HOLD = Path(__file__).parent / "hold"
+
 def prepare():
     outputs.path("seed").write_text("3")
 
-def fit(seed, steps, pause):
+def fit(seed, steps):
     import numpy as np
 
     with checkpoint.session() as session:
@@ -66,7 +69,8 @@ def fit(seed, steps, pause):
             state["weights"] = state["weights"] * 1.01 + state["step"]
             state["step"] += 1
             session.step(state["step"], state, metrics={"mean": float(state["weights"].mean())})
-            time.sleep(float(pause))
+            while state["step"] == HELD_AT and HOLD.exists() and not session.should_stop:
+                time.sleep(0.01)
     outputs.path("model").write_bytes(state["weights"].tobytes())
 
 def report(fail):
@@ -89,6 +93,16 @@ def write(folder: Path) -> Path:
     file = folder / "tiny.py"
     file.write_text(PIPELINE)
     return file
+
+
+def hold(folder: Path) -> None:
+    """Let the training go no further than step 10."""
+    (folder / "hold").touch()
+
+
+def let_go(folder: Path) -> None:
+    """Undo `hold`."""
+    (folder / "hold").unlink()
 
 
 def ran(folder: Path) -> list[str]:

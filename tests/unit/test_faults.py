@@ -108,7 +108,7 @@ def test_crash_kills_the_process_at_its_passage(tmp_path: Path, plan: str, outpu
     log = tmp_path / "log"
     environment = {**os.environ, "TIPHYS_FAILPOINTS": plan, "TIPHYS_FAILPOINTS_LOG": str(log)}
 
-    done = subprocess.run([sys.executable, "-c", PASS_TWICE], env=environment, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PASS_TWICE], env=environment, capture_output=True, timeout=120)
 
     assert done.returncode == -signal.SIGKILL
     assert done.stdout == output

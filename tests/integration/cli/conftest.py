@@ -43,7 +43,7 @@ def begin(arguments: Sequence[str | Path], cwd: Path, **options: Any) -> subproc
 def invoke(arguments: Sequence[str | Path], cwd: Path, **options: Any) -> Answer:
     """Run the command in a process of its own, to its end."""
     with begin(arguments, cwd, **options) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     return Answer(process.returncode, out, err)
 
 

@@ -24,7 +24,7 @@ from tiphys.store import DirectoryStore, all_attempts, read_events, submissions
 
 from .conftest import Command, begin, invoke, snapshot
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 120
 MODULE_BESIDE = """
 from hera_pipelines import Pipeline, Step
 
@@ -54,9 +54,10 @@ def model(store: Path, run: str) -> bytes:
 
 
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """`tiphys run` of the tiny pipeline, slow enough to be caught, once it has saved something."""
-    given = ["--run", "r", "-p", "pause=0.05", *arguments]
-    process = begin(["run", tiny.write(folder / "code"), *given], folder)
+    """`tiphys run` of the tiny pipeline, once it has saved something; it goes no further than step 10 until let go."""
+    file = tiny.write(folder / "code")
+    tiny.hold(folder / "code")
+    process = begin(["run", file, "--run", "r", *arguments], folder)
     wait_for(lambda: bool(manifests(folder / ".tiphys/store")), "the first checkpoint")
     return process
 
@@ -74,6 +75,7 @@ def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
     wait_for(lambda: not alive(trainer), "the trainer dies with its engine")
     subprocess.run(["rm", "-r", tmp_path / ".tiphys/state"], check=True)
     (tmp_path / "code/ran.txt").unlink()
+    tiny.let_go(tmp_path / "code")
 
     answer = invoke(["resume", "r", "--code", "code"], tmp_path)
 
@@ -90,6 +92,7 @@ def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
 def test_a_killed_trainer_is_tried_again_within_the_run(tmp_path: Path) -> None:
     with started(tmp_path) as engine:
         os.kill(tiny.last_process(tmp_path / "code"), signal.SIGKILL)
+        tiny.let_go(tmp_path / "code")
         _, err = engine.communicate(timeout=PATIENCE_SECONDS)
     assert engine.returncode == 0, err
     first, second = ends(tmp_path / ".tiphys/store", "r", "fit")

@@ -29,7 +29,7 @@ def run(
     assert template.script
     values = {f"inputs.parameters.{name}": value for name, value in (parameters or {}).items()}
     (folder / "script.py").write_text(replace_tags(template.script.source, values))
-    subprocess.run([sys.executable, "script.py"], cwd=folder, env=env, check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "script.py"], cwd=folder, env=env, check=True, capture_output=True, timeout=120)
 
 
 @step()

@@ -177,18 +177,18 @@ def test_second_writer_waits_for_the_first_and_sees_what_it_did(tmp_path, monkey
     def pause(point: str) -> None:
         if point == "ledger.before_commit" and not began.is_set():
             began.set()
-            assert go.wait(10)
+            assert go.wait(60)
 
     monkeypatch.setattr("tiphys_plugin.ledger.sqlite.failpoint", pause)
     with ThreadPoolExecutor(2) as pool:
         granted = pool.submit(first.request, ask(8, "u1"))
-        assert began.wait(10)
+        assert began.wait(60)
         other = pool.submit(second.request, ask(8, "u2"))
         with pytest.raises(TimeoutError):
             other.result(timeout=0.1)
         go.set()
-        assert isinstance(granted.result(10), Admitted)
-        assert isinstance(other.result(10), Deferred)
+        assert isinstance(granted.result(60), Admitted)
+        assert isinstance(other.result(60), Deferred)
     first.close()
     second.close()
 

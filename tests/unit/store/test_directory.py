@@ -45,7 +45,7 @@ def failing(code: int) -> Callable[..., None]:
 
 def create_in_a_process(root: Path, failpoints: str, log: Path) -> int:
     environment = {**os.environ, "TIPHYS_FAILPOINTS": failpoints, "TIPHYS_FAILPOINTS_LOG": str(log)}
-    return subprocess.run([sys.executable, "-c", CREATE, str(root)], env=environment, timeout=60).returncode
+    return subprocess.run([sys.executable, "-c", CREATE, str(root)], env=environment, timeout=120).returncode
 
 
 class TestOpening:
