@@ -207,10 +207,8 @@ class KubeApi:
             auth_settings=["BearerToken"],
         )
         method, url, headers, sent, _ = request
-        # The client's transport encodes plain JSON itself and takes every other media type as text.
-        text = sent if sent is None or media_type == "application/json" else json.dumps(sent)
         try:
-            response = self._client.call_api(method, url, headers, text, _request_timeout=timeout).response
+            response = self._client.call_api(method, url, headers, sent, _request_timeout=timeout).response
             if response.status >= 300:
                 _refuse(response.status, response.read().decode(errors="replace"), self.server)
         except (HTTPError, ApiException) as error:
