@@ -1,12 +1,15 @@
 """The ready pipeline: validate, preprocess, train, register. Bring four programs.
 
-templates/ holds it compiled, as a WorkflowTemplate and as a CronWorkflow.
+templates/ holds it compiled, as a WorkflowTemplate and as a CronWorkflow. Image,
+data and learning rate are parameters, so that one template serves many models:
+
+    argo submit --from workflowtemplate/train -p image=ghcr.io/acme/faces:2.0 -p lr=0.3
 """
 
 from hera_pipelines import Checkpoints
 from hera_pipelines.pipelines import Program, Training, train_pipeline
 
-IMAGE = "ghcr.io/acme/digits:1.4"
+IMAGE = "{{workflow.parameters.image}}"
 
 
 def program(name: str, *args: str) -> Program:
@@ -17,10 +20,11 @@ pipeline = train_pipeline(
     "train",
     store="s3://ml/tiphys",
     source="s3://raw/digits",
-    parameters={"lr": "0.1"},
+    parameters={"image": "ghcr.io/acme/digits:1.4", "lr": "0.1"},
     validate=program("validate", "{{inputs.parameters.source}}"),
     preprocess=program("preprocess", "{{inputs.parameters.source}}"),
     train=program("train", "--lr", "{{workflow.parameters.lr}}"),
     register=program("register"),
     training=Training(gpus=1, queue="research", checkpoints=Checkpoints(every="10m", save_time="30s"), grace="2m"),
+    service_account_name="tiphys-workflow",  # the chart makes it, with the rights that Argo's pods need
 )

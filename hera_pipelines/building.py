@@ -1,12 +1,13 @@
 """What `Pipeline` and `CronPipeline` share: compile stands between Hera and every way out."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hera.workflows import DAG
 
-from hera_pipelines.compile import CompileOptions, to_workflow_yaml
+from hera_pipelines.compile import CompileOptions, read_executor_plugin, to_workflow_yaml
 from hera_pipelines.compile.names import pipeline_name
 from hera_pipelines.plugins import PluginTemplate
 from tiphys.errors import UsageError
@@ -22,6 +23,7 @@ class Compiled:
         pipeline: str | None
         store: str
         run_name: str
+        executor_plugin: Mapping[str, Any] | Path | None
         entrypoint: str | None
         name: str | None
         generate_name: str | None
@@ -62,12 +64,19 @@ class Compiled:
         # of its own must fail here and not fall through to that.
         raise NotImplementedError
 
-    def _options(self, store: str | None, queues: Collection[str] | None) -> CompileOptions:
+    def _options(
+        self,
+        store: str | None,
+        queues: Collection[str] | None,
+        executor_plugin: Mapping[str, Any] | Path | None,
+    ) -> CompileOptions:
+        plugin = self.executor_plugin if executor_plugin is None else executor_plugin
         return CompileOptions(
             pipeline=self.pipeline_name,
             store=self.store if store is None else store,
             run_name=self.run_name,
             queues=None if queues is None else frozenset(queues),
+            executor_plugin=read_executor_plugin(plugin) if isinstance(plugin, Path) else plugin,
         )
 
     def _put_bodies_back(self, templates: list[Manifest]) -> None:

@@ -1,7 +1,8 @@
 """`CronPipeline`: Hera's CronWorkflow around the compiled Workflow."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hera.exceptions import NotFound
@@ -28,20 +29,33 @@ class CronPipeline(Compiled, CronWorkflow):
     pipeline: str | None = field(default=None, kw_only=False)
     store: str = ""
     run_name: str = ""
+    executor_plugin: Mapping[str, Any] | Path | None = None
 
     def __post_init__(self) -> None:
         self.kind = self.kind or "CronWorkflow"
         self.name = self.name or self.pipeline
         super().__post_init__()
 
-    def compile(self, *, store: str | None = None, queues: Collection[str] | None = None) -> Manifest:
+    def compile(
+        self,
+        *,
+        store: str | None = None,
+        queues: Collection[str] | None = None,
+        executor_plugin: Mapping[str, Any] | Path | None = None,
+    ) -> Manifest:
         """The CronWorkflow that Argo runs; see `Pipeline.compile`."""
         cron = self._built()
         workflow = {"kind": "Workflow", "metadata": cron["metadata"], "spec": cron["spec"].pop("workflowSpec")}
-        compiled = compile_workflow(workflow, self._options(store, queues))
+        compiled = compile_workflow(workflow, self._options(store, queues, executor_plugin))
         return cron_workflow(compiled, cron["metadata"]["name"], cron["spec"])
 
-    def workflow(self, *, store: str | None = None, queues: Collection[str] | None = None) -> Manifest:
+    def workflow(
+        self,
+        *,
+        store: str | None = None,
+        queues: Collection[str] | None = None,
+        executor_plugin: Mapping[str, Any] | Path | None = None,
+    ) -> Manifest:
         """The Workflow that the schedule would start, to run it now."""
         built = self._built()
         metadata = {k: v for k, v in built["metadata"].items() if k != "name"}
@@ -52,7 +66,7 @@ class CronPipeline(Compiled, CronWorkflow):
             "metadata": metadata,
             "spec": built["spec"]["workflowSpec"],
         }
-        return compile_workflow(workflow, self._options(store, queues))
+        return compile_workflow(workflow, self._options(store, queues, executor_plugin))
 
     def to_dict(self) -> Manifest:
         """The compiled CronWorkflow."""

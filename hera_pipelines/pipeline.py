@@ -1,7 +1,8 @@
 """`Pipeline`: Hera's Workflow, of which only the compiled form ever leaves."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hera.workflows import Workflow, models
@@ -26,11 +27,15 @@ class Pipeline(Compiled, Workflow):
         store: URL of the run store, such as ``s3://ml/tiphys``.
         run_name: Name of the run from workflow parameters, ``digits-lr{lr}``;
             empty: a run per Workflow, named after it.
+        executor_plugin: The executor plugin that its Workflows bring along: a YAML
+            file, or an ExecutorPlugin or its ConfigMap as parsed from one. For an
+            Argo that has `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
     """
 
     pipeline: str | None = field(default=None, kw_only=False)
     store: str = ""
     run_name: str = ""
+    executor_plugin: Mapping[str, Any] | Path | None = None
 
     def __post_init__(self) -> None:
         self.kind = self.kind or "Workflow"
@@ -38,19 +43,26 @@ class Pipeline(Compiled, Workflow):
             self.generate_name = f"{self.pipeline}-"
         super().__post_init__()  # type: ignore[no-untyped-call]
 
-    def compile(self, *, store: str | None = None, queues: Collection[str] | None = None) -> Manifest:
+    def compile(
+        self,
+        *,
+        store: str | None = None,
+        queues: Collection[str] | None = None,
+        executor_plugin: Mapping[str, Any] | Path | None = None,
+    ) -> Manifest:
         """The Workflow that Argo runs.
 
         Args:
             store: Store URL in place of the pipeline's own.
             queues: Queues that exist; a step that names another is refused.
+            executor_plugin: Executor plugin in place of the pipeline's own.
 
         Raises:
             UsageError: see `hera_pipelines.compile.compile_workflow`.
         """
         built: Manifest = Workflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
         self._put_bodies_back(built["spec"].get("templates", []))
-        return compile_workflow(built, self._options(store, queues))
+        return compile_workflow(built, self._options(store, queues, executor_plugin))
 
     def to_dict(self) -> Manifest:
         """The compiled Workflow."""

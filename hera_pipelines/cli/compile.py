@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hera_pipelines.cli.loading import PipelineOption, load
+from hera_pipelines.cli.loading import ExecutorPluginOption, PipelineOption, load
 from hera_pipelines.cli.parameters import ParameterOption, parse, with_parameters
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.compile import to_workflow_yaml
@@ -16,6 +16,7 @@ EXAMPLES = """\b
 Examples:
   tiphys compile digits.py | argo submit -
   tiphys compile digits.py -o json -p lr=0.3 > digits.json
+  tiphys compile digits.py --executor-plugin plugin.yaml | argo submit --serviceaccount tiphys-workflow -
 """
 
 
@@ -35,11 +36,13 @@ def compile_file(
         str | None,
         typer.Option("--store", metavar="URL", envvar="TIPHYS_STORE", help="Run store in place of the pipeline's own."),
     ] = None,
+    executor_plugin: ExecutorPluginOption = None,
     output: Annotated[
         ManifestFormat, typer.Option("-o", "--format", help="Form of the manifest.")
     ] = ManifestFormat.YAML,
 ) -> None:
     """Compile a pipeline and print the Workflow. Nothing is submitted."""
     screen: Screen = context.obj
-    manifest = with_parameters(load(file, pipeline).compile(store=store), parse(parameter or []))
+    compiled = load(file, pipeline).compile(store=store, executor_plugin=executor_plugin)
+    manifest = with_parameters(compiled, parse(parameter or []))
     screen.write(to_workflow_yaml(manifest) if output == ManifestFormat.YAML else json.dumps(manifest, indent=2))

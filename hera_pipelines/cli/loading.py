@@ -14,6 +14,16 @@ PipelineOption = Annotated[
     str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline, where the file defines several.")
 ]
 
+ExecutorPluginOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--executor-plugin",
+        metavar="FILE",
+        help="Have the Workflow bring this executor plugin along (YAML of the ConfigMap tiphys-executor-plugin or of "
+        "an ExecutorPlugin), for an Argo with ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true.",
+    ),
+]
+
 
 def load(file: Path, name: str | None) -> "AnyPipeline":
     """Like `hera_pipelines.load_pipeline`; what the file prints goes to stderr, since stdout is for data."""

@@ -1,6 +1,8 @@
 """What compile is told beside the Workflow itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,9 +18,12 @@ class CompileOptions:
             ``digits-lr{lr}``; empty: the parameter ``tiphys-run`` decides.
         queues: Queues that exist. A step that names another is refused. None
             skips the check.
+        executor_plugin: The executor plugin that the Workflow brings along, as
+            an ExecutorPlugin or its ConfigMap; None: Argo is set up with one.
     """
 
     pipeline: str = ""
     store: str = ""
     run_name: str = ""
     queues: frozenset[str] | None = None
+    executor_plugin: Mapping[str, Any] | None = None

@@ -9,11 +9,14 @@ from hera_pipelines.compile.operations import input_value, plain_artifact, witho
 from hera_pipelines.compile.placement import place
 from hera_pipelines.compile.retries import step_strategy
 from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_ANNOTATION, STEP_LABEL
+from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_ANNOTATION, STEP_LABEL, STORE_SECRET
 
 _EVERY_STEP = ("run-id", "step", "attempt", "outputs")
 _CHECKPOINTS = ("lineage", "resume-from", "checkpoint-uri")
 _TRAIN = ("pod-patch",)
+# A training program writes its checkpoints itself. Optional, because pods may get credentials in another way, and
+# first, because of two variables of one name the later one holds.
+_CREDENTIALS: Manifest = {"secretRef": {"name": STORE_SECRET, "optional": True}}
 
 
 def answers(step: GatedStep) -> tuple[str, ...]:
@@ -31,6 +34,8 @@ def run_template(step: GatedStep, store: str) -> Manifest:
     template["outputs"] = without_empty({"artifacts": _outputs(step)})
     container = program_container(template)
     container["env"] = [*(container.get("env") or []), *variables(step, store)]
+    if step.trains:
+        container["envFrom"] = [_CREDENTIALS, *(container.get("envFrom") or [])]
     if not step.trains:
         template.setdefault("retryStrategy", step_strategy(step.settings.retry))
     place(template, step)

@@ -2,10 +2,12 @@
 
 import copy
 
+from hera_pipelines.compile.executor_plugins import executor_plugin
 from hera_pipelines.compile.exit import exit_templates
 from hera_pipelines.compile.gated import GatedStep, find_gated, settings_text
 from hera_pipelines.compile.limits import limit_open_nodes
 from hera_pipelines.compile.names import ITEM
+from hera_pipelines.compile.narration import narrate
 from hera_pipelines.compile.operations import run_identity
 from hera_pipelines.compile.options import CompileOptions
 from hera_pipelines.compile.references import add_dependencies
@@ -40,6 +42,8 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     spec["templates"] = [t for t in spec["templates"] if settings_text(t) is None] + made
     _add_parameters(workflow)
     _describe(workflow, name, options.store)
+    if options.executor_plugin is not None:
+        spec["executorPlugins"] = [*(spec.get("executorPlugins") or []), executor_plugin(options.executor_plugin)]
     return workflow
 
 
@@ -61,5 +65,5 @@ def _add_parameters(workflow: Manifest) -> None:
 def _describe(workflow: Manifest, pipeline: str, store: str) -> None:
     metadata = workflow.setdefault("metadata", {})
     annotations = {PIPELINE_ANNOTATION: pipeline} | ({STORE_ANNOTATION: store} if store else {})
-    metadata["annotations"] = {**(metadata.get("annotations") or {}), **annotations}
+    metadata["annotations"] = narrate({**(metadata.get("annotations") or {}), **annotations}, pipeline, store)
     metadata["labels"] = {**(metadata.get("labels") or {}), PIPELINE_ANNOTATION: pipeline}

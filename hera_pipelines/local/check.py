@@ -150,9 +150,21 @@ def _program(program: Manifest, volumes: set[str]) -> Iterator[str]:
         yield "container has no command, and the entry point of its image is not known here: set command"
     for variable in program.get("env") or []:
         yield from fields.unknown(variable, {"name", "value"}, f"env.{variable.get('name')}")
+    for source in program.get("envFrom") or []:
+        yield from _absent_source(source)
     for mount in program.get("volumeMounts") or []:
         if mount.get("name") not in volumes:
             yield f"volumeMounts.{mount.get('name')}: there is no such volume"
+
+
+def _absent_source(source: Manifest) -> Iterator[str]:
+    """There are no Secrets and no ConfigMaps here; a container that can do without starts without."""
+    for kind, reference in source.items():
+        if isinstance(reference, dict) and not reference.get("optional"):
+            yield (
+                f"container.envFrom.{kind}.{reference.get('name')}: there is none here; "
+                "make it optional, or set the variables with env"
+            )
 
 
 def _paths(template: Manifest) -> Iterator[str]:

@@ -69,6 +69,7 @@ CONTAINER = {
     "args",
     "command",
     "env",
+    "envFrom",
     "image",
     "imagePullPolicy",
     "lifecycle",

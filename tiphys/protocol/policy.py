@@ -15,6 +15,13 @@ from tiphys.records import Cause, Record
 STEP_ANNOTATION = "tiphys.dev/step"
 PIPELINE_ANNOTATION = "tiphys.dev/pipeline"
 STORE_ANNOTATION = "tiphys.dev/store"
+TITLE_ANNOTATION = "workflows.argoproj.io/title"
+DESCRIPTION_ANNOTATION = "workflows.argoproj.io/description"
+"""What Argo's pages show of a Workflow, as Markdown (Argo, ``docs/title-and-description.md``)."""
+NARRATED_ANNOTATION = "tiphys.dev/narrated"
+"""Names of those two that Tiphys wrote and the controller keeps up to date; the author's stay."""
+STORE_SECRET = "tiphys-store"  # noqa: S105  the name of a Secret
+"""Credentials of the store, as the variables of the S3 client, in each namespace of workflows."""
 RUN_LABEL = "tiphys.dev/run"
 STEP_LABEL = "tiphys.dev/step"
 ATTEMPT_LABEL = "tiphys.dev/attempt"

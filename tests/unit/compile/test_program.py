@@ -191,3 +191,15 @@ def test_what_the_author_said_of_the_pod_is_kept(kept: dict[str, Any]) -> None:
 
     for field, value in kept.items():
         assert made[field] | value == made[field] if isinstance(value, dict) else made[field] == value
+
+
+def test_a_training_program_gets_the_credentials_of_the_store_below_what_its_author_gave() -> None:
+    given = {"configMapRef": {"name": "settings"}}
+
+    sources = run(train(container={"envFrom": [given]}))["container"]["envFrom"]
+
+    assert sources == [{"secretRef": {"name": "tiphys-store", "optional": True}}, given]
+
+
+def test_a_step_writes_nothing_itself_and_gets_no_credentials() -> None:
+    assert "envFrom" not in run(step())["container"]

@@ -308,6 +308,12 @@ def test_the_workflow_gets_its_parameters_and_its_description() -> None:
     ]
     assert manifest["metadata"] == {
         "generateName": "digits-",
-        "annotations": {"tiphys.dev/pipeline": "digits", "tiphys.dev/store": STORE},
+        "annotations": {
+            "tiphys.dev/pipeline": "digits",
+            "tiphys.dev/store": STORE,
+            "tiphys.dev/narrated": "title,description",
+            "workflows.argoproj.io/title": "digits",
+            "workflows.argoproj.io/description": f"Pipeline `digits`. Its steps and checkpoints are kept in `{STORE}`.",
+        },
         "labels": {"tiphys.dev/pipeline": "digits"},
     }

@@ -163,3 +163,9 @@ def test_what_compile_emits_is_accepted_or_refused_for_a_plain_reason(path: Path
     manifest = yaml.safe_load(path.read_text())
     allowed = ("kind ",)
     assert [line for line in refusals(manifest) if not line.startswith(allowed)] == []
+
+
+def test_a_container_that_can_do_without_a_secret_runs_without_it() -> None:
+    manifest = good()
+    template(manifest)["container"]["envFrom"] = [{"secretRef": {"name": "tiphys-store", "optional": True}}]
+    check(manifest)

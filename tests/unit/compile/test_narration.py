@@ -1,0 +1,28 @@
+"""Title and description for Argo's pages: the author's stay, the others are marked as ours."""
+
+import pytest
+
+from hera_pipelines.compile.narration import narrate
+
+TITLE, DESCRIPTION = "workflows.argoproj.io/title", "workflows.argoproj.io/description"
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [({}, "title,description"), ({TITLE: "Mine"}, "description"), ({DESCRIPTION: "Mine"}, "title")],
+)
+def test_what_the_author_gave_stays(given: dict[str, str], ours: str) -> None:
+    told = narrate(given, "digits", "s3://ml/tiphys")
+
+    assert told | given == told
+    assert told["tiphys.dev/narrated"] == ours
+    assert {TITLE, DESCRIPTION} <= told.keys()
+
+
+def test_nothing_is_ours_where_the_author_gave_both() -> None:
+    given = {TITLE: "Mine", DESCRIPTION: "Mine, too"}
+    assert narrate(given, "digits", "s3://ml/tiphys") == given
+
+
+def test_a_pipeline_without_a_store_says_nothing_of_one() -> None:
+    assert narrate({}, "digits", "")[DESCRIPTION] == "Pipeline `digits`."
