@@ -1,4 +1,4 @@
-"""Which queue may use how many GPUs: the one file that an administrator writes.
+"""Which queue may use how many GPUs: the one file that an administrator writes, and the spec of a `GPULedger`.
 
     queues:
       - name: research
@@ -11,6 +11,7 @@
 Without a queue file every queue name is accepted and nothing is limited.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -63,9 +64,36 @@ class Queues(BaseModel):
         return tuple(queue.name for queue in self.queues)
 
 
+@dataclass(frozen=True)
+class Misconfigured:
+    """Queues that somebody declared and nobody can read. Nothing new is granted until they are repaired."""
+
+    why: str
+
+
+QueueRules = Queues | Misconfigured | None
+"""What a decision goes by; None: nothing is limited."""
+
+
 def in_words(gpus: int, gpu_type: str | None) -> str:
     """GPUs for a person: ``4 A100``; ``1 GPU`` or ``2 GPUs`` where the type does not matter."""
     return f"{gpus} {gpu_type or ('GPU' if gpus == 1 else 'GPUs')}"
+
+
+def parse_queues(document: object, source: str) -> Queues:
+    """Read what a queue file holds; ``source`` names it in errors.
+
+    Raises:
+        UsageError: a field is wrong; the message names it.
+    """
+    try:
+        return Queues.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise UsageError(
+            f"{source}: {field}: {first['msg']}; expected `queues: [{{name: research, gpus: {{A100: 8}}}}]`"
+        ) from error
 
 
 def load_queues(path: Path) -> Queues:
@@ -76,16 +104,10 @@ def load_queues(path: Path) -> Queues:
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Queues.model_validate(document)
     except OSError as error:
         raise UsageError(f"queue file {path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise UsageError(f"queue file {path} is not valid YAML: {' '.join(str(error).split())}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"queue file {path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UsageError(
-            f"queue file {path}: {field}: {first['msg']}; expected `queues: [{{name: research, gpus: {{A100: 8}}}}]`"
-        ) from error
+    return parse_queues(document, f"queue file {path}")

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.model import Admission, Admitted, Deferred, Lease, LeaseRequest, Reason, Rejected, Waiting
-from tiphys_plugin.queues import ANY_TYPE, Queue, Queues, in_words
+from tiphys_plugin.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
 
 
 @dataclass(frozen=True)
 class State:
     """What is known at the instant of the decision. None of ``leases`` and ``waiting`` is the request itself."""
 
-    queues: Queues | None
+    queues: QueueRules
     leases: tuple[Lease, ...] = ()
     waiting: tuple[Waiting, ...] = ()
 
@@ -32,11 +32,22 @@ def decide(state: State, request: LeaseRequest, arrival: int) -> Admission:
     """Admit, defer or reject ``request``, which arrived as number ``arrival``. `Admitted.lease` is left empty."""
     if state.queues is None:
         return Admitted(lease="", pool=request.gpu_type or ANY_TYPE)
+    if isinstance(state.queues, Misconfigured):
+        return _wait_for_repair(state.queues, state.waiting, request, arrival)
     queue = state.queues.find(request.queue)
     if queue is None:
         known = ", ".join(state.queues.names) or "none"
         return Rejected(Reason.QUEUE_UNKNOWN, f"there is no queue {request.queue!r}; the queues are: {known}")
     return _reject(state.queues, queue, request) or _admit(state, state.queues, queue, request, arrival)
+
+
+def _wait_for_repair(
+    rules: Misconfigured, waiting: tuple[Waiting, ...], request: LeaseRequest, arrival: int
+) -> Deferred:
+    """Nothing is granted by rules that cannot be read, and what was asked keeps its place in the line."""
+    mine = _order(request, arrival)
+    ahead = [w for w in waiting if w.request.queue == request.queue and _order(w.request, w.arrival) < mine]
+    return Deferred(Reason.MISCONFIGURED, rules.why, len(ahead) + 1)
 
 
 def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:

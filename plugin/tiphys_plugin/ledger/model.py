@@ -22,6 +22,8 @@ class Reason(StrEnum):
     WAITING_FOR_INVENTORY = "WaitingForInventory"
     BEHIND_HIGHER_PRIORITY = "BehindHigherPriority"
     BEHIND_EARLIER_REQUEST = "BehindEarlierRequest"
+    MISCONFIGURED = "Misconfigured"
+    LEDGER_FULL = "LedgerFull"
 
 
 @dataclass(frozen=True)

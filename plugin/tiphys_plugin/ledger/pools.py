@@ -5,10 +5,11 @@ that decides come from the same function.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from tiphys_plugin.ledger.model import Lease, LeaseRequest
-from tiphys_plugin.queues import ANY_TYPE, Queue, Queues
+from tiphys_plugin.queues import ANY_TYPE, Queue, QueueRules, Queues
 
 
 def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
@@ -40,22 +41,26 @@ def gpu_type(request: LeaseRequest, pool: str) -> str | None:
     return request.gpu_type or (None if pool == ANY_TYPE else pool)
 
 
-def counted_against(queues: Queues | None, request: LeaseRequest, chosen: str | None) -> str:
+def counted_against(rules: QueueRules, request: LeaseRequest, chosen: str | None) -> str:
     """Pool of a lease that was given under these queues or others; ``chosen`` is the type that an untyped one got."""
-    queue = queues.find(request.queue) if queues else None
+    queue = rules.find(request.queue) if isinstance(rules, Queues) else None
     wanted = request.gpu_type or chosen or ANY_TYPE
     return wanted if queue is None or wanted in queue.gpus else ANY_TYPE
 
 
-def used(leases: Iterable[Lease], queue: str, pool: str) -> int:
-    """GPUs that leases of ``queue`` hold in ``pool``."""
-    return sum(lease.request.gpus for lease in leases if lease.request.queue == queue and lease.pool == pool)
-
-
 def left_over(queues: Queues, queue: Queue, request: LeaseRequest, leases: Iterable[Lease]) -> dict[str, int]:
     """Quota that is free, by pool that the request may draw from; negative where a quota was lowered."""
-    held = tuple(leases)
-    return {pool: queue.gpus[pool] - used(held, queue.name, pool) for pool in of(queues, queue, request)}
+    held = used(queues, queue, leases)
+    return {pool: queue.gpus[pool] - held[pool] for pool in of(queues, queue, request)}
+
+
+def used(queues: Queues, queue: Queue, leases: Iterable[Lease]) -> Counter[str]:
+    """GPUs that leases of ``queue`` hold, by pool. Queues may be edited, so each counts where it would be today."""
+    held: Counter[str] = Counter()
+    for lease in leases:
+        if lease.request.queue == queue.name:
+            held[counted_against(queues, lease.request, lease.pool)] += lease.request.gpus
+    return held
 
 
 def existing(queues: Queues, request: LeaseRequest, pool: str) -> float:

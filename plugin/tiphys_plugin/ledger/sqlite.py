@@ -7,27 +7,22 @@ on one machine, and a killed process leaves either the lease or nothing.
 """
 
 import contextlib
-import json
 import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 
 from tiphys.errors import StoreError
 from tiphys.faults import failpoint
 from tiphys.records import utc_now
-from tiphys_plugin.ledger import pools
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.model import Admission, Admitted, Deferred, Lease, LeaseRequest, Snapshot, Waiting
+from tiphys_plugin.ledger import rows
+from tiphys_plugin.ledger.admission import admit
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.model import Admission, Lease, LeaseRequest, Snapshot
 from tiphys_plugin.ledger.schema import migrate
 from tiphys_plugin.queues import Queues
-
-_LEASES = "SELECT id, request, pool, granted_at, check_at FROM leases"
-_WAITING = "SELECT request, arrival, since, seen_at FROM waiting"
 
 
 class SqliteLedger:
@@ -62,129 +57,61 @@ class SqliteLedger:
             self._connection = _connect(path)
 
     def request(self, request: LeaseRequest) -> Admission:
-        with self._writing() as connection:
-            if (held := self._take_over(connection, request)) is not None:
-                return Admitted(lease=held.id, pool=held.pool)
-            now = self._clock()
-            waiting = self._queue_up(connection, request, now)
-            answer = decide(self._state(connection, request, now), request, waiting.arrival)
-            if isinstance(answer, Admitted):
-                answer = self._grant(connection, waiting, answer, now)
-            if not isinstance(answer, Deferred):
-                connection.execute("DELETE FROM waiting WHERE uid=? AND step=? AND node=?", request.key)
+        with self._writing() as (connection, book):
+            now, lease = self._clock(), secrets.token_hex(8)
+            after, answer = admit(book, self._queues, request, now, lease, self._forget_after)
+            rows.store(connection, book, after)
             failpoint("ledger.before_commit")
         failpoint("ledger.after_commit")
         return answer
 
     def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None) -> None:
-        pool = pools.counted_against(self._queues, request, gpu_type)
-        with self._writing() as connection:
-            self._insert(connection, lease, request, pool, self._clock())
+        self._turn(lambda book: book.restore(lease, request, gpu_type, self._queues, self._clock()))
 
     def withdraw(self, uid: str) -> None:
-        with self._writing() as connection:
-            connection.execute("DELETE FROM waiting WHERE uid=?", (uid,))
+        self._turn(lambda book: book.withdraw(uid))
 
     def release(self, lease: str) -> None:
-        with self._writing() as connection:
-            connection.execute("DELETE FROM leases WHERE id=?", (lease,))
+        self._turn(lambda book: book.release(lease))
 
     def release_workflow(self, uid: str) -> None:
-        with self._writing() as connection:
-            connection.execute("DELETE FROM waiting WHERE uid=?", (uid,))
-            connection.execute("UPDATE leases SET check_at=? WHERE uid=?", (self._clock().isoformat(), uid))
+        self._turn(lambda book: book.release_workflow(uid, self._clock()))
 
     def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
         # The question goes to the cluster, so it is asked outside of any transaction.
         now = self._clock()
-        again = now + self._check_every
-        # A check further away than any that was ever set: the clock was put back since.
-        due = [lease for lease in self.snapshot().leases if lease.check_at <= now or lease.check_at > again]
+        due = self._read().due(now, self._check_every)
         gone = [lease for lease in due if is_gone(lease)]
         if due:
-            with self._writing() as connection:
-                later = again.isoformat()
-                connection.executemany("UPDATE leases SET check_at=? WHERE id=?", [(later, lease.id) for lease in due])
-                # One that serves another attempt by now is not the one that was looked at.
-                seen = [(lease.id, json.dumps(asdict(lease.request))) for lease in gone]
-                connection.executemany("DELETE FROM leases WHERE id=? AND request=?", seen)
+            self._turn(lambda book: book.checked(due, gone, now + self._check_every))
         return gone
 
     def snapshot(self) -> Snapshot:
-        with self._lock, self._translated():
-            return Snapshot(
-                leases=tuple(map(_lease, self._connection.execute(f"{_LEASES} ORDER BY rowid"))),
-                waiting=tuple(map(_waiting, self._connection.execute(f"{_WAITING} ORDER BY arrival"))),
-            )
+        return self._read().snapshot
 
     def close(self) -> None:
         """Close the file. The ledger answers no more."""
         with self._lock:
             self._connection.close()
 
-    @staticmethod
-    def _take_over(connection: sqlite3.Connection, request: LeaseRequest) -> Lease | None:
-        """The lease that this node was given before, or that another node of this attempt left behind.
+    def _read(self) -> Book:
+        with self._lock, self._translated():
+            self._connection.execute("BEGIN")  # both tables as they were at one instant
+            try:
+                return rows.load(self._connection)
+            finally:
+                self._connection.execute("COMMIT")
 
-        A node that dies between its lease and its claim leaves GPUs that nobody
-        uses and that no look at pods can find. The next try asks for the same
-        attempt, and would wait for them until its own workflow ends.
-        """
-        rows = connection.execute(f"{_LEASES} WHERE uid=? AND step=?", (request.uid, request.step))
-        leases = [_lease(row) for row in rows]
-        own = [lease for lease in leases if lease.request.node == request.node]
-        left = [lease for lease in leases if lease.request.attempt == request.attempt]
-        held = next(iter(own + left), None)
-        if held is not None and held.request != request:
-            # Its attempt and node are what its pods and its end are looked up by.
-            now_for = replace(held.request, node=request.node, attempt=request.attempt)
-            connection.execute(
-                "UPDATE leases SET node=?, request=? WHERE id=?",
-                (request.node, json.dumps(asdict(now_for)), held.id),
-            )
-        return held
-
-    def _queue_up(self, connection: sqlite3.Connection, request: LeaseRequest, now: datetime) -> Waiting:
-        """Take a place, or say that the one taken before is still wanted; a new try of the step keeps it."""
-        connection.execute(
-            "UPDATE OR IGNORE waiting SET node=? WHERE uid=? AND step=?", (request.node, request.uid, request.step)
-        )
-        connection.execute(
-            "INSERT INTO waiting (uid, step, node, request, since, seen_at) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (uid, step, node) DO UPDATE SET request=excluded.request, seen_at=excluded.seen_at",
-            (*request.key, json.dumps(asdict(request)), now.isoformat(), now.isoformat()),
-        )
-        row = connection.execute(f"{_WAITING} WHERE uid=? AND step=? AND node=?", request.key).fetchone()
-        return _waiting(row)
-
-    def _state(self, connection: sqlite3.Connection, request: LeaseRequest, now: datetime) -> State:
-        others = [w for w in map(_waiting, connection.execute(_WAITING)) if w.request.key != request.key]
-        return State(
-            queues=self._queues,
-            leases=tuple(map(_lease, connection.execute(_LEASES))),
-            waiting=tuple(w for w in others if now - w.seen_at <= self._forget_after),
-        )
-
-    def _grant(self, connection: sqlite3.Connection, waiting: Waiting, answer: Admitted, now: datetime) -> Admitted:
-        lease = secrets.token_hex(8)
-        self._insert(connection, lease, waiting.request, answer.pool, now)
-        return replace(answer, lease=lease, waited_seconds=(now - waiting.since).total_seconds())
-
-    @staticmethod
-    def _insert(connection: sqlite3.Connection, lease: str, request: LeaseRequest, pool: str, now: datetime) -> None:
-        row = (lease, *request.key, json.dumps(asdict(request)), pool, now.isoformat(), now.isoformat())
-        connection.execute(
-            "INSERT INTO leases (id, uid, step, node, request, pool, granted_at, check_at) VALUES (?,?,?,?,?,?,?,?)"
-            " ON CONFLICT DO NOTHING",
-            row,
-        )
+    def _turn(self, transition: Callable[[Book], Book]) -> None:
+        with self._writing() as (connection, book):
+            rows.store(connection, book, transition(book))
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self) -> Iterator[tuple[sqlite3.Connection, Book]]:
         with self._lock, self._translated():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._connection
+                yield self._connection, rows.load(self._connection)
             except BaseException:
                 self._connection.execute("ROLLBACK")
                 raise
@@ -211,30 +138,3 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-@lru_cache(maxsize=8192)
-def _request(text: str) -> LeaseRequest:
-    """Cached, because every decision reads every row again, and a thousand may wait."""
-    return LeaseRequest(**json.loads(text))
-
-
-def _lease(row: tuple[str, str, str, str, str]) -> Lease:
-    identity, request, pool, granted_at, check_at = row
-    return Lease(
-        id=identity,
-        request=_request(request),
-        pool=pool,
-        granted_at=datetime.fromisoformat(granted_at),
-        check_at=datetime.fromisoformat(check_at),
-    )
-
-
-def _waiting(row: tuple[str, int, str, str]) -> Waiting:
-    request, arrival, since, seen_at = row
-    return Waiting(
-        request=_request(request),
-        arrival=arrival,
-        since=datetime.fromisoformat(since),
-        seen_at=datetime.fromisoformat(seen_at),
-    )

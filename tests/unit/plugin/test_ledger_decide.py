@@ -4,6 +4,7 @@ import pytest
 from support.ledger import ask, lease, queues, waiting
 from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
 from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.queues import Misconfigured
 
 EIGHT = queues(research={"A100": 8})
 MIXED = queues(research={"A100": 8, "*": 4}, nightly={"*": 2})
@@ -154,3 +155,24 @@ def test_memory_that_is_not_declared_is_taken_as_enough():
 def test_waiting_request_of_a_queue_that_was_removed_blocks_nobody():
     state = State(EIGHT, (), (waiting(8, 1, queue="gone", priority=99),))
     assert isinstance(decided(state, ask(2), arrival=2), Admitted)
+
+
+def test_leases_count_in_the_pool_that_they_would_draw_from_today():
+    named_later = State(queues(research={"A100": 8}), (lease(6, pool="*"),))
+    assert isinstance(decided(named_later, ask(4)), Deferred)
+    named_before = State(queues(research={"*": 8}), (lease(6, pool="A100"),))
+    assert isinstance(decided(named_before, ask(4, gpu_type="T4")), Deferred)
+    untyped = State(queues(research={"*": 8}), (lease(6, pool="A100", gpu_type=None),))
+    assert isinstance(decided(untyped, ask(4)), Deferred)
+
+
+def test_type_that_an_untyped_lease_got_stays_in_use_when_its_queue_no_longer_names_it():
+    edited = queues(STOCK, research={"*": 12}, nightly={"A100": 8})
+    answer = decided(State(edited, (lease(8, pool="A100", gpu_type=None),)), ask(1, queue="nightly"))
+    assert isinstance(answer, Deferred)
+    assert answer.reason is Reason.WAITING_FOR_INVENTORY
+
+
+def test_rules_that_cannot_be_read_grant_nothing_and_say_why():
+    state = State(Misconfigured("queue 'a' is declared twice"), (), (waiting(8, 1), waiting(8, 2, queue="nightly")))
+    assert decided(state, ask(1)) == Deferred(Reason.MISCONFIGURED, "queue 'a' is declared twice", position=2)

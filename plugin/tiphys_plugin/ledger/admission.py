@@ -1,0 +1,72 @@
+"""A request meets the book: take over what was left, or queue up, decide and record.
+
+Split from `decide` because this is about who asks (again), and that about who
+may have how many.
+"""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.model import Admission, Admitted, Deferred, Lease, LeaseRequest, Waiting
+from tiphys_plugin.queues import QueueRules
+
+
+def admit(
+    book: Book, rules: QueueRules, request: LeaseRequest, now: datetime, lease: str, forget_after: timedelta
+) -> tuple[Book, Admission]:
+    """Decide on ``request``; the book with the decision in it. ``lease`` is the name of the lease if one is given.
+
+    A waiting request that has not asked for ``forget_after`` stands in nobody's
+    way; it keeps its place in case it comes back.
+    """
+    if (held := _left_for(book, request)) is not None:
+        return _hand_over(book, held, request), Admitted(lease=held.id, pool=held.pool)
+    mine = _place(book, request, now)
+    others = tuple(one for one in book.waiting if _step(one.request) != _step(request))
+    in_line = tuple(one for one in others if now - one.seen_at <= forget_after)
+    answer = decide(State(rules, book.leases, in_line), request, mine.arrival)
+    match answer:
+        case Admitted():
+            given = Lease(lease, request, answer.pool, granted_at=now, check_at=now)
+            waited = (now - mine.since).total_seconds()
+            return Book((*book.leases, given), others), replace(answer, lease=lease, waited_seconds=waited)
+        case Deferred():
+            line = tuple(sorted((*others, mine), key=lambda one: one.arrival))
+            return Book(book.leases, line), answer
+    return Book(book.leases, others), answer
+
+
+def _left_for(book: Book, request: LeaseRequest) -> Lease | None:
+    """The lease that this node was given before, or that another node of this attempt left behind.
+
+    A node that dies between its lease and its claim leaves GPUs that nobody
+    uses and that no look at pods can find. The next try asks for the same
+    attempt, and would wait for them until its own workflow ends.
+    """
+    leases = [lease for lease in book.leases if _step(lease.request) == _step(request)]
+    own = [lease for lease in leases if lease.request.node == request.node]
+    left = [lease for lease in leases if lease.request.attempt == request.attempt]
+    return next(iter(own + left), None)
+
+
+def _hand_over(book: Book, held: Lease, request: LeaseRequest) -> Book:
+    """Attempt and node of a lease are what its pods and its end are looked up by."""
+    now_for = replace(held.request, node=request.node, attempt=request.attempt)
+    if now_for == held.request:
+        return book
+    taken = replace(held, request=now_for)
+    return replace(book, leases=tuple(taken if one is held else one for one in book.leases))
+
+
+def _place(book: Book, request: LeaseRequest, now: datetime) -> Waiting:
+    """The place of the request in the line; a new try of the step keeps that of the one before."""
+    before = next((one for one in book.waiting if _step(one.request) == _step(request)), None)
+    if before is None:
+        return Waiting(request, book.next_arrival, since=now, seen_at=now)
+    return replace(before, request=request, seen_at=now)
+
+
+def _step(request: LeaseRequest) -> tuple[str, str]:
+    return (request.uid, request.step)

@@ -1,0 +1,91 @@
+"""The book of the ledger: who holds GPUs and who waits, and what may happen to it.
+
+Every rule about leases that is not the decision itself stands here and in
+`admission`, as a function from one book to the next. Time and new names are
+given. The backends only load a book, apply one transition, and store the
+difference in one step; a transition that changes nothing gives an equal book.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from tiphys_plugin.ledger import pools
+from tiphys_plugin.ledger.model import Lease, LeaseRequest, Snapshot, Waiting
+from tiphys_plugin.queues import QueueRules
+
+
+@dataclass(frozen=True)
+class Book:
+    """``waiting`` is in order of arrival. Nobody has two leases for one node, or two places for one step."""
+
+    leases: tuple[Lease, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+
+    @property
+    def next_arrival(self) -> int:
+        """Number of whoever comes next. Numbers order those who wait, so one that nobody has may come again."""
+        return self.waiting[-1].arrival + 1 if self.waiting else 1
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.leases, self.waiting)
+
+    def restore(
+        self, lease: str, request: LeaseRequest, gpu_type: str | None, rules: QueueRules, now: datetime
+    ) -> "Book":
+        """Record a lease that was given before, whether or not it fits; the same book if it is recorded."""
+        if any(known.id == lease or known.request.key == request.key for known in self.leases):
+            return self
+        pool = pools.counted_against(rules, request, gpu_type)
+        return replace(self, leases=(*self.leases, Lease(lease, request, pool, granted_at=now, check_at=now)))
+
+    def withdraw(self, uid: str) -> "Book":
+        """Take the requests of a workflow out of the line."""
+        return replace(self, waiting=tuple(one for one in self.waiting if one.request.uid != uid))
+
+    def release(self, lease: str) -> "Book":
+        """Give the GPUs of a lease back."""
+        return replace(self, leases=tuple(one for one in self.leases if one.id != lease))
+
+    def release_workflow(self, uid: str, now: datetime) -> "Book":
+        """Withdraw a workflow and have its leases checked at once."""
+        leases = tuple(replace(one, check_at=now) if one.request.uid == uid else one for one in self.leases)
+        return replace(self.withdraw(uid), leases=leases)
+
+    def due(self, now: datetime, check_every: timedelta) -> list[Lease]:
+        """Leases to look at. A check further away than any that is ever set: the clock was put back since."""
+        return [one for one in self.leases if one.check_at <= now or one.check_at > now + check_every]
+
+    def checked(self, due: Collection[Lease], gone: Sequence[Lease], check_at: datetime) -> "Book":
+        """Drop the leases that were found gone, and look at the others of ``due`` again at ``check_at``."""
+        looked_at = {one.id for one in due}
+        # One that serves another attempt by now is not the one that was looked at.
+        over = {one.id: one.request for one in gone}
+        return replace(
+            self,
+            leases=tuple(
+                replace(one, check_at=check_at) if one.id in looked_at else one
+                for one in self.leases
+                if over.get(one.id) != one.request
+            ),
+        )
+
+    def asked_again(self, seen_at: Mapping[tuple[str, str, str], datetime]) -> "Book":
+        """Those who wait, as seen at these times, by key, where that is later."""
+
+        def latest(one: Waiting) -> Waiting:
+            seen = seen_at.get(one.request.key, one.seen_at)
+            return replace(one, seen_at=seen) if seen > one.seen_at else one
+
+        return replace(self, waiting=tuple(map(latest, self.waiting)))
+
+    def differs(self, earlier: "Book", patience: timedelta) -> bool:
+        """Whether there is more to store than signs of life that are younger by less than ``patience``."""
+        if self.leases != earlier.leases or len(self.waiting) != len(earlier.waiting):
+            return True
+        return any(
+            replace(one, seen_at=other.seen_at) != other or abs(one.seen_at - other.seen_at) >= patience
+            for one, other in zip(self.waiting, earlier.waiting, strict=True)
+            if one is not other
+        )

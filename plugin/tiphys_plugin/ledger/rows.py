@@ -1,0 +1,95 @@
+"""The book as rows of SQLite: load all of it, store what changed.
+
+Decisions read the whole book, and a thousand may wait. So a row that was seen
+before gives the object that it gave then, which also tells at a glance what a
+transition has left alone.
+"""
+
+import json
+import sqlite3
+from dataclasses import asdict
+from datetime import datetime
+from functools import lru_cache
+
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+
+_KEPT = 8192
+
+
+def load(connection: sqlite3.Connection) -> Book:
+    """The book in the file; call it within a transaction."""
+    leases = connection.execute("SELECT id, request, pool, granted_at, check_at FROM leases ORDER BY rowid")
+    waiting = connection.execute("SELECT request, arrival, since, seen_at FROM waiting ORDER BY arrival")
+    return Book(tuple(_lease(*row) for row in leases), tuple(_waiting(*row) for row in waiting))
+
+
+def store(connection: sqlite3.Connection, before: Book, after: Book) -> None:
+    """Write the difference; what goes makes room first, because keys are unique."""
+    _store_leases(connection, before, after)
+    _store_waiting(connection, before, after)
+
+
+def _store_leases(connection: sqlite3.Connection, before: Book, after: Book) -> None:
+    known, kept = {one.id: one for one in before.leases}, {one.id for one in after.leases}
+    connection.executemany("DELETE FROM leases WHERE id=?", [(gone,) for gone in known.keys() - kept])
+    connection.executemany(
+        "INSERT INTO leases (id, uid, step, node, request, pool, granted_at, check_at) VALUES (?,?,?,?,?,?,?,?)"
+        " ON CONFLICT (id) DO UPDATE SET node=excluded.node, request=excluded.request, check_at=excluded.check_at",
+        [
+            (
+                one.id,
+                *one.request.key,
+                _text(one.request),
+                one.pool,
+                one.granted_at.isoformat(),
+                one.check_at.isoformat(),
+            )
+            for one in after.leases
+            if known.get(one.id) is not one
+        ],
+    )
+
+
+def _store_waiting(connection: sqlite3.Connection, before: Book, after: Book) -> None:
+    known, kept = {one.arrival: one for one in before.waiting}, {one.arrival for one in after.waiting}
+    connection.executemany("DELETE FROM waiting WHERE arrival=?", [(gone,) for gone in known.keys() - kept])
+    connection.executemany(
+        "INSERT INTO waiting (arrival, uid, step, node, request, since, seen_at) VALUES (?,?,?,?,?,?,?)"
+        " ON CONFLICT (arrival) DO UPDATE SET node=excluded.node, request=excluded.request, seen_at=excluded.seen_at",
+        [
+            (one.arrival, *one.request.key, _text(one.request), one.since.isoformat(), one.seen_at.isoformat())
+            for one in after.waiting
+            if known.get(one.arrival) is not one
+        ],
+    )
+
+
+def _text(request: LeaseRequest) -> str:
+    return json.dumps(asdict(request))
+
+
+@lru_cache(maxsize=_KEPT)
+def _request(text: str) -> LeaseRequest:
+    return LeaseRequest(**json.loads(text))
+
+
+@lru_cache(maxsize=_KEPT)
+def _lease(identity: str, request: str, pool: str, granted_at: str, check_at: str) -> Lease:
+    return Lease(
+        id=identity,
+        request=_request(request),
+        pool=pool,
+        granted_at=datetime.fromisoformat(granted_at),
+        check_at=datetime.fromisoformat(check_at),
+    )
+
+
+@lru_cache(maxsize=_KEPT)
+def _waiting(request: str, arrival: int, since: str, seen_at: str) -> Waiting:
+    return Waiting(
+        request=_request(request),
+        arrival=arrival,
+        since=datetime.fromisoformat(since),
+        seen_at=datetime.fromisoformat(seen_at),
+    )
