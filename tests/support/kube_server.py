@@ -9,6 +9,7 @@
 """
 
 import json
+import ssl
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kubernetes.client import ApiClient, Configuration
+from urllib3 import PoolManager
 
 from support.kube_patch import edited, merged
 from support.kube_store import Collection, Object, ObjectStore, Place, RefusedError, Selector
@@ -77,7 +78,7 @@ class KubeServer:
         self._faults: list[tuple[Callable[[Request], bool], Fault]] = []
         self._lock = threading.Lock()
         self._paused = False
-        self._clients: list[ApiClient] = []
+        self._clients: list[KubeApi] = []
         self.watch_round = 0
         self.bookmark_round = 0
         self.broken_off = False
@@ -85,14 +86,10 @@ class KubeServer:
 
     def api(self, namespace: str = "ml", token: str = "") -> KubeApi:
         """A client of this server, in a namespace that is made if it is not there."""
-        settings = Configuration(host=self.url)
-        settings.proxy = None
-        if token:
-            settings.api_key["BearerToken"] = f"Bearer {token}"
-        client = ApiClient(settings)
-        self._clients.append(client)
         self.add_namespace(namespace)
-        return KubeApi(client, namespace)
+        client = KubeApi(self.url, PoolManager(maxsize=16), namespace, lambda: f"Bearer {token}" if token else "")
+        self._clients.append(client)
+        return client
 
     def add_namespace(self, name: str) -> None:
         """A namespace and what every namespace holds: the root certificate of the cluster."""
@@ -246,11 +243,13 @@ class KubeServer:
 
 
 @contextmanager
-def serving(with_status: frozenset[str] = DEFAULT_STATUS) -> Iterator[KubeServer]:
+def serving(with_status: frozenset[str] = DEFAULT_STATUS, tls: ssl.SSLContext | None = None) -> Iterator[KubeServer]:
     """A server on a free port of the loopback device; ``with_status``: kinds with a status of their own."""
     server = KubeServer(with_status)
     http = _Http(server)
-    server.url = f"http://127.0.0.1:{http.server_port}"
+    server.url = f"{'https' if tls else 'http'}://127.0.0.1:{http.server_port}"
+    if tls:  # the handshake is left to the thread of the connection
+        http.socket = tls.wrap_socket(http.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -6,13 +6,14 @@ it; so it asks `held` right before each write, which compares its own clock with
 its last renewal, and steps down earlier than others may take over.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
 
-from tiphys.errors import ConflictError, StoreError
+from tiphys.errors import ConflictError, NotFoundError, StoreError
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import LEASES
 
@@ -69,8 +70,8 @@ class LeaderLease:
             if self._take(asked_at):
                 self._renewed_at = asked_at
         except ConflictError:
-            self._renewed_at = None  # somebody else has written it in this moment
-        except StoreError as error:
+            pass  # somebody else has written it in this moment; the next look tells who
+        except (StoreError, NotFoundError) as error:
             _log.warning("leader.unreachable", lease=self._name, error=str(error))
         return self.held
 
@@ -90,7 +91,7 @@ class LeaderLease:
 
     def _lead_once(self, stop: threading.Event, started: Callable[[threading.Event], object]) -> None:
         over = threading.Event()
-        worker = threading.Thread(target=started, args=(over,), name=f"leader-{self._name}", daemon=True)
+        worker = threading.Thread(target=self._work, args=(started, over), name=f"leader-{self._name}", daemon=True)
         worker.start()
         while worker.is_alive() and not stop.wait(self._renew):
             if not self.contend():
@@ -101,6 +102,12 @@ class LeaderLease:
             if self.held:
                 self.contend()
 
+    def _work(self, started: Callable[[threading.Event], object], over: threading.Event) -> None:
+        try:
+            started(over)
+        except Exception:  # noqa: BLE001  a worker loop: what fails is told, and begun again with the next renewal
+            _log.exception("leader.failed", lease=self._name)
+
     def _take(self, asked_at: float) -> bool:
         found = self._api.get(LEASES, self._namespace, self._name)
         if found is None:
@@ -110,7 +117,7 @@ class LeaderLease:
         ours = spec.get("holderIdentity") == self._identity
         version = found["metadata"]["resourceVersion"]
         if version != self._seen[0]:
-            self._seen = (version, asked_at)
+            self._seen = (version, self._monotonic())  # it may have been written while the answer was on its way
         expired = asked_at - self._seen[1] >= float(spec.get("leaseDurationSeconds") or self._duration)
         if not (ours or expired or not spec.get("holderIdentity")):
             self._renewed_at = None
@@ -125,7 +132,7 @@ class LeaderLease:
         taken_at = moment if transitions or "acquireTime" not in before else before["acquireTime"]
         spec = {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": max(1, round(self._duration)),
+            "leaseDurationSeconds": max(1, math.ceil(self._duration)),
             "acquireTime": taken_at,
             "renewTime": moment,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + transitions,
@@ -141,5 +148,5 @@ class LeaderLease:
             found = self._api.get(LEASES, self._namespace, self._name)
             if found and (found.get("spec") or {}).get("holderIdentity") == self._identity:
                 self._api.replace(LEASES, self._namespace, {**found, "spec": {**found["spec"], "holderIdentity": ""}})
-        except (ConflictError, StoreError) as error:
+        except (ConflictError, NotFoundError, StoreError) as error:
             _log.warning("leader.not_given_up", lease=self._name, error=str(error))

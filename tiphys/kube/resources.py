@@ -1,6 +1,9 @@
 """Which kinds of objects Tiphys reads and writes, and under which path the API server keeps them."""
 
 from typing import NamedTuple
+from urllib.parse import quote
+
+from tiphys.errors import UsageError
 
 
 class Resource(NamedTuple):
@@ -15,11 +18,29 @@ class Resource(NamedTuple):
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 
-    def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Path of the collection, an object or a subresource; ``namespace`` None: of all namespaces, or of none."""
+    def path(self, namespace: str | None = None) -> str:
+        """Path of the collection; ``namespace`` None: of all namespaces, or of a kind that belongs to none."""
+        return "/".join([*self._root(namespace), self.plural])
+
+    def path_of(self, namespace: str | None, name: str, subresource: str = "") -> str:
+        """Path of an object, or of its subresource.
+
+        Raises:
+            UsageError: this cannot be a name, and would lead to something else.
+        """
+        parts = [*self._root(namespace), self.plural, _part(name), *([subresource] if subresource else [])]
+        return "/".join(parts)
+
+    def _root(self, namespace: str | None) -> list[str]:
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        parts = [root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
-        return "/".join(part for part in parts if part)
+        return [root] if namespace is None else [root, "namespaces", _part(namespace)]
+
+
+def _part(name: str) -> str:
+    """Kubernetes, ``apimachinery/pkg/api/validation/path``: what no name may be."""
+    if name in ("", ".", "..") or "/" in name or "%" in name:
+        raise UsageError(f"{name!r} is no name of a Kubernetes object: it is empty, or says where to go in a path")
+    return quote(name, safe=":")
 
 
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")

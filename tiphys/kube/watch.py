@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from tiphys.errors import StoreError
+from tiphys.errors import NotFoundError, StoreError
 from tiphys.kube.api import ExpiredError, KubeApi, Object
 from tiphys.kube.resources import Resource
 
@@ -58,8 +58,12 @@ def changes(
         fields: Field selector.
         timeout_seconds: After this time the server ends a watch, and the next one goes on where it ended.
         pause: Waits before the next try while the server is out of reach.
-        stopped: Asked between events; a caller that must stop at once closes the iterator.
-        lost: Told of each failure, for the log.
+        stopped: Asked after each event. One that must stop at once runs this in a daemon thread: a watch of a
+            quiet kind waits for ``timeout_seconds``.
+        lost: Told of each failure, for the log; also of a kind that the server does not know, or not yet.
+
+    Raises:
+        UsageError: a selector is wrong.
     """
     version, wait = "", _SHORTEST_PAUSE_SECONDS
     while not stopped():
@@ -68,16 +72,23 @@ def changes(
                 listing = api.list(resource, namespace, labels, fields)
                 version = listing.resource_version
                 yield Synced(listing.items)
-            for event in api.watch(resource, namespace, version, labels, fields, timeout_seconds):
-                wait = _SHORTEST_PAUSE_SECONDS
+                if stopped():
+                    return
+            events = api.watch(resource, namespace, version, labels, fields, timeout_seconds)
+            wait, silent = _SHORTEST_PAUSE_SECONDS, True
+            for event in events:
+                silent = False
                 version = event["object"]["metadata"]["resourceVersion"]
                 if event["type"] != "BOOKMARK":
                     yield Change(ChangeType(event["type"]), event["object"])
                 if stopped():
                     return
+            if silent:  # whoever ends watches at once must not be asked again at once
+                pause(wait)
         except ExpiredError:
             version = ""
-        except StoreError as error:
-            lost(error)
+            pause(wait)
+        except (StoreError, NotFoundError) as error:
+            lost(StoreError(str(error)) if isinstance(error, NotFoundError) else error)
             pause(wait)
             wait = min(wait * 2, _LONGEST_PAUSE_SECONDS)
