@@ -1,0 +1,58 @@
+"""What the agent counts. No label takes a workflow or a node: their number has no bound."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+
+
+class AgentMetrics:
+    """The metrics of one agent, in a registry of their own."""
+
+    def __init__(self, leads: Callable[[], bool]) -> None:
+        self.registry = CollectorRegistry()
+        self.leader = Gauge(
+            "tiphys_agent_leader", "1 while this process is the one that answers.", registry=self.registry
+        )
+        self.leader.set_function(lambda: float(leads()))
+        self.open_tasks = Gauge(
+            "tiphys_agent_open_tasks", "Plugin nodes without a final answer.", registry=self.registry
+        )
+        self.foreign_tasks = Gauge(
+            "tiphys_agent_foreign_tasks",
+            "Open HTTP templates and nodes of other plugins, which this agent leaves alone.",
+            registry=self.registry,
+        )
+        self.queue = Gauge("tiphys_agent_queue_length", "Nodes that wait for a free worker.", registry=self.registry)
+        self.queue_seconds = Histogram(
+            "tiphys_agent_queue_seconds",
+            "Time that a node waited for a free worker.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.answer_seconds = Histogram(
+            "tiphys_agent_answer_seconds",
+            "Time from a task's first sight to its stored final answer.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.patches = Counter(
+            "tiphys_agent_patches",
+            "Patches of task sets by outcome: written, conflict, refused, unreachable, not_leading.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.patched_nodes = Counter(
+            "tiphys_agent_patched_nodes", "Entries of nodes that patches wrote or removed.", registry=self.registry
+        )
+        self.api_requests = Counter(
+            "tiphys_agent_api_requests",
+            "Requests about task sets by verb; those of the plugin's core are not among them.",
+            ("verb",),
+            registry=self.registry,
+        )
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,35 @@
+"""How busy and how patient the agent is. Times in seconds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """The defaults suit a cluster with some hundred open steps."""
+
+    workers: int = 32
+    """Calls at the same time; one task set gets at most half of them."""
+    writers: int = 4
+    """Patches at the same time, each to another task set."""
+    collect_seconds: float = 0.03
+    """Answers to one task set that come within this time are one patch."""
+    most_collect_seconds: float = 0.5
+    """Patching a large task set is slow, and each patch is read by everybody who watches it; so the time between
+    two patches of one task set grows with what the last one took, up to this."""
+    fade_seconds: float = 60.0
+    """A Pending is taken back after this time: the node has its message by then. Argo looks at a task set whenever
+    it changes, and every ten seconds by default."""
+    lost_seconds: float = 10.0
+    """An answer that went while its task stayed: after this time the Workflow is asked whether it still waits."""
+    other_uid_seconds: float = 30.0
+    """How long a task may wait whose body names another workflow than the one that owns the task set. It is what a
+    workflow looks like that was deleted and made again under its name, until Kubernetes has collected the old set."""
+    retry_seconds: float = 1.0
+    most_retry_seconds: float = 30.0
+    """Between these two, doubling, whatever failed is tried again."""
+    silent_failures: int = 3
+    """So many failed calls about a node are repeated in silence; then its message says why it waits."""
+    drain_seconds: float = 25.0
+    """Calls under way are given this long when the agent ends."""
+    watch_seconds: int = 60
+    """The server ends a watch after this time, and it goes on where it ended."""

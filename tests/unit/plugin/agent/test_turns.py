@@ -1,0 +1,57 @@
+from tiphys_plugin.agent.timetable import Timetable
+from tiphys_plugin.agent.turns import Turns
+
+
+def taken(turns: Turns[str, int], times: int) -> list[str]:
+    return [got[0] for _ in range(times) if (got := turns.take()) is not None]
+
+
+def test_keys_take_turns_however_much_one_has() -> None:
+    turns: Turns[str, int] = Turns(most_at_once=100)
+    for number in range(50):
+        turns.add("big", number)
+    turns.add("small", 0)
+    turns.add("other", 0)
+    assert taken(turns, 4) == ["big", "small", "other", "big"]
+
+
+def test_items_of_one_key_come_in_their_order() -> None:
+    turns: Turns[str, int] = Turns(most_at_once=10)
+    for number in range(3):
+        turns.add("a", number)
+    assert [turns.take(), turns.take(), turns.take(), turns.take()] == [("a", 0), ("a", 1), ("a", 2), None]
+
+
+def test_one_key_never_has_more_than_its_share_out() -> None:
+    turns: Turns[str, int] = Turns(most_at_once=2)
+    for number in range(5):
+        turns.add("slow", number)
+    assert taken(turns, 3) == ["slow", "slow"]
+    turns.add("late", 0)
+    assert taken(turns, 2) == ["late"]
+    turns.done("slow")
+    assert taken(turns, 2) == ["slow"]
+
+
+def test_what_is_dropped_is_not_taken() -> None:
+    turns: Turns[str, int] = Turns(most_at_once=2)
+    turns.add("a", 1)
+    turns.add("b", 1)
+    assert len(turns) == 2
+    turns.drop("a")
+    turns.drop("never")
+    assert taken(turns, 2) == ["b"]
+    assert len(turns) == 0
+
+
+def test_actions_are_taken_when_they_are_due_and_not_before() -> None:
+    table: Timetable[str] = Timetable()
+    assert table.wait(0.0) is None
+    table.add(5.0, "later")
+    table.add(2.0, "soon")
+    table.add(2.0, "soon too")
+    assert table.wait(1.0) == 1.0
+    assert table.take(1.9) == []
+    assert table.take(2.0) == ["soon", "soon too"]
+    assert table.wait(9.0) == 0.0
+    assert table.take(9.0) == ["later"]

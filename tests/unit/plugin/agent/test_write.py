@@ -1,0 +1,121 @@
+"""What each answer of the API server to a patch means."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.kube_server import KubeServer, serving
+from support.task_sets import Controller, task
+from tiphys_plugin.agent.taskset import TaskSet, read_task_set
+from tiphys_plugin.agent.write import Outcome, still_waits, write
+
+from tiphys.kube import KubeApi
+from tiphys.kube.resources import WORKFLOW_TASK_SETS, WORKFLOWS
+
+DONE = {"phase": "Succeeded", "message": "done"}
+
+
+@pytest.fixture
+def server() -> Iterator[KubeServer]:
+    with serving() as running:
+        Controller(running.api()).create({"n1": task()})
+        yield running
+
+
+def stored(api: KubeApi) -> TaskSet:
+    found = api.get(WORKFLOW_TASK_SETS, "ml", "flow")
+    assert found is not None
+    return read_task_set(found)
+
+
+def test_an_answer_is_written_into_the_version_it_was_decided_on(server: KubeServer) -> None:
+    api = server.api()
+    written = write(api, stored(api), {"n1": DONE}, lambda: True)
+    assert written.outcome is Outcome.WRITTEN
+    assert written.task_set == stored(api)
+    assert stored(api).entries == {"n1": DONE}
+
+
+def test_a_change_in_between_is_a_conflict_that_tells_what_is_there(server: KubeServer) -> None:
+    api = server.api()
+    before = stored(api)
+    Controller(api).add({"n2": task("fit")})
+    written = write(api, before, {"n1": DONE}, lambda: True)
+    assert written.outcome is Outcome.CONFLICT
+    assert written.task_set == stored(api)
+    assert stored(api).entries == {}
+
+
+def test_a_task_set_that_is_gone_or_another_one_is_a_conflict_without_one(server: KubeServer) -> None:
+    api = server.api()
+    before = stored(api)
+    api.delete(WORKFLOW_TASK_SETS, "ml", "flow")
+    assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
+    Controller(api).create({"n1": task()})
+    assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
+
+
+def test_nothing_is_sent_by_who_does_not_lead(server: KubeServer) -> None:
+    api = server.api()
+    assert write(api, stored(api), {"n1": DONE}, lambda: False).outcome is Outcome.NOT_LEADING
+    assert server.count("patch") == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "outcome"),
+    [
+        (413, "Request entity too large: limit is 3145728", Outcome.REFUSED),
+        (422, "phase: Invalid value", Outcome.REFUSED),
+        (500, "etcdserver: request is too large", Outcome.REFUSED),
+        (500, "trying to send message larger than max (2097194 vs. 2097152)", Outcome.REFUSED),
+        (500, "etcdserver: leader changed", Outcome.UNREACHABLE),
+        (503, "apiserver is shutting down", Outcome.UNREACHABLE),
+        (403, "cannot patch resource", Outcome.UNREACHABLE),
+        (409, "the storage changed its mind", Outcome.UNREACHABLE),
+        (0, "", Outcome.UNREACHABLE),
+    ],
+)
+def test_what_a_refusal_means(server: KubeServer, status: int, message: str, outcome: Outcome) -> None:
+    api = server.api()
+    before = stored(api)
+    server.fail_next(status, verb="patch", message=message)
+    written = write(api, before, {"n1": DONE}, lambda: True)
+    assert written.outcome is outcome
+    assert message in written.error
+
+
+def test_a_conflict_that_cannot_be_looked_at_is_tried_again_later(server: KubeServer) -> None:
+    api = server.api()
+    before = stored(api)
+    Controller(api).add({"n2": task("fit")})
+    server.fail_next(503, verb="get", plural="workflowtasksets")
+    assert write(api, before, {"n1": DONE}, lambda: True).outcome is Outcome.UNREACHABLE
+
+
+def test_a_kind_without_a_status_of_its_own_is_named() -> None:
+    with serving(with_status=frozenset()) as server:
+        api = server.api()
+        Controller(api).create({"n1": task()})
+        written = write(api, stored(api), {"n1": DONE}, lambda: True)
+    assert written.outcome is Outcome.UNREACHABLE
+    assert "install the CustomResourceDefinitions" in written.error
+
+
+@pytest.mark.parametrize(
+    ("status", "waits"),
+    [
+        ({"nodes": {"n1": {"phase": "Pending"}}}, True),
+        ({"nodes": {"n1": {"phase": "Failed"}}}, False),
+        ({"nodes": {"other": {"phase": "Pending"}}}, False),
+        ({"compressedNodes": "H4sI"}, True),
+        ({"offloadNodeStatusVersion": "fnv:1"}, True),
+        ({}, False),
+    ],
+)
+def test_the_workflow_says_whether_it_still_waits(server: KubeServer, status: dict[str, object], waits: bool) -> None:
+    api = server.api()
+    api.create(WORKFLOWS, "ml", {"metadata": {"name": "flow"}, "status": status})
+    assert still_waits(api, stored(api), "n1") is waits
+
+
+def test_a_workflow_that_is_gone_waits_for_nothing(server: KubeServer) -> None:
+    assert not still_waits(server.api(), stored(server.api()), "n1")
