@@ -153,7 +153,7 @@ def _request_gpus(call: StepCall, number: int) -> Admission | None:
     request = _lease_request(call, gpu, number)
     answer = services.ledger.request(request)
     if isinstance(answer, Deferred) and services.ledger.sweep(
-        lambda lease: lease_is_gone(call.store, services.cluster, lease)
+        lambda lease: lease_is_gone(services.stores, services.cluster, lease)
     ):
         answer = services.ledger.request(request)
     if isinstance(answer, Admitted):

@@ -29,7 +29,7 @@ class PodStatus(BaseModel):
     """Unique name of the workflow node that the pod belongs to."""
     labels: dict[str, str] = {}
     phase: str = "Running"
-    """Kubernetes' word: Pending, Running, Succeeded or Failed."""
+    """Kubernetes' word: Pending, Running, Succeeded, Failed, or Unknown for a pod of a lost node."""
     exit_code: int | None = None
     reason: str = ""
     """Such as ``OOMKilled``, ``Evicted`` or ``Deleted``."""
@@ -50,11 +50,22 @@ class Cluster(Protocol):
     def workflow(self, namespace: str, name: str) -> dict[str, Any] | None:
         """The live Workflow object; None if it does not exist."""
 
-    def pods(self, namespace: str, workflow_uid: str, attempt: str) -> list[PodStatus]:
-        """Pods whose label ``tiphys.dev/attempt`` is ``attempt``. Deleted pods are absent."""
+    def glance(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """The same, but only ``metadata.uid``, ``spec.shutdown`` and ``status.phase``.
 
-    def attempt_pods(self) -> list[PodStatus]:
-        """Pods of all workflows that have the label ``tiphys.dev/attempt``."""
+        For the question whether it goes on, which waiting steps ask again and
+        again: while it does, the answer may be some seconds old.
+        """
+
+    def pods(self, namespace: str, workflow: str, workflow_uid: str, attempt: str) -> list[PodStatus]:
+        """Pods of a workflow whose label ``tiphys.dev/attempt`` is ``attempt``. Deleted pods are absent.
+
+        Raises:
+            ConflictError: this plugin does not look into that namespace.
+        """
+
+    def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
+        """Pods of all workflows that have the label ``tiphys.dev/attempt``, of one namespace or of all served."""
 
 
 class DirectoryCluster:
@@ -71,11 +82,14 @@ class DirectoryCluster:
     def workflow(self, namespace: str, name: str) -> dict[str, Any] | None:  # noqa: ARG002  one namespace here
         return self._read(self._path / "workflows" / f"{name}.json")
 
-    def pods(self, namespace: str, workflow_uid: str, attempt: str) -> list[PodStatus]:  # noqa: ARG002
+    def glance(self, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.workflow(namespace, name)
+
+    def pods(self, namespace: str, workflow: str, workflow_uid: str, attempt: str) -> list[PodStatus]:  # noqa: ARG002
         return [pod for pod in self.pods_of(workflow_uid) if pod.labels.get(ATTEMPT_LABEL) == attempt]
 
-    def attempt_pods(self) -> list[PodStatus]:
-        return [pod for pod in self._pods() if ATTEMPT_LABEL in pod.labels]
+    def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
+        return [pod for pod in self._pods() if ATTEMPT_LABEL in pod.labels and namespace in (None, pod.namespace)]
 
     def workflows(self) -> list[dict[str, Any]]:
         """All Workflow objects, by name."""

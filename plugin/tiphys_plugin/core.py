@@ -23,6 +23,7 @@ from tiphys.protocol.operations import (
     attempt_of,
     instance_of,
 )
+from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.protocol.wire import NOT_MINE, ExecuteReply, ExecuteRequest, WorkflowMetadata, failed, pending, succeeded
 from tiphys.records import utc_now
 from tiphys.store import Store
@@ -38,7 +39,7 @@ from tiphys_plugin.ledger import AdmissionBackend
 from tiphys_plugin.locks import Busy, KeyedLocks
 from tiphys_plugin.metrics import Metrics
 from tiphys_plugin.recovery import recover
-from tiphys_plugin.services import Services, StepCall, Waits
+from tiphys_plugin.services import OnlyStore, Services, StepCall, Tenant, Waits
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.settle import settle
 
@@ -55,6 +56,10 @@ class PluginCore:
     reach; everything that a person has to put right is a Failed node with a
     message. `close` stops the background hashing. Making one raises `StoreError`
     if the leases of live attempts cannot be looked up.
+
+    With ``tenant`` it serves one namespace: workflows have to live there and to
+    name this store, and the leases are looked up by `recover`, or before the
+    first answer, so that making one needs nobody to be in reach.
     """
 
     def __init__(
@@ -64,12 +69,14 @@ class PluginCore:
         ledger: AdmissionBackend,
         clock: Callable[[], datetime] = utc_now,
         settings: Settings | None = None,
+        tenant: Tenant | None = None,
     ) -> None:
         settings = settings or Settings()
         self.metrics = Metrics()
-        self.metrics.watch_ledger(ledger.snapshot)
+        self._tenant = tenant
         self._services = Services(
             store=store,
+            stores=tenant.stores if tenant else OnlyStore(store),
             cluster=cluster,
             ledger=ledger,
             clock=clock,
@@ -78,7 +85,10 @@ class PluginCore:
             hasher=OutputHasher(store, settings.verify_workers),
             waits=Waits(),
         )
-        recover(store, cluster, ledger)
+        self._recovered = False
+        if tenant is None:
+            self.metrics.watch_ledger(ledger.snapshot)
+            self.recover()
         self._bindings: dict[tuple[str, ...], Binding] = {}
         self._locks = KeyedLocks()
         self._outages: Counter[str] = Counter()
@@ -90,7 +100,7 @@ class PluginCore:
         try:
             request = requests.read_request(document)
         except UsageError as error:
-            return _refused(requests.identify(document["template"]), error)
+            return refused(requests.identify(document["template"]), error)
         return self.execute(request)
 
     def execute(self, request: ExecuteRequest) -> ExecuteReply:
@@ -108,10 +118,22 @@ class PluginCore:
         self.metrics.answers.labels(op=identity.op, answer=answer).inc()
         return reply
 
+    def recover(self) -> None:
+        """Record the leases of live attempts that the ledger does not know. Raises `StoreError`; then ask again."""
+        if not self._recovered:
+            services = self._services
+            namespace = self._tenant.namespace if self._tenant else None
+            recover(services.store, services.cluster, services.ledger, namespace)
+            self._recovered = True
+
     def check(self) -> None:
         """Raise `StoreError` unless storage and ledger answer."""
-        next(self._services.store.list("runs/"), None)
+        self.check_store()
         self._services.ledger.snapshot()
+
+    def check_store(self) -> None:
+        """Raise `StoreError` unless storage answers."""
+        next(self._services.store.list("runs/"), None)
 
     def close(self) -> None:
         """Stop the background work."""
@@ -123,7 +145,7 @@ class PluginCore:
             reply = self._perform(request, requests.read_operation(request))
         except _REFUSALS as error:
             _log.warning("call.refused", op=identity.op, node=identity.node, error=str(error))
-            reply = _refused(identity, error)
+            reply = refused(identity, error)
         except Busy:
             return pending("Another call about this step is being answered", _BUSY_SECONDS)
         except StoreError as error:
@@ -133,6 +155,7 @@ class PluginCore:
 
     def _perform(self, request: ExecuteRequest, operation: Operation) -> ExecuteReply:
         services = self._services
+        self.recover()
         binding = self._bound(request.workflow.metadata, operation)
         if isinstance(operation, Finalize):
             return finalize(services, binding, operation)
@@ -144,11 +167,21 @@ class PluginCore:
         known = (metadata.uid, metadata.name, metadata.namespace, operation.run, operation.submission)
         binding = self._bindings.get(known)
         if binding is None:
-            binding = bind(self._services.store, self._services.cluster, metadata, operation)
+            check = self._refuse_other_store if self._tenant else None
+            binding = bind(self._services.store, self._services.cluster, metadata, operation, check)
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.clear()
             self._bindings[known] = binding
         return binding
+
+    def _refuse_other_store(self, pipeline: CompiledPipeline) -> None:
+        ours = self._services.store.url
+        if pipeline.store.rstrip("/") != ours.rstrip("/"):
+            raise UsageError(
+                f"the Workflow was compiled for the store {pipeline.store or '(none)'}, but runs of its namespace are "
+                f"kept in {ours}; compile it with `tiphys compile --store {ours}`, or have the administrator change "
+                "the store of the plugin"
+            )
 
     def _call(self, binding: Binding, operation: StepOperation) -> StepCall:
         spec = binding.pipeline.step(operation.step)
@@ -182,7 +215,7 @@ def _dispatch(call: StepCall, operation: StepOperation, template: dict[str, Any]
             return conclude(call, operation)
 
 
-def _refused(identity: requests.Identity, error: Exception) -> ExecuteReply:
+def refused(identity: requests.Identity, error: Exception) -> ExecuteReply:
     """Say what is wrong, in the one phase that does not make Argo try it for ever.
 
     Inside ``attempts`` a Failed node is tried again, so there the refusal is

@@ -29,7 +29,7 @@ def finalize(services: Services, binding: Binding, operation: Finalize) -> Execu
     sealed = claim(services.store, binding.layout.submission_end(binding.submission), wanted).record
     failpoint("finalize.after_seal")
     services.ledger.release_workflow(binding.uid)
-    services.ledger.sweep(lambda lease: lease_is_gone(services.store, services.cluster, lease))
+    services.ledger.sweep(lambda lease: lease_is_gone(services.stores, services.cluster, lease))
     return succeeded(f"Run {binding.run}, submission {binding.submission}: {sealed.status}")
 
 

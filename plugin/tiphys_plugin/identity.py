@@ -8,6 +8,8 @@ first answer, so that it can be resumed from storage alone.
 """
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tiphys.errors import ConflictError, NotFoundError, UsageError
@@ -46,22 +48,44 @@ class Binding(NamedTuple):
         return RunLayout(self.run)
 
 
-def bind(store: Store, cluster: Cluster, metadata: WorkflowMetadata, operation: Operation) -> Binding:
+class _Looking:
+    """The live Workflow object of one call, read when it is needed, and once."""
+
+    def __init__(self, cluster: Cluster, metadata: WorkflowMetadata) -> None:
+        self.cluster = cluster.name
+        self._read = functools.cache(lambda: live(cluster, metadata))
+
+    def manifest(self) -> dict[str, Any]:
+        return self._read()
+
+
+def bind(
+    store: Store,
+    cluster: Cluster,
+    metadata: WorkflowMetadata,
+    operation: Operation,
+    check: Callable[[CompiledPipeline], None] | None = None,
+) -> Binding:
     """Find the workflow's place, or give it one.
+
+    With ``check``, the workflow has to be live and to pass it before anything is read for it.
 
     Raises:
         ConflictError: its place belongs to another workflow, or was never claimed.
         NotFoundError: the workflow is not in the cluster, or its run is not in storage.
         UsageError: Tiphys did not compile the workflow.
     """
+    seen = _Looking(cluster, metadata)
+    if check is not None:
+        check(CompiledPipeline.from_manifest(as_submitted(seen.manifest())))
     if operation.run:
         run, submission = run_name(operation.run), _submission(operation.submission)
-        _take(store, cluster, metadata, run, submission)
+        _take(store, seen, metadata, run, submission)
     else:
-        run, submission = _take_free_name(store, cluster, metadata), 1
+        run, submission = _take_free_name(store, seen, metadata), 1
     record = find_record(store, RunLayout(run).record, RunRecord)
     if record is None:
-        record = _store_run(store, cluster, metadata, run) if submission == 1 else read_run(store, run)
+        record = _store_run(store, seen, run) if submission == 1 else read_run(store, run)
     return Binding(
         run,
         submission,
@@ -90,8 +114,8 @@ def as_submitted(workflow: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _take(store: Store, cluster: Cluster, metadata: WorkflowMetadata, run: str, submission: int) -> None:
-    owner = _owner(store, cluster, metadata, run, submission)
+def _take(store: Store, seen: _Looking, metadata: WorkflowMetadata, run: str, submission: int) -> None:
+    owner = _owner(store, seen, metadata, run, submission)
     if owner != metadata.uid:
         raise ConflictError(
             f"run {run} has submission {submission} already, and it is another workflow "
@@ -100,10 +124,10 @@ def _take(store: Store, cluster: Cluster, metadata: WorkflowMetadata, run: str, 
         )
 
 
-def _take_free_name(store: Store, cluster: Cluster, metadata: WorkflowMetadata) -> str:
+def _take_free_name(store: Store, seen: _Looking, metadata: WorkflowMetadata) -> str:
     short = run_name(metadata.name[: LONGEST_RUN_NAME - 6])
     for run in (run_name(metadata.name), f"{short}-{metadata.uid[:5].lower()}"):
-        if _owner(store, cluster, metadata, run, 1) == metadata.uid:
+        if _owner(store, seen, metadata, run, 1) == metadata.uid:
             return run
     raise ConflictError(
         f"the run names made from workflow {metadata.name} are both taken; give the run a name of its own "
@@ -111,13 +135,13 @@ def _take_free_name(store: Store, cluster: Cluster, metadata: WorkflowMetadata) 
     )
 
 
-def _owner(store: Store, cluster: Cluster, metadata: WorkflowMetadata, run: str, submission: int) -> str:
+def _owner(store: Store, seen: _Looking, metadata: WorkflowMetadata, run: str, submission: int) -> str:
     """Uid of the workflow that the submission is bound to, this one if it was free; empty if claimed for another."""
     layout = RunLayout(run)
     bound = find_record(store, layout.submission_bound(submission), SubmissionBound)
     if bound is not None:
         return bound.uid
-    live(cluster, metadata)
+    seen.manifest()  # only a workflow that lives, and that Tiphys compiled, may take a place
     held = _claimed(store, metadata, run, submission)
     if (held.workflow_name, held.namespace) != (metadata.name, metadata.namespace):
         return ""
@@ -125,7 +149,7 @@ def _owner(store: Store, cluster: Cluster, metadata: WorkflowMetadata, run: str,
     wanted = SubmissionBound(
         run=run,
         submission=submission,
-        cluster=cluster.name,
+        cluster=seen.cluster,
         namespace=metadata.namespace,
         workflow_name=metadata.name,
         uid=metadata.uid,
@@ -167,8 +191,8 @@ def live(cluster: Cluster, metadata: WorkflowMetadata) -> dict[str, Any]:
     return workflow
 
 
-def _store_run(store: Store, cluster: Cluster, metadata: WorkflowMetadata, run: str) -> RunRecord:
-    document = as_submitted(live(cluster, metadata))
+def _store_run(store: Store, seen: _Looking, run: str) -> RunRecord:
+    document = as_submitted(seen.manifest())
     record = RunRecord(
         run=run,
         pipeline=CompiledPipeline.from_manifest(document).name,

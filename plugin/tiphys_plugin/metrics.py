@@ -3,10 +3,10 @@
 No label takes a run, workflow, step or user: their number has no bound.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tiphys.errors import StoreError
@@ -64,14 +64,34 @@ class Metrics:
 
     def watch_ledger(self, snapshot: Callable[[], Snapshot]) -> None:
         """Report held GPUs and waiting requests by queue, read at each scrape."""
-        self.registry.register(_LedgerCollector(snapshot))
+        self.registry.register(LedgerCollector(snapshot))
 
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
 
-class _LedgerCollector(Collector):
+class TenantsCollector(Collector):
+    """The metrics of several plugins as one, each told by the label ``tenant``, its namespace."""
+
+    def __init__(self, registries: Callable[[], Mapping[str, CollectorRegistry]]) -> None:
+        self._registries = registries
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # nothing is known before the first tenant calls
+
+    def collect(self) -> Iterable[Metric]:
+        merged: dict[str, Metric] = {}
+        for tenant, registry in self._registries().items():
+            for family in registry.collect():
+                into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                into.samples += [one._replace(labels={**one.labels, "tenant": tenant}) for one in family.samples]
+        return merged.values()
+
+
+class LedgerCollector(Collector):
+    """Held GPUs and waiting requests by queue, read from the ledger at each scrape."""
+
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 

@@ -7,7 +7,7 @@ hook: a program can outlive the node that Argo shows for it by minutes.
 import re
 from collections.abc import Sequence
 
-from tiphys.errors import ConflictError
+from tiphys.errors import ConflictError, IntegrityError
 from tiphys.lineage.classify import Observation
 from tiphys.records import AttemptClaim, SubmissionBound
 from tiphys.store import RunLayout, Store, find_record
@@ -16,9 +16,11 @@ from tiphys_plugin.cluster import Cluster, PodStatus
 _TRY = re.compile(r"\((\d+)\)$")
 
 
-def of_instance(cluster: Cluster, namespace: str, uid: str, attempt: int, instance: str) -> list[PodStatus]:
+def of_instance(
+    cluster: Cluster, namespace: str, workflow: str, uid: str, attempt: int, instance: str
+) -> list[PodStatus]:
     """Pods of one attempt of one step, the latest try last. Other steps have attempts of the same number."""
-    pods = cluster.pods(namespace, uid, str(attempt))
+    pods = cluster.pods(namespace, workflow, uid, str(attempt))
     return sorted((p for p in pods if is_of_instance(p, instance)), key=lambda p: (try_of(p.node), p.name))
 
 
@@ -31,7 +33,7 @@ def of_claim(store: Store, cluster: Cluster, claim: AttemptClaim) -> list[PodSta
     """Pods of a claimed attempt, which may belong to another submission of the run.
 
     Raises:
-        ConflictError: the attempt ran in a cluster that this plugin does not see.
+        ConflictError: the attempt ran in a cluster, or a namespace, that this plugin does not see.
     """
     bound = find_record(store, RunLayout(claim.run).submission_bound(claim.submission), SubmissionBound)
     if bound is not None and bound.cluster != cluster.name:
@@ -40,8 +42,12 @@ def of_claim(store: Store, cluster: Cluster, claim: AttemptClaim) -> list[PodSta
             f"cluster {cluster.name} cannot see whether it still runs: "
             f"once it is sure to be dead, `tiphys resume {claim.run} --force` ends it"
         )
-    namespace = bound.namespace if bound is not None else "default"
-    return of_instance(cluster, namespace, claim.uid, claim.attempt, claim.instance)
+    if bound is None:
+        raise IntegrityError(
+            f"attempt {claim.attempt} of {claim.step} was opened by submission {claim.submission} of run {claim.run}, "
+            "which is bound to no workflow, so nobody knows where its pods are; look at the run's records"
+        )
+    return of_instance(cluster, bound.namespace, bound.workflow_name, claim.uid, claim.attempt, claim.instance)
 
 
 def living(pods: Sequence[PodStatus]) -> PodStatus | None:

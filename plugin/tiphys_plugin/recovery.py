@@ -25,16 +25,17 @@ from tiphys_plugin.ledger import AdmissionBackend, LeaseRequest
 _log = structlog.get_logger()
 
 
-def recover(store: Store, cluster: Cluster, ledger: AdmissionBackend) -> None:
+def recover(store: Store, cluster: Cluster, ledger: AdmissionBackend, namespace: str | None = None) -> None:
     """Record the lease of every live attempt that has one and that ``ledger`` does not hold.
 
     Costs nothing of storage while the ledger knows them all. A run whose
-    records are damaged is left out, and logged.
+    records are damaged is left out, and logged. With ``namespace`` only pods of
+    that one speak, because ``store`` is its tenant's.
 
     Raises:
         StoreError: storage, cluster or ledger did not answer.
     """
-    for run, live in _unknown(cluster, ledger).items():
+    for run, live in unknown(cluster, ledger, namespace).items():
         try:
             for claim, gpu in _live_claims(store, run, live):
                 bound = read_record(store, RunLayout(run).submission_bound(claim.submission), SubmissionBound)
@@ -63,12 +64,12 @@ def request_of(claim: AttemptClaim, gpu: GpuRequest, bound: SubmissionBound) -> 
     )
 
 
-def _unknown(cluster: Cluster, ledger: AdmissionBackend) -> dict[str, list[PodStatus]]:
+def unknown(cluster: Cluster, ledger: AdmissionBackend, namespace: str | None = None) -> dict[str, list[PodStatus]]:
     """Live pods of attempts that no lease is for, by run."""
     held = [lease.request for lease in ledger.snapshot().leases]
     instances = _by_attempt((request.uid, request.attempt, request.instance) for request in held)
     found: dict[str, list[PodStatus]] = defaultdict(list)
-    for pod in cluster.attempt_pods():
+    for pod in cluster.attempt_pods(namespace):
         known = any(map(partial(pods.is_of_instance, pod), instances[_attempt(pod)]))
         if not pod.finished and not known and RUN_LABEL in pod.labels:
             found[pod.labels[RUN_LABEL]].append(pod)

@@ -5,8 +5,10 @@ import socket
 import threading
 import time
 from types import TracebackType
+from typing import Self
 
 import uvicorn
+from starlette.applications import Starlette
 
 from tiphys.errors import ConflictError, StoreError, UsageError
 from tiphys_plugin.app import create_app
@@ -17,21 +19,19 @@ _DRAIN_SECONDS = 25
 _START_SECONDS = 10.0
 
 
-class PluginServer:
-    """Answers on ``url`` between ``__enter__`` and ``__exit__``. ``port`` 0 takes a free one.
+class AppServer:
+    """Serves ``app`` on ``url`` between ``__enter__`` and ``__exit__``. ``port`` 0 takes a free one.
 
     Raises:
         ConflictError: the port is in use.
-        UsageError: the token is empty, or the host cannot be listened on.
+        UsageError: the host cannot be listened on.
     """
 
-    def __init__(self, core: PluginCore, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
-        if not token:
-            raise UsageError("the plugin's token is empty: anybody could call it; give a random one")
+    def __init__(self, app: Starlette, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host
         self._port = port
         config = uvicorn.Config(
-            create_app(core, token),
+            app,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -50,7 +50,7 @@ class PluginServer:
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def __enter__(self) -> "PluginServer":
+    def __enter__(self) -> Self:
         self._socket = _listen(self._host, self._port)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="tiphys-plugin", daemon=True
@@ -71,6 +71,18 @@ class PluginServer:
             self._thread.join()
         if self._socket is not None:
             self._socket.close()
+
+
+class PluginServer(AppServer):
+    """One plugin for everybody on this machine who has the token.
+
+    Raises:
+        ConflictError: the port is in use.
+        UsageError: the token is empty, or the host cannot be listened on.
+    """
+
+    def __init__(self, core: PluginCore, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__(create_app(core, token), host, port)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ from tiphys_plugin.identity import Binding
 from tiphys_plugin.ledger import AdmissionBackend
 from tiphys_plugin.metrics import Metrics
 from tiphys_plugin.settings import Settings
+from tiphys_plugin.workflows import Stores
 
 
 class Waits:
@@ -42,10 +43,33 @@ class Waits:
 
 
 @dataclass(frozen=True)
+class Tenant:
+    """What a core holds to that serves one namespace among others."""
+
+    namespace: str
+    stores: Stores
+
+
+class OnlyStore:
+    """The `Stores` of a plugin that has one store, for whatever namespace."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def serves(self, namespace: str) -> bool:  # noqa: ARG002
+        return True
+
+    def store(self, namespace: str) -> Store:  # noqa: ARG002
+        return self._store
+
+
+@dataclass(frozen=True)
 class Services:
     """Adapters and settings of one plugin."""
 
     store: Store
+    stores: Stores
+    """Those of all who share the ledger, ``store`` among them."""
     cluster: Cluster
     ledger: AdmissionBackend
     clock: Callable[[], datetime]

@@ -12,11 +12,11 @@ TOKEN = "service-token"
 
 
 class Service:
-    """``python -m tiphys_plugin`` over the folders of a `support.world.World`."""
+    """``python -m tiphys_plugin embedded`` over the folders of a `support.world.World`."""
 
     def __init__(self, root: Path, failpoints: str = "", log: Path | None = None, queues: Path | None = None) -> None:
         self.command = [
-            *(sys.executable, "-m", "tiphys_plugin", "--port", "0"),
+            *(sys.executable, "-m", "tiphys_plugin", "embedded", "--port", "0"),
             *("--store", str(root / "store"), "--cluster-dir", str(root / "cluster")),
             *("--ledger", str(root / "ledger.db")),
             *(("--queues", str(queues)) if queues else ()),
