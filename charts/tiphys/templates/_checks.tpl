@@ -1,0 +1,17 @@
+{{/* What a schema cannot say: values that are wrong together. Each sentence says what to do. */}}
+
+{{- define "tiphys.check" -}}
+{{- $namespaces := include "tiphys.namespaces" . | fromJsonArray -}}
+{{- $url := .Values.store.url -}}
+{{- if not $url -}}
+{{- fail "\n\nstore.url is not set: give the URL of the storage that runs are kept in, such as --set store.url=s3://ml/tiphys\n" -}}
+{{- end -}}
+{{- $several := or .Values.clusterWide (gt (len $namespaces) 1) -}}
+{{- if and $several (not (contains "{namespace}" $url)) -}}
+{{- $why := ternary "with clusterWide: true" (printf "with namespaces %s" (join ", " $namespaces)) .Values.clusterWide -}}
+{{- fail (printf "\n\nstore.url %s is the same for every tenant: %s it must hold {namespace}, such as s3://ml/{namespace}/tiphys\n" $url $why) -}}
+{{- end -}}
+{{- if not .Values.image.repository -}}
+{{- fail "\n\nimage.repository is not set: give the image that you have built and pushed, such as --set image.repository=registry.example.com/tiphys\n" -}}
+{{- end -}}
+{{- end }}

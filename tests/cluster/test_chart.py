@@ -1,0 +1,411 @@
+"""What the chart renders, in all its forms, and what it refuses. Needs `helm`, and no cluster.
+
+| form | mode | RBAC | extras |
+|---|---|---|---|
+| sidecar | sidecar | one namespace | none |
+| tenants | sidecar | two namespaces | all |
+| agent | agent | the cluster | none |
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.chart import (
+    CHART,
+    CI_VALUES,
+    MINIMAL,
+    ROOT,
+    Object,
+    Refused,
+    find_helm,
+    helm,
+    key,
+    named,
+    of_kind,
+    pod_specs,
+    render,
+)
+from support.chart_rights import GUIDE, with_table
+from tiphys_plugin import server
+
+from hera_pipelines.compile.executor_plugins import executor_plugin
+from tiphys.protocol.policy import STORE_ANNOTATION, STORE_SECRET
+
+pytestmark = pytest.mark.cluster
+if not find_helm():
+    pytest.skip("there is no helm on PATH, nor in the cache of the test cluster", allow_module_level=True)
+
+FORMS = pytest.mark.parametrize("file", CI_VALUES, ids=lambda file: file.stem.removesuffix("-values"))
+SIDECAR, TENANTS, AGENT = (CHART / "ci" / f"{name}-values.yaml" for name in ("sidecar", "tenants", "agent"))
+EARLIER_VALUES = sorted((ROOT / "tests" / "cluster" / "values").glob("*.yaml"))
+WITHOUT_NAMESPACE = {"ClusterRole", "ClusterRoleBinding"}
+
+
+@FORMS
+def test_helm_finds_nothing_to_complain_about(file: Path) -> None:
+    assert "0 chart(s) failed" in helm("lint", CHART, "--strict", "--values", file)
+
+
+@FORMS
+def test_every_object_is_labelled_and_says_where_it_lives(file: Path) -> None:
+    for one in render(file=file):
+        kind, namespace, _ = key(one)
+        assert bool(namespace) is (kind not in WITHOUT_NAMESPACE), key(one)
+        assert one["metadata"]["labels"]["app.kubernetes.io/name"] == "tiphys", key(one)
+        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "ours", key(one)
+
+
+@FORMS
+def test_no_two_objects_have_one_name(file: Path) -> None:
+    keys = [key(one) for one in render(file=file)]
+    assert len(keys) == len(set(keys))
+
+
+@FORMS
+def test_every_pod_meets_the_restricted_standard(file: Path) -> None:
+    """Pod Security Standards, restricted; and beyond: a root that cannot be written, and bounds for memory."""
+    for name, spec in pod_specs(render(file=file)):
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
+        for volume in spec.get("volumes", []):
+            assert "hostPath" not in volume, name
+        for container in spec["containers"]:
+            pod, own = spec["securityContext"], container["securityContext"]
+            assert (own.get("runAsNonRoot") or pod["runAsNonRoot"]) is True, name
+            assert own.get("runAsUser", pod.get("runAsUser")) != 0, name
+            assert own.get("seccompProfile", pod["seccompProfile"]) == {"type": "RuntimeDefault"}, name
+            assert own["allowPrivilegeEscalation"] is False, name
+            assert own["capabilities"] == {"drop": ["ALL"]}, name
+            assert own["readOnlyRootFilesystem"] is True, name
+            assert "privileged" not in own, name
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+            assert "memory" in container["resources"]["limits"], name
+
+
+@FORMS
+def test_only_pods_that_call_the_api_server_hold_a_token(file: Path) -> None:
+    holders = {name for name, spec in pod_specs(render(file=file)) if spec["automountServiceAccountToken"]}
+    assert holders == {"ours-plugin", "ours-controller"}
+
+
+@FORMS
+def test_every_binding_joins_a_role_and_an_account_that_exist(file: Path) -> None:
+    objects = render(file=file)
+    keys = {key(one) for one in objects}
+    for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
+        reference = binding["roleRef"]
+        namespace = "" if reference["kind"] == "ClusterRole" else binding["metadata"]["namespace"]
+        assert (reference["kind"], namespace, reference["name"]) in keys, key(binding)
+        for subject in binding["subjects"]:
+            assert ("ServiceAccount", subject["namespace"], subject["name"]) in keys, key(binding)
+
+
+@FORMS
+def test_every_account_that_is_named_exists(file: Path) -> None:
+    objects = render(file=file)
+    keys = {key(one) for one in objects}
+    for one in of_kind(objects, "Deployment"):
+        account = one["spec"]["template"]["spec"]["serviceAccountName"]
+        assert ("ServiceAccount", one["metadata"]["namespace"], account) in keys
+    for secret in of_kind(objects, "Secret"):
+        account = secret["metadata"]["annotations"]["kubernetes.io/service-account.name"]
+        assert ("ServiceAccount", secret["metadata"]["namespace"], account) in keys
+        assert secret["metadata"]["name"] == f"{account}.service-account-token", "Argo looks for this name"
+
+
+@FORMS
+def test_no_secret_value_is_in_a_manifest(file: Path) -> None:
+    for secret in of_kind(render(file=file), "Secret"):
+        assert secret["type"] == "kubernetes.io/service-account-token"
+        assert not {"data", "stringData"} & secret.keys()
+    for _, spec in pod_specs(render(file=file)):
+        names = {variable["name"] for container in spec["containers"] for variable in container.get("env", [])}
+        assert not {name for name in names if re.search("SECRET|PASSWORD|TOKEN$|ACCESS_KEY", name)}
+
+
+@FORMS
+def test_no_rule_is_wider_than_it_looks(file: Path) -> None:
+    for role in of_kind(render(file=file), "Role", "ClusterRole"):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]], key(role)
+            assert "secrets" not in rule["resources"], key(role)
+
+
+def test_the_whole_cluster_is_read_only_if_asked_for() -> None:
+    """Kubernetes gives the right to review tokens by a ClusterRole only; nothing else is cluster-wide."""
+    [role] = of_kind(render(file=TENANTS), "ClusterRole")
+    assert role["rules"] == [
+        {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
+    ]
+    wide = {role["metadata"]["name"] for role in of_kind(render(file=AGENT), "ClusterRole")}
+    assert wide == {"system-ours-plugin-workflows", "system-ours-controller-workflows"}
+
+
+def test_the_guide_lists_every_right() -> None:
+    expected = with_table(GUIDE.read_text())
+    if os.environ.get("TIPHYS_GOLDEN") == "1":
+        GUIDE.write_text(expected)
+    assert GUIDE.read_text() == expected, "if this is meant, run `make golden` and read the diff"
+
+
+def test_in_agent_mode_no_tokens_are_reviewed_and_no_sidecar_is_installed() -> None:
+    objects = render(*MINIMAL, "mode=agent")
+    assert not of_kind(objects, "ClusterRole")
+    assert not [one for one in of_kind(objects, "ConfigMap", "ServiceAccount") if "executor" in one["metadata"]["name"]]
+    assert [one["metadata"]["name"] for one in of_kind(objects, "Service")] == ["ours-pods"]
+
+
+@pytest.mark.parametrize("namespace", ["team-a", "team-b"])
+def test_a_workflow_namespace_has_what_argo_needs(namespace: str) -> None:
+    objects = render(file=TENANTS)
+    names = {(kind, name) for kind, where, name in map(key, objects) if where == namespace}
+    assert names >= {
+        ("ConfigMap", "tiphys-executor-plugin"),
+        ("ServiceAccount", "tiphys-executor-plugin"),
+        ("Secret", "tiphys-executor-plugin.service-account-token"),
+        ("ServiceAccount", "tiphys-workflow"),
+        ("Secret", "tiphys-workflow.service-account-token"),
+        ("Role", "tiphys-workflow"),
+        ("RoleBinding", "tiphys-workflow"),
+    }
+    rules = named(objects, "Role", "tiphys-workflow", namespace)["rules"]
+    assert {(rule["resources"][0], verb) for rule in rules for verb in rule["verbs"]} == {
+        ("workflowtaskresults", "create"),
+        ("workflowtaskresults", "patch"),
+        ("workflowtasksets", "list"),
+        ("workflowtasksets", "watch"),
+        ("workflowtasksets/status", "patch"),
+    }
+
+
+def test_without_namespaces_that_of_the_release_is_the_only_one() -> None:
+    assert {key(one)[1] for one in render(*MINIMAL)} == {"system", ""}
+
+
+def test_the_sidecar_is_what_argo_demands() -> None:
+    """Held by the code that reads the same ConfigMap for a Workflow that brings its plugin along."""
+    configuration = named(render(file=TENANTS), "ConfigMap", "tiphys-executor-plugin", "team-a")
+    assert configuration["metadata"]["labels"]["workflows.argoproj.io/configmap-type"] == "ExecutorPlugin"
+    assert set(configuration["data"]) == {"sidecar.automountServiceAccountToken", "sidecar.container"}
+    plugin = executor_plugin(configuration)
+    sidecar = plugin["spec"]["sidecar"]
+    assert plugin["metadata"]["name"] == "tiphys", "its account would have another name"
+    assert sidecar["automountServiceAccountToken"] is True
+    assert "runAsUser" not in sidecar["container"]["securityContext"], "Argo's token is readable by Argo's user only"
+
+
+def test_the_sidecar_calls_the_service_by_its_name_and_port() -> None:
+    objects = render(file=TENANTS)
+    service = named(objects, "Service", "ours-plugin")
+    [variable] = _sidecar(objects)["env"]
+    assert variable["value"] == f"http://ours-plugin.system.svc:{service['spec']['ports'][0]['port']}"
+
+
+@FORMS
+def test_services_select_the_pods_that_they_are_for(file: Path) -> None:
+    objects = render(file=file)
+    pods = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"] for one in of_kind(objects, "Deployment")
+    }
+    pods["ours-test"] = named(objects, "Pod", "ours-test")["metadata"]["labels"]
+    chosen = {
+        one["metadata"]["name"]: {
+            pod for pod, labels in pods.items() if one["spec"]["selector"].items() <= labels.items()
+        }
+        for one in of_kind(objects, "Service")
+    }
+    assert chosen.pop("ours-pods") == {"ours-plugin", "ours-controller"}
+    assert chosen in ({"ours-plugin": {"ours-plugin"}}, {})
+
+
+def test_selectors_never_change_between_versions() -> None:
+    """A Deployment's selector cannot be changed: an upgrade would fail."""
+    for component in ("plugin", "controller"):
+        deployment = named(render(file=TENANTS), "Deployment", f"ours-{component}")
+        assert deployment["spec"]["selector"]["matchLabels"] == {
+            "app.kubernetes.io/name": "tiphys",
+            "app.kubernetes.io/instance": "ours",
+            "app.kubernetes.io/component": component,
+        }
+
+
+def test_an_update_leaves_no_gap() -> None:
+    deployment = named(render(file=TENANTS), "Deployment", "ours-plugin")
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    pod = deployment["spec"]["template"]["spec"]
+    pause = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pause > 0, "calls arrive until every node has heard that the pod ends"
+    assert pod["terminationGracePeriodSeconds"] > pause + server._DRAIN_SECONDS
+
+
+@pytest.mark.parametrize("change", ["store.url=s3://other/x", "image.tag=v2", "plugin.env[0].name=A", "namespaces={x}"])
+def test_a_change_of_settings_starts_new_pods(change: str) -> None:
+    before, after = (named(render(*MINIMAL, *more), "Deployment", "ours-plugin") for more in ((), (change,)))
+    assert before["spec"]["template"] != after["spec"]["template"]
+
+
+def test_credentials_come_from_a_secret_that_may_be_missing() -> None:
+    """With workload identity there is none."""
+    for name in ("ours-plugin", "ours-controller"):
+        container = named(render(*MINIMAL), "Deployment", name)["spec"]["template"]["spec"]["containers"][0]
+        assert container["envFrom"] == [{"secretRef": {"name": STORE_SECRET, "optional": True}}]
+
+
+def test_what_the_values_say_of_pods_is_done() -> None:
+    template = named(render(file=TENANTS), "Deployment", "ours-plugin")["spec"]["template"]
+    spec, wanted = template["spec"], yaml.safe_load(TENANTS.read_text())["plugin"]
+    for field in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+        assert spec[field] == wanted[field]
+    assert template["metadata"]["annotations"] == wanted["podAnnotations"]
+    assert template["metadata"]["labels"].items() >= wanted["podLabels"].items()
+    assert spec["containers"][0]["env"][-1] == wanted["env"][0]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["containers"][0]["image"].startswith("registry.example.com:5000/tiphys@sha256:0123")
+    assert spec["containers"][0]["imagePullPolicy"] == "Always"
+
+
+def test_a_label_of_a_user_cannot_replace_one_that_is_selected_by() -> None:
+    labels = {"app.kubernetes.io/component": "mine", "tiphys.dev/pods": "mine"}
+    values = [f"plugin.podLabels.{name.replace('.', chr(92) + '.')}={value}" for name, value in labels.items()]
+    deployment = named(render(*MINIMAL, *values), "Deployment", "ours-plugin")
+    found = deployment["spec"]["template"]["metadata"]["labels"]
+    assert found.items() >= deployment["spec"]["selector"]["matchLabels"].items()
+    assert found["tiphys.dev/pods"] == "ours"
+
+
+@pytest.mark.parametrize(("replicas", "budgets"), [(1, 0), (2, 1)])
+def test_a_single_pod_has_no_budget_that_would_block_drains(replicas: int, budgets: int) -> None:
+    objects = render(*MINIMAL, f"plugin.replicas={replicas}")
+    assert len(of_kind(objects, "PodDisruptionBudget")) == budgets
+
+
+def test_the_network_policy_lets_in_whom_it_should() -> None:
+    policy = named(render(file=TENANTS), "NetworkPolicy", "ours")["spec"]
+    [rule] = policy["ingress"]
+    test, agents, scrapers = rule["from"]
+    assert test["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+    assert agents["podSelector"]["matchLabels"] == {"workflows.argoproj.io/component": "agent"}
+    assert agents["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]
+    assert scrapers["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["egress"][1]["to"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert "egress" not in named(render(*MINIMAL), "NetworkPolicy", "ours")["spec"]
+
+
+def test_everything_optional_can_be_left_out() -> None:
+    kinds = {
+        one["kind"] for one in render(*MINIMAL, "networkPolicy.enabled=false", "podDisruptionBudget.enabled=false")
+    }
+    assert not kinds & {"NetworkPolicy", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule", "WorkflowTemplate"}
+
+
+def test_monitoring_finds_what_it_watches() -> None:
+    objects = render(file=TENANTS)
+    monitor = named(objects, "ServiceMonitor", "ours")
+    service = named(objects, "Service", "ours-pods")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    rules = named(objects, "PrometheusRule", "ours")["spec"]["groups"][0]["rules"]
+    for rule in rules:
+        assert 'namespace="system", service="ours-pods"' in rule["expr"], rule["alert"]
+        assert rule["annotations"].keys() == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    dashboard = named(objects, "ConfigMap", "ours-dashboard")
+    assert json.loads(dashboard["data"]["tiphys.json"]) == json.loads((CHART / "dashboards/tiphys.json").read_text())
+
+
+@pytest.mark.parametrize("namespace", ["team-a", "team-b"])
+def test_workflow_templates_are_made_for_their_namespace(namespace: str) -> None:
+    objects = render(file=TENANTS)
+    template = named(objects, "WorkflowTemplate", "train", namespace)
+    nightly = named(objects, "CronWorkflow", "train-nightly", namespace)
+    for spec in (template["spec"], nightly["spec"]["workflowSpec"]):
+        assert spec["serviceAccountName"] == "tiphys-workflow"
+    for one in (template, nightly):
+        stores = set(re.findall(r"s3://ml[^\s\"'`]*", json.dumps(one)))
+        assert stores == {f"s3://ml/{namespace}/tiphys"}
+        assert one["metadata"]["annotations"][STORE_ANNOTATION] == f"s3://ml/{namespace}/tiphys"
+
+
+def test_a_workflow_template_is_otherwise_as_it_was_compiled() -> None:
+    objects = render(*MINIMAL, "workflows.templates.enabled=true")
+    installed = named(objects, "WorkflowTemplate", "train")
+    compiled = yaml.safe_load((ROOT / "templates" / "train.yaml").read_text())
+    assert installed["spec"] == {**compiled["spec"], "serviceAccountName": "tiphys-workflow"}
+
+
+def test_a_workflow_template_starts_the_image_that_was_chosen() -> None:
+    objects = render(file=TENANTS)
+    template = named(objects, "WorkflowTemplate", "train", "team-a")
+    nightly = named(objects, "CronWorkflow", "train-nightly", "team-a")
+    for spec in (template["spec"], nightly["spec"]["workflowSpec"]):
+        parameters = {one["name"]: one["value"] for one in spec["arguments"]["parameters"]}
+        assert parameters["image"] == "registry.example.com/digits:2.0"
+        images = {one["container"]["image"] for one in spec["templates"] if "container" in one}
+        assert images == {"{{workflow.parameters.image}}"}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (["mode=side"], "at '/mode': value must be one of 'sidecar', 'agent'"),
+        (["plugin.replica=3"], "at '/plugin': additional properties 'replica' not allowed"),
+        (["plugin.replicas=-1"], "at '/plugin/replicas'"),
+        (["netwrokPolicy.enabled=true"], "additional properties 'netwrokPolicy' not allowed"),
+        (["store.url=gs://ml/tiphys"], "at '/store/url'"),
+        (["store.url=/data"], "at '/store/url'"),
+        (["image.repository=a/b:latest"], "at '/image/repository'"),
+        (["image.digest=0123"], "at '/image/digest'"),
+        (["namespaces={Team_A}"], "at '/namespaces/0'"),
+        (["sidecar.resources.limits=null"], "at '/sidecar/resources': missing property 'limits'"),
+        (["store.url="], "store.url is not set: give the URL"),
+        (["image.repository="], "image.repository is not set: give the image"),
+        (["namespaces={a,b}"], "with namespaces a, b it must hold {namespace}, such as s3://ml/{namespace}/tiphys"),
+        (["clusterWide=true"], "with clusterWide: true it must hold {namespace}"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "=" in value else None,
+)
+def test_wrong_values_are_refused_with_the_field_and_the_remedy(values: list[str], sentence: str) -> None:
+    with pytest.raises(Refused) as refused:
+        render(*MINIMAL, *values)
+    assert sentence in str(refused.value)
+
+
+def test_the_notes_begin_with_what_costs_most_time() -> None:
+    notes = _notes("--values", SIDECAR)
+    assert notes.startswith("First of all: set DEFAULT_REQUEUE_TIME=1s")
+    assert "tiphys doctor --cluster -n system" in notes
+    assert "ARGO_EXECUTOR_PLUGINS=true" in notes
+    assert "argo submit -n system" in notes
+
+
+def test_the_notes_of_agent_mode_say_what_it_means_for_others() -> None:
+    notes = _notes("--values", AGENT)
+    assert "disableAgentPodCreation" in notes
+    assert "HTTP templates stay Pending" in notes
+    assert "ARGO_EXECUTOR_PLUGINS" not in notes
+
+
+@pytest.mark.parametrize("file", EARLIER_VALUES, ids=lambda file: file.stem)
+def test_values_of_an_earlier_version_still_install(file: Path) -> None:
+    assert of_kind(render(file=file), "Deployment")
+
+
+def test_there_are_values_of_this_version() -> None:
+    """Whoever raises the version leaves the values of the one before."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    assert f"values-{version}" in {file.stem for file in EARLIER_VALUES}
+
+
+def _notes(*arguments: str | Path) -> str:
+    text = helm("install", "ours", CHART, "--namespace", "system", "--dry-run=client", *arguments)
+    return text.partition("NOTES:\n")[2]
+
+
+def _sidecar(objects: Sequence[Object]) -> Any:
+    return dict(pod_specs(objects))["sidecar"]["containers"][0]
