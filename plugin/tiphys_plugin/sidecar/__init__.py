@@ -1,0 +1,22 @@
+"""The container in Argo's agent pod: it checks Argo's token and hands each call on to the service of the cluster.
+
+There is one for each workflow with open plugin steps, so it is the standard
+library alone, decides nothing, and holds no credentials but its own account's
+token, by which the service knows the namespace. Run it with
+``python -m tiphys_plugin.sidecar``.
+
+What its container needs:
+
+| what | value |
+|---|---|
+| name | ``tiphys``, any; Argo puts its token into ``/var/run/argo/token`` |
+| port | one, 7243; Argo calls ``localhost`` at the first port |
+| resources | requests ``cpu: 10m``, ``memory: 32Mi``; limits ``memory: 64Mi`` |
+| securityContext | read-only root, no capabilities, non-root; **no** ``runAsUser``: Argo's 8737 may read its token |
+| ``sidecar.automountServiceAccountToken`` | true: the account ``tiphys-executor-plugin`` and its token Secret |
+| ``TIPHYS_SERVICE_URL`` | ``http://<release>-plugin.<namespace>.svc:7243``; ``https`` works, too |
+| ``TIPHYS_SERVICE_CA_FILE`` | optional: certificate authority of an ``https`` service, a file |
+| ``TIPHYS_TOKEN_FILE`` | optional: where Argo's token is |
+| ``TIPHYS_ACCOUNT_TOKEN_FILE`` | optional: where the account's token is |
+| ``TIPHYS_SIDECAR_HOST``, ``TIPHYS_SIDECAR_PORT`` | optional: where to listen; by default port 7243 of all addresses |
+"""
