@@ -75,7 +75,7 @@ class ScriptedCore:
         self.before: Callable[[str], None] = lambda _: None
         self._lock = threading.Lock()
 
-    def execute_document(self, document: dict[str, Any]) -> ExecuteReply:
+    def execute(self, namespace: str, document: dict[str, Any]) -> ExecuteReply:
         step = document["template"]["plugin"]["tiphys"]["step"]
         workflow = document["workflow"]["metadata"]["name"]
         with self._lock:

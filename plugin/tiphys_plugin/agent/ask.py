@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -14,15 +14,8 @@ from tiphys_plugin.agent.taskset import Entry, TaskSet, Template
 _log = structlog.get_logger()
 
 
-class Core(Protocol):
-    """What answers for one namespace; `tiphys_plugin.core.PluginCore`."""
-
-    def execute_document(self, document: dict[str, Any]) -> ExecuteReply:
-        """Raises `StoreError` if it shall be asked again."""
-
-
-CoreOf = Callable[[str], Core]
-"""The core of a namespace. Raises `StoreError` if it cannot be had now, `TiphysError` if nothing serves it."""
+Execute = Callable[[str, dict[str, Any]], ExecuteReply]
+"""Answers a request of a namespace; `tiphys_plugin.tenants.Tenants.execute`. Raises `StoreError` to be asked again."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +34,10 @@ def document(task_set: TaskSet, template: Template) -> dict[str, Any]:
     return {"workflow": {"metadata": metadata}, "template": template}
 
 
-def ask(core_of: CoreOf, task_set: TaskSet, template: Template, failures: int, settings: AgentSettings) -> Answer:
-    """Ask the core of the namespace; ``failures`` calls in a row have failed before this one."""
+def ask(execute: Execute, task_set: TaskSet, template: Template, failures: int, settings: AgentSettings) -> Answer:
+    """Ask for the namespace of the task set; ``failures`` calls in a row have failed before this one."""
     try:
-        return _read(core_of(task_set.namespace).execute_document(document(task_set, template)))
+        return _read(execute(task_set.namespace, document(task_set, template)))
     except StoreError as error:
         reason = f"Waiting for storage: {error}"
     except TiphysError as error:

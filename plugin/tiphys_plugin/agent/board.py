@@ -20,7 +20,7 @@ from tiphys_plugin.agent.refused import give_way, some_of
 from tiphys_plugin.agent.settings import AgentSettings
 from tiphys_plugin.agent.taskset import Entry, TaskSet
 from tiphys_plugin.agent.timetable import Timetable
-from tiphys_plugin.agent.turns import Turns
+from tiphys_plugin.agent.turns import Share, Turns
 from tiphys_plugin.agent.write import Outcome, Written
 
 _log = structlog.get_logger()
@@ -40,6 +40,10 @@ class Served:
     """Larger patches were refused."""
     told: bool = False
     """The log has said that others have to answer some of its tasks."""
+
+
+def _namespace(served: Served) -> str:
+    return served.memory.task_set.namespace
 
 
 class Question(NamedTuple):
@@ -71,7 +75,9 @@ class Board:
         self._settings = settings
         self._metrics = metrics
         self._served: dict[tuple[str, str], Served] = {}
-        self._turns: Turns[Served, Question] = Turns(max(1, settings.workers // 2))
+        self._turns: Turns[Served, Question] = Turns(
+            Share(id, max(1, settings.workers // 2)), Share(_namespace, max(1, settings.workers * 3 // 4))
+        )
         self._timetable: Timetable[Callable[[float], None]] = Timetable()
         self._writes: deque[Served] = deque()
         self._checks: deque[Checking] = deque()

@@ -15,7 +15,7 @@ import structlog
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import ChangeType, KubeApi, Synced, changes
 from tiphys.kube.resources import WORKFLOW_TASK_SETS
-from tiphys_plugin.agent.ask import CoreOf, ask
+from tiphys_plugin.agent.ask import Execute, ask
 from tiphys_plugin.agent.board import Board, Checking, Question, Writing
 from tiphys_plugin.agent.metrics import AgentMetrics
 from tiphys_plugin.agent.settings import AgentSettings
@@ -31,7 +31,7 @@ class Agent:
 
     Args:
         api: The API server.
-        core_of: What answers for a namespace.
+        execute: What answers for a namespace.
         namespaces: Those to watch; ``[None]`` for all with one watch.
         leads: Whether this process may write at this moment; asked right before each write.
         metrics: What it counts.
@@ -42,7 +42,7 @@ class Agent:
     def __init__(
         self,
         api: KubeApi,
-        core_of: CoreOf,
+        execute: Execute,
         namespaces: Sequence[str | None],
         leads: Callable[[], bool],
         metrics: AgentMetrics,
@@ -50,7 +50,7 @@ class Agent:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
-        self._core_of = core_of
+        self._execute = execute
         self._namespaces = namespaces
         self._leads = leads
         self._metrics = metrics
@@ -193,7 +193,7 @@ class _Session:
     def _work(self) -> None:
         while (question := self._next_question()) is not None:
             node, task_set = question.node, question.task_set
-            answer = ask(self._agent._core_of, task_set, node.template, node.failures, self._settings)
+            answer = ask(self._agent._execute, task_set, node.template, node.failures, self._settings)
             with self._changing():
                 self._board.answered(question, answer, self._now())
 

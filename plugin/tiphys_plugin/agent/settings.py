@@ -8,7 +8,8 @@ class AgentSettings:
     """The defaults suit a cluster with some hundred open steps."""
 
     workers: int = 32
-    """Calls at the same time; one task set gets at most half of them."""
+    """Calls at the same time. One task set gets at most half of them, one namespace three quarters, so that neither a
+    slow workflow nor a tenant whose store hangs holds up the others; `tenants` has a limit of its own, no lower."""
     writers: int = 4
     """Patches at the same time, each to another task set."""
     collect_seconds: float = 0.03

@@ -1,36 +1,43 @@
 """Who is asked next: the task sets take turns, so that one with a thousand open nodes holds up nobody else."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 
+class Share(NamedTuple, Generic[Key]):
+    """At most ``most`` items whose keys have the same ``group`` are out at a time."""
+
+    group: Callable[[Key], Hashable]
+    most: int
+
+
 class Turns(Generic[Key, Item]):
-    """A queue for each key, served round robin; at most ``most_at_once`` items of one key are out at a time.
+    """A queue for each key, served round robin, as far as its shares allow.
 
     Its length is bounded by what is put in: the agent puts each open node in at
     most once, and the API server bounds the nodes of a task set.
     """
 
-    def __init__(self, most_at_once: int) -> None:
-        self._most = most_at_once
+    def __init__(self, *shares: Share[Key]) -> None:
+        self._shares = shares
         self._queues: OrderedDict[Key, deque[Item]] = OrderedDict()
-        self._out: Counter[Key] = Counter()
+        self._out: Counter[Hashable] = Counter()
 
     def add(self, key: Key, item: Item) -> None:
         self._queues.setdefault(key, deque()).append(item)
 
     def take(self) -> tuple[Key, Item] | None:
         """The next item; None if there is none that may go out. Say `done` when it is back."""
-        key = next((key for key in self._queues if self._out[key] < self._most), None)
+        key = next(filter(self._may_go, self._queues), None)
         if key is None:
             return None
         queue = self._queues[key]
         item = queue.popleft()
-        self._out[key] += 1
+        self._out.update(self._groups(key))
         self._queues.move_to_end(key)
         if not queue:
             del self._queues[key]
@@ -38,9 +45,10 @@ class Turns(Generic[Key, Item]):
 
     def done(self, key: Key) -> None:
         """An item of ``key`` is back."""
-        self._out[key] -= 1
-        if not self._out[key]:
-            del self._out[key]
+        for group in self._groups(key):
+            self._out[group] -= 1
+            if not self._out[group]:
+                del self._out[group]
 
     def drop(self, key: Key) -> None:
         """Forget what waits under ``key``."""
@@ -48,3 +56,10 @@ class Turns(Generic[Key, Item]):
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
+
+    def _groups(self, key: Key) -> list[tuple[int, Hashable]]:
+        return [(number, share.group(key)) for number, share in enumerate(self._shares)]
+
+    def _may_go(self, key: Key) -> bool:
+        limits = (share.most for share in self._shares)
+        return all(self._out[group] < most for group, most in zip(self._groups(key), limits, strict=True))

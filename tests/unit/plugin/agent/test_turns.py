@@ -1,5 +1,5 @@
 from tiphys_plugin.agent.timetable import Timetable
-from tiphys_plugin.agent.turns import Turns
+from tiphys_plugin.agent.turns import Share, Turns
 
 
 def taken(turns: Turns[str, int], times: int) -> list[str]:
@@ -7,7 +7,7 @@ def taken(turns: Turns[str, int], times: int) -> list[str]:
 
 
 def test_keys_take_turns_however_much_one_has() -> None:
-    turns: Turns[str, int] = Turns(most_at_once=100)
+    turns: Turns[str, int] = Turns(Share(str, 100))
     for number in range(50):
         turns.add("big", number)
     turns.add("small", 0)
@@ -16,14 +16,14 @@ def test_keys_take_turns_however_much_one_has() -> None:
 
 
 def test_items_of_one_key_come_in_their_order() -> None:
-    turns: Turns[str, int] = Turns(most_at_once=10)
+    turns: Turns[str, int] = Turns(Share(str, 10))
     for number in range(3):
         turns.add("a", number)
     assert [turns.take(), turns.take(), turns.take(), turns.take()] == [("a", 0), ("a", 1), ("a", 2), None]
 
 
 def test_one_key_never_has_more_than_its_share_out() -> None:
-    turns: Turns[str, int] = Turns(most_at_once=2)
+    turns: Turns[str, int] = Turns(Share(str, 2))
     for number in range(5):
         turns.add("slow", number)
     assert taken(turns, 3) == ["slow", "slow"]
@@ -33,8 +33,18 @@ def test_one_key_never_has_more_than_its_share_out() -> None:
     assert taken(turns, 2) == ["slow"]
 
 
+def test_keys_of_one_group_share_what_it_may_have_out() -> None:
+    turns: Turns[str, int] = Turns(Share(str, 2), Share(lambda key: key[0], 3))
+    for key in ("ml/a", "ml/b", "vision/c"):
+        for number in range(3):
+            turns.add(key, number)
+    assert taken(turns, 9) == ["ml/a", "ml/b", "vision/c", "ml/a", "vision/c"]
+    turns.done("ml/a")
+    assert taken(turns, 9) == ["ml/b"]
+
+
 def test_what_is_dropped_is_not_taken() -> None:
-    turns: Turns[str, int] = Turns(most_at_once=2)
+    turns: Turns[str, int] = Turns(Share(str, 2))
     turns.add("a", 1)
     turns.add("b", 1)
     assert len(turns) == 2
