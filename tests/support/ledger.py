@@ -1,10 +1,16 @@
 """Requests, leases and queues for tests of admission."""
 
+import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from tiphys_plugin.ledger import Lease, LeaseRequest, Waiting
 from tiphys_plugin.queues import Queues
+
+from support.kube_store import Collection, ObjectStore, Place, RefusedError
+from tiphys.errors import ConflictError, NotFoundError, ObjectExistsError, StoreError, UsageError
+from tiphys.kube.resources import GPU_LEDGERS, Resource
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -13,6 +19,11 @@ def queues(inventory: dict[str, dict[str, int]] | None = None, **quotas: dict[st
     """``queues(research={"A100": 8})``."""
     document = {"queues": [{"name": name, "gpus": gpus} for name, gpus in quotas.items()], "inventory": inventory}
     return Queues.model_validate(document)
+
+
+def spec(declared: Queues) -> dict[str, Any]:
+    """Queues as the spec of a `GPULedger`."""
+    return declared.model_dump(mode="json", exclude_none=True)
 
 
 def ask(gpus: int, uid: str = "u1", step: str = "fit", **changes: Any) -> LeaseRequest:
@@ -40,3 +51,71 @@ def lease(gpus: int, uid: str = "holder", pool: str = "A100", **changes: Any) ->
 
 def waiting(gpus: int, arrival: int, uid: str = "", **changes: Any) -> Waiting:
     return Waiting(ask(gpus, uid or f"waiter-{arrival}", **changes), arrival, NOW, NOW)
+
+
+class LedgerApi:
+    """The verbs of `KubeApi` that the ledger needs, straight on the store of the API server for tests.
+
+    Without HTTP in between, a search can afford thousands of decisions, and a
+    fault hits exactly the write that it is meant for.
+    """
+
+    def __init__(self, store: ObjectStore | None = None, meanwhile: Callable[[], str] = lambda: "") -> None:
+        self.store = store or ObjectStore({"gpuledgers"})
+        self.meanwhile = meanwhile
+        """Asked before each write what happens to it: "conflict", "refused" (not done), "lost" (done) or nothing."""
+        self.calls: list[str] = []
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Any:
+        self.calls.append("get")
+        try:
+            return self._answer(lambda: self.store.get(_place(resource, namespace, name)))
+        except NotFoundError:
+            return None
+
+    def create(self, resource: Resource, namespace: str, body: Any) -> Any:
+        self.calls.append("create")
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+        collection = _place(resource, namespace, "").collection
+        return self._answer(lambda: self.store.create(collection, namespace, typed))
+
+    def replace(self, resource: Resource, namespace: str, body: Any, subresource: str = "") -> Any:
+        self.calls.append("replace")
+        place = _place(resource, namespace, body["metadata"]["name"])
+        fault = self.meanwhile()
+        if fault == "refused":
+            raise StoreError("the API server did not answer")
+        if fault == "conflict":
+            self.touch(place)
+        sent = json.loads(json.dumps(body))
+        written = self._answer(lambda: self.store.write(place, subresource, lambda _: sent))
+        if fault == "lost":
+            raise StoreError("the answer of the API server got lost")
+        return written
+
+    def touch(self, place: Place) -> None:
+        """Somebody else writes the object and changes nothing that matters."""
+        before = self.store.get(place)
+        stamp = {"touched": str(self.store.version)}
+        self.store.write(place, "", lambda _: {**before, "metadata": {**before["metadata"], "annotations": stamp}})
+
+    @staticmethod
+    def _answer(call: Callable[[], Any]) -> Any:
+        try:
+            return json.loads(json.dumps(call()))
+        except RefusedError as refused:
+            known = {(404, "NotFound"): NotFoundError, (409, "AlreadyExists"): ObjectExistsError}
+            kind = known.get((refused.status, refused.reason), ConflictError if refused.status == 409 else UsageError)
+            raise kind(str(refused)) from refused
+
+
+def _place(resource: Resource, namespace: str, name: str) -> Place:
+    return Place(Collection(resource.group, resource.plural), namespace, name)
+
+
+def ledger_api(declared: Queues | None, name: str = "default") -> LedgerApi:
+    """An API server that holds a `GPULedger` in the namespace ``tiphys`` and nothing else."""
+    api = LedgerApi()
+    given = {} if declared is None else {"spec": spec(declared)}
+    api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": name}, **given})
+    return api

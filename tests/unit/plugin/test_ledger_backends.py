@@ -1,0 +1,212 @@
+"""What every ledger promises, in a file or in a cluster: replays, places in the line, lapses and checks."""
+
+from datetime import timedelta
+
+import pytest
+from support.ledger import ask, ledger_api, queues
+from support.world import Clock
+from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, Rejected, SqliteLedger
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+
+EIGHT = queues(research={"A100": 8})
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["sqlite", "kubernetes"])
+def ledger(request, tmp_path, clock):
+    if request.param == "kubernetes":
+        yield KubernetesLedger(ledger_api(EIGHT), "tiphys", clock=clock)
+        return
+    opened = SqliteLedger(tmp_path / "ledger.db", EIGHT, clock=clock)
+    yield opened
+    opened.close()
+
+
+def held(ledger: AdmissionBackend) -> list[tuple[str, int]]:
+    return [(lease.request.uid, lease.request.gpus) for lease in ledger.snapshot().leases]
+
+
+def queued(ledger: AdmissionBackend) -> list[str]:
+    return [w.request.uid for w in ledger.snapshot().waiting]
+
+
+def test_repeated_request_gets_the_lease_it_holds(ledger):
+    first = ledger.request(ask(8))
+    again = ledger.request(ask(8))
+    assert isinstance(first, Admitted)
+    assert isinstance(again, Admitted)
+    assert again.lease == first.lease
+    assert held(ledger) == [("u1", 8)]
+
+
+def test_deferred_request_holds_nothing_but_its_place(ledger):
+    ledger.request(ask(8, "u1"))
+    assert isinstance(ledger.request(ask(1, "u2")), Deferred)
+    assert isinstance(ledger.request(ask(1, "u3")), Deferred)
+    assert held(ledger) == [("u1", 8)]
+    assert queued(ledger) == ["u2", "u3"]
+
+
+def test_released_gpus_go_to_the_first_in_line(ledger, clock):
+    first = ledger.request(ask(8, "u1"))
+    assert isinstance(first, Admitted)
+    ledger.request(ask(8, "u2"))
+    ledger.request(ask(8, "u3"))
+    ledger.release(first.lease)
+    clock.advance(30)
+    assert isinstance(ledger.request(ask(8, "u3")), Deferred)
+    second = ledger.request(ask(8, "u2"))
+    assert isinstance(second, Admitted)
+    assert second.waited_seconds == 30
+    assert queued(ledger) == ["u3"]
+
+
+def test_releasing_twice_takes_nothing_from_the_next_holder(ledger):
+    first = ledger.request(ask(8, "u1"))
+    assert isinstance(first, Admitted)
+    ledger.release(first.lease)
+    ledger.request(ask(8, "u2"))
+    ledger.release(first.lease)
+    assert held(ledger) == [("u2", 8)]
+
+
+def test_who_stops_asking_blocks_nobody_but_keeps_its_place(ledger, clock):
+    first = ledger.request(ask(8, "u1"))
+    assert isinstance(first, Admitted)
+    ledger.request(ask(8, "dead"))
+    ledger.request(ask(2, "u3"))
+    ledger.release(first.lease)
+    clock.advance(121)
+    third = ledger.request(ask(2, "u3"))
+    assert isinstance(third, Admitted)
+    assert isinstance(ledger.request(ask(8, "dead")), Deferred)
+    ledger.request(ask(7, "u4"))
+    ledger.release(third.lease)
+    assert isinstance(ledger.request(ask(7, "u4")), Deferred), "the one that came back is ahead again"
+
+
+def test_withdrawn_workflow_leaves_the_line(ledger):
+    ledger.request(ask(8, "u1"))
+    ledger.request(ask(8, "u2"))
+    ledger.withdraw("u2")
+    assert queued(ledger) == []
+    assert held(ledger) == [("u1", 8)]
+
+
+def test_rejected_request_does_not_wait(ledger):
+    assert isinstance(ledger.request(ask(9)), Rejected)
+    assert queued(ledger) == []
+
+
+def test_time_alone_never_takes_a_lease_away(ledger, clock):
+    ledger.request(ask(8, "u1"))
+    clock.advance(timedelta(days=30).total_seconds())
+    assert ledger.sweep(lambda lease: False) == []
+    assert held(ledger) == [("u1", 8)]
+
+
+def test_sweep_checks_only_leases_that_are_due_and_releases_the_gone(ledger, clock):
+    ledger.request(ask(4, "u2"))
+    ledger.sweep(lambda lease: False)
+    ledger.request(ask(4, "u1"))
+    asked = []
+
+    def is_gone(lease):
+        asked.append(lease.request.uid)
+        return True
+
+    assert [lease.request.uid for lease in ledger.sweep(is_gone)] == ["u1"]
+    assert asked == ["u1"]
+    assert held(ledger) == [("u2", 4)]
+
+
+def test_lease_found_alive_is_not_asked_about_at_once_again(ledger, clock):
+    ledger.request(ask(4, "u1"))
+    ledger.sweep(lambda lease: False)
+    assert ledger.sweep(lambda lease: pytest.fail("asked again")) == []
+    clock.advance(31)
+    assert len(ledger.sweep(lambda lease: True)) == 1
+
+
+def test_released_workflow_is_checked_at_the_next_sweep(ledger):
+    ledger.request(ask(4, "u1"))
+    ledger.request(ask(4, "u2"))
+    ledger.request(ask(1, "u1", step="other"))
+    ledger.sweep(lambda lease: False)
+    ledger.release_workflow("u1")
+    assert held(ledger) == [("u1", 4), ("u2", 4)], "marked, not yet free: its pods may still run"
+    assert [lease.request.uid for lease in ledger.sweep(lambda lease: True)] == ["u1"]
+    assert queued(ledger) == []
+
+
+def test_next_try_of_the_same_attempt_takes_over_what_the_one_before_left(ledger):
+    left = ledger.request(ask(8, node="u1.fit[0].attempts(0)[0].admit"))
+    found = ledger.request(ask(8, node="u1.fit[0].attempts(1)[0].admit"))
+    assert isinstance(left, Admitted)
+    assert isinstance(found, Admitted)
+    assert found.lease == left.lease
+    assert [lease.request.node for lease in ledger.snapshot().leases] == ["u1.fit[0].attempts(1)[0].admit"]
+
+
+def test_next_attempt_is_not_given_the_gpus_of_the_one_before(ledger):
+    ledger.request(ask(8, node="u1.fit[0].attempts(0)[0].admit"))
+    assert isinstance(ledger.request(ask(8, node="u1.fit[0].attempts(1)[0].admit", attempt=2)), Deferred)
+
+
+def test_another_step_of_the_workflow_takes_nothing_over(ledger):
+    ledger.request(ask(8, step="fit"))
+    assert isinstance(ledger.request(ask(8, step="tune")), Deferred)
+
+
+def test_next_try_keeps_the_place_of_the_one_before(ledger):
+    ledger.request(ask(8, "u1"))
+    ledger.request(ask(8, "u2", node="u2.fit[0].attempts(0)[0].admit"))
+    ledger.request(ask(8, "u3"))
+    answer = ledger.request(ask(8, "u2", node="u2.fit[0].attempts(1)[0].admit"))
+    assert isinstance(answer, Deferred)
+    assert answer.position == 1
+    assert queued(ledger) == ["u2", "u3"]
+
+
+def test_lease_is_looked_up_under_the_attempt_that_asked_last(ledger):
+    ledger.request(ask(8, attempt=2))
+    ledger.request(ask(8, attempt=3))
+    assert [lease.request.attempt for lease in ledger.snapshot().leases] == [3]
+
+
+def test_lease_that_went_to_another_attempt_while_it_was_looked_at_is_kept(ledger):
+    ledger.request(ask(8, attempt=2))
+
+    def meanwhile(_) -> bool:
+        ledger.request(ask(8, attempt=3))
+        return True
+
+    ledger.sweep(meanwhile)
+    assert held(ledger) == [("u1", 8)]
+
+
+def test_clock_that_is_put_back_does_not_keep_dead_holders(ledger, clock):
+    ledger.request(ask(8))
+    ledger.sweep(lambda _: False)
+    clock.advance(-3600)
+    ledger.sweep(lambda _: True)
+    assert held(ledger) == []
+
+
+def test_restored_lease_is_counted_whether_or_not_it_fits(ledger):
+    ledger.request(ask(8, "u1"))
+    ledger.restore("lost", ask(4, "u2"), None)
+    ledger.restore("lost", ask(4, "u2"), None)
+    assert held(ledger) == [("u1", 8), ("u2", 4)]
+    assert ledger.request(ask(4, "u2")) == Admitted(lease="lost", pool="A100")
+
+
+def test_restored_lease_does_not_replace_the_one_that_the_node_holds(ledger):
+    first = ledger.request(ask(8, "u1"))
+    assert isinstance(first, Admitted)
+    ledger.restore("other", ask(8, "u1"), None)
+    assert [lease.id for lease in ledger.snapshot().leases] == [first.lease]

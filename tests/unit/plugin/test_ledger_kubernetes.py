@@ -1,0 +1,347 @@
+"""The ledger as one object of a cluster: what it costs, what it survives, and what it refuses to believe.
+
+| what happens                                   | what follows                                     |
+|------------------------------------------------|--------------------------------------------------|
+| another service was faster                     | decided again on what is there now               |
+| it is faster every time                        | `StoreError`, nothing granted                    |
+| the answer of a write got lost                 | the next call gets the lease that was granted    |
+| nothing changed but a sign of life             | no write, until it is old                        |
+| object missing at the start                    | made empty, or `StoreError` with what to do      |
+| deleted, exchanged or emptied later            | refused until the services restart               |
+| status damaged or of a newer version           | refused in words                                 |
+| spec edited, wrong                             | counts at once; nothing new is granted           |
+| no room                                        | who comes waits outside, with the reason         |
+"""
+
+import pytest
+from support.kube_server import serving
+from support.kube_store import Collection, Place
+from support.ledger import LedgerApi, ask, ledger_api, queues, spec
+from support.world import Clock
+from tiphys_plugin.ledger import Admitted, Deferred, Lease, Reason, Rejected, Waiting, stored
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.status import decode, encode
+
+from tiphys.errors import ConflictError, ForbiddenError, StoreError
+from tiphys.kube.resources import GPU_LEDGERS
+
+EIGHT = queues(research={"A100": 8})
+PLACE = Place(Collection("tiphys.dev", "gpuledgers"), "tiphys", "default")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def api() -> LedgerApi:
+    return ledger_api(EIGHT)
+
+
+@pytest.fixture
+def ledger(api, clock) -> KubernetesLedger:
+    return service(api, clock)
+
+
+def service(api: LedgerApi, clock: Clock | None = None, **options) -> KubernetesLedger:
+    return KubernetesLedger(api, "tiphys", clock=clock or Clock(), pause=lambda _: None, **options)
+
+
+def edit(api: LedgerApi, part: str = "", **changes) -> None:
+    """Somebody with an editor changes the object, or its subresource ``part``."""
+    before = api.store.get(PLACE)
+    after = {key: value for key, value in {**before, **changes}.items() if value is not None}
+    api.store.write(PLACE, part, lambda _: after)
+
+
+def fault_once(api: LedgerApi, fault: str) -> None:
+    faults = iter([fault])
+    api.meanwhile = lambda: next(faults, "")
+
+
+def calls_of(api: LedgerApi, action) -> list[str]:
+    api.calls.clear()
+    action()
+    return list(api.calls)
+
+
+def test_decision_costs_one_read_and_one_write(api, ledger):
+    assert calls_of(api, lambda: ledger.request(ask(8, "u1"))) == ["get", "replace"]
+    assert calls_of(api, lambda: ledger.request(ask(8, "u1"))) == ["get"]
+    assert calls_of(api, lambda: ledger.request(ask(1, "u2"))) == ["get", "replace"]
+    assert calls_of(api, lambda: ledger.request(ask(9, "u3"))) == ["get"], "what can never be had leaves no trace"
+    assert calls_of(api, lambda: ledger.withdraw("nobody")) == ["get"]
+    assert calls_of(api, lambda: ledger.release("nothing")) == ["get"]
+    assert calls_of(api, ledger.snapshot) == ["get"]
+
+
+def test_asking_again_is_written_only_when_the_last_sign_of_life_is_old(api, ledger, clock):
+    ledger.request(ask(8, "u1"))
+    ledger.request(ask(1, "u2"))
+    for _ in range(3):
+        clock.advance(13)
+        assert calls_of(api, lambda: ledger.request(ask(1, "u2"))) == ["get"]
+    clock.advance(1)
+    assert calls_of(api, lambda: ledger.request(ask(1, "u2"))) == ["get", "replace"]
+    assert ledger.snapshot().waiting[0].seen_at == clock.now
+
+
+def test_one_write_stores_the_signs_of_life_of_all_who_asked_here(api, ledger, clock):
+    for uid in ("u1", "u2", "u3", "u4"):
+        ledger.request(ask(8, uid))
+    clock.advance(30)
+    for uid in ("u2", "u3"):
+        ledger.request(ask(8, uid))
+    clock.advance(10)
+    ledger.request(ask(8, "u4"))
+    ages = [(clock.now - one.seen_at).total_seconds() for one in ledger.snapshot().waiting]
+    assert ages == [10, 10, 0]
+
+
+def test_who_asks_at_one_service_is_not_forgotten_by_another(api, clock):
+    one, other = service(api, clock), service(api, clock)
+    holder = one.request(ask(8, "u1"))
+    assert isinstance(holder, Admitted)
+    one.request(ask(8, "u2"))
+    for _ in range(10):
+        clock.advance(30)
+        one.request(ask(8, "u2"))
+    one.release(holder.lease)
+    assert isinstance(other.request(ask(1, "u3")), Deferred)
+
+
+def test_faster_service_is_noticed_and_the_decision_made_again(api, clock):
+    one, other = service(api, clock), service(api, clock)
+    one.snapshot()
+    api.meanwhile = lambda: (setattr(api, "meanwhile", lambda: ""), other.request(ask(8, "u2")))[0] or ""
+    assert isinstance(one.request(ask(8, "u1")), Deferred)
+    assert [lease.request.uid for lease in one.snapshot().leases] == ["u2"]
+
+
+def test_service_that_is_always_slower_says_so_and_grants_nothing(api, ledger):
+    api.meanwhile = lambda: "conflict"
+    with pytest.raises(StoreError, match=r"GPULedger tiphys/default was changed by others 16 times"):
+        ledger.request(ask(8))
+    api.meanwhile = lambda: ""
+    assert ledger.snapshot().leases == ()
+
+
+@pytest.mark.parametrize("fault", ["lost", "refused"])
+def test_lease_whose_answer_was_lost_is_found_and_not_given_twice(api, ledger, clock, fault):
+    fault_once(api, fault)
+    with pytest.raises(StoreError):
+        ledger.request(ask(4, "u1"))
+    restarted = service(api, clock)
+    for asked in (ledger, restarted, ledger):
+        answer = asked.request(ask(4, "u1"))
+        assert isinstance(answer, Admitted)
+        assert answer.lease == ledger.snapshot().leases[0].id
+    assert sum(lease.request.gpus for lease in ledger.snapshot().leases) == 4
+
+
+def test_release_whose_answer_was_lost_frees_no_second_lease(api, ledger):
+    first = ledger.request(ask(8, "u1"))
+    assert isinstance(first, Admitted)
+    fault_once(api, "lost")
+    with pytest.raises(StoreError):
+        ledger.release(first.lease)
+    ledger.request(ask(8, "u2"))
+    ledger.release(first.lease)
+    assert [lease.request.uid for lease in ledger.snapshot().leases] == ["u2"]
+
+
+def test_object_that_is_missing_at_the_start_is_made_and_limits_nothing():
+    api = LedgerApi()
+    assert isinstance(service(api).request(ask(1000)), Admitted)
+    assert api.store.get(PLACE)["kind"] == GPU_LEDGERS.kind
+
+
+def test_two_services_that_make_the_object_at_once_share_it(monkeypatch):
+    api = LedgerApi()
+    other = service(api)
+    create = api.create
+
+    def slower(*arguments):
+        monkeypatch.setattr(api, "create", create)
+        other.request(ask(8, "u2"))
+        return create(*arguments)
+
+    monkeypatch.setattr(api, "create", slower)
+    one = service(api)
+    one.request(ask(8, "u1"))
+    assert len(one.snapshot().leases) == len(other.snapshot().leases) == 2
+
+
+def test_account_that_may_not_make_the_object_is_told_who_does(monkeypatch):
+    api = LedgerApi()
+
+    def forbidden(*_):
+        raise ForbiddenError("cannot create resource gpuledgers")
+
+    monkeypatch.setattr(api, "create", forbidden)
+    with pytest.raises(StoreError, match=r"cannot create resource.*tiphys queues apply -f FILE -n tiphys.*chart"):
+        service(api).snapshot()
+
+
+def test_cluster_without_the_kind_is_told_of_the_chart():
+    with serving() as server:
+        server.unknown.add("gpuledgers")
+        with pytest.raises(StoreError, match=r"install the chart of Tiphys, which brings the kind GPULedger"):
+            KubernetesLedger(server.api("tiphys"), "tiphys").snapshot()
+
+
+def test_object_that_is_deleted_while_in_use_is_not_begun_anew(api, ledger, clock):
+    ledger.request(ask(8, "u1"))
+    api.store.delete(PLACE, {})
+    with pytest.raises(StoreError, match=r"was deleted while leases were kept in it.*restart the services"):
+        ledger.request(ask(8, "u2"))
+    api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}, "spec": spec(EIGHT)})
+    with pytest.raises(StoreError, match=r"is another object of the same name.*restart the services"):
+        ledger.request(ask(8, "u2"))
+    assert isinstance(service(api, clock).request(ask(8, "u2")), Admitted)
+
+
+def test_status_that_is_taken_away_is_not_an_empty_book(api, ledger):
+    ledger.request(ask(8, "u1"))
+    api.store._objects[PLACE] = {
+        key: value for key, value in api.store.get(PLACE).items() if key != "status"
+    }  # no write of the API does it, a restored backup may
+    api.touch(PLACE)
+    with pytest.raises(StoreError, match="has lost its status"):
+        ledger.request(ask(8, "u2"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({}, "version: Field required"),
+        ({"leases": []}, "version: Field required"),
+        ({"version": 1, "leases": []}, "waiting: Field required"),
+        ({"version": 2, "leases": [], "waiting": []}, "format 2, this Tiphys knows up to 1; upgrade"),
+        ({"version": 1, "leases": None, "waiting": []}, "leases: Input should be a valid list"),
+        ({"version": 1, "leases": [{"id": "a"}], "waiting": []}, r"leases\.0\.uid: Field required"),
+    ],
+)
+def test_damaged_status_is_refused_in_words(api, clock, damage, says):
+    edit(api, "status", status=damage)
+    with pytest.raises(StoreError, match=rf"status of GPULedger tiphys/default is damaged: .*{says}.*kubectl edit"):
+        service(api, clock).request(ask(1))
+    assert api.store.get(PLACE)["status"] == damage
+
+
+def with_lease(**changes) -> dict:
+    status = encode(Book((Lease("one", ask(8), "A100", Clock().now, Clock().now),)))
+    return {**status, "leases": [{**status["leases"][0], **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (with_lease(gpus="8"), r"leases\.0\.gpus"),
+        (with_lease(gpus=-8), r"leases\.0\.gpus"),
+        (with_lease(fence=3), r"leases\.0\.fence: Extra inputs"),
+        (with_lease(grantedAt="yesterday"), r"leases\.0\.grantedAt"),
+        ({**with_lease(), "leases": with_lease()["leases"] * 2}, "'one' is there twice"),
+    ],
+)
+def test_lease_that_is_no_lease_is_refused(api, clock, status, says):
+    edit(api, "status", status=status)
+    with pytest.raises(StoreError, match=says):
+        service(api, clock).request(ask(1))
+
+
+def test_edited_quota_counts_from_the_next_decision_on(api, ledger):
+    assert isinstance(ledger.request(ask(4, "u1")), Admitted)
+    edit(api, spec=spec(queues(research={"A100": 4})))
+    assert isinstance(ledger.request(ask(4, "u2")), Deferred)
+    edit(api, spec=spec(queues(research={"A100": 16})))
+    assert isinstance(ledger.request(ask(4, "u2")), Admitted)
+    edit(api, spec=spec(queues(nightly={"A100": 16})))
+    assert isinstance(ledger.request(ask(4, "u3")), Rejected)
+
+
+def test_quota_that_is_edited_during_a_decision_counts_for_it(api, ledger):
+    def lowered() -> str:
+        api.meanwhile = lambda: ""
+        edit(api, spec=spec(queues(research={"A100": 4})))
+        return ""
+
+    api.meanwhile = lowered
+    answer = ledger.request(ask(8))
+    assert isinstance(answer, Rejected)
+
+
+def test_spec_that_is_wrong_grants_nothing_new_and_keeps_what_is_held(api, ledger):
+    first = ledger.request(ask(4, "u1"))
+    edit(api, spec={"queues": [{"name": "research"}]})
+    answer = ledger.request(ask(1, "u2"))
+    assert isinstance(answer, Deferred)
+    assert answer.reason is Reason.MISCONFIGURED
+    assert "queues.0.gpus: Field required" in answer.message
+    assert "tiphys queues apply -f FILE -n tiphys" in answer.message
+    assert isinstance(first, Admitted)
+    assert ledger.request(ask(4, "u1")) == Admitted(first.lease, "A100")
+    ledger.release(first.lease)
+    edit(api, spec=spec(EIGHT))
+    assert isinstance(ledger.request(ask(8, "u3")), Deferred), "who asked meanwhile kept its place"
+    assert isinstance(ledger.request(ask(1, "u2")), Admitted)
+
+
+def test_full_object_lets_nobody_in_and_says_so(api, clock, monkeypatch):
+    ledger = service(api, clock)
+    ledger.request(ask(8, "u1"))
+    ledger.request(ask(8, "u2"))
+    size = len(str(encode(Book(*vars(ledger.snapshot()).values()))))
+    monkeypatch.setattr(stored, "STATUS_BYTES", size + 200_000)
+    answer = ledger.request(ask(8, "u3"))
+    assert isinstance(answer, Deferred)
+    assert (answer.reason, answer.position) == (Reason.LEDGER_FULL, 2)
+    assert "1 leases and 2 waiting" in answer.message
+    assert [one.request.uid for one in ledger.snapshot().waiting] == ["u2"]
+    ledger.release(ledger.snapshot().leases[0].id)
+    assert isinstance(ledger.request(ask(8, "u2")), Admitted), "there is room for the lease of who waits"
+
+
+def test_two_thousand_leases_and_waiting_requests_fit():
+    now = Clock().now
+    name = "training-pipeline-of-a-team-with-a-long-name-7xk2p"
+    node = f"{name}.train-the-large-model[0].attempts(3)[0].admit"
+    requests = [
+        ask(8, f"{n:08}-1111-2222-3333-444444444444", node=node, workflow=name, instance=node[:80], run=name)
+        for n in range(2000)
+    ]
+    book = Book(
+        tuple(Lease(f"{n:016x}", request, "A100", now, now) for n, request in enumerate(requests[:1000])),
+        tuple(Waiting(request, n + 1, now, now) for n, request in enumerate(requests[1000:])),
+    )
+    api = ledger_api(EIGHT)
+    kept = stored.StoredBook(api, "tiphys", "default")
+    kept.write(kept.read(), book, spare_bytes=200_000)
+    assert stored.StoredBook(api, "tiphys", "default").read().book == book
+
+
+def test_status_has_a_stable_form_and_a_summary_for_people():
+    book = Book(
+        (Lease("one", ask(8, priority=3), "A100", Clock().now, Clock().now),),
+        (Waiting(ask(2, "u2", gpu_type=None, queue="nightly"), 4, Clock().now, Clock().now),),
+    )
+    status = encode(book)
+    assert decode(status) == book
+    assert status["summary"] == {"leases": 1, "gpus": 8, "held": "research 8", "waiting": 1}
+    assert status["leases"][0]["grantedAt"] == "2026-01-01T00:00:00Z"
+    assert (status["leases"][0]["gpuType"], status["leases"][0]["priority"]) == ("A100", 3)
+    assert not {"gpuType", "priority", "minGpuMemoryMb"} & set(status["waiting"][0])
+
+
+def test_write_on_an_old_version_is_refused_by_the_server_over_http():
+    with serving() as server:
+        api = server.api("tiphys")
+        one, other = (stored.StoredBook(api, "tiphys", "default") for _ in range(2))
+        old = one.read()
+        lease = Lease("one", ask(8), "A100", Clock().now, Clock().now)
+        other.write(other.read(), Book((lease,)))
+        with pytest.raises(ConflictError):
+            one.write(old, Book())
+        assert one.read().book == Book((lease,))
