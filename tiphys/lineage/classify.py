@@ -25,10 +25,25 @@ WORDS: Mapping[Cause, tuple[str, ...]] = {
     Cause.DEADLINE: ("DeadlineExceeded", "longer than the specified deadline"),
     Cause.INFRASTRUCTURE: (
         *("Evicted", "evicted", "low on resource", "NodeLost", "UnexpectedAdmissionError", "NodeAffinity"),
+        *("OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfephemeral-storage", "OutOfnvidia.com/gpu"),
+        "TopologyAffinityError",
     ),
-    Cause.PREEMPTION: ("node shutdown", "NodeShutdown", "Preempt", "preempt", "pod deleted", "Deleted"),
+    Cause.PREEMPTION: (
+        *("node shutdown", "NodeShutdown", "Preempt", "preempt", "pod deleted", "Deleted"),
+        *("EvictionByEvictionAPI", "DeletionByTaintManager"),
+    ),
 }
-"""What a pod or node says that was ended by a cause; the first cause that is said decides."""
+"""What a pod or node says that was ended by a cause; the first cause that is said decides.
+
+A drain shows as ``EvictionByEvictionAPI``, a spot node's notice as a taint
+(Kubernetes, ``PodConditionType`` DisruptionTarget).
+"""
+
+_NOT_STARTED = (
+    *("StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError", "CreateContainerConfigError"),
+    *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"),
+)
+"""Reasons of kubelet for a container that has never run: not the program's doing, which Argo's executor starts."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,9 @@ def _by_pod(seen: Observation) -> Verdict | None:
         return Verdict(Cause.INFRASTRUCTURE, f"the node gave it up ({told})")
     if seen.says(WORDS[Cause.PREEMPTION]):
         return Verdict(Cause.PREEMPTION, f"its pod was taken away ({told})")
+    if seen.pod_reason in _NOT_STARTED:
+        why = f": {seen.pod_message}" if seen.pod_message else ""
+        return Verdict(Cause.INFRASTRUCTURE, f"its program was never started ({seen.pod_reason}{why})")
     return None
 
 

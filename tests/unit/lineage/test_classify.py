@@ -12,6 +12,9 @@
 | killed, not for memory | Failed | 137 | | infrastructure |
 | killed for memory | Failed | 137 | OOMKilled | out of memory |
 | past the deadline | Failed | any | longer than the specified deadline | deadline |
+| drained, or its node tainted | Failed | any | EvictionByEvictionAPI, DeletionByTaintManager | preemption |
+| node refused it | Failed | | OutOf…, TopologyAffinityError | infrastructure |
+| image not pulled, container not made | any | 128 or none | ErrImagePull, StartError, … | infrastructure |
 | executor failed | Failed, Error | 64, 141 | | infrastructure |
 | never started, wait or init failed | Error | | | infrastructure |
 | fenced | Failed | 76 | | infrastructure |
@@ -47,6 +50,18 @@ TABLE = [
     (Observation("Failed", 1, pod_reason="Evicted", pod_message=PRESSURE), Cause.INFRASTRUCTURE),
     (Observation("Failed", 75, pod_reason="Evicted", pod_message=PRESSURE), Cause.INFRASTRUCTURE),
     (Observation("Failed", None, pod_reason="NodeLost"), Cause.INFRASTRUCTURE),
+    (
+        Observation("Failed", 1, pod_reason="EvictionByEvictionAPI", pod_message="Eviction API: evicting"),
+        Cause.PREEMPTION,
+    ),
+    (Observation("Failed", 1, pod_reason="DeletionByTaintManager"), Cause.PREEMPTION),
+    (Observation("Failed", 1, pod_reason="PreemptionByScheduler"), Cause.PREEMPTION),
+    (Observation("Failed", None, pod_reason="OutOfnvidia.com/gpu"), Cause.INFRASTRUCTURE),
+    (Observation("Failed", None, pod_reason="TopologyAffinityError"), Cause.INFRASTRUCTURE),
+    (Observation("", None, pod_seen=True, pod_reason="ImagePullBackOff"), Cause.INFRASTRUCTURE),
+    (Observation("Failed", 128, pod_reason="StartError"), Cause.INFRASTRUCTURE),
+    (Observation("Failed", 128), Cause.USER_ERROR),
+    (Observation("Failed", 1, pod_reason="NotErrImagePull"), Cause.USER_ERROR),
     (Observation("Failed", 137), Cause.INFRASTRUCTURE),
     (Observation("Failed", 137, pod_reason="OOMKilled"), Cause.OUT_OF_MEMORY),
     (Observation("Failed", 137, pod_message="main: OOMKilled (exit code 137)"), Cause.OUT_OF_MEMORY),
