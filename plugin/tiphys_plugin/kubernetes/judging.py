@@ -88,7 +88,9 @@ def _by_containers(status: Object, main: Object | None) -> _End:
     if main is None:
         return _never_started(status)
     reason = str(main.get("reason") or "")
-    return _End(reason if reason not in ("Error", "Completed") else "", str(main.get("message") or ""))
+    if reason in ("Error", "Completed"):  # its message is the program's own, which may write there what it likes
+        return _End()
+    return _End(reason, str(main.get("message") or ""))
 
 
 def _still(pod: Object) -> _End:
