@@ -1,0 +1,43 @@
+"""The plugin of a cluster, put together: one API server, one ledger, a core for each namespace.
+
+The service of sidecar mode and the shared agent are two ways into the same
+thing, and both build it here.
+"""
+
+from dataclasses import dataclass
+
+from tiphys.kube import KubeApi, cluster_name
+from tiphys_plugin.kubernetes import KubernetesCluster
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.settings import Settings
+from tiphys_plugin.stores import TenantStores
+from tiphys_plugin.tenants import Tenants
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What one release of the chart serves."""
+
+    store: str
+    """URL of the store; ``{namespace}`` in it keeps tenants apart."""
+    namespaces: tuple[str, ...] | None
+    """None: all of the cluster."""
+    ledger: str = "default"
+    """Name of the `GPULedger`."""
+    release_namespace: str = ""
+    """Where ledger and Leases live; empty: the namespace of this pod."""
+
+
+def build(api: KubeApi, installation: Installation, settings: Settings | None = None) -> Tenants:
+    """Build the core of each namespace, and record the leases of live attempts that the ledger does not know.
+
+    Raises:
+        UsageError: the store's URL, or the choice of namespaces, is wrong.
+        StoreError: the API server does not answer, or does not let this account see what it needs.
+    """
+    stores = TenantStores(installation.store, installation.namespaces)
+    cluster = KubernetesCluster(api, installation.namespaces, cluster_name(api))
+    ledger = KubernetesLedger(api, installation.release_namespace or api.namespace, installation.ledger)
+    tenants = Tenants(stores, cluster, ledger, settings)
+    tenants.recover()
+    return tenants

@@ -1,0 +1,127 @@
+"""What is asked of the API server, how often, and what may be answered from memory."""
+
+import pytest
+from support.argo_pods import ended, pod
+from tiphys_plugin.kubernetes import KubernetesCluster
+
+from tiphys.errors import ConflictError, ForbiddenError, StoreError
+from tiphys.kube.resources import PODS, WORKFLOWS
+
+
+class Seconds:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def api(server):
+    return server.api("ml")
+
+
+@pytest.fixture
+def clock():
+    return Seconds()
+
+
+@pytest.fixture
+def cluster(api, clock):
+    return KubernetesCluster(api, ("ml", "vision"), "kubernetes:abc", clock)
+
+
+def workflow(api, phase: str = "Running", **spec):
+    body = {"metadata": {"name": "digits"}, "spec": {"templates": [], **spec}, "status": {"phase": phase}}
+    return api.create(WORKFLOWS, "ml", body)
+
+
+def change(api, **fields):
+    found = api.get(WORKFLOWS, "ml", "digits")
+    api.replace(WORKFLOWS, "ml", {**found, **fields})
+
+
+def test_pods_of_one_attempt_of_one_workflow_are_asked_for(api, cluster):
+    api.create(PODS, "ml", pod(name="mine"))
+    api.create(PODS, "ml", pod(name="later", labels={"tiphys.dev/attempt": "2"}))
+    api.create(PODS, "ml", pod(name="other", workflow="other", uid="uid-2"))
+    api.create(PODS, "ml", pod(name="earlier-of-the-name", uid="uid-0"))
+    assert [one.name for one in cluster.pods("ml", "digits-abc12", "uid-1", "1")] == ["mine"]
+
+
+def test_end_of_a_pod_is_seen_at_once(server, api, cluster):
+    api.create(PODS, "ml", pod(name="mine"))
+    assert not cluster.pods("ml", "digits-abc12", "uid-1", "1")[0].finished
+    found = api.get(PODS, "ml", "mine")
+    done = pod(ended("wait", 0), ended("main", 75), phase="Failed")["status"]
+    api.replace(PODS, "ml", {**found, "status": done}, "status")
+    assert cluster.pods("ml", "digits-abc12", "uid-1", "1")[0].exit_code == 75
+    assert server.count("list", "pods") == 2
+
+
+def test_attempt_pods_are_those_of_the_served_namespaces(server, api, cluster):
+    for namespace in ("ml", "vision", "foreign"):
+        server.add_namespace(namespace)
+        api.create(PODS, namespace, pod(name=f"in-{namespace}", namespace=namespace))
+    plain = pod(name="plain")
+    del plain["metadata"]["labels"]["tiphys.dev/attempt"]
+    api.create(PODS, "ml", plain)
+    assert {one.name for one in cluster.attempt_pods()} == {"in-ml", "in-vision"}
+    assert {one.name for one in cluster.attempt_pods("vision")} == {"in-vision"}
+    everywhere = KubernetesCluster(api, None, "kubernetes:abc")
+    assert {one.name for one in everywhere.attempt_pods()} == {"in-ml", "in-vision", "in-foreign"}
+
+
+def test_namespace_that_is_not_served_is_not_looked_into(server, cluster):
+    with pytest.raises(ConflictError, match="does not look into namespace foreign"):
+        cluster.pods("foreign", "digits", "uid-1", "1")
+    with pytest.raises(ConflictError, match="foreign"):
+        cluster.workflow("foreign", "digits")
+    assert server.count() == 0
+
+
+def test_workflow_is_read_whole_and_anew(api, cluster):
+    assert cluster.workflow("ml", "digits") is None
+    workflow(api)
+    assert cluster.workflow("ml", "digits")["spec"] == {"templates": []}
+    change(api, status={"phase": "Failed"})
+    assert cluster.workflow("ml", "digits")["status"]["phase"] == "Failed"
+
+
+def test_that_a_workflow_goes_on_is_asked_every_five_seconds(server, api, cluster, clock):
+    made = workflow(api)
+    for _ in range(5):
+        seen = cluster.glance("ml", "digits")
+    assert seen == {
+        "metadata": {"uid": made["metadata"]["uid"]},
+        "spec": {"shutdown": None},
+        "status": {"phase": "Running"},
+    }
+    assert server.count("get", "workflows") == 1
+    change(api, spec={"shutdown": "Stop"})
+    clock.now += 5
+    assert cluster.glance("ml", "digits")["spec"]["shutdown"] == "Stop"
+
+
+@pytest.mark.parametrize("over", [{"status": {"phase": "Failed"}}, {"spec": {"shutdown": "Stop"}}])
+def test_workflow_that_is_over_may_be_woken_at_any_time(api, cluster, over):
+    workflow(api)
+    change(api, **over)
+    cluster.glance("ml", "digits")
+    change(api, spec={}, status={"phase": "Running"})
+    seen = cluster.glance("ml", "digits")
+    assert (seen["status"]["phase"], seen["spec"]["shutdown"]) == ("Running", None)
+
+
+def test_workflow_that_was_not_there_is_looked_for_again(api, cluster):
+    assert cluster.glance("ml", "digits") is None
+    workflow(api)
+    assert cluster.glance("ml", "digits") is not None
+
+
+def test_api_server_in_trouble_is_said(server, cluster):
+    server.fail_next(503, plural="pods")
+    with pytest.raises(StoreError):
+        cluster.pods("ml", "digits", "uid-1", "1")
+    server.fail_next(403, plural="workflows", message="workflows is forbidden")
+    with pytest.raises(ForbiddenError, match="workflows is forbidden"):
+        cluster.workflow("ml", "digits")
