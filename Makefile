@@ -6,6 +6,8 @@ SHELL := /bin/bash
 # uv installs the locked packages in seconds; it is brought along where it is absent.
 UV := $(shell command -v uv || echo .tools/bin/uv)
 RUN := $(UV) run --no-sync
+# The harness needs nothing but Python.
+HARNESS := PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 -m cluster
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*  ## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,6 +30,18 @@ test: setup  ## run the tests (under 5 minutes on 2 cores)
 coverage: setup  ## run the tests and hold the coverage of tiphys/ at 95 %
 	@$(RUN) pytest --cov --cov-report=term:skip-covered
 
+cluster:  ## start a Kubernetes with an S3 server here, as root; prints lines for the shell to evaluate
+	@$(HARNESS).harness up
+
+cluster-down:  ## end it and delete its state
+	@$(HARNESS).harness down
+
+images: setup  ## build the images without Docker, as root, into build/images
+	@UV="$(UV)" $(HARNESS).images
+
+test-cluster: setup  ## run the tests that need a Kubernetes, on KUBECONFIG or on `make cluster`
+	@TIPHYS_CLUSTER=start UV="$(UV)" $(RUN) pytest tests/cluster -n0
+
 lint: setup  ## style, types and import contracts
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
@@ -41,4 +55,4 @@ golden: setup  ## accept what compile emits now as the golden files; review the 
 clean:  ## remove what the targets made
 	rm -rf .venv .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage lint golden clean
+.PHONY: help setup demo test coverage lint golden cluster cluster-down images test-cluster clean

@@ -1,0 +1,33 @@
+# A base for training images: Python, `tiphys` and what it needs (pydantic, boto3), NumPy. From the root of the repository:
+#   docker build -f plugin/trainer.Dockerfile --build-arg BASE=python:3.11-slim-bookworm@sha256:<digest> -t tiphys-trainer .
+# The base has no default, so that nobody builds upon a tag that moves; the digest of today is shown by
+#   docker buildx imagetools inspect python:3.11-slim-bookworm
+# plugin/images.toml says what is in here, and a test holds the two together.
+ARG BASE
+
+FROM ${BASE} AS build
+RUN pip install --no-cache-dir "uv>=0.9,<1"
+ENV UV_PROJECT_ENVIRONMENT=/opt/tiphys UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
+WORKDIR /build
+COPY pyproject.toml uv.lock ./
+RUN uv sync --frozen --no-dev --no-install-project --extra numpy
+COPY tiphys /opt/tiphys/lib/python3.11/site-packages/tiphys
+# Byte code is made here, because nothing can be written where the root is read-only.
+RUN python -m compileall -q --invalidation-mode unchecked-hash /opt/tiphys/lib/python3.11/site-packages
+
+FROM ${BASE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="tiphys-trainer" \
+      org.opencontainers.image.description="Base for training images: Python with the checkpoints of Tiphys" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/tiphys /opt/tiphys
+ENV PATH=/opt/tiphys/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    HOME=/tmp \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+WORKDIR /
+USER 65532:65532
+CMD ["python"]

@@ -1,0 +1,129 @@
+"""What tests on a cluster are given: the cluster, a namespace, a store, images, the audit log.
+
+Nothing here runs unless TIPHYS_CLUSTER is set: a KUBECONFIG in somebody's shell may lead to a cluster that people
+work on. `start` starts the project's own cluster where there is no other, `use` only takes one that is there.
+"""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster.client import AuditLog, Cluster, Store
+from cluster.harness.settings import Settings
+
+TESTS = Path(__file__).parents[1]
+_HOW = "set TIPHYS_CLUSTER=start (or run `make test-cluster`) to run the tests that need a Kubernetes cluster"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster of KUBECONFIG, or else the project's own."""
+    mode = os.environ.get("TIPHYS_CLUSTER")
+    if mode not in ("start", "use"):
+        pytest.skip(_HOW)
+    if os.environ.get("KUBECONFIG"):
+        return _of(dict(os.environ))
+    done = run_module("cluster.harness", "up" if mode == "start" else "env", check=mode == "start")
+    if done.returncode:
+        pytest.skip("TIPHYS_CLUSTER=use, and there is neither KUBECONFIG nor a running `make cluster`")
+    lines = (line.removeprefix("export ") for line in done.stdout.splitlines())
+    return _of({name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)})
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A fresh namespace that goes with the test."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    cluster.kubectl("create", "namespace", name)
+    # A pod that comes before the account of its namespace is refused.
+    cluster.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", name, "--timeout=120s")
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def cluster_store(cluster: Cluster) -> Store:
+    """An empty bucket on a server that pods and tests both reach."""
+    if not cluster.s3_url:
+        pytest.skip("TIPHYS_TEST_S3 names no S3 server that the pods of this cluster reach")
+    store = Store(f"test-{uuid.uuid4().hex[:12]}", cluster.s3_url, cluster.access_key, cluster.secret_key)
+    store.client().create_bucket(Bucket=store.bucket)
+    return store
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Cluster) -> dict[str, str]:
+    """References of the images `tiphys` and `tiphys-trainer`, known to the nodes."""
+    named = {"tiphys": os.environ.get("TIPHYS_IMAGE", ""), "tiphys-trainer": os.environ.get("TIPHYS_TRAINER_IMAGE", "")}
+    if all(named.values()):
+        return named
+    if not cluster.own:
+        pytest.skip("TIPHYS_IMAGE and TIPHYS_TRAINER_IMAGE name no images for this cluster")
+    built = [line.split(maxsplit=1) for line in run_module("cluster.images").stdout.splitlines()]
+    for _, archive in built:
+        cluster.harness("import", archive)
+    return {reference.split("/")[1].split(":")[0]: reference for reference, _ in built}
+
+
+@pytest.fixture
+def audit(cluster: Cluster) -> AuditLog:
+    """What the API server has been asked since the test began."""
+    if not cluster.audit_log:
+        pytest.skip("TIPHYS_TEST_AUDIT_LOG names no audit log of this cluster")
+    return AuditLog(cluster.audit_log, cluster.audit_log.stat().st_size)
+
+
+@pytest.fixture
+def second_node(cluster: Cluster) -> Iterator[str]:
+    """Name of a further node, with a kubelet of its own, that the test may drain or lose."""
+    if not cluster.own:
+        pytest.skip("only `make cluster` can be given a further node")
+    name = cluster.harness("add-node").strip()
+    yield name
+    cluster.harness("remove-node", name.removeprefix("node-"))
+
+
+@pytest.fixture
+def gpus(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
+    """Have a node advertise GPUs; after the test it has none again."""
+    given = []
+
+    def advertise(node: str, count: int) -> None:
+        given.append(node)
+        cluster.advertise_gpus(node, count)
+
+    yield advertise
+    for node in given:
+        cluster.advertise_gpus(node, 0)
+
+
+def run_module(module: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a part of the harness as a command; what it says of its progress goes to standard error."""
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    assert not check or done.returncode == 0, f"{module} {' '.join(arguments)} failed; it says why above"
+    return done
+
+
+def _of(environ: dict[str, str]) -> Cluster:
+    settings = Settings.read()
+    kubeconfig = Path(environ["KUBECONFIG"])
+    audit_log = environ.get("TIPHYS_TEST_AUDIT_LOG")
+    return Cluster(
+        kubeconfig=kubeconfig,
+        own=kubeconfig == settings.kubeconfig,
+        program="kubectl" if kubeconfig != settings.kubeconfig else str(settings.bin / "kubectl"),
+        s3_url=environ.get("TIPHYS_TEST_S3", ""),
+        access_key=environ.get("AWS_ACCESS_KEY_ID", ""),
+        secret_key=environ.get("AWS_SECRET_ACCESS_KEY", ""),
+        audit_log=Path(audit_log) if audit_log else None,
+        run_harness=lambda *arguments: run_module("cluster.harness", *arguments).stdout,
+    )
+
+
+__all__ = ["audit", "cluster", "cluster_store", "gpus", "images", "namespace", "second_node"]

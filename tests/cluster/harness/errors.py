@@ -1,0 +1,2 @@
+class HarnessError(Exception):
+    """What failed, and what to do; shown without a trace."""

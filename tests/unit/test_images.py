@@ -1,0 +1,69 @@
+"""The images of the tests and those that people build by Docker hold the same."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from cluster.images.recipe import ENVIRONMENT, ROOT, SITE, Recipe, recipes
+
+RECIPES = list(recipes().values())
+each_image = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+
+
+def instructions(recipe: Recipe) -> list[tuple[str, str]]:
+    """The Dockerfile as (instruction, rest), comments gone and continued lines joined."""
+    lines = [line for line in (ROOT / recipe.dockerfile).read_text().splitlines() if not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+
+
+def last(recipe: Recipe, instruction: str) -> str | None:
+    found = [rest for word, rest in instructions(recipe) if word == instruction]
+    return found[-1] if found else None
+
+
+@each_image
+def test_the_same_packages_and_sources(recipe: Recipe) -> None:
+    runs = " ".join(rest for word, rest in instructions(recipe) if word == "RUN")
+    assert re.findall(r"--extra (\S+)", runs) == recipe.extras
+    assert re.findall(r"-name (\S+)", runs) == recipe.botocore_services
+    copied = [rest.split() for word, rest in instructions(recipe) if word == "COPY" and SITE in rest]
+    assert copied == [[source, f"{SITE}/{Path(source).name}"] for source in recipe.sources]
+
+
+@each_image
+def test_the_same_user_start_and_environment(recipe: Recipe) -> None:
+    assert last(recipe, "USER") == recipe.user
+    assert json.loads(last(recipe, "ENTRYPOINT") or "[]") == recipe.entrypoint
+    assert json.loads(last(recipe, "CMD") or "[]") == recipe.command
+    assert dict(word.split("=", 1) for word in (last(recipe, "ENV") or "").split()) == ENVIRONMENT
+
+
+@each_image
+def test_the_same_labels(recipe: Recipe) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    arguments = dict(rest.split("=", 1) for word, rest in instructions(recipe) if word == "ARG" and "=" in rest)
+    labels = dict(re.findall(r'([\w.]+)="([^"]*)"', last(recipe, "LABEL") or ""))
+    filled = {name: arguments.get(value.strip("${}"), value) for name, value in labels.items()}
+    assert filled == recipe.config("unknown")["Labels"]
+    assert filled["org.opencontainers.image.version"] == version
+
+
+@each_image
+def test_what_it_is_built_upon_is_given_and_never_a_tag_that_moves(recipe: Recipe) -> None:
+    assert instructions(recipe)[0] == ("ARG", "BASE")
+    assert {rest.split()[0] for word, rest in instructions(recipe) if word == "FROM"} == {"${BASE}"}
+
+
+@each_image
+def test_nobody_is_root(recipe: Recipe) -> None:
+    user, _, group = recipe.user.partition(":")
+    assert int(user) > 0
+    assert int(group) > 0
+
+
+@each_image
+def test_every_source_is_a_package_here(recipe: Recipe) -> None:
+    assert all((ROOT / source / "__init__.py").is_file() for source in recipe.sources)
