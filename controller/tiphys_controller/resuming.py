@@ -29,7 +29,14 @@ class Resumed(NamedTuple):
     """Attempts taken away from the submission before, as ``step/attempt``."""
 
 
-def resume(store: Store, submitter: Submitter, run: str, force: bool = False, dry_run: bool = False) -> Resumed:
+def resume(
+    store: Store,
+    submitter: Submitter,
+    run: str,
+    force: bool = False,
+    dry_run: bool = False,
+    namespace: str = "",
+) -> Resumed:
     """Submit what is missing of a run, once.
 
     Nothing is submitted where nothing is missing. After a crash between claim
@@ -41,6 +48,8 @@ def resume(store: Store, submitter: Submitter, run: str, force: bool = False, dr
         run: Name of the run.
         force: Go on although the last submission may still be running.
         dry_run: Plan and prune, and write nothing.
+        namespace: Where a Workflow goes that is the first of the run in this cluster;
+            empty: as recorded.
 
     Raises:
         NotFoundError: there is no such run.
@@ -57,7 +66,7 @@ def resume(store: Store, submitter: Submitter, run: str, force: bool = False, dr
         return Resumed(run, report_of(found, store.url))
     if recovered := _recover(store, submitter, found):
         return Resumed(run, report_of(found, store.url), recovered.submission, recovered.workflow_name, recovered.uid)
-    turn = _take_turn(store, submitter, found, force)
+    turn = _take_turn(store, submitter, found, force, namespace)
     fenced = fence(store, run, found.state.unfinished)
     failpoint("resume.after_fence")
     if any(end.outcome is Outcome.DONE for end in fenced):
@@ -81,11 +90,11 @@ def _recover(store: Store, submitter: Submitter, found: Planned) -> SubmissionBo
     return bound if live and live.running else None
 
 
-def _take_turn(store: Store, submitter: Submitter, found: Planned, force: bool) -> Turn:
+def _take_turn(store: Store, submitter: Submitter, found: Planned, force: bool, namespace: str) -> Turn:
     last = found.state.submissions[-1] if found.state.submissions else None
     live = submitter.find(*place(last)) if last else None
-    namespace = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
-    turn = next_turn(last, live, submitter.cluster, namespace, force)
+    recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
+    turn = next_turn(last, live, submitter.cluster, namespace or recorded, force)
     if turn.claimed is None:
         check_free(store, submitter, turn.namespace, found.state.record.run, turn.submission)
     return turn

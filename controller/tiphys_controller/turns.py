@@ -30,7 +30,7 @@ def next_turn(last: Submission | None, live: LiveWorkflow | None, cluster: str, 
         last: Its last submission; None before the first.
         live: What `place` of that submission holds in ``cluster``; None for nothing.
         cluster: Where the next one would go.
-        namespace: Namespace of a first submission.
+        namespace: Namespace of a first submission, and of the first one in this cluster.
         force: Go on although the last one may still be running.
 
     Raises:
@@ -38,7 +38,7 @@ def next_turn(last: Submission | None, live: LiveWorkflow | None, cluster: str, 
     """
     if last is None:
         return Turn(1, namespace)
-    after = Turn(last.claim.submission + 1, last.claim.namespace)
+    after = Turn(last.claim.submission + 1, namespace if _elsewhere(last, cluster) else last.claim.namespace)
     if force and (live is not None or _elsewhere(last, cluster)):
         return after
     if _elsewhere(last, cluster):

@@ -1,8 +1,11 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.kube_server import KubeServer, serving
 from support.submitter import FakeSubmitter
 
+from tiphys.kube import KubeApi
 from tiphys.store import DirectoryStore, Store
 
 
@@ -14,3 +17,14 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def submitter(tmp_path: Path) -> FakeSubmitter:
     return FakeSubmitter(tmp_path / "cluster")
+
+
+@pytest.fixture
+def server() -> Iterator[KubeServer]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def api(server: KubeServer) -> KubeApi:
+    return server.api("ml")

@@ -1,0 +1,77 @@
+"""The controller as a process: ``python -m tiphys_controller``. It only wires the parts together."""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+
+import prometheus_client
+import structlog
+
+from tiphys.errors import TiphysError
+from tiphys.kube import connect
+from tiphys_controller.kubernetes.controller import Controller, Surroundings
+from tiphys_controller.kubernetes.health import HealthServer
+from tiphys_controller.kubernetes.logs import log_json
+from tiphys_controller.kubernetes.stores import NamespaceStores
+
+_POD_NAME = "POD_NAME"
+_log = structlog.get_logger()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT; return the exit code."""
+    options = _parser().parse_args(arguments)
+    log_json()
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
+    try:
+        _run(options)
+    except TiphysError as error:
+        print(f"tiphys-controller: {error}", file=sys.stderr)  # noqa: T201  this is the command's own voice
+        return error.exit_code
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    namespaces = None if options.all_namespaces else tuple(dict.fromkeys(options.namespace))
+    api = connect()
+    stores = NamespaceStores(options.store, namespaces)
+    identity = os.environ.get(_POD_NAME) or socket.gethostname()
+    controller = Controller(Surroundings(api, namespaces, stores, identity, options.lease_namespace or api.namespace))
+    with HealthServer(controller, options.host, options.port) as health:
+        _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
+        controller.run(stop)
+        _log.info("controller.stopping")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tiphys_controller", description=__doc__)
+    parser.add_argument(
+        "--store", required=True, help="URL of the storage that runs are kept in; {namespace} in it is the workflow's"
+    )
+    watched = parser.add_mutually_exclusive_group(required=True)
+    watched.add_argument("--namespace", action="append", help="namespace of workflows; may be repeated")
+    watched.add_argument("--all-namespaces", action="store_true", help="workflows of the whole cluster")
+    parser.add_argument("--lease-namespace", default="", help="namespace of the Lease (default: that of this pod)")
+    parser.add_argument(
+        "--host",
+        default="0.0.0.0",  # noqa: S104  probes and scrapes come from outside of the pod
+        help="address to listen on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--port", default=7243, type=int, help="port of /healthz, /readyz and /metrics; 0 for a free one"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    code = main()
+    # A thread that waits for storage must not hold up the end of the process.
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,5 @@
+"""The controller on a Kubernetes cluster: the only part of it that needs the Kubernetes client."""
+
+from tiphys_controller.kubernetes.submitter import KubernetesSubmitter, Shutdown
+
+__all__ = ["KubernetesSubmitter", "Shutdown"]

@@ -1,0 +1,118 @@
+"""What there is to tell about a Workflow, as sentences for the Events beside it: a pure function of what was read.
+
+What Argo shows by itself is left out: that a step has begun, and that it is done.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from tiphys.records import Event, Outcome
+from tiphys_controller.kubernetes.place import Place
+from tiphys_controller.kubernetes.run_log import AttemptKey, Ended, Opened, RunLog
+from tiphys_controller.kubernetes.seen import SeenWorkflow
+
+_TOLD_EVENTS = {
+    "checkpoint.skipped": ("CheckpointSkipped", True),
+    "checkpoint.save_failed": ("CheckpointNotSaved", True),
+    "run.resumed": ("RunResumed", False),
+}
+
+
+class News(NamedTuple):
+    """One thing to tell. ``key`` is the same whenever it is found again."""
+
+    key: str
+    reason: str
+    """PascalCase, as Kubernetes wants it."""
+    message: str
+    warning: bool = False
+    at: datetime | None = None
+    """When it was recorded; None for what the Workflow object itself says."""
+
+
+def news_of(workflow: SeenWorkflow, place: Place | None, log: RunLog | None, resume: str) -> list[News]:
+    """Everything there is to tell, told before or not. ``resume`` is the command that goes on with the run."""
+    told = [*_of_attempts(place, log), *_of_events(place, log)] if place and log else []
+    return [*sorted(told, key=_recorded), *_of_workflow(workflow, resume)]
+
+
+def deleted(resume: str) -> News:
+    """The Workflow was deleted before it was over."""
+    return News(
+        "deleted", "WorkflowDeleted", f"the Workflow was deleted; what is finished is kept: go on with {resume}", True
+    )
+
+
+def agent_deleted(pod: str, uid: str, why: str) -> News:
+    """Its agent pod had failed, and was deleted."""
+    message = f"agent pod {pod} had failed ({why}) and was deleted, so that Argo makes another"
+    return News(f"agent/{uid}", "AgentPodDeleted", message, warning=True)
+
+
+def _recorded(news: News) -> datetime:
+    return news.at or datetime.max.replace(tzinfo=UTC)
+
+
+def _of_attempts(place: Place, log: RunLog) -> Iterator[News]:
+    for attempt, opened in sorted(log.opened.items()):
+        if opened.submission == place.submission:
+            yield from _opened(attempt, opened)
+            if (ended := log.ended.get(attempt)) is not None:
+                yield from _ended(attempt, ended)
+
+
+def _opened(attempt: AttemptKey, opened: Opened) -> Iterator[News]:
+    step, number = attempt
+    if number > 1 or opened.starts_from:
+        start = f"from {opened.starts_from}" if opened.starts_from else "from the beginning"
+        yield News(
+            f"opened/{step}/{number}", "AttemptStarted", f"{step}: attempt {number} starts {start}", at=opened.at
+        )
+    for index, sentence in enumerate(opened.skipped):
+        key = f"skipped/{step}/{number}/{index}"
+        yield News(key, "CheckpointSkipped", f"{step}: {sentence}", warning=True, at=opened.at)
+
+
+def _ended(attempt: AttemptKey, ended: Ended) -> Iterator[News]:
+    step, number = attempt
+    if ended.outcome is Outcome.DONE:
+        return
+    cause = f" by {ended.cause.value.replace('_', ' ')}" if ended.cause else ""
+    told = f": {ended.message}" if ended.message else ""
+    how = "was taken away" if ended.outcome is Outcome.FENCED else "ended"
+    reason = "AttemptFenced" if ended.outcome is Outcome.FENCED else "AttemptFailed"
+    message = f"{step}: attempt {number} {how}{cause}{told}"
+    yield News(f"ended/{step}/{number}", reason, message, warning=True, at=ended.at)
+
+
+def _of_events(place: Place, log: RunLog) -> Iterator[News]:
+    for number, events in sorted(log.events.items()):
+        for index, event in enumerate(events):
+            if event.name in _TOLD_EVENTS and _submission(event, log) == place.submission:
+                reason, warning = _TOLD_EVENTS[event.name]
+                about = f"{event.step}: " if event.step else ""
+                yield News(f"event/{number}/{index}", reason, f"{about}{event.message}", warning, event.at)
+
+
+def _submission(event: Event, log: RunLog) -> int | None:
+    """The submission in which it happened; None where nothing says."""
+    if "submission" in event.data:
+        return int(event.data["submission"])
+    opened = log.opened.get((event.step, event.attempt or 0))
+    return opened.submission if opened else None
+
+
+def _of_workflow(workflow: SeenWorkflow, resume: str) -> Iterator[News]:
+    if workflow.shutdown:
+        how = "terminated" if workflow.shutdown == "Terminate" else "stopped"
+        message = f"the Workflow is being {how}; what is finished is kept: go on with {resume} once it has ended"
+        yield News(f"shutdown/{workflow.shutdown}", "WorkflowStopped", message)
+    if workflow.finished and workflow.phase != "Succeeded":
+        why = f": {workflow.message}" if workflow.message else ""
+        yield News(
+            "failed",
+            "RunFailed",
+            f"it ended as {workflow.phase}{why}; what is missing runs with {resume}",
+            warning=True,
+        )

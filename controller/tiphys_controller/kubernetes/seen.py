@@ -1,0 +1,93 @@
+"""What the controller keeps of a Workflow object: a few facts, because the object may be a megabyte of nodes."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tiphys.kube import Object
+from tiphys.protocol.pipeline import parameters_of
+from tiphys.protocol.policy import (
+    DESCRIPTION_ANNOTATION,
+    NARRATED_ANNOTATION,
+    PIPELINE_ANNOTATION,
+    RUN_PARAMETER,
+    STORE_ANNOTATION,
+    TITLE_ANNOTATION,
+)
+from tiphys_controller.submitter import LiveWorkflow
+
+COMPLETED_LABEL = "workflows.argoproj.io/completed"
+_RUN_ANSWER = "run-id"
+_OVER = frozenset({"Succeeded", "Failed", "Error"})
+
+
+class SeenWorkflow(NamedTuple):
+    """A Workflow as it was when it changed last."""
+
+    namespace: str
+    name: str
+    uid: str
+    pipeline: str
+    store: str
+    """URL that it was compiled for; empty if for none."""
+    run: str
+    """Name of its run, as far as its parameters say; empty in a bare ``argo submit``."""
+    admitted_run: str
+    """Name of its run, as the first admit answered it; empty before, or where Argo has packed its nodes away."""
+    phase: str
+    """Argo's word; ``Pending`` before Argo has looked at it."""
+    message: str
+    progress: str
+    shutdown: str
+    """``Stop`` or ``Terminate`` once somebody asked for it."""
+    finished: bool
+    finished_at: str
+    narrated: frozenset[str]
+    """Which annotations the controller keeps: ``title``, ``description``."""
+    annotations: Mapping[str, str]
+    """The present text of those two."""
+
+
+def see(workflow: Object) -> SeenWorkflow:
+    """The facts of a Workflow object; of what is not there, the empty text."""
+    metadata, spec, status = workflow["metadata"], workflow.get("spec") or {}, workflow.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+    return SeenWorkflow(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        pipeline=annotations.get(PIPELINE_ANNOTATION, ""),
+        store=annotations.get(STORE_ANNOTATION, ""),
+        run=parameters_of({"spec": spec}).get(RUN_PARAMETER, ""),
+        admitted_run=_admitted_run(status.get("nodes") or {}),
+        phase=status.get("phase") or "Pending",
+        message=status.get("message") or "",
+        progress=status.get("progress") or "",
+        shutdown=spec.get("shutdown") or "",
+        finished=is_over(workflow),
+        finished_at=status.get("finishedAt") or "",
+        narrated=frozenset(filter(None, annotations.get(NARRATED_ANNOTATION, "").split(","))),
+        annotations={
+            name.rpartition("/")[2]: annotations.get(name, "") for name in (TITLE_ANNOTATION, DESCRIPTION_ANNOTATION)
+        },
+    )
+
+
+def live(workflow: Object) -> LiveWorkflow:
+    """The Workflow as the rest of the controller knows it."""
+    metadata = workflow["metadata"]
+    phase = (workflow.get("status") or {}).get("phase") or "Pending"
+    return LiveWorkflow(metadata["name"], metadata["namespace"], metadata["uid"], phase, not is_over(workflow))
+
+
+def is_over(workflow: Object) -> bool:
+    """Whether Argo has finished with it. One that Argo has not looked at yet has no status, and will run."""
+    labels = workflow["metadata"].get("labels") or {}
+    return labels.get(COMPLETED_LABEL) == "true" or (workflow.get("status") or {}).get("phase") in _OVER
+
+
+def _admitted_run(nodes: Mapping[str, Object]) -> str:
+    for node in nodes.values():
+        for parameter in (node.get("outputs") or {}).get("parameters") or []:
+            if node.get("type") == "Plugin" and parameter.get("name") == _RUN_ANSWER and parameter.get("value"):
+                return str(parameter["value"])
+    return ""

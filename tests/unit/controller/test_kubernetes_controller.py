@@ -1,0 +1,313 @@
+"""The controller against an API server: it leads, watches, heals, tells and ends."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.argo_objects import NARRATED, put, put_agent, told, workflow
+from support.compiled import History
+from support.kube_server import KubeServer, Request
+from support.polling import until
+from tiphys_controller.kubernetes.controller import Controller, Surroundings
+from tiphys_controller.kubernetes.healer import Healer
+from tiphys_controller.kubernetes.health import HealthServer
+from tiphys_controller.kubernetes.metrics import Metrics
+from tiphys_controller.kubernetes.narrator import Narrator
+from tiphys_controller.kubernetes.stores import NamespaceStores
+from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.writer import Writer
+
+from tiphys.errors import StoreError, UsageError
+from tiphys.kube import KubeApi, Object, Synced
+from tiphys.kube.resources import LEASES, PODS, WORKFLOWS
+from tiphys.records import Cause, SubmissionBound, SubmissionClaim, SubmissionKind, utc_now
+from tiphys.store import RunLayout, Store
+
+RUN = "digits-1"
+
+
+class Bench:
+    """A narrator and a healer whose rounds and clock are in the test's hands."""
+
+    def __init__(self, server: KubeServer, api: KubeApi, store: Store) -> None:
+        self.server, self.api, self.store = server, api, store
+        self.leads = True
+        self.moment = 1000.0
+        self.now = utc_now()
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process: nothing is remembered."""
+        self.view, self.metrics = ClusterView(), Metrics()
+        writer = Writer(self.api, lambda: self.leads, self.metrics, lambda: self.now)
+        self.narrator = Narrator(
+            self.view, lambda _: self.store, writer, self.metrics, lambda: self.now, lambda: self.moment
+        )
+        self.healer = Healer(self.view, writer, self.metrics)
+
+    def round(self) -> None:
+        """All there is, seen and worked on, a minute after the last round."""
+        self.moment += 60
+        self.view.take_workflows("ml", Synced(self.api.list(WORKFLOWS, "ml").items))
+        self.view.take_agents("ml", Synced(self.api.list(PODS, "ml").items))
+        self.healer.heal()
+        with ThreadPoolExecutor(1) as pool:
+            self.narrator.round(pool, threading.Event())
+
+    def submitted(self, **fields: Any) -> Object:
+        """A Workflow that its first admit has bound to the run."""
+        found = put(self.api, workflow(store=self.store.url, run=RUN, **fields))
+        layout = RunLayout(RUN)
+        claimed = SubmissionClaim(
+            run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name=RUN, namespace="ml"
+        )
+        uid = found["metadata"]["uid"]
+        record = SubmissionBound(run=RUN, submission=1, cluster="c", namespace="ml", workflow_name=RUN, uid=uid)
+        self.store.create(layout.submission(1), claimed.to_bytes())
+        self.store.create(layout.submission_bound(1), record.to_bytes())
+        return found
+
+    def annotation(self, name: str) -> str:
+        [found] = self.server.objects("workflows")
+        text: str = found["metadata"]["annotations"][f"workflows.argoproj.io/{name}"]
+        return text
+
+
+@pytest.fixture
+def bench(server: KubeServer, api: KubeApi, store: Store) -> Bench:
+    return Bench(server, api, store)
+
+
+def test_a_failed_agent_pod_is_deleted_and_its_workflow_told(bench: Bench) -> None:
+    owner = put(bench.api, workflow())
+    put_agent(bench.api, owner)
+    put_agent(bench.api, owner, name="works", phase="Running")
+    put_agent(bench.api, {"metadata": {"uid": "uid-of-another"}}, name="not-ours")
+
+    bench.round()
+
+    assert [pod["metadata"]["name"] for pod in bench.server.objects("pods")] == ["not-ours", "works"]
+    assert [reason for reason, _ in told(bench.server)] == ["AgentPodDeleted"]
+    assert bench.metrics.registry.get_sample_value("tiphys_controller_agent_pods_deleted_total") == 1
+
+
+def test_a_pod_that_took_the_name_of_the_failed_one_stays(bench: Bench) -> None:
+    owner = put(bench.api, workflow())
+    put_agent(bench.api, owner)
+    bench.view.take_workflows("ml", Synced(bench.api.list(WORKFLOWS, "ml").items))
+    bench.view.take_agents("ml", Synced(bench.api.list(PODS, "ml").items))
+    bench.api.delete(PODS, "ml", "digits-1-1340600742-agent")
+    put_agent(bench.api, owner, phase="Running")
+
+    bench.healer.heal()
+
+    assert len(bench.server.objects("pods")) == 1
+
+
+def test_a_deletion_that_fails_is_tried_again(bench: Bench) -> None:
+    put_agent(bench.api, put(bench.api, workflow()))
+    bench.server.fail_next(500, verb="delete", plural="pods")
+    bench.round()
+    assert len(bench.server.objects("pods")) == 1
+    bench.round()
+    assert bench.server.objects("pods") == []
+
+
+def test_whoever_does_not_lead_any_more_writes_nothing(bench: Bench) -> None:
+    put_agent(bench.api, bench.submitted())
+    History(bench.store, RUN).failed("fit")
+    bench.leads = False
+    bench.round()
+    assert len(bench.server.objects("pods")) == 1
+    assert told(bench.server) == []
+    assert bench.annotation("title") == "digits"
+
+
+def test_what_happened_to_a_run_is_told_once_whoever_leads(bench: Bench) -> None:
+    bench.submitted()
+    History(bench.store, RUN).failed("fit", 1, Cause.PREEMPTION, "the node was taken away")
+    bench.round()
+    first = told(bench.server)
+    assert first == [("AttemptFailed", "fit: attempt 1 ended by preemption: the node was taken away")]
+    [event] = bench.server.objects("events")
+    assert event["involvedObject"]["kind"] == "Workflow"
+    assert event["involvedObject"]["uid"] == bench.server.objects("workflows")[0]["metadata"]["uid"]
+    assert event["type"] == "Warning"
+
+    bench.round()
+    bench.restart()
+    bench.round()
+
+    assert told(bench.server) == first
+
+
+def test_old_news_are_not_told_by_a_controller_that_comes_late(bench: Bench) -> None:
+    bench.submitted()
+    History(bench.store, RUN).failed("fit")
+    bench.now += timedelta(hours=2)
+    bench.round()
+    assert told(bench.server) == []
+
+
+def test_title_and_description_follow_the_run_and_are_written_on_change_only(bench: Bench) -> None:
+    bench.submitted()
+    history = History(bench.store, RUN)
+    history.opened("fit")
+    bench.round()
+    assert bench.annotation("title") == RUN
+    assert "Under way: fit." in bench.annotation("description")
+    patches = bench.server.count("patch", "workflows")
+
+    bench.round()
+    assert bench.server.count("patch", "workflows") == patches
+
+    history.finish("fit")
+    bench.round()
+    assert "Done: fit." in bench.annotation("description")
+    assert bench.server.count("patch", "workflows") == patches + 1
+
+
+@pytest.mark.parametrize("ours", ["", "title", "description"])
+def test_what_the_author_wrote_stays(ours: str, bench: Bench) -> None:
+    bench.submitted(annotations={**NARRATED, "tiphys.dev/narrated": ours})
+    bench.round()
+    assert (bench.annotation("title") != "digits") == (ours == "title")
+    assert (bench.annotation("description") != "Pipeline `digits`.") == (ours == "description")
+
+
+def test_a_failed_workflow_says_how_to_go_on(bench: Bench) -> None:
+    bench.submitted(phase="Failed")
+    bench.round()
+    [(reason, message)] = told(bench.server)
+    assert reason == "RunFailed"
+    assert message.endswith(f"`tiphys resume {RUN} --store {bench.store.url}`")
+    assert bench.annotation("description").endswith(f"go on with `tiphys resume {RUN} --store {bench.store.url}`.")
+
+
+def test_a_workflow_that_is_deleted_while_it_runs_says_how_to_go_on(bench: Bench) -> None:
+    bench.submitted()
+    bench.round()
+    bench.api.delete(WORKFLOWS, "ml", RUN)
+    bench.round()
+    bench.round()
+    [(reason, message)] = told(bench.server)
+    assert reason == "WorkflowDeleted"
+    assert f"`tiphys resume {RUN} --store" in message
+
+
+def test_a_workflow_of_another_store_is_left_to_the_plugins_refusal(bench: Bench) -> None:
+    put(bench.api, workflow(store="s3://elsewhere", run=RUN))
+    History(bench.store, RUN).failed("fit")
+    bench.round()
+    assert told(bench.server) == []
+
+
+def test_one_run_that_cannot_be_read_silences_no_other(bench: Bench) -> None:
+    put(bench.api, workflow("broken", store=bench.store.url, run="broken"))
+    bench.store.create(RunLayout("broken").submission(1), b"not a record")
+    bench.submitted(phase="Failed")
+    bench.round()
+    assert [reason for reason, _ in told(bench.server)] == ["RunFailed"]
+    assert bench.metrics.registry.get_sample_value("tiphys_controller_failures_total", {"what": "look"}) == 1
+
+
+def test_a_workflow_that_was_over_long_ago_costs_nothing(bench: Bench) -> None:
+    put(bench.api, workflow(phase="Failed", store=bench.store.url, status={"finishedAt": "2020-01-01T00:00:00Z"}))
+    bench.round()
+    assert told(bench.server) == []
+    assert bench.metrics.registry.get_sample_value("tiphys_controller_looks_total") == 0
+
+
+def test_several_namespaces_need_a_store_each(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"put \{namespace\} into the URL, such as s3://ml/tiphys/\{namespace\}"):
+        NamespaceStores("s3://ml/tiphys", None)
+    url = f"file://{tmp_path}/{{namespace}}/runs"
+    assert NamespaceStores(url, ("a", "b"))("b").url == f"file://{tmp_path}/b/runs"
+
+
+@contextmanager
+def running(api: KubeApi, store: Store, identity: str = "one") -> Iterator[Controller]:
+    """A whole controller, until the body is over."""
+    stop = threading.Event()
+    given = Surroundings(api, ("ml",), lambda _: store, identity, "tiphys-system")
+    controller = Controller(given, lease_seconds=300.0, renew_seconds=0.05)
+    thread = threading.Thread(target=controller.run, args=(stop,))
+    thread.start()
+    try:
+        yield controller
+    finally:
+        stop.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def leads(controller: Controller) -> bool:
+    return controller.metrics.registry.get_sample_value("tiphys_controller_leads") == 1
+
+
+def ready(controller: Controller) -> bool:
+    try:
+        controller.check()
+    except StoreError:
+        return False
+    return True
+
+
+def test_a_controller_leads_heals_and_tells_until_it_is_stopped(server: KubeServer, api: KubeApi, store: Store) -> None:
+    server.add_namespace("tiphys-system")
+    with running(api, store) as controller:
+        until(lambda: leads(controller) and ready(controller))
+        put_agent(api, put(api, workflow(phase="Failed", name="over")))
+        put_agent(api, put(api, workflow()), name="agent-of-digits-1")
+        until(lambda: {reason for reason, _ in told(server)} == {"AgentPodDeleted", "RunFailed"})
+    assert not leads(controller)
+    assert len(server.objects("pods")) == 1
+    [lease] = server.objects("leases")
+    assert lease["spec"]["holderIdentity"] == ""
+
+
+def test_one_leads_and_the_next_takes_over(server: KubeServer, api: KubeApi, store: Store) -> None:
+    server.add_namespace("tiphys-system")
+    with running(api, store, "one") as one:
+        until(lambda: leads(one))
+        with running(server.api("ml"), store, "two") as two:
+            until(lambda: ready(two))
+            assert not leads(two)
+            api.patch(LEASES, "tiphys-system", "tiphys-controller", {"spec": {"holderIdentity": "two"}})
+            until(lambda: leads(two) and not leads(one))
+
+
+def test_a_right_that_is_missing_is_named_by_readyz(server: KubeServer, api: KubeApi, store: Store) -> None:
+    server.add_namespace("tiphys-system")
+
+    def without_pods(request: Request) -> bool:
+        return request.plural != "pods"
+
+    server.authorize = without_pods
+    with running(api, store) as controller, HealthServer(controller, "127.0.0.1", 0) as health:
+        until(lambda: "cannot watch pods of namespace ml" in get(health.port, "/readyz")[1])
+        status, body = get(health.port, "/readyz")
+        assert status == 503
+        assert "pods" in json.loads(body)["error"]
+        assert get(health.port, "/healthz") == (200, "ok\n")
+        server.authorize = lambda _: True
+        until(lambda: get(health.port, "/readyz") == (200, "ok\n"))
+        assert "tiphys_controller_leads 1.0" in get(health.port, "/metrics")[1]
+        assert get(health.port, "/")[0] == 404
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()

@@ -1,0 +1,218 @@
+"""What people on the cluster are told of a run: Events, title and description, from what storage says."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.argo_objects import workflow
+from support.compiled import History
+from support.memory import MemoryStore
+from tiphys_controller.kubernetes import run_log
+from tiphys_controller.kubernetes.description import narration
+from tiphys_controller.kubernetes.news import news_of
+from tiphys_controller.kubernetes.place import Place, find_place
+from tiphys_controller.kubernetes.run_log import RunLog
+from tiphys_controller.kubernetes.seen import see
+
+from tiphys.errors import StoreError
+from tiphys.kube import Object
+from tiphys.records import (
+    AttemptClaim,
+    Cause,
+    CheckpointRef,
+    Event,
+    Skipped,
+    SubmissionBound,
+    SubmissionClaim,
+    SubmissionKind,
+)
+from tiphys.store import RunLayout, append_events
+
+RUN, RESUME = "digits-1", "`tiphys resume digits-1`"
+LAYOUT = RunLayout(RUN)
+OLD = CheckpointRef(lineage=f"{RUN}/fit", attempt=1, global_step=90)
+OLDER = CheckpointRef(lineage=f"{RUN}/fit", attempt=1, global_step=80)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def history(store: MemoryStore) -> History:
+    return History(store, RUN)
+
+
+def told(store: MemoryStore, submission: int = 1, found: Object | None = None) -> Iterator[tuple[str, str]]:
+    log = RunLog(RUN)
+    log.read(store)
+    for one in news_of(see(found or workflow()), Place(RUN, submission), log, RESUME):
+        yield one.reason, one.message
+
+
+def narrated(store: MemoryStore, submission: int = 1, found: Object | None = None) -> dict[str, str]:
+    log = RunLog(RUN)
+    log.read(store)
+    return narration(see(found or workflow()), Place(RUN, submission), log, RESUME)
+
+
+def resumed_from(store: MemoryStore, attempt: int, start: CheckpointRef, skipped: CheckpointRef | None = None) -> None:
+    passed_over = (Skipped(checkpoint=skipped, reason="its bytes do not match"),) if skipped else ()
+    record = AttemptClaim(
+        run=RUN,
+        step="fit",
+        attempt=attempt,
+        submission=1,
+        uid="u",
+        node="n",
+        instance="i",
+        step_key="k",
+        starts_from=start,
+        skipped=passed_over,
+    )
+    store.create(LAYOUT.attempt("fit", attempt), record.to_bytes())
+
+
+def test_an_attempt_that_ended_badly_is_told_with_its_cause_and_the_next_with_its_start(
+    store: MemoryStore, history: History
+) -> None:
+    history.failed("fit", 1, Cause.PREEMPTION, "the node was taken away")
+    resumed_from(store, 2, OLDER, skipped=OLD)
+    assert list(told(store)) == [
+        ("AttemptFailed", "fit: attempt 1 ended by preemption: the node was taken away"),
+        ("AttemptStarted", "fit: attempt 2 starts from checkpoint 80 of attempt 1"),
+        ("CheckpointSkipped", "fit: checkpoint 90 of attempt 1 was passed over: its bytes do not match"),
+    ]
+
+
+def test_what_argo_shows_by_itself_is_not_told(store: MemoryStore, history: History) -> None:
+    history.opened("fit")
+    history.done("prep")
+    assert list(told(store)) == []
+
+
+def test_other_submissions_have_workflows_of_their_own(store: MemoryStore, history: History) -> None:
+    history.failed("fit", 1, submission=1)
+    history.failed("fit", 2, Cause.OUT_OF_MEMORY, submission=2)
+    assert list(told(store, submission=2)) == [
+        ("AttemptStarted", "fit: attempt 2 starts from the beginning"),
+        ("AttemptFailed", "fit: attempt 2 ended by out of memory"),
+    ]
+
+
+def test_what_the_training_program_and_a_resume_have_stored_is_told(store: MemoryStore, history: History) -> None:
+    history.opened("fit", 1, submission=2)
+    events = [
+        Event(name="run.resumed", message="submission 2 runs fit", data={"submission": 2}),
+        Event(name="checkpoint.skipped", step="fit", attempt=1, message="checkpoint 90 of attempt 1 is corrupt"),
+        Event(name="checkpoint.restored", step="fit", attempt=1, message="starts from 80"),
+        Event(name="checkpoint.save_failed", step="fit", attempt=7, message="of another submission"),
+    ]
+    append_events(store, RUN, "test", events)
+    assert list(told(store, submission=2)) == [
+        ("RunResumed", "submission 2 runs fit"),
+        ("CheckpointSkipped", "fit: checkpoint 90 of attempt 1 is corrupt"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (workflow(), []),
+        (workflow(phase="Succeeded"), []),
+        (
+            workflow(phase="Failed", status={"message": "child 'fit' failed"}),
+            [("RunFailed", f"it ended as Failed: child 'fit' failed; what is missing runs with {RESUME}")],
+        ),
+        (
+            workflow(spec={"shutdown": "Terminate"}),
+            [
+                (
+                    "WorkflowStopped",
+                    "the Workflow is being terminated; what is finished is kept: go on with "
+                    f"{RESUME} once it has ended",
+                )
+            ],
+        ),
+    ],
+    ids=["runs", "succeeded", "failed", "terminated"],
+)
+def test_the_end_of_a_workflow_is_told_with_what_to_do(
+    found: Object, expected: list[tuple[str, str]], store: MemoryStore
+) -> None:
+    assert list(told(store, found=found)) == expected
+
+
+def test_the_description_says_where_the_run_stands(store: MemoryStore, history: History) -> None:
+    history.done("prep")
+    history.failed("fit", 1, Cause.PREEMPTION)
+    history.opened("fit", 2)
+    assert narrated(store) == {
+        "title": "digits-1",
+        "description": "Run `digits-1` of pipeline `digits`, submission 1. Done: prep. Under way: fit (attempt 2). "
+        "Attempt 1 of fit ended by preemption.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (workflow(phase="Failed"), f"It ended as Failed: go on with {RESUME}."),
+        (workflow(phase="Succeeded"), "It succeeded."),
+        (workflow(spec={"shutdown": "Stop"}), f"It is being stopped; then go on with {RESUME}."),
+    ],
+)
+def test_the_description_says_what_comes_next(found: Object, sentence: str, store: MemoryStore) -> None:
+    described = narrated(store, submission=2, found=found)
+    assert described["title"] == "digits-1 (submission 2)"
+    assert described["description"].endswith(sentence)
+
+
+def test_items_of_a_fan_out_are_counted(store: MemoryStore, history: History) -> None:
+    for ordinal in range(3):
+        history.done(f"sweep.0123456789ab.{ordinal}")
+    assert "Done: sweep (3 items)." in narrated(store)["description"]
+
+
+def test_a_long_run_is_read_piece_by_piece(
+    store: MemoryStore, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "READS", 4)
+    for number in range(1, 4):
+        history.failed("fit", number)
+    log = RunLog(RUN)
+    log.read(store)
+    assert not log.complete
+    assert len(log.opened) + len(log.ended) == 4
+    log.read(store)
+    assert log.complete
+    assert (len(log.opened), len(log.ended)) == (3, 3)
+
+
+def test_what_was_read_is_not_read_again(store: MemoryStore, history: History) -> None:
+    history.failed("fit", 1)
+    log = RunLog(RUN)
+    log.read(store)
+    store.refuses = lambda operation, key: operation == "read"
+    log.read(store)
+    history.opened("fit", 2)
+    with pytest.raises(StoreError):
+        log.read(store)
+
+
+def bound(store: MemoryStore, run: str, submission: int, uid: str) -> None:
+    layout, name = RunLayout(run), f"{run}-{submission}"
+    claimed = SubmissionClaim(
+        run=run, submission=submission, kind=SubmissionKind.RESUME, workflow_name=name, namespace="ml"
+    )
+    record = SubmissionBound(run=run, submission=submission, cluster="c", namespace="ml", workflow_name=name, uid=uid)
+    store.create(layout.submission(submission), claimed.to_bytes())
+    store.create(layout.submission_bound(submission), record.to_bytes())
+
+
+def test_the_place_of_a_workflow_is_where_its_uid_is_bound(store: MemoryStore) -> None:
+    bound(store, "digits-1", 1, "uid-of-a-namesake")
+    assert find_place(store, see(workflow())) is None
+    bound(store, "digits-1-uid-o", 1, "uid-before")
+    bound(store, "digits-1-uid-o", 2, "uid-of-digits-1")
+    assert find_place(store, see(workflow())) == Place("digits-1-uid-o", 2)
