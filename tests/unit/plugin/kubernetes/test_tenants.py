@@ -1,0 +1,316 @@
+"""What one namespace may see and do, and what it feels of the others: nothing.
+
+| a caller of ml                                        | gets                                |
+|-------------------------------------------------------|-------------------------------------|
+| asks for its own workflow                             | an answer, from ml's store          |
+| names another namespace                               | TrespassError, before anything is read |
+| names a workflow that lives in another namespace      | a refusal                           |
+| has a workflow that was compiled for another store    | a refusal with both URLs            |
+| while the store of vision is broken                   | an answer as ever                   |
+"""
+
+import threading
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+from support.installation import RELEASE, Site, site
+from support.world import fit, gpus, outputs, phase, prep, said
+from tiphys_plugin.tenant_checks import TenantChecks
+from tiphys_plugin.tenants import CALLS_OF_ONE_TENANT, TrespassError
+from tiphys_plugin.wiring import Installation, build
+
+from tiphys.errors import StoreError, UsageError
+from tiphys.kube.resources import WORKFLOWS
+from tiphys.protocol.wire import NOT_MINE
+from tiphys.records import AttemptEnd, Outcome, SubmissionBound
+from tiphys.store import RunLayout, claim
+
+
+@pytest.fixture
+def here(tmp_path):
+    with site(tmp_path) as running:
+        yield running
+
+
+def keys(here: Site, namespace: str) -> list[str]:
+    return [info.key for info in here.store(namespace).list("")]
+
+
+def leases(here: Site) -> list[tuple[str, int]]:
+    return sorted((one.request.namespace, one.request.gpus) for one in here.tenants.ledger.snapshot().leases)
+
+
+def test_each_namespace_keeps_its_runs_in_its_own_store(here):
+    for namespace in ("ml", "vision"):
+        flow = here.submit(namespace, prep(parameters=(), artifacts=()))
+        assert outputs(flow.call("admit", "prep"))["run"] == "true"
+        assert phase(flow.call("conclude", "prep", status="Succeeded")) == "Succeeded"
+    assert keys(here, "ml") == keys(here, "vision") != []
+    bound = [here.store(one).read(RunLayout("digits-abc12").submission_bound(1)) for one in ("ml", "vision")]
+    assert bound[0] != bound[1]
+
+
+def test_caller_that_names_another_namespace_is_turned_away_unread(here):
+    flow = here.submit("vision", prep())
+    before = here.server.count()
+    with pytest.raises(TrespassError, match="caller of namespace ml spoke for a workflow of namespace vision"):
+        here.tenants.execute("ml", flow.document("admit", "prep"))
+    assert here.server.count() == before
+    assert keys(here, "ml") == keys(here, "vision") == []
+
+
+@pytest.mark.parametrize("workflow", [None, {}, {"metadata": {}}, {"metadata": {"namespace": 7}}])
+def test_caller_that_names_no_namespace_is_turned_away(here, workflow):
+    document = here.submit("ml", prep()).document("admit", "prep")
+    with pytest.raises(TrespassError):
+        here.tenants.execute("ml", {**document, "workflow": workflow})
+
+
+def test_template_of_another_plugin_is_not_ours_whoever_asks(here):
+    assert here.tenants.execute("ml", {"template": {"plugin": {"slack": {}}}}) is NOT_MINE
+
+
+def test_workflow_of_another_namespace_cannot_be_spoken_for(here):
+    """Not even with a forged record in the caller's own store."""
+    theirs = here.submit("vision", fit(gpu=gpus(8)))
+    theirs.call("admit", "fit", 0)
+    waiting = here.submit("vision", fit(gpu=gpus(8)), name="waits")
+    assert phase(waiting.call("admit", "fit", 0)) == "Pending"
+    here.submit("ml", fit(gpu=gpus(8)))
+    forged = SubmissionBound(
+        run="waits",
+        submission=1,
+        cluster=here.tenants.cluster.name,
+        namespace="ml",
+        workflow_name="waits",
+        uid=waiting.uid,
+    )
+    claim(here.store("ml"), RunLayout("waits").submission_bound(1), forged)
+    document = waiting.document("admit", "fit", 0)
+    document["workflow"]["metadata"]["namespace"] = "ml"
+    document["template"]["plugin"]["tiphys"] = {
+        "op": "finalize",
+        "run": "waits",
+        "submission": "",
+        "uid": waiting.uid,
+        "node": "waits.onExit",
+        "status": "Failed",
+        "failures": "null",
+    }
+    assert "is not in cluster" in said(here.tenants.execute("ml", document))
+    assert len(here.tenants.ledger.snapshot().waiting) == 1
+
+
+def test_workflow_for_another_store_is_refused_with_both_urls(here):
+    flow = here.submit("ml", prep(), store="s3://elsewhere/runs")
+    message = said(flow.call("admit", "prep"))
+    assert "s3://elsewhere/runs" in message
+    assert f"file://{here.root}/stores/ml" in message
+    assert keys(here, "ml") == []
+
+
+def test_final_slash_of_a_store_makes_no_difference(here):
+    flow = here.submit("ml", prep(), store=f"file://{here.root}/stores/ml/")
+    assert phase(flow.call("admit", "prep")) == "Succeeded"
+
+
+def test_workflow_for_another_store_is_refused_however_often_the_service_starts(here):
+    flow = here.submit("ml", prep())
+    flow.call("admit", "prep")
+    here.start()
+    found = here.api.get(WORKFLOWS, "ml", flow.name)
+    found["metadata"]["annotations"]["tiphys.dev/store"] = "s3://elsewhere"
+    here.api.replace(WORKFLOWS, "ml", found)
+    assert "s3://elsewhere" in said(flow.call("conclude", "prep", status="Succeeded"))
+
+
+def test_broken_store_is_waited_for_and_nobody_else_feels_it(here):
+    here.break_store("vision")
+    broken, well = here.submit("vision", prep()), here.submit("ml", prep())
+    reply = broken.call("admit", "prep")
+    assert (phase(reply), said(reply).startswith("Waiting for storage")) == ("Pending", True)
+    assert phase(well.call("admit", "prep")) == "Succeeded"
+    here.mend_store("vision")
+    assert phase(broken.call("admit", "prep")) == "Succeeded"
+
+
+def test_holder_whose_store_is_broken_keeps_its_gpus_and_stops_nobody(here):
+    holder = here.submit("vision", fit(gpu=gpus(8)))
+    holder.call("admit", "fit", 0)
+    here.start()
+    here.tenants.ledger.release_workflow(holder.uid)  # has its lease looked at now
+    folder = here.root / "stores" / "vision"
+    folder.rename(here.root / "away")
+    here.break_store("vision")
+    late = here.submit("ml", fit(gpu=gpus(8)))
+    assert said(late.call("admit", "fit", 0)).startswith("Deferred")
+    assert leases(here) == [("vision", 8)]
+
+
+def test_lease_is_judged_by_the_store_of_its_own_namespace(here):
+    """Runs of two namespaces may have the same name."""
+    holder = here.submit("vision", fit(gpu=gpus(8)))
+    holder.call("admit", "fit", 0)
+    end = AttemptEnd(run=holder.name, step="fit", attempt=1, submission=1, outcome=Outcome.FENCED)
+    claim(here.store("ml"), RunLayout(holder.name).attempt_end("fit", 1), end)
+    here.tenants.ledger.release_workflow(holder.uid)
+    late = here.submit("ml", fit(gpu=gpus(8)), name="other")
+    assert phase(late.call("admit", "fit", 0)) == "Pending"
+    claim(here.store("vision"), RunLayout(holder.name).attempt_end("fit", 1), end)
+    here.tenants.ledger.release_workflow(holder.uid)
+    assert phase(late.call("admit", "fit", 0)) == "Succeeded"
+    assert leases(here) == [("ml", 8)]
+
+
+def test_lease_of_a_namespace_that_is_served_no_more_is_kept(here):
+    here.submit("vision", fit(gpu=gpus(8))).call("admit", "fit", 0)
+    here.namespaces = ("ml",)
+    here.start()
+    for lease in here.tenants.ledger.snapshot().leases:
+        here.tenants.ledger.release_workflow(lease.request.uid)
+    assert phase(here.submit("ml", fit(gpu=gpus(8))).call("admit", "fit", 0)) == "Pending"
+
+
+def test_lost_ledger_is_refilled_from_the_live_pods_of_every_namespace(here):
+    for namespace in ("ml", "vision"):
+        flow = here.submit(namespace, fit(gpu=gpus(3)))
+        flow.call("admit", "fit", 0)
+        flow.run_pod("fit")
+    here.lose_ledger()
+    here.start()
+    assert leases(here) == [("ml", 3), ("vision", 3)]
+
+
+def test_tenant_that_cannot_be_looked_at_is_refilled_before_its_first_answer(here):
+    flows = [here.submit(namespace, fit(gpu=gpus(3))) for namespace in ("ml", "vision")]
+    for flow in flows:
+        flow.call("admit", "fit", 0)
+        flow.run_pod("fit")
+    here.lose_ledger()
+    folder = here.root / "stores" / "vision"
+    folder.rename(here.root / "away")
+    here.break_store("vision")
+    with structlog.testing.capture_logs() as logs:
+        here.start()
+    assert [(log["event"], log["namespace"]) for log in logs if log["log_level"] == "error"] == [
+        ("recovery.failed", "vision")
+    ]
+    assert leases(here) == [("ml", 3)]
+    here.mend_store("vision")
+    (here.root / "away").rename(folder)
+    flows[1].call("settle", "fit", 0, exit_code="75")
+    assert leases(here) == [("ml", 3), ("vision", 3)]
+
+
+def test_service_starts_although_nothing_is_in_reach(here):
+    here.server.fail_next(503, plural="gpuledgers")
+    with structlog.testing.capture_logs() as logs:
+        here.start()
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["recovery.failed"]
+    assert phase(here.submit("ml", prep()).call("admit", "prep")) == "Succeeded"
+
+
+def test_cluster_in_trouble_is_503_and_from_the_fourth_call_pending(here):
+    flow = here.submit("ml", prep())
+    here.server.fail_next(503, times=4, plural="workflows")
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            flow.call("admit", "prep")
+    assert phase(flow.call("admit", "prep")) == "Pending"
+    assert phase(flow.call("admit", "prep")) == "Succeeded"
+
+
+def test_one_tenant_cannot_occupy_all_threads(here, monkeypatch):
+    go = threading.Event()
+    began = threading.Semaphore(0)
+    slow = here.tenants.core("vision")
+
+    def hang(document):
+        began.release()
+        assert go.wait(60)
+        return NOT_MINE
+
+    monkeypatch.setattr(slow, "execute_document", hang)
+    flow = here.submit("vision", prep())
+    callers = [threading.Thread(target=flow.call, args=("admit", "prep")) for _ in range(CALLS_OF_ONE_TENANT)]
+    for caller in callers:
+        caller.start()
+    for _ in callers:
+        assert began.acquire(timeout=60)
+    assert said(flow.call("admit", "prep")) == "24 calls of namespace vision are being answered"
+    assert phase(here.submit("ml", prep()).call("admit", "prep")) == "Succeeded"
+    go.set()
+    for caller in callers:
+        caller.join(60)
+
+
+def test_requests_of_one_admitted_training_step(here):
+    """What the class documents, and the ledger's own reads and writes beside it."""
+    flow = here.submit("ml", fit(gpu=gpus(8), artifacts=()))
+    here.tenants.core("ml").recover()
+    here.server.requests.clear()
+    flow.call("admit", "fit", 0)
+    flow.call("settle", "fit", 0, status="Succeeded", exit_code="0")
+    assert phase(flow.call("conclude", "fit", status="Succeeded", exit_code="0")) == "Succeeded"
+    mine = [f"{one.verb} {one.plural}" for one in here.server.requests if one.plural != "gpuledgers"]
+    assert mine == ["get workflows", "list pods", "list pods"]
+    assert here.server.count(plural="gpuledgers") <= 6
+
+
+def test_metrics_tell_tenants_apart(here):
+    for namespace in ("ml", "vision"):
+        here.submit(namespace, fit(gpu=gpus(3))).call("admit", "fit", 0)
+    text = here.tenants.render().decode()
+    seen = {family.name: family for family in text_string_to_metric_families(text)}
+    answers = {(one.labels["tenant"], one.labels["op"]): one.value for one in seen["tiphys_plugin_answers"].samples}
+    assert answers == {("ml", "admit"): 1.0, ("vision", "admit"): 1.0}
+    assert [one.value for one in seen["tiphys_gpus_held"].samples] == [6.0]
+    buckets = [one for one in seen["tiphys_plugin_answer_seconds"].samples if one.name.endswith("_count")]
+    assert len(buckets) == 2
+
+
+def test_checks_name_the_store_that_is_broken_and_why(here):
+    here.break_store("vision")
+    checks = TenantChecks(here.tenants)
+    assert checks.state()["status"] == "unknown"
+    checks.look()
+    state = checks.state()
+    assert state["status"] == "degraded"
+    assert state["ledger"] == {"error": ""}
+    assert [one["namespace"] for one in state["tenants"]] == ["ml", "vision"]
+    assert state["tenants"][0]["error"] == ""
+    assert str(here.root / "stores" / "vision") in state["tenants"][1]["error"]
+    assert 'tiphys_store_up{tenant="vision"} 0.0' in here.tenants.render().decode()
+    here.mend_store("vision")
+    checks.look()
+    assert checks.state()["status"] == "ok"
+
+
+def test_checks_name_a_ledger_out_of_reach(here):
+    checks = TenantChecks(here.tenants)
+    here.server.fail_next(503, times=2, plural="gpuledgers", message="etcd is away")
+    checks.look()
+    assert "etcd is away" in checks.state()["ledger"]["error"]
+    assert checks.state()["status"] == "degraded"
+
+
+@pytest.mark.parametrize(
+    ("url", "namespaces", "says"),
+    [
+        ("s3://ml/tiphys", ("ml", "vision"), r"s3://ml/tiphys/\{namespace\}"),
+        ("s3://ml/tiphys", None, "more than one namespace"),
+        ("s3://ml/{run}", ("ml",), "placeholder other than"),
+        ("s3://ml", (), "no namespace is served"),
+    ],
+)
+def test_choice_that_would_mix_tenants_is_refused(here, url, namespaces, says):
+    with pytest.raises(UsageError, match=says):
+        build(here.api, Installation(url, namespaces, release_namespace=RELEASE))
+
+
+def test_every_namespace_is_served_where_that_is_asked_for(tmp_path):
+    with site(tmp_path, None) as here:
+        flow = here.submit("vision", prep())
+        assert phase(flow.call("admit", "prep")) == "Succeeded"
+        assert here.tenants.known == ["vision"]
