@@ -9,6 +9,7 @@ whoever may patch their status answers them (Argo Workflows v4.1,
 
 from tiphys_plugin.agent.loop import Agent
 from tiphys_plugin.agent.metrics import AgentMetrics
+from tiphys_plugin.agent.process import run
 from tiphys_plugin.agent.settings import AgentSettings
 
-__all__ = ["Agent", "AgentMetrics", "AgentSettings"]
+__all__ = ["Agent", "AgentMetrics", "AgentSettings", "run"]

@@ -1,7 +1,5 @@
 """What the agent counts. No label takes a workflow or a node: their number has no bound."""
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
@@ -10,12 +8,11 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
 class AgentMetrics:
     """The metrics of one agent, in a registry of their own."""
 
-    def __init__(self, leads: Callable[[], bool]) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.leader = Gauge(
             "tiphys_agent_leader", "1 while this process is the one that answers.", registry=self.registry
         )
-        self.leader.set_function(lambda: float(leads()))
         self.open_tasks = Gauge(
             "tiphys_agent_open_tasks", "Plugin nodes without a final answer.", registry=self.registry
         )
@@ -48,10 +45,13 @@ class AgentMetrics:
         )
         self.api_requests = Counter(
             "tiphys_agent_api_requests",
-            "Requests about task sets by verb; those of the plugin's core are not among them.",
-            ("verb",),
+            "Requests to the API server by verb and kind, those of the plugin's core among them.",
+            ("verb", "resource"),
             registry=self.registry,
         )
+
+    def count_request(self, verb: str, resource: str) -> None:
+        self.api_requests.labels(verb=verb, resource=resource).inc()
 
     def render(self) -> bytes:
         """The Prometheus text format."""

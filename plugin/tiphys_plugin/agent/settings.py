@@ -34,3 +34,5 @@ class AgentSettings:
     """Calls under way are given this long when the agent ends."""
     watch_seconds: int = 60
     """The server ends a watch after this time, and it goes on where it ended."""
+    renew_seconds: float = 2.0
+    """Between two renewals of the Lease; a standby looks as often whether it may take over."""

@@ -47,7 +47,7 @@ class Running:
         leads: Callable[[], bool] = lambda: True,
         execute: Execute | None = None,
     ) -> None:
-        self.metrics = AgentMetrics(leads)
+        self.metrics = AgentMetrics()
         self.agent = Agent(server.api(), execute or core.execute, namespaces or ["ml"], leads, self.metrics, settings)
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.agent.run, args=(self.over,))

@@ -23,7 +23,7 @@ class Desk:
     """A board, a clock, and an API server that a test plays itself."""
 
     def __init__(self, settings: AgentSettings = SETTINGS) -> None:
-        self.metrics = AgentMetrics(lambda: True)
+        self.metrics = AgentMetrics()
         self.board = Board(settings, self.metrics)
         self.now = 0.0
         self.version = 0

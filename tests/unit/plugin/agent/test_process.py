@@ -1,0 +1,140 @@
+"""The process: tenants, Lease and probes around the agent, against an API server on the loopback device."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from support.kube_server import KubeServer, serving
+from support.polling import until
+from support.task_sets import Controller
+from support.world import prep, workflow
+from tiphys_plugin.agent import AgentSettings, run
+from tiphys_plugin.wiring import Installation
+
+from tiphys.errors import UsageError
+from tiphys.kube import LeaderLease
+from tiphys.kube.resources import LEASES, WORKFLOWS
+from tiphys.protocol.policy import STORE_ANNOTATION
+
+QUICK = AgentSettings(workers=2, writers=1, renew_seconds=0.05)
+
+
+@pytest.fixture
+def server() -> Iterator[KubeServer]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def log() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+
+
+@contextmanager
+def agent(server: KubeServer, root: Path, log: list[Any], **changes: Any) -> Iterator[str]:
+    """A process of the agent, as a thread; the address of its probes."""
+    installation = Installation(str(root / "store"), changes.pop("namespaces", ("ml",)), **changes)
+    stop, before = threading.Event(), len(log)
+    thread = threading.Thread(target=run, args=(server.api(), installation, "127.0.0.1", 0, stop, QUICK))
+    thread.start()
+    try:
+        until(lambda: started(log, before))
+        yield started(log, before)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def started(log: list[Any], before: int) -> str:
+    return next((entry["url"] for entry in log[before:] if entry["event"] == "agent.started"), "")
+
+
+def submit(server: KubeServer, root: Path) -> str:
+    """A compiled Workflow, live; its uid."""
+    found = workflow([prep()])
+    found["metadata"] |= {
+        "annotations": {**found["metadata"]["annotations"], STORE_ANNOTATION: (root / "store").as_uri()}
+    }
+    del found["metadata"]["resourceVersion"]
+    uid: str = server.api().create(WORKFLOWS, "ml", found)["metadata"]["uid"]
+    return uid
+
+
+def admit(uid: str) -> dict[str, Any]:
+    body = {"op": "admit", "run": "", "submission": "", "uid": uid, "node": "digits-abc12.prep[0].admit"}
+    return {
+        "name": "prep-admit",
+        "inputs": {},
+        "plugin": {"tiphys": {**body, "step": "prep", "item": "", "inputs": {}}},
+    }
+
+
+def test_a_compiled_step_is_admitted_by_the_core_of_its_namespace(
+    server: KubeServer, tmp_path: Path, log: list[Any]
+) -> None:
+    controller = Controller(server.api())
+    uid = submit(server, tmp_path)
+    with agent(server, tmp_path, log):
+        controller.create({"n1": admit(uid)}, "digits-abc12", uid)
+        until(lambda: controller.entries("digits-abc12"))
+        answered = controller.entries("digits-abc12")["n1"]
+    assert answered["phase"] == "Succeeded", answered
+    values = {one["name"]: one["value"] for one in answered["outputs"]["parameters"]}
+    assert (values["run"], values["attempt"]) == ("true", "1")
+
+
+def test_a_standby_is_ready_and_takes_over(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
+    other = LeaderLease(server.api(), "ml", "tiphys-agent", "another-pod", monotonic=lambda: 0.0)
+    assert other.contend()
+    with agent(server, tmp_path, log) as url:
+
+        def state() -> dict[str, Any]:
+            answer = httpx.get(f"{url}/readyz", trust_env=False)
+            assert answer.status_code == 200
+            return dict(answer.json())
+
+        assert not state()["leader"]
+        assert state()["task_sets"] == {"error": ""}
+        server.api().patch(LEASES, "ml", "tiphys-agent", {"spec": {"holderIdentity": ""}})
+        until(lambda: state()["leader"])
+
+
+def test_probes_and_metrics_tell_of_agent_and_tenants(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
+    with agent(server, tmp_path, log) as url:
+        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        until(lambda: "tiphys_agent_leader 1.0" in httpx.get(f"{url}/metrics", trust_env=False).text)
+        assert (
+            'tiphys_agent_api_requests_total{resource="leases",verb="create"} 1.0'
+            in httpx.get(f"{url}/metrics", trust_env=False).text
+        )
+        assert "tiphys_agent_open_tasks 0.0" in httpx.get(f"{url}/metrics", trust_env=False).text
+
+
+def test_trouble_with_task_sets_is_told(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
+    server.authorize = lambda request: request.plural != "workflowtasksets"
+    with agent(server, tmp_path, log) as url:
+
+        def told() -> str:
+            return json.dumps(httpx.get(f"{url}/readyz", trust_env=False).json())
+
+        until(lambda: "the task sets of namespace ml cannot be watched" in told())
+        assert '"status": "degraded"' in told()
+
+
+def test_an_installation_that_cannot_be_is_refused(server: KubeServer, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\{namespace\}"):
+        run(server.api(), Installation(str(tmp_path), None), "127.0.0.1", 0, threading.Event())
+
+
+def test_the_lease_is_given_up_at_the_end(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
+    with agent(server, tmp_path, log):
+        until(lambda: [one["spec"]["holderIdentity"] for one in server.objects("leases")])
+    (lease,) = server.objects("leases")
+    assert lease["spec"]["holderIdentity"] == ""
