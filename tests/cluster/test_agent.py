@@ -1,0 +1,142 @@
+"""The shared agent on a real API server: what its writes may and may not do, and how it dies.
+
+| what happens | what must hold |
+|---|---|
+| somebody has written since the patch was decided | the patch is refused, and tells what is there |
+| the agent is killed while it answers | the next one answers the rest; nobody is answered twice in another way |
+| the leader is paused, and wakes after the next one has answered | it overwrites nothing, and stands by |
+"""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import argo_kinds
+from cluster.client import Cluster, Store
+from support.admissions import live_workflow, open_task_set
+from support.agent_process import AgentProcess
+from support.task_sets import Controller, task
+from tiphys_plugin.agent.taskset import TaskSet, read_task_set
+from tiphys_plugin.agent.write import Outcome, write
+
+from tiphys.kube import KubeApi, connect
+from tiphys.kube.resources import LEASES, WORKFLOW_TASK_SETS, WORKFLOWS
+
+LEDGER_KIND = Path(__file__).parents[2] / "charts" / "tiphys" / "crds" / "gpuledger.yaml"
+DONE = {"phase": "Succeeded", "message": "done"}
+
+
+@pytest.fixture
+def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
+    argo_kinds.ensure(cluster)
+    connected = connect(cluster.kubeconfig)
+    connected.namespace = namespace
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+def agent(cluster: Cluster, namespace: str, cluster_store: Store) -> Callable[[], AgentProcess]:
+    cluster.kubectl("apply", "--server-side", "-f", str(LEDGER_KIND))
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", str(LEDGER_KIND))
+    where = [f"--store={cluster_store.url}", f"--namespace={namespace}", f"--release-namespace={namespace}"]
+    environment = {**cluster_store.environment, "KUBECONFIG": str(cluster.kubeconfig)}
+    return lambda: AgentProcess(where, environment)
+
+
+def stored(api: KubeApi, name: str = "flow") -> TaskSet:
+    found = api.get(WORKFLOW_TASK_SETS, api.namespace, name)
+    assert found is not None
+    return read_task_set(found)
+
+
+def submit(api: KubeApi, store: Store, name: str, steps: int) -> None:
+    """A live Workflow of which every step waits to be admitted."""
+    made = api.create(WORKFLOWS, api.namespace, live_workflow(name, api.namespace, store.url, steps))
+    api.create(WORKFLOW_TASK_SETS, api.namespace, open_task_set(name, api.namespace, made["metadata"]["uid"], steps))
+
+
+def answers(api: KubeApi, name: str) -> dict[str, Any]:
+    return stored(api, name).entries
+
+
+def attempts(api: KubeApi, name: str) -> set[str]:
+    """Which attempt each node was given."""
+    found = answers(api, name).values()
+    return {one["value"] for entry in found for one in entry["outputs"]["parameters"] if one["name"] == "attempt"}
+
+
+def holder(api: KubeApi) -> str:
+    lease = api.get(LEASES, api.namespace, "tiphys-agent") or {}
+    return str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+
+def test_a_patch_is_refused_once_somebody_has_written_since(api: KubeApi) -> None:
+    controller = Controller(api, api.namespace)
+    controller.create({"n1": task(), "n2": task("fit")})
+    before = stored(api)
+    assert write(api, before, {"n1": DONE}, lambda: True).task_set == stored(api)
+    stale = write(api, before, {"n1": {"phase": "Pending", "message": "position 2"}}, lambda: True)
+    assert (stale.outcome, stale.task_set) == (Outcome.CONFLICT, stored(api))
+    assert stored(api).entries == {"n1": DONE}
+    assert write(api, stored(api), {"n1": None}, lambda: True).outcome is Outcome.WRITTEN
+    assert stored(api).entries == {}
+    assert set(stored(api).tasks) == {"n1", "n2"}, "a patch of the status changes nothing else"
+
+
+def test_a_patch_that_no_object_can_hold_is_refused_in_words(api: KubeApi) -> None:
+    Controller(api, api.namespace).create({"n1": task()})
+    refused = write(api, stored(api), {"n1": {"phase": "Succeeded", "message": "x" * (2 << 20)}}, lambda: True)
+    assert refused.outcome is Outcome.REFUSED
+    assert "large" in refused.error
+
+
+def test_a_task_set_that_was_deleted_or_made_again_takes_no_answer(api: KubeApi) -> None:
+    controller = Controller(api, api.namespace)
+    controller.create({"n1": task()})
+    before = stored(api)
+    api.delete(WORKFLOW_TASK_SETS, api.namespace, "flow")
+    assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
+    controller.create({"n1": task()})
+    assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
+    assert stored(api).entries == {}
+
+
+def test_open_steps_are_admitted_through_kills_of_the_agent(
+    cluster: Cluster, api: KubeApi, cluster_store: Store, agent: Callable[[], AgentProcess]
+) -> None:
+    submit(api, cluster_store, "many", 40)
+    with agent() as first:
+        cluster.wait("some steps are admitted", lambda: answers(api, "many"))
+        first.send(signal.SIGKILL)
+        first.ended()
+    with agent():
+        cluster.wait("all steps are admitted", lambda: len(answers(api, "many")) == 40)
+        assert attempts(api, "many") == {"1"}, "no step was opened twice"
+        submit(api, cluster_store, "late", 3)
+        cluster.wait("a new workflow is answered", lambda: len(answers(api, "late")) == 3)
+
+
+def test_a_paused_leader_stands_by_when_it_wakes(
+    cluster: Cluster, api: KubeApi, cluster_store: Store, agent: Callable[[], AgentProcess]
+) -> None:
+    with agent() as first:
+        cluster.wait("the first leads", lambda: holder(api))
+        paused = holder(api)
+        with agent() as second:
+            first.send(signal.SIGSTOP)
+            submit(api, cluster_store, "flow", 5)
+            cluster.wait("the second leads", lambda: holder(api) not in ("", paused))
+            cluster.wait("it answers", lambda: len(answers(api, "flow")) == 5)
+            before = json.dumps(answers(api, "flow"), sort_keys=True)
+            first.send(signal.SIGCONT)
+            cluster.wait("the first has noticed", lambda: first.said("leader.ended"))
+            assert json.dumps(answers(api, "flow"), sort_keys=True) == before
+            second.send(signal.SIGTERM)
+            assert second.ended() == 0
+        cluster.wait("the first leads again", lambda: holder(api) == paused)
+        submit(api, cluster_store, "again", 2)
+        cluster.wait("and answers", lambda: len(answers(api, "again")) == 2)
