@@ -10,7 +10,7 @@ from typer.main import get_command
 
 import tiphys
 from hera_pipelines.cli import compile as compiling
-from hera_pipelines.cli import demo, doctor, events, lineage, plan, resume, run, runs
+from hera_pipelines.cli import demo, doctor, events, lineage, plan, resume, run, runs, stop
 from hera_pipelines.cli.failures import EXIT_CODES, report
 from hera_pipelines.cli.screen import Screen
 
@@ -85,6 +85,7 @@ for name, command, examples in (
     ("compile", compiling.compile_file, compiling.EXAMPLES),
     ("plan", plan.plan, plan.EXAMPLES),
     ("resume", resume.resume, resume.EXAMPLES),
+    ("stop", stop.stop, stop.EXAMPLES),
     ("runs", runs.runs, runs.RUNS_EXAMPLES),
     ("get", runs.get, runs.GET_EXAMPLES),
     ("lineage", lineage.lineage, lineage.EXAMPLES),

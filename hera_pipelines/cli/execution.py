@@ -141,7 +141,7 @@ def carry_out(screen: Screen, session: LocalSession, watch: Watch, job: Job) -> 
     manifest = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
     pipeline = CompiledPipeline.from_manifest(manifest)
     board = Board(task["name"] for task in pipeline.tasks())
-    with watch.shown(screen, board, _newest_step(job.store, run, pipeline)):
+    with watch.shown(screen, board, newest_step(job.store, run, pipeline)):
         phase = session.run(workflow)
     if phase is NodePhase.SUCCEEDED:
         screen.note(f"run {run} succeeded; see {job.command('get')} and {job.command('lineage')}")
@@ -159,7 +159,8 @@ def carry_out(screen: Screen, session: LocalSession, watch: Watch, job: Job) -> 
     )
 
 
-def _newest_step(store: Store, run: str, pipeline: CompiledPipeline) -> NewestStep:
+def newest_step(store: Store, run: str, pipeline: CompiledPipeline) -> NewestStep:
+    """Looks up the newest checkpoint of a task, as far as it lies in the run's store."""
     # Items of a fan-out have lineages of their own, and a volume is not seen from here.
     shown = {
         spec.name: LineageLayout(lineage_of(run, spec.name))

@@ -12,7 +12,7 @@ from tiphys.store import Store, open_store
 
 DEFAULT_STORE = Path(".tiphys/store")
 DEFAULT_STATE = Path(".tiphys/state")
-_OPTION, _PIPELINE = "--store", "the pipeline"
+_OPTION, _PIPELINE, _DEFAULT = "--store", "the pipeline", "the default"
 
 _WHERE = "s3://bucket/prefix, file:///dir or a path. Otherwise the variable TIPHYS_STORE, otherwise "
 _HERE = ".tiphys/store in the working directory."
@@ -41,6 +41,12 @@ def must_be_named(given: str | None, pipeline: str = "") -> bool:
     return source in (_OPTION, _PIPELINE)
 
 
+def is_named(given: str | None, pipeline: str = "") -> bool:
+    """Whether anything names a store, so that it is not a folder of this working directory."""
+    _, source = _chosen(given, pipeline)
+    return source != _DEFAULT
+
+
 def _choose(screen: Screen, given: str | None, pipeline: str) -> str:
     url, source = _chosen(given, pipeline)
     screen.note(f"store {url} (from {source})")
@@ -53,6 +59,6 @@ def _chosen(given: str | None, pipeline: str) -> tuple[str, str]:
         (given, _OPTION),
         (os.environ.get(environment.STORE), environment.STORE),
         (pipeline, _PIPELINE),
-        (str(Path.cwd() / DEFAULT_STORE), "the default"),
+        (str(Path.cwd() / DEFAULT_STORE), _DEFAULT),
     )
     return next((url, source) for url, source in choices if url)

@@ -1,10 +1,14 @@
-"""``tiphys resume``: go on with a run from storage alone."""
+"""``tiphys resume``: go on with a run from storage alone, where its last submission ran."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from tiphys_controller import Resumed
 from tiphys_controller import resume as resume_run
 
+from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption
 from hera_pipelines.cli.execution import (
     CodeOption,
     EngineOptions,
@@ -17,20 +21,35 @@ from hera_pipelines.cli.execution import (
     local_engine,
     remembered_code,
 )
+from hera_pipelines.cli.following import ClusterJob, follow
 from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store, must_be_named
+from hera_pipelines.cli.places import (
+    CLUSTER_OPTIONS,
+    ENGINE_OPTIONS,
+    ToClusterOption,
+    cluster_submitter,
+    must_be_the_cluster_of,
+    ran_on,
+    refuse,
+    runs_on_cluster,
+    words,
+)
 from hera_pipelines.cli.plan import show_plan
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.local.session import LocalSession
+from tiphys.errors import NotFoundError
+from tiphys.store import Store, Submission, read_run, submissions
 
 EXAMPLES = """\b
 Examples:
   tiphys resume digits-7xk2p --dry-run
   tiphys resume digits-7xk2p
+  tiphys resume digits-7xk2p --store s3://ml/tiphys --context east
 """
 
 
 def resume(
-    context: typer.Context,
+    command: typer.Context,
     run: Annotated[str, typer.Argument(help="Name of the run.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
     force: Annotated[
@@ -42,26 +61,96 @@ def resume(
     plugin_port: PortOption = 0,
     speed: SpeedOption = 1.0,
     code: CodeOption = None,
+    cluster: ToClusterOption = False,
+    local: Annotated[bool, typer.Option("--local", help="On this machine, in place of the cluster it ran on.")] = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the plan.")] = Format.TABLE,
 ) -> None:
-    """Run what is still missing of a run, here.
+    """Run what is still missing of a run, where its last submission ran: here, or on a cluster.
 
     Works with the Workflow, the cluster and the engine's folder gone: the plan
-    goes to stdout, progress to stderr.
+    goes to stdout, progress to stderr. On a cluster Ctrl-C only ends the
+    watching.
     """
-    screen: Screen = context.obj
+    screen: Screen = command.obj
     place = existing_store(screen, store)
+    last = _last_submission(place, run)
+    on_cluster = runs_on_cluster(last, cluster, local)
+    if on_cluster:
+        refuse(command, ENGINE_OPTIONS, "this is for the local engine, and the run goes on at a cluster; see --local")
+    else:
+        refuse(command, CLUSTER_OPTIONS, "this is for a cluster, and the run goes on here; see --cluster")
     if dry_run:
-        # A session that is not entered starts nothing; it only says what is alive.
+        # A session that is not entered starts nothing, and a plan asks no cluster.
         show_plan(screen, resume_run(place, LocalSession(place, state), run, dry_run=True).plan, output)
         return
-    options = EngineOptions(state, queues, plugin_port, speed, code or remembered_code(place, run))
+    order = _Order(place, run, last, force, must_be_named(store), output)
+    if on_cluster:
+        _on_cluster(screen, order, _Choice(kubeconfig, context, namespace, cluster))
+    else:
+        _here(screen, order, EngineOptions(state, queues, plugin_port, speed, code or remembered_code(place, run)))
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What is asked for, wherever it is carried out."""
+
+    store: Store
+    run: str
+    last: Submission | None
+    force: bool
+    store_must_be_named: bool
+    output: Format
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which cluster. ``forced`` takes it even if the run was in another one."""
+
+    kubeconfig: Path | None
+    context: str | None
+    namespace: str | None
+    forced: bool
+
+
+def _here(screen: Screen, order: _Order, options: EngineOptions) -> None:
+    place, run = order.store, order.run
     with local_engine(place, options) as (session, watch):
-        resumed = resume_run(place, session, run, force=force)
-        show_plan(screen, resumed.plan, output)
-        screen.out.file.flush()
-        if resumed.submission is not None:
-            screen.note(f"submission {resumed.submission} of run {run}")
-            carry_out(screen, session, watch, Job(run, resumed.workflow_name, place, state, must_be_named(store)))
-        else:
-            screen.note(f"nothing is missing of run {run}")
+        resumed = resume_run(place, session, run, force=order.force, namespace="default")
+        if _tell(screen, order, resumed):
+            job = Job(run, resumed.workflow_name, place, options.state, order.store_must_be_named)
+            carry_out(screen, session, watch, job)
+
+
+def _on_cluster(screen: Screen, order: _Order, choice: _Choice) -> None:
+    submitter, namespace = cluster_submitter(choice.kubeconfig, choice.context, choice.namespace)
+    if order.last is not None and ran_on(order.last) and not choice.forced:
+        must_be_the_cluster_of(order.last, submitter.cluster, order.run)
+    resumed = resume_run(order.store, submitter, order.run, order.force, namespace=namespace)
+    if _tell(screen, order, resumed):
+        newest = submissions(order.store, order.run)[-1].claim
+        live = submitter.find(newest.namespace, newest.workflow_name)
+        if live is None:
+            raise NotFoundError(f"Workflow {newest.namespace}/{newest.workflow_name} was deleted a moment ago")
+        options = words([("--store", order.store.url if order.store_must_be_named else "")])
+        chosen = words([("--context", choice.context), ("--kubeconfig", choice.kubeconfig)])
+        job = ClusterJob(order.run, live, order.store, tuple(options), tuple(chosen))
+        follow(screen, submitter, job, read_run(order.store, order.run).workflow)
+
+
+def _tell(screen: Screen, order: _Order, resumed: Resumed) -> bool:
+    """Show the plan and what became of it; whether something was submitted."""
+    show_plan(screen, resumed.plan, order.output)
+    screen.out.file.flush()
+    if resumed.submission is None:
+        screen.note(f"nothing is missing of run {order.run}")
+        return False
+    screen.note(f"submission {resumed.submission} of run {order.run}")
+    return True
+
+
+def _last_submission(store: Store, run: str) -> Submission | None:
+    read_run(store, run)  # which says so, if there is none
+    return next(iter(reversed(submissions(store, run))), None)

@@ -1,5 +1,6 @@
-"""``tiphys run``: a pipeline on this machine, without a cluster."""
+"""``tiphys run``: a pipeline on this machine, or on a cluster."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,6 +8,7 @@ import typer
 from tiphys_controller import start
 from tiphys_plugin import load_queues
 
+from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption
 from hera_pipelines.cli.execution import (
     CodeOption,
     EngineOptions,
@@ -19,10 +21,26 @@ from hera_pipelines.cli.execution import (
     local_engine,
     remember_code,
 )
-from hera_pipelines.cli.loading import PipelineOption, load
-from hera_pipelines.cli.location import DEFAULT_STATE, WritingStoreOption, must_be_named, store_for_writing
+from hera_pipelines.cli.following import ClusterJob, follow
+from hera_pipelines.cli.loading import ExecutorPluginOption, PipelineOption, load
+from hera_pipelines.cli.location import (
+    DEFAULT_STATE,
+    WritingStoreOption,
+    is_named,
+    must_be_named,
+    store_for_writing,
+)
 from hera_pipelines.cli.parameters import ParameterOption, parse, require_values, with_parameters
+from hera_pipelines.cli.places import (
+    CLUSTER_OPTIONS,
+    ENGINE_OPTIONS,
+    ToClusterOption,
+    cluster_submitter,
+    refuse,
+    words,
+)
 from hera_pipelines.cli.screen import Screen
+from tiphys.errors import NotFoundError, UsageError
 from tiphys.protocol.pipeline import Manifest
 
 if TYPE_CHECKING:
@@ -33,11 +51,23 @@ Examples:
   tiphys run digits.py
   tiphys run digits.py -p lr=0.3 --run digits-hot
   tiphys run digits.py --queues queues.yaml --store s3://ml/tiphys
+  tiphys run digits.py --cluster -n ml
 """
 
 
+SERVICE_ACCOUNT = "tiphys-workflow"
+"""The chart makes it, with the rights that Argo's pods need."""
+
+_ONLY_CLUSTER = {
+    **CLUSTER_OPTIONS,
+    "service_account": "--service-account",
+    "executor_plugin": "--executor-plugin",
+    "detach": "--detach",
+}
+
+
 def run(
-    context: typer.Context,
+    command: typer.Context,
     file: Annotated[Path, typer.Argument(help="Python file that defines a Pipeline.")],
     which: PipelineOption = None,
     parameter: ParameterOption = None,
@@ -50,31 +80,112 @@ def run(
     plugin_port: PortOption = 0,
     speed: SpeedOption = 1.0,
     code: CodeOption = None,
+    cluster: ToClusterOption = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    service_account: Annotated[
+        str,
+        typer.Option(
+            "--service-account", metavar="NAME", help="Account of the Workflow's pods, where the pipeline names none."
+        ),
+    ] = SERVICE_ACCOUNT,
+    executor_plugin: ExecutorPluginOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit to the cluster and do not watch.")] = False,
 ) -> None:
-    """Run a pipeline here, with real processes and the same plugin as on a cluster.
+    """Run a pipeline here, with real processes and the same plugin as on a cluster; or, with --cluster, there.
 
-    The name of the run goes to stdout, its progress to stderr. Ctrl-C stops the
-    run and lets it save; a second one ends it at once.
+    The name of the run goes to stdout, its progress to stderr. Here Ctrl-C
+    stops the run and lets it save; a second one ends it at once. On a cluster
+    Ctrl-C only ends the watching.
     """
-    screen: Screen = context.obj
-    pipeline = load(file, which)
-    place = store_for_writing(screen, store, pipeline.store)
-    options = EngineOptions(state, queues, plugin_port, speed, code or file.parent)
-    manifest = with_parameters(_compiled(pipeline, place.url, queues), parse(parameter or []))
+    screen: Screen = command.obj
+    if not cluster:
+        refuse(command, _ONLY_CLUSTER, "this is for a cluster; add --cluster")
+        options = EngineOptions(state, queues, plugin_port, speed, code or file.parent)
+        _here(screen, _Wanted(file, which, parameter or [], name, store), options)
+        return
+    refuse(command, ENGINE_OPTIONS, "this is for the local engine, which --cluster does not use; leave it out")
+    choice = _Choice(kubeconfig, context, namespace, service_account, executor_plugin, detach)
+    _on_cluster(screen, _Wanted(file, which, parameter or [], name, store), choice)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to run, wherever it does."""
+
+    file: Path
+    which: str | None
+    parameters: list[str]
+    name: str | None
+    store: str | None
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Where on a cluster, and how."""
+
+    kubeconfig: Path | None
+    context: str | None
+    namespace: str | None
+    service_account: str
+    executor_plugin: Path | None
+    detach: bool
+
+
+def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
+    pipeline = load(wanted.file, wanted.which)
+    place = store_for_writing(screen, wanted.store, pipeline.store)
+    manifest = with_parameters(_compiled(pipeline, place.url, options.queues), parse(wanted.parameters))
     require_values(manifest)
-    remember_code(manifest, code or file.parent)
+    remember_code(manifest, options.code or wanted.file.parent)
     with local_engine(place, options) as (session, watch):
-        started = start(place, session, manifest, name)
+        started = start(place, session, manifest, wanted.name)
         screen.write(started.run)
         screen.out.file.flush()
-        job = Job(started.run, started.workflow_name, place, state, must_be_named(store, pipeline.store))
+        job = Job(started.run, started.workflow_name, place, options.state, must_be_named(wanted.store, pipeline.store))
         carry_out(screen, session, watch, job)
 
 
-def _compiled(pipeline: "AnyPipeline", store: str, queues: Path | None) -> Manifest:
+def _on_cluster(screen: Screen, wanted: _Wanted, choice: _Choice) -> None:
+    pipeline = load(wanted.file, wanted.which)
+    if not is_named(wanted.store, pipeline.store):
+        raise UsageError(
+            "no store is named, and a folder of this machine is seen by no pod; give --store s3://…, set TIPHYS_STORE, "
+            "or name it in the pipeline"
+        )
+    place = store_for_writing(screen, wanted.store, pipeline.store)
+    compiled = _compiled(pipeline, place.url, None, choice.executor_plugin)
+    manifest = with_parameters(compiled, parse(wanted.parameters))
+    require_values(manifest)
+    manifest["spec"].setdefault("serviceAccountName", choice.service_account)
+    submitter, at_hand = cluster_submitter(choice.kubeconfig, choice.context, choice.namespace)
+    namespace = choice.namespace or manifest["metadata"].get("namespace") or at_hand
+    started = start(place, submitter, manifest, wanted.name, namespace)
+    screen.write(started.run)
+    screen.out.file.flush()
+    live = submitter.find(namespace, started.workflow_name)
+    if live is None:
+        raise NotFoundError(f"Workflow {namespace}/{started.workflow_name} was deleted a moment ago")
+    named = must_be_named(wanted.store, pipeline.store)
+    job = ClusterJob(
+        started.run,
+        live,
+        place,
+        tuple(words([("--store", place.url if named else "")])),
+        tuple(words([("--context", choice.context), ("--kubeconfig", choice.kubeconfig)])),
+    )
+    screen.note(f"Workflow {namespace}/{live.name} in cluster {submitter.cluster}; end it with {job.command('stop')}")
+    if not choice.detach:
+        follow(screen, submitter, job, manifest)
+
+
+def _compiled(
+    pipeline: "AnyPipeline", store: str, queues: Path | None, executor_plugin: Path | None = None
+) -> Manifest:
     from hera_pipelines import CronPipeline  # imports Hera, for which no other command should wait
 
     known = frozenset(queue.name for queue in load_queues(queues).queues) if queues else None
     if isinstance(pipeline, CronPipeline):
-        return pipeline.workflow(store=store, queues=known)
-    return pipeline.compile(store=store, queues=known)
+        return pipeline.workflow(store=store, queues=known, executor_plugin=executor_plugin)
+    return pipeline.compile(store=store, queues=known, executor_plugin=executor_plugin)

@@ -1,0 +1,68 @@
+"""``tiphys stop``: end a run on a cluster; what is finished stays, and programs may save."""
+
+from typing import Annotated
+
+import typer
+from tiphys_controller import LiveWorkflow
+
+from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption
+from hera_pipelines.cli.location import StoreOption, existing_store, must_be_named
+from hera_pipelines.cli.places import KUBERNETES, cluster_submitter, must_be_the_cluster_of, ran_on, words
+from hera_pipelines.cli.screen import Screen
+from tiphys.errors import NotFoundError, UsageError
+from tiphys.store import Submission, read_run, submissions
+
+EXAMPLES = """\b
+Examples:
+  tiphys stop digits-7xk2p
+  tiphys stop digits-7xk2p --terminate
+"""
+
+
+def stop(
+    command: typer.Context,
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    terminate: Annotated[
+        bool, typer.Option("--terminate", help="At once: the exit handler does not run, and nobody seals the run.")
+    ] = False,
+    store: StoreOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+) -> None:
+    """End a run on its cluster. Programs get SIGTERM and may save; `tiphys resume` goes on from there."""
+    from tiphys_controller.kubernetes import Shutdown  # the Kubernetes client takes most of a second
+
+    screen: Screen = command.obj
+    place = existing_store(screen, store)
+    read_run(place, run)
+    last = _on_a_cluster(next(iter(reversed(submissions(place, run))), None), run)
+    claim = last.claim
+    submitter, _ = cluster_submitter(kubeconfig, context, claim.namespace)
+    must_be_the_cluster_of(last, submitter.cluster, run)
+    named = words([("--store", place.url if must_be_named(store) else "")])
+    resume = f"`{' '.join(['tiphys', 'resume', run, *named])}`"
+    live = _present(last, submitter.find(claim.namespace, claim.workflow_name), resume)
+    if not live.running:
+        screen.note(f"run {run} does not run: its Workflow {live.namespace}/{live.name} is {live.phase}; see {resume}")
+        return
+    submitter.stop(live, Shutdown.TERMINATE if terminate else Shutdown.STOP)
+    how = "ends at once" if terminate else "is being stopped: programs may save first"
+    screen.note(f"Workflow {live.namespace}/{live.name} {how}; once it has ended, {resume} goes on")
+
+
+def _on_a_cluster(last: Submission | None, run: str) -> Submission:
+    if last is None:
+        raise NotFoundError(f"run {run} was recorded and never submitted; there is nothing to stop")
+    if not ran_on(last).startswith(KUBERNETES):
+        raise UsageError(
+            f"run {run} went to {ran_on(last) or 'an engine on some machine'}: press Ctrl-C where its `tiphys run` or "
+            "`tiphys resume` runs, and once more to end it at once"
+        )
+    return last
+
+
+def _present(last: Submission, live: LiveWorkflow | None, resume: str) -> LiveWorkflow:
+    if live is None or (last.bound and live.uid != last.bound.uid):
+        name = f"{last.claim.namespace}/{last.claim.workflow_name}"
+        raise NotFoundError(f"Workflow {name} is gone, so nothing runs; what is missing runs with {resume}")
+    return live

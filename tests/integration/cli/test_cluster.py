@@ -1,0 +1,349 @@
+"""The commands against a cluster: where a run goes, what is refused, and what they say next.
+
+| the last submission ran | options | resume goes |
+|---|---|---|
+| on this cluster | – | there, in its namespace |
+| on another cluster | – | refused, with both names |
+| on another cluster, sealed | --cluster | to this one |
+| on this cluster, sealed | --local | to this machine |
+| here, sealed | --cluster -n NS | to this cluster, in NS |
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import tiny
+from support.argo_objects import workflow
+from support.compiled import History, gated, pipeline_of
+from support.kube_server import KubeServer, serving
+from support.polling import until
+from support.submitter import FakeSubmitter
+from tiphys_controller import start
+from tiphys_controller.kubernetes import KubernetesSubmitter
+
+from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube.resources import WORKFLOWS
+from tiphys.records import RunSealed
+from tiphys.store import DirectoryStore, RunLayout, Store, submissions
+
+from .conftest import Command
+
+RUN = "digits-1"
+
+
+@pytest.fixture
+def server() -> Iterator[KubeServer]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def api(server: KubeServer) -> KubeApi:
+    return server.api("ml")
+
+
+@pytest.fixture
+def kubeconfig(server: KubeServer, tmp_path: Path) -> Path:
+    file = tmp_path / "kubeconfig"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "test", "cluster": {"server": server.url}}],
+                "users": [{"name": "me", "user": {}}],
+                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "ml"}}],
+                "current-context": "test",
+            }
+        )
+    )
+    return file
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return DirectoryStore(tmp_path / "store")
+
+
+PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"))
+
+
+def begun(store: Store, submitter: Any, namespace: str = "ml", sealed: str = "") -> None:
+    """A run whose first step is done; ``sealed``: how its Workflow said that it ended."""
+    start(store, submitter, PIPELINE, RUN, namespace=namespace)
+    History(store, RUN).done("prep")
+    if sealed:
+        end = RunSealed(run=RUN, submission=1, status=sealed)
+        store.create(RunLayout(RUN).submission_end(1), end.to_bytes())
+
+
+def on(api: KubeApi) -> KubernetesSubmitter:
+    return KubernetesSubmitter(api, cluster_name(api))
+
+
+def end(api: KubeApi, name: str, phase: str = "Failed", namespace: str = "ml", **status: Any) -> None:
+    api.patch(WORKFLOWS, namespace, name, {"status": {"phase": phase, **status}})
+
+
+@contextmanager
+def meanwhile(action: Callable[[], None]) -> Iterator[None]:
+    """Do something in the cluster while the body runs; its failure is the test's."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001  told by the thread of the test
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert not failures, failures
+
+
+def exists(server: KubeServer, name: str) -> bool:
+    return any(one["metadata"]["name"] == name for one in server.objects("workflows"))
+
+
+def test_a_run_goes_on_at_its_cluster_in_its_namespace(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    server.add_namespace("tenant")
+    begun(store, on(api), namespace="tenant")
+    end(api, RUN, namespace="tenant")
+
+    def finish() -> None:
+        until(lambda: exists(server, f"{RUN}-2"))
+        end(api, f"{RUN}-2", "Succeeded", "tenant", nodes={"n": {"name": f"{RUN}-2.fit", "phase": "Succeeded"}})
+
+    with meanwhile(finish):
+        answer = tiphys("resume", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
+
+    assert answer.code == 0
+    assert "fit: Succeeded" in answer.err
+    assert f"submission 2 of run {RUN}" in answer.err
+    assert "fit" in answer.out
+    second = submissions(store, RUN)[-1]
+    assert second.bound is not None
+    assert (second.bound.namespace, second.bound.cluster) == ("tenant", cluster_name(api))
+
+
+def test_a_run_that_fails_there_says_why_and_how_to_go_on(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    begun(store, on(api))
+    end(api, RUN)
+    nodes = {
+        "a": {"name": f"{RUN}-2.fit", "phase": "Failed", "type": "Steps", "message": "child failed"},
+        "b": {"name": f"{RUN}-2.fit[1].conclude", "phase": "Failed", "type": "Plugin", "message": "given up: no GPU"},
+    }
+
+    def fail() -> None:
+        until(lambda: exists(server, f"{RUN}-2"))
+        end(api, f"{RUN}-2", "Failed", nodes=nodes)
+
+    with meanwhile(fail):
+        answer = tiphys("resume", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
+
+    assert answer.code == 1
+    assert f"run {RUN} failed: fit: given up: no GPU; `tiphys get {RUN}" in answer.error
+    assert f"`tiphys resume {RUN} --store {store.url} --kubeconfig {kubeconfig}` goes on" in answer.error
+
+
+def test_a_workflow_that_is_deleted_meanwhile_says_how_to_go_on(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    begun(store, on(api))
+    end(api, RUN)
+
+    def delete() -> None:
+        # Once somebody watches it: before, it would be gone before it was found.
+        until(lambda: exists(server, f"{RUN}-2") and server.count("list", "workflows"))
+        api.delete(WORKFLOWS, "ml", f"{RUN}-2")
+
+    with meanwhile(delete):
+        answer = tiphys("resume", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
+
+    assert answer.code == 3
+    assert f"Workflow ml/{RUN}-2 was deleted; what is finished is kept: go on with `tiphys resume {RUN}" in answer.error
+
+
+def test_another_cluster_than_that_of_the_run_is_refused_with_both_names(
+    tiphys: Command, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
+) -> None:
+    begun(store, FakeSubmitter(tmp_path / "cluster", "kubernetes:0123456789ab"))
+    answer = tiphys("resume", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
+    assert answer.code == 2
+    assert "went to cluster kubernetes:0123456789ab" in answer.error
+    assert f"leads to {cluster_name(api)}" in answer.error
+    assert len(submissions(store, RUN)) == 1
+
+
+@pytest.mark.parametrize("before", ["kubernetes:0123456789ab", "local:desk:/state"])
+def test_a_sealed_run_may_go_on_at_another_cluster(
+    before: str, tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
+) -> None:
+    server.add_namespace("dev")
+    begun(store, FakeSubmitter(tmp_path / "cluster", before), namespace="elsewhere", sealed="Failed")
+
+    def finish() -> None:
+        until(lambda: exists(server, f"{RUN}-2"))
+        end(api, f"{RUN}-2", "Succeeded", "dev")
+
+    with meanwhile(finish):
+        answer = tiphys("resume", RUN, "--store", store.url, "--kubeconfig", kubeconfig, "--cluster", "-n", "dev")
+
+    assert answer.code == 0
+    bound = submissions(store, RUN)[-1].bound
+    assert bound is not None
+    assert (bound.cluster, bound.namespace) == (cluster_name(api), "dev")
+
+
+def test_a_plan_asks_no_cluster(tiphys: Command, api: KubeApi, store: Store, tmp_path: Path) -> None:
+    begun(store, on(api))
+    answer = tiphys("resume", RUN, "--store", store.url, "--dry-run", "-o", "json")
+    assert answer.code == 0
+    assert '"decision": "run"' in answer.out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--queues", "q.yaml"], "--queues: this is for the local engine"),
+        (["--speed", "2", "--plugin-port", "1"], "--plugin-port, --speed: this is for the local engine"),
+        (["--cluster", "--local"], "exclude each other"),
+        (["--local", "--context", "east"], "--context: this is for a cluster"),
+    ],
+)
+def test_options_that_mean_nothing_there_are_refused_by_name(
+    options: list[str], sentence: str, tiphys: Command, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    begun(store, on(api))
+    given = options if "--local" in options else [*options, "--kubeconfig", str(kubeconfig)]
+    answer = tiphys("resume", RUN, "--store", store.url, *given)
+    assert (answer.code, len(submissions(store, RUN))) == (2, 1)
+    assert sentence in answer.error
+
+
+def test_a_pipeline_runs_on_the_cluster_under_the_charts_account(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
+) -> None:
+    file = tiny.write(tmp_path / "code")
+    answer = tiphys(
+        "run", file, "--cluster", "--detach", "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig
+    )
+    assert (answer.code, answer.out) == (0, "hot\n")
+    [found] = server.objects("workflows")
+    assert (found["metadata"]["name"], found["metadata"]["namespace"]) == ("hot", "ml")
+    assert found["spec"]["serviceAccountName"] == "tiphys-workflow"
+    assert "tiphys.dev/code" not in found["metadata"]["annotations"]
+    assert f"end it with `tiphys stop hot --store {store.url} --kubeconfig {kubeconfig}`" in answer.err
+
+
+def test_a_run_on_the_cluster_is_watched_to_its_end(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
+) -> None:
+    def finish() -> None:
+        until(lambda: exists(server, "hot"))
+        end(api, "hot", "Running", nodes={"n": {"name": "hot.fit", "phase": "Running", "type": "Steps"}})
+        until(lambda: server.count("watch", "workflows"))
+        end(api, "hot", "Succeeded", nodes={"n": {"name": "hot.fit", "phase": "Succeeded", "type": "Steps"}})
+
+    file = tiny.write(tmp_path / "code")
+    with meanwhile(finish):
+        answer = tiphys("run", file, "--cluster", "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
+
+    assert (answer.code, answer.out) == (0, "hot\n")
+    assert "fit: Succeeded" in answer.err
+    assert "run hot succeeded" in answer.err.splitlines()[-1]
+
+
+def test_whoever_does_not_watch_any_more_ends_nothing(
+    tiphys: Command,
+    server: KubeServer,
+    api: KubeApi,
+    kubeconfig: Path,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> Iterator[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(KubernetesSubmitter, "watch", interrupted)
+    file = tiny.write(tmp_path / "code")
+    answer = tiphys("run", file, "--cluster", "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
+    assert answer.code == 130
+    assert "run hot goes on without you" in answer.error
+    assert "end it with `tiphys stop hot" in answer.error
+    assert "shutdown" not in server.objects("workflows")[0]["spec"]
+
+
+def test_a_folder_that_no_pod_sees_is_no_store_for_a_cluster(tiphys: Command, kubeconfig: Path, tmp_path: Path) -> None:
+    answer = tiphys("run", tiny.write(tmp_path / "code"), "--cluster", "--kubeconfig", kubeconfig)
+    assert answer.code == 2
+    assert "give --store s3://" in answer.error
+
+
+def test_options_of_a_cluster_are_refused_without_one(tiphys: Command, tmp_path: Path) -> None:
+    answer = tiphys("run", tiny.write(tmp_path / "code"), "-n", "ml", "--detach")
+    assert answer.code == 2
+    assert "--namespace, --detach: this is for a cluster; add --cluster" in answer.error
+
+
+def test_a_cluster_that_cannot_be_reached_is_said_with_what_to_do(tiphys: Command, tmp_path: Path) -> None:
+    missing = tmp_path / "no-such-kubeconfig"
+    file = tiny.write(tmp_path / "code")
+    answer = tiphys("run", file, "--cluster", "--store", tmp_path / "store", "--kubeconfig", missing)
+    assert answer.code == 2
+    assert "set KUBECONFIG or give --context" in answer.error
+
+
+@pytest.mark.parametrize(("options", "word"), [([], "Stop"), (["--terminate"], "Terminate")])
+def test_a_run_is_stopped_on_its_cluster(
+    options: list[str], word: str, tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    begun(store, on(api))
+    answer = tiphys("stop", RUN, "--store", store.url, "--kubeconfig", kubeconfig, *options)
+    assert answer.code == 0
+    assert server.objects("workflows")[0]["spec"]["shutdown"] == word
+    assert f"`tiphys resume {RUN} --store {store.url}` goes on" in answer.err
+
+
+def test_a_run_that_is_over_is_not_stopped(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    begun(store, on(api))
+    end(api, RUN)
+    answer = tiphys("stop", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
+    assert answer.code == 0
+    assert f"run {RUN} does not run: its Workflow ml/{RUN} is Failed" in answer.err
+    assert "shutdown" not in server.objects("workflows")[0]["spec"]
+
+
+def test_a_workflow_that_took_its_name_is_not_stopped(
+    tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    begun(store, on(api))
+    api.delete(WORKFLOWS, "ml", RUN)
+    api.create(WORKFLOWS, "ml", workflow(RUN))
+    answer = tiphys("stop", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
+    assert answer.code == 3
+    assert "is gone, so nothing runs" in answer.error
+    assert "shutdown" not in server.objects("workflows")[0]["spec"]
+
+
+def test_a_local_run_is_stopped_where_it_runs(tiphys: Command, store: Store, tmp_path: Path) -> None:
+    begun(store, FakeSubmitter(tmp_path / "cluster", "local:desk:/state"))
+    answer = tiphys("stop", RUN, "--store", store.url)
+    assert answer.code == 2
+    assert f"run {RUN} went to local:desk:/state: press Ctrl-C where its `tiphys run`" in answer.error
