@@ -23,9 +23,11 @@ from tiphys_plugin.sidecar.settings import Settings
 
 PLUGIN = "tiphys"
 LARGEST_BODY_BYTES = 2 << 20
+_MOST_SKIPPED_BYTES = 4 * LARGEST_BODY_BYTES
 _MOST_CALLS = 32
 _PATIENCE_SECONDS = (1.0, 0.5)
 """For the service to answer what is under way, and then for the answers to be written."""
+_NOT_HERE = failed(404, f"nothing is here; Argo posts to {EXECUTE_PATH}")
 
 
 def is_foreign(document: dict[str, Any]) -> bool:
@@ -125,16 +127,18 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _answer(self) -> Answer:
-        if self.path != EXECUTE_PATH:
-            return failed(404, f"nothing is here; Argo posts to {EXECUTE_PATH}")
-        if (refusal := self._refuse_caller()) is not None:
-            return refusal
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             return failed(400, "the body has no Content-Length")
-        if int(length) > LARGEST_BODY_BYTES:
-            return failed(413, f"the body is larger than {LARGEST_BODY_BYTES} bytes")
-        body = self.rfile.read(int(length))
+        refusal = self._refuse_caller() if self.path == EXECUTE_PATH else _NOT_HERE
+        if refusal is None and int(length) > LARGEST_BODY_BYTES:
+            refusal = failed(413, f"the body is larger than {LARGEST_BODY_BYTES} bytes")
+        if refusal is not None:
+            self._skip(int(length))
+            return refusal
+        return self._hand_on(self.rfile.read(int(length)))
+
+    def _hand_on(self, body: bytes) -> Answer:
         try:
             document = json.loads(body)
         except ValueError as error:
@@ -142,6 +146,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not isinstance(document, dict):
             return failed(400, "the body is not a JSON object")
         return Answer(200, b"{}") if is_foreign(document) else self.server.service.ask(body)
+
+    def _skip(self, length: int) -> None:
+        """Read what nobody wants: a connection that is closed before loses the answer on its way."""
+        left = min(length, _MOST_SKIPPED_BYTES)
+        while left and (read := len(self.rfile.read(min(left, 64 << 10)))):
+            left -= read
 
     def _refuse_caller(self) -> Answer | None:
         path = self.server.settings.token_file

@@ -1,0 +1,68 @@
+"""Our services as processes, and what they say on stderr, line by line."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class Process:
+    """``python -m MODULE ARGUMENTS`` until the end of the block. ``started`` is its first line."""
+
+    def __init__(self, module: str, *arguments: str, **environment: str) -> None:
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._environment = {**os.environ, **environment}
+        self.lines: list[str] = []
+        self.started: dict[str, Any] = {}
+
+    def __enter__(self) -> "Process":
+        self.process = subprocess.Popen(
+            self._command, env=self._environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        first = self._line()
+        assert first, f"{self._command} ended with {self.process.wait(60)} before it said a word"
+        self.started = json.loads(first)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(60)
+        self._reader.join(60)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """What it has logged so far; complete once it has ended."""
+        return [json.loads(line) for line in self.lines]
+
+    def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        self.process.terminate()
+        code = self.process.wait(60)
+        self._reader.join(60)
+        return code
+
+    def resident_bytes(self) -> int:
+        """Memory that it occupies now (Linux, ``proc(5)``)."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS:"))
+
+    def _line(self) -> str:
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        self.lines += [line] if line else []
+        return line
+
+    def _read(self) -> None:
+        while self._line():
+            pass
