@@ -4,7 +4,6 @@ real cluster gives it. RBAC is worth testing only where nobody is an administrat
 
 import csv
 import json
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,10 @@ class S3Account:
 
 
 def create(settings: Settings) -> None:
-    """Keys, certificates, tokens and the kubeconfig files that carry them."""
-    os.umask(0o077)
-    pki(settings).mkdir(parents=True)
+    """Keys, certificates, tokens and the kubeconfig files that carry them, in a folder that is root's alone."""
+    settings.folder.parent.mkdir(parents=True, exist_ok=True)
+    settings.folder.mkdir(mode=0o700)
+    pki(settings).mkdir()
     _certificates(settings)
     users = {ADMIN: "system:masters"}
     users |= {f"system:kube-{name}": "" for name in ("controller-manager", "scheduler", "proxy")}

@@ -28,6 +28,7 @@ def start(settings: Settings, node: Node, name: str, command: list[str], env: di
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=0o022,  # a stricter one would reach into the images that are unpacked
         )
     _pid_file(settings, name).write_text(f"{process.pid} {start_time(process.pid)}")
 
