@@ -295,7 +295,7 @@ def test_port_in_use_is_named(pod):
         port = str(taken.getsockname()[1])
         with pod.process("http://127.0.0.1:1", TIPHYS_SIDECAR_PORT=port) as running:
             assert running.process.wait(60) == UsageError.exit_code
-    assert port in running.started["error"]
+    assert port in running.log[0]["error"]
 
 
 def test_certificate_that_cannot_be_read_is_named(tmp_path):

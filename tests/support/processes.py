@@ -11,7 +11,10 @@ from typing import Any
 
 
 class Process:
-    """``python -m MODULE ARGUMENTS`` until the end of the block. ``started`` is its first line."""
+    """``python -m MODULE ARGUMENTS`` until the end of the block.
+
+    ``started`` is the line in which it says that it has started; empty if it ended instead.
+    """
 
     def __init__(self, module: str, *arguments: str, **environment: str) -> None:
         self._command = [sys.executable, "-m", module, *arguments]
@@ -23,9 +26,9 @@ class Process:
         self.process = subprocess.Popen(
             self._command, env=self._environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
-        first = self._line()
-        assert first, f"{self._command} ended with {self.process.wait(60)} before it said a word"
-        self.started = json.loads(first)
+        while not self.started and (line := self._line()):
+            said = json.loads(line)
+            self.started = said if said["event"].endswith(".started") else {}
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         return self
