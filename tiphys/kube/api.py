@@ -131,6 +131,10 @@ class KubeApi:
         """GET of a path that is no resource, such as ``/version``."""
         return self._transport.json("GET", path)
 
+    def get_text(self, path: str) -> tuple[int, str]:
+        """Status and body of a path, such as a pod's behind ``…/proxy/``; no status is an error."""
+        return self._transport.text(path)
+
     def watch(
         self,
         resource: Resource,

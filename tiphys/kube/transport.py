@@ -72,6 +72,14 @@ class Transport:
             raise StoreError(f"the API server {self.server} answered {method} {path} with no object; is it one?")
         return answer
 
+    def text(self, path: str) -> tuple[int, str]:
+        """Status and body of a GET, whatever they say: for what the server only passes on."""
+        response = self._send("GET", path, {}, refuse=False)
+        try:
+            return response.status, response.read().decode(errors="replace")
+        except HTTPError as error:
+            raise StoreError(f"the API server {self.server} broke off its answer to GET {path}: {error}") from error
+
     def events(self, path: str, query: Mapping[str, str], silence_seconds: float) -> Iterator[Object]:
         """Open a watch at once; then its events, until the server ends it or says nothing for ``silence_seconds``."""
         return self._events(self._send("GET", path, query, silence_seconds=silence_seconds), path)
@@ -105,6 +113,7 @@ class Transport:
         body: Body | None = None,
         media_type: str = "application/json",
         silence_seconds: float = _ANSWER_SECONDS,
+        refuse: bool = True,
     ) -> BaseHTTPResponse:
         asked = urlencode({key: value for key, value in query.items() if value})
         headers = {"Accept": "application/json", "Content-Type": media_type, "User-Agent": "tiphys"}
@@ -121,7 +130,7 @@ class Transport:
                 redirect=False,
                 retries=False,
             )
-            refused = response.read().decode(errors="replace") if response.status >= 300 else None
+            refused = response.read().decode(errors="replace") if refuse and response.status >= 300 else None
         except (HTTPError, ValueError) as error:
             raise StoreError(f"the API server {self.server} did not answer {method} {path}: {error}") from error
         if refused is not None:

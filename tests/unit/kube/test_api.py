@@ -166,6 +166,15 @@ def test_a_server_that_is_away_is_named_and_asked_once(api: KubeApi, server: Kub
     assert api.get(PODS, "ml", "one") is None
 
 
+def test_a_text_that_the_server_passes_on_is_handed_out_whatever_its_status(api: KubeApi, server: KubeServer) -> None:
+    assert api.get_text("/version")[0] == 200
+    server.fail_next(503, verb="get", body=b"not ready: no bucket")
+    assert api.get_text("/version") == (503, "not ready: no bucket")
+    server.pause()
+    with pytest.raises(StoreError):
+        api.get_text("/version")
+
+
 def test_a_port_where_nobody_listens_is_an_error_at_once() -> None:
     with socket.socket() as taken:  # bound, so that nobody else gets it, and not listening
         taken.bind(("127.0.0.1", 0))

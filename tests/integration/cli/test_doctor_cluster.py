@@ -1,0 +1,200 @@
+"""``tiphys doctor --cluster`` against an API server: what it finds by itself, and what it does without rights."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.kube_server import KubeServer, Request, serving
+
+from tiphys.kube import KubeApi
+from tiphys.kube.resources import CONFIG_MAPS, DEPLOYMENTS, LEASES, PODS, SECRETS, SERVICE_ACCOUNTS
+
+from .conftest import Command
+
+KINDS = ("workflows", "workflowtasksets", "workflowtaskresults", "workflowtemplates")
+
+
+@pytest.fixture
+def server() -> Iterator[KubeServer]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def kubeconfig(server: KubeServer, tmp_path: Path) -> Path:
+    file = tmp_path / "kubeconfig"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "ml"}}],
+        "current-context": "test",
+    }
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+@pytest.fixture
+def installed(server: KubeServer) -> KubeApi:
+    """A cluster with Argo and Tiphys in sidecar mode."""
+    api = server.api("ml")
+    for namespace in ("argo", "tiphys", "kube-node-lease"):
+        server.add_namespace(namespace)
+    server.paths["/apis/argoproj.io/v1alpha1"] = {"resources": [{"name": name} for name in KINDS]}
+    server.paths["/apis/tiphys.dev/v1alpha1"] = {"resources": [{"name": "gpuledgers"}]}
+    variables = {
+        "DEFAULT_REQUEUE_TIME": "500ms",
+        "ARGO_EXECUTOR_PLUGINS": "true",
+        "ARGO_POD_STATUS_CAPTURE_FINALIZER": "true",
+    }
+    container = {
+        "image": "example.org/workflow-controller:v4.1.2",
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+    }
+    api.create(DEPLOYMENTS, "argo", deployment("workflow-controller", container))
+    api.create(CONFIG_MAPS, "argo", {"metadata": {"name": "workflow-controller-configmap"}})
+    for component, arguments in (("plugin", ["tiphys_plugin", "serve"]), ("controller", ["tiphys_controller"])):
+        labels = {"app.kubernetes.io/name": "tiphys", "app.kubernetes.io/component": component}
+        api.create(DEPLOYMENTS, "tiphys", deployment(f"tiphys-{component}", {"args": arguments}, labels))
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        api.create(PODS, "tiphys", {"metadata": {"name": f"{component}-1", "labels": labels}, "status": ready})
+    for account in ("tiphys-workflow", "tiphys-executor-plugin"):
+        api.create(SERVICE_ACCOUNTS, "ml", {"metadata": {"name": account}})
+        token = {"metadata": {"name": f"{account}.service-account-token"}, "data": {"token": "c2VjcmV0"}}
+        api.create(SECRETS, "ml", token)
+    api.create(CONFIG_MAPS, "ml", {"metadata": {"name": "tiphys-executor-plugin"}})
+    api.create(SECRETS, "ml", {"metadata": {"name": "tiphys-store"}, "data": {"AWS_ACCESS_KEY_ID": "c2VjcmV0"}})
+    written = [{"manager": "kubelet", "time": "2026-05-04T12:00:00Z"}]
+    lease = {
+        "metadata": {"name": "node-1", "managedFields": written},
+        "spec": {"renewTime": "2026-05-04T12:00:00.300000Z"},
+    }
+    api.create(LEASES, "kube-node-lease", lease)
+    return api
+
+
+def deployment(name: str, container: dict[str, Any], labels: dict[str, str] | None = None) -> dict[str, Any]:
+    spec = {"template": {"spec": {"containers": [container]}}}
+    return {"metadata": {"name": name, "labels": labels or {}}, "spec": spec}
+
+
+def states(out: str) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in json.loads(out)["findings"]}
+
+
+def test_a_cluster_that_is_fit(tiphys: Command, installed: KubeApi, kubeconfig: Path) -> None:
+    answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig, "-o", "json")
+    assert (answer.code, answer.err) == (0, "")
+    assert set(states(answer.out).values()) == {"ok"}
+    assert json.loads(answer.out)["usable"] is True
+    assert next(iter(states(answer.out))) == "requeue-time"
+    assert "ml/tokens" in states(answer.out)
+
+
+def test_nothing_secret_is_shown_and_nothing_is_written(
+    tiphys: Command, installed: KubeApi, server: KubeServer, kubeconfig: Path
+) -> None:
+    before = len(server.requests)
+    answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig)
+    assert answer.code == 0
+    assert "c2VjcmV0" not in answer.out + answer.err
+    asked = server.requests[before:]
+    assert {one.plural for one in asked if one.verb not in ("get", "list")} == {"subjectaccessreviews"}
+
+
+def test_what_is_wrong_is_said_with_what_to_do(tiphys: Command, installed: KubeApi, kubeconfig: Path) -> None:
+    installed.delete(SECRETS, "ml", "tiphys-workflow.service-account-token")
+    answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig)
+    assert answer.code == 75
+    assert "ml/tokens failed; each finding says what to do" in answer.error
+    assert "there is no Secret tiphys-workflow.service-account-token" in answer.out
+    assert "→ helm upgrade tiphys" in answer.out
+
+
+def test_a_right_that_the_account_of_workflows_lacks(
+    tiphys: Command, installed: KubeApi, server: KubeServer, kubeconfig: Path
+) -> None:
+    def without_patch(request: Request) -> bool:
+        workflows = request.user == "system:serviceaccount:ml:tiphys-workflow"
+        return not (workflows and request.verb == "patch" and request.plural == "workflowtasksets")
+
+    server.authorize = without_patch
+    answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig)
+    assert answer.code == 75
+    assert "account tiphys-workflow may not patch workflowtasksets/status" in answer.out
+
+
+def test_whoever_may_see_one_namespace_only_is_told_what_cannot_be_told(
+    tiphys: Command, installed: KubeApi, server: KubeServer, kubeconfig: Path
+) -> None:
+    server.authorize = lambda request: request.namespace == "ml" or bool(request.path)
+    answer = tiphys("doctor", "--cluster", "-n", "ml", "--kubeconfig", kubeconfig, "-o", "json")
+    assert answer.code == 0
+    found = states(answer.out)
+    assert {name for name, state in found.items() if state == "unknown"} >= {"requeue-time", "plugin", "clocks"}
+    assert (found["ml/accounts"], found["ml/tokens"], found["ml/rights"]) == ("ok", "ok", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("answered", "reason"),
+    [
+        ((503, '{"error": "no credentials for s3://ml/tiphys"}'), "no credentials for s3://ml/tiphys"),
+        ((404, "not found"), "ContainersNotReady: containers with unready status: [plugin]"),
+    ],
+    ids=["the process says why", "it cannot be asked"],
+)
+def test_a_plugin_that_is_not_ready_says_why(
+    answered: tuple[int, str],
+    reason: str,
+    tiphys: Command,
+    installed: KubeApi,
+    kubeconfig: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = {
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "ContainersNotReady",
+                "message": "containers with unready status: [plugin]",
+            }
+        ],
+        "containerStatuses": [{"state": {"running": {}}}],
+    }
+    installed.patch(PODS, "tiphys", "plugin-1", {"status": waiting}, subresource="status")
+    asked = []
+    monkeypatch.setattr(KubeApi, "get_text", lambda _, path: asked.append(path) or answered)
+    answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig)
+    assert answer.code == 75
+    assert f"the plugin is not ready: {reason}" in answer.out
+    assert asked == ["/api/v1/namespaces/tiphys/pods/plugin-1:7243/proxy/readyz"]
+
+
+def test_an_empty_cluster(tiphys: Command, server: KubeServer, kubeconfig: Path) -> None:
+    server.api("ml")
+    answer = tiphys("doctor", "--cluster", "-n", "ml", "-n", "absent", "--kubeconfig", kubeconfig, "-o", "json")
+    assert answer.code == 75
+    found = states(answer.out)
+    assert (found["argo-kinds"], found["tiphys-kinds"], found["plugin"]) == ("failed", "failed", "failed")
+    assert found["absent/exists"] == "failed"
+
+
+def test_an_api_server_that_is_out_of_reach(tiphys: Command, server: KubeServer, kubeconfig: Path) -> None:
+    server.pause()
+    answer = tiphys("doctor", "--cluster", "--kubeconfig", kubeconfig)
+    assert answer.code == 75
+    assert "did not answer" in answer.error
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["./store", "--cluster"], ["./store", "-n", "ml"], ["./store", "--context", "east"]]
+)
+def test_a_store_or_a_cluster_and_not_both(arguments: list[str], tiphys: Command) -> None:
+    answer = tiphys("doctor", *arguments)
+    assert answer.code == 2
+    assert "--cluster" in answer.error
