@@ -10,17 +10,26 @@
 | only released or gone leases come back           | invariant: holders match  |
 | who is at the head and fits is admitted          | rule ask                  |
 | nobody overtakes in its own line                 | rule ask                  |
+
+The same search drives the ledger in a file and the one in a cluster. There, two
+services take turns; others write in between, the API server refuses, answers
+get lost, and who got no answer asks again, as Argo does.
 """
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.ledger import ask, queues
+from support.ledger import ask, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.ledger import Admitted, Deferred, LeaseRequest, Reason, SqliteLedger
+from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, LeaseRequest, Reason, SqliteLedger
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+
+from tiphys.errors import StoreError
 
 QUOTAS = {"research": {"A100": 8, "*": 4}, "nightly": {"A100": 4}}
 INVENTORY = {"A100": {"count": 10}, "T4": {"count": 6}}
@@ -45,15 +54,27 @@ class Ledger(RuleBasedStateMachine):
 
     @initialize(with_inventory=st.booleans())
     def open(self, with_inventory: bool) -> None:
-        self.folder = tempfile.TemporaryDirectory()
         self.clock = Clock()
         self.queues = queues(INVENTORY if with_inventory else None, **QUOTAS)
         self.holders: dict[str, tuple[str, LeaseRequest]] = {}
         self.line: dict[str, LeaseRequest] = {}
+        self._make()
         self._open()
 
+    def _make(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+
     def _open(self) -> None:
-        self.ledger = SqliteLedger(Path(self.folder.name) / "ledger.db", self.queues, clock=self.clock)
+        self.ledger: AdmissionBackend = SqliteLedger(
+            Path(self.folder.name) / "ledger.db", self.queues, clock=self.clock
+        )
+
+    def _close(self) -> None:
+        assert isinstance(self.ledger, SqliteLedger)
+        self.ledger.close()
+
+    def _answer(self, call: Callable[[AdmissionBackend], Any]) -> Any:
+        return call(self.ledger)
 
     @rule(asked=st.lists(requests, min_size=1, max_size=4))
     def ask(self, asked: list[LeaseRequest]) -> None:
@@ -63,7 +84,7 @@ class Ledger(RuleBasedStateMachine):
     def _ask(self, request: LeaseRequest) -> None:
         self.clock.advance(1)
         known = self.holders.get(request.uid)
-        answer = self.ledger.request(request)
+        answer = self._answer(lambda ledger: ledger.request(request))
         if known is not None:
             assert isinstance(answer, Admitted)
             assert answer.lease == known[0]
@@ -87,22 +108,23 @@ class Ledger(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         if self.holders:
             uid = data.draw(st.sampled_from(sorted(self.holders)))
-            self.ledger.release(self.holders.pop(uid)[0])
+            lease, _ = self.holders.pop(uid)
+            self._answer(lambda ledger: ledger.release(lease))
 
     @rule(data=st.data())
     def end_workflow(self, data: st.DataObject) -> None:
         if self.holders:
             uid = data.draw(st.sampled_from(sorted(self.holders)))
-            self.ledger.release_workflow(uid)
+            self._answer(lambda ledger: ledger.release_workflow(uid))
             alive = data.draw(st.booleans())
-            self.ledger.sweep(lambda lease: lease.request.uid == uid and not alive)
+            self._answer(lambda ledger: ledger.sweep(lambda lease: lease.request.uid == uid and not alive))
             self.line.pop(uid, None)
             if not alive:
                 self.holders.pop(uid)
 
     @rule()
     def restart(self) -> None:
-        self.ledger.close()
+        self._close()
         self._open()
 
     @invariant()
@@ -156,9 +178,49 @@ class Ledger(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "ledger"):
-            self.ledger.close()
-            self.folder.cleanup()
+            self._close()
+            self._unmake()
+
+    def _unmake(self) -> None:
+        self.folder.cleanup()
+
+
+class LedgerInCluster(Ledger):
+    """Every call goes to one of two services, and what is drawn happens to its writes."""
+
+    def _make(self) -> None:
+        self.api = ledger_api(self.queues)
+        self.faults: list[str] = []
+        self.api.meanwhile = lambda: self.faults.pop() if self.faults else ""
+
+    def _open(self) -> None:
+        self.services = [KubernetesLedger(self.api, "tiphys", clock=self.clock, pause=lambda _: None) for _ in range(2)]
+        self.ledger = self.services[0]
+
+    def _close(self) -> None:
+        pass
+
+    def _unmake(self) -> None:
+        pass
+
+    @rule(faults=st.lists(st.sampled_from(["", "", "conflict", "refused", "lost"]), max_size=6))
+    def trouble_ahead(self, faults: list[str]) -> None:
+        self.faults = faults
+
+    @rule()
+    def another_service_is_asked(self) -> None:
+        self.services.reverse()
+        self.ledger = self.services[0]
+
+    def _answer(self, call: Callable[[AdmissionBackend], Any]) -> Any:
+        while True:  # every fault happens once
+            try:
+                return call(self.ledger)
+            except StoreError:
+                self.another_service_is_asked()
 
 
 TestLedger = Ledger.TestCase
 TestLedger.settings = settings(max_examples=60, stateful_step_count=20)
+TestLedgerInCluster = LedgerInCluster.TestCase
+TestLedgerInCluster.settings = settings(max_examples=60, stateful_step_count=20)

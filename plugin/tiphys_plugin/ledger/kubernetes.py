@@ -103,9 +103,8 @@ class KubernetesLedger:
         self._turn(lambda book, _: (book.release_workflow(uid, self._clock()), None))
 
     def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
-        # Who sweeps has just asked for GPUs, so what is known is new enough to choose whom to look at.
-        known, now = self._stored.known or self._stored.read(), self._clock()
-        due = known.book.due(now, self._check_every)
+        now = self._clock()
+        due = self._stored.read().book.due(now, self._check_every)
         gone = [lease for lease in due if is_gone(lease)]
         if due:
             self._turn(lambda book, _: (book.checked(due, gone, now + self._check_every), None))
