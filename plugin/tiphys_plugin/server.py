@@ -16,7 +16,7 @@ from tiphys_plugin.core import PluginCore
 
 _DRAIN_SECONDS = 25
 """Calls under way are answered before the service ends; Argo gives up on a call after 30 s."""
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
 
 
 class AppServer:

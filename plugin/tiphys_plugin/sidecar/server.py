@@ -25,8 +25,8 @@ PLUGIN = "tiphys"
 LARGEST_BODY_BYTES = 2 << 20
 _MOST_SKIPPED_BYTES = 4 * LARGEST_BODY_BYTES
 _MOST_CALLS = 32
-_PATIENCE_SECONDS = (1.0, 0.5)
-"""For the service to answer what is under way, and then for the answers to be written."""
+_PATIENCE_SECONDS = (1.0, 5.0)
+"""For the service to answer what is under way, and then for the answers to be written, which takes no time at all."""
 _NOT_HERE = failed(404, f"nothing is here; Argo posts to {EXECUTE_PATH}")
 
 
