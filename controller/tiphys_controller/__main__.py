@@ -40,8 +40,8 @@ def _run(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     namespaces = None if options.all_namespaces else tuple(dict.fromkeys(options.namespace))
-    api = connect()
     stores = NamespaceStores(options.store, namespaces)
+    api = connect()
     identity = os.environ.get(_POD_NAME) or socket.gethostname()
     controller = Controller(Surroundings(api, namespaces, stores, identity, options.lease_namespace or api.namespace))
     with HealthServer(controller, options.host, options.port) as health:

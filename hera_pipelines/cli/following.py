@@ -37,7 +37,8 @@ class ClusterJob:
 
     def command(self, verb: str) -> str:
         """A command about this run, as a person types it."""
-        chosen = self.cluster_options if verb in ("resume", "stop") else ()
+        there = self.cluster_options
+        chosen = {"resume": there, "stop": there, "get": ("--cluster", *there)}.get(verb, ())
         return f"`{shlex.join(['tiphys', verb, self.run, *self.options, *chosen])}`"
 
 

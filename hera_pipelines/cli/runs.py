@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION, Phase, RunDetail, describe, runs_table
+from tiphys_controller import API_VERSION, Phase, RunDetail, Submitter, describe, runs_table
 
+from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption
 from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store
+from hera_pipelines.cli.places import cluster_submitter, refuse
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.local.session import LocalSession
 from tiphys.store import Store
@@ -16,6 +19,7 @@ from tiphys.store import Store
 RUNS_EXAMPLES = """\b
 Examples:
   tiphys runs
+  tiphys runs --store s3://ml/tiphys --cluster
   tiphys runs --store s3://ml/tiphys -o json | jq -r '.runs[] | select(.phase == "Failed") | .run'
 """
 GET_EXAMPLES = """\b
@@ -24,18 +28,27 @@ Examples:
   tiphys get digits-7xk2p -o yaml
 """
 
+AskClusterOption = Annotated[
+    bool, typer.Option("--cluster", help="Ask the cluster of the kubeconfig, too, which of its runs are alive.")
+]
+
 _PHASE_STYLES = {Phase.SUCCEEDED: "green", Phase.FAILED: "red", Phase.RUNNING: "cyan", Phase.UNKNOWN: "yellow"}
 
 
 def runs(
-    context: typer.Context,
+    command: typer.Context,
     store: StoreOption = None,
+    cluster: AskClusterOption = False,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the list.")] = Format.TABLE,
 ) -> None:
     """List the runs of a store."""
-    screen: Screen = context.obj
+    screen: Screen = command.obj
     place = existing_store(screen, store)
-    found = sorted(runs_table(place, _local(place)), key=lambda summary: summary.run)
+    found = sorted(
+        runs_table(place, _who_knows(command, place, cluster, kubeconfig, context)), key=lambda summary: summary.run
+    )
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "RunList", "store": place.url}
         screen.document({**document, "runs": [summary.model_dump(mode="json") for summary in found]}, output)
@@ -61,15 +74,18 @@ def runs(
 
 
 def get(
-    context: typer.Context,
+    command: typer.Context,
     run: Annotated[str, typer.Argument(help="Name of the run.")],
     store: StoreOption = None,
+    cluster: AskClusterOption = False,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
 ) -> None:
     """Show one run: its submissions, its steps, every attempt and what came out."""
-    screen: Screen = context.obj
+    screen: Screen = command.obj
     place = existing_store(screen, store)
-    detail = describe(place, run, _local(place))
+    detail = describe(place, run, _who_knows(command, place, cluster, kubeconfig, context))
     if output is not Format.TABLE:
         screen.document(detail.model_dump(mode="json", by_alias=True), output)
         return
@@ -82,8 +98,13 @@ def get(
         screen.table(("STEP", "OUTPUT", "VALUE"), outputs)
 
 
-def _local(store: Store) -> LocalSession:
-    """The local cluster of this working directory, which may know that a run is alive."""
+def _who_knows(
+    command: typer.Context, store: Store, cluster: bool, kubeconfig: Path | None, context: str | None
+) -> Submitter:
+    """Whoever may know that a run is alive: the cluster that is asked for, else the engine of this folder."""
+    if cluster:
+        return cluster_submitter(kubeconfig, context, None)[0]
+    refuse(command, {"context": "--context", "kubeconfig": "--kubeconfig"}, "this is for a cluster; add --cluster")
     return LocalSession(store, DEFAULT_STATE)
 
 

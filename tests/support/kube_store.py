@@ -249,6 +249,8 @@ def _check_preconditions(place: Place, before: Object, sent: Object) -> None:
         )
     if not sent.get("resourceVersion") and place.collection.custom:
         raise RefusedError(422, "Invalid", "metadata.resourceVersion: Invalid value: must be specified for an update")
+    if sent.get("uid") not in (None, "", before["metadata"]["uid"]) and place.collection.custom:
+        raise RefusedError(422, "Invalid", f'metadata.uid: Invalid value: "{sent["uid"]}": field is immutable')
     if sent.get("uid") not in (None, "", before["metadata"]["uid"]):
         raise RefusedError(409, "Conflict", "Precondition failed: UID in precondition differs from UID in object meta")
     if sent.get("name", place.name) != place.name:

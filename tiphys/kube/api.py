@@ -106,7 +106,7 @@ class KubeApi:
         how: Patch = Patch.MERGE,
         subresource: str = "",
     ) -> Object:
-        """Change fields of an object; like `replace` where ``body`` names a ``metadata.resourceVersion``."""
+        """Change fields of an object; like `replace` where it names a ``metadata.resourceVersion``, or a ``uid``."""
         path = resource.path_of(namespace, name, subresource)
         return self._transport.json("PATCH", path, body=body, media_type=how.value)
 

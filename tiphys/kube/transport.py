@@ -156,6 +156,9 @@ def _refusal(status: int, body: str, server: str) -> TiphysError:
             return ConflictError(message)
         case 410:
             return ExpiredError(message)
+        case 422 if "metadata.uid" in message and "immutable" in message:
+            # What a custom kind answers where a built-in one says 409: the object of this name is another one.
+            return ConflictError(message)
         case 400 | 405 | 413 | 415 | 422:
             return UsageError(f"the API server {server} refused the request: {message}")
         case 401:

@@ -342,6 +342,20 @@ def test_a_workflow_that_took_its_name_is_not_stopped(
     assert "shutdown" not in server.objects("workflows")[0]["spec"]
 
 
+def test_the_cluster_is_asked_which_runs_are_alive(
+    tiphys: Command, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    begun(store, on(api))
+    unasked = tiphys("get", RUN, "--store", store.url)
+    assert "Unknown" in unasked.out
+    asked = tiphys("get", RUN, "--store", store.url, "--cluster", "--kubeconfig", kubeconfig)
+    assert f"Running, submission 1 is Workflow {RUN} (Pending)" in asked.out
+    listed = tiphys("runs", "--store", store.url, "--cluster", "--kubeconfig", kubeconfig, "-o", "json")
+    assert '"phase": "Running"' in listed.out
+    refused = tiphys("runs", "--store", store.url, "--context", "east")
+    assert (refused.code, "--context: this is for a cluster; add --cluster" in refused.error) == (2, True)
+
+
 def test_a_local_run_is_stopped_where_it_runs(tiphys: Command, store: Store, tmp_path: Path) -> None:
     begun(store, FakeSubmitter(tmp_path / "cluster", "local:desk:/state"))
     answer = tiphys("stop", RUN, "--store", store.url)

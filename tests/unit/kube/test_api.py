@@ -25,7 +25,7 @@ from tiphys.errors import (
     StoreError,
     UsageError,
 )
-from tiphys.kube import KubeApi, Patch
+from tiphys.kube import KubeApi, Patch, Resource
 from tiphys.kube.api import ExpiredError
 from tiphys.kube.resources import CONFIG_MAPS, GPU_LEDGERS, LEASES, PODS, TOKEN_REVIEWS, WORKFLOWS
 
@@ -164,6 +164,15 @@ def test_a_server_that_is_away_is_named_and_asked_once(api: KubeApi, server: Kub
         assert server.count(verb) == 1
     server.resume()
     assert api.get(PODS, "ml", "one") is None
+
+
+@pytest.mark.parametrize("kind", [PODS, WORKFLOWS], ids=["built-in", "custom"])
+def test_a_patch_may_say_which_object_is_meant(kind: Resource, api: KubeApi) -> None:
+    made = api.create(kind, "ml", {"metadata": {"name": "one"}})
+    meant = {"uid": made["metadata"]["uid"], "labels": {"a": "b"}}
+    assert api.patch(kind, "ml", "one", {"metadata": meant})["metadata"]["labels"] == {"a": "b"}
+    with pytest.raises(ConflictError):
+        api.patch(kind, "ml", "one", {"metadata": {**meant, "uid": "00000000-0000-0000-0000-000000000000"}})
 
 
 def test_a_text_that_the_server_passes_on_is_handed_out_whatever_its_status(api: KubeApi, server: KubeServer) -> None:

@@ -1,0 +1,224 @@
+"""The controller on a real API server, under an account with the rights that the chart gives it, and no more.
+
+| what happens | what must hold |
+|---|---|
+| an agent pod fails under a live workflow | it is deleted, and the workflow says so |
+| a run goes on | Events and annotations follow |
+| the leader is killed | the next one goes on, and tells nothing twice |
+| a Workflow is created twice, stopped under a wrong uid, watched | as the controller takes it for granted |
+| doctor looks at the cluster | clocks and rights are told as they are |
+"""
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster import argo_kinds
+from cluster.client import Cluster, Store
+from support.argo_objects import NARRATED
+from support.compiled import History
+from support.controller_process import ControllerProcess
+from tiphys_controller.doctor import Finding, State, examine, observe
+from tiphys_controller.kubernetes import KubernetesSubmitter
+
+from tiphys.errors import ConflictError
+from tiphys.kube import KubeApi, Object, cluster_name, connect
+from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
+from tiphys.protocol.policy import PIPELINE_ANNOTATION, RUN_PARAMETER, STORE_ANNOTATION
+from tiphys.records import Cause, SubmissionBound, SubmissionClaim, SubmissionKind
+from tiphys.store import RunLayout, open_store
+from tiphys.store import Store as RunStore
+
+RUN = "digits-1"
+RULES = [
+    {"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["list", "watch", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "delete"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create", "get", "update"]},
+]
+
+
+@pytest.fixture
+def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
+    argo_kinds.ensure(cluster)
+    connected = connect(cluster.kubeconfig)
+    connected.namespace = namespace
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+def controller(
+    cluster: Cluster, namespace: str, cluster_store: Store, tmp_path: Path
+) -> Callable[[], ControllerProcess]:
+    """Starts controllers with an account of their own."""
+    subject = {"kind": "ServiceAccount", "name": "controller", "namespace": namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "controller"}
+    version = "rbac.authorization.k8s.io/v1"
+    named = {"name": "controller", "namespace": namespace}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named},
+        {"apiVersion": version, "kind": "Role", "metadata": named, "rules": RULES},
+        {"apiVersion": version, "kind": "RoleBinding", "metadata": named, "roleRef": role, "subjects": [subject]},
+        namespace=namespace,
+    )
+    token = cluster.kubectl("create", "token", "controller", "--namespace", namespace, "--duration=2h").strip()
+    own = yaml.safe_load(cluster.kubeconfig.read_text())
+    own["users"] = [{"name": user["name"], "user": {"token": token}} for user in own["users"]]
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(own))
+    file.chmod(0o600)
+    given = [f"--store={cluster_store.url}", f"--namespace={namespace}", f"--lease-namespace={namespace}"]
+    return lambda: ControllerProcess(given, {**cluster_store.environment, "KUBECONFIG": str(file)})
+
+
+@pytest.fixture
+def store(cluster_store: Store, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    for name, value in cluster_store.environment.items():
+        monkeypatch.setenv(name, value)
+    return open_store(cluster_store.url)
+
+
+def submitted(api: KubeApi, store: RunStore) -> Object:
+    """A Workflow that its first admit has bound to the run."""
+    parameters = [{"name": RUN_PARAMETER, "value": RUN}]
+    manifest: Object = {
+        "metadata": {
+            "name": RUN,
+            "namespace": api.namespace,
+            "labels": {PIPELINE_ANNOTATION: "digits"},
+            "annotations": {PIPELINE_ANNOTATION: "digits", STORE_ANNOTATION: store.url, **NARRATED},
+        },
+        "spec": {"entrypoint": "main", "arguments": {"parameters": parameters}},
+        "status": {"phase": "Running"},
+    }
+    made = api.create(WORKFLOWS, api.namespace, manifest)
+    claimed = SubmissionClaim(
+        run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name=RUN, namespace=api.namespace
+    )
+    bound = SubmissionBound(
+        run=RUN,
+        submission=1,
+        cluster=cluster_name(api),
+        namespace=api.namespace,
+        workflow_name=RUN,
+        uid=made["metadata"]["uid"],
+    )
+    store.create(RunLayout(RUN).submission(1), claimed.to_bytes())
+    store.create(RunLayout(RUN).submission_bound(1), bound.to_bytes())
+    return made
+
+
+def failed_agent(api: KubeApi, owner: Object) -> None:
+    """A pod that no node takes, marked as Failed."""
+    reference = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": RUN}
+    pod: Object = {
+        "metadata": {
+            "name": f"{RUN}-agent",
+            "labels": {"workflows.argoproj.io/component": "agent"},
+            "ownerReferences": [{**reference, "uid": owner["metadata"]["uid"]}],
+        },
+        "spec": {"schedulerName": "nobody", "containers": [{"name": "main", "image": "none"}]},
+    }
+    api.create(PODS, api.namespace, pod)
+    status = {"status": {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}}
+    api.patch(PODS, api.namespace, f"{RUN}-agent", status, subresource="status")
+
+
+def told(api: KubeApi, owner: Object) -> list[str]:
+    """Reasons of the Events of one Workflow."""
+    uid = owner["metadata"]["uid"]
+    return sorted(one["reason"] for one in api.list(EVENTS, api.namespace, fields=f"involvedObject.uid={uid}").items)
+
+
+def annotation(api: KubeApi, name: str) -> str:
+    found = api.get(WORKFLOWS, api.namespace, RUN) or {"metadata": {"annotations": {}}}
+    return str(found["metadata"]["annotations"].get(f"workflows.argoproj.io/{name}"))
+
+
+def test_a_controller_heals_and_tells_and_the_next_one_goes_on(
+    cluster: Cluster, api: KubeApi, store: RunStore, controller: Callable[[], ControllerProcess]
+) -> None:
+    history = History(store, RUN)
+    with controller() as first:
+        cluster.wait("it is ready", lambda: first.get("/readyz")[0] == 200 and first.said("leader.elected"))
+        owner = submitted(api, store)
+        failed_agent(api, owner)
+        cluster.wait("the pod is gone", lambda: api.get(PODS, api.namespace, f"{RUN}-agent") is None)
+        history.failed("fit", 1, Cause.PREEMPTION, "the node was taken away")
+        api.patch(WORKFLOWS, api.namespace, RUN, {"status": {"progress": "1/2"}})
+        cluster.wait("both are told", lambda: told(api, owner) == ["AgentPodDeleted", "AttemptFailed"])
+        cluster.wait("the title follows", lambda: annotation(api, "title") == RUN)
+        first.send(signal.SIGKILL)
+        first.ended()
+    history.opened("fit", 2)
+    api.patch(WORKFLOWS, api.namespace, RUN, {"spec": {"shutdown": "Stop"}, "status": {"phase": "Failed"}})
+    with controller() as second:
+        expected = ["AgentPodDeleted", "AttemptFailed", "AttemptStarted", "RunFailed", "WorkflowStopped"]
+        cluster.wait("the next one tells the rest, and nothing twice", lambda: told(api, owner) == expected)
+        cluster.wait("it says how to go on", lambda: f"tiphys resume {RUN}" in annotation(api, "description"))
+        second.send(signal.SIGTERM)
+        assert second.ended() == 0
+
+
+def test_a_missing_right_is_named(cluster: Cluster, api: KubeApi, controller: Callable[[], ControllerProcess]) -> None:
+    lacking = json.dumps({"rules": [rule for rule in RULES if rule["resources"] != ["pods"]]})
+    cluster.kubectl("patch", "role", "controller", "-n", api.namespace, "--type=merge", f"--patch={lacking}")
+    with controller() as process:
+        found = cluster.wait(
+            "it says what it may not do",
+            lambda: (answer := process.get("/readyz")) and "cannot watch pods" in answer[1] and answer,
+        )
+    assert found[0] == 503
+    assert 'cannot list resource "pods"' in json.loads(found[1])["error"].replace("\\", "")
+
+
+def test_workflows_are_created_once_stopped_by_uid_and_watched(cluster: Cluster, api: KubeApi) -> None:
+    submitter = KubernetesSubmitter(api, cluster_name(api))
+    manifest: Object = {"metadata": {"name": RUN, "namespace": api.namespace}, "spec": {"entrypoint": "main"}}
+    live = submitter.create(manifest)
+    assert live.running
+    with pytest.raises(ConflictError):
+        submitter.create(manifest)
+    with pytest.raises(ConflictError):
+        submitter.stop(live._replace(uid="00000000-0000-0000-0000-000000000000"))
+    submitter.stop(live)
+    phases = []
+    for document in submitter.watch(live, threading.Event()):
+        assert document["spec"]["shutdown"] == "Stop"
+        phases.append((document.get("status") or {}).get("phase"))
+        if phases == [None]:
+            api.patch(WORKFLOWS, api.namespace, RUN, {"status": {"phase": "Failed"}})
+    assert phases == [None, "Failed"]
+
+
+def test_doctor_sees_clocks_and_rights_as_they_are(cluster: Cluster, api: KubeApi) -> None:
+    named = {"name": "tiphys-workflow", "namespace": api.namespace}
+    cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named}, namespace=api.namespace)
+
+    def found() -> dict[str, Finding]:
+        return {one.name: one for one in examine(observe(api, [api.namespace]))}
+
+    before = found()
+    assert before["clocks"].state is State.OK, before["clocks"].sentence
+    assert before["argo-kinds"].state is State.OK
+    assert before["api-server"].state is State.OK
+    assert "may not create workflowtaskresults" in before[f"{api.namespace}/rights"].sentence
+    version = "rbac.authorization.k8s.io/v1"
+    rules = [
+        {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]},
+        {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets/status"], "verbs": ["patch"]},
+    ]
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "tiphys-workflow"}
+    subject = {"kind": "ServiceAccount", **named}
+    cluster.apply(
+        {"apiVersion": version, "kind": "Role", "metadata": named, "rules": rules},
+        {"apiVersion": version, "kind": "RoleBinding", "metadata": named, "roleRef": role, "subjects": [subject]},
+        namespace=api.namespace,
+    )
+    cluster.wait("the right is seen", lambda: found()[f"{api.namespace}/rights"].state is State.OK)

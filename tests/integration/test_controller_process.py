@@ -1,0 +1,45 @@
+"""The controller as a process: it starts, says that it is ready, and ends when it is told to."""
+
+import signal
+from pathlib import Path
+
+import yaml
+from support.argo_objects import put, put_agent, workflow
+from support.controller_process import ControllerProcess
+from support.kube_server import KubeServer, serving
+from support.polling import until
+
+from tiphys.kube.resources import LEASES
+
+
+def kubeconfig(server: KubeServer, folder: Path) -> Path:
+    file = folder / "kubeconfig"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "tiphys"}}],
+        "current-context": "test",
+    }
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def test_it_leads_works_and_ends_at_sigterm(tmp_path: Path) -> None:
+    with serving() as server:
+        api = server.api("ml")
+        server.add_namespace("tiphys")
+        environment = {"KUBECONFIG": str(kubeconfig(server, tmp_path)), "POD_NAME": "controller-1"}
+        with ControllerProcess([f"--store={tmp_path / 'store'}", "--namespace=ml"], environment) as process:
+            until(lambda: process.get("/readyz") == (200, "ok\n") and server.objects("leases"))
+            put_agent(api, put(api, workflow()))
+            until(lambda: server.objects("events"))
+            lease = api.get(LEASES, "tiphys", "tiphys-controller")
+            assert lease is not None
+            assert lease["spec"]["holderIdentity"] == "controller-1"
+            process.send(signal.SIGTERM)
+            assert process.ended() == 0
+        assert server.objects("pods") == []
+        assert server.objects("leases")[0]["spec"]["holderIdentity"] == "", "the next one need not wait"
+        assert process.noise == []

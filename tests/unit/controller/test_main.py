@@ -1,0 +1,46 @@
+"""The controller's command line: what is wrong with a call is said in one line, before anything is connected to."""
+
+from pathlib import Path
+
+import pytest
+from tiphys_controller import __main__ as program
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--namespace=ml"], "the following arguments are required: --store"),
+        (["--store=s3://ml"], "one of the arguments --namespace --all-namespaces is required"),
+    ],
+)
+def test_an_argument_that_is_missing_is_named(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        program.main(arguments)
+    assert left.value.code == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--store=s3://ml", "--all-namespaces"], "put {namespace} into the URL"),
+        (["--store=s3://ml", "--namespace=ml"], "no Kubernetes cluster to connect to"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    # What they set holds for the whole process, and other tests share it.
+    monkeypatch.setattr(program, "log_json", lambda: None)
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    assert program.main(arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("tiphys-controller: ")
+    assert sentence in line
