@@ -163,15 +163,21 @@ class PluginCore:
             return _dispatch(self._call(binding, operation), operation, request.template)
 
     def _bound(self, metadata: WorkflowMetadata, operation: Operation) -> Binding:
-        """The workflow's place. It never changes, and a waiting step would read the whole Workflow each time."""
+        """The workflow's place. It never changes, and a waiting step would read the whole Workflow each time.
+
+        The steps of a new workflow come together, and one of them finds it for all.
+        """
         known = (metadata.uid, metadata.name, metadata.namespace, operation.run, operation.submission)
-        binding = self._bindings.get(known)
-        if binding is None:
-            check = self._refuse_other_store if self._tenant else None
-            binding = bind(self._services.store, self._services.cluster, metadata, operation, check)
-            if len(self._bindings) >= _MOST_BINDINGS:
-                self._bindings.clear()
-            self._bindings[known] = binding
+        if (binding := self._bindings.get(known)) is not None:
+            return binding
+        with self._locks.hold(f"bind/{metadata.uid}", self._services.settings.lock_seconds):
+            binding = self._bindings.get(known)
+            if binding is None:
+                check = self._refuse_other_store if self._tenant else None
+                binding = bind(self._services.store, self._services.cluster, metadata, operation, check)
+                if len(self._bindings) >= _MOST_BINDINGS:
+                    self._bindings.clear()
+                self._bindings[known] = binding
         return binding
 
     def _refuse_other_store(self, pipeline: CompiledPipeline) -> None:
