@@ -10,7 +10,7 @@ from typer.main import get_command
 
 import tiphys
 from hera_pipelines.cli import compile as compiling
-from hera_pipelines.cli import demo, doctor, events, lineage, plan, resume, run, runs, stop
+from hera_pipelines.cli import demo, doctor, events, lineage, plan, queues, resume, run, runs, stop
 from hera_pipelines.cli.failures import EXIT_CODES, report
 from hera_pipelines.cli.screen import Screen
 
@@ -93,3 +93,4 @@ for name, command, examples in (
     ("doctor", doctor.doctor, doctor.EXAMPLES),
 ):
     app.command(name, epilog=examples)(command)
+app.add_typer(queues.app, name="queues")

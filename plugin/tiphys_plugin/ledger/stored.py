@@ -123,23 +123,15 @@ class StoredBook:
         if "status" not in found:
             if self.known is not None and "status" in self.known.object:
                 raise self._lost("has lost its status")
-            return Version(found, self._rules(found), Book())
+            return Version(found, rules_of(found), Book())
         try:
-            return Version(found, self._rules(found), status.decode(found["status"]))
+            return Version(found, rules_of(found), status.decode(found["status"]))
         except IntegrityError as error:
             raise StoreError(
                 f"the status of {self} is damaged: {error}. Nothing is granted until it is repaired: with "
                 f"`kubectl edit gpuledgers {self._name} -n {self._namespace} --subresource=status`; or delete the "
                 "object, apply its queues again and restart the services, which record the leases of live pods"
             ) from error
-
-    def _rules(self, found: Object) -> QueueRules:
-        if found.get("spec") is None:
-            return None
-        try:
-            return parse_queues(found["spec"], f"the spec of {self}")
-        except UsageError as error:
-            return Misconfigured(f"{error}; repair it with `tiphys queues apply -f FILE -n {self._namespace}`")
 
     def _lost(self, what: str) -> StoreError:
         return StoreError(
@@ -154,6 +146,17 @@ class StoredBook:
                 f"{self} has no room for more: {len(book.leases)} leases and {len(book.waiting)} waiting requests "
                 f"take {size} of {STATUS_BYTES} bytes; fewer steps with GPUs at the same time, or release some"
             )
+
+
+def rules_of(found: Object) -> QueueRules:
+    """The queues in the spec of a `GPULedger`; None if it has none."""
+    if found.get("spec") is None:
+        return None
+    namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
+    try:
+        return parse_queues(found["spec"], f"the spec of GPULedger {namespace}/{name}")
+    except UsageError as error:
+        return Misconfigured(f"{error}; repair it with `tiphys queues apply -f FILE -n {namespace}`")
 
 
 def _identity(found: Object) -> tuple[str, str]:

@@ -1,0 +1,207 @@
+"""``tiphys queues``: what becomes of quotas in a cluster, and what a person is shown of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support.kube_server import KubeServer, serving
+from support.ledger import ask
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+
+from hera_pipelines.cli import main
+from tiphys.kube.resources import GPU_LEDGERS
+
+QUEUES = 'queues:\n  - {name: research, gpus: {A100: 8, "*": 4}}\n  - {name: nightly, gpus: {"*": 2}}\n'
+
+
+class Desk:
+    """A working directory with a kubeconfig, and the server that it leads to."""
+
+    def __init__(self, server: KubeServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.server = server
+        self.api = server.api("ml")
+        self.folder = folder
+        self._capsys = capsys
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "desk",
+            "clusters": [{"name": "one", "cluster": {"server": server.url}}],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [{"name": "desk", "context": {"cluster": "one", "user": "me", "namespace": "ml"}}],
+        }
+        (folder / "kubeconfig").write_text(json.dumps(document))
+
+    def queues(self, verb: str, *arguments: str, text: str = QUEUES) -> tuple[int, str, str]:
+        file = self.folder / "queues.yaml"
+        file.write_text(text)
+        given = ["-f", str(file)] if verb == "apply" else []
+        code = main(["queues", verb, *given, "--kubeconfig", str(self.folder / "kubeconfig"), *arguments])
+        return (code, *self._capsys.readouterr())
+
+    def ledger(self) -> KubernetesLedger:
+        return KubernetesLedger(self.api, "ml")
+
+    def spec(self, name: str = "default") -> object:
+        return (self.api.get(GPU_LEDGERS, "ml", name) or {}).get("spec")
+
+
+@pytest.fixture
+def desk(tmp_path, capsys):
+    with serving() as server:
+        yield Desk(server, tmp_path, capsys)
+
+
+def rows(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines()]
+
+
+def test_queue_file_becomes_the_spec_of_the_ledger(desk):
+    code, out, err = desk.queues("apply")
+    assert code == 0
+    assert desk.spec() == yaml.safe_load(QUEUES)
+    assert rows(out) == [
+        ["QUEUE", "GPU", "TYPE", "QUOTA", "BECOMES", "HELD", "WAITING"],
+        ["research", "A100", "-", "8", "0", "0"],
+        ["research", "*", "-", "4", "0", "0"],
+        ["nightly", "*", "-", "2", "0", "0"],
+    ]
+    assert "GPULedger ml/default is made; a service of Tiphys in this namespace goes by it" in err
+
+
+def test_queues_are_replaced_whole_and_the_status_is_left_alone(desk):
+    desk.queues("apply", text="queues: [{name: old, gpus: {T4: 1}}]\ninventory: {T4: {count: 1}}\n")
+    desk.ledger().request(ask(1, queue="old", gpu_type="T4"))
+    code, out, err = desk.queues("apply")
+    assert code == 0
+    assert desk.spec() == yaml.safe_load(QUEUES)
+    assert ["old", "T4", "1", "-", "1", "0"] in rows(out)
+    assert "warning: queue old holds 1 T4 and has no quota for them" in err
+    assert len(desk.ledger().snapshot().leases) == 1
+
+
+def test_quota_below_what_is_held_is_pointed_out(desk):
+    desk.queues("apply")
+    desk.ledger().request(ask(8))
+    desk.ledger().request(ask(2, "u2"))
+    code, out, err = desk.queues("apply", text="queues: [{name: research, gpus: {A100: 4}}]")
+    assert code == 0
+    assert ["research", "A100", "8", "4", "8", "2"] in rows(out)
+    assert "warning: queue research holds 8 A100 and may hold 4; nothing more is granted there until" in err
+
+
+def test_request_that_loses_its_quota_is_pointed_out(desk):
+    desk.queues("apply")
+    desk.ledger().request(ask(8))
+    desk.ledger().request(ask(2, "u2"))
+    _, _, err = desk.queues("apply", "--dry-run", text="queues: [{name: nightly, gpus: {'*': 4}}]")
+    assert "warning: queue research holds 8 A100" in err
+    desk.ledger().release(desk.ledger().snapshot().leases[0].id)
+    _, _, err = desk.queues("apply", "--dry-run", text="queues: [{name: nightly, gpus: {'*': 4}}]")
+    assert "warning: queue research is asked for 2 A100 and has no quota for them; the steps" in err
+
+
+def test_dry_run_writes_nothing(desk):
+    _, out, err = desk.queues("apply", "--dry-run")
+    assert ["research", "A100", "-", "8", "0", "0"] in rows(out)
+    assert "is as it was; without --dry-run it would be made" in err
+    assert desk.server.count(verb="get", plural="gpuledgers") == desk.server.count(plural="gpuledgers") == 1
+
+
+def test_first_queues_of_a_ledger_that_limits_nothing(desk):
+    desk.ledger().request(ask(4))
+    _, out, err = desk.queues("apply")
+    assert ["research", "A100", "unlimited", "8", "4", "0"] in rows(out)
+    assert "GPULedger ml/default is up to date" in err
+
+
+def test_name_and_namespace_can_be_chosen(desk):
+    desk.server.add_namespace("other")
+    assert desk.queues("apply", "-n", "other", "--name", "cohort-b")[0] == 0
+    assert desk.api.get(GPU_LEDGERS, "other", "cohort-b")["spec"] == yaml.safe_load(QUEUES)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("queues: [{name: a}]", "queues.0.gpus: Field required"),
+        ("queues: [{name: a, gpus: {A100: -1}}]", "greater than or equal to 0"),
+        ("queues: [", "not valid YAML"),
+    ],
+)
+def test_wrong_queue_file_is_refused_before_anything_is_asked(desk, text, says):
+    code, out, err = desk.queues("apply", text=text)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert desk.server.requests == []
+
+
+def test_cluster_without_the_kind_is_told_of_the_chart(desk):
+    desk.server.unknown.add("gpuledgers")
+    code, _, err = desk.queues("apply")
+    assert code == 3
+    assert "install the chart of Tiphys, and choose its namespace with -n" in err
+
+
+def test_account_that_may_not_is_told_in_the_words_of_the_server(desk):
+    desk.server.authorize = lambda request: request.verb == "get"
+    code, _, err = desk.queues("apply")
+    assert code == 75
+    assert 'cannot create resource "gpuledgers"' in err
+
+
+def test_show_tells_quotas_holders_and_who_waits(desk):
+    desk.queues("apply")
+    desk.ledger().request(ask(8))
+    desk.ledger().request(ask(2, "u2"))
+    code, out, _ = desk.queues("show")
+    assert code == 0
+    told = rows(out)
+    assert told[:2] == [["QUEUE", "GPU", "TYPE", "QUOTA", "HELD", "WAITING"], ["research", "A100", "8", "8", "2"]]
+    people = ["research", "ml", "run-u1", "fit", "1"]
+    assert [line[:8] for line in told if line[:1] == ["holds"]] == [["holds", "8", "A100", *people]]
+    assert [line[:4] for line in told if line[:1] == ["waits"]] == [["waits", "for", "2", "A100"]]
+
+
+def test_show_as_a_document(desk):
+    desk.queues("apply", text=f"{QUEUES}inventory: {{A100: {{count: 16}}}}\n")
+    desk.ledger().request(ask(8))
+    document = json.loads(desk.queues("show", "-o", "json")[1])
+    assert document == yaml.safe_load(desk.queues("show", "-o", "yaml")[1])
+    assert (document["kind"], document["namespace"], document["ledger"]) == ("QueueList", "ml", "default")
+    row = {"name": "research", "gpuType": "A100", "quota": 8, "held": 8, "waiting": 0}
+    assert (document["queues"][0], document["limited"]) == (row, True)
+    assert document["inventory"] == {"A100": {"count": 16}}
+    assert [lease["run"] for lease in document["leases"]] == ["run-u1"]
+
+
+def test_show_without_a_ledger_says_where_to_look(desk):
+    code, _, err = desk.queues("show")
+    assert code == 3
+    assert "there is no GPULedger ml/default; choose the namespace that Tiphys is installed in with -n" in err
+
+
+def test_show_of_queues_that_cannot_be_read_says_that_nothing_is_granted(desk):
+    desk.api.create(GPU_LEDGERS, "ml", {"metadata": {"name": "default"}, "spec": {"queues": [{"name": "a"}]}})
+    desk.ledger().request(ask(2))
+    code, out, err = desk.queues("show")
+    assert code == 0
+    assert ["research", "A100", "-", "0", "2"] in rows(out)
+    assert "nothing new is granted: the spec of GPULedger ml/default: queues.0.gpus: Field required" in err
+
+
+def test_damaged_book_is_an_error_of_its_own(desk):
+    made = desk.api.create(GPU_LEDGERS, "ml", {"metadata": {"name": "default"}})
+    desk.api.replace(GPU_LEDGERS, "ml", {**made, "status": {"version": 1}}, "status")
+    for verb in ("show", "apply"):
+        code, _, err = desk.queues(verb)
+        assert code == 5
+        assert "the status of GPULedger ml/default is damaged: leases: Field required" in err
+
+
+def test_help_costs_no_client_of_the_cluster():
+    program = "import sys, hera_pipelines.cli.app\nassert not {'kubernetes', 'tiphys.kube'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
