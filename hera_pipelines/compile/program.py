@@ -60,8 +60,14 @@ def _inputs(step: GatedStep) -> Manifest:
     answered = [{"name": names.answer(name)} for name in answers(step)]
     inputs: Manifest = {"parameters": given + answered}
     if step.input_artifacts:
-        inputs["artifacts"] = [plain_artifact(a) for a in step.input_artifacts]
+        inputs["artifacts"] = [_readable(a) for a in step.input_artifacts]
     return inputs
+
+
+def _readable(artifact: Manifest) -> Manifest:
+    """Argo's executor loads, as root, into files that root alone may read; a program should not have to be root."""
+    mode = {} if "mode" in artifact else {"mode": 0o755, "recurseMode": True}
+    return {**plain_artifact(artifact), **mode}
 
 
 def _outputs(step: GatedStep) -> list[Manifest]:

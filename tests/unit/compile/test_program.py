@@ -77,6 +77,18 @@ def test_paths_of_inputs_and_outputs_are_in_the_environment() -> None:
     assert found["TIPHYS_OUTPUT_MODEL"] == "/tmp/model"
 
 
+def test_a_program_that_is_not_root_can_read_its_input_artifacts() -> None:
+    [artifact] = run(step(inputs={"artifacts": [{"name": "data", "path": "/in"}]}))["inputs"]["artifacts"]
+    assert (artifact["mode"], artifact["recurseMode"]) == (0o755, True)
+
+
+def test_a_mode_that_the_author_chose_for_an_input_artifact_stays() -> None:
+    [artifact] = run(step(inputs={"artifacts": [{"name": "data", "path": "/in", "mode": 0o600}]}))["inputs"][
+        "artifacts"
+    ]
+    assert (artifact["mode"], "recurseMode" in artifact) == (0o600, False)
+
+
 def test_the_authors_variables_come_first() -> None:
     template = run(step(container={"env": [{"name": "SEED", "value": "1"}]}))
 
