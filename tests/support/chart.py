@@ -35,7 +35,9 @@ def helm(*arguments: str | Path, timeout: float = 300) -> str:
         Refused: with what it said.
     """
     command = [find_helm(), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    # Without the proxies and the kubeconfig of a person's shell.
+    environ = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=environ)
     if done.returncode:
         raise Refused(done.stderr or done.stdout)
     return done.stdout

@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 180
 
 
 def unready(service: str, port: int) -> list[str]:
