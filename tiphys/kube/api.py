@@ -5,7 +5,7 @@ millisecond per pod, drop fields they do not know, and there are none for Argo's
 kinds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -143,7 +143,7 @@ class KubeApi:
         labels: str = "",
         fields: str = "",
         timeout_seconds: int = 300,
-    ) -> Iterator[Object]:
+    ) -> Generator[Object, None, None]:
         """The server's watch events after ``resource_version``, bookmarks included, until it ends the stream.
 
         Raises:

@@ -101,8 +101,9 @@ def _connect_by_kubeconfig(kubeconfig: Path | None, context: str | None) -> Kube
         namespace = _namespace_of_context(config, files, context)
         pool = ApiClient(settings).rest_client.pool_manager
     except (config.ConfigException, YAMLError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        why = " ".join(str(error).split())
         raise UsageError(
-            f"no Kubernetes cluster to connect to by {files}: {error}; set KUBECONFIG or give --context, "
+            f"no Kubernetes cluster to connect to by {files}: {why}; set KUBECONFIG or give --context, "
             "and try it out with `kubectl get namespaces`"
         ) from error
     return KubeApi(settings.host, pool, namespace, _KubeconfigToken(settings, files).authorization)

@@ -7,7 +7,7 @@ was lost may have happened, and only its caller can find out.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
@@ -80,7 +80,7 @@ class Transport:
         except HTTPError as error:
             raise StoreError(f"the API server {self.server} broke off its answer to GET {path}: {error}") from error
 
-    def events(self, path: str, query: Mapping[str, str], silence_seconds: float) -> Iterator[Object]:
+    def events(self, path: str, query: Mapping[str, str], silence_seconds: float) -> Generator[Object, None, None]:
         """Open a watch at once; then its events, until the server ends it or says nothing for ``silence_seconds``."""
         return self._events(self._send("GET", path, query, silence_seconds=silence_seconds), path)
 
@@ -88,7 +88,7 @@ class Transport:
         """Close the connections that are not in use."""
         self._pool.clear()
 
-    def _events(self, response: BaseHTTPResponse, path: str) -> Iterator[Object]:
+    def _events(self, response: BaseHTTPResponse, path: str) -> Generator[Object, None, None]:
         try:
             for line in _lines(response):
                 yield self._event(line)

@@ -7,6 +7,7 @@ missed and nothing is seen twice.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -74,15 +75,17 @@ def changes(
                 yield Synced(listing.items)
                 if stopped():
                     return
-            events = api.watch(resource, namespace, version, labels, fields, timeout_seconds)
-            wait, silent = _SHORTEST_PAUSE_SECONDS, True
-            for event in events:
-                silent = False
-                version = event["object"]["metadata"]["resourceVersion"]
-                if event["type"] != "BOOKMARK":
-                    yield Change(ChangeType(event["type"]), event["object"])
-                if stopped():
-                    return
+            silent = True
+            # Closed at once, however this ends: an error that somebody keeps would keep its connection open, too.
+            with closing(api.watch(resource, namespace, version, labels, fields, timeout_seconds)) as events:
+                wait = _SHORTEST_PAUSE_SECONDS
+                for event in events:
+                    silent = False
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        yield Change(ChangeType(event["type"]), event["object"])
+                    if stopped():
+                        return
             if silent:  # whoever ends watches at once must not be asked again at once
                 pause(wait)
         except ExpiredError:
