@@ -66,6 +66,7 @@ def apply(
     screen: Screen = command.obj
     declared = load_queues(Path("/dev/stdin") if str(file) == "-" else file)
     api = connect(kubeconfig, context, namespace)
+    command.call_on_close(api.close)
     found = _find(api, name)
     before, book = _understood(found) if found else (Queues(queues=()), Book())
     screen.table(("QUEUE", "GPU TYPE", "QUOTA", "BECOMES", "HELD", "WAITING"), _changes(before, declared, book))
@@ -90,6 +91,7 @@ def show(
     """Show each queue's quota, what is held of it, and who holds GPUs or waits for them."""
     screen: Screen = command.obj
     api = connect(kubeconfig, context, namespace)
+    command.call_on_close(api.close)
     found = _find(api, name)
     if found is None:
         raise NotFoundError(

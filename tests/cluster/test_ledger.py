@@ -1,0 +1,195 @@
+"""The ledger on a real API server: schema, compare-and-swap, size, and what kubectl shows."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cluster.client import Cluster
+from support.ledger import ask, queues, spec
+from tiphys_plugin.ledger import Admitted, Deferred, Lease, Waiting
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.status import encode
+from tiphys_plugin.ledger.stored import LedgerFullError, StoredBook
+
+from hera_pipelines.cli import main
+from tiphys.errors import ConflictError, StoreError, UsageError
+from tiphys.kube import KubeApi, connect
+from tiphys.kube.resources import GPU_LEDGERS
+from tiphys.records import utc_now
+
+CRD = Path(__file__).parents[2] / "charts/tiphys/crds/gpuledger.yaml"
+EIGHT = queues(research={"A100": 8, "*": 4}, nightly={"*": 2})
+THREADS, GRANTS = 4, 5
+
+
+@pytest.fixture
+def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
+    """A client in a namespace with nothing in it, of a cluster that knows the kind."""
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CRD))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/gpuledgers.tiphys.dev", "--timeout=120s")
+    api = connect(cluster.kubeconfig)
+    api.namespace = namespace
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def ledger(api: KubeApi) -> KubernetesLedger:
+    declare(api)
+    return KubernetesLedger(api, api.namespace)
+
+
+def declare(api: KubeApi) -> None:
+    inventory = {"A100": {"count": 8, "memory_mb": 81920}, "T4": {"count": 4}}
+    document = {"metadata": {"name": "default"}, "spec": {**spec(EIGHT), "inventory": inventory}}
+    api.create(GPU_LEDGERS, api.namespace, document)
+
+
+def test_ledger_without_queues_is_made_by_the_service(api):
+    ledger = KubernetesLedger(api, api.namespace)
+    assert isinstance(ledger.request(ask(100)), Admitted)
+    assert KubernetesLedger(api, api.namespace).snapshot() == ledger.snapshot()
+
+
+def test_decisions_are_kept_as_they_were_made(api, ledger):
+    first = ledger.request(ask(8, min_gpu_memory_mb=40000, priority=5))
+    second = ledger.request(ask(2, "u2"))
+    restarted = KubernetesLedger(api, api.namespace)
+    assert isinstance(first, Admitted)
+    assert isinstance(second, Deferred)
+    assert restarted.snapshot() == ledger.snapshot()
+    assert restarted.request(ask(8, min_gpu_memory_mb=40000, priority=5)) == Admitted(first.lease, "A100")
+    restarted.release(first.lease)
+    assert isinstance(ledger.request(ask(2, "u2")), Admitted)
+
+
+def test_edit_of_the_spec_leaves_the_status_alone_and_counts_at_once(api, ledger):
+    ledger.request(ask(4))
+    found = api.get(GPU_LEDGERS, api.namespace, "default")
+    assert found is not None
+    lowered = {**found, "spec": spec(queues(research={"A100": 4})), "status": {"version": 1}}
+    api.replace(GPU_LEDGERS, api.namespace, lowered)
+    assert len(ledger.snapshot().leases) == 1
+    assert isinstance(ledger.request(ask(1, "u2")), Deferred)
+
+
+def test_write_on_an_old_version_is_refused(api, ledger):
+    one, other = (StoredBook(api, api.namespace, "default") for _ in range(2))
+    old, lease = one.read(), Lease("one", ask(8), "A100", utc_now(), utc_now())
+    other.write(other.read(), Book((lease,)))
+    with pytest.raises(ConflictError):
+        one.write(old, Book())
+    assert one.read().book.leases == (lease,)
+
+
+def test_services_never_hold_more_than_the_quota_together(api, cluster, ledger):
+    def service(number: int) -> int:
+        own = connect(cluster.kubeconfig)
+        mine, most = KubernetesLedger(own, api.namespace), 0
+        for n in range(GRANTS):
+            request = ask((1, 3, 5)[n % 3], uid=f"{number}-{n}")
+            while not isinstance(answer := insist(lambda: mine.request(request)), Admitted):  # noqa: B023
+                pass
+            most = max(most, sum(lease.request.gpus for lease in mine.snapshot().leases))
+            insist(lambda: mine.release(answer.lease))
+        return most
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert max(pool.map(service, range(THREADS))) <= 8
+    assert ledger.snapshot().leases == ledger.snapshot().waiting == ()
+
+
+def insist(call):
+    """Ask again, as Argo does, when others were faster every time."""
+    while True:
+        try:
+            return call()
+        except StoreError as error:
+            assert "changed by others" in str(error), error
+
+
+def test_largest_book_that_is_let_through_is_taken(api, ledger):
+    now = utc_now()
+    name = "training-pipeline-of-a-team-with-a-long-name"
+    requests = [
+        ask(8, f"{n:08}-1111-2222-3333-444444444444", node=f"{name}.fit[0].admit", run=name) for n in range(6000)
+    ]
+    waiting = tuple(Waiting(request, n + 1, now, now) for n, request in enumerate(requests))
+    kept, fits = StoredBook(api, api.namespace, "default"), 0
+    for count in range(len(waiting), 0, -100):
+        try:
+            kept.write(kept.read(), Book(waiting=waiting[:count]))
+        except LedgerFullError:
+            continue
+        fits = count
+        break
+    assert fits >= 2000
+    assert StoredBook(api, api.namespace, "default").read().book.waiting == waiting[:fits]
+
+
+@pytest.mark.parametrize(
+    ("queues", "says"),
+    [
+        ([{"name": "a", "gpus": {"A100": -1}}], "greater than or equal to 0"),
+        ([{"name": "a", "gpus": {"A100": "8"}}], "must be of type integer"),
+        ([{"name": "", "gpus": {}}], "should be at least 1 chars long"),
+        ([{"name": "a"}], "Required value"),
+        ([{"name": "a", "gpus": {}}, {"name": "a", "gpus": {}}], "Duplicate value"),
+        (None, "Required value"),
+    ],
+)
+def test_wrong_queues_are_refused_by_the_server(api, queues, says):
+    body = {"metadata": {"name": "default"}, "spec": {"queues": queues} if queues is not None else {}}
+    with pytest.raises(UsageError, match=says):
+        api.create(GPU_LEDGERS, api.namespace, body)
+
+
+def test_status_keeps_what_a_later_version_writes(api, ledger):
+    ledger.request(ask(8))
+    found = api.get(GPU_LEDGERS, api.namespace, "default")
+    assert found is not None
+    newer = {**found["status"], "cohort": "b", "leases": [{**found["status"]["leases"][0], "fence": 3}]}
+    assert api.replace(GPU_LEDGERS, api.namespace, {**found, "status": newer}, "status")["status"] == newer
+    with pytest.raises(StoreError, match=r"status of GPULedger .* is damaged: (cohort|leases\.0\.fence): Extra inputs"):
+        ledger.request(ask(1, "u2"))
+
+
+def test_ledger_that_was_deleted_is_not_begun_anew(api, ledger):
+    ledger.request(ask(8))
+    api.delete(GPU_LEDGERS, api.namespace, "default")
+    with pytest.raises(StoreError, match="was deleted while leases were kept in it"):
+        ledger.request(ask(8, "u2"))
+    declare(api)
+    with pytest.raises(StoreError, match="is another object of the same name"):
+        ledger.request(ask(8, "u2"))
+
+
+def test_kubectl_shows_what_is_held_and_what_waits(api, cluster, ledger):
+    ledger.request(ask(8))
+    ledger.request(ask(2, "u2", queue="nightly", gpu_type="T4"))
+    ledger.request(ask(2, "u3"))
+    header, row = cluster.kubectl("get", "gpul", "--namespace", api.namespace).splitlines()
+    assert header.split() == ["NAME", "GPUS", "HELD", "LEASES", "WAITING", "AGE"]
+    assert row.split()[:6] == ["default", "10", "nightly", "2,", "research", "8"]
+    assert row.split()[6:8] == ["2", "1"]
+
+
+def test_queues_are_applied_and_shown_from_a_desk(api, cluster, tmp_path, capsys):
+    file = tmp_path / "queues.yaml"
+    place = ["-n", api.namespace, "--kubeconfig", str(cluster.kubeconfig)]
+    for quota in (8, 4):
+        file.write_text(f"queues: [{{name: research, gpus: {{A100: {quota}}}}}]\n")
+        assert main(["queues", "apply", "-f", str(file), *place]) == 0
+        KubernetesLedger(api, api.namespace).request(ask(8))
+    assert "warning: queue research holds 8 A100 and may hold 4" in capsys.readouterr().err
+    assert main(["queues", "show", *place]) == 0
+    assert ["research", "A100", "4", "8", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_what_the_service_writes_is_what_the_server_keeps(api, ledger):
+    ledger.request(ask(8))
+    found = api.get(GPU_LEDGERS, api.namespace, "default")
+    assert found is not None
+    assert found["status"] == encode(Book(ledger.snapshot().leases))

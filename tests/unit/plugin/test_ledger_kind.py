@@ -1,0 +1,40 @@
+"""The kind `GPULedger` that the chart brings declares what the service writes and what a queue file may say."""
+
+from pathlib import Path
+
+import yaml
+from support.ledger import lease, waiting
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.status import encode
+from tiphys_plugin.queues import Queue, Queues, Stock
+
+from tiphys.kube.resources import GPU_LEDGERS
+
+CRD = yaml.safe_load((Path(__file__).parents[3] / "charts/tiphys/crds/gpuledger.yaml").read_text())["spec"]
+[VERSION] = CRD["versions"]
+SPEC, STATUS = (VERSION["schema"]["openAPIV3Schema"]["properties"][part]["properties"] for part in ("spec", "status"))
+
+
+def test_names_are_those_that_the_service_asks_for():
+    names = (CRD["group"], VERSION["name"], CRD["names"]["plural"], CRD["names"]["kind"])
+    assert names == tuple(GPU_LEDGERS)
+    assert VERSION["subresources"] == {"status": {}}
+
+
+def test_spec_declares_every_field_of_a_queue_file():
+    assert SPEC.keys() == Queues.model_fields.keys()
+    assert SPEC["queues"]["items"]["properties"].keys() == Queue.model_fields.keys()
+    assert SPEC["inventory"]["additionalProperties"]["properties"].keys() == Stock.model_fields.keys()
+
+
+def test_what_the_status_requires_is_written():
+    status = encode(Book((lease(8),), (waiting(2, 1),)))
+    assert STATUS.keys() == status.keys()
+    for part in ("leases", "waiting"):
+        assert set(STATUS[part]["items"]["required"]) <= status[part][0].keys()
+
+
+def test_columns_show_what_is_written():
+    summary = encode(Book())["summary"]
+    shown = [column["jsonPath"] for column in VERSION["additionalPrinterColumns"]]
+    assert {path for path in shown if path.startswith(".status")} == {f".status.summary.{name}" for name in summary}
