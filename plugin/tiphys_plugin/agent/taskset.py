@@ -7,6 +7,7 @@ finished node first out of the status, then out of the tasks.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tiphys_plugin.requests import identify, is_ours
@@ -35,7 +36,7 @@ class TaskSet:
     def key(self) -> tuple[str, str]:
         return self.namespace, self.name
 
-    @property
+    @cached_property
     def exiting(self) -> bool:
         """Whether the workflow's exit handler runs: every other node is decided then, whatever its task says."""
         return any(is_ours(template) and identify(template).op == "finalize" for template in self.tasks.values())
