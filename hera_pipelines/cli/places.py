@@ -67,7 +67,7 @@ def cluster_submitter(
         UsageError: there is no such cluster.
         NotFoundError: there is no such namespace.
     """
-    from tiphys_controller.kubernetes import KubernetesSubmitter  # the Kubernetes client takes most of a second
+    from tiphys_controller.kubernetes import KubernetesSubmitter  # only a command that talks to a cluster needs it
 
     from tiphys.kube import cluster_name
 

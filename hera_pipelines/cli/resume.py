@@ -81,7 +81,11 @@ def resume(
     if on_cluster:
         refuse(command, ENGINE_OPTIONS, "this is for the local engine, and the run goes on at a cluster; see --local")
     else:
-        refuse(command, CLUSTER_OPTIONS, "this is for a cluster, and the run goes on here; see --cluster")
+        refuse(
+            command,
+            CLUSTER_OPTIONS,
+            f"this is for a cluster, and run {run} goes on here; check its name, or see --cluster",
+        )
     if dry_run:
         # A session that is not entered starts nothing, and a plan asks no cluster.
         show_plan(screen, resume_run(place, LocalSession(place, state), run, dry_run=True).plan, output)
@@ -152,5 +156,4 @@ def _tell(screen: Screen, order: _Order, resumed: Resumed) -> bool:
 
 
 def _last_submission(store: Store, run: str) -> Submission | None:
-    read_run(store, run)  # which says so, if there is none
     return next(iter(reversed(submissions(store, run))), None)

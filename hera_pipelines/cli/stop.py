@@ -30,7 +30,7 @@ def stop(
     kubeconfig: KubeconfigOption = None,
 ) -> None:
     """End a run on its cluster. Programs get SIGTERM and may save; `tiphys resume` goes on from there."""
-    from tiphys_controller.kubernetes import Shutdown  # the Kubernetes client takes most of a second
+    from tiphys_controller.kubernetes import Shutdown  # only a command that talks to a cluster needs it
 
     screen: Screen = command.obj
     place = existing_store(screen, store)
