@@ -45,12 +45,11 @@ def _apply(document: Document, operation: dict[str, Any]) -> None:
                 raise ValueError("the test failed")
         case "remove":
             del parent[key]
-        case "replace":
-            parent[key]  # what is not there cannot be replaced
+        case "replace" if isinstance(parent, list):
             parent[key] = operation["value"]
         case "add" if isinstance(parent, list):
             parent.insert(key, operation["value"])
-        case "add":
+        case "add" | "replace":  # unlike the RFC, Kubernetes replaces also what is not there
             parent[key] = operation["value"]
         case other:
             raise ValueError(f"unknown operation {other}")

@@ -27,6 +27,9 @@ from tiphys.kube import KubeApi
 
 DEFAULT_STATUS = frozenset({"gpuledgers", "workflowtasksets"})
 
+_STATUS_ALSO_IN_THE_OBJECT = frozenset({"pods", "nodes", "namespaces", "services", "deployments"})
+"""Unlike a real server, this one takes their status with the object as well: tests have no kubelet that reports it."""
+
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 _OF_THE_SERVER = ("tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews")
 
@@ -46,6 +49,10 @@ class Request(NamedTuple):
     @property
     def place(self) -> Place:
         return Place(Collection(self.group, self.plural), self.namespace, self.name)
+
+
+class UnservedError(Exception):
+    """A path of nothing, which is answered without a Status."""
 
 
 class Fault(NamedTuple):
@@ -176,7 +183,7 @@ class KubeServer:
         """Carry out everything but a watch."""
         if request.path:
             if request.path not in self.paths:
-                raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+                raise UnservedError
             return 200, self.paths[request.path]
         if request.plural in _OF_THE_SERVER:
             return 201, self._review(request, body)
@@ -201,8 +208,7 @@ class KubeServer:
             client.close()
 
     def _check_subresource(self, request: Request) -> None:
-        custom = request.place.collection.custom
-        has_status = request.plural in self.store.with_status or not custom
+        has_status = request.plural in self.store.with_status | _STATUS_ALSO_IN_THE_OBJECT
         if request.subresource not in ("", "status") or (request.subresource == "status" and not has_status):
             raise RefusedError(404, "NotFound", "the server could not find the requested resource")
 
@@ -387,6 +393,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
         except RefusedError as refused:
             status, document = refused.status, refused.document()
+        except UnservedError:
+            return self._send(404, b"404 page not found\n")
         if fault:
             return self._fail(fault)
         return self._send(status, json.dumps(document).encode())
@@ -425,7 +433,7 @@ def _check_access(kube: KubeServer, request: Request) -> None:
     if kube.authenticate and not request.user:
         raise RefusedError(401, "Unauthorized", "Unauthorized")
     if request.plural in kube.unknown:
-        raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+        raise UnservedError
     if not kube.authorize(request):
         what = f'{request.place.collection.title} "{request.name}" is forbidden'
         where = f'in the namespace "{request.namespace}"'

@@ -91,16 +91,17 @@ class Transport:
     def _events(self, response: BaseHTTPResponse, path: str) -> Generator[Object, None, None]:
         try:
             for line in _lines(response):
-                yield self._event(line)
+                yield self._event(line, path)
         except (HTTPError, ValueError, LookupError, TypeError) as error:
             raise StoreError(f"the watch of {path} at {self.server} broke off: {error!r}") from error
         finally:
             response.close()
 
-    def _event(self, line: bytes) -> Object:
+    def _event(self, line: bytes, path: str) -> Object:
         event: Object = json.loads(line)
         if event["type"] == "ERROR":
-            raise _refusal(int(event["object"].get("code") or 500), json.dumps(event["object"]), self.server)
+            status = int(event["object"].get("code") or 500)
+            raise _refusal(status, json.dumps(event["object"]), self.server, path)
         if not isinstance(event["object"]["metadata"]["resourceVersion"], str):
             raise TypeError("an event without a version")
         return event
@@ -134,7 +135,7 @@ class Transport:
         except (HTTPError, ValueError) as error:
             raise StoreError(f"the API server {self.server} did not answer {method} {path}: {error}") from error
         if refused is not None:
-            raise _refusal(response.status, refused, self.server)
+            raise _refusal(response.status, refused, self.server, path)
         return response
 
 
@@ -145,9 +146,14 @@ def _lines(response: BaseHTTPResponse) -> Iterator[bytes]:
         yield from (line for line in whole if line.strip())
 
 
-def _refusal(status: int, body: str, server: str) -> TiphysError:
+def _refusal(status: int, body: str, server: str, path: str) -> TiphysError:
     reason, message = _words(body)
     match status:
+        case 404 if not reason:
+            return NotFoundError(
+                f"the API server {server} does not serve {path}: {message}; where it is a kind of object, install its "
+                "CustomResourceDefinition"
+            )
         case 404:
             return NotFoundError(f"the API server {server} says: {message}")
         case 409 if reason == "AlreadyExists":

@@ -155,7 +155,7 @@ def test_a_kind_that_comes_later_is_found(api: KubeApi, server: KubeServer, watc
     server.unknown.add("pods")
     events = watching(pause=lambda _: server.unknown.clear(), lost=lost.append)
     assert take(events, 1) == [[]]
-    assert "could not find the requested resource" in str(lost[0])
+    assert "does not serve /api/v1/namespaces/ml/pods" in str(lost[0])
 
 
 def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_pause(
