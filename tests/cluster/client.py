@@ -78,10 +78,11 @@ class Store:
     endpoint: str
     access_key: str
     secret_key: str = field(repr=False)
+    prefix: str = "tiphys"
 
     @property
     def url(self) -> str:
-        return f"s3://{self.bucket}/tiphys"
+        return f"s3://{self.bucket}/{self.prefix}"
 
     @property
     def environment(self) -> dict[str, str]:

@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import audit, cluster, cluster_store, gpus, images, namespace, second_node
+from cluster.fixtures import audit, cluster, cluster_store, gpus, images, namespace, second_node, tenants
 
-__all__ = ["audit", "cluster", "cluster_store", "gpus", "images", "namespace", "second_node"]
+__all__ = ["audit", "cluster", "cluster_store", "gpus", "images", "namespace", "second_node", "tenants"]
 
 _HERE = Path(__file__).parent
 

@@ -4,15 +4,17 @@ Nothing here runs unless TIPHYS_CLUSTER is set: a KUBECONFIG in somebody's shell
 work on. `start` starts the project's own cluster where there is no other, `use` only takes one that is there.
 """
 
+import json
 import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster.client import AuditLog, Cluster, Store
+from cluster.client import AuditLog, Cluster, Json, Store
 from cluster.harness.settings import Settings
 
 TESTS = Path(__file__).parents[1]
@@ -53,6 +55,36 @@ def cluster_store(cluster: Cluster) -> Store:
     store = Store(f"test-{uuid.uuid4().hex[:12]}", cluster.s3_url, cluster.access_key, cluster.secret_key)
     store.client().create_bucket(Bucket=store.bucket)
     return store
+
+
+@pytest.fixture
+def tenants(cluster: Cluster, cluster_store: Store) -> Callable[..., list[Store]]:
+    """`tenants("a", "b")`: the store under each prefix of one bucket, each with a key that opens no other prefix."""
+    if not cluster.own:
+        pytest.skip("only the S3 server of `make cluster` can be given users")
+
+    def create(*prefixes: str) -> list[Store]:
+        stores = []
+        for prefix in prefixes:
+            user = f"{cluster_store.bucket}-{prefix}"
+            secret = cluster.harness("s3-user", user).strip()
+            stores.append(replace(cluster_store, prefix=prefix, access_key=user, secret_key=secret))
+        policy = {"Version": "2012-10-17", "Statement": [rule for store in stores for rule in _only_its_prefix(store)]}
+        cluster_store.client().put_bucket_policy(Bucket=cluster_store.bucket, Policy=json.dumps(policy))
+        return stores
+
+    return create
+
+
+def _only_its_prefix(store: Store) -> list[Json]:
+    """The rights that a tenant needs, and no more."""
+    bucket, own = f"arn:aws:s3:::{store.bucket}", f"{store.prefix}/*"
+    who = {"Effect": "Allow", "Principal": {"AWS": [store.access_key]}}
+    objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+    return [
+        {**who, "Action": objects, "Resource": f"{bucket}/{own}"},
+        {**who, "Action": ["s3:ListBucket"], "Resource": bucket, "Condition": {"StringLike": {"s3:prefix": [own]}}},
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -126,4 +158,4 @@ def _of(environ: dict[str, str]) -> Cluster:
     )
 
 
-__all__ = ["audit", "cluster", "cluster_store", "gpus", "images", "namespace", "second_node"]
+__all__ = ["audit", "cluster", "cluster_store", "gpus", "images", "namespace", "second_node", "tenants"]

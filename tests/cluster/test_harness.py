@@ -138,6 +138,48 @@ def test_a_token_is_reviewed(cluster: Cluster, namespace: str) -> None:
         assert status.get("authenticated", False) is authenticated
 
 
+def test_a_key_for_one_prefix_opens_no_other(tenants: Callable[..., list[Store]]) -> None:
+    from botocore.exceptions import ClientError
+
+    ours, theirs = tenants("ours", "theirs")
+    theirs.client().put_object(Bucket=theirs.bucket, Key="theirs/a", Body=b"")
+    client = ours.client()
+    client.put_object(Bucket=ours.bucket, Key="ours/a", Body=b"")
+    assert client.list_objects_v2(Bucket=ours.bucket, Prefix="ours/")["KeyCount"] == 1
+    for call, arguments in (
+        (client.get_object, {"Key": "theirs/a"}),
+        (client.put_object, {"Key": "theirs/b", "Body": b""}),
+        (client.list_objects_v2, {"Prefix": "theirs/"}),
+        (client.list_objects_v2, {}),
+    ):
+        with pytest.raises(ClientError, match="AccessDenied"):
+            call(Bucket=ours.bucket, **arguments)
+
+
+def test_a_second_node_runs_pods_and_its_loss_is_noticed(
+    cluster: Cluster, namespace: str, images: dict[str, str], second_node: str
+) -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "named"}, "spec": {"ports": [{"port": 80}]}}
+    program = f"import socket; print(socket.gethostbyname('named.{namespace}.svc.cluster.local'))"
+    far = pod("far", images["tiphys"], "python", "-c", program, nodeName=second_node)
+    cluster.apply(service, far, namespace=namespace)
+    address = cluster.get("service", "named", namespace=namespace)["spec"]["clusterIP"]
+    assert output(cluster, "far", namespace) == address
+    cluster.harness("lose-node", second_node.removeprefix("node-"))
+    lost = ("wait", f"node/{second_node}", "--for=condition=Ready=Unknown", "--timeout=300s")
+    cluster.kubectl(*lost)
+
+
+def test_what_was_stored_is_there_after_the_api_server_was_killed(cluster: Cluster, namespace: str) -> None:
+    if not cluster.own:
+        pytest.skip("only the API server of `make cluster` can be killed")
+    cluster.kubectl("create", "configmap", "kept", "--namespace", namespace)
+    cluster.harness("stop", "apiserver", "--kill")
+    assert not cluster.kubectl("get", "--raw", "/readyz", "--request-timeout=5s", check=False)
+    cluster.harness("start", "apiserver")
+    assert cluster.get("configmap", "kept", namespace=namespace)["metadata"]["name"] == "kept"
+
+
 def _wait_running(cluster: Cluster, name: str, namespace: str) -> None:
     def running() -> bool:
         return bool(cluster.get("pod", name, namespace=namespace)["status"].get("phase") == "Running")

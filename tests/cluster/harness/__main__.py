@@ -4,11 +4,12 @@
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import gpus, lifecycle, node, processes
+from . import control_plane, gpus, lifecycle, processes
 from .errors import HarnessError
 from .identities import s3_account
 from .machine import require_root
@@ -59,8 +60,7 @@ def _dispatch(settings: Settings, options: argparse.Namespace) -> None:
 def _act_on_running(settings: Settings, options: argparse.Namespace) -> None:
     match options.action:
         case "import":
-            for each in settings.nodes():
-                node.import_image(settings, each, options.archive.absolute())
+            lifecycle.import_image(settings, options.archive.absolute())
         case "gpus":
             gpus.advertise(settings, options.node, options.count)
         case "add-node":
@@ -70,9 +70,11 @@ def _act_on_running(settings: Settings, options: argparse.Namespace) -> None:
         case "remove-node":
             lifecycle.remove_node(settings, options.index)
         case "stop":
-            processes.stop(settings, options.daemon)
+            processes.stop(settings, options.daemon, signal.SIGKILL if options.kill else signal.SIGTERM)
         case "start":
             lifecycle.restart(settings, options.daemon)
+        case "s3-user":
+            print(control_plane.create_s3_user(settings, options.name))
 
 
 def _require_running(settings: Settings) -> None:
@@ -101,8 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     lose = actions.add_parser("lose-node", help="end a node as a power cut would")
     lose.add_argument("index", type=int)
     actions.add_parser("remove-node", help="the same, and forget it").add_argument("index", type=int)
-    actions.add_parser("stop", help="stop a daemon, such as apiserver or s3").add_argument("daemon")
+    stop = actions.add_parser("stop", help="stop a daemon, such as apiserver or s3")
+    stop.add_argument("daemon")
+    stop.add_argument("--kill", action="store_true", help="by SIGKILL")
     actions.add_parser("start", help="start it again").add_argument("daemon")
+    actions.add_parser("s3-user", help="add a user without rights; prints the secret key").add_argument("name")
     return parser
 
 

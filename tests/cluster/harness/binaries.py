@@ -76,12 +76,12 @@ BINARIES = (
 
 def build_missing(settings: Settings) -> None:
     """Build what is not in the cache; waits where another process builds there."""
-    with _lock(settings.cache / "build.lock"):
+    with locked(settings.cache / "build.lock"):
         for binary in BINARIES:
             built = settings.cache / "built" / binary.key / binary.name
             if not built.exists():
                 _build(binary, built)
-            _link(settings.bin / binary.name, built)
+            replace_link(settings.bin / binary.name, built)
 
 
 def _build(binary: Binary, built: Path) -> None:
@@ -104,18 +104,18 @@ def _go() -> str:
     return found
 
 
-def _link(name: Path, built: Path) -> None:
-    if name.is_symlink() and name.readlink() == built:
-        return
+def replace_link(name: Path, target: Path) -> None:
+    """Have `name` lead to `target`, at no moment to nothing."""
     name.parent.mkdir(parents=True, exist_ok=True)
     new = name.with_name(f".{name.name}.new")
     new.unlink(missing_ok=True)
-    new.symlink_to(built)
+    new.symlink_to(target)
     new.replace(name)
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,10 +1,12 @@
 """The control plane and the S3 server: the daemons that a cluster has once, all on the first node."""
 
 import json
+import secrets
 
 from . import processes
 from .identities import kubeconfig, pki, s3_account
 from .kubectl import answers
+from .machine import run
 from .settings import Settings
 
 _AUDIT = {
@@ -44,6 +46,15 @@ def start_one(settings: Settings, name: str) -> None:
     processes.start(settings, settings.node(1), name, commands(settings)[name], env)
     if name == "apiserver":
         processes.wait_for(settings, name, "the API server is ready", lambda: answers(settings, "/readyz"))
+
+
+def create_s3_user(settings: Settings, name: str) -> str:
+    """Add a user of the S3 server who may do only what policies of buckets allow; the secret key."""
+    admin, secret = s3_account(settings), secrets.token_hex(16)
+    env = {"ADMIN_ACCESS_KEY_ID": admin.access_key, "ADMIN_SECRET_ACCESS_KEY": admin.secret_key}
+    user = ("create-user", "--access", name, "--secret", secret, "--role", "user")
+    run(f"{settings.bin}/versitygw", "admin", f"--endpoint-url={settings.s3_url}", *user, env=env)
+    return secret
 
 
 def _etcd(settings: Settings) -> list[str]:

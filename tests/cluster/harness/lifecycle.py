@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import tarfile
+from pathlib import Path
 
 from . import archive, control_plane, dns, identities, namespaces, node, processes
 from .binaries import build_missing
@@ -58,9 +59,18 @@ def down(settings: Settings) -> None:
 
 
 def healthy(settings: Settings) -> bool:
-    """Whether every daemon that was started still runs and the API server answers."""
-    daemons = [path.stem for path in settings.logs.glob("*.pid")]
-    return bool(daemons) and all(processes.runs(settings, name) for name in daemons) and answers(settings, "/readyz")
+    """Whether every daemon of every node runs and the API server answers."""
+    daemons = [*control_plane.commands(settings), dns.NAME]
+    daemons += [f"{daemon}-{each.index}" for each in settings.nodes() for daemon in node.DAEMONS]
+    return all(processes.runs(settings, name) for name in daemons) and answers(settings, "/readyz")
+
+
+def import_image(settings: Settings, image: Path) -> None:
+    """Make an image known to all nodes, those to come included."""
+    for each in settings.nodes():
+        node.import_image(settings, each, image)
+    with _imported(settings).open("a") as file:
+        file.write(f"{image.resolve()}\n")
 
 
 def add_node(settings: Settings) -> Node:
@@ -73,6 +83,9 @@ def add_node(settings: Settings) -> Node:
     namespaces.create(new)
     namespaces.connect_to_first(settings, new)
     _start_node(settings, new)
+    known = _imported(settings).read_text().splitlines() if _imported(settings).exists() else []
+    for image in filter(Path.exists, map(Path, dict.fromkeys(known))):
+        node.import_image(settings, new, image)
     return new
 
 
@@ -88,8 +101,9 @@ def lose_node(settings: Settings, index: int) -> None:
 
 
 def remove_node(settings: Settings, index: int) -> None:
-    """Lose a node and delete it from Kubernetes, too."""
-    lose_node(settings, index)
+    """End a node that may be lost already, and delete it from Kubernetes, too."""
+    if settings.node(index).folder.exists():
+        lose_node(settings, index)
     kubectl(settings, "delete", "node", settings.node(index).name, "--ignore-not-found")
 
 
@@ -115,6 +129,10 @@ def _start_node(settings: Settings, new: Node) -> None:
         tar.add(os.path.realpath(settings.bin / "pause"), arcname="pause")
     archive.write(image, node.PAUSE, [layer], {"Entrypoint": ["/pause"], "User": "65532:65532"})
     node.import_image(settings, new, image)
+
+
+def _imported(settings: Settings) -> Path:
+    return settings.folder / "imported"
 
 
 def _end_node(each: Node) -> None:

@@ -74,7 +74,8 @@ def destroy(node: Node) -> None:
 def connect_to_host(settings: Settings, node: Node) -> None:
     """Give the first node its bridge, on which the host has an address. There is no default route: nothing leaves."""
     one = process_one(node)
-    on(node, "ip", "link", "add", "nodes", "type", "bridge")
+    # Without an address of its own it takes one of its ports', another whenever a node comes or goes.
+    on(node, "ip", "link", "add", "nodes", "address", "02:00:00:00:00:01", "type", "bridge")
     on(node, "ip", "address", "add", f"{node.address}/24", "dev", "nodes")
     run("ip", "link", "add", settings.interface, "type", "veth", "peer", "name", "host", "netns", str(one))
     on(node, "ip", "link", "set", "host", "master", "nodes", "up")

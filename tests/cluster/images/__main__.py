@@ -6,20 +6,24 @@ import sys
 from pathlib import Path
 
 from ..harness import archive
+from ..harness.binaries import locked, replace_link
 from ..harness.errors import HarnessError
 from ..harness.machine import install_packages, require_root
 from ..harness.settings import Settings
 from . import layers
 from .recipe import ROOT, Recipe, recipes
 
+_KEPT = 3
+
 
 def main() -> int:
     try:
         require_root()
         install_packages()
-        for recipe in recipes().values():
-            reference, path = build(recipe, Settings.read().cache / "images", ROOT / "build/images")
-            print(reference, path)
+        cache = Settings.read().cache / "images"
+        with locked(cache / "lock"):
+            for recipe in recipes().values():
+                print(*build(recipe, cache, ROOT / "build/images"))
     except HarnessError as error:
         print(f"images: {error}", file=sys.stderr)
         return 1
@@ -30,13 +34,22 @@ def build(recipe: Recipe, cache: Path, folder: Path) -> tuple[str, Path]:
     """Write one image; its reference, whose tag changes with its content, and the path of the archive."""
     parts = [layers.base(cache), layers.packages(cache, recipe), layers.sources(cache, recipe)]
     tag = layers.digest(*(part.name for part in parts), str(recipe))
-    reference, target = f"tiphys.test/{recipe.name}:{tag}", folder / f"{recipe.name}.tar"
-    stamp = target.with_suffix(".reference")
-    if not (target.exists() and stamp.exists() and stamp.read_text() == reference):
+    reference, target = f"tiphys.test/{recipe.name}:{tag}", folder / f"{recipe.name}-{tag}.tar"
+    if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         archive.write(target, reference, parts, recipe.config(tag))
-        stamp.write_text(reference)
+    target.touch()
+    (folder / f"{recipe.name}.reference").write_text(reference)
+    replace_link(folder / f"{recipe.name}.tar", target)
+    _forget_old(folder, recipe)
     return reference, target
+
+
+def _forget_old(folder: Path, recipe: Recipe) -> None:
+    """Keep a few: other tests may be about to import one."""
+    written = sorted(folder.glob(f"{recipe.name}-????????????.tar"), key=lambda path: path.stat().st_mtime)
+    for path in written[:-_KEPT]:
+        path.unlink()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from ..harness.machine import run, say
 from .recipe import HOME, PYTHON, ROOT, SITE, Recipe
 
 _SUITE = "bookworm"
-_PACKAGES = (PYTHON, "ca-certificates", "dash")
+_PACKAGES = (PYTHON, "ca-certificates", "dash", "libstdc++6")  # NumPy's wheels want the last
 _BASE_REVISION = "1"  # to be raised with every change of how the base is made
 _UNNEEDED = ("doc", "man", "locale", "info", "lintian", "bash-completion", "bug", "menu", "pixmaps", "applications")
 _PASSWD = "root:x:0:0:root:/root:/sbin/nologin\ntiphys:x:65532:65532:tiphys:/tmp:/sbin/nologin\n"
