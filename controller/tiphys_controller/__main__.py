@@ -13,10 +13,10 @@ import structlog
 
 from tiphys.errors import TiphysError
 from tiphys.kube import connect
+from tiphys.logs import log_json
+from tiphys.store import TenantStores
 from tiphys_controller.kubernetes.controller import Controller, Surroundings
 from tiphys_controller.kubernetes.health import HealthServer
-from tiphys_controller.kubernetes.logs import log_json
-from tiphys_controller.kubernetes.stores import NamespaceStores
 
 _POD_NAME = "POD_NAME"
 _log = structlog.get_logger()
@@ -40,10 +40,12 @@ def _run(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     namespaces = None if options.all_namespaces else tuple(dict.fromkeys(options.namespace))
-    stores = NamespaceStores(options.store, namespaces)
+    stores = TenantStores(options.store, namespaces)
     api = connect()
     identity = os.environ.get(_POD_NAME) or socket.gethostname()
-    controller = Controller(Surroundings(api, namespaces, stores, identity, options.lease_namespace or api.namespace))
+    controller = Controller(
+        Surroundings(api, namespaces, stores.store, identity, options.lease_namespace or api.namespace)
+    )
     with HealthServer(controller, options.host, options.port) as health:
         _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
         controller.run(stop)

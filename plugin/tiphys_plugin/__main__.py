@@ -9,8 +9,8 @@ from importlib import import_module
 import prometheus_client
 
 from tiphys.errors import TiphysError
+from tiphys.logs import log_json
 from tiphys_plugin import commands
-from tiphys_plugin.logs import log_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

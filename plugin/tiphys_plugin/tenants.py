@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tiphys.errors import NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.protocol.wire import NOT_MINE, ExecuteReply, pending
 from tiphys.records import utc_now
+from tiphys.store import TenantStores
 from tiphys_plugin import requests
 from tiphys_plugin.cluster import Cluster
 from tiphys_plugin.core import PluginCore, refused
@@ -26,7 +27,6 @@ from tiphys_plugin.metrics import LedgerCollector, TenantsCollector
 from tiphys_plugin.recovery import unknown
 from tiphys_plugin.services import Tenant
 from tiphys_plugin.settings import Settings
-from tiphys_plugin.stores import TenantStores
 
 CALLS_OF_ONE_TENANT = 24
 """Calls that a namespace may have under way; more are asked to come again, and cost no thread."""

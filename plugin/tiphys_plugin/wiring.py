@@ -7,10 +7,10 @@ thing, and both build it here.
 from dataclasses import dataclass
 
 from tiphys.kube import KubeApi, cluster_name
+from tiphys.store import TenantStores
 from tiphys_plugin.kubernetes import KubernetesCluster
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.settings import Settings
-from tiphys_plugin.stores import TenantStores
 from tiphys_plugin.tenants import Tenants
 
 

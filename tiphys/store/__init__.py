@@ -19,6 +19,7 @@ from tiphys.store.runs import (
     submissions,
 )
 from tiphys.store.s3 import S3Store
+from tiphys.store.tenants import TenantStores
 
 __all__ = [
     "Attempt",
@@ -30,6 +31,7 @@ __all__ = [
     "S3Store",
     "Store",
     "Submission",
+    "TenantStores",
     "all_attempts",
     "append_events",
     "check_key",

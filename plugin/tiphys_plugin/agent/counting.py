@@ -1,6 +1,6 @@
 """Count what the agent and the core ask of the API server: it is shared by the whole cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from tiphys.kube import KubeApi, Listing, Object, Patch, Resource
 from tiphys.kube.api import Body
@@ -52,6 +52,6 @@ class CountedApi(KubeApi):
         labels: str = "",
         fields: str = "",
         timeout_seconds: int = 300,
-    ) -> Iterator[Object]:
+    ) -> Generator[Object, None, None]:
         self._count("watch", resource.plural)
         return super().watch(resource, namespace, resource_version, labels, fields, timeout_seconds)

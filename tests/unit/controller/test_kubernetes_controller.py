@@ -20,7 +20,6 @@ from tiphys_controller.kubernetes.healer import Healer
 from tiphys_controller.kubernetes.health import HealthServer
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.narrator import Narrator
-from tiphys_controller.kubernetes.stores import NamespaceStores
 from tiphys_controller.kubernetes.view import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 
@@ -28,7 +27,7 @@ from tiphys.errors import StoreError, UsageError
 from tiphys.kube import KubeApi, Object, Synced
 from tiphys.kube.resources import LEASES, PODS, WORKFLOWS
 from tiphys.records import Cause, SubmissionBound, SubmissionClaim, SubmissionKind, utc_now
-from tiphys.store import RunLayout, Store
+from tiphys.store import RunLayout, Store, TenantStores
 
 RUN = "digits-1"
 
@@ -227,9 +226,9 @@ def test_a_workflow_that_was_over_long_ago_costs_nothing(bench: Bench) -> None:
 
 def test_several_namespaces_need_a_store_each(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"put \{namespace\} into the URL, such as s3://ml/tiphys/\{namespace\}"):
-        NamespaceStores("s3://ml/tiphys", None)
+        TenantStores("s3://ml/tiphys", None)
     url = f"file://{tmp_path}/{{namespace}}/runs"
-    assert NamespaceStores(url, ("a", "b"))("b").url == f"file://{tmp_path}/b/runs"
+    assert TenantStores(url, ("a", "b")).store("b").url == f"file://{tmp_path}/b/runs"
 
 
 @contextmanager

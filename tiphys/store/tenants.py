@@ -3,7 +3,8 @@
 import threading
 
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.store import Store, open_store
+from tiphys.store.base import Store
+from tiphys.store.opening import open_store
 
 PLACEHOLDER = "{namespace}"
 
@@ -51,7 +52,8 @@ class TenantStores:
         """
         if not self.serves(namespace):
             raise NotFoundError(
-                f"namespace {namespace} is not served by this plugin; have the administrator add it to its namespaces"
+                f"namespace {namespace} is not served by this installation of Tiphys; "
+                "have the administrator add it to its namespaces"
             )
         with self._lock:
             if namespace not in self._open:
