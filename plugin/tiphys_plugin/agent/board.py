@@ -231,6 +231,11 @@ class Board:
         return len(self._writes) + len(self._checks)
 
     @property
+    def question_count(self) -> int:
+        """How many workers have something to ask now."""
+        return self._turns.ready(self._settings.workers)
+
+    @property
     def queue_length(self) -> int:
         return len(self._turns)
 

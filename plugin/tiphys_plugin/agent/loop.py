@@ -137,14 +137,14 @@ class _Session:
         """Hold the lock; afterwards wake those who have something to do now."""
         with self._lock:
             yield
-            self._questions.notify(self._board.queue_length)
+            self._questions.notify(self._board.question_count)
             self._jobs.notify(self._board.job_count)
             self._time.notify()
 
     def _tick(self) -> None:
         with self._lock:
             wait = self._board.tick(self._now())
-            self._questions.notify(self._board.queue_length)
+            self._questions.notify(self._board.question_count)
             self._jobs.notify(self._board.job_count)
             if not self._over.is_set() or not self._board.idle:
                 self._time.wait(min(wait, _LONGEST_SLEEP) if wait is not None else _LONGEST_SLEEP)

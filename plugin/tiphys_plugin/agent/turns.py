@@ -54,6 +54,16 @@ class Turns(Generic[Key, Item]):
         """Forget what waits under ``key``."""
         self._queues.pop(key, None)
 
+    def ready(self, most: int) -> int:
+        """How many items may go out now, as far as it matters to a caller that can take ``most``; never too few."""
+        count = 0
+        for key, queue in self._queues.items():
+            room = (share.most - self._out[group] for group, share in zip(self._groups(key), self._shares, strict=True))
+            count += max(0, min(len(queue), *room))
+            if count >= most:
+                return most
+        return count
+
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 

@@ -43,6 +43,24 @@ def test_keys_of_one_group_share_what_it_may_have_out() -> None:
     assert taken(turns, 9) == ["ml/b"]
 
 
+def test_it_tells_how_many_may_go_out_now() -> None:
+    turns: Turns[str, int] = Turns(Share(str, 2))
+    assert turns.ready(8) == 0
+    for number in range(5):
+        turns.add("a", number)
+    assert turns.ready(8) == 2
+    turns.add("b", 0)
+    assert turns.ready(8) == 3
+    assert turns.ready(1) == 1
+    turns.take()
+    turns.take()
+    assert turns.ready(8) == 1
+    turns.take()
+    assert turns.ready(8) == 0
+    turns.done("a")
+    assert turns.ready(8) == 1
+
+
 def test_what_is_dropped_is_not_taken() -> None:
     turns: Turns[str, int] = Turns(Share(str, 2))
     turns.add("a", 1)
