@@ -122,9 +122,9 @@ def session(
     try:
         from tiphys.checkpoint.tracked import TrackedSession
     except ImportError as error:
-        raise UsageError(
-            f"checkpoints need {error.name}, which this image lacks; install tiphys[numpy] into it"
-        ) from error
+        # A module that is there and cannot be loaded, as for want of a system library, is not named.
+        why = f"{error.name}, which this image lacks" if error.name else f"NumPy, which says {error.__cause__ or error}"
+        raise UsageError(f"checkpoints need {why}; install tiphys[numpy] and its libraries into the image") from error
     # A volume that is not mounted must not become a folder that dies with the pod.
     run_store = _open(settings.store)
     store = _open(settings.checkpoint_store) if settings.has_volume else run_store

@@ -97,6 +97,26 @@ def test_a_volume_that_is_not_mounted_is_an_error_before_the_first_step(tmp_path
     assert not (tmp_path / missing).exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("No module named 'numpy'", name="numpy"), "need numpy, which this image lacks"),
+        (ImportError("libstdc++.so.6: cannot open shared object file"), "NumPy, which says libstdc\\+\\+.so.6: cannot"),
+    ],
+)
+def test_an_image_that_cannot_save_arrays_is_told_what_it_lacks(monkeypatch, error, said):
+    class Refusing:
+        def find_spec(self, name, path=None, target=None):
+            if name == "tiphys.checkpoint.tracked":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "tiphys.checkpoint.tracked")
+    monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
+    environ = {"TIPHYS_STORE": "s3://ml/tiphys", "TIPHYS_RUN": RUN, "TIPHYS_STEP": "fit", "TIPHYS_ATTEMPT": "1"}
+    with pytest.raises(UsageError, match=said):
+        checkpoint.session(environ={**environ, "TIPHYS_LINEAGE": LINEAGE})
+
+
 def test_storage_out_of_reach_at_the_start_asks_to_be_tried_again(tmp_path, monkeypatch, capsys):
     def dead(url, must_exist):
         raise StoreError(f"{url} did not answer")
