@@ -49,8 +49,9 @@ lint: setup  ## style, types and import contracts
 	$(RUN) lint-imports --no-logo
 
 golden: setup  ## accept what compile emits now as the golden files; review the diff
-	@TIPHYS_GOLDEN=1 $(RUN) pytest -q tests/unit/test_golden.py
-	@git --no-pager diff --stat -- examples templates
+	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_golden.py
+	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_chart.py tests/cluster/test_chart.py
+	@git --no-pager diff --stat -- examples templates charts docs
 
 clean:  ## remove what the targets made
 	rm -rf .venv .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
