@@ -26,6 +26,8 @@ from hera_pipelines.pipeline import Pipeline
 from hera_pipelines.policies import Checkpoints, Duration, Retries
 
 _PATHS = "/tmp/tiphys"  # noqa: S108  a path in the container; programs are told by variable
+# Kubernetes makes the folder around an input as root, and a program that is not root puts its outputs elsewhere.
+_INPUTS = "/tmp/tiphys-inputs"  # noqa: S108
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _preprocess(program: Program) -> Step:
 def _train(program: Program, training: Training) -> Train:
     return Train(
         name="train",
-        inputs=_artifact("data"),
+        inputs=_input("data"),
         outputs=[_artifact("model"), _artifact("metrics")],
         **vars(training),
         **program.container(),
@@ -142,7 +144,7 @@ def _train(program: Program, training: Training) -> Train:
 def _register(program: Program) -> Step:
     return Step(
         name="register",
-        inputs=[_artifact("model"), _artifact("metrics")],
+        inputs=[_input("model"), _input("metrics")],
         outputs=Parameter(name="version", value_from=ValueFrom(path=f"{_PATHS}/version")),
         **program.container(),
     )
@@ -150,3 +152,7 @@ def _register(program: Program) -> Step:
 
 def _artifact(name: str) -> Artifact:
     return Artifact(name=name, path=f"{_PATHS}/{name}")
+
+
+def _input(name: str) -> Artifact:
+    return Artifact(name=name, path=f"{_INPUTS}/{name}")

@@ -1,5 +1,6 @@
 """The ready pipeline: four programs, and what flows between them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,3 +88,13 @@ def test_parameters_and_container_options_arrive() -> None:
 def test_a_value_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(UsageError, match="step 'train': grace"):
         ready(training=Training(grace="soon"))
+
+
+def test_a_program_that_is_not_root_can_make_the_folder_of_its_outputs() -> None:
+    """Kubernetes makes every folder on the way to an input as root; none of them may be one of an output."""
+    manifest = ready().compile()
+    for made in (template(manifest, name) for name in ("train-run", "register-run")):
+        inputs = [Path(artifact["path"]) for artifact in made["inputs"]["artifacts"]]
+        outputs = [Path(artifact["path"]) for artifact in made["outputs"]["artifacts"]]
+        by_root = {folder for path in inputs for folder in path.parents} - {Path("/"), Path("/tmp")}
+        assert by_root.isdisjoint(folder for path in outputs for folder in path.parents)
