@@ -9,13 +9,24 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+# Moto looks whether a key is free and takes it in two steps, between which another writer may win too.
 # The process ends when its standard input closes, thus also when the tests are killed.
 _SERVER = """
 import sys
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
+import threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+moto = DomainDispatcherApplication(create_backend_app)
+one_at_a_time = threading.Lock()
+
+def app(environ, start_response):
+    with one_at_a_time:
+        return [b"".join(moto(environ, start_response))]
+
+server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.port, flush=True)
 sys.stdin.read()
 """
 
