@@ -1,0 +1,71 @@
+"""What an account may do, as its roles say, and what it was seen doing, in the words of RBAC."""
+
+from typing import NamedTuple
+
+from cluster.client import AuditLog, Cluster, Json
+
+
+class Right(NamedTuple):
+    """``resource`` carries its subresource, as in a rule; ``namespace`` is empty for a right in all of them."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+
+
+def granted(cluster: Cluster, namespace: str, account: str) -> set[Right]:
+    """Everything that roles grant to this account of ``namespace`` by name, none by its groups."""
+    every = _items(cluster, "rolebindings,clusterrolebindings")
+    mine = [one for one in every if any(_is(subject, namespace, account) for subject in one.get("subjects") or [])]
+    return {right for binding in mine for right in _rights(cluster, binding)}
+
+
+def used(audit: AuditLog, namespace: str, account: str) -> set[Right]:
+    """Everything that it asked for and was given."""
+    records = audit.of(f"system:serviceaccount:{namespace}:{account}")
+    return {_right(one) for one in records if "objectRef" in one and _decision(one) == "allow"}
+
+
+def refused(audit: AuditLog, namespace: str, account: str) -> set[Right]:
+    """Everything that it asked for and may not do."""
+    records = audit.of(f"system:serviceaccount:{namespace}:{account}")
+    return {_right(one) for one in records if "objectRef" in one and _decision(one) == "forbid"}
+
+
+def unused(grants: set[Right], uses: set[Right]) -> set[Right]:
+    """What was granted and never needed, wherever that is."""
+    needed = uses | {one._replace(namespace="") for one in uses}
+    return grants - needed
+
+
+def _items(cluster: Cluster, kinds: str) -> list[Json]:
+    found: list[Json] = cluster.get(kinds, "--all-namespaces")["items"]
+    return found
+
+
+def _is(subject: Json, namespace: str, account: str) -> bool:
+    return (subject["kind"], subject.get("namespace"), subject["name"]) == ("ServiceAccount", namespace, account)
+
+
+def _rights(cluster: Cluster, binding: Json) -> list[Right]:
+    namespace = binding["metadata"].get("namespace", "")
+    of_role = namespace if binding["roleRef"]["kind"] == "Role" else "default"
+    role = cluster.get(binding["roleRef"]["kind"].lower(), binding["roleRef"]["name"], namespace=of_role)
+    return [
+        Right(verb, group, resource, namespace)
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    ]
+
+
+def _right(record: Json) -> Right:
+    asked = record["objectRef"]
+    resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+    return Right(record["verb"], asked.get("apiGroup", ""), resource, asked.get("namespace", ""))
+
+
+def _decision(record: Json) -> str:
+    return str((record.get("annotations") or {}).get("authorization.k8s.io/decision", ""))

@@ -1,0 +1,238 @@
+"""Who may do what, on the installed chart: what it grants is what it needs, and a tenant sees nobody else's runs.
+
+| what | must hold |
+|---|---|
+| rights of plugin and controller | each one is used, and none is missing |
+| a caller of another namespace | can neither admit nor conclude for a run, nor read what is stored about it |
+| an account that is not the plugin's | gets nothing from the service |
+| processes | no root, no capabilities, seccomp, a root file system that they cannot write |
+| credentials of the store | in Secrets and nowhere else |
+"""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster.client import SECONDS, AuditLog, Cluster, Json, Store
+from cluster.rights import granted, refused, unused, used
+from cluster.test_install import Release, release
+from support.argo_objects import NARRATED
+from support.task_sets import task_set
+from support.world import Flow, fit, gpus, workflow
+from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
+
+from tiphys.kube import KubeApi, Object, connect
+from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS
+from tiphys.protocol.policy import PIPELINE_ANNOTATION, STORE_ANNOTATION
+
+__all__ = ["release"]
+
+QUEUES = {"queues": [{"name": "research", "gpus": {"A100": 8}}]}
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+ASK = """
+import json, os, pathlib, urllib.error, urllib.request
+token = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount/token").read_text()
+headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+for call in json.loads(os.environ["CALLS"]):
+    request = urllib.request.Request(os.environ["URL"], json.dumps(call).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            print(json.dumps([answer.status, json.load(answer)]), flush=True)
+    except urllib.error.HTTPError as error:
+        print(json.dumps([error.code, error.read().decode()]), flush=True)
+"""
+LOOK = """
+import json, os, pathlib
+status = dict(line.split(":", 1) for line in pathlib.Path("/proc/1/status").read_text().splitlines())
+found = {name: status[name].strip() for name in ("Uid", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")}
+try:
+    pathlib.Path("/written").write_text("")
+    found["written"] = True
+except OSError as error:
+    found["written"] = error.strerror
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[KubeApi]:
+    connected = connect(cluster.kubeconfig)
+    yield connected
+    connected.close()
+
+
+class Tenant:
+    """One workflow of a tenant with a step that wants a GPU; what Argo would do about it is done by hand."""
+
+    def __init__(self, api: KubeApi, cluster_store: Store, namespace: str, name: str = "digits") -> None:
+        self.api = api
+        self.namespace = namespace
+        self.name = name
+        body = workflow([fit(gpu=gpus(1))], name)
+        store = f"s3://{cluster_store.bucket}/{namespace}/tiphys"
+        annotations = {**body["metadata"]["annotations"], **NARRATED, STORE_ANNOTATION: store}
+        metadata = {"name": name, "labels": {PIPELINE_ANNOTATION: "digits"}, "annotations": annotations}
+        self.uid: str = api.create(WORKFLOWS, namespace, {**body, "metadata": metadata})["metadata"]["uid"]
+        self._flow = Flow(None, name, self.uid)  # type: ignore[arg-type]  # only its words are needed
+
+    def call(self, op: str) -> Object:
+        """What Argo's agent asks about the step."""
+        outcome = {} if op == "admit" else {"status": "Failed", "exit_code": "1"}
+        document: Object = self._flow.document(self._flow.body(op, "fit", 0, **outcome))
+        document["workflow"]["metadata"]["namespace"] = self.namespace
+        return document
+
+    def open_task_set(self) -> None:
+        tasks = {f"{self.name}-1": {"name": "fit-admit", **self.call("admit")["template"]}}
+        made = task_set(tasks, self.name, self.namespace, self.uid)
+        self.api.create(WORKFLOW_TASK_SETS, self.namespace, made)
+
+    def touch_task_set(self, times: int) -> None:
+        """Write to it all the time, as Argo's controller does while others answer."""
+        for index in range(times):
+            body = {"metadata": {"annotations": {"touched": str(index)}}}
+            self.api.patch(WORKFLOW_TASK_SETS, self.namespace, self.name, body)
+
+    def lose_agent_pod(self) -> None:
+        """A pod of Argo's agent that has failed."""
+        reference = {"apiVersion": WORKFLOWS.api_version, "kind": "Workflow", "name": self.name, "uid": self.uid}
+        labels = {"workflows.argoproj.io/component": "agent"}
+        metadata = {"name": f"{self.name}-agent", "labels": labels, "ownerReferences": [reference]}
+        container = {"name": "main", "image": "none", "securityContext": RESTRICTED}
+        spec = {"schedulerName": "nobody", "containers": [container]}
+        self.api.create(PODS, self.namespace, {"metadata": metadata, "spec": spec})
+        status = {"status": {"phase": "Failed", "reason": "Evicted"}}
+        self.api.patch(PODS, self.namespace, f"{self.name}-agent", status, subresource="status")
+
+
+def ask(release: Release, image: str, namespace: str, account: str, calls: list[Object]) -> list[Any]:
+    """Status and body of each answer that a pod under this account gets from the service."""
+    url = f"http://{release.name}-plugin.{release.home}.svc:7243{EXECUTE_PATH}"
+    env = [{"name": "URL", "value": url}, {"name": "CALLS", "value": json.dumps(calls)}]
+    container = {"name": "main", "image": image, "command": ["python", "-c", ASK], "env": env}
+    pod: Json = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"asks-as-{account}", "labels": {"workflows.argoproj.io/component": "agent"}},
+        "spec": {
+            "serviceAccountName": account,
+            "automountServiceAccountToken": True,
+            "restartPolicy": "Never",
+            "containers": [{**container, "securityContext": RESTRICTED}],
+        },
+    }
+    name = pod["metadata"]["name"]
+    release.cluster.apply(pod, namespace=namespace)
+    ended = release.cluster.finished_pod(name, namespace)
+    text = release.cluster.kubectl("logs", name, "--namespace", namespace)
+    release.cluster.kubectl("delete", "pod", name, "--namespace", namespace, "--wait=true")
+    assert ended["status"]["phase"] == "Succeeded", text
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def declare_quota(release: Release, api: KubeApi) -> None:
+    """The ledger is made by the service; the administrator says what is in it."""
+    release.cluster.wait("there is a ledger", lambda: api.get(GPU_LEDGERS, release.home, "default"))
+    api.patch(GPU_LEDGERS, release.home, "default", {"spec": QUEUES})
+
+
+@pytest.mark.parametrize("mode", ["sidecar", "agent"])
+def test_every_right_is_used_and_none_is_missing(
+    release: Release, api: KubeApi, audit: AuditLog, images: dict[str, str], cluster_store: Store, mode: str
+) -> None:
+    release.apply("install", f"mode={mode}")
+    declare_quota(release, api)
+    namespace = release.tenants[0]
+    accounts = (f"{release.name}-plugin", f"{release.name}-controller")
+    places = {release.home, namespace, ""}
+    grants = {
+        who: {one for one in granted(release.cluster, release.home, who) if one.namespace in places} for who in accounts
+    }
+    assert all(grants.values())
+
+    def left() -> list[str]:
+        over = {who: unused(grants[who], used(audit, release.home, who)) for who in accounts}
+        return [f"{who} never does {' '.join(one)}" for who in accounts for one in sorted(over[who])]
+
+    deadline = time.monotonic() + SECONDS
+    for number in itertools.count():
+        tenant = Tenant(api, cluster_store, namespace, f"digits-{number}")
+        if number == 0:
+            tenant.lose_agent_pod()
+        if mode == "sidecar":
+            calls = [tenant.call("admit"), tenant.call("settle"), tenant.call("conclude")]
+            answers = ask(release, images["tiphys"], namespace, "tiphys-executor-plugin", calls)
+            assert [status for status, _ in answers] == [200] * 3, answers
+        else:
+            tenant.open_task_set()
+            tenant.touch_task_set(times=200)
+        if not left() or time.monotonic() > deadline:
+            break
+    assert not left()
+    assert not any(refused(audit, release.home, who) for who in accounts)
+
+
+def test_a_tenant_reaches_nothing_of_another(
+    release: Release, api: KubeApi, images: dict[str, str], cluster_store: Store
+) -> None:
+    release.apply("install")
+    declare_quota(release, api)
+    ours, theirs = release.tenants
+    tenant = Tenant(api, cluster_store, ours)
+    calls = [tenant.call(op) for op in ("admit", "settle", "conclude")]
+    pretended = tenant.call("admit")
+    pretended["workflow"]["metadata"]["namespace"] = theirs
+    for namespace, account in ((theirs, "tiphys-executor-plugin"), (theirs, "tiphys-workflow"), (ours, "default")):
+        answers = ask(release, images["tiphys"], namespace, account, calls)
+        assert [status for status, _ in answers] == [403] * len(calls), answers
+    [(status, answer)] = ask(release, images["tiphys"], theirs, "tiphys-executor-plugin", [pretended])
+    assert (status, given(answer)["run"]) == (200, "false"), "their namespace has no such workflow"
+    assert stored(cluster_store, ours) == []
+    ledger = api.get(GPU_LEDGERS, release.home, "default") or {}
+    assert not (ledger.get("status") or {}).get("leases")
+
+    [(status, answer)] = ask(release, images["tiphys"], ours, "tiphys-executor-plugin", calls[:1])
+    assert (status, given(answer)["run"]) == (200, "true")
+    assert stored(cluster_store, ours)
+    assert stored(cluster_store, theirs) == []
+    for account in ("tiphys-executor-plugin", "tiphys-workflow"):
+        who = f"--as=system:serviceaccount:{theirs}:{account}"
+        for what in ("get workflows.argoproj.io", "list workflowtasksets.argoproj.io", "list pods", "get secrets"):
+            may = release.cluster.kubectl("auth", "can-i", *what.split(), "-n", ours, who, check=False)
+            assert may.strip() == "no", f"{account} of {theirs} may {what} in {ours}"
+
+
+def test_processes_can_do_no_more_than_they_must_and_tell_no_secret(release: Release, cluster_store: Store) -> None:
+    release.apply("install")
+    names = release.cluster.kubectl("get", "pods", "-n", release.home, "-o", "name").split()
+    assert len(names) == 3
+    for name in names:
+        found = json.loads(release.cluster.kubectl("exec", name, "-n", release.home, "--", "python", "-c", LOOK))
+        assert "0" not in found["Uid"].split()
+        assert int(found["CapEff"], 16) == int(found["CapBnd"], 16) == 0
+        assert (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
+        assert found["written"] == "Read-only file system"
+        assert cluster_store.secret_key not in release.cluster.kubectl("logs", name, "-n", release.home)
+    for namespace in (release.home, *release.tenants):
+        written = release.cluster.kubectl("get", "deploy,pods,cm,events,gpul", "-n", namespace, "-o", "json")
+        assert cluster_store.secret_key not in written
+
+
+def given(answer: Object) -> dict[str, str]:
+    """The output parameters of an admission."""
+    return {one["name"]: one["value"] for one in answer["node"]["outputs"]["parameters"]}
+
+
+def stored(store: Store, namespace: str) -> list[str]:
+    """Keys of a tenant."""
+    found = store.client().list_objects_v2(Bucket=store.bucket, Prefix=f"{namespace}/")
+    return [one["Key"] for one in found.get("Contents", []) if "/runs/" in one["Key"]]
