@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tiphys.errors import ConflictError, NotFoundError, UsageError
+from tiphys.errors import ConflictError, NotFoundError, StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.protocol.operations import Operation
 from tiphys.protocol.pipeline import CompiledPipeline, parameters_of
@@ -103,7 +103,8 @@ def as_submitted(workflow: dict[str, Any]) -> dict[str, Any]:
     ``status.storedWorkflowTemplateSpec``, where Argo merged them.
     """
     document = copy.deepcopy(workflow)
-    stored = (document.pop("status", None) or {}).get("storedWorkflowTemplateSpec")
+    stored = _merged(document)
+    document.pop("status", None)
     if "workflowTemplateRef" in document.get("spec", {}) and stored:
         document["spec"] = {key: value for key, value in stored.items() if key != "workflowTemplateRef"}
     metadata = document.setdefault("metadata", {})
@@ -112,6 +113,11 @@ def as_submitted(workflow: dict[str, Any]) -> dict[str, Any]:
     for label in _CONTROLLER_LABELS:
         metadata.get("labels", {}).pop(label, None)
     return document
+
+
+def _merged(workflow: dict[str, Any]) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
+    return found
 
 
 def _take(store: Store, seen: _Looking, metadata: WorkflowMetadata, run: str, submission: int) -> None:
@@ -180,13 +186,22 @@ def _claimed(store: Store, metadata: WorkflowMetadata, run: str, submission: int
 
 
 def live(cluster: Cluster, metadata: WorkflowMetadata) -> dict[str, Any]:
-    """The live Workflow object; `NotFoundError` if it is gone, `UsageError` if Tiphys did not compile it."""
+    """The live Workflow object.
+
+    Raises:
+        NotFoundError: it is gone.
+        UsageError: Tiphys did not compile it.
+        StoreError: Argo has not written yet what it is made of.
+    """
     workflow = cluster.workflow(metadata.namespace, metadata.name)
     if workflow is None or workflow.get("metadata", {}).get("uid") != metadata.uid:
         raise NotFoundError(
             f"workflow {metadata.namespace}/{metadata.name} with uid {metadata.uid} is not in cluster {cluster.name}; "
             "it was deleted, or the plugin looks at another cluster"
         )
+    if "workflowTemplateRef" in workflow.get("spec", {}) and not _merged(workflow):
+        # Its first task set can be seen a moment before the templates and annotations that Argo takes over.
+        raise StoreError(f"Argo has not put the WorkflowTemplate of {metadata.namespace}/{metadata.name} into it yet")
     CompiledPipeline.from_manifest(as_submitted(workflow))
     return workflow
 

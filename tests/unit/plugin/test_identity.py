@@ -15,6 +15,7 @@ import pytest
 from support.world import Flow, World, fit, keys, outputs, phase, prep, records, said, workflow, world
 from tiphys_plugin.identity import as_submitted, bind
 
+from tiphys.errors import StoreError
 from tiphys.records import SubmissionClaim, SubmissionKind, digest
 from tiphys.store import RunLayout, claim, read_run, submissions
 
@@ -56,6 +57,20 @@ def test_workflow_of_a_template_is_stored_with_the_templates_it_ran():
     live["spec"] = {"workflowTemplateRef": {"name": "digits"}, "arguments": {"parameters": []}}
     live["status"]["storedWorkflowTemplateSpec"] = {**merged, "workflowTemplateRef": {"name": "digits"}}
     assert as_submitted(live)["spec"] == merged
+
+
+def test_workflow_of_a_template_is_asked_again_until_argo_has_put_its_templates_into_it(here):
+    flow = here.submit(prep())
+    complete = here.cluster.workflow("ml", flow.name)
+    bare = {**complete, "spec": {"workflowTemplateRef": {"name": "digits"}}}
+    bare["metadata"] = {key: value for key, value in complete["metadata"].items() if key != "annotations"}
+    here.cluster.write_workflow(bare)
+    with pytest.raises(StoreError, match="WorkflowTemplate of ml/digits-abc12 into it yet"):
+        flow.admit("prep")
+
+    merged = {**complete["spec"], "workflowTemplateRef": {"name": "digits"}}
+    here.cluster.write_workflow({**complete, "spec": bare["spec"], "status": {"storedWorkflowTemplateSpec": merged}})
+    assert outputs(flow.admit("prep"))["run"] == "true"
 
 
 def test_name_used_by_another_workflow_gets_part_of_the_uid(here):
