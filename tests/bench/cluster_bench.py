@@ -1,0 +1,144 @@
+"""What plugin steps cost on a cluster: ``python -m bench.cluster_bench``, with ``tests`` on PYTHONPATH.
+
+It needs a cluster whose API server and S3 server this machine reaches: that of
+KUBECONFIG, or the project's own, which it starts. Everything but the load
+itself is real. The report goes to ``tests/bench/reports/cluster.json``.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import processes
+from bench.latency import Answers, one_round, percentile
+from bench.place import Place, image, place
+from bench.progress import say
+from bench.requests import counted
+from bench.sidecar_mode import installed, sidecar_mode
+from support.agent_process import AgentProcess
+from support.polling import until
+
+REPORT = Path(__file__).parent / "reports" / "cluster.json"
+ROUNDS = {1: 20, 50: 4, 200: 3, 500: 2}
+"""Rounds by number of open steps."""
+SIDECAR_ROUNDS = {1: 5, 50: 2}
+"""Each round is one workflow, with the start of its agent pod."""
+STEPS_OF_A_WORKFLOW = 50
+REST_SECONDS = 20.0
+
+
+def main() -> int:
+    """Measure, write the report, print the line of numbers."""
+    options = _parser().parse_args()
+    with place() as here:
+        report: dict[str, Any] = {"machine": machine(), "settings": settings(here)}
+        report["agent"] = agent_mode(here, options.quick)
+        if not options.quick:
+            with installed(here, image(here), "sidecar") as release:
+                report["install_seconds"] = release.install_seconds
+                report["sidecar"] = sidecar_mode(release, SIDECAR_ROUNDS)
+    if not options.quick:
+        REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    print(summary(report))  # noqa: T201  the result
+    return 0
+
+
+def agent_mode(here: Place, quick: bool) -> dict[str, Any]:
+    """The shared agent as a process: at rest, under each load, and what it asks of the API server."""
+    where = [f"--store={here.store.url}", f"--namespace={here.namespace}", f"--release-namespace={here.namespace}"]
+    environment = {**here.store.environment, "KUBECONFIG": str(here.cluster.kubeconfig)}
+    began = time.monotonic()
+    with AgentProcess(where, environment) as agent, Answers(here) as answers:
+        until(lambda: counted(agent.url).get("tiphys_agent_leader") == 1.0)
+        result: dict[str, Any] = {"start_seconds": round(time.monotonic() - began, 1), "loads": {}}
+        one_round(here, answers, "warm-up", [1])
+        before = processes.cost(agent.pid)
+        time.sleep(2.0 if quick else REST_SECONDS)
+        result["at_rest"] = processes.between(before, processes.cost(agent.pid))
+        for count, rounds in ({200: 1} if quick else ROUNDS).items():
+            result["loads"][str(count)] = _load(here, agent, answers, count, rounds)
+        result["one_task_set_of_500"] = None if quick else _load(here, agent, answers, 500, 2, together=True)
+    return result
+
+
+def _load(
+    here: Place, agent: AgentProcess, answers: Answers, count: int, rounds: int, together: bool = False
+) -> dict[str, Any]:
+    sizes = [count] if together else [STEPS_OF_A_WORKFLOW] * (count // STEPS_OF_A_WORKFLOW) or [count]
+    requests, before, times = counted(agent.url), processes.cost(agent.pid), []
+    for number in range(rounds):
+        kind = "one" if together else "load"
+        times += one_round(here, answers, f"{kind}-{count}-{number}", sizes)
+    cost = processes.between(before, processes.cost(agent.pid))
+    asked = {name: value - requests.get(name, 0.0) for name, value in counted(agent.url).items()}
+    total = sum(value for name, value in asked.items() if name.startswith("tiphys_agent_api_requests_total"))
+    result = {
+        "workflows": len(sizes),
+        "rounds": rounds,
+        "p50_ms": percentile(times, 50),
+        "p99_ms": percentile(times, 99),
+        "most_ms": round(max(times), 1),
+        "api_requests_per_step": round(total / len(times), 2),
+        "patches_per_step": round(
+            sum(v for k, v in asked.items() if k.startswith("tiphys_agent_patches_total")) / len(times), 3
+        ),
+        "process": cost,
+    }
+    say(f"{count} open steps in {len(sizes)} workflows: {json.dumps(result)}")
+    return result
+
+
+def machine() -> dict[str, Any]:
+    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    memory = Path("/proc/meminfo").read_text().split()[1]
+    return {
+        "cpu": model.partition(":")[2].strip(),
+        "cores": os.cpu_count(),
+        "memory_mib": int(memory) // 1024,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average_at_start": os.getloadavg()[0],
+    }
+
+
+def settings(here: Place) -> dict[str, Any]:
+    version = here.api.get_path("/version")["gitVersion"]
+    return {
+        "kubernetes": version,
+        "rounds": ROUNDS,
+        "sidecar_rounds": SIDECAR_ROUNDS,
+        "seed": "none: nothing is random",
+        "steps_of_a_workflow": STEPS_OF_A_WORKFLOW,
+        "load": "all task sets of a round are created at once; every step is admitted, none needs GPUs",
+        "sidecar": "agent pod and task set are created at once; its main container patches each answer at once, where "
+        "Argo's waits up to ARGO_AGENT_PATCH_RATE",
+        "clock": "from the request that creates the task set to the watch event that holds the final answer",
+    }
+
+
+def summary(report: dict[str, Any]) -> str:
+    """The last line. The agent's numbers are those of 200 open steps; a sidecar's, those of a workflow's first one."""
+    load = report["agent"]["loads"]["200"]
+    values = {"agent_p50_ms": load["p50_ms"], "agent_p99_ms": load["p99_ms"]}
+    if "sidecar" in report:
+        values["sidecar_p50_ms"] = report["sidecar"]["loads"]["1"]["p50_ms"]
+        values["sidecar_rss_mib"] = report["sidecar"]["sidecar_after_load"]["rss_mib"]
+    values["api_requests_per_step"] = load["api_requests_per_step"]
+    if "install_seconds" in report:
+        values["install_seconds"] = report["install_seconds"]
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster_bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one round of 200 open steps only; writes no report")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
