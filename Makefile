@@ -10,7 +10,7 @@ RUN := $(UV) run --no-sync
 HARNESS := PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 -m cluster
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*  ## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*  ## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .tools/bin/uv:
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tiphys needs Python 3.11 or newer as python3; found $$(python3 --version)" >&2; exit 2; }
@@ -42,6 +42,12 @@ images: setup  ## build the images without Docker, as root, into build/images
 test-cluster: setup  ## run the tests that need a Kubernetes, on KUBECONFIG or on `make cluster`
 	@TIPHYS_CLUSTER=start UV="$(UV)" $(RUN) pytest tests/cluster -n0
 
+test-argo: setup  ## run the story on a cluster that has Argo Workflows; see docs/testing.md
+	@$(RUN) pytest tests/argo -m argo -n0
+
+bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tests/bench/reports/cluster.json
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench
+
 lint: setup  ## style, types and import contracts
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
@@ -56,4 +62,4 @@ golden: setup  ## accept what compile emits now as the golden files; review the 
 clean:  ## remove what the targets made
 	rm -rf .venv .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage lint golden cluster cluster-down images test-cluster clean
+.PHONY: help setup demo test coverage lint golden cluster cluster-down images test-cluster test-argo bench-cluster clean
