@@ -70,7 +70,7 @@ def _etcd(settings: Settings) -> list[str]:
 
 def _s3(settings: Settings) -> list[str]:
     address = settings.s3_url.removeprefix("http://")
-    options = [f"--port={address}", f"--iam-dir={settings.folder}/iam", "--quiet"]
+    options = [f"--port={address}", f"--iam-dir={settings.folder}/iam", "--keep-alive", "--quiet"]
     return [f"{settings.bin}/versitygw", *options, "posix", f"{settings.folder}/s3"]
 
 
