@@ -2,8 +2,8 @@
 
 import sys
 
-from support.story.pipelines import expected_version, story
-from support.story.scenarios import check_starts, ended, version
+from support.story.pipelines import expected_version, pair, story
+from support.story.scenarios import check_starts, ended, model, version
 
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.records import Outcome, SubmissionKind
@@ -24,7 +24,7 @@ def resume(world: World, run: str) -> Workflow:
 
 def test_a_deleted_workflow_is_resumed_with_what_is_missing(world_in_each_mode: World) -> None:
     world = world_in_each_mode
-    first = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
+    first = world.submit(pair(world.place, steps=STEPS, pause=0.5).compile())
     first.trains()
     run = first.run
     world.api.delete(WORKFLOWS, world.settings.namespace, first.name)
@@ -34,16 +34,30 @@ def test_a_deleted_workflow_is_resumed_with_what_is_missing(world_in_each_mode: 
     second.wait()
 
     assert second.name == f"{run}-2"
-    assert {node.template for node in second.nodes()}.isdisjoint({"validate", "preprocess"})
+    assert {node.template for node in second.nodes()}.isdisjoint({"preprocess", "preprocess-admit"})
     assert [one.claim.kind for one in submissions(world.store, run)] == [
         SubmissionKind.ORIGINAL,
         SubmissionKind.RESUME,
     ]
-    assert version(world.store, run) == expected_version(STEPS)
     outcomes = [ended(attempt).outcome for attempt in second.attempts("train")]
     assert outcomes[-1] is Outcome.DONE
     assert Outcome.DONE not in outcomes[:-1]
+    assert f"model-{model(world.store, run)}" == expected_version(STEPS)
     check_starts(world.store, run)
+
+
+def test_what_is_behind_a_step_that_always_runs_is_taken_over(world: World) -> None:
+    """validate looks at the outside world, so it is asked again; preprocess stands while the answer stays the same."""
+    first = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
+    first.trains()
+    world.argo("terminate", first.name)
+    first.wait("Failed")
+    second = resume(world, first.run)
+    second.wait()
+    assert len(second.attempts("validate")) == 2
+    assert len(second.attempts("preprocess")) == 1
+    assert second.phases("preprocess-run") == ["Skipped"]
+    assert version(world.store, first.run) == expected_version(STEPS)
 
 
 def test_a_failed_step_is_run_again_by_resume(world: World) -> None:

@@ -6,7 +6,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from hera_pipelines import Checkpoints, Pipeline, Retries
+from hera.workflows import Artifact
+
+from hera_pipelines import Checkpoints, Pipeline, Retries, Step, Train
 from hera_pipelines.pipelines import train_pipeline
 from hera_pipelines.pipelines.train import Program, Training
 from support.story import programs
@@ -73,6 +75,26 @@ def story(
         run_name=run_name,
         **place.workflow,
     )
+
+
+def pair(place: Place, *, steps: int, pause: float) -> Pipeline:
+    """preprocess → train: a step whose result stands, before one that takes long."""
+    with Pipeline("pair", store=place.store, **place.workflow) as pipeline:
+        prepare = Step(
+            name="preprocess",
+            outputs=Artifact(name="data", path="/tmp/tiphys/data"),
+            **_program(place, "preprocess", SOURCE, "none").container(),
+        )
+        fit = Train(
+            name="train",
+            inputs=Artifact(name="data", path="/tmp/tiphys-inputs/data"),
+            outputs=[Artifact(name=name, path=f"/tmp/tiphys/{name}") for name in ("model", "metrics")],
+            checkpoints=Checkpoints(every=f"{SAVED_EVERY} steps", keep_last=None),
+            grace="20s",
+            **_program(place, "train", str(steps), str(pause)).container(),
+        )
+        fit(data=prepare())
+    return pipeline
 
 
 def _program(place: Place, name: str, *arguments: str, **options: Any) -> Program:
