@@ -59,6 +59,14 @@ def submit(api: KubeApi, store: Store, name: str, steps: int) -> None:
     api.create(WORKFLOW_TASK_SETS, api.namespace, open_task_set(name, api.namespace, made["metadata"]["uid"], steps))
 
 
+def opened(api: KubeApi, tasks: dict[str, Any]) -> None:
+    """A task set whose Workflow exists, since Kubernetes deletes what has lost its owner."""
+    owner = api.get(WORKFLOWS, api.namespace, "flow")
+    if owner is None:
+        owner = api.create(WORKFLOWS, api.namespace, {"metadata": {"name": "flow"}, "spec": {}})
+    Controller(api, api.namespace).create(tasks, "flow", owner["metadata"]["uid"])
+
+
 def answers(api: KubeApi, name: str) -> dict[str, Any]:
     return stored(api, name).entries
 
@@ -75,8 +83,7 @@ def holder(api: KubeApi) -> str:
 
 
 def test_a_patch_is_refused_once_somebody_has_written_since(api: KubeApi) -> None:
-    controller = Controller(api, api.namespace)
-    controller.create({"n1": task(), "n2": task("fit")})
+    opened(api, {"n1": task(), "n2": task("fit")})
     before = stored(api)
     assert write(api, before, {"n1": DONE}, lambda: True).task_set == stored(api)
     stale = write(api, before, {"n1": {"phase": "Pending", "message": "position 2"}}, lambda: True)
@@ -88,19 +95,18 @@ def test_a_patch_is_refused_once_somebody_has_written_since(api: KubeApi) -> Non
 
 
 def test_a_patch_that_no_object_can_hold_is_refused_in_words(api: KubeApi) -> None:
-    Controller(api, api.namespace).create({"n1": task()})
+    opened(api, {"n1": task()})
     refused = write(api, stored(api), {"n1": {"phase": "Succeeded", "message": "x" * (2 << 20)}}, lambda: True)
     assert refused.outcome is Outcome.REFUSED
     assert "large" in refused.error
 
 
 def test_a_task_set_that_was_deleted_or_made_again_takes_no_answer(api: KubeApi) -> None:
-    controller = Controller(api, api.namespace)
-    controller.create({"n1": task()})
+    opened(api, {"n1": task()})
     before = stored(api)
     api.delete(WORKFLOW_TASK_SETS, api.namespace, "flow")
     assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
-    controller.create({"n1": task()})
+    opened(api, {"n1": task()})
     assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
     assert stored(api).entries == {}
 
