@@ -14,7 +14,7 @@ from tiphys.records.attempt import (
 )
 from tiphys.records.base import Record, StoredRecord, Timestamp, utc_now
 from tiphys.records.event import Event, EventBatch
-from tiphys.records.manifest import CheckpointManifest, CheckpointRef, QuarantineRecord, Shard
+from tiphys.records.manifest import CheckpointManifest, CheckpointRef, Facts, QuarantineRecord, Shard
 from tiphys.records.names import (
     canonical_json,
     check_run,
@@ -35,6 +35,7 @@ __all__ = [
     "CheckpointRef",
     "Event",
     "EventBatch",
+    "Facts",
     "ItemBound",
     "MemoRecord",
     "Outcome",

@@ -1,12 +1,17 @@
 """Checkpoints: immutable shards and one manifest, whose creation is the commit."""
 
 import json
-from typing import Any
+import math
+from typing import Annotated, Any
 
-from pydantic import NonNegativeInt, ValidationInfo, model_validator
+from pydantic import NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
 
 from tiphys.records.base import Record, StoredRecord
 from tiphys.records.names import digest
+
+
+Metric = Annotated[float, PlainSerializer(lambda value: value if math.isfinite(value) else str(value))]
+"""A float whose JSON form is text where JSON has no number: ``"nan"`` or ``"inf"``."""
 
 
 class CheckpointRef(Record):
@@ -26,6 +31,27 @@ class Shard(Record):
     key: str
     size: int
     sha256: str
+    rank: int = 0
+    """The process that wrote it, among the ``world_size`` of the attempt."""
+
+
+class Facts(Record):
+    """What a checkpoint was made with. Every field may be unknown, which is its default."""
+
+    epoch: int | None = None
+    data_position: dict[str, int | float | str] = {}
+    """Where in the data the next step goes on, in the program's own words, such as ``{"sample": 51200}``."""
+    world_size: int = 1
+    """Processes that trained together."""
+    git_commit: str = ""
+    image: str = ""
+    """Image of the training container, with its digest if the author gave one."""
+    dataset: str = ""
+    """Fingerprint of the data."""
+    parameters: str = ""
+    """Digest of the step's parameters."""
+    versions: dict[str, str] = {}
+    """Versions of Python and of the frameworks that were loaded, by package."""
 
 
 class CheckpointManifest(StoredRecord):
@@ -45,13 +71,16 @@ class CheckpointManifest(StoredRecord):
     """The checkpoint this attempt had restored or committed before."""
     restored: CheckpointRef | None = None
     """What this attempt had restored when it began, in every manifest of it."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Metric] = {}
+    facts: Facts = Facts()
     framework: str = ""
     """Adapter that can read the shards, such as ``numpy``."""
     reason: str = "due"
     """``due``, ``asked`` or ``sigterm``."""
     stage_seconds: float = 0.0
+    """How long the training waited while its state was copied."""
     upload_seconds: float = 0.0
+    """How long the bytes travelled, hashing included."""
     seal: str = ""
     """Digest of all other fields of the stored document."""
 
@@ -86,4 +115,4 @@ class QuarantineRecord(StoredRecord):
     checkpoint: CheckpointRef
     reason: str
     by: str
-    """Who decided: ``restore`` for bytes that do not match, or a person."""
+    """Who decided: ``restore`` for bytes that do not match, ``settle`` for a suspect of crashes, or a person."""
