@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings
 from hera_pipelines.local.durations import seconds
+from tiphys.checkpoint.settings import AUTO_BOUNDS, Bounds
 from tiphys.errors import UsageError
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
 
@@ -68,7 +69,9 @@ class Checkpoints:
     """When a training step saves, and what is kept.
 
     Attributes:
-        every: A duration, or a number of optimizer steps: ``100 steps``.
+        every: A duration, a number of optimizer steps such as ``100 steps``, or ``auto``: as often as measured
+            costs and failures make it worth while, at least every hour and at most every minute; ``auto:1m..30m``
+            sets other bounds.
         keep_last: How many checkpoints to keep; None: all.
         save_time: How long one save takes; grace must not be shorter.
         volume: Where checkpoints lie instead of the run store.
@@ -81,12 +84,13 @@ class Checkpoints:
 
     def policy(self) -> CheckpointPolicy:
         """The policy as trainer and plugin read it."""
-        every, unit = _every(self.every)
+        every, unit, bounds = _every(self.every)
         return _checked(
             CheckpointPolicy,
             "Checkpoints",
             every=every,
             every_unit=unit,
+            every_bounds=bounds,
             keep_last=self.keep_last,
             save_seconds=duration(self.save_time, "Checkpoints(save_time=…)"),
         )
@@ -95,6 +99,7 @@ class Checkpoints:
 class Interval(NamedTuple):
     every: float
     unit: Literal["seconds", "steps"]
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,18 @@ def duration(value: Duration, where: str) -> float:
 def _every(value: Duration) -> Interval:
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)\s*steps?\s*", value)):
         return Interval(float(match[1]), "steps")
-    return Interval(duration(value, "Checkpoints(every=…), which also takes '100 steps'"), "seconds")
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*auto(?::([^.]\S*)\.\.(\S+))?\s*", value)):
+        return _automatic(value, match)
+    where = "Checkpoints(every=…), which also takes '100 steps' and 'auto'"
+    return Interval(duration(value, where), "seconds")
+
+
+def _automatic(value: str, match: re.Match[str]) -> Interval:
+    where = "Checkpoints(every='auto:lowest..highest')"
+    bounds = AUTO_BOUNDS if match[1] is None else Bounds(duration(match[1], where), duration(match[2], where))
+    if not 0 < bounds.lowest_seconds <= bounds.highest_seconds:
+        raise UsageError(f"{where}: {value!r} leaves nothing between its bounds; the lower one comes first, above 0")
+    return Interval(bounds.begin_seconds, "seconds", tuple(bounds))
 
 
 def _spot(spot: bool | Spot) -> tuple[Spot, ...]:

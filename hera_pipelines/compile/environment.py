@@ -29,9 +29,16 @@ def _checkpoint_values(policy: CheckpointPolicy, store: str) -> dict[str, str]:
         environment.RESUME_FROM: _answer("resume-from"),
         environment.CHECKPOINT_URI: _answer("checkpoint-uri"),
         environment.CHECKPOINT_STORE: policy.store or store,
-        environment.SAVE_EVERY: f"{policy.every:g}{'s' if policy.every_unit == 'seconds' else ' steps'}",
+        environment.SAVE_EVERY: _every(policy),
         environment.KEEP_LAST: "all" if policy.keep_last is None else str(policy.keep_last),
     }
+
+
+def _every(policy: CheckpointPolicy) -> str:
+    if policy.every_bounds:
+        lowest, highest = policy.every_bounds
+        return f"auto:{lowest:g}s..{highest:g}s"
+    return f"{policy.every:g}{'s' if policy.every_unit == 'seconds' else ' steps'}"
 
 
 def _paths(step: GatedStep) -> dict[str, str]:

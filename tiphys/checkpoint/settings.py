@@ -7,7 +7,7 @@ written, so everything is checked when the session opens.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
@@ -15,17 +15,41 @@ from tiphys.records import CheckpointRef, check_run, check_step
 
 Unit = Literal["seconds", "steps"]
 
-_EVERY = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*(s|m|h|steps?)")
+_AMOUNT = r"(\d+(?:\.\d+)?(?:e\+?\d+)?)"
+_EVERY = re.compile(rf"{_AMOUNT}\s*(s|m|h|steps?)")
+_AUTO = re.compile(rf"auto(?::{_AMOUNT}(s|m|h)\.\.{_AMOUNT}(s|m|h))?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_DEFAULT_EVERY = "600s"
+_DEFAULT_SECONDS = 600.0
+_DEFAULT_EVERY = f"{_DEFAULT_SECONDS:g}s"
+
+
+class Bounds(NamedTuple):
+    """Between which intervals Tiphys may choose."""
+
+    lowest_seconds: float
+    highest_seconds: float
+
+    @property
+    def begin_seconds(self) -> float:
+        """The interval while nothing was measured: what those have who set nothing, within the bounds."""
+        return min(max(_DEFAULT_SECONDS, self.lowest_seconds), self.highest_seconds)
 
 
 @dataclass(frozen=True)
 class Every:
-    """How much may be lost at most: an interval in seconds of training, or in optimizer steps."""
+    """How much may be lost at most: an interval in seconds of training, or in optimizer steps.
+
+    With ``auto``, ``amount`` is only where to begin: the interval follows what
+    saves and failures were measured to cost (`tiphys.checkpoint.interval`).
+    """
 
     amount: float
     unit: Unit
+    auto: Bounds | None = None
+
+
+AUTO_BOUNDS = Bounds(60.0, 3600.0)
+"""What ``auto`` means where nobody said more."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +141,25 @@ def _seconds(variable: str, text: str | None) -> float | None:
 
 
 def _every(text: str) -> Every:
+    if automatic := _AUTO.fullmatch(text.strip()):
+        return _automatic(text, automatic)
     match = _EVERY.fullmatch(text.strip())
     if not match or float(match[1]) == 0:
-        raise UsageError(f"{environment.SAVE_EVERY}={text!r} is not valid: write 600s, 10m, 1h or 100 steps")
+        raise UsageError(
+            f"{environment.SAVE_EVERY}={text!r} is not valid: write 600s, 10m, 1h, 100 steps, auto or auto:1m..1h"
+        )
     amount, unit = float(match[1]), match[2]
     return Every(amount * _SECONDS[unit], "seconds") if unit in _SECONDS else Every(amount, "steps")
+
+
+def _automatic(text: str, match: re.Match[str]) -> Every:
+    low, low_unit, high, high_unit = match.groups()
+    bounds = AUTO_BOUNDS
+    if low is not None:
+        bounds = Bounds(float(low) * _SECONDS[low_unit], float(high) * _SECONDS[high_unit])
+    if not 0 < bounds.lowest_seconds <= bounds.highest_seconds:
+        raise UsageError(f"{environment.SAVE_EVERY}={text!r} is not valid: the lower bound comes first, above 0")
+    return Every(bounds.begin_seconds, "seconds", auto=bounds)
 
 
 def _reference(lineage: str, text: str) -> CheckpointRef | None:

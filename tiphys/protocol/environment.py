@@ -8,7 +8,7 @@ LINEAGE = "TIPHYS_LINEAGE"
 RESUME_FROM = "TIPHYS_RESUME_FROM"
 CHECKPOINT_STORE = "TIPHYS_CHECKPOINT_STORE"
 SAVE_EVERY = "TIPHYS_SAVE_EVERY"
-"""When to save: ``600s``, or ``100 steps``."""
+"""When to save: ``600s``, ``100 steps``, or ``auto:60s..3600s``, which follows what was measured."""
 
 KEEP_LAST = "TIPHYS_KEEP_LAST"
 """How many checkpoints to keep: a number, or ``all``."""

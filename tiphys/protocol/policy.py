@@ -8,7 +8,7 @@ else, so that both follow the same policy.
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tiphys.records import Cause, Record
 
@@ -74,12 +74,15 @@ class CheckpointPolicy(Record):
     """When to save and what to keep.
 
     ``every`` is seconds, or optimizer steps when ``every_unit`` is ``steps``.
+    With ``every_bounds``, in seconds, it is only where to begin: the trainer
+    chooses between them by what saves and failures cost.
     ``store`` is empty for the run's own store, or the URL of a shared volume
     as the container sees it, such as ``file:///mnt/checkpoints``.
     """
 
     every: PositiveFloat = 600.0
     every_unit: Literal["seconds", "steps"] = "seconds"
+    every_bounds: tuple[PositiveFloat, PositiveFloat] | None = Field(default=None, exclude_if=lambda bounds: not bounds)
     keep_last: PositiveInt | None = 3
     store: str = ""
     save_seconds: NonNegativeFloat = 0.0

@@ -72,6 +72,16 @@ def test_checkpoints_are_due_by_time_or_by_steps(every: Any, expected: tuple[flo
     assert (policy.every, policy.every_unit) == expected
 
 
+@pytest.mark.parametrize(
+    ("every", "bounds", "begin"),
+    [("auto", (60, 3600), 600), ("auto:1m..5m", (60, 300), 300), ("auto:1h30m..2h", (5400, 7200), 5400)],
+)
+def test_an_interval_may_be_left_to_what_is_measured(every: str, bounds: tuple[float, float], begin: float) -> None:
+    policy = Checkpoints(every=every).policy()
+
+    assert (policy.every_bounds, policy.every, policy.every_unit) == (bounds, begin, "seconds")
+
+
 def test_spot_in_general_tolerates_the_taints_of_the_known_clouds() -> None:
     assert settings(step(spot=True)(nothing)).spot == (GKE_SPOT, AKS_SPOT)
     assert settings(step(spot=False)(nothing)).spot == ()
@@ -90,7 +100,10 @@ def test_the_authors_annotations_are_kept() -> None:
         (lambda: step(grace="2 minutes")(nothing), "step 'nothing': grace: '2 minutes' is not a duration"),
         (lambda: step(deadline="")(nothing), "step 'nothing': deadline: '' is not a duration"),
         (lambda: step(deadline=0)(nothing), "deadline_seconds cannot be 0"),
-        (lambda: Checkpoints(every="sometimes").policy(), "which also takes '100 steps': 'sometimes'"),
+        (lambda: Checkpoints(every="sometimes").policy(), "which also takes '100 steps' and 'auto': 'sometimes'"),
+        (lambda: Checkpoints(every="auto:1m").policy(), "'auto:1m' is not a duration"),
+        (lambda: Checkpoints(every="auto:5m..1m").policy(), "'auto:5m..1m' leaves nothing between its bounds"),
+        (lambda: Checkpoints(every="auto:soon..1m").policy(), "'soon' is not a duration"),
         (lambda: Checkpoints(every="0 steps").policy(), "Checkpoints: every cannot be 0"),
         (lambda: Checkpoints(keep_last=0).policy(), "Checkpoints: keep_last cannot be 0"),
         (lambda: Retries(preemption=-1).policy(), "Retries: preemption cannot be -1"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiphys.checkpoint.settings import Every, Settings
+from tiphys.checkpoint.settings import Bounds, Every, Settings
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
 
@@ -63,6 +63,9 @@ def test_everything_that_compile_writes_is_read():
         ("100 steps", Every(100, "steps")),
         ("1e+06 steps", Every(1_000_000, "steps")),
         ("1 step", Every(1, "steps")),
+        ("auto", Every(600, "seconds", auto=Bounds(60, 3600))),
+        ("auto:30s..2m", Every(120, "seconds", auto=Bounds(30, 120))),
+        ("auto:0.5h..2h", Every(1800, "seconds", auto=Bounds(1800, 7200))),
     ],
 )
 def test_intervals(text, every):
@@ -76,10 +79,13 @@ def test_keeping_all_is_said_by_a_word():
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("SAVE_EVERY", "often", "write 600s, 10m, 1h or 100 steps"),
+        ("SAVE_EVERY", "often", "write 600s, 10m, 1h, 100 steps"),
         ("SAVE_EVERY", "0s", "write 600s"),
         ("SAVE_EVERY", "600", "write 600s"),
         ("SAVE_EVERY", "-5s", "write 600s"),
+        ("SAVE_EVERY", "auto:1m", "auto:1m..1h"),
+        ("SAVE_EVERY", "auto:2m..1m", "the lower bound comes first"),
+        ("SAVE_EVERY", "auto:0s..1m", "the lower bound comes first"),
         ("KEEP_LAST", "0", "TIPHYS_KEEP_LAST='0' is not a whole number above 0"),
         ("KEEP_LAST", "some", "not a whole number"),
         ("ATTEMPT", "first", "TIPHYS_ATTEMPT='first'"),

@@ -8,8 +8,17 @@ from support.authored import STORE, by_name, output_artifact, output_parameter, 
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
+from tiphys.checkpoint.settings import Bounds, Every, Settings
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest
+
+GIVEN = {
+    "TIPHYS_STORE": STORE,
+    "TIPHYS_RUN": "digits-1",
+    "TIPHYS_STEP": "fit",
+    "TIPHYS_ATTEMPT": "1",
+    "TIPHYS_LINEAGE": "digits-1/fit",
+}
 
 
 def run(template: Manifest, store: str = STORE) -> Manifest:
@@ -37,6 +46,14 @@ def test_a_training_program_learns_where_it_stands() -> None:
         "TIPHYS_SAVE_EVERY": "100 steps",
         "TIPHYS_KEEP_LAST": "all",
     }
+
+
+def test_bounds_of_an_interval_arrive_as_they_were_given() -> None:
+    compiled = env(train(asked={"checkpoints": CheckpointPolicy(every_bounds=(90, 2_000_000))}))["TIPHYS_SAVE_EVERY"]
+    assert compiled == "auto:90s..2e+06s"
+    found = Settings.from_environment({**GIVEN, "TIPHYS_SAVE_EVERY": compiled})
+    assert found is not None
+    assert found.save_every == Every(600, "seconds", auto=Bounds(90, 2_000_000))
 
 
 @pytest.mark.parametrize("template", [step(), train(asked={"checkpoints": None, "gpu": GpuRequest(gpus=1)})])

@@ -1,0 +1,157 @@
+"""How often to save, from what saves cost and how often attempts die.
+
+| grows | the advised interval |
+|---|---|
+| what a save costs | never falls |
+| time between failures | never falls |
+| neither may take it | out of its bounds, but for an upload that takes longer |
+| no failure yet | is that of the prior, not infinite |
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.lineage import claim_of, end_of
+from support.sessions import Clock
+
+from tiphys.checkpoint.interval import History, Interval, SaveCost, advised, daly, history, lost_share, young
+from tiphys.checkpoint.schedule import is_due
+from tiphys.checkpoint.settings import Bounds, Every
+from tiphys.records import Cause, Outcome
+from tiphys.store import Attempt
+
+DAY = 24 * 3600.0
+BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
+AUTO = Every(600.0, "seconds", auto=Bounds(60.0, 3600.0))
+
+costs = st.floats(0.001, 1e5)
+times = st.floats(1.0, 1e8)
+
+
+def attempt(number, hours, cause=Cause.PREEMPTION, outcome=Outcome.FAILED):
+    claim = claim_of(number).model_copy(update={"written_at": BEGAN})
+    end = end_of(number, cause, outcome=outcome).model_copy(update={"written_at": BEGAN + timedelta(hours=hours)})
+    return Attempt(claim, end)
+
+
+def test_young_and_daly_give_the_numbers_of_their_papers():
+    assert young(60, DAY) == pytest.approx(3220, abs=1)
+    # Where saving is cheap the two meet; where it is dear the higher order is shorter.
+    assert daly(1, DAY) == pytest.approx(young(1, DAY), rel=0.01)
+    assert daly(3600, DAY) < young(3600, DAY)
+
+
+@pytest.mark.parametrize(("cost", "mtbf"), [(5, 3600), (60, DAY), (600, 7200)])
+def test_dalys_interval_is_where_the_least_time_is_lost(cost, mtbf):
+    best = daly(cost, mtbf)
+    lost = lost_share(best, cost, 300, mtbf)
+    assert lost <= lost_share(best * 1.3, cost, 300, mtbf)
+    assert lost <= lost_share(best / 1.3, cost, 300, mtbf)
+
+
+def test_an_interval_that_never_gets_through_loses_everything():
+    assert lost_share(1e6, 10, 10, 60) == float("inf")
+
+
+@given(costs, costs, times)
+def test_dearer_saves_never_come_more_often(one, other, mtbf):
+    cheap, dear = sorted((one, other))
+    assert daly(cheap, mtbf) <= daly(dear, mtbf) * (1 + 1e-9)
+
+
+@given(costs, times, times)
+def test_rarer_failures_never_bring_more_saves(cost, one, other):
+    often, rarely = sorted((one, other))
+    assert daly(cost, often) <= daly(cost, rarely) * (1 + 1e-9)
+
+
+@given(st.lists(st.builds(SaveCost, costs, costs), min_size=1, max_size=5), times, costs, costs)
+def test_it_stays_within_its_bounds_and_above_every_upload(saves, mtbf, one, other):
+    lowest, highest = sorted((one, other))
+    slowest = max(save.upload_seconds for save in saves)
+    found = advised(saves, mtbf, lowest, highest)
+    assert max(lowest, slowest) <= found <= max(highest, slowest)
+
+
+def test_failures_are_counted_by_cause_and_training_time_from_claim_to_end():
+    attempts = [
+        attempt(1, 2),
+        attempt(2, 3),
+        attempt(3, 1, Cause.OUT_OF_MEMORY),
+        attempt(4, 1, Cause.OUTPUT_MISSING),
+        attempt(5, 4, outcome=Outcome.FENCED),
+        attempt(6, 5, outcome=Outcome.DONE),
+        Attempt(claim_of(7), None),
+    ]
+    found = history(attempts)
+    assert found.failures == {"preemption": 2, "out_of_memory": 1, "fenced": 1}
+    assert found.training_seconds == 16 * 3600
+
+
+def test_a_clock_that_ran_backwards_counts_as_no_time():
+    assert history([attempt(1, -5)]) == History({"preemption": 1}, 0.0)
+
+
+def test_no_failure_yet_is_not_never_and_an_early_one_not_always():
+    assert History().mtbf_seconds() == DAY
+    assert History({}, DAY).mtbf_seconds() == 2 * DAY
+    assert History({"preemption": 1}, 60.0).mtbf_seconds() == pytest.approx(DAY / 2, rel=0.01)
+
+
+def test_a_fixed_interval_stays_whatever_is_measured():
+    for every in (Every(600.0, "seconds"), Every(100, "steps")):
+        interval = Interval(every, clock=Clock())
+        assert interval.observe_save(50.0, 500.0, 1 << 30) is None
+        assert interval.every == every
+    assert interval.seconds is None
+
+
+def test_auto_follows_what_saves_cost_and_tells_only_large_changes():
+    interval = Interval(AUTO, clock=Clock())
+    assert interval.seconds == 600.0
+    change = interval.observe_save(0.1, 10.0, 1 << 30)  # costs 1.1 s
+    assert interval.seconds == pytest.approx(daly(1.1, DAY))
+    assert change is not None
+    assert change.message == (
+        "a save is due every 435 s from now on, 600 s until now: the last one stopped the training for 0.10 s and "
+        "uploaded for 10.0 s, and a failure is expected every 24.0 h (0 so far)"
+    )
+    assert change.data["cost_seconds"] == 1.1
+    assert interval.observe_save(0.1, 12.0, 1 << 30) is None
+    assert interval.seconds == pytest.approx(daly(1.2, DAY))
+
+
+def test_small_changes_are_told_once_they_add_up():
+    interval = Interval(AUTO, clock=Clock())
+    interval.observe_save(1.0, 0.0, 1)
+    told = [interval.observe_save(1.0 + 0.12 * n, 0.0, 1) is not None for n in range(12)]
+    assert 0 < sum(told) < 4
+
+
+def test_failures_of_earlier_attempts_shorten_it_and_quiet_time_lengthens_it():
+    clock = Clock()
+    calm, troubled = Interval(AUTO, clock=clock), Interval(AUTO, History({"preemption": 20}, DAY), clock=clock)
+    for interval in (calm, troubled):
+        interval.observe_save(2.0, 0.0, 1)
+    assert troubled.seconds < calm.seconds
+    before = troubled.seconds
+    clock.advance(5 * DAY)
+    troubled.observe_save(2.0, 0.0, 1)
+    assert troubled.seconds > before
+
+
+def test_one_slow_save_does_not_decide_about_the_cost_of_all():
+    interval = Interval(AUTO, clock=Clock())
+    for stall in (1.0, 1.0, 400.0, 1.0, 1.0):
+        interval.observe_save(stall, 0.0, 1)
+    assert interval.seconds == pytest.approx(daly(1.0, DAY))
+
+
+def test_the_schedule_follows_it():
+    interval = Interval(AUTO, clock=Clock())
+    interval.observe_save(0.1, 0.0, 1)
+    assert interval.seconds < 200
+    assert is_due(interval.every, seconds_since_save=200, last_step=1, global_step=2)
+    assert not is_due(AUTO, seconds_since_save=200, last_step=1, global_step=2)

@@ -1,0 +1,181 @@
+"""How often is a checkpoint worth its cost?
+
+Saving too often wastes the time of saving, too rarely the work that a failure
+takes. Between the two lies an optimum that follows from what a save costs and
+how often attempts die. Both are measured here; neither is known beforehand, and
+both change when a run moves to other nodes or another bucket.
+"""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any, NamedTuple
+
+from tiphys.checkpoint.settings import Every
+from tiphys.records import Cause, Outcome
+from tiphys.store import Attempt
+
+PRIOR_FAILURES = 1.0
+PRIOR_SECONDS = 24 * 3600.0
+"""What is believed before anything happened: one failure in a day of training."""
+
+UPLOAD_SLOWDOWN = 0.1
+"""Share of the training's speed that an upload in the background takes at most."""
+
+_REMEMBERED_SAVES = 5
+_TOLD_CHANGE = 0.2
+
+
+class History(NamedTuple):
+    """How often attempts of a step have died, by cause, in how many seconds of training."""
+
+    failures: Mapping[str, int] = {}
+    training_seconds: float = 0.0
+
+    def mtbf_seconds(self, more_seconds: float = 0.0) -> float:
+        """Mean time between failures, if another ``more_seconds`` passed without any.
+
+        The mean of a Poisson process under a Gamma prior of `PRIOR_FAILURES` in
+        `PRIOR_SECONDS`: no failure yet does not mean never, and one in the first
+        minute not one in every (Gelman et al., Bayesian Data Analysis, §2.6).
+        """
+        seconds = self.training_seconds + more_seconds + PRIOR_SECONDS
+        return seconds / (sum(self.failures.values()) + PRIOR_FAILURES)
+
+
+class SaveCost(NamedTuple):
+    """What one save was measured to take."""
+
+    stall_seconds: float
+    """How long the training stood still."""
+    upload_seconds: float = 0.0
+    size_bytes: int = 0
+
+    @property
+    def cost_seconds(self) -> float:
+        """Training time that the save cost: the stall, and what the upload slowed down."""
+        return self.stall_seconds + UPLOAD_SLOWDOWN * self.upload_seconds
+
+
+class Change(NamedTuple):
+    """Saves are due more or less often from now on. ``data`` holds the numbers that led to it."""
+
+    message: str
+    data: dict[str, Any]
+
+
+def history(attempts: Iterable[Attempt]) -> History:
+    """What storage knows of the ends of ``attempts``, from claim to end.
+
+    An attempt whose program had finished and only lacked an output lost nothing
+    that a checkpoint could have kept. The times are those of the machines that
+    wrote the records; a clock that ran backwards counts as no time.
+    """
+    failures: Counter[str] = Counter()
+    seconds = 0.0
+    for claim, end in attempts:
+        if end is None:
+            continue
+        seconds += max(0.0, (end.written_at - claim.written_at).total_seconds())
+        if end.outcome is not Outcome.DONE and end.cause is not Cause.OUTPUT_MISSING:
+            failures[end.cause.value if end.cause else end.outcome.value] += 1
+    return History(dict(failures), seconds)
+
+
+def young(cost_seconds: float, mtbf_seconds: float) -> float:
+    """√(2·C·M): Young, A first order approximation to the optimum checkpoint interval, CACM 17 (1974)."""
+    return math.sqrt(2 * cost_seconds * mtbf_seconds)
+
+
+def daly(cost_seconds: float, mtbf_seconds: float) -> float:
+    """Seconds of training between two saves that lose the least time.
+
+    Daly, A higher order estimate of the optimum checkpoint interval for restart
+    dumps, Future Generation Computer Systems 22 (2006), equation 37. The time a
+    restart takes is not in it: it is lost once per failure, however often one
+    saves. From C = 2·M on, where no interval helps, the value at that point
+    stands, so that the result never falls when M grows.
+    """
+    ratio = min(1.0, cost_seconds / (2 * mtbf_seconds))
+    root = math.sqrt(ratio)
+    return 2 * mtbf_seconds * (root * (1 + root / 3 + ratio / 9) - ratio)
+
+
+def lost_share(interval_seconds: float, cost_seconds: float, restart_seconds: float, mtbf_seconds: float) -> float:
+    """Time lost to saves, restarts and work done again, as a share of the useful time (Daly 2006, equation 20)."""
+    exponent = (interval_seconds + cost_seconds) / mtbf_seconds
+    if exponent + restart_seconds / mtbf_seconds > 500:  # beyond what a float holds
+        return math.inf
+    factor = mtbf_seconds / interval_seconds * math.exp(restart_seconds / mtbf_seconds)
+    return factor * math.expm1(exponent) - 1
+
+
+def advised(costs: Iterable[SaveCost], mtbf_seconds: float, lowest: float, highest: float) -> float:
+    """The interval for saves that cost as the median of ``costs``, between ``lowest`` and ``highest`` seconds.
+
+    Never shorter than the slowest upload, whatever ``highest`` says: the next
+    save would meet it still under way.
+    """
+    measured = list(costs)
+    best = daly(median(save.cost_seconds for save in measured), mtbf_seconds)
+    return max(lowest, min(highest, best), *(save.upload_seconds for save in measured))
+
+
+class Interval:
+    """The interval that a session follows: as it was set, or by what was measured where that is ``auto``."""
+
+    def __init__(
+        self, every: Every, past: History | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._every = every
+        self._past = past or History()
+        self._clock = clock
+        self._opened_at = clock()
+        self._saves: deque[SaveCost] = deque(maxlen=_REMEMBERED_SAVES)
+        self._told_seconds = every.amount
+
+    @property
+    def every(self) -> Every:
+        """When the next save is due, for `tiphys.checkpoint.schedule.is_due`."""
+        return self._every
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds between saves; None where steps were asked for."""
+        return self._every.amount if self._every.unit == "seconds" else None
+
+    def observe_save(self, stall_seconds: float, upload_seconds: float, size_bytes: int) -> Change | None:
+        """Take a committed save into account; what there is to tell if the interval changed by over a fifth."""
+        self._saves.append(SaveCost(stall_seconds, upload_seconds, size_bytes))
+        if self._every.auto is None:
+            return None
+        mtbf = self._past.mtbf_seconds(self._clock() - self._opened_at)
+        seconds = advised(self._saves, mtbf, *self._every.auto)
+        self._every = replace(self._every, amount=seconds)
+        if abs(seconds - self._told_seconds) <= _TOLD_CHANGE * self._told_seconds:
+            return None
+        before, self._told_seconds = self._told_seconds, seconds
+        return self._change(before, seconds, mtbf)
+
+    def _change(self, before: float, seconds: float, mtbf: float) -> Change:
+        save = self._saves[-1]
+        failures = sum(self._past.failures.values())
+        message = (
+            f"a save is due every {seconds:.0f} s from now on, {before:.0f} s until now: the last one stopped the "
+            f"training for {save.stall_seconds:.2f} s and uploaded for {save.upload_seconds:.1f} s, and a failure is "
+            f"expected every {mtbf / 3600:.1f} h ({failures} so far)"
+        )
+        data = {
+            "interval_seconds": round(seconds, 3),
+            "before_seconds": round(before, 3),
+            "stall_seconds": round(save.stall_seconds, 6),
+            "upload_seconds": round(save.upload_seconds, 6),
+            "size_bytes": save.size_bytes,
+            "cost_seconds": round(median(one.cost_seconds for one in self._saves), 6),
+            "mtbf_seconds": round(mtbf, 1),
+            "failures": dict(self._past.failures),
+        }
+        return Change(message, data)
