@@ -13,7 +13,7 @@ from tiphys.lineage.classify import Observation, classify
 from tiphys.protocol.wire import ExecuteReply, pending
 from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output
 from tiphys.store import claim as claim_record
-from tiphys_plugin import pods
+from tiphys_plugin import pods, poison
 from tiphys_plugin.cluster import PodStatus
 from tiphys_plugin.pacing import requeue_seconds
 from tiphys_plugin.services import StepCall
@@ -65,7 +65,10 @@ def end(
     exit_code: int | None = None,
     outputs: tuple[Output, ...] = (),
 ) -> AttemptEnd:
-    """Write the end record of ``attempt`` unless it has one, and release its GPUs."""
+    """Write the end record of ``attempt`` unless it has one, and release its GPUs.
+
+    A failed end may bar the checkpoint that the attempt had loaded; see `poison`.
+    """
     wanted = AttemptEnd(
         run=attempt.run,
         step=attempt.step,
@@ -79,6 +82,7 @@ def end(
         step_key=attempt.step_key,
         outputs=outputs,
     )
+    wanted = poison.judged(call, attempt, wanted)
     failpoint("end.before_record")
     held = claim_record(call.store, call.layout.attempt_end(attempt.step, attempt.attempt), wanted)
     failpoint("end.after_record")

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tiphys.lineage import suspects
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -19,6 +21,10 @@ class Settings:
     """Output parameters live in the Workflow object (about 1.5 MB for all of them); larger values are artifacts."""
     lock_seconds: float = 15.0
     """How long a call waits for another one about the same step; Argo gives up on a call after 30 s."""
+    suspect_deaths: int = suspects.DEATHS
+    """As many attempts that loaded one checkpoint have to die alike before it is quarantined."""
+    suspect_steps: int = suspects.STEPS
+    """So many steps after the load a death may still be that checkpoint's doing."""
     outage_calls: int = 3
     """Calls in a row that storage may fail with 503, which Argo repeats in silence; then the step says so and waits."""
 

@@ -11,6 +11,7 @@ from tiphys.checkpoint.settings import Settings
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.choose import StartsFrom, chain, commits_of, inferred_starts, restored_by, starts_of
 from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.suspects import suspects
 from tiphys.lineage.verify import read_manifest
 from tiphys.records import CheckpointManifest, CheckpointRef
 from tiphys.store import Store, step_attempts
@@ -24,19 +25,22 @@ class Ancestry:
         self._run_store = run_store
         self._store = store
         self._starts: StartsFrom | None = None
+        self._suspects: set[CheckpointRef] = set()
 
     def candidates(self) -> list[CheckpointRef]:
         """Checkpoints to restore, best first, without those in quarantine."""
         lineage = self._settings.lineage
-        barred = quarantined(self._store, lineage)
-        return [ref for ref in chain(commits_of(self._store, lineage), lineage, self.starts()) if ref not in barred]
+        starts = self.starts()
+        barred = quarantined(self._store, lineage) | self._suspects
+        return [ref for ref in chain(commits_of(self._store, lineage), lineage, starts) if ref not in barred]
 
     def starts(self) -> StartsFrom:
         """What every attempt started from, this one included."""
         if self._starts is None:
             settings = self._settings
-            claimed = starts_of(step_attempts(self._run_store, settings.run, settings.step))
-            attempts = {settings.attempt: settings.resume_from, **claimed}
+            claimed = step_attempts(self._run_store, settings.run, settings.step)
+            self._suspects = suspects(claimed)
+            attempts = {settings.attempt: settings.resume_from, **starts_of(claimed)}
             self._starts = self._inferred(attempts) if settings.has_volume else attempts
         return self._starts
 

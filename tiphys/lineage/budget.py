@@ -2,7 +2,9 @@
 
 One limit for every cause gives up on a healthy run after its tenth preemption,
 or grinds a broken program ten times. So each cause has a budget of its own, and
-an attempt that committed a checkpoint pays back what was charged before it.
+an attempt that committed a checkpoint pays back what was charged before it. An
+end that made a checkpoint suspect is followed by one more, whatever was charged:
+the program may be sound, and it shall show that with an older checkpoint.
 """
 
 from collections.abc import Sequence
@@ -43,6 +45,8 @@ def decide(ends: Sequence[AttemptEnd], policy: RetryPolicy, submission: int) -> 
     cause = last.cause or Cause.UNKNOWN
     charged = sum(1 for end in window if end.outcome is Outcome.FAILED and (end.cause or Cause.UNKNOWN) is cause)
     budget = policy.budget(cause)
+    if last.suspect is not None:
+        return Decision(True, charged, budget, f"checkpoint {last.suspect} is suspect, so an older one gets a try")
     again = budget is None or charged <= budget
     return Decision(again, charged, budget, _sentence(cause, charged, budget, refunded=window[0].progress))
 

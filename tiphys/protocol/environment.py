@@ -16,6 +16,12 @@ KEEP_LAST = "TIPHYS_KEEP_LAST"
 GRACE_SECONDS = "TIPHYS_GRACE_SECONDS"
 """Whole seconds between SIGTERM and SIGKILL."""
 
+IMAGE = "TIPHYS_IMAGE"
+"""Image of the training container, as the author gave it."""
+
+GIT_COMMIT = "TIPHYS_GIT_COMMIT"
+"""Commit of the code that was compiled; ``-dirty`` behind it if files differed from it."""
+
 CHECKPOINT_URI = "CHECKPOINT_URI"
 
 EX_TEMPFAIL = 75

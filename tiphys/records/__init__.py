@@ -5,6 +5,8 @@ from tiphys.records.attempt import (
     AttemptClaim,
     AttemptEnd,
     Cause,
+    CrashRecord,
+    Death,
     MemoRecord,
     Outcome,
     Output,
@@ -12,7 +14,7 @@ from tiphys.records.attempt import (
     OutputObject,
     Skipped,
 )
-from tiphys.records.base import Record, StoredRecord, Timestamp, utc_now
+from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
 from tiphys.records.event import Event, EventBatch
 from tiphys.records.manifest import CheckpointManifest, CheckpointRef, Facts, QuarantineRecord, Shard
 from tiphys.records.names import (
@@ -33,6 +35,8 @@ __all__ = [
     "Cause",
     "CheckpointManifest",
     "CheckpointRef",
+    "CrashRecord",
+    "Death",
     "Event",
     "EventBatch",
     "Facts",
@@ -46,6 +50,7 @@ __all__ = [
     "Record",
     "RunRecord",
     "RunSealed",
+    "SealedRecord",
     "Shard",
     "Skipped",
     "StoredRecord",
@@ -60,5 +65,6 @@ __all__ = [
     "item_hash",
     "item_step",
     "run_name",
+    "stored_form",
     "utc_now",
 ]

@@ -2,7 +2,9 @@
 
 from enum import StrEnum
 
-from tiphys.records.base import Record, StoredRecord
+from pydantic import NonNegativeInt
+
+from tiphys.records.base import Record, SealedRecord, StoredRecord
 from tiphys.records.manifest import CheckpointRef
 
 
@@ -25,7 +27,7 @@ class Skipped(Record):
     reason: str
 
 
-class AttemptClaim(StoredRecord):
+class AttemptClaim(SealedRecord):
     """``attempts/<step>/<k>.json``: the right to be the k-th attempt. k is its fence.
 
     k+1 may be claimed only once ``<k>.end.json`` exists. ``uid`` and ``node``
@@ -42,6 +44,10 @@ class AttemptClaim(StoredRecord):
     instance: str
     """Node name of the step within the workflow, without its attempts."""
     step_key: str
+    parameters: str = ""
+    """Digest of the values of its input parameters, which the step key holds among other things."""
+    dataset: str = ""
+    """Digest of the content of its input artifacts, by name; empty for a step without any."""
     lineage: str = ""
     """Empty for a step that keeps no checkpoints."""
     starts_from: CheckpointRef | None = None
@@ -88,7 +94,33 @@ class Outcome(StrEnum):
     FENCED = "fenced"
 
 
-class AttemptEnd(StoredRecord):
+class Death(Record):
+    """How an attempt failed that had loaded a checkpoint, in a form that tells whether two died alike."""
+
+    loaded: CheckpointRef
+    fingerprint: str
+    """Equal for deaths of the same kind."""
+    steps: int | None = None
+    """Steps completed since the load; None if nobody knows."""
+
+
+class CrashRecord(StoredRecord):
+    """``attempts/<step>/<k>.crash.json``: what ended the training program of attempt k, as it saw it itself."""
+
+    run: str
+    step: str
+    attempt: int
+    error: str
+    """The exception, in one line, for a person."""
+    fingerprint: str = ""
+    """The same without what differs from one time to the next; empty for errors that no checkpoint can cause."""
+    global_step: NonNegativeInt | None = None
+    """Steps completed by then; None if it did not get to any."""
+    restored: CheckpointRef | None = None
+    """What it had restored, or was restoring."""
+
+
+class AttemptEnd(SealedRecord):
     """``attempts/<step>/<k>.end.json``: the one answer to how attempt k ended.
 
     ``progress`` is true when the attempt committed at least one checkpoint; it
@@ -104,6 +136,10 @@ class AttemptEnd(StoredRecord):
     message: str = ""
     exit_code: int | None = None
     progress: bool = False
+    death: Death | None = None
+    """None where the end says nothing about a checkpoint."""
+    suspect: CheckpointRef | None = None
+    """The checkpoint that this end was one too many for: it is quarantined, and an older one gets its try."""
     step_key: str = ""
     outputs: tuple[Output, ...] = ()
 

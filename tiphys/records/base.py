@@ -9,9 +9,11 @@ people; no decision is taken from it, because clocks disagree.
 import json
 import secrets
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, ValidationInfo, model_validator
+
+from tiphys.records.names import digest
 
 
 def utc_now() -> datetime:
@@ -35,8 +37,12 @@ class Record(BaseModel):
 
     def to_bytes(self) -> bytes:
         """The stored form: JSON with sorted keys and a final newline."""
-        document = self.model_dump(mode="json", exclude_none=True)
-        return json.dumps(document, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+        return stored_form(self.model_dump(mode="json", exclude_none=True))
+
+
+def stored_form(document: dict[str, Any]) -> bytes:
+    """The bytes of a JSON document as records are stored."""
+    return json.dumps(document, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
 class StoredRecord(Record):
@@ -45,3 +51,26 @@ class StoredRecord(Record):
     version: int = 1
     nonce: str = Field(default_factory=lambda: secrets.token_hex(8))
     written_at: Timestamp = Field(default_factory=utc_now)
+
+
+class SealedRecord(StoredRecord):
+    """A record that decisions rest on, stored with a digest of itself; reading one that was changed since fails."""
+
+    def to_bytes(self) -> bytes:
+        document = self.model_dump(mode="json", exclude_none=True)
+        return stored_form({**document, "seal": seal(document)})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_seal(cls, document: Any, info: ValidationInfo) -> Any:
+        # On the document rather than the model, which leaves out fields that a later version added.
+        if info.mode != "json" or not isinstance(document, dict):
+            return document
+        if document.get("seal") != seal(document):
+            raise ValueError("it was changed after it was written, its seal does not match")
+        return {name: value for name, value in document.items() if name != "seal"}
+
+
+def seal(document: dict[str, Any]) -> str:
+    """Digest of all fields of a stored document but the seal itself."""
+    return digest({name: value for name, value in document.items() if name != "seal"})

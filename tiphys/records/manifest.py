@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
 
-from tiphys.records.base import Record, StoredRecord
-from tiphys.records.names import digest
-
+from tiphys.records.base import Record, StoredRecord, seal
 
 Metric = Annotated[float, PlainSerializer(lambda value: value if math.isfinite(value) else str(value))]
 """A float whose JSON form is text where JSON has no number: ``"nan"`` or ``"inf"``."""
@@ -86,13 +84,13 @@ class CheckpointManifest(StoredRecord):
 
     def sealed(self) -> "CheckpointManifest":
         """This manifest as it is to be stored."""
-        return self.model_copy(update={"seal": _seal(json.loads(self.to_bytes()))})
+        return self.model_copy(update={"seal": seal(json.loads(self.to_bytes()))})
 
     @model_validator(mode="before")
     @classmethod
     def _check_seal(cls, document: Any, info: ValidationInfo) -> Any:
         # On the document rather than the model, which leaves out fields that a later version added.
-        if info.mode == "json" and isinstance(document, dict) and document.get("seal") != _seal(document):
+        if info.mode == "json" and isinstance(document, dict) and document.get("seal") != seal(document):
             raise ValueError("it was changed after it was written, its seal does not match")
         return document
 
@@ -103,10 +101,6 @@ class CheckpointManifest(StoredRecord):
     @property
     def size_bytes(self) -> int:
         return sum(shard.size for shard in self.shards)
-
-
-def _seal(document: dict[str, Any]) -> str:
-    return digest({name: value for name, value in document.items() if name != "seal"})
 
 
 class QuarantineRecord(StoredRecord):

@@ -83,6 +83,10 @@ class RunLayout:
     def all_outputs(self) -> str:
         return f"{self.prefix}outputs/"
 
+    def attempt_crash(self, step: str, attempt: int) -> str:
+        """What the training program of this attempt left about the error that ended it."""
+        return f"{self.step_attempts(step)}{_number(attempt)}.crash.json"
+
     def outputs(self, step: str, attempt: int) -> str:
         """Prefix of the bytes an attempt produced, with a final slash."""
         return f"{self.all_outputs}{check_step(step)}/{_number(attempt)}/"

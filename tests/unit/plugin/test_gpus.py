@@ -20,6 +20,7 @@ from tiphys_plugin import PluginCore, SqliteLedger
 
 from tiphys.faults import InjectedFaultError
 from tiphys.protocol.policy import RetryPolicy
+from tiphys.records import AttemptEnd, Outcome
 from tiphys.store import claim
 
 EIGHT = queues(research={"A100": 8})
@@ -233,7 +234,8 @@ def test_held_and_waiting_show_in_the_metrics(here):
 
 def test_gpus_of_a_fenced_attempt_come_back_while_its_workflow_still_seems_to_run(here):
     here.submit(fit(gpu=gpus(8))).admit("fit", 0)
-    fence(here, b'{"run": "digits-abc12", "step": "fit", "attempt": 1, "submission": 1, "outcome": "fenced"}')
+    end = AttemptEnd(run="digits-abc12", step="fit", attempt=1, submission=1, outcome=Outcome.FENCED)
+    fence(here, end.to_bytes())
     assert outputs(other(here).admit("fit", 0))["run"] == "true"
 
 
