@@ -54,19 +54,19 @@ def test_every_reply_lost_once_is_still_one_commit(store, proxy):
     """The client repeats a write that was applied, meets its own object, and knows it."""
     proxy.behaviour = Times(3, faults.is_write, faults.loses_reply)
     session = open_session(store)
-    assert session.save(1, state_at(1)) == ref(1, 1)
+    assert session.save(1, state_at(1)).wait() == ref(1, 1)
     assert session.failed_saves == 0
     assert open_session(store, 2, resume_from=ref(1, 1)).restore()["step"] == 1
 
 
 def test_storage_that_refuses_writes_costs_checkpoints_and_not_the_training(store, proxy):
     session = open_session(store)
-    assert session.save(1, state_at(1)) == ref(1, 1)
+    assert session.save(1, state_at(1)).wait() == ref(1, 1)
     proxy.behaviour = Times(100, faults.is_write, faults.refuses(403, "AccessDenied"))
-    assert session.save(2, state_at(2)) is None
+    assert session.save(2, state_at(2)).wait() is None
     assert session.failed_saves == 1
     proxy.behaviour = faults.honest
-    assert session.save(3, state_at(3)) == ref(1, 3)
+    assert session.save(3, state_at(3)).wait() == ref(1, 3)
 
 
 def test_choosing_costs_four_requests_however_many_checkpoints_there_are(store, proxy):

@@ -47,7 +47,7 @@ def fingerprint(state: dict[str, Any]) -> Any:
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several shards to each checkpoint, although the states are small."""
-    monkeypatch.setattr(tracked, "pack", lambda state: shards.pack(state, shard_bytes=64))
+    monkeypatch.setattr(tracked, "plan_shards", lambda state: shards.plan_shards(state, shard_bytes=64))
 
 
 def saved(rng: random.Random, lineage_seed: int) -> tuple[MemoryStore, dict[int, Any]]:

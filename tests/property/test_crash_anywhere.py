@@ -41,7 +41,7 @@ class DyingStore(MemoryStore):
         self._dies_at = dies_at
         self._after_effect = after_effect
 
-    def create(self, key, data):
+    def create(self, key, data, *, sha256=None):
         self._count(lambda: super(DyingStore, self).create(key, data))
 
     def delete(self, key):
@@ -75,7 +75,7 @@ def run_attempt(store, number, acknowledged, steps=STEPS):
         state = session.restore(default=state_at(0))
         started = state["step"]
         for step in range(started + 1, steps + 1):
-            if session.step(step, state_at(step)):
+            if (save := session.step(step, state_at(step))) and save.wait():
                 acknowledged.append(step)
     return started
 
@@ -108,7 +108,7 @@ def test_a_death_at_any_call_loses_no_acknowledged_checkpoint(after_effect):
 def test_the_checker_notices_a_commit_before_its_shards(monkeypatch):
     """Planted bug: the same trials must fail when the manifest is written first."""
 
-    def manifest_first(store, draft, packed, check_fence):
+    def manifest_first(store, draft, packed, check_fence, uploads):
         missing = MemoryStore()
         manifest = commit(missing, draft, packed, check_fence)
         for key in sorted(missing.objects):  # manifests/ sorts before shards/

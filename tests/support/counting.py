@@ -18,9 +18,9 @@ class CountingStore:
     def url(self) -> str:
         return self._store.url
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
         self.requests["create"] += 1
-        self._store.create(key, data)
+        self._store.create(key, data, sha256=sha256)
 
     def create_from_file(self, key: str, path: Path) -> None:
         self.requests["create"] += 1

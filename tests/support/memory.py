@@ -25,7 +25,7 @@ class MemoryStore:
     def url(self) -> str:
         return self._url
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
         self._enter("create", check_key(key))
         with self._lock:
             if key in self.objects:

@@ -8,9 +8,10 @@ import numpy as np
 
 from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from support.memory import MemoryStore
-from tiphys.checkpoint.settings import Every, Settings
+from tiphys.checkpoint.settings import Every, Settings, WhenBusy
 from tiphys.checkpoint.tracked import TrackedSession
 from tiphys.errors import ObjectExistsError, StoreError
+from tiphys.protocol.keep import Keep
 from tiphys.records import CheckpointRef
 from tiphys.store import Store
 
@@ -40,6 +41,8 @@ def open_session(
     keep_last: int | None = None,
     clock: Callable[[], float] | None = None,
     grace_seconds: float | None = None,
+    asynchronous: bool = False,
+    when_busy: WhenBusy = "skip",
     admit: bool = True,
     **others: Any,
 ) -> TrackedSession:
@@ -54,10 +57,14 @@ def open_session(
         checkpoint_store=(checkpoints or store).url,
         resume_from=resume_from,
         save_every=every,
-        keep_last=keep_last,
+        keep=Keep(last=keep_last, delay_seconds=0) if keep_last else None,
         grace_seconds=grace_seconds,
+        asynchronous=asynchronous,
+        when_busy=when_busy,
     )
-    return TrackedSession(settings, run_store=store, store=checkpoints or store, clock=clock or Clock(), **others)
+    clock = clock or Clock()
+    others.setdefault("upload_threads", 1)
+    return TrackedSession(settings, run_store=store, store=checkpoints or store, clock=clock, **others)
 
 
 def admitted(store: Store, attempt: int, resume_from: CheckpointRef | None = None) -> None:

@@ -58,7 +58,8 @@ def main(steps: int, result: Path) -> None:
         say(f"starts {state['step']}")
         while state["step"] < steps:
             loss = train_step(state)
-            if session.step(state["step"], state, metrics={"loss": loss}):
+            save = session.step(state["step"], state, metrics={"loss": loss})
+            if save and save.wait():
                 say(f"saved {state['step']}")
             time.sleep(float(os.environ.get("TRAINER_PAUSE", "0")))
     result.write_text(digest_of(state))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tiphys.errors import UsageError
 
 Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
 
 _KINDS = "biufcmMSU"
 _WIDEST = {"f": 8, "c": 16}
@@ -48,6 +49,6 @@ def flat(array: Array) -> Array:
     return (array.T if array.flags.fnc else array).reshape(-1)
 
 
-def flat_bytes(array: Array) -> NDArray[np.uint8]:
+def flat_bytes(array: Array) -> Bytes:
     """The bytes of a contiguous array in their memory order, without a copy."""
     return flat(array).view(np.uint8)

@@ -3,21 +3,79 @@
 Until the manifest exists there is no checkpoint, so a process may die at any
 point before it and leave nothing but bytes that retention sweeps up. Shards are
 named by their content: a repeated save meets its own shards and never others.
+Several travel at once, each hashed by the thread that sends it.
 """
 
 import hashlib
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from tiphys.checkpoint.shards import PackedShard
+from tiphys.checkpoint.parallel import in_parallel
 from tiphys.errors import IntegrityError, ObjectExistsError, StoreError
 from tiphys.faults import failpoint
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import LineageLayout, Store, claim
 
 
+class ShardSource(Protocol):
+    """Bytes of one shard, made when they are wanted. ``suffix`` names their format."""
+
+    @property
+    def suffix(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    def data(self) -> bytes | bytearray: ...
+
+
+class Uploads:
+    """How shards travel: ``threads`` at a time, told of each that has arrived.
+
+    ``arrived`` is called with the bytes of a shard that is stored. ``cancel``
+    ends a save between two shards with `UploadCancelledError`.
+    """
+
+    def __init__(self, threads: int = 4, arrived: Callable[[int], object] | None = None) -> None:
+        self.threads = threads
+        self._arrived = arrived
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def store(
+        self, store: Store, draft: CheckpointManifest, shards: Sequence[ShardSource], rank: int = 0
+    ) -> list[Shard]:
+        """Store ``shards`` in parallel; answer them in their order."""
+        layout = LineageLayout(draft.lineage)
+
+        def send(index: int, shard: ShardSource) -> Shard:
+            if self._cancelled.is_set():
+                raise UploadCancelledError("the save was given up for a newer one")
+            data = shard.data()
+            sha256 = hashlib.sha256(data).hexdigest()
+            key = layout.shard(draft.attempt, draft.global_step, index, sha256, shard.suffix, rank=rank)
+            failpoint("checkpoint.before_shard")
+            _store_shard(store, key, data, sha256)
+            failpoint("checkpoint.after_shard")
+            if self._arrived:
+                self._arrived(len(data))
+            return Shard(key=key, size=len(data), sha256=sha256, rank=rank)
+
+        return in_parallel(send, shards, self.threads)
+
+
+class UploadCancelledError(StoreError):
+    """The save was given up before it was committed; what had arrived is swept up later."""
+
+
 def commit(
-    store: Store, draft: CheckpointManifest, shards: Iterable[PackedShard], check_fence: Callable[[], None]
+    store: Store,
+    draft: CheckpointManifest,
+    shards: Sequence[ShardSource],
+    check_fence: Callable[[], None],
+    uploads: Uploads | None = None,
 ) -> CheckpointManifest:
     """Store ``shards`` and commit ``draft`` with them; answer the manifest that stands.
 
@@ -28,47 +86,33 @@ def commit(
         StoreError: storage failed; whether the commit stands is unknown only if
             the last write got no answer.
     """
-    manifest = _store_shards(store, draft, shards)
+    before = time.perf_counter()
+    stored = (uploads or Uploads(threads=1)).store(store, draft, shards)
+    return publish(store, _complete(draft, stored, time.perf_counter() - before), check_fence)
+
+
+def publish(store: Store, manifest: CheckpointManifest, check_fence: Callable[[], None]) -> CheckpointManifest:
+    """Create the manifest of shards that are stored, which commits them; raises as `commit` does."""
     check_fence()
     failpoint("checkpoint.before_manifest")
-    key = LineageLayout(draft.lineage).manifest(draft.attempt, draft.global_step)
+    key = LineageLayout(manifest.lineage).manifest(manifest.attempt, manifest.global_step)
     held, won = claim(store, key, manifest.sealed())
     failpoint("checkpoint.after_manifest")
     if not won and held.shards != manifest.shards:
         raise StoreError(
-            f"checkpoint {draft.global_step} of attempt {draft.attempt} exists with other content, written by an "
+            f"checkpoint {manifest.global_step} of attempt {manifest.attempt} exists with other content, written by an "
             "earlier process of this attempt; it stands, and the next step can be saved"
         )
     return held
 
 
-def _store_shards(store: Store, draft: CheckpointManifest, shards: Iterable[PackedShard]) -> CheckpointManifest:
-    """``draft`` with the shards that are stored now, and the time it took."""
-    layout = LineageLayout(draft.lineage)
-    stored: list[Shard] = []
-    started, upload_seconds = time.perf_counter(), 0.0
-    for index, packed in enumerate(shards):
-        sha256 = hashlib.sha256(packed.data).hexdigest()
-        key = layout.shard(draft.attempt, draft.global_step, index, sha256, packed.suffix)
-        before = time.perf_counter()
-        failpoint("checkpoint.before_shard")
-        _store_shard(store, key, packed.data)
-        failpoint("checkpoint.after_shard")
-        upload_seconds += time.perf_counter() - before
-        stored.append(Shard(key=key, size=len(packed.data), sha256=sha256))
-    stage_seconds = time.perf_counter() - started - upload_seconds
-    return draft.model_copy(
-        update={
-            "shards": tuple(stored),
-            "stage_seconds": round(stage_seconds, 6),
-            "upload_seconds": round(upload_seconds, 6),
-        }
-    )
+def _complete(draft: CheckpointManifest, stored: Sequence[Shard], upload_seconds: float) -> CheckpointManifest:
+    return draft.model_copy(update={"shards": tuple(stored), "upload_seconds": round(upload_seconds, 6)})
 
 
-def _store_shard(store: Store, key: str, data: bytes) -> None:
+def _store_shard(store: Store, key: str, data: bytes | bytearray, sha256: str) -> None:
     try:
-        store.create(key, data)
+        store.create(key, data, sha256=sha256)
     except ObjectExistsError:
         # An earlier try of this save wrote it. Its name is its content's; trust it no further than that.
         if store.read(key) != data:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from tiphys.checkpoint.journal import tell
+from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.settings import Settings
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.environment import EX_UNAVAILABLE
@@ -45,32 +46,73 @@ class Session:
         """
         return default
 
-    def step(self, global_step: int, state: Any, metrics: Mapping[str, float] | None = None) -> CheckpointRef | None:
+    def step(
+        self,
+        global_step: int,
+        state: Any,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        epoch: int | None = None,
+        data_position: Mapping[str, int | float | str] | None = None,
+    ) -> Save | None:
         """Tell that ``global_step`` steps are complete; saves ``state`` when that is due.
 
         Call it after every optimizer step, when ``state`` holds all that the
-        next one needs. After SIGTERM it saves and ends the program with exit
-        code 75, which asks to be tried again.
+        next one needs. ``state`` may also be a function that makes it, which is
+        called only when a save is due. After SIGTERM it saves what the grace
+        period leaves time for, and ends the program with exit code 75, which
+        asks to be tried again.
 
         Returns:
-            The checkpoint if one was committed now.
+            The save that was begun now, if one was due. Training need not wait for it.
+
+        Raises:
+            FencedError: an earlier save found that another attempt took this
+                one's place; the program must stop. Leaving the session's
+                ``with`` block turns it into exit code 76.
         """
         return None
 
-    def save(self, global_step: int, state: Any, metrics: Mapping[str, float] | None = None) -> CheckpointRef | None:
-        """Save ``state`` now.
+    def save(
+        self,
+        global_step: int,
+        state: Any,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        epoch: int | None = None,
+        data_position: Mapping[str, int | float | str] | None = None,
+    ) -> Save | None:
+        """Save ``state`` now; returns as soon as it is copied.
 
+        What happens to ``state`` afterwards does not change what is saved.
         Storage that fails does not stop the training: the failure is told,
         counted in `failed_saves`, and the next save is tried when it is due.
 
+        Args:
+            global_step: Steps that are complete.
+            state: What the next step needs, or a function that makes it.
+            metrics: Numbers that describe this state, such as its loss.
+            epoch: Passes over the data that are complete.
+            data_position: Where in the data the next step goes on, in your own words.
+
         Returns:
-            The checkpoint once it is committed, None if it could not be saved.
+            The save, to `Save.wait` for where it matters; None outside of Tiphys.
 
         Raises:
             UsageError: ``state`` holds what cannot be saved exactly, or
                 ``global_step`` is lower than that of an earlier save.
-            FencedError: another attempt took this one's place; the program must
-                stop. Leaving the session's ``with`` block turns it into exit code 76.
+            FencedError: as in `step`.
+        """
+        return None
+
+    def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
+        """Wait until no save is under way; leaving the ``with`` block does so, too.
+
+        Returns:
+            The newest checkpoint that this attempt committed.
+
+        Raises:
+            FencedError: as in `step`.
         """
         return None
 
@@ -87,6 +129,11 @@ class Session:
     @property
     def failed_saves(self) -> int:
         """How many saves storage has refused so far."""
+        return 0
+
+    @property
+    def skipped_saves(self) -> int:
+        """How often a save was due while another was under way, and was put off to the next step."""
         return 0
 
     def __enter__(self) -> Self:

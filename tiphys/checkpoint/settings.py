@@ -7,15 +7,20 @@ written, so everything is checked when the session opens.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
+from tiphys.protocol.keep import DELETE_AFTER_SECONDS, Keep, parse_best, parse_every
 from tiphys.records import CheckpointRef, check_run, check_step
 
 Unit = Literal["seconds", "steps"]
+WhenBusy = Literal["skip", "wait", "queue"]
+WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 
 _AMOUNT = r"(\d+(?:\.\d+)?(?:e\+?\d+)?)"
+ChoiceT = TypeVar("ChoiceT", bound=str)
+
 _EVERY = re.compile(rf"{_AMOUNT}\s*(s|m|h|steps?)")
 _AUTO = re.compile(rf"auto(?::{_AMOUNT}(s|m|h)\.\.{_AMOUNT}(s|m|h))?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -67,10 +72,15 @@ class Settings:
     resume_from: CheckpointRef | None = None
     """What this attempt was told to start from."""
     save_every: Every = Every(600.0, "seconds")
-    keep_last: int | None = None
-    """How many checkpoints retention leaves; None keeps all."""
+    keep: Keep | None = None
+    """Which checkpoints retention leaves; None keeps all."""
     grace_seconds: float | None = None
     """Time between SIGTERM and SIGKILL; None when nobody said."""
+    asynchronous: bool = True
+    """Whether saves go on behind the training, which takes memory for a copy of the state."""
+    when_busy: WhenBusy = "skip"
+    """What a save does that is due while another is under way: ``skip`` puts it off to the next step, ``wait`` has
+    the training wait, ``queue`` takes memory for one more copy."""
 
     @property
     def has_volume(self) -> bool:
@@ -99,8 +109,10 @@ class Settings:
             checkpoint_store=environ.get(environment.CHECKPOINT_STORE) or store,
             resume_from=_reference(lineage, environ.get(environment.RESUME_FROM, "")),
             save_every=_every(environ.get(environment.SAVE_EVERY) or _DEFAULT_EVERY),
-            keep_last=_keep_last(environ.get(environment.KEEP_LAST, "")),
+            keep=_keep(environ),
             grace_seconds=_seconds(environment.GRACE_SECONDS, environ.get(environment.GRACE_SECONDS)),
+            asynchronous=_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
+            when_busy=_choice(environ, environment.WHEN_BUSY, WHEN_BUSY),
         )
 
 
@@ -122,14 +134,32 @@ def _required(environ: Mapping[str, str], variable: str) -> str:
     )
 
 
+def _choice(environ: Mapping[str, str], variable: str, choices: tuple[ChoiceT, ...]) -> ChoiceT:
+    """The value of ``variable``, which is one of ``choices``; the first where it is not set."""
+    text = environ.get(variable) or choices[0]
+    for choice in choices:
+        if text == choice:
+            return choice
+    raise UsageError(f"{variable}={text!r} is not valid: write {', '.join(choices[:-1])} or {choices[-1]}")
+
+
 def _positive(variable: str, text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
     raise UsageError(f"{variable}={text!r} is not a whole number above 0")
 
 
-def _keep_last(text: str) -> int | None:
-    return None if text in ("", "all") else _positive(environment.KEEP_LAST, text)
+def _keep(environ: Mapping[str, str]) -> Keep | None:
+    last = environ.get(environment.KEEP_LAST, "")
+    every, best = environ.get(environment.KEEP_EVERY), environ.get(environment.KEEP_BEST)
+    delay = _seconds(environment.DELETE_AFTER_SECONDS, environ.get(environment.DELETE_AFTER_SECONDS))
+    keep = Keep(
+        last=1 if last in ("", "all") else _positive(environment.KEEP_LAST, last),
+        every_steps=parse_every(every, f"{environment.KEEP_EVERY}=") if every else None,
+        best=parse_best(best, f"{environment.KEEP_BEST}=") if best else None,
+        delay_seconds=DELETE_AFTER_SECONDS if delay is None else delay,
+    )
+    return None if last in ("", "all") else keep
 
 
 def _seconds(variable: str, text: str | None) -> float | None:

@@ -38,6 +38,11 @@ class Flat(NamedTuple):
     tree: Node
     arrays: list[NamedArray]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(named.array.nbytes for named in self.arrays)
+
     def document(self) -> bytes:
         """The JSON form of everything but the numbers in the arrays."""
         arrays = [describe(named.array) for named in self.arrays]

@@ -13,6 +13,24 @@ SAVE_EVERY = "TIPHYS_SAVE_EVERY"
 KEEP_LAST = "TIPHYS_KEEP_LAST"
 """How many checkpoints to keep: a number, or ``all``."""
 
+KEEP_EVERY = "TIPHYS_KEEP_EVERY"
+"""Anchors that stay for ever: ``1000 steps``; absent for none."""
+
+KEEP_BEST = "TIPHYS_KEEP_BEST"
+"""Best checkpoints that stay: ``loss:min:2``; absent for none."""
+
+DELETE_AFTER_SECONDS = "TIPHYS_DELETE_AFTER_SECONDS"
+"""How long a checkpoint that nothing keeps stays; absent for ten minutes."""
+
+ASYNCHRONOUS = "TIPHYS_ASYNCHRONOUS"
+"""Whether saves go on behind the training: ``true``, or ``false`` where memory has no room for a copy of the state."""
+
+WHEN_BUSY = "TIPHYS_WHEN_BUSY"
+"""What a save does that is due while another is under way: ``skip``, ``wait`` or ``queue``."""
+
+METRICS = "TIPHYS_METRICS"
+"""Where the metrics of the training loop can be seen: ``port:9464`` or ``textfile:/folder``; absent for none."""
+
 GRACE_SECONDS = "TIPHYS_GRACE_SECONDS"
 """Whole seconds between SIGTERM and SIGKILL."""
 

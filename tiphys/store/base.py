@@ -31,8 +31,8 @@ class Store(Protocol):
     def url(self) -> str:
         """What `open_store` needs to open it again; never holds a secret."""
 
-    def create(self, key: str, data: bytes) -> None:
-        """Write an object durably if no object has this key.
+    def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
+        """Write an object durably if no object has this key. ``sha256`` is that of ``data``, if it is known.
 
         Raises:
             ObjectExistsError: one has; nothing was changed. After a lost reply

@@ -54,7 +54,13 @@ class DirectoryStore:
     def url(self) -> str:
         return self._root.as_uri()
 
-    def create(self, key: str, data: bytes) -> None:
+    def create(
+        self,
+        key: str,
+        data: bytes | bytearray,
+        *,
+        sha256: str | None = None,  # noqa: ARG002  a file system asks for none
+    ) -> None:
         self._create(key, len(data), lambda stream: stream.write(data))
 
     def create_from_file(self, key: str, path: Path) -> None:

@@ -1,7 +1,8 @@
 """Where each record lies. No other module builds a key.
 
-Numbers are padded, so that listings come in their order; in ``manifests/`` and
-``quarantine/`` they count down, so that the newest checkpoint lists first.
+Numbers are padded, so that listings come in their order; in ``manifests/``,
+``quarantine/``, ``pins/`` and ``expired/`` they count down, so that the newest
+checkpoint lists first.
 """
 
 import re
@@ -9,9 +10,13 @@ from dataclasses import dataclass
 
 from tiphys.records import CheckpointRef, check_run, check_step
 
+PIN_NAME = r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"
+
 _ATTEMPT_TOP = 10**9 - 1
 _STEP_TOP = 10**15 - 1
 _CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
+_PIN = re.compile(r"(\d{9})-(\d{15})/(" + PIN_NAME + r")\.json")
+_EXPIRED = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
 _SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
 _DONE = re.compile(r"(\d{9})-([0-9a-f]{64})")
 
@@ -137,9 +142,10 @@ class LineageLayout:
     def shards(self, attempt: int, global_step: int) -> str:
         return f"{self.all_shards}{_number(attempt)}-{global_step:015d}/"
 
-    def shard(self, attempt: int, global_step: int, index: int, sha256: str, suffix: str) -> str:
+    def shard(self, attempt: int, global_step: int, index: int, sha256: str, suffix: str, *, rank: int = 0) -> str:
         """Named by its content, so that a repeated save meets its own shards and never others."""
-        return f"{self.shards(attempt, global_step)}{index:05d}-{sha256[:16]}.{suffix}"
+        writer = f"r{rank:05d}-" if rank else ""
+        return f"{self.shards(attempt, global_step)}{writer}{index:05d}-{sha256[:16]}.{suffix}"
 
     def parse_shard(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a key below ``shards/`` belongs to; None for any other key."""
@@ -153,15 +159,50 @@ class LineageLayout:
     def quarantined(self, attempt: int, global_step: int) -> str:
         return f"{self.quarantine}{_countdown(attempt, global_step)}.json"
 
+    @property
+    def all_pins(self) -> str:
+        return f"{self.prefix}pins/"
+
+    def pins(self, attempt: int, global_step: int) -> str:
+        return f"{self.all_pins}{_countdown(attempt, global_step)}/"
+
+    def pin(self, attempt: int, global_step: int, name: str) -> str:
+        return f"{self.pins(attempt, global_step)}{name}.json"
+
+    def parse_pin(self, key: str) -> tuple[CheckpointRef, str] | None:
+        """(checkpoint, name) of a key below ``pins/``; None for any other key."""
+        match = _PIN.fullmatch(key.removeprefix(self.all_pins))
+        return (self._counted_down(match[1], match[2]), match[3]) if match else None
+
+    @property
+    def expired(self) -> str:
+        return f"{self.prefix}expired/"
+
+    def expiry(self, attempt: int, global_step: int) -> str:
+        """Mark: no rule keeps this checkpoint any more."""
+        return f"{self.expired}{_countdown(attempt, global_step)}.json"
+
+    def expiries(self, attempt: int, global_step: int) -> str:
+        """Prefix of the mark of a checkpoint and of all announcements that it is being deleted."""
+        return f"{self.expired}{_countdown(attempt, global_step)}."
+
+    def deletion(self, attempt: int, global_step: int, nonce: str) -> str:
+        """Announcement of one who deletes it now; each has a key of his own, and takes only that one back."""
+        return f"{self.expiries(attempt, global_step)}{nonce}.json"
+
+    def parse_expired(self, key: str) -> tuple[CheckpointRef, str] | None:
+        """(checkpoint, nonce of the announcement or "" for the mark) of a key below ``expired/``; None otherwise."""
+        match = _EXPIRED.fullmatch(key.removeprefix(self.expired))
+        return (self._counted_down(match[1], match[2]), match[3] or "") if match else None
+
     def parse_checkpoint(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a manifest or quarantine key names; None for any other key."""
         match = _CHECKPOINT.fullmatch(key.rpartition("/")[2])
-        if not match:
-            return None
+        return self._counted_down(match[1], match[2]) if match else None
+
+    def _counted_down(self, attempt: str, global_step: str) -> CheckpointRef:
         return CheckpointRef(
-            lineage=self.lineage,
-            attempt=_ATTEMPT_TOP - int(match[1]),
-            global_step=_STEP_TOP - int(match[2]),
+            lineage=self.lineage, attempt=_ATTEMPT_TOP - int(attempt), global_step=_STEP_TOP - int(global_step)
         )
 
 

@@ -17,12 +17,12 @@ from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadErro
 
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.store.base import ObjectInfo, check_key
+from tiphys.store.s3_client import make_client
 from tiphys.store.s3_errors import code_of, explained
 from tiphys.store.s3_upload import Upload
 from tiphys.store.source import Source, bytes_source, file_source
 
 if TYPE_CHECKING:
-    from types_boto3_s3 import S3Client
     from types_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 # The rule of botocore. Each server has a stricter one of its own, and says so itself.
@@ -63,7 +63,7 @@ class S3Store:
         self._page_size = page_size
         self._sleep = sleep
         with explained(self.url, "open it", "AWS"):
-            self.client = _client()
+            self.client = make_client()
 
     def varied(self, *, upload: Upload | None = None, page_size: int | None = None) -> "S3Store":
         """The same store through the same client, with other sizes."""
@@ -91,8 +91,8 @@ class S3Store:
                     "check the name and AWS_ENDPOINT_URL_S3, or create it"
                 ) from None
 
-    def create(self, key: str, data: bytes) -> None:
-        self._create(key, bytes_source(data))
+    def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
+        self._create(key, bytes_source(data, sha256))
 
     def create_from_file(self, key: str, path: Path) -> None:
         with file_source(path) as source:
@@ -192,30 +192,3 @@ def _check_bucket_name(bucket: str) -> str:
             "use a general purpose bucket"
         )
     return bucket
-
-
-def _client() -> "S3Client":
-    """A client of its own session, since making clients from the shared one is not thread-safe."""
-    # Imported here, because loading them takes longer than all that a folder needs.
-    from boto3.session import Session
-    from botocore.config import Config
-
-    config = Config(
-        # A dead address shows at once; the third retry may find another one.
-        connect_timeout=5,
-        # Of one wait for bytes, not of a whole part or object.
-        read_timeout=30,
-        # Standard mode also retries a write whose reply was lost: see `tiphys.store.claims`.
-        retries={"mode": "standard", "total_max_attempts": 5},
-        # Several shards at a time, each with several parts.
-        max_pool_connections=32,
-        # Idle connections survive NAT gateways between two saves.
-        tcp_keepalive=True,
-        # Uploads carry a SHA-256 of ours in a header; the default would add a trailer that many servers refuse.
-        request_checksum_calculation="when_required",
-        # Downloads are compared with the checksum that was stored.
-        response_checksum_validation="when_supported",
-        user_agent_extra="tiphys",
-    )
-    client: S3Client = Session().client("s3", config=config)
-    return client

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -39,7 +39,7 @@ class Upload:
     def create(self, client: "S3Client", bucket: str, key: str, source: Source) -> None:
         """Create the object; lets botocore's errors through."""
         if source.size < self.multipart_bytes:
-            _put(client, bucket, key, source.read(0, source.size))
+            _put(client, bucket, key, source.read(0, source.size), source.sha256)
         else:
             self._create_multipart(client, bucket, key, source)
 
@@ -69,7 +69,7 @@ class Upload:
             data = source.read(offset, min(size, source.size - offset))
             sha256 = _sha256(data)
             sent = client.upload_part(
-                Bucket=bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=data, ChecksumSHA256=sha256
+                Bucket=bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=_body(data), ChecksumSHA256=sha256
             )
             return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": sha256}
 
@@ -80,9 +80,10 @@ class Upload:
             pool.shutdown(cancel_futures=True)
 
 
-def _put(client: "S3Client", bucket: str, key: str, data: bytes) -> None:
+def _put(client: "S3Client", bucket: str, key: str, data: bytes | bytearray, sha256: str | None) -> None:
     failpoint("store.before_publish")
-    client.put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*", ChecksumSHA256=_sha256(data))
+    checksum = base64.b64encode(bytes.fromhex(sha256)).decode() if sha256 else _sha256(data)
+    client.put_object(Bucket=bucket, Key=key, Body=_body(data), IfNoneMatch="*", ChecksumSHA256=checksum)
     failpoint("store.after_publish")
 
 
@@ -110,5 +111,10 @@ def _exists(client: "S3Client", bucket: str, key: str) -> bool:
     return True
 
 
-def _sha256(data: bytes) -> str:
+def _body(data: bytes | bytearray) -> bytes:
+    """``data`` itself: botocore sends a bytearray without a copy, which its types do not say."""
+    return cast("bytes", data)
+
+
+def _sha256(data: bytes | bytearray) -> str:
     return base64.b64encode(hashlib.sha256(data).digest()).decode()

@@ -13,13 +13,18 @@ class Source(NamedTuple):
     """Bytes to upload; ``read(offset, size)`` may be called from several threads."""
 
     size: int
-    read: Callable[[int, int], bytes]
+    read: Callable[[int, int], bytes | bytearray]
+    sha256: str | None = None
+    """Of all of it, in hexadecimal, where somebody has computed it already."""
 
 
-def bytes_source(data: bytes) -> Source:
-    """Bytes in memory, as something to upload."""
-    view = memoryview(data)
-    return Source(len(data), lambda offset, size: bytes(view[offset : offset + size]))
+def bytes_source(data: bytes | bytearray, sha256: str | None = None) -> Source:
+    """Bytes in memory, as something to upload; the whole of them is not copied."""
+
+    def read(offset: int, size: int) -> bytes | bytearray:
+        return data if size == len(data) else bytes(memoryview(data)[offset : offset + size])
+
+    return Source(len(data), read, sha256)
 
 
 @contextlib.contextmanager

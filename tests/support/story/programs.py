@@ -46,7 +46,8 @@ def train(steps: str, pause: str, fate: str = "") -> None:
         while state["step"] < int(steps):
             state["step"] += 1
             state["value"] = advance(state["value"], state["step"])
-            if (saved := session.step(state["step"], state, metrics={"loss": 1 / state["step"]})) is not None:
+            save = session.step(state["step"], state, metrics={"loss": 1 / state["step"]})
+            if save and (saved := save.wait()):
                 say(f"saved {saved}")
             if what and state["step"] == int(when):
                 meet(what)

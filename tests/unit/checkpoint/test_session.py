@@ -73,7 +73,7 @@ def test_inside_tiphys_the_environment_is_enough(tmp_path):
     admitted(DirectoryStore(tmp_path / "runs"), 1)
     with checkpoint.session(environ=environ) as session:
         session.restore(default=state_at(0))
-        assert session.step(1, state_at(1)) == ref(1, 1)
+        assert session.step(1, state_at(1)).wait() == ref(1, 1)
     with checkpoint.session(environ=environ) as session:
         assert session.restore()["step"] == 1
     assert (tmp_path / "volume" / "lineages").is_dir()
@@ -254,8 +254,8 @@ def test_saves_are_due_by_time(store):
 
 def test_a_save_that_was_asked_for_resets_what_is_due(store):
     with open_session(store, every=Every(10, "steps")) as session:
-        assert session.save(9, state_at(9)) == ref(1, 9)
-        assert session.step(10, state_at(10)) == ref(1, 10)
+        assert session.save(9, state_at(9)).wait() == ref(1, 9)
+        assert session.step(10, state_at(10)).wait() == ref(1, 10)
     assert [read_manifest(store, r).reason for r in commits_of(store, LINEAGE)] == ["due", "asked"]
 
 
@@ -274,23 +274,23 @@ def test_a_manifest_tells_where_its_checkpoint_came_from(store):
 
 def test_saving_the_same_step_again_changes_nothing(store):
     with open_session(store) as session:
-        first = session.save(5, state_at(5))
+        first = session.save(5, state_at(5)).wait()
         before = dict(store.objects)
-        assert session.save(5, state_at(6)) == first
+        assert session.save(5, state_at(6)).wait() == first
     assert store.objects == before
 
 
 def test_a_restarted_process_of_the_same_attempt_meets_its_own_commit(store):
     train(store, 1)
     before = dict(store.objects)
-    assert open_session(store).save(1, state_at(1)) == ref(1, 1)
+    assert open_session(store).save(1, state_at(1)).wait() == ref(1, 1)
     assert store.objects == before
 
 
 def test_other_content_for_a_committed_step_does_not_replace_it(store):
     train(store, 1)
     session = open_session(store)
-    assert session.save(1, state_at(7)) is None
+    assert session.save(1, state_at(7)).wait() is None
     assert session.failed_saves == 1
     assert open_session(store).restore()["step"] == 1
 
@@ -310,12 +310,12 @@ def test_metrics_that_are_no_numbers_are_refused(store):
 def test_a_full_disk_does_not_stop_the_training(store, capsys):
     store.refuses = lambda operation, key: operation == "create" and "shards/" in key
     with open_session(store, every=Every(10, "steps")) as session:
-        assert session.step(10, state_at(10)) is None
+        assert session.step(10, state_at(10)).wait() is None
         assert session.step(11, state_at(11)) is None
         assert session.failed_saves == 1
         assert session.last_committed is None
         store.refuses = lambda operation, key: False
-        assert session.step(20, state_at(20)) == ref(1, 20)
+        assert session.step(20, state_at(20)).wait() == ref(1, 20)
     ((name, message),) = events(store)
     assert name == "checkpoint.save_failed"
     assert "step 10 could not be saved" in message
@@ -326,9 +326,9 @@ def test_a_full_disk_does_not_stop_the_training(store, capsys):
 def test_a_manifest_that_cannot_be_written_commits_nothing_and_the_next_save_does(store):
     store.refuses = lambda operation, key: operation == "create" and "manifests/" in key
     with open_session(store) as session:
-        assert session.step(1, state_at(1)) is None
+        assert session.step(1, state_at(1)).wait() is None
         store.refuses = lambda operation, key: False
-        assert session.step(2, state_at(2)) == ref(1, 2)
+        assert session.step(2, state_at(2)).wait() == ref(1, 2)
     assert commits_of(store, LINEAGE) == [ref(1, 2)]
 
 
@@ -355,7 +355,7 @@ def test_shards_with_foreign_bytes_under_our_name_are_not_trusted(store):
     del store.objects[LAYOUT.manifest(1, 1)]
     flip(store, key)
     session = open_session(store)
-    assert session.save(1, state_at(1)) is None
+    assert session.save(1, state_at(1)).wait() is None
     assert commits_of(store, LINEAGE) == []
 
 
@@ -389,7 +389,7 @@ def test_ends_and_claims_of_older_attempts_do_not_fence(store):
     write_end(store, end_of(1))
     write_claim(store, claim_of(2))
     store.create("runs/digits-1/attempts/fit/notes.txt", b"")
-    assert open_session(store, 2).save(1, state_at(1)) == ref(2, 1)
+    assert open_session(store, 2).save(1, state_at(1)).wait() == ref(2, 1)
 
 
 def test_what_the_claim_says_outweighs_a_late_commit(store):

@@ -117,7 +117,7 @@ def test_a_note_that_could_not_be_stored_is_left_at_the_next_save(runs, volume, 
     write_claim(runs, claim_of(1))
     session = open_session(runs, checkpoints=volume)
     runs.refuses = lambda operation, key: operation == "create"
-    assert session.save(1, state_at(1)) == ref(1, 1)
+    assert session.save(1, state_at(1)).wait() == ref(1, 1)
     assert PROGRESS not in runs.objects
     assert "the next save notes again" in capsys.readouterr().err
     runs.refuses = lambda operation, key: False

@@ -1,0 +1,207 @@
+"""Saves that go on behind the training: copied at once, hashed, uploaded and committed by a thread of their own.
+
+One save is under way at a time, so that commits keep the order of their steps.
+A save that fails is tried again from its copy, and then counted and told; what
+must stop the training, that another attempt has taken its place, waits for the
+training to come by.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from tiphys.checkpoint.commit import ShardSource, UploadCancelledError, Uploads
+from tiphys.checkpoint.save import Save
+from tiphys.checkpoint.shards import ShardPlan
+from tiphys.checkpoint.staging import Staging
+from tiphys.errors import IntegrityError, StoreError
+from tiphys.records import CheckpointManifest
+
+_PAUSES_SECONDS = (5.0, 20.0)
+"""Between tries of a save, each of which has already tried every request several times."""
+
+
+class _Job:
+    def __init__(self, save: Save, draft: CheckpointManifest, shards: Sequence[ShardSource], staging: Staging | None):
+        self.save = save
+        self.draft = draft
+        self.shards = shards
+        self.staging = staging
+        self.left_bytes = sum(shard.size_bytes for shard in shards)
+
+
+Commit = Callable[[CheckpointManifest, Sequence[ShardSource], Uploads], CheckpointManifest]
+
+
+class Saver:
+    """The saves of one session.
+
+    Args:
+        commit: Stores shards and commits them, as `tiphys.checkpoint.commit.commit` does.
+        committed: Told of each commit, on the thread that made it.
+        failed: Told of each save that failed for good: its step and why.
+        asynchronous: Whether saves go on behind the training. Otherwise nothing
+            is copied, and the training waits.
+        copies: Copies of the state that may exist; the second waits while the first is under way.
+        threads: Shards that travel at once.
+    """
+
+    def __init__(
+        self,
+        commit: Commit,
+        committed: Callable[[CheckpointManifest], None],
+        failed: Callable[[int, Exception], None],
+        *,
+        asynchronous: bool = True,
+        copies: int = 1,
+        threads: int = 4,
+        pauses_seconds: Sequence[float] = _PAUSES_SECONDS,
+    ) -> None:
+        self._commit = commit
+        self._committed = committed
+        self._failed = failed
+        self.asynchronous = asynchronous
+        self._free = [Staging() for _ in range(copies)]
+        self._threads = threads
+        self._pauses = pauses_seconds if asynchronous else ()
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending: list[_Job] = []
+        self._running: Uploads | None = None
+        self._given_up = threading.Event()
+        self._error: Exception | None = None
+        self._worker: threading.Thread | None = None
+        self.bytes_per_second: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save would have to wait for one that is under way."""
+        return self.asynchronous and not self._free
+
+    @property
+    def running_bytes(self) -> int:
+        """What saves under way have still to send."""
+        with self._changed:
+            return sum(job.left_bytes for job in self._pending)
+
+    def warm(self, plans: Sequence[ShardPlan]) -> None:
+        """Make room for such a state ahead of its first save."""
+        if self.asynchronous:
+            self._free[0].warm(plans)
+
+    def start(self, draft: CheckpointManifest, plans: Sequence[ShardPlan], *, copy: bool = True) -> Save:
+        """Begin a save; returns once the state is copied, or was committed if this is not asynchronous.
+
+        Waits while the saves under way hold every copy. ``copy=False`` promises
+        that the state will not change until the save is over.
+        """
+        save = Save(draft.global_step)
+        if not self.asynchronous:
+            self._carry_out(_Job(save, draft, plans, None))
+            self.check()
+            return save
+        if not copy:
+            return self._enqueue(_Job(save, draft, plans, None))
+        with self._changed:
+            self._changed.wait_for(lambda: self._free)
+            staging = self._free.pop()
+        before = time.perf_counter()
+        try:
+            staged = staging.stage(plans)
+        except MemoryError:
+            self._give_back(staging)
+            raise
+        draft = draft.model_copy(update={"stage_seconds": round(time.perf_counter() - before, 6)})
+        return self._enqueue(_Job(save, draft, staged, staging))
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until no save is under way; whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, timeout_seconds)
+
+    def cancel(self) -> None:
+        """Give up the saves under way: they end before their next shard, and none is tried again."""
+        self._given_up.set()
+        with self._changed:
+            if self._running:
+                self._running.cancel()
+
+    def resume(self) -> None:
+        """Take up work again after `cancel`."""
+        self._given_up.clear()
+
+    def check(self) -> None:
+        """Raise what a save has met that must stop the training, such as `FencedError`."""
+        if self._error:
+            raise self._error
+
+    def _enqueue(self, job: _Job) -> Save:
+        if self._worker is None:
+            # A daemon, so that a program which must be gone need not wait for storage; `wait` is how to wait.
+            self._worker = threading.Thread(target=self._work, name="tiphys-save", daemon=True)
+            self._worker.start()
+        with self._changed:
+            self._pending.append(job)
+        self._jobs.put(job)
+        return job.save
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                self._carry_out(job)
+            finally:
+                with self._changed:
+                    self._pending.remove(job)
+                if job.staging:
+                    self._give_back(job.staging)
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _give_back(self, staging: Staging) -> None:
+        with self._changed:
+            self._free.append(staging)
+            self._changed.notify_all()
+
+    def _carry_out(self, job: _Job) -> None:
+        try:
+            manifest = self._try(job)
+        except UploadCancelledError:
+            job.save.end(None)
+        except (StoreError, IntegrityError) as error:
+            self._failed(job.draft.global_step, error)
+            job.save.end(None)
+        except Exception as error:  # noqa: BLE001  the worker goes on; the training raises it: fenced, or a bug
+            self._error = error
+            job.save.end(None)
+        else:
+            self._measure(manifest)
+            self._committed(manifest)
+            job.save.end(manifest.ref)
+
+    def _try(self, job: _Job) -> CheckpointManifest:
+        pauses = iter(self._pauses)
+        while True:
+            job.left_bytes = sum(shard.size_bytes for shard in job.shards)
+            uploads = Uploads(self._threads, lambda size: self._arrived(job, size))
+            with self._changed:
+                self._running = uploads
+            if self._given_up.is_set():
+                uploads.cancel()
+            try:
+                return self._commit(job.draft, job.shards, uploads)
+            except UploadCancelledError:
+                raise
+            except StoreError:
+                pause = next(pauses, None)
+                if pause is None or self._given_up.wait(pause):
+                    raise
+
+    def _arrived(self, job: _Job, size_bytes: int) -> None:
+        with self._changed:
+            job.left_bytes -= size_bytes
+
+    def _measure(self, manifest: CheckpointManifest) -> None:
+        if manifest.upload_seconds > 0:
+            self.bytes_per_second = manifest.size_bytes / manifest.upload_seconds
