@@ -1,9 +1,9 @@
 """What Argo's own commands do to a training with GPUs: what is on record and said, and that the GPUs come back.
 
-| command | finalize runs | what goes on with the run |
+| command | finalize runs | what goes on with the run, and where it is said |
 |---|---|---|
-| `argo stop` | yes: sealed as Failed | `tiphys resume` |
-| `argo terminate`, `kubectl delete workflow` | no | `tiphys resume` |
+| `argo stop` | yes: sealed as Failed | `tiphys resume`: Event |
+| `argo terminate`, `kubectl delete workflow` | no | `tiphys resume`: Event |
 | `argo retry` | | the verdict stands, and names `tiphys resume` |
 | `argo resubmit` | | a new run |
 """
@@ -48,6 +48,7 @@ def test_stop_lets_the_program_save_and_seals_the_run(world_in_each_mode: World)
     [submission] = submissions(world.store, workflow.run)
     assert submission.end is not None
     assert submission.end.status == "Failed"
+    assert f"go on with `tiphys resume {workflow.run} " in workflow.told("WorkflowStopped")
     check_gpus_are_free(world)
 
 
@@ -59,8 +60,10 @@ def test_a_workflow_that_is_cut_off_gives_its_gpus_back(world_in_each_mode: Worl
     if how == "terminate":
         world.argo("terminate", workflow.name)
         workflow.wait("Failed")
+        assert f"go on with `tiphys resume {run} " in workflow.told("WorkflowStopped")
     else:
         world.api.delete(WORKFLOWS, world.settings.namespace, workflow.name)
+        assert f"go on with `tiphys resume {run} " in workflow.told("WorkflowDeleted")
     check_gpus_are_free(world)
     [submission] = submissions(world.store, run)
     assert submission.end is None

@@ -1,7 +1,9 @@
 """The Workflow is gone, and `tiphys resume` goes on from storage: the next one runs only what is missing."""
 
 import sys
+from collections.abc import Callable
 
+import pytest
 from support.story.pipelines import expected_version, pair, story
 from support.story.scenarios import check_starts, ended, model, version
 
@@ -46,11 +48,27 @@ def test_a_deleted_workflow_is_resumed_with_what_is_missing(world_in_each_mode: 
     check_starts(world.store, run)
 
 
-def test_what_is_behind_a_step_that_always_runs_is_taken_over(world: World) -> None:
+def stop(world: World, workflow: Workflow) -> None:
+    world.argo("stop", workflow.name)
+
+
+def terminate(world: World, workflow: Workflow) -> None:
+    world.argo("terminate", workflow.name)
+
+
+def be_over_its_time(world: World, workflow: Workflow) -> None:
+    """The whole Workflow has a deadline, and it has passed."""
+    world.api.patch(WORKFLOWS, world.settings.namespace, workflow.name, {"spec": {"activeDeadlineSeconds": 1}})
+
+
+@pytest.mark.parametrize("end", [stop, terminate, be_over_its_time])
+def test_what_is_behind_a_step_that_always_runs_is_taken_over(
+    world: World, end: Callable[[World, Workflow], None]
+) -> None:
     """validate looks at the outside world, so it is asked again; preprocess stands while the answer stays the same."""
     first = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
     first.trains()
-    world.argo("terminate", first.name)
+    end(world, first)
     first.wait("Failed")
     second = resume(world, first.run)
     second.wait()
@@ -58,6 +76,7 @@ def test_what_is_behind_a_step_that_always_runs_is_taken_over(world: World) -> N
     assert len(second.attempts("preprocess")) == 1
     assert second.phases("preprocess-run") == ["Skipped"]
     assert version(world.store, first.run) == expected_version(STEPS)
+    check_starts(world.store, first.run)
 
 
 def test_a_failed_step_is_run_again_by_resume(world: World) -> None:

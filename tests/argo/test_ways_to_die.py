@@ -8,11 +8,12 @@
 | `kubectl delete pod --grace-period=0 --force` | preemption or infrastructure | resumed from what was saved |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from support.story.pipelines import expected_version, story
-from support.story.scenarios import FATES, Fate, check_starts, ended, version
+from support.story.scenarios import FATES, Fate, check_starts, ended, only, version
 
 from tiphys.kube.resources import PODS
 from tiphys.records import Cause, Outcome
@@ -37,9 +38,11 @@ def delete_by_force(world: World, pod: str) -> None:
     world.api.delete(PODS, world.settings.namespace, pod, grace=0)
 
 
-def disturbed(world: World, disturb: Callable[[World, str], None]) -> Workflow:
+def disturbed(
+    world: World, disturb: Callable[[World, str], None], training: Mapping[str, Any] | None = None
+) -> Workflow:
     """The story, whose first training pod is taken away once it has saved something."""
-    workflow = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
+    workflow = world.submit(story(world.place, steps=STEPS, pause=0.5, training=training).compile())
     disturb(world, workflow.trains())
     workflow.wait()
     assert version(world.store, workflow.run) == expected_version(STEPS)
@@ -52,7 +55,7 @@ def disturbed(world: World, disturb: Callable[[World, str], None]) -> Workflow:
 def test_a_pod_that_is_asked_to_go_saves_first(
     world_in_each_mode: World, disturb: Callable[[World, str], None]
 ) -> None:
-    workflow = disturbed(world_in_each_mode, disturb)
+    workflow = disturbed(world_in_each_mode, disturb, {"retries": only(Cause.PREEMPTION)})
     first = ended(workflow.attempts("train")[0])
     assert (first.outcome, first.cause, first.exit_code) == (Outcome.FAILED, Cause.PREEMPTION, 75)
     start = workflow.attempts("train")[1].claim.starts_from

@@ -15,7 +15,7 @@ from support.story.pipelines import Place
 
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.resources import PODS, WORKFLOWS, Resource
+from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS, Resource
 from tiphys.lineage.choose import commits_of
 from tiphys.protocol.pipeline import Manifest
 from tiphys.records import CheckpointRef
@@ -193,6 +193,17 @@ class Workflow:
         wanted = [f"workflows.argoproj.io/workflow={self.name}"]
         wanted += [f"tiphys.dev/{label}={value}" for label, value in labels.items()]
         return self.world.api.list(PODS, self.world.settings.namespace, labels=",".join(wanted)).items
+
+    def events(self, reason: str) -> list[str]:
+        """What the Events beside this Workflow say, those with this reason."""
+        fields = f"involvedObject.uid={self.uid},reason={reason}"
+        return [
+            one["message"] for one in self.world.api.list(EVENTS, self.world.settings.namespace, fields=fields).items
+        ]
+
+    def told(self, reason: str) -> str:
+        """Wait for an Event with this reason; what it says."""
+        return self.wait_for(f"an Event says {reason}", lambda: self.events(reason))[0]
 
     @property
     def run(self) -> str:

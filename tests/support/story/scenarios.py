@@ -43,9 +43,11 @@ class Fate:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What `story` takes."""
+        """What `story` takes. Where the training goes on, no budget but that of its cause allows it to."""
         met = f"{self.fate}@{MET_AT}" if self.fate else ""
-        return {"steps": STEPS, "fate": met, "training": self.training, "train_options": self.train_options}
+        budgets = {"retries": only(self.cause)} if self.cause is not None and self.goes_on else {}
+        training = {**self.training, **budgets}
+        return {"steps": STEPS, "fate": met, "training": training, "train_options": self.train_options}
 
     def check(self, store: Store, run: str) -> None:
         """Hold the records of a finished run against this row."""
@@ -59,6 +61,12 @@ class Fate:
             assert ended(attempts[-1]).outcome is Outcome.DONE
             assert version(store, run) == expected_version(STEPS)
         check_starts(store, run)
+
+
+def only(cause: Cause) -> Retries:
+    """Budgets that allow one attempt to end by ``cause``, and none by anything else."""
+    nothing: dict[str, Any] = {one.value: 0 for one in Cause}
+    return Retries(**{**nothing, cause.value: 1}, backoff="1s")
 
 
 def ended(attempt: Attempt) -> AttemptEnd:
@@ -105,7 +113,7 @@ FATES = (
         "too long, with a budget",
         fate="wait",
         cause=Cause.DEADLINE,
-        training={"deadline": DEADLINE, "retries": Retries(deadline=1, backoff="1s")},
+        training={"deadline": DEADLINE},
         without_cluster=False,
     ),
     Fate(
