@@ -10,6 +10,7 @@ from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings
 from hera_pipelines.local.durations import seconds
 from tiphys.checkpoint.settings import AUTO_BOUNDS, Bounds
 from tiphys.errors import UsageError
+from tiphys.protocol.keep import DELETE_AFTER_SECONDS, parse_best, parse_every
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
 
 GKE_SPOT = Spot(label="cloud.google.com/gke-spot")
@@ -72,19 +73,30 @@ class Checkpoints:
         every: A duration, a number of optimizer steps such as ``100 steps``, or ``auto``: as often as measured
             costs and failures make it worth while, at least every hour and at most every minute; ``auto:1m..30m``
             sets other bounds.
-        keep_last: How many checkpoints to keep; None: all.
+        keep_last: How many of the newest checkpoints to keep; None: all there are.
+        keep_every: Keep also one for each so many global steps, for ever: ``1000 steps``.
+        keep_best: Keep also the best by a metric: ``loss:min:2``, ``accuracy:max``.
+        delete_after: How long a checkpoint that nothing keeps any more stays.
         save_time: How long one save takes; grace must not be shorter.
         volume: Where checkpoints lie instead of the run store.
     """
 
     every: Duration = "10m"
     keep_last: int | None = 3
+    keep_every: str | int | None = None
+    keep_best: str | None = None
+    delete_after: Duration = DELETE_AFTER_SECONDS
     save_time: Duration = 0
     volume: SharedVolume | None = None
 
     def policy(self) -> CheckpointPolicy:
         """The policy as trainer and plugin read it."""
         every, unit, bounds = _every(self.every)
+        if self.keep_last is None and (self.keep_every or self.keep_best):
+            raise UsageError(
+                "Checkpoints: keep_last=None keeps all checkpoints, so keep_every and keep_best say nothing; "
+                "give a number to keep_last, or leave them out"
+            )
         return _checked(
             CheckpointPolicy,
             "Checkpoints",
@@ -92,6 +104,9 @@ class Checkpoints:
             every_unit=unit,
             every_bounds=bounds,
             keep_last=self.keep_last,
+            keep_every=_keep_every(self.keep_every),
+            keep_best=None if self.keep_best is None else parse_best(self.keep_best, "Checkpoints(keep_best=…): "),
+            delete_after_seconds=duration(self.delete_after, "Checkpoints(delete_after=…)"),
             save_seconds=duration(self.save_time, "Checkpoints(save_time=…)"),
         )
 
@@ -184,6 +199,10 @@ def _automatic(value: str, match: re.Match[str]) -> Interval:
     if not 0 < bounds.lowest_seconds <= bounds.highest_seconds:
         raise UsageError(f"{where}: {value!r} leaves nothing between its bounds; the lower one comes first, above 0")
     return Interval(bounds.begin_seconds, "seconds", tuple(bounds))
+
+
+def _keep_every(value: str | int | None) -> int | None:
+    return parse_every(value, "Checkpoints(keep_every=…): ") if isinstance(value, str) else value
 
 
 def _spot(spot: bool | Spot) -> tuple[Spot, ...]:

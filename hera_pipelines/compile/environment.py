@@ -3,6 +3,7 @@
 from hera_pipelines.compile import names
 from hera_pipelines.compile.gated import GatedStep
 from tiphys.protocol import environment
+from tiphys.protocol.keep import DELETE_AFTER_SECONDS
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import CheckpointPolicy
 
@@ -31,7 +32,19 @@ def _checkpoint_values(policy: CheckpointPolicy, store: str) -> dict[str, str]:
         environment.CHECKPOINT_STORE: policy.store or store,
         environment.SAVE_EVERY: _every(policy),
         environment.KEEP_LAST: "all" if policy.keep_last is None else str(policy.keep_last),
+        **_keep_more(policy),
     }
+
+
+def _keep_more(policy: CheckpointPolicy) -> dict[str, str]:
+    """What few ask for, so that the Workflows of all others do not grow by it."""
+    values = {
+        environment.KEEP_EVERY: f"{policy.keep_every} steps" if policy.keep_every else "",
+        environment.KEEP_BEST: str(policy.keep_best or ""),
+    }
+    if policy.delete_after_seconds != DELETE_AFTER_SECONDS:
+        values[environment.DELETE_AFTER_SECONDS] = f"{policy.delete_after_seconds:g}"
+    return values
 
 
 def _every(policy: CheckpointPolicy) -> str:

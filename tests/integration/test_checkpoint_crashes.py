@@ -77,6 +77,7 @@ class Run:
             "TIPHYS_RESUME_FROM": str(start) if start else "",
             "TIPHYS_SAVE_EVERY": "3 steps",
             "TIPHYS_KEEP_LAST": str(KEEP),
+            "TIPHYS_DELETE_AFTER_SECONDS": "0",
             "TIPHYS_FAILPOINTS": failpoints,
             "TIPHYS_FAILPOINTS_LOG": str(self.log),
             "PYTHONPATH": os.pathsep.join(sys.path),

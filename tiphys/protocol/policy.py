@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from tiphys.protocol.keep import DELETE_AFTER_SECONDS, Best, Keep
 from tiphys.records import Cause, Record
 
 STEP_ANNOTATION = "tiphys.dev/step"
@@ -84,9 +85,27 @@ class CheckpointPolicy(Record):
     every_unit: Literal["seconds", "steps"] = "seconds"
     every_bounds: tuple[PositiveFloat, PositiveFloat] | None = Field(default=None, exclude_if=lambda bounds: not bounds)
     keep_last: PositiveInt | None = 3
+    keep_every: PositiveInt | None = Field(default=None, exclude_if=lambda steps: steps is None)
+    """Global steps from one anchor to the next; left out of the Workflow, as the next two, unless it is set."""
+    keep_best: Best | None = Field(default=None, exclude_if=lambda best: best is None)
+    delete_after_seconds: NonNegativeFloat = Field(
+        default=DELETE_AFTER_SECONDS, exclude_if=lambda seconds: seconds == DELETE_AFTER_SECONDS
+    )
     store: str = ""
     save_seconds: NonNegativeFloat = 0.0
     """Declared time of one save; the grace period must not be shorter."""
+
+    @property
+    def keep(self) -> Keep | None:
+        """What retention leaves; None for everything."""
+        if self.keep_last is None:
+            return None
+        return Keep(
+            last=self.keep_last,
+            every_steps=self.keep_every,
+            best=self.keep_best,
+            delay_seconds=self.delete_after_seconds,
+        )
 
 
 class StepSpec(Record):

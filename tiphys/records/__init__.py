@@ -26,6 +26,7 @@ from tiphys.records.names import (
     item_step,
     run_name,
 )
+from tiphys.records.retention import ExpiryRecord, PinRecord
 from tiphys.records.run import ItemBound, RunRecord, RunSealed, SubmissionBound, SubmissionClaim, SubmissionKind
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Death",
     "Event",
     "EventBatch",
+    "ExpiryRecord",
     "Facts",
     "ItemBound",
     "MemoRecord",
@@ -46,6 +48,7 @@ __all__ = [
     "Output",
     "OutputKind",
     "OutputObject",
+    "PinRecord",
     "QuarantineRecord",
     "Record",
     "RunRecord",

@@ -4,6 +4,7 @@ import pytest
 
 from tiphys.checkpoint.settings import Bounds, Every, Settings
 from tiphys.errors import UsageError
+from tiphys.protocol.keep import Best, Keep
 from tiphys.records import CheckpointRef
 
 GIVEN = {
@@ -50,7 +51,7 @@ def test_everything_that_compile_writes_is_read():
     )
     assert found.checkpoint_store == "file:///mnt/checkpoints"
     assert found.resume_from == CheckpointRef(lineage="digits-1/fit", attempt=2, global_step=1180)
-    assert (found.save_every, found.keep_last, found.grace_seconds) == (Every(100, "steps"), 3, 120.0)
+    assert (found.save_every, found.keep, found.grace_seconds) == (Every(100, "steps"), Keep(last=3), 120.0)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,13 @@ def test_intervals(text, every):
 
 
 def test_keeping_all_is_said_by_a_word():
-    assert read(KEEP_LAST="all").keep_last is None
+    assert read(KEEP_LAST="all").keep is None
+
+
+def test_what_else_is_kept_is_read():
+    found = read(KEEP_LAST="2", KEEP_EVERY="1000 steps", KEEP_BEST="val:loss:min:2", DELETE_AFTER_SECONDS="90")
+    best = Best(metric="val:loss", order="min", count=2)
+    assert found.keep == Keep(last=2, every_steps=1000, best=best, delay_seconds=90)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +95,11 @@ def test_keeping_all_is_said_by_a_word():
         ("SAVE_EVERY", "auto:0s..1m", "the lower bound comes first"),
         ("KEEP_LAST", "0", "TIPHYS_KEEP_LAST='0' is not a whole number above 0"),
         ("KEEP_LAST", "some", "not a whole number"),
+        ("KEEP_EVERY", "0 steps", "TIPHYS_KEEP_EVERY='0 steps' is not valid: write a number of global steps"),
+        ("KEEP_EVERY", "1h", "such as 1000 steps"),
+        ("KEEP_BEST", "loss", "TIPHYS_KEEP_BEST='loss' is not valid: write a metric, min or max"),
+        ("KEEP_BEST", "loss:min:0", "such as loss:min:2"),
+        ("DELETE_AFTER_SECONDS", "10m", "not a number of seconds"),
         ("ATTEMPT", "first", "TIPHYS_ATTEMPT='first'"),
         ("ATTEMPT", "²", "not a whole number"),
         ("RESUME_FROM", "1180", "<attempt>-<global step>"),

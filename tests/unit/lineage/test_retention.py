@@ -15,9 +15,10 @@ from support.lineage import LINEAGE, claim_of, commit, ref, write_claim
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
-from tiphys.checkpoint.retention import Retention, expired
 from tiphys.lineage.choose import commits_of
 from tiphys.lineage.quarantine import quarantine
+from tiphys.lineage.retention import Retention
+from tiphys.protocol.keep import Keep
 from tiphys.store import LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -114,25 +115,22 @@ def test_the_manifest_goes_before_its_shards(store):
     deleted = []
     store.refuses = lambda operation, key: bool(operation == "delete" and deleted.append(key))
     open_session(store, keep_last=1).save(3, state_at(3))
-    assert [key.split("/")[3] for key in deleted] == ["manifests", "manifests", *["shards"] * (len(deleted) - 2)]
+    one = ["manifests", "shards", "shards", "expired", "expired"]
+    assert [key.split("/")[3] for key in deleted] == [*one, *one]
 
 
 def test_storage_that_refuses_to_delete_does_not_stop_the_training(store, capsys):
     train(store, 2)
     store.refuses = lambda operation, key: operation == "delete"
-    assert open_session(store, keep_last=1).save(3, state_at(3)) == ref(1, 3)
+    assert open_session(store, keep_last=1).save(3, state_at(3)).wait() == ref(1, 3)
     assert "old checkpoints could not be removed" in capsys.readouterr().err
 
 
 def test_a_checkpoint_once_verified_is_not_looked_at_again(store):
     train(store, 3)
-    retention = Retention(store, LINEAGE, keep_last=2)
+    retention = Retention(store, LINEAGE, Keep(last=2, delay_seconds=0))
     retention.apply({1: None}, set())
     read = []
     store.refuses = lambda operation, key: bool(operation == "read" and read.append(key))
     retention.apply({1: None}, set())
     assert read == []
-
-
-def test_without_anything_kept_nothing_is_expired():
-    assert expired([ref(1, 1)], [], set()) == []

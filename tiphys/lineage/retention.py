@@ -1,0 +1,183 @@
+"""Removing old checkpoints without ever removing the last good one.
+
+Retention is the only deletion of the whole system. It runs after a commit, and
+in `tiphys gc`; a process killed anywhere in it has lost nothing that it had
+promised. A checkpoint goes in two steps. First it is marked, and stays as good
+as any other for a while. When the delay is over its deletion is announced, all
+references are read once more, and only then does it go: manifest before shards,
+so that one that is half removed is no checkpoint. The clock decides when,
+never whether: what something refers to stays, however late or early it is.
+"""
+
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from tiphys.errors import TiphysError
+from tiphys.faults import failpoint
+from tiphys.lineage.choose import StartsFrom, chain, commits_of
+from tiphys.lineage.keeping import Observed, Verdict, age, judge, newest
+from tiphys.lineage.marks import Marks
+from tiphys.lineage.pins import pins_of
+from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.validity import Validity
+from tiphys.protocol.keep import Keep
+from tiphys.records import CheckpointRef, utc_now
+from tiphys.store import LineageLayout, Store
+
+_IN_PASSING = 16
+"""Checkpoints that one pass after a commit marks or deletes: saves wait for it, and another pass follows soon."""
+
+Recheck = Callable[[], Collection[CheckpointRef] | None]
+
+
+class Outlook(NamedTuple):
+    """What would be done now."""
+
+    marked: dict[CheckpointRef, datetime | None]
+    """Marks that were there, and since when."""
+    seen: Observed
+    verdict: Verdict
+    barred: set[CheckpointRef]
+
+
+class Outcome(NamedTuple):
+    """What was done. ``swept_bytes`` lay in shards that no manifest names."""
+
+    outlook: Outlook
+    deleted: list[CheckpointRef]
+    swept_bytes: int
+
+
+class Retention:
+    """Keeps what ``keep`` wants of a lineage, and whatever something refers to; None keeps everything.
+
+    Args:
+        store: The store that holds the checkpoints.
+        lineage: The lineage to clean.
+        keep: What its author wants.
+        recheck: Called between announcement and deletion. It answers what must
+            stay besides, as read at that moment, or raises to delete nothing.
+        now: Tells the time, for the delay alone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lineage: str,
+        keep: Keep | None,
+        *,
+        recheck: Recheck = tuple,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._store = store
+        self._lineage = lineage
+        self._layout = LineageLayout(lineage)
+        self._keep = keep
+        self._recheck = recheck
+        self._now = now
+        self._marks = Marks(store, lineage)
+        self._validity = Validity(store, lineage)
+        self._swept = False
+
+    def trust(self, ref: CheckpointRef) -> None:
+        """Take ``ref`` as valid without another look: it was just written, or read with every hash compared."""
+        self._validity.trust(ref)
+
+    def apply(self, starts_from: StartsFrom, protected: Collection[CheckpointRef]) -> list[CheckpointRef]:
+        """Mark what has expired, delete what was marked long enough; answer what was deleted.
+
+        ``protected`` are references of the newest attempt. Quarantined and
+        pinned checkpoints stay; nothing goes while too few valid ones remain.
+        """
+        return [] if self._keep is None else self.collect(starts_from, protected, at_most=_IN_PASSING).deleted
+
+    def look(self, starts_from: StartsFrom, protected: Collection[CheckpointRef]) -> Outlook:
+        """What `collect` would go by; writes nothing. Costs four listings, once all that is valid is known."""
+        marked = self._marks.read()  # before the commits, so that a mark without one is that of a deletion
+        commits = commits_of(self._store, self._lineage)
+        barred = quarantined(self._store, self._lineage)
+        usable = [ref for ref in chain(commits, self._lineage, starts_from) if ref not in barred]
+        held: dict[CheckpointRef, list[str]] = {ref: ["quarantined"] for ref in barred}
+        for ref in protected:
+            held.setdefault(ref, []).append(f"attempt {max(starts_from, default=1)} started from it")
+        for ref, names in pins_of(self._store, self._lineage).items():
+            held.setdefault(ref, []).extend(f"pinned {name}" for name in names)
+        seen = Observed(commits, usable, self._valid(usable), held)
+        return Outlook(marked, seen, judge(self._keep, seen), barred)
+
+    def collect(
+        self, starts_from: StartsFrom, protected: Collection[CheckpointRef], at_most: int | None = None
+    ) -> Outcome:
+        """Like `apply`, and answer all that was seen and done; ``at_most`` so many are marked, and deleted."""
+        outlook = self.look(starts_from, protected)
+        self._settle_marks(outlook, at_most)
+        deleted = self._delete(self._due(outlook.verdict)[:at_most], starts_from, protected)
+        return Outcome(outlook, deleted, self._sweep(outlook, deleted))
+
+    def _valid(self, usable: list[CheckpointRef]) -> dict[CheckpointRef, dict[str, float]]:
+        if self._keep is None:
+            return {}
+        needs_all = self._keep.every_steps is not None or self._keep.best is not None
+        found = self._validity.all(usable) if needs_all else self._validity.newest(usable, self._keep.last)
+        return {ref: dict(metrics) for ref, metrics in found.items()}
+
+    def _settle_marks(self, outlook: Outlook, at_most: int | None) -> None:
+        """Marks are brought in line with the verdict, and deletions that somebody did not finish are finished."""
+        commits, expired = set(outlook.seen.commits), set(outlook.verdict.expired)
+        for ref, since in outlook.marked.items():
+            if ref not in commits:
+                self._remove_shards(ref)
+            elif ref not in expired and since is not None:
+                self._marks.rescue(ref)
+        for ref in [ref for ref in outlook.verdict.expired if outlook.marked.get(ref) is None][:at_most]:
+            self._marks.mark(ref)
+
+    def _due(self, verdict: Verdict) -> list[CheckpointRef]:
+        if self._keep is None:
+            return []
+        now, delay = self._now(), timedelta(seconds=self._keep.delay_seconds)
+        marked = [(ref, since) for ref in verdict.expired if (since := self._marks.since(ref)) is not None]
+        # Without a delay the clock has no say at all: another machine's may be ahead of ours.
+        return [ref for ref, since in marked if not delay or now - since >= delay]
+
+    def _delete(
+        self, due: list[CheckpointRef], starts_from: StartsFrom, protected: Collection[CheckpointRef]
+    ) -> list[CheckpointRef]:
+        if not due:
+            return []
+        self._marks.announce(due)
+        try:
+            still = set(self.look(starts_from, {*protected, *(self._recheck() or ())}).verdict.expired)
+        except TiphysError:
+            self._marks.withdraw(due)
+            raise
+        self._marks.withdraw([ref for ref in due if ref not in still])
+        gone = [ref for ref in due if ref in still]
+        for ref in gone:
+            self._store.delete(self._layout.manifest(ref.attempt, ref.global_step))
+            failpoint("retention.after_manifest_delete")
+            self._remove_shards(ref)
+        return gone
+
+    def _remove_shards(self, ref: CheckpointRef) -> None:
+        for info in list(self._store.list(self._layout.shards(ref.attempt, ref.global_step))):
+            self._store.delete(info.key)
+            failpoint("retention.after_shard_delete")
+        self._marks.clear(ref)
+
+    def _sweep(self, outlook: Outlook, deleted: Collection[CheckpointRef]) -> int:
+        """Once, delete shards that no manifest names and that nobody can be about to commit; answer their bytes."""
+        recent = newest(self._keep, outlook.seen) if self._keep else []
+        if self._swept or self._keep is None or len(recent) < self._keep.last:
+            return 0
+        named = {*outlook.seen.commits, *outlook.barred}.difference(deleted)
+        swept = 0
+        for info in list(self._store.list(self._layout.all_shards)):
+            ref = self._layout.parse_shard(info.key)
+            if ref is not None and ref not in named and age(ref) < max(map(age, recent)):
+                self._store.delete(info.key)
+                swept += info.size
+                failpoint("retention.after_sweep")
+        self._swept = True
+        return swept

@@ -1,0 +1,62 @@
+"""Which checkpoints of a lineage are valid, asking storage about each only once.
+
+Manifests are immutable, so what they say is remembered: a training process that
+saves every minute must not read a thousand manifests every minute.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tiphys.errors import IntegrityError, ObjectMissingError
+from tiphys.lineage.keeping import Metrics
+from tiphys.lineage.verify import listing_fault, read_manifest
+from tiphys.records import CheckpointManifest, CheckpointRef
+from tiphys.store import LineageLayout, Store
+from tiphys.store.runs import concurrently
+
+
+class Validity:
+    """Validity and metrics of the checkpoints of one lineage, as far as they were asked for."""
+
+    def __init__(self, store: Store, lineage: str) -> None:
+        self._store = store
+        self._layout = LineageLayout(lineage)
+        self._trusted: set[CheckpointRef] = set()
+        self._metrics: dict[CheckpointRef, Metrics] = {}
+
+    def trust(self, ref: CheckpointRef) -> None:
+        """Take ``ref`` as valid without another look."""
+        self._trusted.add(ref)
+
+    def newest(self, usable: Iterable[CheckpointRef], count: int) -> Mapping[CheckpointRef, Metrics]:
+        """The first ``count`` valid ones, without metrics that nobody has read; looks at no more than it must."""
+        found: dict[CheckpointRef, Metrics] = {}
+        for ref in usable:
+            if len(found) == count:
+                break
+            if ref in self._trusted or ref in self._look([ref], self._layout.shards(ref.attempt, ref.global_step)):
+                self._trusted.add(ref)
+                found[ref] = self._metrics.get(ref, {})
+        return found
+
+    def all(self, usable: Sequence[CheckpointRef]) -> Mapping[CheckpointRef, Metrics]:
+        """Every valid one with its metrics: reads each manifest once, and lists all shards if any is new."""
+        new = [ref for ref in usable if ref not in self._metrics]
+        if new:
+            self._trusted |= self._look(new, self._layout.all_shards)
+        self._metrics = {ref: self._metrics[ref] for ref in usable if ref in self._metrics}
+        return {ref: metrics for ref, metrics in self._metrics.items() if ref in self._trusted}
+
+    def _look(self, refs: Sequence[CheckpointRef], shards: str) -> set[CheckpointRef]:
+        """Read the manifests of ``refs``, and compare them with the listing below ``shards``."""
+        manifests = [manifest for manifest in concurrently(self._read, refs) if manifest is not None]
+        self._metrics |= {manifest.ref: manifest.metrics for manifest in manifests}
+        if all(manifest.ref in self._trusted for manifest in manifests):
+            return {manifest.ref for manifest in manifests}
+        sizes = {info.key: info.size for info in self._store.list(shards)}
+        return {manifest.ref for manifest in manifests if listing_fault(manifest, sizes) is None}
+
+    def _read(self, ref: CheckpointRef) -> CheckpointManifest | None:
+        try:
+            return read_manifest(self._store, ref)
+        except (IntegrityError, ObjectMissingError):
+            return None
