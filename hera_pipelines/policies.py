@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings
 from hera_pipelines.local.durations import seconds
+from tiphys.checkpoint.exposure import Exposure
 from tiphys.checkpoint.settings import AUTO_BOUNDS, Bounds
 from tiphys.errors import UsageError
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, parse_best, parse_every
@@ -79,6 +80,7 @@ class Checkpoints:
         delete_after: How long a checkpoint that nothing keeps any more stays.
         save_time: How long one save takes; grace must not be shorter.
         volume: Where checkpoints lie instead of the run store.
+        metrics: Where the loop shows its metrics: ``port:9464`` or ``textfile:/folder``; empty for nowhere.
     """
 
     every: Duration = "10m"
@@ -88,6 +90,7 @@ class Checkpoints:
     delete_after: Duration = DELETE_AFTER_SECONDS
     save_time: Duration = 0
     volume: SharedVolume | None = None
+    metrics: str = ""
 
     def policy(self) -> CheckpointPolicy:
         """The policy as trainer and plugin read it."""
@@ -108,6 +111,7 @@ class Checkpoints:
             keep_best=None if self.keep_best is None else parse_best(self.keep_best, "Checkpoints(keep_best=…): "),
             delete_after_seconds=duration(self.delete_after, "Checkpoints(delete_after=…)"),
             save_seconds=duration(self.save_time, "Checkpoints(save_time=…)"),
+            metrics=_metrics(self.metrics),
         )
 
 
@@ -203,6 +207,12 @@ def _automatic(value: str, match: re.Match[str]) -> Interval:
 
 def _keep_every(value: str | int | None) -> int | None:
     return parse_every(value, "Checkpoints(keep_every=…): ") if isinstance(value, str) else value
+
+
+def _metrics(text: str) -> str:
+    if text:
+        Exposure.parse(text, "Checkpoints(metrics=…): ")
+    return text
 
 
 def _spot(spot: bool | Spot) -> tuple[Spot, ...]:

@@ -32,6 +32,7 @@ def _checkpoint_values(policy: CheckpointPolicy, store: str) -> dict[str, str]:
         environment.CHECKPOINT_STORE: policy.store or store,
         environment.SAVE_EVERY: _every(policy),
         environment.KEEP_LAST: "all" if policy.keep_last is None else str(policy.keep_last),
+        environment.METRICS: policy.metrics,
         **_keep_more(policy),
     }
 

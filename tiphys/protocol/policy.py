@@ -94,6 +94,8 @@ class CheckpointPolicy(Record):
     store: str = ""
     save_seconds: NonNegativeFloat = 0.0
     """Declared time of one save; the grace period must not be shorter."""
+    metrics: str = Field(default="", exclude_if=lambda where: not where)
+    """Where the loop shows its metrics (`tiphys.checkpoint.exposure`); empty for nowhere."""
 
     @property
     def keep(self) -> Keep | None:

@@ -106,6 +106,7 @@ def test_the_authors_annotations_are_kept() -> None:
         (lambda: Checkpoints(every="auto:soon..1m").policy(), "'soon' is not a duration"),
         (lambda: Checkpoints(every="0 steps").policy(), "Checkpoints: every cannot be 0"),
         (lambda: Checkpoints(keep_last=0).policy(), "Checkpoints: keep_last cannot be 0"),
+        (lambda: Checkpoints(metrics="9464").policy(), "Checkpoints(metrics=…): '9464' is not valid: write port:9464"),
         (lambda: Retries(preemption=-1).policy(), "Retries: preemption cannot be -1"),
         (lambda: train(gpus=-1)(nothing), "gpus cannot be -1"),
         (lambda: train(gpu_type="A100")(nothing), "asks for a type of GPU, but for no GPU"),

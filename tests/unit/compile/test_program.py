@@ -48,6 +48,10 @@ def test_a_training_program_learns_where_it_stands() -> None:
     }
 
 
+def test_the_program_learns_where_its_metrics_are_to_be_seen() -> None:
+    assert env(train(asked={"checkpoints": CheckpointPolicy(metrics="port:9464")}))["TIPHYS_METRICS"] == "port:9464"
+
+
 def test_bounds_of_an_interval_arrive_as_they_were_given() -> None:
     compiled = env(train(asked={"checkpoints": CheckpointPolicy(every_bounds=(90, 2_000_000))}))["TIPHYS_SAVE_EVERY"]
     assert compiled == "auto:90s..2e+06s"

@@ -1,0 +1,242 @@
+"""What the training loop tells Prometheus, where it can be seen, and what happens where it cannot.
+
+| asked for | shown |
+|---|---|
+| nothing | nothing |
+| a port | an endpoint; local ranks on ports of their own |
+| a folder | one file per process, whole at every moment, gone at the end |
+| what cannot be done | one line in the log, and the training goes on |
+"""
+
+import os
+import re
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.sessions import Clock
+
+from tiphys.checkpoint.exposure import Exposure, open_metrics
+from tiphys.checkpoint.metrics import CAUSES, DECLARED, LoopMetrics, NoMetrics, cause_of, table
+from tiphys.errors import FencedError, ForbiddenError, IntegrityError, StoreError, UsageError
+
+PAGE = Path(__file__).parents[3] / "docs" / "checkpoints.md"
+ACCEPT = os.environ.get("TIPHYS_GOLDEN") == "1"
+
+
+def samples(text):
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                others = {name: value for name, value in sample.labels.items() if name != "rank"}
+                found[(sample.name, *others.values())] = sample.value
+    return found
+
+
+def shown(metrics):
+    from prometheus_client import generate_latest
+
+    return samples(generate_latest(metrics.registry).decode())
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_steps_and_those_that_a_failure_would_cost():
+    metrics = LoopMetrics()
+    for step in (1, 2, 3):
+        metrics.step(step)
+    assert shown(metrics)["tiphys_train_steps_total",] == 3
+    assert shown(metrics)["tiphys_train_steps_since_checkpoint",] == 3
+    metrics.saved(2)  # committed behind the training
+    assert shown(metrics)["tiphys_train_steps_since_checkpoint",] == 1
+    metrics.saved()
+    assert shown(metrics)["tiphys_train_steps_since_checkpoint",] == 0
+
+
+def test_a_resumed_process_counts_its_own_steps():
+    known, unknown = LoopMetrics(), LoopMetrics()
+    known.restored(1.0, 5, global_step=100)
+    for metrics in (known, unknown):
+        metrics.step(110)
+        metrics.step(120)
+    assert shown(known)["tiphys_train_steps_total",] == 20
+    assert shown(known)["tiphys_train_steps_since_checkpoint",] == 20
+    assert shown(unknown)["tiphys_train_steps_total",] == 11
+
+
+def test_saves_by_result_and_failures_by_cause():
+    metrics = LoopMetrics()
+    metrics.stalled(0.05)
+    metrics.uploaded(2.0, 1000)
+    metrics.saved(1)
+    metrics.failed("storage")
+    metrics.failed("cosmic rays")
+    metrics.skipped()
+    found = shown(metrics)
+    assert found["tiphys_checkpoint_saves_total", "committed"] == 1
+    assert found["tiphys_checkpoint_saves_total", "failed"] == 2
+    assert found["tiphys_checkpoint_saves_total", "skipped"] == 1
+    assert found["tiphys_checkpoint_save_failures_total", "storage"] == 1
+    assert found["tiphys_checkpoint_save_failures_total", "other"] == 1
+    assert found["tiphys_checkpoint_upload_bytes_total",] == 1000
+    assert found["tiphys_checkpoint_stall_seconds_sum",] == 0.05
+    assert found["tiphys_checkpoint_upload_seconds_count",] == 1
+
+
+def test_restores():
+    metrics = LoopMetrics()
+    metrics.verify_failed()
+    metrics.restored(3.0, 2000)
+    found = shown(metrics)
+    assert found["tiphys_checkpoint_verify_failures_total",] == 1
+    assert found["tiphys_checkpoint_restore_bytes_total",] == 2000
+    assert found["tiphys_checkpoint_restore_seconds_sum",] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (StoreError("x"), "storage"),
+        (ForbiddenError("x"), "forbidden"),
+        (IntegrityError("x"), "integrity"),
+        (FencedError("x"), "fenced"),
+        (UsageError("x"), "state"),
+        (TimeoutError("x"), "timeout"),
+        (MemoryError("x"), "other"),
+    ],
+)
+def test_causes_are_few_and_known(error, cause):
+    assert cause_of(error) == cause
+    assert cause in CAUSES
+
+
+def test_no_label_has_values_without_a_bound():
+    assert {label for declared in DECLARED for label in declared.labels} == {"result", "cause"}
+    metrics = LoopMetrics(rank="3")
+    metrics.step(1)
+    families = [family for family in metrics.registry.collect() if family.samples]
+    assert {sample.labels.get("rank") for family in families for sample in family.samples} == {"3"}
+
+
+def test_both_kinds_of_metrics_take_the_same_calls():
+    calls = {name for name in vars(LoopMetrics) if not name.startswith("_")}
+    assert calls == {name for name in vars(NoMetrics) if not name.startswith("_")}
+
+
+def test_nothing_is_shown_that_nobody_asked_for(capsys):
+    metrics = open_metrics({})
+    metrics.step(1)
+    metrics.close()
+    assert type(metrics) is NoMetrics
+    assert capsys.readouterr().err == ""
+
+
+def test_an_endpoint_answers():
+    metrics: NoMetrics = NoMetrics()
+    while type(metrics) is NoMetrics:  # somebody else may take the port first
+        port = free_port()
+        metrics = open_metrics({"TIPHYS_METRICS": f"port:127.0.0.1:{port}", "RANK": "2"})
+    try:
+        metrics.step(7)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+    finally:
+        metrics.close()
+    assert samples(text)["tiphys_train_steps_total",] == 1
+    assert 'tiphys_train_steps_total{rank="2"} 1.0' in text
+
+
+def test_local_ranks_have_ports_of_their_own():
+    with socket.socket() as first:
+        first.bind(("127.0.0.1", 0))
+        first.listen()
+        port = first.getsockname()[1]
+        metrics = open_metrics({"TIPHYS_METRICS": f"port:127.0.0.1:{port - 1}", "LOCAL_RANK": "1"})
+        assert type(metrics) is NoMetrics  # it asked for the port that is taken
+
+
+def test_a_port_that_is_taken_costs_the_metrics_and_not_the_training(capsys):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        metrics = open_metrics({"TIPHYS_METRICS": f"port:127.0.0.1:{other.getsockname()[1]}"})
+        metrics.step(1)
+    assert re.match(
+        r"tiphys: no metrics, although TIPHYS_METRICS=port:127.* the training goes on", capsys.readouterr().err
+    )
+
+
+def test_a_file_for_each_process_is_whole_and_leaves_with_it(tmp_path):
+    clock = Clock()
+    metrics = open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}"}, clock)
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"tiphys-{socket.gethostname()}-{os.getpid()}.prom"
+    metrics.step(1)  # seconds after the last writing
+    assert ("tiphys_train_steps_total",) not in samples(file.read_text())
+    clock.advance(10)
+    metrics.step(2)
+    assert samples(file.read_text())["tiphys_train_steps_total",] == 2
+    metrics.saved(2)  # at once
+    assert samples(file.read_text())["tiphys_checkpoint_saves_total", "committed"] == 1
+    metrics.close()
+    metrics.step(3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path, capsys):
+    assert type(open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}/none"})) is NoMetrics
+    assert "is not a folder that exists" in capsys.readouterr().err
+
+
+def test_a_file_that_can_no_longer_be_written_is_told_once(tmp_path, capsys):
+    folder = tmp_path / "collector"
+    folder.mkdir()
+    metrics = open_metrics({"TIPHYS_METRICS": f"textfile:{folder}"})
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    for step in (1, 2, 3):
+        metrics.saved(step)
+    assert capsys.readouterr().err.count("no more metrics") == 1
+    metrics.close()
+
+
+def test_an_image_without_the_library_trains_without_metrics(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert type(open_metrics({"TIPHYS_METRICS": "port:9464"})) is NoMetrics
+    assert "lacks prometheus-client; tiphys[metrics]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "exposure"),
+    [
+        ("port:9464", Exposure(address="0.0.0.0", port=9464)),
+        ("port:127.0.0.1:9464", Exposure(address="127.0.0.1", port=9464)),
+        ("port:[::1]:9464", Exposure(address="::1", port=9464)),
+        ("textfile:/var/lib/node", Exposure(folder=Path("/var/lib/node"))),
+    ],
+)
+def test_what_can_be_asked_for(text, exposure):
+    assert Exposure.parse(text) == exposure
+
+
+@pytest.mark.parametrize("text", ["9464", "port:", "port:0", "port:70000", "textfile:relative", "statsd:8125"])
+def test_what_is_wrong_is_refused_before_the_training_begins(text):
+    with pytest.raises(UsageError, match=r"TIPHYS_METRICS=.* is not valid: write port:9464"):
+        open_metrics({"TIPHYS_METRICS": text})
+
+
+def test_the_page_lists_every_metric():
+    page = PAGE.read_text()
+    expected = re.sub(r"\| metric \| kind \| meaning \|\n(\|.*\n)+", lambda _: table(), page)
+    if ACCEPT:
+        PAGE.write_text(expected)
+    assert table() in PAGE.read_text(), "if this is meant, run `make golden` and read the diff"
