@@ -9,8 +9,21 @@ import typer
 from typer.main import get_command
 
 import tiphys
+from hera_pipelines.cli import (
+    checkpoint,
+    demo,
+    doctor,
+    events,
+    gc,
+    lineage,
+    plan,
+    queues,
+    resume,
+    run,
+    runs,
+    stop,
+)
 from hera_pipelines.cli import compile as compiling
-from hera_pipelines.cli import demo, doctor, events, lineage, plan, queues, resume, run, runs, stop
 from hera_pipelines.cli.failures import EXIT_CODES, report
 from hera_pipelines.cli.screen import Screen
 
@@ -90,7 +103,9 @@ for name, command, examples in (
     ("get", runs.get, runs.GET_EXAMPLES),
     ("lineage", lineage.lineage, lineage.EXAMPLES),
     ("events", events.events, events.EXAMPLES),
+    ("gc", gc.gc, gc.EXAMPLES),
     ("doctor", doctor.doctor, doctor.EXAMPLES),
 ):
     app.command(name, epilog=examples)(command)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(queues.app, name="queues")

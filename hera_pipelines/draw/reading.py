@@ -46,13 +46,13 @@ def _message(attempt: AttemptNode) -> str:
 
 def _dot(node: CheckpointNode) -> Dot:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
-    size = _size(node.size_bytes) if node.size_bytes else ""
+    size = size_text(node.size_bytes) if node.size_bytes else ""
     why = f"saved after {node.saved_because}" if node.saved_because in ("asked", "sigterm") else ""
     facts = tuple(fact for fact in (size, metrics, why, node.reason) if fact)
     return Dot(Place(node.ref.attempt, node.ref.global_step), node.status, metrics, facts)
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
     size, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:

@@ -7,12 +7,13 @@ clock, yet another attempt has gone on from an older one, so it must lose: going
 back to it would throw away, or mix, what was trained since.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tiphys.errors import ObjectMissingError
+from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.quarantine import quarantine_reason, quarantined
-from tiphys.lineage.verify import checkpoint_fault
+from tiphys.lineage.verify import checkpoint_fault, read_manifest
 from tiphys.records import CheckpointManifest, CheckpointRef, Skipped
 from tiphys.store import Attempt, LineageLayout, Store
 
@@ -67,6 +68,16 @@ def inferred_starts(
         before = chain([commit for commit in commits if commit.attempt < attempt], lineage, starts)
         starts[attempt] = restored[attempt] if attempt in restored else next(iter(before), None)
     return starts
+
+
+def starts_on_volume(store: Store, lineage: str, attempts: Iterable[int]) -> StartsFrom:
+    """Like `inferred_starts`, from ``store``; costs one listing and a read for each attempt that committed."""
+    commits = commits_of(store, lineage)
+    manifests: list[CheckpointManifest] = []
+    for newest in {ref.attempt: ref for ref in reversed(commits)}.values():
+        with contextlib.suppress(IntegrityError, ObjectMissingError):
+            manifests.append(read_manifest(store, newest))
+    return inferred_starts(commits, lineage, attempts, restored_by(manifests))
 
 
 def commits_of(store: Store, lineage: str) -> list[CheckpointRef]:

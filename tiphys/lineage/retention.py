@@ -23,7 +23,7 @@ from tiphys.lineage.quarantine import quarantined
 from tiphys.lineage.validity import Validity
 from tiphys.protocol.keep import Keep
 from tiphys.records import CheckpointRef, utc_now
-from tiphys.store import LineageLayout, Store
+from tiphys.store import LineageLayout, ObjectInfo, Store
 
 _IN_PASSING = 16
 """Checkpoints that one pass after a commit marks or deletes: saves wait for it, and another pass follows soon."""
@@ -112,8 +112,27 @@ class Retention:
         """Like `apply`, and answer all that was seen and done; ``at_most`` so many are marked, and deleted."""
         outlook = self.look(starts_from, protected)
         self._settle_marks(outlook, at_most)
-        deleted = self._delete(self._due(outlook.verdict)[:at_most], starts_from, protected)
+        deleted = self._delete(self.due(outlook.verdict)[:at_most], starts_from, protected)
         return Outcome(outlook, deleted, self._sweep(outlook, deleted))
+
+    def due(self, verdict: Verdict) -> list[CheckpointRef]:
+        """Which of the expired ones a pass deletes now, oldest first, by the marks that were last read."""
+        if self._keep is None or not self._keep.delay_seconds:
+            # Without a delay the clock has no say at all: another machine's may be ahead of ours.
+            return list(verdict.expired)
+        now, delay = self._now(), timedelta(seconds=self._keep.delay_seconds)
+        marked = [(ref, since) for ref in verdict.expired if (since := self._marks.since(ref)) is not None]
+        return [ref for ref, since in marked if now - since >= delay]
+
+    def orphans(self, outlook: Outlook, deleted: Collection[CheckpointRef] = ()) -> list[ObjectInfo]:
+        """Shards that no manifest names and that nobody can be about to commit; costs one listing of all shards."""
+        recent = newest(self._keep, outlook.seen) if self._keep else []
+        if self._keep is None or len(recent) < self._keep.last:
+            return []
+        named = {*outlook.seen.commits, *outlook.barred}.difference(deleted)
+        youngest = max(map(age, recent))
+        places = ((info, self._layout.parse_shard(info.key)) for info in self._store.list(self._layout.all_shards))
+        return [info for info, ref in places if ref is not None and ref not in named and age(ref) < youngest]
 
     def _valid(self, usable: list[CheckpointRef]) -> dict[CheckpointRef, dict[str, float]]:
         if self._keep is None:
@@ -132,14 +151,6 @@ class Retention:
                 self._marks.rescue(ref)
         for ref in [ref for ref in outlook.verdict.expired if outlook.marked.get(ref) is None][:at_most]:
             self._marks.mark(ref)
-
-    def _due(self, verdict: Verdict) -> list[CheckpointRef]:
-        if self._keep is None:
-            return []
-        now, delay = self._now(), timedelta(seconds=self._keep.delay_seconds)
-        marked = [(ref, since) for ref in verdict.expired if (since := self._marks.since(ref)) is not None]
-        # Without a delay the clock has no say at all: another machine's may be ahead of ours.
-        return [ref for ref, since in marked if not delay or now - since >= delay]
 
     def _delete(
         self, due: list[CheckpointRef], starts_from: StartsFrom, protected: Collection[CheckpointRef]
@@ -167,17 +178,12 @@ class Retention:
         self._marks.clear(ref)
 
     def _sweep(self, outlook: Outlook, deleted: Collection[CheckpointRef]) -> int:
-        """Once, delete shards that no manifest names and that nobody can be about to commit; answer their bytes."""
-        recent = newest(self._keep, outlook.seen) if self._keep else []
-        if self._swept or self._keep is None or len(recent) < self._keep.last:
+        """Once, delete what saves left behind that died; answer how many bytes that was."""
+        if self._swept:
             return 0
-        named = {*outlook.seen.commits, *outlook.barred}.difference(deleted)
-        swept = 0
-        for info in list(self._store.list(self._layout.all_shards)):
-            ref = self._layout.parse_shard(info.key)
-            if ref is not None and ref not in named and age(ref) < max(map(age, recent)):
-                self._store.delete(info.key)
-                swept += info.size
-                failpoint("retention.after_sweep")
-        self._swept = True
-        return swept
+        left = self.orphans(outlook, deleted)
+        for info in left:
+            self._store.delete(info.key)
+            failpoint("retention.after_sweep")
+        self._swept = self._keep is not None and len(newest(self._keep, outlook.seen)) == self._keep.last
+        return sum(info.size for info in left)

@@ -48,15 +48,18 @@ class Validity:
 
     def _look(self, refs: Sequence[CheckpointRef], shards: str) -> set[CheckpointRef]:
         """Read the manifests of ``refs``, and compare them with the listing below ``shards``."""
-        manifests = [manifest for manifest in concurrently(self._read, refs) if manifest is not None]
+        read = concurrently(lambda ref: readable(self._store, ref), refs)
+        manifests = [manifest for manifest in read if manifest is not None]
         self._metrics |= {manifest.ref: manifest.metrics for manifest in manifests}
         if all(manifest.ref in self._trusted for manifest in manifests):
             return {manifest.ref for manifest in manifests}
         sizes = {info.key: info.size for info in self._store.list(shards)}
         return {manifest.ref for manifest in manifests if listing_fault(manifest, sizes) is None}
 
-    def _read(self, ref: CheckpointRef) -> CheckpointManifest | None:
-        try:
-            return read_manifest(self._store, ref)
-        except (IntegrityError, ObjectMissingError):
-            return None
+
+def readable(store: Store, ref: CheckpointRef) -> CheckpointManifest | None:
+    """The manifest of ``ref``; None if it is damaged, or not there any more."""
+    try:
+        return read_manifest(store, ref)
+    except (IntegrityError, ObjectMissingError):
+        return None
