@@ -14,7 +14,7 @@ from types import TracebackType
 
 from tiphys.checkpoint.journal import tell
 from tiphys.checkpoint.settings import Settings
-from tiphys.errors import TiphysError
+from tiphys.errors import FencedError, StoreError, TiphysError
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
 from tiphys.records import CheckpointRef, CrashRecord
 from tiphys.store import RunLayout, Store, claim
@@ -77,10 +77,10 @@ def record_crash(
 
 
 def is_crash(error: BaseException) -> bool:
-    """False for a program that ends well, was interrupted, or ends as Tiphys told it to."""
+    """False for a program that ends well, was interrupted, lost its storage, or ends as Tiphys told it to."""
     if isinstance(error, SystemExit):
         return error.code not in _NOT_CRASHES
-    return not isinstance(error, KeyboardInterrupt | GeneratorExit)
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit | StoreError | FencedError)
 
 
 def fingerprint(error: BaseException) -> str:

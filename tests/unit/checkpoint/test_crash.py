@@ -6,11 +6,13 @@ import threading
 import pytest
 from support.lineage import LINEAGE, ref
 from support.memory import MemoryStore
+from support.sessions import open_session, state_at
 
 from tiphys.checkpoint.crash import fingerprint, in_one_line, is_crash, normalised, record_crash
 from tiphys.checkpoint.settings import Settings
 from tiphys.errors import FencedError, StoreError, UsageError
 from tiphys.lineage.suspects import crash_of
+from tiphys.lineage.verify import read_manifest
 
 SETTINGS = Settings(
     run="digits-1", step="fit", attempt=2, lineage=LINEAGE, store="memory://", checkpoint_store="memory://"
@@ -98,6 +100,8 @@ def test_a_lack_of_gpu_memory_has_no_fingerprint_either():
         (SystemExit(69), False),
         (SystemExit(76), False),
         (KeyboardInterrupt(), False),
+        (StoreError("no answer"), False),
+        (FencedError("another attempt"), False),
         (SystemExit(1), True),
         (SystemExit("no data"), True),
         (ValueError(), True),
@@ -146,3 +150,40 @@ def test_storage_that_hangs_holds_nobody_up():
 def test_a_long_message_is_cut():
     assert len(in_one_line(fails("x" * 10_000))) == 500
     assert len(fingerprint(fails("x" * 10_000))) < 700
+
+
+def test_a_session_leaves_what_ended_the_program_and_lets_the_error_through():
+    store = MemoryStore()
+    with pytest.raises(ZeroDivisionError), open_session(store) as session:
+        session.step(7, state_at(7))
+        raise ZeroDivisionError("division by zero")
+    crash = crash_of(store, "digits-1", "fit", 1)
+    assert (crash.error, crash.global_step, crash.restored) == ("ZeroDivisionError: division by zero", 7, None)
+
+
+def test_a_session_tells_what_it_had_restored():
+    store = MemoryStore()
+    with open_session(store) as session:
+        session.save(20, state_at(20))
+    with pytest.raises(ValueError, match="NaN"), open_session(store, 2, resume_from=ref(1, 20)) as session:
+        session.restore()
+        raise ValueError("NaN")
+    crash = crash_of(store, "digits-1", "fit", 2)
+    assert (crash.global_step, crash.restored) == (None, ref(1, 20))
+
+
+def test_a_session_whose_program_ends_well_leaves_nothing():
+    store = MemoryStore()
+    with open_session(store) as session:
+        session.save(20, state_at(20))
+    assert crash_of(store, "digits-1", "fit", 1) is None
+
+
+def test_manifests_hold_the_facts_of_their_save():
+    store = MemoryStore()
+    with open_session(store, environ={"TIPHYS_IMAGE": "i:1", "WORLD_SIZE": "2"}) as session:
+        session.restore()
+        session.save(20, state_at(20), epoch=3, data_position={"sample": 5})
+    facts = read_manifest(store, ref(1, 20)).facts
+    assert (facts.image, facts.world_size, facts.epoch, facts.data_position) == ("i:1", 2, 3, {"sample": 5})
+    assert {"python", "numpy", "tiphys"} <= set(facts.versions)
