@@ -226,7 +226,7 @@ def test_every_good_checkpoint_is_accepted():
 
 def test_the_checker_notices_a_reader_that_compares_no_hashes(monkeypatch):
     """Planted bug: without the comparison a flipped bit must come through, or the trials above prove nothing."""
-    monkeypatch.setattr(loading, "_read", lambda store, shard: store.read(shard.key))
+    monkeypatch.setattr(loading.Loader, "_read", lambda self, shard: memoryview(self._store.read(shard.key)))
     original, expected = originals(20)[0]
     accepted = 0
     for trial in range(50):

@@ -12,7 +12,7 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim, w
 from support.memory import MemoryStore
 from support.sessions import open_session, state_at
 
-from tiphys.checkpoint import tracked
+from tiphys.checkpoint import commits
 from tiphys.checkpoint.commit import commit
 from tiphys.lineage.choose import choose, commits_of
 from tiphys.lineage.quarantine import quarantined
@@ -115,7 +115,7 @@ def test_the_checker_notices_a_commit_before_its_shards(monkeypatch):
             store.create(key, missing.objects[key])
         return manifest
 
-    monkeypatch.setattr(tracked, "commit", manifest_first)
+    monkeypatch.setattr(commits, "commit", manifest_first)
     with pytest.raises(AssertionError, match="died at call"):
         die_at_every_call(after_effect=True)
 

@@ -64,6 +64,8 @@ def open_session(
     )
     clock = clock or Clock()
     others.setdefault("upload_threads", 1)
+    progress = {"ARGO_PROGRESS_FILE": others.pop("progress_file")} if "progress_file" in others else {}
+    others.setdefault("environ", progress)
     return TrackedSession(settings, run_store=store, store=checkpoints or store, clock=clock, **others)
 
 

@@ -5,15 +5,13 @@ volume that only pods mount is out of the plugin's sight; there the training
 program finds it out from the manifests.
 """
 
-import contextlib
+from collections.abc import Iterator
 
 from tiphys.checkpoint.settings import Settings
-from tiphys.errors import IntegrityError, ObjectMissingError
-from tiphys.lineage.choose import StartsFrom, chain, commits_of, inferred_starts, restored_by, starts_of
+from tiphys.lineage.choose import StartsFrom, chain, commits_of, starts_of, starts_on_volume
 from tiphys.lineage.quarantine import quarantined
 from tiphys.lineage.suspects import suspects
-from tiphys.lineage.verify import read_manifest
-from tiphys.records import CheckpointManifest, CheckpointRef
+from tiphys.records import CheckpointRef
 from tiphys.store import Store, step_attempts
 
 
@@ -27,10 +25,22 @@ class Ancestry:
         self._starts: StartsFrom | None = None
         self._suspects: set[CheckpointRef] = set()
 
-    def candidates(self) -> list[CheckpointRef]:
-        """Checkpoints to restore, best first, without those in quarantine."""
+    def candidates(self) -> Iterator[CheckpointRef]:
+        """Checkpoints to restore, best first, without those in quarantine.
+
+        Costs two listings however many checkpoints there are; what older
+        attempts started from is read only by who asks for more.
+        """
+        settings = self._settings
+        tried: set[CheckpointRef] = set()
+        if not settings.has_volume:  # the plugin has chosen, and barred what is suspect
+            nearest = self._usable({settings.attempt: settings.resume_from})
+            yield from nearest
+            tried.update(nearest)
+        yield from (ref for ref in self._usable(self.starts()) if ref not in tried)
+
+    def _usable(self, starts: StartsFrom) -> list[CheckpointRef]:
         lineage = self._settings.lineage
-        starts = self.starts()
         barred = quarantined(self._store, lineage) | self._suspects
         return [ref for ref in chain(commits_of(self._store, lineage), lineage, starts) if ref not in barred]
 
@@ -41,18 +51,11 @@ class Ancestry:
             claimed = step_attempts(self._run_store, settings.run, settings.step)
             self._suspects = suspects(claimed)
             attempts = {settings.attempt: settings.resume_from, **starts_of(claimed)}
-            self._starts = self._inferred(attempts) if settings.has_volume else attempts
+            found = starts_on_volume(self._store, settings.lineage, attempts) if settings.has_volume else attempts
+            self._starts = found
         return self._starts
 
     @property
     def start(self) -> CheckpointRef | None:
         """What this attempt was to start from."""
         return self.starts()[self._settings.attempt]
-
-    def _inferred(self, attempts: StartsFrom) -> StartsFrom:
-        commits = commits_of(self._store, self._settings.lineage)
-        manifests: list[CheckpointManifest] = []
-        for newest in {ref.attempt: ref for ref in reversed(commits)}.values():
-            with contextlib.suppress(IntegrityError, ObjectMissingError):
-                manifests.append(read_manifest(self._store, newest))
-        return inferred_starts(commits, self._settings.lineage, attempts, restored_by(manifests))

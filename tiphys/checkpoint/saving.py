@@ -120,16 +120,22 @@ class Saver:
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout_seconds)
 
-    def cancel(self) -> None:
-        """Give up the saves under way: they end before their next shard, and none is tried again."""
+    def expect(self, manifest: CheckpointManifest) -> None:
+        """Take the bandwidth that ``manifest`` was saved with, until a save of this session has measured it."""
+        if manifest.upload_seconds > 0:
+            self.bytes_per_second = manifest.size_bytes / manifest.upload_seconds
+
+    def give_up(self, timeout_seconds: float | None) -> None:
+        """End the saves under way before their next shard, try none again, and wait until they are over.
+
+        If that takes too long, saves that are begun later end at once, too.
+        """
         self._given_up.set()
         with self._changed:
             if self._running:
                 self._running.cancel()
-
-    def resume(self) -> None:
-        """Take up work again after `cancel`."""
-        self._given_up.clear()
+        if self.wait(timeout_seconds):
+            self._given_up.clear()
 
     def check(self) -> None:
         """Raise what a save has met that must stop the training, such as `FencedError`."""
@@ -176,7 +182,7 @@ class Saver:
             self._error = error
             job.save.end(None)
         else:
-            self._measure(manifest)
+            self.expect(manifest)
             self._committed(manifest)
             job.save.end(manifest.ref)
 
@@ -201,7 +207,3 @@ class Saver:
     def _arrived(self, job: _Job, size_bytes: int) -> None:
         with self._changed:
             job.left_bytes -= size_bytes
-
-    def _measure(self, manifest: CheckpointManifest) -> None:
-        if manifest.upload_seconds > 0:
-            self.bytes_per_second = manifest.size_bytes / manifest.upload_seconds

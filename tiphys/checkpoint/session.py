@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from tiphys.checkpoint.exposure import open_metrics
 from tiphys.checkpoint.journal import tell
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.settings import Settings
@@ -180,7 +181,8 @@ def session(
         run_store=run_store,
         store=store,
         clock=clock,
-        progress_file=environ.get("ARGO_PROGRESS_FILE", ""),
+        environ=environ,
+        metrics=open_metrics(environ),
         total_steps=total_steps,
     )
 

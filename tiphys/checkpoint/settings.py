@@ -7,6 +7,7 @@ written, so everything is checked when the session opens.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from tiphys.errors import UsageError
@@ -81,6 +82,8 @@ class Settings:
     when_busy: WhenBusy = "skip"
     """What a save does that is due while another is under way: ``skip`` puts it off to the next step, ``wait`` has
     the training wait, ``queue`` takes memory for one more copy."""
+    cache: Path | None = None
+    """Folder on the node where shards that were read are kept for its other processes; None for none."""
 
     @property
     def has_volume(self) -> bool:
@@ -113,6 +116,7 @@ class Settings:
             grace_seconds=_seconds(environment.GRACE_SECONDS, environ.get(environment.GRACE_SECONDS)),
             asynchronous=_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
             when_busy=_choice(environ, environment.WHEN_BUSY, WHEN_BUSY),
+            cache=Path(folder) if (folder := environ.get(environment.CACHE)) else None,
         )
 
 

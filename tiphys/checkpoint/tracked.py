@@ -1,36 +1,39 @@
 """The session inside a compiled step: restore what is valid, save what is due, stop when told to.
 
-The order of its duties is what keeps promises. A commit is acknowledged only
-after its manifest stands; retention runs only after that; a failed save costs a
-line in the log and not the training; and an attempt that was replaced stops.
+It runs on the thread of the training and decides; what takes time happens
+elsewhere (`saving`, `commits`). An attempt that was replaced stops.
 """
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 from tiphys.checkpoint.ancestry import Ancestry
-from tiphys.checkpoint.commit import ShardSource, Uploads, commit
+from tiphys.checkpoint.cache import NodeCache
+from tiphys.checkpoint.commits import Commits
+from tiphys.checkpoint.crash import record_crash
+from tiphys.checkpoint.facts import gather
 from tiphys.checkpoint.fence import check_fence
+from tiphys.checkpoint.interval import History, Interval, history
 from tiphys.checkpoint.journal import Journal, tell
 from tiphys.checkpoint.landing import Approach, Choice, land
-from tiphys.checkpoint.loading import load
+from tiphys.checkpoint.loading import Loader, LoadStoppedError
+from tiphys.checkpoint.metrics import NoMetrics
+from tiphys.checkpoint.preemption import ReportCard
 from tiphys.checkpoint.progress import Progress
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.saving import Saver
 from tiphys.checkpoint.schedule import is_due
 from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import Settings
-from tiphys.checkpoint.shards import FRAMEWORK, plan_shards
+from tiphys.checkpoint.shards import FRAMEWORK, ShardPlan, plan_shards
 from tiphys.checkpoint.state import flatten
 from tiphys.checkpoint.stopping import StopSignal
-from tiphys.errors import FencedError, IntegrityError, ObjectExistsError, StoreError, UsageError
+from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.retention import Retention
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
-from tiphys.records import CheckpointManifest, CheckpointRef, Facts, Skipped
-from tiphys.store import RunLayout, Store
+from tiphys.records import CheckpointManifest, CheckpointRef, Skipped
+from tiphys.store import Store, step_attempts
 
 _LEAVING_SECONDS = 1.0
 """What a program needs to be gone, once it is told to go."""
@@ -46,34 +49,51 @@ class TrackedSession(Session):
         run_store: Store,
         store: Store,
         clock: Callable[[], float],
-        progress_file: str = "",
+        environ: Mapping[str, str],
         total_steps: int | None = None,
+        metrics: NoMetrics | None = None,
         upload_threads: int = 4,
     ) -> None:
         self._settings = settings
         self._run_store = run_store
         self._store = store
         self._clock = clock
+        self._environ = environ
+        self._metrics = metrics or NoMetrics()
         self._journal = Journal(run_store, settings.run, settings.step, settings.attempt)
-        self._progress = Progress(progress_file, total_steps, clock)
-        keep, fence = settings.keep, self._check_fence
-        self._retention = Retention(store, settings.lineage, keep, recheck=fence) if keep else None
+        self._progress = Progress(environ.get("ARGO_PROGRESS_FILE", ""), total_steps, clock)
+        self._interval = Interval(settings.save_every, self._past(), clock=clock)
         self._ancestry = Ancestry(settings, run_store, store)
         self._stop = StopSignal(clock)
+        self._commits = Commits(
+            settings,
+            run_store=run_store,
+            store=store,
+            journal=self._journal,
+            metrics=self._metrics,
+            interval=self._interval,
+            ancestry=self._ancestry,
+            check_fence=self._check_fence,
+            in_a_hurry=lambda: self.should_stop,
+        )
         self._saver = Saver(
-            self._commit,
-            self._committed,
-            self._failed,
+            self._commits.commit,
+            self._commits.committed,
+            self._commits.failed,
             asynchronous=settings.asynchronous,
             copies=2 if settings.when_busy == "queue" else 1,
             threads=upload_threads,
         )
-        self._restored: CheckpointRef | None = None
-        self._last_committed: CheckpointRef | None = None
+        self._loader = Loader(
+            store,
+            cache=NodeCache(settings.cache) if settings.cache else None,
+            stopping=lambda: self.should_stop,
+            threads=upload_threads,
+        )
+        self._loading: CheckpointRef | None = None
         self._newest: Save | None = None
-        self._progress_noted = False
-        self._failed_saves = 0
         self._skipped_saves = 0
+        self._told_step: int | None = None
         self._last_step = 0
         self._saved_at = clock()
 
@@ -83,11 +103,11 @@ class TrackedSession(Session):
 
     @property
     def last_committed(self) -> CheckpointRef | None:
-        return self._last_committed
+        return self._commits.newest
 
     @property
     def failed_saves(self) -> int:
-        return self._failed_saves
+        return self._commits.failures
 
     @property
     def skipped_saves(self) -> int:
@@ -98,15 +118,23 @@ class TrackedSession(Session):
         self._check_fence()
         skipped: list[Skipped] = []
         for ref in self._ancestry.candidates():
+            before, self._loading = self._clock(), ref
             try:
-                state = load(self._store, ref, default, self._leave_if_told)
+                manifest = self._loader.manifest(ref)
+                state = self._loader.load(manifest, default)
             except IntegrityError as error:
+                self._metrics.verify_failed()
                 quarantine(self._store, ref, str(error), by="restore")
                 skipped.append(Skipped(checkpoint=ref, reason=str(error)))
                 continue
-            self._continue_from(ref, skipped)
+            except LoadStoppedError:
+                self._leave()
+            self._loading = None
+            self._metrics.restored(self._clock() - before, manifest.size_bytes, ref.global_step)
+            self._continue_from(manifest, skipped)
             self._saver.warm(plan_shards(flatten(state)))
             return state
+        self._loading = None
         self._report(skipped, "starting from the beginning")
         self._saver.warm(plan_shards(sample))
         return default
@@ -120,20 +148,15 @@ class TrackedSession(Session):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
+        self._note_step(global_step)
         self._progress.report(global_step)
-        self._saver.check()
-        self._check_order(global_step)
+        self._metrics.step(global_step)
         if self.should_stop:
             self._land(self._draft(global_step, metrics, epoch, data_position), state)
-        waited = self._clock() - self._saved_at
-        every = self._settings.save_every
-        if not is_due(every, seconds_since_save=waited, last_step=self._last_step, global_step=global_step):
+        if not self._due(global_step):
             return None
-        if self._saver.busy and self._settings.when_busy == "skip":
-            self._skipped_saves += 1
-            return None  # it stays due, and is tried again after the next step
         draft = self._draft(global_step, metrics, epoch, data_position)
-        save = self._save(draft, state, "due")
+        save = self._save(draft, _plans(state), "due")
         if self.should_stop:
             self._land(draft, state)
         return save
@@ -147,14 +170,13 @@ class TrackedSession(Session):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        self._saver.check()
-        self._check_order(global_step)
-        return self._save(self._draft(global_step, metrics, epoch, data_position), state, "asked")
+        self._note_step(global_step)
+        return self._save(self._draft(global_step, metrics, epoch, data_position), _plans(state), "asked")
 
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
         self._saver.wait(timeout_seconds)
         self._saver.check()
-        return self._last_committed
+        return self._commits.newest
 
     def __enter__(self) -> "TrackedSession":
         if not self._stop.install():
@@ -166,11 +188,13 @@ class TrackedSession(Session):
     ) -> None:
         try:
             if not isinstance(error, FencedError | SystemExit):
-                self.flush()
+                self.flush(self._seconds_left())
         except FencedError as fenced:
             error = fenced
         finally:
             self._stop.uninstall()
+            self._metrics.close()
+        record_crash(self._run_store, self._settings, error, self._told_step, self._loading or self._commits.restored)
         if isinstance(error, FencedError):
             tell(str(error))
             raise SystemExit(EX_FENCED) from error
@@ -178,12 +202,19 @@ class TrackedSession(Session):
             tell(str(error))
             raise SystemExit(EX_UNAVAILABLE) from error
 
-    def _continue_from(self, ref: CheckpointRef, skipped: list[Skipped]) -> None:
-        self._restored = ref
+    def _past(self) -> History | None:
+        """How often attempts of this step have failed, where the interval follows it."""
+        settings = self._settings
+        if settings.save_every.auto is None:
+            return None
+        return history(step_attempts(self._run_store, settings.run, settings.step))
+
+    def _continue_from(self, manifest: CheckpointManifest, skipped: list[Skipped]) -> None:
+        ref = manifest.ref
+        self._commits.restored_from(ref)
+        self._saver.expect(manifest)
         self._last_step = ref.global_step
         self._saved_at = self._clock()
-        if self._retention:
-            self._retention.trust(ref)
         self._report(skipped, f"using {_words(ref)}")
         message = f"attempt {self._settings.attempt} resumes from step {ref.global_step} ({_words(ref)})"
         self._journal.record([self._journal.event("checkpoint.restored", message, checkpoint=str(ref))])
@@ -199,12 +230,25 @@ class TrackedSession(Session):
         ]
         self._journal.record(events)
 
-    def _check_order(self, global_step: int) -> None:
-        newest = max(known.global_step if known else 0 for known in (self._newest, self._restored))
+    def _note_step(self, global_step: int) -> None:
+        self._saver.check()
+        self._told_step = global_step
+        newest = max(known.global_step if known else 0 for known in (self._newest, self._commits.restored))
         if global_step < newest:
             raise UsageError(
                 f"global_step {global_step} was given after {newest}; it counts completed steps, so it only grows"
             )
+
+    def _due(self, global_step: int) -> bool:
+        waited = self._clock() - self._saved_at
+        every = self._interval.every
+        if not is_due(every, seconds_since_save=waited, last_step=self._last_step, global_step=global_step):
+            return False
+        if self._saver.busy and self._settings.when_busy == "skip":
+            self._skipped_saves += 1
+            self._metrics.skipped()
+            return False  # it stays due, and is tried again after the next step
+        return True
 
     def _draft(
         self,
@@ -221,17 +265,17 @@ class TrackedSession(Session):
             attempt=self._settings.attempt,
             global_step=global_step,
             shards=(),
-            restored=self._restored,
+            restored=self._commits.restored,
             metrics=_numbers(metrics or {}),
-            facts=Facts(epoch=epoch, data_position=dict(data_position or {})),
+            facts=gather(self._environ, epoch=epoch, data_position=data_position),
             framework=FRAMEWORK,
         )
 
-    def _save(self, draft: CheckpointManifest, state: Any, reason: str, *, copy: bool = True) -> Save:
+    def _save(self, draft: CheckpointManifest, plans: list[ShardPlan], reason: str, *, copy: bool = True) -> Save:
         newest = self._newest
         if newest and newest.global_step == draft.global_step and not (newest.done and newest.wait() is None):
             return newest  # of this very step: under way, or committed
-        plans = plan_shards(flatten(state() if callable(state) else state))
+        before = self._clock()
         draft = draft.model_copy(update={"reason": reason})
         try:
             self._newest = self._saver.start(draft, plans, copy=copy)
@@ -242,120 +286,68 @@ class TrackedSession(Session):
             self._newest = self._saver.start(draft, plans)
         self._last_step = draft.global_step
         self._saved_at = self._clock()
+        self._metrics.stalled(self._saved_at - before)
         return self._newest
-
-    def _commit(self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploads: Uploads) -> CheckpointManifest:
-        whole = draft.model_copy(update={"parent": self._last_committed or self._restored})
-        return commit(self._store, whole, shards, self._check_fence, uploads)
-
-    def _committed(self, manifest: CheckpointManifest) -> None:
-        self._last_committed = manifest.ref
-        self._note_progress()
-        self._retain(manifest.ref)
-
-    def _note_progress(self) -> None:
-        """Leave with the run, once, that this attempt got on: retry budgets depend on it, and nobody else can see."""
-        if self._progress_noted or not self._settings.has_volume:
-            return
-        key = RunLayout(self._settings.run).progress(self._settings.step, self._settings.attempt)
-        try:
-            with contextlib.suppress(ObjectExistsError):  # an earlier process of this attempt did
-                self._run_store.create(key, b"")
-        except StoreError as error:
-            tell(f"the next save notes again that checkpoints are made, since it could not be stored: {error}")
-        else:
-            self._progress_noted = True
-
-    def _failed(self, global_step: int, error: Exception) -> None:
-        self._failed_saves += 1
-        message = f"step {global_step} could not be saved: {error}"
-        event = self._journal.event("checkpoint.save_failed", message, failed_saves=self._failed_saves)
-        # Storage has just failed: while the grace period runs, no more time is given to it.
-        self._journal.record([event], store=not self.should_stop)
-
-    def _retain(self, committed: CheckpointRef) -> None:
-        # While the grace period runs, there is no time for tidying.
-        if self._retention is None or self.should_stop:
-            return
-        try:
-            self._retention.trust(committed)
-            protected = {ref for ref in (self._ancestry.start, self._restored) if ref}
-            self._retention.apply(self._ancestry.starts(), protected)
-        except (StoreError, IntegrityError) as error:
-            tell(f"old checkpoints could not be removed: {error}")
 
     def _check_fence(self) -> None:
         check_fence(self._run_store, self._settings.run, self._settings.step, self._settings.attempt)
 
     def _land(self, draft: CheckpointManifest, state: Any) -> None:
-        """Save what can be saved before the process is killed, report it, and end the program."""
-        plans = plan_shards(flatten(state() if callable(state) else state))
+        """Commit what can be committed before the process is killed, report it, and end the program."""
+        noticed = self._seconds_since_told()
+        before, failures = self._commits.newest, self._commits.failures
+        plans = _plans(state)
         size = sum(plan.size_bytes for plan in plans)
-        running = self._saver.running_bytes
-        choice = land(Approach(self._seconds_left(), self._saver.bytes_per_second, size, running))
-        before, failed = self._last_committed, self._failed_saves
+        seen = Approach(self._seconds_left(), self._saver.bytes_per_second, size, self._saver.running_bytes)
+        choice = land(seen)
         if choice is Choice.REPLACE:
-            self._saver.cancel()
-            self._saver.wait(self._seconds_left())
-            self._saver.resume()
+            self._saver.give_up(self._seconds_left())
         if choice in (Choice.SAVE, Choice.REPLACE):
-            # Training has stopped, so the state holds still.
-            self._save(draft, state, "sigterm", copy=False)
+            # Training has stopped, so the state holds still and need not be copied.
+            self._save(draft, plans, "sigterm", copy=False)
+        staged = self._seconds_since_told()
         if choice is not Choice.LEAVE:
             self._saver.wait(self._seconds_left())
-        self._saver.cancel()
-        self._report_landing(choice, draft.global_step, size, before, store=self._failed_saves == failed)
-        self._saver.check()
-        self._leave()
-
-    def _report_landing(
-        self, choice: Choice, global_step: int, size: int, before: CheckpointRef | None, *, store: bool
-    ) -> None:
-        committed = self._last_committed if self._last_committed != before else None
-        newest = self._last_committed or self._restored
-        lost = global_step - (newest.global_step if newest else 0)
-        spent, left = self._seconds_since_told(), self._seconds_left()
-        spare = f", {left + _LEAVING_SECONDS:.1f} s before the kill" if left is not None else ""
-        if committed and not lost:
-            outcome = f"step {global_step} was committed {spent:.1f} s after SIGTERM{spare}"
-        elif choice is Choice.LEAVE:
-            outcome = f"no time to save step {global_step} ({size:,} bytes); {lost} steps are trained again"
-        else:
-            outcome = f"step {global_step} was not committed within {spent:.1f} s; {lost} steps are trained again"
-        event = self._journal.event(
-            "checkpoint.preempted",
-            f"told to stop at step {global_step}: {outcome}",
-            choice=choice.value,
-            global_step=global_step,
+        self._saver.give_up(0)
+        newest = self._commits.newest
+        card = ReportCard(
+            choice=choice,
+            global_step=draft.global_step,
             state_bytes=size,
             grace_seconds=self._settings.grace_seconds,
-            bytes_per_second=self._saver.bytes_per_second,
-            committed=str(committed) if committed else None,
-            seconds=round(spent, 3),
-            spare_seconds=None if left is None else round(left + _LEAVING_SECONDS, 3),
-            steps_lost=lost,
+            noticed_seconds=noticed,
+            staged_seconds=staged,
+            ended_seconds=self._seconds_since_told(),
+            bytes_per_second=seen.bytes_per_second,
+            committed=newest if newest != before else None,
+            newest_step=self._commits.base.global_step if self._commits.base else 0,
         )
-        self._journal.record([event], store=store and (left is None or left > 0))
+        event = self._journal.event("checkpoint.preempted", card.message(), **card.data())
+        # No time is given to storage that has just failed, or that is late already.
+        self._journal.record([event], store=self._commits.failures == failures and self._seconds_left() != 0)
+        self._saver.check()
+        self._leave()
 
     def _seconds_since_told(self) -> float:
         return self._clock() - (self._stop.requested_at or 0.0)
 
     def _seconds_left(self) -> float | None:
-        """Until the program must begin to leave; None when nobody said how long the grace period is."""
-        grace = self._settings.grace_seconds
-        return None if grace is None else max(0.0, grace - _LEAVING_SECONDS - self._seconds_since_told())
-
-    def _leave_if_told(self) -> None:
-        if self.should_stop:
-            self._leave()
+        """Until the program must begin to leave; None when it need not, or nobody said how long the grace period is."""
+        if not self.should_stop or self._settings.grace_seconds is None:
+            return None
+        return max(0.0, self._settings.grace_seconds - _LEAVING_SECONDS - self._seconds_since_told())
 
     def _leave(self) -> None:
-        last = self._last_committed or self._restored
-        have = f"the newest checkpoint is {_words(last)}" if last else "no checkpoint exists yet"
+        base = self._commits.base
+        have = f"the newest checkpoint is {_words(base)}" if base else "no checkpoint exists yet"
         grace = f" of {self._settings.grace_seconds:g} s" if self._settings.grace_seconds else ""
         told = f"told to stop (SIGTERM) {self._seconds_since_told():.1f} s{grace} ago"
         tell(f"{told}; {have}; exit code {EX_TEMPFAIL} asks to be tried again")
         raise SystemExit(EX_TEMPFAIL)
+
+
+def _plans(state: Any) -> list[ShardPlan]:
+    return plan_shards(flatten(state() if callable(state) else state))
 
 
 def _words(ref: CheckpointRef) -> str:

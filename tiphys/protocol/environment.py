@@ -31,6 +31,9 @@ WHEN_BUSY = "TIPHYS_WHEN_BUSY"
 METRICS = "TIPHYS_METRICS"
 """Where the metrics of the training loop can be seen: ``port:9464`` or ``textfile:/folder``; absent for none."""
 
+CACHE = "TIPHYS_CACHE"
+"""Folder that the processes of a node share, where shards of restored checkpoints are kept."""
+
 GRACE_SECONDS = "TIPHYS_GRACE_SECONDS"
 """Whole seconds between SIGTERM and SIGKILL."""
 

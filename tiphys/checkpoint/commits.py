@@ -1,0 +1,124 @@
+"""What an attempt commits, and what follows a commit or a failure; all of it away from the training.
+
+A commit is acknowledged only after its manifest stands, and retention runs only
+after that. What fails costs a line in the log and not the training.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from tiphys.checkpoint.ancestry import Ancestry
+from tiphys.checkpoint.commit import ShardSource, Uploads, commit
+from tiphys.checkpoint.interval import Interval
+from tiphys.checkpoint.journal import Journal, tell
+from tiphys.checkpoint.metrics import NoMetrics, cause_of
+from tiphys.checkpoint.settings import Settings
+from tiphys.errors import IntegrityError, ObjectExistsError, StoreError
+from tiphys.lineage.retention import Retention
+from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Facts
+from tiphys.store import RunLayout, Store, find_record
+
+
+class Commits:
+    """The checkpoints of one attempt. Its methods are called on the thread that saves."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        run_store: Store,
+        store: Store,
+        journal: Journal,
+        metrics: NoMetrics,
+        interval: Interval,
+        ancestry: Ancestry,
+        check_fence: Callable[[], None],
+        in_a_hurry: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._run_store = run_store
+        self._store = store
+        self._journal = journal
+        self._metrics = metrics
+        self._interval = interval
+        self._ancestry = ancestry
+        self._check_fence = check_fence
+        self._in_a_hurry = in_a_hurry
+        self._retention = Retention(store, settings.lineage, settings.keep, recheck=check_fence)
+        self._claim: AttemptClaim | None = None
+        self._progress_noted = False
+        self.restored: CheckpointRef | None = None
+        self.newest: CheckpointRef | None = None
+        self.failures = 0
+
+    @property
+    def base(self) -> CheckpointRef | None:
+        """The newest checkpoint that holds what this attempt knows."""
+        return self.newest or self.restored
+
+    def restored_from(self, ref: CheckpointRef) -> None:
+        """The attempt goes on from ``ref``, whose every hash was compared."""
+        self.restored = ref
+        self._retention.trust(ref)
+
+    def commit(self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploads: Uploads) -> CheckpointManifest:
+        """Store ``shards`` and commit them as the child of what was committed before; raises as `commit` does."""
+        whole = draft.model_copy(update={"parent": self.base, "facts": self._facts(draft)})
+        return commit(self._store, whole, shards, self._check_fence, uploads)
+
+    def committed(self, manifest: CheckpointManifest) -> None:
+        """Acknowledge a commit, then see to what may follow it."""
+        self.newest = manifest.ref
+        self._metrics.uploaded(manifest.upload_seconds, manifest.size_bytes)
+        self._metrics.saved(manifest.global_step)
+        self._note_progress()
+        if not self._in_a_hurry():
+            self._adjust_interval(manifest)
+            self._retain(manifest.ref)
+
+    def failed(self, global_step: int, error: Exception) -> None:
+        """Count and tell a save that will not be tried again."""
+        self.failures += 1
+        self._metrics.failed(cause_of(error))
+        message = f"step {global_step} could not be saved: {error}"
+        event = self._journal.event("checkpoint.save_failed", message, failed_saves=self.failures)
+        # Storage has just failed: while the grace period runs, no more time is given to it.
+        self._journal.record([event], store=not self._in_a_hurry())
+
+    def _facts(self, draft: CheckpointManifest) -> Facts:
+        """The facts of ``draft``, and those that only the attempt's claim knows."""
+        if self._claim is None:
+            key = RunLayout(self._settings.run).attempt(self._settings.step, self._settings.attempt)
+            self._claim = find_record(self._run_store, key, AttemptClaim)
+        if self._claim is None:
+            return draft.facts
+        known = {"dataset": self._claim.dataset, "parameters": self._claim.parameters}
+        return draft.facts.model_copy(update=known)
+
+    def _note_progress(self) -> None:
+        """Leave with the run, once, that this attempt got on: retry budgets depend on it, and nobody else can see."""
+        if self._progress_noted or not self._settings.has_volume:
+            return
+        key = RunLayout(self._settings.run).progress(self._settings.step, self._settings.attempt)
+        try:
+            with contextlib.suppress(ObjectExistsError):  # an earlier process of this attempt did
+                self._run_store.create(key, b"")
+        except StoreError as error:
+            tell(f"the next save notes again that checkpoints are made, since it could not be stored: {error}")
+        else:
+            self._progress_noted = True
+
+    def _adjust_interval(self, manifest: CheckpointManifest) -> None:
+        size = manifest.size_bytes
+        if change := self._interval.observe_save(manifest.stage_seconds, manifest.upload_seconds, size):
+            self._journal.record([self._journal.event("checkpoint.interval", change.message, **change.data)])
+
+    def _retain(self, committed: CheckpointRef) -> None:
+        if self._settings.keep is None:
+            return
+        try:
+            self._retention.trust(committed)
+            protected = {ref for ref in (self._ancestry.start, self.restored) if ref}
+            self._retention.apply(self._ancestry.starts(), protected)
+        except (StoreError, IntegrityError) as error:
+            tell(f"old checkpoints could not be removed: {error}")
