@@ -19,7 +19,7 @@ help:  ## list the targets
 	.tools/bin/python -m pip install --quiet 'uv>=0.9,<1'
 
 setup: $(filter .tools/bin/uv,$(UV))  ## install the locked packages into .venv
-	@$(UV) sync --quiet --locked --all-extras
+	@$(UV) sync --quiet --locked --all-extras --no-extra torch
 
 demo: setup  ## watch a training run survive kills, corruption and a lost orchestrator
 	@$(RUN) tiphys demo
@@ -29,6 +29,10 @@ test: setup  ## run the tests (under 5 minutes on 2 cores)
 
 coverage: setup  ## run the tests and hold the coverage of tiphys/ at 95 %
 	@$(RUN) pytest --cov --cov-report=term:skip-covered
+
+test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in an environment of its own (5 GB)
+	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --group torch
+	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch
 
 cluster:  ## start a Kubernetes with an S3 server here, as root; prints lines for the shell to evaluate
 	@$(HARNESS).harness up
@@ -60,6 +64,6 @@ golden: setup  ## accept what compile emits now as the golden files; review the 
 	@git --no-pager diff --stat -- examples templates charts docs
 
 clean:  ## remove what the targets made
-	rm -rf .venv .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
+	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage lint golden cluster cluster-down images test-cluster test-argo bench-cluster clean
+.PHONY: help setup demo test coverage test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster clean

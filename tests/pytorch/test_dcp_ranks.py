@@ -1,0 +1,191 @@
+"""torch.distributed.checkpoint in several processes: one commit or none, one choice for all.
+
+| what happens | outcome |
+|---|---|
+| 4 ranks save, 2 and then 1 load | every bit, resharded |
+| by dcp.save, dcp.async_save, dcp.load | the same |
+| a shard of the newest is damaged | every rank takes the one before |
+| the only one is damaged, in the part of one rank | no rank's state was touched |
+| a rank is killed while it saves | nothing is committed, and the others learn of it |
+| another attempt takes the place | nothing is committed, all exit with 76 |
+| SIGTERM in one rank | all save the same step and exit with 75 |
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
+
+from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
+
+from tiphys.lineage.choose import commits_of
+from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.verify import checkpoint_fault, read_manifest
+from tiphys.store import DirectoryStore
+
+
+class World:
+    """Runs programs as ranks, over one store."""
+
+    def __init__(self, launcher: subprocess.Popen[str], folder: Path) -> None:
+        self._launcher = launcher
+        self._folder = folder
+        self._runs = 0
+        self.store = DirectoryStore(folder / "store")
+
+    def __call__(
+        self,
+        ranks: int,
+        program: str,
+        *,
+        attempt: int = 1,
+        of_rank: dict[int, dict[str, str]] | None = None,
+        **arguments: Any,
+    ) -> list[dict[str, Any]]:
+        self._runs += 1
+        order = {
+            "world": ranks,
+            "program": program,
+            "arguments": arguments,
+            "folder": str(self._folder / f"run-{self._runs}"),
+            "of_rank": of_rank or {},
+            "environ": {
+                "TIPHYS_STORE": self.store.url,
+                "TIPHYS_RUN": RUN,
+                "TIPHYS_STEP": STEP,
+                "TIPHYS_ATTEMPT": "1",
+                "TIPHYS_LINEAGE": LINEAGE,
+                "TIPHYS_SAVE_EVERY": "1 steps",
+                "TIPHYS_FAILPOINTS_LOG": str(self._folder / "failpoints"),
+            },
+        }
+        assert self._launcher.stdin
+        assert self._launcher.stdout
+        self._launcher.stdin.write(json.dumps(order) + "\n")
+        self._launcher.stdin.flush()
+        return json.loads(self._launcher.stdout.readline())
+
+    @property
+    def faults(self) -> str:
+        return (self._folder / "failpoints").read_text()
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "support.torch_launcher"]
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.stdin.close()
+        process.wait(60)
+
+
+@pytest.fixture
+def world(launcher: subprocess.Popen[str], tmp_path: Path) -> World:
+    world = World(launcher, tmp_path)
+    write_claim(world.store, claim_of(1))
+    return world
+
+
+def ok(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the ranks returned; fails with what they said if one of them did not end well."""
+    assert all(rank["exit"] == 0 for rank in ranks), "\n".join(f"{rank['exit']}: {rank['said']}" for rank in ranks)
+    return [rank["result"] for rank in ranks]
+
+
+def exits(ranks: list[dict[str, Any]]) -> list[int]:
+    return [rank["exit"] for rank in ranks]
+
+
+def damage(world: World, step: int, rank: int, attempt: int = 1) -> None:
+    """Turn one bit of the first shard that a rank wrote."""
+    shard = next(
+        s for s in read_manifest(world.store, ref(attempt, step)).shards if s.rank == rank and ".distcp" in s.key
+    )
+    path = Path(world.store.url.removeprefix("file://")) / shard.key
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(content)
+
+
+def expected(world: World, step: int) -> str:
+    return ok(world(1, "expected", step=step))[0]
+
+
+def test_four_ranks_save_and_two_or_one_load_what_they_saved(world):
+    ok(world(4, "train", total=2))
+
+    manifest = read_manifest(world.store, ref(1, 2))
+    assert manifest.framework == "torch.dcp"
+    assert manifest.facts.world_size == 4
+    assert {shard.rank for shard in manifest.shards} == {0, 1, 2, 3}
+    assert checkpoint_fault(world.store, ref(1, 2)) is None
+    wanted = {"done": 2, "restored": expected(world, 2), "last": "None"}
+    assert ok(world(2, "train", total=2)) == [wanted] * 2
+    assert ok(world(1, "train", total=2)) == [wanted]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_functions_of_dcp_work_with_writer_and_reader(world, background):
+    results = ok(world(2, "by_hand", step=7, background=background))
+
+    assert results == [{"restored": expected(world, 7)}] * 2
+    assert commits_of(world.store, LINEAGE) == [ref(1, 7)]
+
+
+def test_damage_in_the_part_of_one_rank_sends_all_of_them_to_the_checkpoint_before(world):
+    ok(world(2, "train", total=2))
+    damage(world, step=2, rank=1)
+
+    results = ok(world(2, "train", total=1))
+
+    assert results == [{"done": 1, "restored": expected(world, 1), "last": "None"}] * 2
+    assert quarantined(world.store, LINEAGE) == {ref(1, 2)}
+
+
+def test_where_every_checkpoint_is_damaged_no_rank_has_touched_its_state(world):
+    ok(world(2, "train", total=1))
+    damage(world, step=1, rank=1)
+
+    results = ok(world(2, "train", total=0))
+
+    assert results == [{"done": 0, "restored": expected(world, 0), "last": "None"}] * 2
+    assert quarantined(world.store, LINEAGE) == {ref(1, 1)}
+
+
+@pytest.mark.parametrize("point", ["checkpoint.before_shard", "checkpoint.after_shard"])
+def test_a_rank_that_dies_while_it_saves_means_that_nothing_is_committed(world, point):
+    killed = {"TIPHYS_FAILPOINTS": f"{point}=crash@2"}
+
+    ranks = world(4, "train", total=2, of_rank={3: killed})
+
+    assert exits(ranks) == [0, 0, 0, -9]
+    assert [rank["result"]["last"] for rank in ranks[:3]] == ["1-1"] * 3
+    assert "step 2 could not be saved" in ranks[0]["said"]
+    assert f"{point}=crash" in world.faults
+    assert commits_of(world.store, LINEAGE) == [ref(1, 1)]
+    assert ok(world(2, "train", total=1))[0]["restored"] == expected(world, 1)
+
+
+def test_ranks_of_an_attempt_that_was_replaced_commit_nothing_and_all_stop(world):
+    ranks = world(2, "train", total=5, replaced=3)
+
+    assert exits(ranks) == [76, 76]
+    assert commits_of(world.store, LINEAGE) == [ref(1, 2), ref(1, 1)]
+
+
+def test_sigterm_in_one_rank_saves_in_all_of_them(world):
+    ranks = world(4, "train", total=5, stop=3, stopped_rank=2)
+
+    assert exits(ranks) == [75, 75, 75, 75]
+    assert commits_of(world.store, LINEAGE)[0] == ref(1, 3)
+    assert read_manifest(world.store, ref(1, 3)).reason == "sigterm"
+    assert [result["done"] for result in ok(world(2, "train", total=3))] == [3, 3]
