@@ -71,7 +71,10 @@ class Loader:
             StoreError: storage did not answer; that says nothing about the checkpoint.
             LoadStoppedError: ``stopping`` answered yes.
         """
-        document, *shards = [shard for shard in manifest.shards if shard.rank == rank]
+        shards = [shard for shard in manifest.shards if shard.rank == rank]
+        if not shards:
+            raise IntegrityError(f"checkpoint {manifest.ref} has no shards of rank {rank}")
+        document, *shards = shards
         assembly = Assembly(bytes(self._verified(document)))
         in_parallel(lambda _, shard: assembly.add(self._verified(shard)), shards, self._threads)
         if self._cache:

@@ -18,7 +18,7 @@ from tiphys.checkpoint.staging import Staging
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.records import CheckpointManifest
 
-_PAUSES_SECONDS = (5.0, 20.0)
+PAUSES_SECONDS = (5.0, 20.0)
 """Between tries of a save, each of which has already tried every request several times."""
 
 
@@ -56,7 +56,6 @@ class Saver:
         asynchronous: bool = True,
         copies: int = 1,
         threads: int = 4,
-        pauses_seconds: Sequence[float] = _PAUSES_SECONDS,
     ) -> None:
         self._commit = commit
         self._committed = committed
@@ -64,7 +63,7 @@ class Saver:
         self.asynchronous = asynchronous
         self._free = [Staging() for _ in range(copies)]
         self._threads = threads
-        self._pauses = pauses_seconds if asynchronous else ()
+        self._pauses: Sequence[float] = PAUSES_SECONDS if asynchronous else ()
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: list[_Job] = []

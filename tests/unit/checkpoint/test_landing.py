@@ -1,0 +1,174 @@
+"""What is done with the time between SIGTERM and SIGKILL.
+
+| the measured bandwidth says | choice |
+|---|---|
+| nothing: no save yet, or no grace period known | save the newest state |
+| the save under way and the newest state both land | save: finish the one, then the other |
+| the newest lands, both do not | replace: give up the one under way |
+| only the one under way lands | finish it |
+| nothing lands | leave |
+| the newest nearly lands, nothing is under way | save: there is nothing to lose |
+"""
+
+import os
+import signal
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.lineage import LINEAGE, RUN, ref
+from support.memory import MemoryStore
+from support.sessions import Clock, open_session, state_at
+
+from tiphys.checkpoint.landing import Approach, Choice, land
+from tiphys.checkpoint.preemption import ReportCard
+from tiphys.lineage.choose import commits_of
+from tiphys.store import read_events
+
+MIB = 1 << 20
+PATIENCE_SECONDS = 120
+
+
+@pytest.mark.parametrize(
+    ("left", "mib_per_second", "state_mib", "running_mib", "expected"),
+    [
+        (None, 100, 1024, 0, Choice.SAVE),
+        (5, None, 1024, 512, Choice.SAVE),
+        (30, 100, 1024, 0, Choice.SAVE),
+        (30, 100, 1024, 1024, Choice.SAVE),
+        (30, 100, 2048, 1024, Choice.REPLACE),
+        (5, 100, 1024, 200, Choice.FINISH),
+        (5, 100, 1024, 5000, Choice.LEAVE),
+        (5, 100, 1024, 0, Choice.LEAVE),
+        (13, 100, 1024, 0, Choice.SAVE),
+        (0, 100, 1024, 0, Choice.LEAVE),
+    ],
+)
+def test_the_most_that_lands_is_tried(left, mib_per_second, state_mib, running_mib, expected):
+    speed = mib_per_second * MIB if mib_per_second else None
+    assert land(Approach(left, speed, state_mib * MIB, running_mib * MIB)) is expected
+
+
+approaches = st.builds(
+    Approach,
+    st.floats(0, 300),
+    st.floats(1e6, 1e10),
+    st.integers(0, 1 << 36),
+    st.integers(0, 1 << 36),
+)
+
+
+@given(approaches)
+def test_what_is_committed_at_last_is_never_given_up_for_what_will_not_land(seen):
+    if land(seen) is Choice.REPLACE:
+        assert seen.state_bytes / seen.bytes_per_second < seen.seconds_left
+
+
+@given(approaches, st.floats(0, 300))
+def test_more_time_never_makes_less_of_it(seen, more):
+    worth = {Choice.LEAVE: 0, Choice.FINISH: 1, Choice.REPLACE: 2, Choice.SAVE: 2}
+    longer = seen._replace(seconds_left=seen.seconds_left + more)
+    assert worth[land(longer)] >= worth[land(seen)]
+
+
+class SlowStore(MemoryStore):
+    """Each shard takes ``seconds`` of ``clock``, once `open`."""
+
+    def __init__(self, clock, seconds):
+        super().__init__()
+        self.clock = clock
+        self.seconds = seconds
+
+    def create(self, key, data, *, sha256=None):
+        if "shards/" in key:
+            self.clock.advance(self.seconds)
+        super().create(key, data, sha256=sha256)
+
+
+def preempted(store):
+    return [event for event in read_events(store, RUN) if event.name == "checkpoint.preempted"]
+
+
+def test_the_report_card_says_what_became_of_the_grace_period():
+    clock = Clock()
+    store = SlowStore(clock, 2.0)
+    with pytest.raises(SystemExit) as exit_, open_session(store, clock=clock, grace_seconds=30) as session:
+        os.kill(os.getpid(), signal.SIGTERM)
+        clock.advance(1.5)
+        session.step(7, state_at(7))
+    assert exit_.value.code == 75
+    assert commits_of(store, LINEAGE) == [ref(1, 7)]
+    (event,) = preempted(store)
+    assert event.message == ("told to stop at step 7: it was committed 5.5 s after SIGTERM, 24.5 s before the kill")
+    assert event.data["choice"] == "save"
+    assert event.data["noticed_seconds"] == 1.5
+    assert event.data["ended_seconds"] == 5.5
+    assert event.data["spare_seconds"] == 24.5
+    assert event.data["committed"] == "1-7"
+    assert event.data["steps_lost"] == 0
+
+
+def test_a_state_that_cannot_land_is_not_begun():
+    clock = Clock()
+    store = SlowStore(clock, 0.0)
+    session = open_session(store, clock=clock, grace_seconds=5)
+    with pytest.raises(SystemExit), session:
+        session.save(3, state_at(3)).wait(PATIENCE_SECONDS)
+        session._saver.bytes_per_second = 1.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        session.step(5, state_at(5))
+    assert commits_of(store, LINEAGE) == [ref(1, 3)]
+    (event,) = preempted(store)
+    assert "there was no time to save its" in event.message
+    assert event.message.endswith("; 2 steps are trained again")
+    assert event.data["choice"] == "leave"
+
+
+def test_the_save_under_way_is_finished_where_there_is_no_time_for_more():
+    gate = threading.Event()
+
+    class Gated(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            if "manifests/" in key:
+                assert gate.wait(PATIENCE_SECONDS)
+            super().create(key, data, sha256=sha256)
+
+    store = Gated()
+    session = open_session(store, clock=Clock(), grace_seconds=120, asynchronous=True)
+    with pytest.raises(SystemExit), session:
+        session.save(3, state_at(3))
+        session._saver.bytes_per_second = 1.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        session._saver._pending[0].left_bytes = 10
+        gate.set()
+        session.step(5, state_at(5))
+    assert commits_of(store, LINEAGE) == [ref(1, 3)]
+    (event,) = preempted(store)
+    assert "there was time for the save under way, of step 3; 2 steps are trained again" in event.message
+
+
+def test_a_signal_during_a_save_is_answered_when_the_save_is_over():
+    class Signalling(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            if "manifests/" in key and not session.should_stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().create(key, data, sha256=sha256)
+
+    store = Signalling()
+    session = open_session(store)
+    with pytest.raises(SystemExit) as exit_, session:
+        session.step(1, state_at(1))
+    assert exit_.value.code == 75
+    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+
+
+def test_a_card_without_a_grace_period_says_nothing_about_the_kill():
+    card = ReportCard(Choice.SAVE, 4, 10, None, 0.1, 0.2, 0.3, None, ref(1, 4), 4)
+    assert card.message() == "told to stop at step 4: it was committed 0.3 s after SIGTERM"
+    assert card.data()["spare_seconds"] is None
+
+
+def test_a_card_of_a_failure_counts_what_is_lost():
+    card = ReportCard(Choice.SAVE, 4, 10, 30.0, 0.1, 0.2, 29.0, None, None, 3)
+    assert card.message() == "told to stop at step 4: nothing was committed within 29.0 s; 1 step is trained again"

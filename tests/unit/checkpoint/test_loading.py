@@ -1,0 +1,152 @@
+"""Reading checkpoints: what it asks of storage, what it believes, and what a node keeps of it."""
+
+import threading
+
+import numpy as np
+import pytest
+from support.counting import CountingStore
+from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
+from support.memory import MemoryStore
+from support.sessions import newest_shards, open_session, state_at, train
+
+from tiphys.checkpoint.cache import NodeCache
+from tiphys.checkpoint.loading import Loader, LoadStoppedError
+from tiphys.checkpoint.shards import plan_shards
+from tiphys.errors import IntegrityError
+from tiphys.store import LineageLayout
+
+RETAINED = 1000
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+def load(store, loader=None, step=3):
+    loader = loader or Loader(store)
+    return loader.load(loader.manifest(ref(1, step)), state_at(0))
+
+
+def test_the_choice_among_a_thousand_checkpoints_asks_storage_four_times(store):
+    """One listing for the fence, one of the quarantine, one of the manifests, and one manifest."""
+    train(store, 1)
+    manifest = store.objects[LineageLayout(LINEAGE).manifest(1, 1)]
+    for step in range(2, RETAINED + 1):  # only the newest is ever read
+        store.objects[LineageLayout(LINEAGE).manifest(1, step)] = manifest
+    with open_session(store) as session:
+        session.save(RETAINED + 1, state_at(RETAINED + 1))
+    write_end(store, end_of(1))
+    newest = ref(1, RETAINED + 1)
+    write_claim(store, claim_of(2, newest))
+    counting = CountingStore(store)
+    session = open_session(counting, 2, resume_from=newest, admit=False)
+    events, shards = 2, len(newest_shards(store, 1, RETAINED + 1))
+    assert session.restore(default=state_at(0))["step"] == RETAINED + 1
+    asked = sum(counting.requests.values()) - shards - events
+    assert asked == 4, counting.requests
+
+
+def test_shards_are_read_by_several_threads_and_put_where_they_belong(store, monkeypatch):
+    from tiphys.checkpoint import tracked
+
+    state = {f"layer{n}": np.arange(1000, dtype=np.float32) * n for n in range(20)}
+    monkeypatch.setattr(tracked, "plan_shards", lambda flat: plan_shards(flat, shard_bytes=1500))
+    with open_session(store) as session:
+        session.save(3, state)
+    readers = set()
+
+    class Watching(MemoryStore):
+        def chunks(self, key, size_bytes=8 << 20):
+            readers.add(threading.current_thread().name)
+            yield from super().chunks(key, size_bytes)
+
+    watching = Watching(store.objects)
+    loader = Loader(watching, threads=4)
+    back = loader.load(loader.manifest(ref(1, 3)))
+    for name, array in state.items():
+        np.testing.assert_array_equal(back[name], array)
+    assert "tiphys-shard" in readers
+
+
+def test_a_program_that_is_told_to_stop_reads_no_further_shard(store):
+    train(store, 3)
+    with pytest.raises(LoadStoppedError):
+        load(store, Loader(store, stopping=lambda: True))
+
+
+def test_what_a_node_has_read_is_not_fetched_again(store, tmp_path):
+    train(store, 3)
+    cache = NodeCache(tmp_path / "cache")
+    load(store, Loader(store, cache=cache))
+    store.refuses = lambda operation, key: "shards/" in key
+    assert load(store, Loader(store, cache=NodeCache(tmp_path / "cache")))["step"] == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None], ids=["empty", "short", "flipped"])
+def test_a_damaged_file_in_the_cache_is_fetched_again_and_mended(store, tmp_path, damage, capsys):
+    train(store, 3)
+    folder = tmp_path / "cache"
+    load(store, Loader(store, cache=NodeCache(folder)))
+    kept = {path: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
+    assert len(kept) == 2
+    for path, content in kept.items():
+        path.write_bytes(bytes([content[0] ^ 1]) + content[1:] if damage is None else damage)
+    np.testing.assert_array_equal(
+        load(store, Loader(store, cache=NodeCache(folder)))["weights"], state_at(3)["weights"]
+    )
+    assert {path: path.read_bytes() for path in kept} == kept
+    if damage is None:
+        assert "does not hold what its name says" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(store, tmp_path, capsys):
+    train(store, 3)
+    (tmp_path / "file").write_text("in the way")
+    loader = Loader(store, cache=NodeCache(tmp_path / "file" / "cache"))
+    assert load(store, loader)["step"] == 3
+    assert capsys.readouterr().err.count("cannot be used") == 1
+
+
+def test_a_full_disk_under_the_cache_costs_time_and_nothing_else(store, tmp_path, monkeypatch, capsys):
+    from pathlib import Path
+
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    train(store, 3)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert load(store, Loader(store, cache=NodeCache(tmp_path / "cache")))["step"] == 3
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path for path in (tmp_path / "cache").iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_the_cache_keeps_what_was_just_read_and_forgets_the_oldest(store, tmp_path):
+    train(store, 3)
+    folder = tmp_path / "cache"
+    for step in (1, 2, 3):
+        load(store, Loader(store, cache=NodeCache(folder, limit_bytes=0)), step)
+    loader = Loader(store)
+    kept = {path.name for path in folder.iterdir() if path.suffix != ".lock"}
+    assert kept == {shard.sha256 for shard in loader.manifest(ref(1, 3)).shards}
+
+
+def test_two_processes_of_a_node_fetch_a_shard_once(store, tmp_path):
+    """The second waits for the first, as the lock is of the file and not of the object."""
+    train(store, 3)
+    counting = CountingStore(store)
+    folder = tmp_path / "cache"
+    loaders = [Loader(counting, cache=NodeCache(folder), threads=1) for _ in range(4)]
+    threads = [threading.Thread(target=load, args=(counting, loader)) for loader in loaders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counting.requests["read"] == 4 + 2  # each its manifest, and two shards once
+
+
+def test_a_checkpoint_without_shards_of_this_rank_is_damaged(store):
+    train(store, 3)
+    loader = Loader(store)
+    with pytest.raises(IntegrityError, match="no shards of rank 1"):
+        loader.load(loader.manifest(ref(1, 3)), rank=1)
