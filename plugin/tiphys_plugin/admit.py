@@ -13,11 +13,11 @@ from typing import Any
 from tiphys.errors import ConflictError, FencedError, IntegrityError, NotFoundError, UsageError
 from tiphys.faults import failpoint
 from tiphys.lineage.choose import Choice, choose
-from tiphys.protocol.operations import Admit, attempt_of
+from tiphys.protocol.operations import Admit, attempt_of, retry_of
 from tiphys.protocol.policy import GpuRequest
 from tiphys.protocol.wire import ExecuteReply, failed, pending
 from tiphys.records import AttemptClaim, Cause, Outcome, SubmissionClaim
-from tiphys.store import Attempt, find_record, lineage_of, step_attempts
+from tiphys.store import Attempt, Claim, find_record, lineage_of, step_attempts
 from tiphys.store import claim as claim_record
 from tiphys_plugin import adoption, answers, ending, pods
 from tiphys_plugin.ledger import Admission, Admitted, Deferred, LeaseRequest, Rejected
@@ -28,6 +28,8 @@ from tiphys_plugin.settle import decision
 from tiphys_plugin.stepkey import step_key
 from tiphys_plugin.workflows import is_stopping, lease_is_gone
 
+_BEGINNING = Choice(None, (), ())
+
 
 def admit(call: StepCall, operation: Admit, template: dict[str, Any]) -> ExecuteReply:
     """Answer one admit node.
@@ -36,6 +38,8 @@ def admit(call: StepCall, operation: Admit, template: dict[str, Any]) -> Execute
         FencedError: a newer submission of the run has taken over.
         ConflictError: an earlier attempt runs where this plugin cannot look.
     """
+    if (reply := _open_first(call, operation, template)) is not None:
+        return reply
     attempts = step_attempts(call.store, call.run, call.step)
     for attempt in attempts:
         if (attempt.claim.uid, attempt.claim.node) == (call.binding.uid, call.node):
@@ -54,6 +58,22 @@ def admit(call: StepCall, operation: Admit, template: dict[str, Any]) -> Execute
             return waiting
         attempts = step_attempts(call.store, call.run, call.step)
     return _open(call, key, attempts, found.damage)
+
+
+def _open_first(call: StepCall, operation: Admit, template: dict[str, Any]) -> ExecuteReply | None:
+    """Open attempt 1 of a step that nobody has asked about; None if somebody has, or if more has to be asked.
+
+    A claim of attempt 1 that is won says that there was none before, and so
+    nothing to repeat, to adopt or to end: one write in the place of the reads
+    that would find nothing.
+    """
+    spec = call.spec
+    if call.binding.submission > 1 or retry_of(call.node) or spec.gpu is not None or spec.share:
+        return None
+    key = step_key(call.store, spec, operation, template)
+    _check_newest(call)
+    claim = _claim(call, key, 1, None, _choose(call, ()))
+    return answers.go(call, claim.record) if claim.won else None
 
 
 def _replay(call: StepCall, attempt: Attempt) -> ExecuteReply:
@@ -95,8 +115,14 @@ def _given_up(call: StepCall, attempts: Sequence[Attempt]) -> ExecuteReply | Non
 
 
 def _check_newest(call: StepCall) -> None:
+    """Raise `FencedError` if a later submission was claimed. All steps of a workflow ask the same."""
     newer = call.binding.submission + 1
-    if find_record(call.store, call.layout.submission(newer), SubmissionClaim) is not None:
+    key = call.layout.submission(newer)
+    services = call.services
+    taken_over = services.together.ask(
+        key, lambda: find_record(call.store, key, SubmissionClaim) is not None, services.settings.lock_seconds
+    )
+    if taken_over:
         raise FencedError(
             f"submission {newer} has taken over run {call.run}; workflow {call.binding.workflow} may open no more "
             "attempts and can be stopped"
@@ -125,7 +151,7 @@ def _open(call: StepCall, key: str, attempts: Sequence[Attempt], damage: str) ->
             return _refuse(call, key, number, f"{admission.reason}: {admission.message}")
     failpoint("admit.after_lease")
     with _released_on_refusal(call, number, admission):
-        claim = _claim(call, key, number, admission, _choose(call, attempts))
+        claim = _claim(call, key, number, admission, _choose(call, attempts)).record
     if not _is_ours(call, claim):
         return _lost(call, claim, admission)
     return answers.go(call, claim, _capital(damage))
@@ -182,7 +208,7 @@ def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest
 
 def _refuse(call: StepCall, key: str, number: int, why: str) -> ExecuteReply:
     """Record an attempt that may never run. A Failed answer would have Argo try it again for ever."""
-    claim = _claim(call, key, number, None, Choice(None, (), ()))
+    claim = _claim(call, key, number, None, _BEGINNING).record
     if not _is_ours(call, claim):
         return _lost(call, claim, None)
     if claim.lease:  # another service, with another queue file, has admitted this very call
@@ -194,13 +220,13 @@ def _refuse(call: StepCall, key: str, number: int, why: str) -> ExecuteReply:
 def _choose(call: StepCall, attempts: Sequence[Attempt]) -> Choice:
     """Where to start. On a volume that the plugin does not see, the training program chooses by itself."""
     if call.spec.checkpoints is None or call.volume:
-        return Choice(None, (), ())
+        return _BEGINNING
     choice = choose(call.store, lineage_of(call.run, call.step), attempts)
     call.services.metrics.skipped_checkpoints.inc(len(choice.skipped))
     return choice
 
 
-def _claim(call: StepCall, key: str, number: int, admission: Admission | None, choice: Choice) -> AttemptClaim:
+def _claim(call: StepCall, key: str, number: int, admission: Admission | None, choice: Choice) -> Claim[AttemptClaim]:
     """Claim attempt ``number``; what its key holds afterwards, ours or another caller's."""
     lease = admission if isinstance(admission, Admitted) else None
     untyped = call.spec.gpu is not None and call.spec.gpu.gpu_type is None
@@ -220,7 +246,7 @@ def _claim(call: StepCall, key: str, number: int, admission: Admission | None, c
         lease=lease.lease if lease else "",
     )
     failpoint("admit.before_claim")
-    held = claim_record(call.store, call.layout.attempt(call.step, number), wanted).record
+    held = claim_record(call.store, call.layout.attempt(call.step, number), wanted)
     failpoint("admit.after_claim")
     return held
 

@@ -42,6 +42,7 @@ from tiphys_plugin.recovery import recover
 from tiphys_plugin.services import OnlyStore, Services, StepCall, Tenant, Waits
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.settle import settle
+from tiphys_plugin.together import Together
 
 _log = structlog.get_logger()
 _REFUSALS = (UsageError, NotFoundError, ConflictError, IntegrityError)
@@ -84,6 +85,7 @@ class PluginCore:
             metrics=self.metrics,
             hasher=OutputHasher(store, settings.verify_workers),
             waits=Waits(),
+            together=Together(),
         )
         self._recovered = False
         if tenant is None:

@@ -13,6 +13,7 @@ from tiphys_plugin.identity import Binding
 from tiphys_plugin.ledger import AdmissionBackend
 from tiphys_plugin.metrics import Metrics
 from tiphys_plugin.settings import Settings
+from tiphys_plugin.together import Together
 from tiphys_plugin.workflows import Stores
 
 
@@ -77,6 +78,7 @@ class Services:
     metrics: Metrics
     hasher: OutputHasher
     waits: Waits
+    together: Together
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""Those who ask the same at the same time share one look, and nobody gets an answer older than its question."""
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+
+import pytest
+from support.polling import until
+from tiphys_plugin import together as module
+from tiphys_plugin.locks import Busy
+from tiphys_plugin.together import Together
+
+PATIENCE = 60.0
+CALLERS = 6
+
+
+class Look:
+    """Answers its own number; the first one does not end before it is told to."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.first_may_end = threading.Event()
+
+    def __call__(self) -> int:
+        self.begun += 1
+        number = self.begun
+        if number == 1:
+            assert self.first_may_end.wait(PATIENCE)
+        return number
+
+
+class Waiting:
+    """How many callers wait for an answer of another one, or have it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.callers = 0
+        seen, lock = self, threading.Lock()
+
+        class Watched(Future[int]):
+            def result(self, timeout: float | None = None) -> int:
+                with lock:
+                    seen.callers += not self.done()
+                return super().result(timeout)
+
+        monkeypatch.setattr(module, "Future", Watched)
+
+
+def test_those_who_come_while_somebody_looks_share_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, look, waiting = Together(), Look(), Waiting(monkeypatch)
+    with ThreadPoolExecutor(CALLERS + 1) as pool:
+        first = pool.submit(together.ask, "newest?", look, PATIENCE)
+        until(lambda: look.begun == 1)
+        later = [pool.submit(together.ask, "newest?", look, PATIENCE) for _ in range(CALLERS)]
+        until(lambda: waiting.callers == CALLERS - 1)  # all but the one who will look
+        look.first_may_end.set()
+        assert first.result(PATIENCE) == 1
+        assert [one.result(PATIENCE) for one in later] == [2] * CALLERS
+
+
+def test_nobody_gets_an_answer_that_is_older_than_its_question() -> None:
+    together, numbers, begun = Together(), count(1), [0]
+
+    def look() -> int:
+        begun[0] = next(numbers)
+        return begun[0]
+
+    def ask(_: int) -> tuple[int, int]:
+        before = begun[0]
+        return before, together.ask("newest?", look, PATIENCE)
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        assert all(before < answer for before, answer in pool.map(ask, range(300)))
+
+
+def test_other_questions_do_not_wait() -> None:
+    together, look = Together(), Look()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(together.ask, "newest?", look, PATIENCE)
+        until(lambda: look.begun == 1)
+        assert together.ask("oldest?", lambda: 7, PATIENCE) == 7
+        look.first_may_end.set()
+        assert first.result(PATIENCE) == 1
+
+
+def test_a_look_that_fails_fails_for_all_who_share_it_and_for_nobody_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, look, waiting = Together(), Look(), Waiting(monkeypatch)
+
+    def fails() -> int:
+        raise OSError("no answer")
+
+    with ThreadPoolExecutor(CALLERS + 1) as pool:
+        first = pool.submit(together.ask, "newest?", look, PATIENCE)
+        until(lambda: look.begun == 1)
+        later = [pool.submit(together.ask, "newest?", fails, PATIENCE) for _ in range(CALLERS)]
+        until(lambda: waiting.callers == CALLERS - 1)
+        look.first_may_end.set()
+        assert first.result(PATIENCE) == 1
+        assert [type(one.exception(PATIENCE)) for one in later] == [OSError] * CALLERS
+    assert together.ask("newest?", look, PATIENCE) == 2
+
+
+def test_a_look_that_takes_too_long_is_not_waited_for() -> None:
+    together, look = Together(), Look()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(together.ask, "newest?", look, PATIENCE)
+        until(lambda: look.begun == 1)
+        with pytest.raises(Busy):
+            together.ask("newest?", look, 0.01)
+        look.first_may_end.set()
+        assert first.result(PATIENCE) == 1
+    assert together.ask("newest?", look, PATIENCE) == 2
