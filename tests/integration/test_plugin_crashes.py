@@ -24,8 +24,8 @@ from tiphys.store import RunLayout, claim
 QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
 FIT = fit(gpu=gpus(8), share=True)
 
-DIFFERS = ("nonce", "written_at", "lease", "cluster")
-"""A local cluster is named after its folder, and each test has its own."""
+DIFFERS = ("nonce", "written_at", "lease", "cluster", "seal")
+"""A local cluster is named after its folder, and each test has its own; a seal is made of all the others."""
 
 # A point after a record is passed only by the call that wrote it, so each list is passed in one go.
 CHAINS = [
