@@ -16,9 +16,10 @@ import structlog
 from tiphys_plugin.agent.ask import Answer
 from tiphys_plugin.agent.metrics import AgentMetrics
 from tiphys_plugin.agent.nodes import Memory, Node
+from tiphys_plugin.agent.pace import Pace
 from tiphys_plugin.agent.refused import give_way, some_of
 from tiphys_plugin.agent.settings import AgentSettings
-from tiphys_plugin.agent.taskset import Entry, TaskSet
+from tiphys_plugin.agent.taskset import Entry, TaskSet, is_final
 from tiphys_plugin.agent.timetable import Timetable
 from tiphys_plugin.agent.turns import Share, Turns
 from tiphys_plugin.agent.write import Outcome, Written
@@ -31,11 +32,14 @@ class Served:
     """One task set, and how writing to it goes."""
 
     memory: Memory
-    planned: bool = False
-    """A patch is planned, or waits for a writer."""
+    pace: Pace
+    asking: int = 0
+    """Nodes about which a call is under way, or waits for a worker."""
+    due: float | None = None
+    """When the patch that is planned goes out."""
+    queued: bool = False
+    """A patch waits for a writer."""
     writing: bool = False
-    collect_seconds: float = 0.0
-    failures: int = 0
     most_entries: int | None = None
     """Larger patches were refused."""
     told: bool = False
@@ -93,8 +97,7 @@ class Board:
             if not task_set.tasks and not task_set.entries:
                 return  # of a finished workflow, as most are
             self.gone(task_set.key)
-            served = self._served[task_set.key] = Served(Memory(task_set))
-            served.collect_seconds = self._settings.collect_seconds
+            served = self._served[task_set.key] = Served(Memory(task_set), Pace(self._settings))
         seen = served.memory.observe(task_set, now)
         for node in seen.ask:
             self._ask_first(served, node, now)
@@ -134,17 +137,12 @@ class Board:
     def answered(self, question: Question, answer: Answer, now: float) -> None:
         served, node = question.served, question.node
         self._turns.done(served)
+        served.asking -= 1
         node.asking = False
         node.failures = node.failures + 1 if answer.failed else 0
-        memory = served.memory
-        if not memory.expects(node):
-            return
-        if answer.again_in is not None:
-            self._timetable.add(now + answer.again_in, partial(self._ask_again, served, node, node.asked))
-        if answer.entry is not None and memory.answer(node, answer.entry):
-            if answer.again_in is not None and node.wanted is answer.entry:
-                self._fade_later(served, node, answer.entry, now)
-            self._plan(served, now)
+        if served.memory.expects(node):
+            self._take_in(served, node, answer, now)
+        self._plan(served, now)
 
     # What the writers do
 
@@ -152,7 +150,7 @@ class Board:
         """The next thing to be written or looked up. Give the outcome to `wrote` or `checked`."""
         while self._writes:
             served = self._writes.popleft()
-            served.planned = False
+            served.queued = False
             if changes := some_of(served.memory.changes(), served.most_entries):
                 served.writing = True
                 return Writing(served, served.memory.task_set, changes, now)
@@ -165,19 +163,17 @@ class Board:
         match written.outcome:
             case Outcome.WRITTEN:
                 self._metrics.patched_nodes.inc(len(job.changes))
-                served.failures = 0
+                served.pace.wrote(job.began_at, now)
                 served.most_entries = served.most_entries and served.most_entries * 2
-                longest = self._settings.most_collect_seconds
-                served.collect_seconds = min(max(self._settings.collect_seconds, 4 * (now - job.began_at)), longest)
             case Outcome.CONFLICT:
-                served.failures = 0
+                served.pace.failures = 0
                 if written.task_set is None:
                     return self._forget(served)
             case Outcome.REFUSED:
                 served.most_entries = give_way(served.memory, job.changes, written.error)
-                served.failures += not served.most_entries
+                served.pace.failures += not served.most_entries
             case Outcome.UNREACHABLE | Outcome.NOT_LEADING:
-                served.failures += 1
+                served.pace.failures += 1
         if written.error:
             _log.warning(
                 "agent.patch_failed",
@@ -216,7 +212,7 @@ class Board:
     @property
     def idle(self) -> bool:
         """Whether nothing is being written, or known and not written."""
-        return not any(one.writing or one.planned or one.memory.changes() for one in self._served.values())
+        return not any(one.writing or one.queued or one.memory.changes() for one in self._served.values())
 
     @property
     def open_tasks(self) -> int:
@@ -247,6 +243,14 @@ class Board:
             due = now + self._settings.other_uid_seconds
             self._timetable.add(due, partial(self._ask_again, served, node, node.asked))
 
+    def _take_in(self, served: Served, node: Node, answer: Answer, now: float) -> None:
+        if answer.again_in is not None:
+            self._timetable.add(now + answer.again_in, partial(self._ask_again, served, node, node.asked))
+        if answer.entry is None or not served.memory.answer(node, answer.entry):
+            return
+        if answer.again_in is not None and node.wanted is answer.entry:
+            self._fade_later(served, node, answer.entry, now)
+
     def _ask_again(self, served: Served, node: Node, asked: int, now: float) -> None:
         if node.asked == asked and served.memory.expects(node):
             self._enqueue(served, node, now)
@@ -256,6 +260,7 @@ class Board:
             return
         node.asking = True
         node.asked += 1
+        served.asking += 1
         self._turns.add(served, Question(served, node, served.memory.task_set, now))
 
     def _fade_later(self, served: Served, node: Node, entry: Entry, now: float) -> None:
@@ -276,18 +281,24 @@ class Board:
 
     def _plan(self, served: Served, now: float) -> None:
         """Have the task set written soon, if there is anything to write."""
-        if served.planned or served.writing or not served.memory.changes():
+        if served.queued or served.writing or (served.due is not None and served.asking):
             return
-        served.planned = True
-        if served.failures:
-            again = self._settings.retry_seconds * 2.0 ** (served.failures - 1)
-            self._timetable.add(now + min(again, self._settings.most_retry_seconds), partial(self._write, served))
-        elif self.closing:
-            self._writes.append(served)
-        else:
-            self._timetable.add(now + served.collect_seconds, partial(self._write, served))
+        if not (changes := served.memory.changes()):
+            return
+        last = self.closing or (not served.asking and any(map(is_final, changes.values())))
+        due = served.pace.due(now, last)
+        if due <= now:
+            self._queue(served)
+        elif served.due is None or due < served.due:
+            served.due = due
+            self._timetable.add(due, partial(self._write, served, due))
 
-    def _write(self, served: Served, now: float) -> None:  # noqa: ARG002  the shape of an action
+    def _write(self, served: Served, due: float, now: float) -> None:  # noqa: ARG002  the shape of an action
+        if served.due == due:  # else it was overtaken
+            self._queue(served)
+
+    def _queue(self, served: Served) -> None:
+        served.due, served.queued = None, True
         self._writes.append(served)
 
     def _forget(self, served: Served) -> None:

@@ -191,11 +191,15 @@ class _Session:
                     self._board.observe(task_set, self._now())
 
     def _work(self) -> None:
-        while (question := self._next_question()) is not None:
+        question = self._next_question()
+        while question is not None:
             node, task_set = question.node, question.task_set
             answer = ask(self._agent._execute, task_set, node.template, node.failures, self._settings)
             with self._changing():
-                self._board.answered(question, answer, self._now())
+                now = self._now()
+                self._board.answered(question, answer, now)
+                question = self._board.question(now)  # at once, so that nobody is woken for it
+            question = question or self._next_question()
 
     def _next_question(self) -> Question | None:
         with self._lock:

@@ -72,13 +72,61 @@ class Desk:
 
 def test_answers_that_come_together_are_one_patch() -> None:
     desk = Desk()
+    desk.observe({"n1": task(), "n2": task("fit"), "n3": task("score")})
+    for question in desk.questions():
+        desk.board.answered(question, DONE, desk.now)
+    desk.pass_time(SETTINGS.collect_seconds / 2)
+    assert desk.job() is None, "n3 waits for a worker"
+    desk.pass_time(SETTINGS.collect_seconds / 2)
+    assert desk.writing().changes == {"n1": DONE.entry, "n2": DONE.entry}
+    assert desk.job() is None
+
+
+def test_the_last_answer_waits_for_nobody() -> None:
+    desk = Desk()
+    desk.observe({"n1": task(), "n2": task("fit")})
+    first, second = desk.questions()
+    desk.board.answered(first, DONE, desk.now)
+    assert desk.job() is None
+    desk.board.answered(second, DONE, desk.now)
+    assert desk.writing().changes == {"n1": DONE.entry, "n2": DONE.entry}
+
+
+def test_the_last_answer_waits_for_nobody_even_if_the_task_before_it_went_away() -> None:
+    desk = Desk()
+    desk.observe({"n1": task(), "n2": task("fit")})
+    first, second = desk.questions()
+    desk.board.answered(first, DONE, desk.now)
+    desk.observe({"n1": task()})
+    desk.board.answered(second, DONE, desk.now)
+    assert desk.writing().changes == {"n1": DONE.entry}
+
+
+def test_a_patch_that_was_sent_early_is_not_sent_again_when_it_was_planned() -> None:
+    desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     for question in desk.questions():
         desk.board.answered(question, DONE, desk.now)
-    assert desk.job() is None, "more may come"
+    desk.store(desk.writing())
+    desk.observe(
+        {"n1": task(), "n2": task("fit"), "n3": task("score"), "n4": task("more")}, n1=DONE.entry, n2=DONE.entry
+    )
+    third, _ = desk.questions()
+    desk.pass_time(SETTINGS.collect_seconds / 2)
+    desk.board.answered(third, DONE, desk.now)
+    desk.pass_time(SETTINGS.collect_seconds / 2)
+    assert desk.job() is None, "n3 has a time of its own"
     desk.pass_time(SETTINGS.collect_seconds)
-    assert desk.writing().changes == {"n1": DONE.entry, "n2": DONE.entry}
+    assert list(desk.writing().changes) == ["n3"]
+
+
+def test_a_reason_to_wait_is_in_no_hurry() -> None:
+    desk = Desk()
+    desk.observe({"n1": task()})
+    desk.board.answered(desk.question(), waiting("position 2"), desk.now)
     assert desk.job() is None
+    desk.pass_time(SETTINGS.collect_seconds)
+    assert desk.writing()
 
 
 def test_what_comes_while_a_patch_is_under_way_is_the_next_patch() -> None:
@@ -96,20 +144,36 @@ def test_what_comes_while_a_patch_is_under_way_is_the_next_patch() -> None:
     assert list(desk.writing().changes) == ["n2"]
 
 
-def test_a_slow_task_set_is_patched_less_often() -> None:
-    desk = Desk()
-    desk.observe({"n1": task(), "n2": task("fit")})
-    first, second = desk.questions()
+def slowly_patched(desk: Desk) -> list[Question]:
+    """A task set whose first patch took 0.2 s; two questions about it are left."""
+    desk.observe({"n1": task(), "n2": task("fit"), "n3": task("score")})
+    first, *left = desk.questions() + desk.questions()
     desk.board.answered(first, DONE, desk.now)
     desk.pass_time(0.1)
     job = desk.writing()
-    desk.now += 0.2  # so long the patch took
+    desk.now += 0.2
     desk.store(job)
+    return [*left, *desk.questions()]
+
+
+def test_a_slow_task_set_is_patched_less_often() -> None:
+    desk = Desk()
+    second, _ = slowly_patched(desk)
     desk.board.answered(second, DONE, desk.now)
     desk.pass_time(0.7)
     assert desk.job() is None
     desk.pass_time(0.1)
     assert desk.writing()
+
+
+def test_a_task_set_is_patched_half_of_the_time_at_most() -> None:
+    desk = Desk()
+    for question in slowly_patched(desk):
+        desk.board.answered(question, DONE, desk.now)
+    desk.pass_time(0.15)
+    assert desk.job() is None
+    desk.pass_time(0.1)
+    assert len(desk.writing().changes) == 2
 
 
 def test_a_waiting_node_is_asked_again_when_it_said_so() -> None:
