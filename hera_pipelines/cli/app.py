@@ -22,6 +22,7 @@ from hera_pipelines.cli import (
     run,
     runs,
     stop,
+    verify,
 )
 from hera_pipelines.cli import compile as compiling
 from hera_pipelines.cli.failures import EXIT_CODES, report
@@ -104,6 +105,7 @@ for name, command, examples in (
     ("lineage", lineage.lineage, lineage.EXAMPLES),
     ("events", events.events, events.EXAMPLES),
     ("gc", gc.gc, gc.EXAMPLES),
+    ("verify", verify.verify, verify.EXAMPLES),
     ("doctor", doctor.doctor, doctor.EXAMPLES),
 ):
     app.command(name, epilog=examples)(command)

@@ -109,4 +109,4 @@ class QuarantineRecord(StoredRecord):
     checkpoint: CheckpointRef
     reason: str
     by: str
-    """Who decided: ``restore`` for bytes that do not match, ``settle`` for a suspect of crashes, or a person."""
+    """Who decided: ``restore`` or ``verify`` for bytes that do not match, ``settle`` for a suspect, or a person."""
