@@ -5,6 +5,7 @@ saves every minute must not read a thousand manifests every minute.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.keeping import Metrics
@@ -30,31 +31,27 @@ class Validity:
     def newest(self, usable: Iterable[CheckpointRef], count: int) -> Mapping[CheckpointRef, Metrics]:
         """The first ``count`` valid ones, without metrics that nobody has read; looks at no more than it must."""
         found: dict[CheckpointRef, Metrics] = {}
-        for ref in usable:
-            if len(found) == count:
-                break
-            if ref in self._trusted or ref in self._look([ref], self._layout.shards(ref.attempt, ref.global_step)):
-                self._trusted.add(ref)
-                found[ref] = self._metrics.get(ref, {})
+        rest = iter(usable)
+        while batch := list(islice(rest, count - len(found))):
+            self._look([ref for ref in batch if ref not in self._trusted])
+            found |= {ref: self._metrics.get(ref, {}) for ref in batch if ref in self._trusted}
         return found
 
     def all(self, usable: Sequence[CheckpointRef]) -> Mapping[CheckpointRef, Metrics]:
         """Every valid one with its metrics: reads each manifest once, and lists all shards if any is new."""
-        new = [ref for ref in usable if ref not in self._metrics]
-        if new:
-            self._trusted |= self._look(new, self._layout.all_shards)
+        self._look([ref for ref in usable if ref not in self._metrics])
         self._metrics = {ref: self._metrics[ref] for ref in usable if ref in self._metrics}
         return {ref: metrics for ref, metrics in self._metrics.items() if ref in self._trusted}
 
-    def _look(self, refs: Sequence[CheckpointRef], shards: str) -> set[CheckpointRef]:
-        """Read the manifests of ``refs``, and compare them with the listing below ``shards``."""
+    def _look(self, refs: Sequence[CheckpointRef]) -> None:
+        """Read the manifests of ``refs``, and trust those that the listing of all shards confirms."""
         read = concurrently(lambda ref: readable(self._store, ref), refs)
         manifests = [manifest for manifest in read if manifest is not None]
         self._metrics |= {manifest.ref: manifest.metrics for manifest in manifests}
-        if all(manifest.ref in self._trusted for manifest in manifests):
-            return {manifest.ref for manifest in manifests}
-        sizes = {info.key: info.size for info in self._store.list(shards)}
-        return {manifest.ref for manifest in manifests if listing_fault(manifest, sizes) is None}
+        new = [manifest for manifest in manifests if manifest.ref not in self._trusted]
+        if new:
+            sizes = {info.key: info.size for info in self._store.list(self._layout.all_shards)}
+            self._trusted |= {manifest.ref for manifest in new if listing_fault(manifest, sizes) is None}
 
 
 def readable(store: Store, ref: CheckpointRef) -> CheckpointManifest | None:
