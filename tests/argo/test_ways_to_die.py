@@ -5,7 +5,7 @@
 | the rows of `support.story.scenarios` | as there | as there |
 | `kubectl delete pod` | preemption | the program saves, the next attempt goes on there |
 | eviction by the API, as a drain does | preemption | likewise |
-| `kubectl delete pod --grace-period=0 --force` | preemption or infrastructure | resumed from what was saved |
+| `kubectl delete pod --force` | preemption, infrastructure, or the same attempt goes on | resumed from what was saved |
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ def disturbed(
     disturb(world, workflow.trains())
     workflow.wait()
     assert version(world.store, workflow.run) == expected_version(STEPS)
-    assert len(workflow.attempts("train")) == 2
+    assert workflow.went_on_from() is not None
     check_starts(world.store, workflow.run)
     return workflow
 
@@ -56,7 +56,7 @@ def test_a_pod_that_is_asked_to_go_saves_first(
     world_in_each_mode: World, disturb: Callable[[World, str], None]
 ) -> None:
     workflow = disturbed(world_in_each_mode, disturb, {"retries": only(Cause.PREEMPTION)})
-    first = ended(workflow.attempts("train")[0])
+    first, _ = (ended(attempt) for attempt in workflow.attempts("train"))
     assert (first.outcome, first.cause, first.exit_code) == (Outcome.FAILED, Cause.PREEMPTION, 75)
     start = workflow.attempts("train")[1].claim.starts_from
     assert start is not None
@@ -68,7 +68,9 @@ def test_a_pod_that_is_asked_to_go_saves_first(
 
 
 def test_a_pod_that_is_gone_at_once_is_resumed_from_what_it_had_saved(world: World) -> None:
+    """Argo makes a pod again that is gone and never told its end, so the same attempt may go on in another pod."""
     workflow = disturbed(world, delete_by_force)
-    first = ended(workflow.attempts("train")[0])
-    assert first.cause in (Cause.PREEMPTION, Cause.INFRASTRUCTURE)
-    assert first.progress
+    *gone, last = (ended(attempt) for attempt in workflow.attempts("train"))
+    assert last.outcome is Outcome.DONE
+    assert len(gone) <= 1
+    assert all(one.cause in (Cause.PREEMPTION, Cause.INFRASTRUCTURE) and one.progress for one in gone)

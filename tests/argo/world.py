@@ -18,8 +18,17 @@ from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS, Resource
 from tiphys.lineage.choose import commits_of
 from tiphys.protocol.pipeline import Manifest
-from tiphys.records import CheckpointRef
-from tiphys.store import Attempt, Store, all_attempts, lineage_of, list_runs, submissions
+from tiphys.records import CheckpointManifest, CheckpointRef
+from tiphys.store import (
+    Attempt,
+    LineageLayout,
+    Store,
+    all_attempts,
+    lineage_of,
+    list_runs,
+    read_record,
+    submissions,
+)
 
 from .settings import Settings
 
@@ -215,6 +224,12 @@ class Workflow:
 
     def checkpoints(self, step: str = "train") -> list[CheckpointRef]:
         return commits_of(self.world.store, lineage_of(self.run, step))
+
+    def went_on_from(self, step: str = "train") -> CheckpointRef | None:
+        """What the program that saved last had restored when it began."""
+        layout, newest = LineageLayout(lineage_of(self.run, step)), self.checkpoints(step)[0]
+        written = layout.manifest(newest.attempt, newest.global_step)
+        return read_record(self.world.store, written, CheckpointManifest).restored
 
     def trains(self, attempt: int = 1) -> str:
         """Wait until an attempt has saved something; the name of its pod."""
