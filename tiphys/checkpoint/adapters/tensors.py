@@ -1,0 +1,138 @@
+"""Tensors as NumPy arrays and back, bit for bit.
+
+NumPy has no bfloat16 and no 8-bit floats, and does not know that a picture's
+channels may lie last in memory. So a tensor travels as an array of its bits,
+with what NumPy cannot say beside it. Nothing is copied that lies together on
+the CPU, and tensors that share their memory, such as tied weights, are one array.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tiphys.errors import UsageError
+
+_TENSOR, _COUNTER, _MODULE = "torch.tensor", "counter", "torch.state_dict"
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PLAIN = {
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+}
+"""What NumPy knows as well; all else travels as whole numbers of the same width."""
+
+
+def encode(value: Any) -> Any:
+    """``value`` with every tensor in it as a small dict around an array; mappings become plain dicts.
+
+    Raises:
+        UsageError: a tensor is sparse, quantized, distributed or without memory.
+    """
+    return _Encoder().encode(value, "state")
+
+
+def decode(value: Any) -> Any:
+    """The inverse of `encode`; tensors are on the CPU."""
+    return _Decoder().decode(value)
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[dict[str, Any], Any]] = {}
+
+    def encode(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if type(value) is Counter:
+            return {_COUNTER: [[key, count] for key, count in value.items()]}
+        if isinstance(value, Mapping):
+            members = {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
+            metadata = getattr(value, "_metadata", None)
+            return members if metadata is None else {_MODULE: members, "metadata": self.encode(metadata, path)}
+        if type(value) in (list, tuple):
+            return type(value)(self.encode(item, f"{path}.{index}") for index, item in enumerate(value))
+        return value
+
+    def _tensor(self, tensor: Any, path: str) -> dict[str, Any]:
+        _check(tensor, path)
+        key = (
+            tensor.data_ptr(),
+            tensor.dtype,
+            tensor.device,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.requires_grad,
+        )
+        if tensor.numel() and key in self._known:
+            return self._known[key][0]
+        bits, order = _bits(tensor.detach())
+        form = {_TENSOR: str(tensor.dtype).removeprefix("torch."), "bits": bits}
+        if order != sorted(order):
+            form["order"] = order
+        if tensor.requires_grad:
+            form["requires_grad"] = True
+        self._known[key] = form, tensor  # the tensor is kept, so that its address is not used again
+        return form
+
+
+class _Decoder:
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def decode(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return self._mapping(value)
+        if type(value) in (list, tuple):
+            return type(value)(self.decode(item) for item in value)
+        return value
+
+    def _mapping(self, value: dict[Any, Any]) -> Any:
+        if _TENSOR in value:
+            return self._tensor(value)
+        if _COUNTER in value:
+            return Counter(dict(value[_COUNTER]))
+        if _MODULE in value:
+            state: Any = OrderedDict(self.decode(value[_MODULE]))
+            state._metadata = OrderedDict(self.decode(value["metadata"]))
+            return state
+        return {key: self.decode(item) for key, item in value.items()}
+
+    def _tensor(self, form: dict[str, Any]) -> Any:
+        bits = form["bits"]
+        if id(bits) in self._known:  # shared memory stays shared
+            return self._known[id(bits)][0]
+        tensor = torch.from_numpy(bits).view(getattr(torch, form[_TENSOR]))
+        if "order" in form:
+            order = form["order"]
+            tensor = tensor.permute([order.index(axis) for axis in range(len(order))])
+        tensor.requires_grad_(form.get("requires_grad", False))
+        self._known[id(bits)] = tensor, bits
+        return tensor
+
+
+def _check(tensor: Any, path: str) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or hasattr(tensor, "placements"):
+        raise UsageError(
+            f"{path}: a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device} cannot be saved as one array; "
+            "give a dense tensor, and distributed ones to tiphys.checkpoint.adapters.dcp"
+        )
+
+
+def _bits(tensor: Any) -> tuple[Any, list[int]]:
+    """The array of a tensor, and the axes of the tensor in the order of the array's."""
+    order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+    dense = tensor.permute(order)
+    if not dense.is_contiguous():  # neither one after the other in any order, as in a slice
+        dense, order = tensor.contiguous(), list(range(tensor.dim()))
+    dense = dense.cpu().resolve_conj().resolve_neg()
+    return (dense if tensor.dtype in _PLAIN else dense.view(_BITS[tensor.itemsize])).numpy(), order
