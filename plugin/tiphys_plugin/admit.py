@@ -25,7 +25,7 @@ from tiphys_plugin.pacing import requeue_seconds
 from tiphys_plugin.queues import ANY_TYPE
 from tiphys_plugin.services import StepCall
 from tiphys_plugin.settle import decision
-from tiphys_plugin.stepkey import step_key
+from tiphys_plugin.stepkey import StepKey, step_key
 from tiphys_plugin.workflows import is_stopping, lease_is_gone
 
 _BEGINNING = Choice(None, (), ())
@@ -47,9 +47,9 @@ def admit(call: StepCall, operation: Admit, template: dict[str, Any]) -> Execute
     if (record := adoption.adopted(call)) is not None:
         return answers.skip(_capital(adoption.describe(call, record)))
     key = step_key(call.store, call.spec, operation, template)
-    found = adoption.find(call, key, attempts)
+    found = adoption.find(call, key.key, attempts)
     if found.end is not None:
-        return answers.skip(_capital(adoption.describe(call, adoption.adopt(call, key, found.end))))
+        return answers.skip(_capital(adoption.describe(call, adoption.adopt(call, key.key, found.end))))
     _check_newest(call)
     if (refusal := _given_up(call, attempts)) is not None:
         return refusal
@@ -139,7 +139,7 @@ def _end_previous(call: StepCall, previous: AttemptClaim) -> ExecuteReply | None
     return waiting
 
 
-def _open(call: StepCall, key: str, attempts: Sequence[Attempt], damage: str) -> ExecuteReply:
+def _open(call: StepCall, key: StepKey, attempts: Sequence[Attempt], damage: str) -> ExecuteReply:
     """Get the GPUs, choose the checkpoint, claim the attempt."""
     number = attempts[-1].claim.attempt + 1 if attempts else 1
     admission = _request_gpus(call, number)
@@ -206,7 +206,7 @@ def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest
     )
 
 
-def _refuse(call: StepCall, key: str, number: int, why: str) -> ExecuteReply:
+def _refuse(call: StepCall, key: StepKey, number: int, why: str) -> ExecuteReply:
     """Record an attempt that may never run. A Failed answer would have Argo try it again for ever."""
     claim = _claim(call, key, number, None, _BEGINNING).record
     if not _is_ours(call, claim):
@@ -226,7 +226,9 @@ def _choose(call: StepCall, attempts: Sequence[Attempt]) -> Choice:
     return choice
 
 
-def _claim(call: StepCall, key: str, number: int, admission: Admission | None, choice: Choice) -> Claim[AttemptClaim]:
+def _claim(
+    call: StepCall, key: StepKey, number: int, admission: Admission | None, choice: Choice
+) -> Claim[AttemptClaim]:
     """Claim attempt ``number``; what its key holds afterwards, ours or another caller's."""
     lease = admission if isinstance(admission, Admitted) else None
     untyped = call.spec.gpu is not None and call.spec.gpu.gpu_type is None
@@ -238,7 +240,9 @@ def _claim(call: StepCall, key: str, number: int, admission: Admission | None, c
         uid=call.binding.uid,
         node=call.node,
         instance=call.instance,
-        step_key=key,
+        step_key=key.key,
+        parameters=key.parameters,
+        dataset=key.dataset,
         lineage=lineage_of(call.run, call.step) if call.spec.checkpoints is not None else "",
         starts_from=choice.checkpoint,
         skipped=choice.skipped,

@@ -4,9 +4,12 @@ A finished result may stand for a step only while nothing that went into it has
 changed: the program, the values of its parameters, the content of its input
 artifacts, the fan-out item. Content is known by hash where a step of Tiphys
 made it, so an input that was made again with the same bytes changes nothing.
+
+Beside the one hash of all, parameters and data are known by a hash each, so that
+whoever resumes can say which of them has changed.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiphys.protocol.operations import Admit
 from tiphys.protocol.policy import StepSpec
@@ -18,18 +21,30 @@ from tiphys.store.layout import parse_output
 _NOT_CONTENT = ("name", "path", "mode", "recurseMode", "optional", "archive", "description", "from", "fromExpression")
 
 
-def step_key(store: Store, spec: StepSpec, operation: Admit, template: dict[str, Any]) -> str:
-    """SHA-256 in hex, equal for two attempts that must make the same outputs."""
-    artifacts = (template.get("inputs") or {}).get("artifacts") or []
-    return digest(
+class StepKey(NamedTuple):
+    """``key`` is equal for two attempts that must make the same outputs; all are SHA-256 in hex."""
+
+    key: str
+    parameters: str
+    """Of the values of the step's input parameters, and of the workflow parameters that its program uses."""
+    dataset: str
+    """Of what its input artifacts are known by; empty for a step without any."""
+
+
+def step_key(store: Store, spec: StepSpec, operation: Admit, template: dict[str, Any]) -> StepKey:
+    """What the step of ``operation`` is made from; costs a read for each artifact that a step of Tiphys made."""
+    given = (template.get("inputs") or {}).get("artifacts") or []
+    artifacts = {artifact["name"]: _identity(store, artifact) for artifact in given}
+    key = digest(
         {
             "template": spec.template,
             "outputs": [sorted(spec.parameters), sorted(spec.artifacts)],
             "parameters": operation.inputs,
-            "artifacts": {artifact["name"]: _identity(store, artifact) for artifact in artifacts},
+            "artifacts": artifacts,
             "item": item_hash(operation.item) if spec.fan_out else None,
         }
     )
+    return StepKey(key, digest(operation.inputs), digest(artifacts) if artifacts else "")
 
 
 def _identity(store: Store, artifact: dict[str, Any]) -> Any:

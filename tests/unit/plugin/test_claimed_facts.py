@@ -1,0 +1,32 @@
+"""What a claim says about the parameters and the data that its attempt works on, for the facts of checkpoints."""
+
+import pytest
+from support.world import World, fit, world
+
+from tiphys.records import AttemptClaim
+from tiphys.store import step_attempts
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path)
+
+
+def test_a_claim_holds_digests_of_parameters_and_data_that_change_with_them_alone(here):
+    def claimed(name: str, lr: str, artifact: str) -> AttemptClaim:
+        flow = here.submit(fit(), name=name, uid=f"uid-{name}")
+        flow.admit("fit", 0, inputs={"lr": lr}, artifacts=[{"name": "data", "s3": {"key": artifact}}])
+        [attempt] = step_attempts(here.store, name, "fit")
+        return attempt.claim
+
+    one, hotter, other = claimed("a", "0.1", "raw/1"), claimed("b", "0.2", "raw/1"), claimed("c", "0.1", "raw/2")
+    assert (one.dataset == hotter.dataset, one.parameters == hotter.parameters) == (True, False)
+    assert (one.dataset == other.dataset, one.parameters == other.parameters) == (False, True)
+    assert len({one.step_key, hotter.step_key, other.step_key}) == 3
+    assert [len(digest) for digest in (one.parameters, one.dataset)] == [64, 64]
+
+
+def test_a_step_without_input_artifacts_has_no_data_to_be_known_by(here):
+    here.submit(fit()).admit("fit", 0)
+    [attempt] = step_attempts(here.store, "digits-abc12", "fit")
+    assert attempt.claim.dataset == ""
