@@ -61,8 +61,10 @@ def inferred_starts(
 
     ``restored`` holds what the manifests of an attempt tell. An attempt that
     left none also left nothing to mix with: it counts as having started from
-    the best of those before it. Pure.
+    the best of those before it. So does one that tells only of itself, because
+    its pod was made again. Pure.
     """
+    restored = {attempt: ref for attempt, ref in restored.items() if ref is None or ref.attempt < attempt}
     starts: dict[int, CheckpointRef | None] = {}
     for attempt in sorted(attempts):
         before = chain([commit for commit in commits if commit.attempt < attempt], lineage, starts)
@@ -76,8 +78,16 @@ def starts_on_volume(store: Store, lineage: str, attempts: Iterable[int]) -> Sta
     manifests: list[CheckpointManifest] = []
     for newest in {ref.attempt: ref for ref in reversed(commits)}.values():
         with contextlib.suppress(IntegrityError, ObjectMissingError):
-            manifests.append(read_manifest(store, newest))
+            manifests.append(_of_the_first_pod(store, newest))
     return inferred_starts(commits, lineage, attempts, restored_by(manifests))
+
+
+def _of_the_first_pod(store: Store, newest: CheckpointRef) -> CheckpointManifest:
+    """Argo makes a pod again that is gone and never told its end; then the attempt goes on from its own checkpoint."""
+    manifest = read_manifest(store, newest)
+    while manifest.restored is not None and manifest.restored.attempt == manifest.attempt:
+        manifest = read_manifest(store, manifest.restored)
+    return manifest
 
 
 def commits_of(store: Store, lineage: str) -> list[CheckpointRef]:

@@ -6,6 +6,7 @@
 | the last one died before any commit | what the one before would give |
 | an older one committed after the last one had committed elsewhere | not that one |
 | everything of the last one is corrupt | what it had restored |
+| the same, and its pod had been made a second time | what the first of its pods had restored |
 """
 
 import pytest
@@ -78,6 +79,17 @@ def test_when_all_of_the_last_attempt_is_corrupt_its_own_start_is_used_and_not_a
     assert quarantined(volume, LINEAGE) == {ref(2, 4)}
 
 
+def test_a_pod_that_was_made_again_hides_nothing_of_what_its_attempt_began_from(runs, volume):
+    attempt(runs, volume, 1, 3)
+    attempt(runs, volume, 2, 4)
+    for total in (5, 6):
+        train(runs, total, 2, checkpoints=volume)
+    commit(volume, ref(1, 9))
+    for step in (4, 5, 6):
+        del volume.objects[newest_shards(volume, 2, step)[0]]
+    assert start_of(runs, volume, 3) == 3
+
+
 def test_an_attempt_that_began_anew_is_not_led_back_to_others(runs, volume):
     write_claim(runs, claim_of(1))
     attempt(runs, volume, 2, 2)
@@ -145,6 +157,11 @@ def test_the_tree_infers_the_same_starts(tmp_path, runs):
     (lineage,) = tree(store, RUN).steps
     assert [node.starts_from for node in lineage.attempts] == [None, ref(1, 2), ref(2, 3)]
     assert {c.status for node in lineage.attempts for c in node.checkpoints} == {Status.COMMITTED}
+
+
+def test_an_attempt_that_tells_only_of_itself_counts_as_one_that_left_nothing():
+    restored = {1: None, 2: ref(2, 3)}
+    assert inferred_starts([ref(2, 4), ref(1, 2)], LINEAGE, [1, 2], restored) == {1: None, 2: ref(1, 2)}
 
 
 def test_inference_is_independent_of_the_order_of_attempts():
