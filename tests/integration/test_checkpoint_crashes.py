@@ -39,9 +39,14 @@ POINTS = [
     "checkpoint.after_shard=crash@6",
     "checkpoint.before_manifest=crash@3",
     "checkpoint.after_manifest=crash@3",
+    "retention.before_mark=crash@1",
+    "retention.after_mark=crash@1",
+    "retention.after_announcement=crash@1",
     "retention.after_manifest_delete=crash@1",
     "retention.after_shard_delete=crash@1",
     "retention.after_shard_delete=crash@2",
+    "retention.before_clear=crash@1",
+    "retention.after_clear=crash@1",
     "store.before_publish=crash@5",
     "store.after_publish=crash@6",
 ]
@@ -210,4 +215,5 @@ def assert_storage_is_tidy(run):
     """Only whole checkpoints remain: no shard without its manifest, no manifest without its shards."""
     commits = set(commits_of(run.store, LINEAGE))
     assert {LAYOUT.parse_shard(info.key) for info in run.store.list(LAYOUT.all_shards)} == commits
+    assert list(run.store.list(LAYOUT.expired)) == []
     assert len([commit for commit in commits if commit.attempt == run.attempt]) == KEEP

@@ -72,9 +72,8 @@ class RunLineage:
         """What `collect` would do; writes nothing."""
         sizes, retention = self._sizes(), self._retention()
         outlook = retention.look(*self._references())
-        due = retention.due(outlook.verdict)
-        swept = sum(info.size for info in retention.orphans(outlook, due))
-        return Account(self, _fates(outlook, due, sizes), swept)
+        swept = sum(info.size for info in retention.orphans(outlook))
+        return Account(self, _fates(outlook, retention.due(outlook.verdict), sizes), swept)
 
     def collect(self) -> Account:
         """Mark what has expired, and delete what was marked long enough ago."""

@@ -113,7 +113,7 @@ class Retention:
         outlook = self.look(starts_from, protected)
         self._settle_marks(outlook, at_most)
         deleted = self._delete(self.due(outlook.verdict)[:at_most], starts_from, protected)
-        return Outcome(outlook, deleted, self._sweep(outlook, deleted))
+        return Outcome(outlook, deleted, self._sweep(outlook))
 
     def due(self, verdict: Verdict) -> list[CheckpointRef]:
         """Which of the expired ones a pass deletes now, oldest first, by the marks that were last read."""
@@ -124,12 +124,12 @@ class Retention:
         marked = [(ref, since) for ref in verdict.expired if (since := self._marks.since(ref)) is not None]
         return [ref for ref, since in marked if now - since >= delay]
 
-    def orphans(self, outlook: Outlook, deleted: Collection[CheckpointRef] = ()) -> list[ObjectInfo]:
+    def orphans(self, outlook: Outlook) -> list[ObjectInfo]:
         """Shards that no manifest names and that nobody can be about to commit; costs one listing of all shards."""
         recent = newest(self._keep, outlook.seen) if self._keep else []
         if self._keep is None or len(recent) < self._keep.last:
             return []
-        named = {*outlook.seen.commits, *outlook.barred}.difference(deleted)
+        named = {*outlook.seen.commits, *outlook.barred}
         youngest = max(map(age, recent))
         places = ((info, self._layout.parse_shard(info.key)) for info in self._store.list(self._layout.all_shards))
         return [info for info, ref in places if ref is not None and ref not in named and age(ref) < youngest]
@@ -177,11 +177,11 @@ class Retention:
             failpoint("retention.after_shard_delete")
         self._marks.clear(ref)
 
-    def _sweep(self, outlook: Outlook, deleted: Collection[CheckpointRef]) -> int:
+    def _sweep(self, outlook: Outlook) -> int:
         """Once, delete what saves left behind that died; answer how many bytes that was."""
         if self._swept:
             return 0
-        left = self.orphans(outlook, deleted)
+        left = self.orphans(outlook)
         for info in left:
             self._store.delete(info.key)
             failpoint("retention.after_sweep")
