@@ -36,6 +36,14 @@ class Place(NamedTuple):
     ref: CheckpointRef
 
 
+class Lineage(NamedTuple):
+    """The checkpoints of one training step, and the store that holds them."""
+
+    store: Store
+    step: str
+    name: str
+
+
 def pin(
     context: typer.Context, where: WhereArgument, which: WhichArgument, name: NameOption, store: StoreOption = None
 ) -> None:
@@ -65,6 +73,13 @@ def find_checkpoint(store: Store, where: str, which: str) -> Place:
     """
     if not (number := re.fullmatch(r"(\d{1,9})-(\d{1,15})", which)):
         raise UsageError(f"{which!r} names no checkpoint: write attempt and global step, such as 3-1200")
+    found = find_lineage(store, where)
+    ref = CheckpointRef(lineage=found.name, attempt=int(number[1]), global_step=int(number[2]))
+    return Place(found.store, ref)
+
+
+def find_lineage(store: Store, where: str) -> Lineage:
+    """The lineage of ``RUN`` or ``RUN/STEP``; raises like `find_checkpoint`."""
     run, _, step = where.partition("/")
     pipeline = CompiledPipeline.from_manifest(read_run(store, run).workflow)
     lineages = {name: tries[-1].claim.lineage for name, tries in all_attempts(store, run).items()}
@@ -77,8 +92,7 @@ def find_checkpoint(store: Store, where: str, which: str) -> Place:
         raise UsageError(f"run {run} has several training steps; name one: {names}")
     [(name, lineage)] = training.items()
     volume = pipeline.volume(name.partition(".")[0])
-    ref = CheckpointRef(lineage=lineage, attempt=int(number[1]), global_step=int(number[2]))
-    return Place(open_store(volume, must_exist=True) if volume else store, ref)
+    return Lineage(open_store(volume, must_exist=True) if volume else store, name, lineage)
 
 
 def _person() -> str:

@@ -1,0 +1,89 @@
+"""`tiphys checkpoint list`, `show` and `diff`, over a run with two checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from support.lineage import write_run
+from support.sessions import open_session, state_at
+
+from tiphys.store import DirectoryStore
+
+from .conftest import Command, snapshot
+
+IDS = ["1-10", "1-20"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run that has saved steps 10 and 20. Nobody may change it."""
+    folder = tmp_path_factory.mktemp("saved") / "store"
+    place = DirectoryStore(folder)
+    write_run(place)
+    with open_session(place) as session:
+        for step in (10, 20):
+            session.save(step, state_at(step), metrics={"loss": 1 / step})
+    return folder
+
+
+def test_the_list_shows_each_checkpoint_and_its_status(tiphys: Command, store: Path) -> None:
+    header, *rows = tiphys("checkpoint", "list", "digits-1", "--store", store).out.splitlines()
+    assert header.split()[:4] == ["STEP", "CHECKPOINT", "STATUS", "SIZE"]
+    assert [row.split()[1] for row in rows] == IDS
+    assert tiphys("checkpoint", "list", "digits-1/fit", "--store", store).out.count("fit") == len(IDS)
+
+
+def test_latest_is_the_newest(tiphys: Command, store: Path) -> None:
+    for which in ("latest", IDS[-1]):
+        document = json.loads(tiphys("checkpoint", "show", "digits-1", which, "-o", "json", "--store", store).out)
+        assert (document["kind"], document["id"], document["quarantined"]) == ("Checkpoint", IDS[-1], False)
+        assert document["facts"]["versions"]["python"]
+
+
+def test_show_names_what_it_was_made_with(tiphys: Command, store: Path) -> None:
+    out = tiphys("checkpoint", "show", "digits-1/fit", "latest", "--store", store).out
+    names = [line.split()[0] for line in out.splitlines()]
+    assert {"lineage", "global_step", "world_size", "versions.python", "size", "parent"} <= set(names)
+
+
+def test_diff_shows_what_changed_and_how_far(tiphys: Command, store: Path) -> None:
+    answer = tiphys("checkpoint", "diff", "digits-1", IDS[0], "latest", "--values", "--store", store)
+    assert answer.code == 0
+    assert "fact global_step" in answer.out
+    assert "differ" in answer.err
+    document = yaml.safe_load(
+        tiphys("checkpoint", "diff", "digits-1", IDS[0], IDS[-1], "-o", "yaml", "--store", store).out
+    )
+    assert document["kind"] == "CheckpointDifference"
+    assert {change["kind"] for change in document["changes"]} == {"value"}
+
+
+def test_a_checkpoint_does_not_differ_from_itself(tiphys: Command, store: Path) -> None:
+    answer = tiphys("checkpoint", "diff", "digits-1", IDS[0], IDS[0], "--store", store)
+    assert (answer.code, answer.out) == (0, "")
+    assert ", 0 differ" in answer.err
+
+
+def test_looking_writes_nothing(tiphys: Command, store: Path) -> None:
+    before = snapshot(store)
+    tiphys("checkpoint", "list", "digits-1", "--store", store)
+    tiphys("checkpoint", "show", "digits-1", "latest", "--store", store)
+    tiphys("checkpoint", "diff", "digits-1", IDS[0], "latest", "--store", store)
+    assert snapshot(store) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["show", "digits-1", "7-7"], 3, "has no checkpoint 7-7"),
+        (["show", "digits-1", "newest"], 2, "names no checkpoint"),
+        (["diff", "digits-1", "latest", "9-9"], 3, "has no checkpoint 9-9"),
+        (["list", "digits-1/report"], 3, "no training step 'report'"),
+        (["list", "other"], 3, "no run 'other'"),
+    ],
+)
+def test_mistakes(tiphys: Command, store: Path, arguments: list[str | Path], code: int, words: str) -> None:
+    answer = tiphys("checkpoint", *arguments, "--store", store)
+    assert answer.code == code
+    assert words in answer.error

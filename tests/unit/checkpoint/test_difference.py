@@ -1,0 +1,201 @@
+"""What two checkpoints differ in, as the writer stored them."""
+
+import math
+
+import numpy as np
+import pytest
+from support.lineage import ref
+from support.memory import MemoryStore
+from support.sessions import open_session
+
+from tiphys.checkpoint import contents, shards
+from tiphys.checkpoint.contents import Contents, Leaf
+from tiphys.checkpoint.difference import Change, Kind, compare, difference, pairs, statistics
+from tiphys.errors import IntegrityError, UsageError
+from tiphys.lineage.verify import read_manifest
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 100)
+
+
+def saved(*states, **facts) -> MemoryStore:
+    """Checkpoints 1, 2, … of attempt 1."""
+    store = MemoryStore()
+    with open_session(store) as session:
+        for step, state in enumerate(states, start=1):
+            session.save(step, state, metrics={"loss": 1 / step}, epoch=step, **facts)
+    return store
+
+
+def of(store: MemoryStore, step: int) -> Contents:
+    return Contents(store, read_manifest(store, ref(1, step)))
+
+
+def compared(one, other, **options):
+    store = saved(one, other)
+    manifests = [(store, read_manifest(store, ref(1, step))) for step in (1, 2)]
+    return difference(*manifests, **options)
+
+
+def changes(one, other) -> list[tuple[str, str]]:
+    return [(change.path, change.kind.value) for change in compared(one, other).changes]
+
+
+def test_every_leaf_is_named_with_its_form():
+    state = {
+        "step": 3,
+        "layers": [np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=bool)],
+        "pair": (1.5, "text"),
+        "empty": {},
+        "turned": np.asfortranarray(np.ones((2, 3))),
+        "date": np.array(["2026-01-01"], dtype="datetime64[D]"),
+        "scalar": np.float64(2.0),
+    }
+    leaves = {path: leaf.form for path, leaf in of(saved(state), 1).leaves.items()}
+    assert leaves == {
+        "state.step": "3",
+        "state.layers.0": "float32[2, 3]",
+        "state.layers.1": "bool[2]",
+        "state.pair.0": "1.5",
+        "state.pair.1": '"text"',
+        "state.empty": '{"dict": []}',
+        "state.turned": "float64[2, 3] in Fortran order",
+        "state.date": "<M8[D][1]",
+        "state.scalar": "float64[]",
+    }
+
+
+def test_numbers_come_back_as_they_were_saved_also_from_several_shards():
+    arrays = {
+        "large": np.arange(1000, dtype=np.float32).reshape(10, 100),
+        "turned": np.asfortranarray(np.arange(60.0).reshape(6, 10)),
+        "none": np.zeros((0, 3)),
+    }
+    found = of(saved(arrays), 1)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found.numbers(f"state.{name}"), array)
+
+
+def test_an_array_that_is_in_two_places_is_a_leaf_of_both():
+    shared = np.ones(3)
+    leaves = of(saved({"a": shared, "b": shared}), 1).leaves
+    assert leaves["state.a"].sha256 == leaves["state.b"].sha256
+
+
+def test_equal_states_do_not_differ_however_they_are_cut(monkeypatch):
+    store = MemoryStore()
+    state = {"weights": np.arange(500.0), "step": 1}
+    with open_session(store) as session:
+        session.save(1, state)
+        monkeypatch.setattr(shards, "SHARD_BYTES", 1000)
+        session.save(2, state)
+    one, other = of(store, 1), of(store, 2)
+    assert one.leaves == other.leaves
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"a": np.ones(3)}, {"a": np.ones(3)}, []),
+        ({"a": np.ones(3)}, {"a": np.zeros(3)}, [("state.a", "value")]),
+        ({"a": np.ones(3)}, {"a": np.ones(4)}, [("state.a", "form")]),
+        ({"a": np.ones(3)}, {"a": np.ones(3, dtype=np.float32)}, [("state.a", "form")]),
+        ({"a": np.ones(3)}, {"a": 1.0}, [("state.a", "form")]),
+        ({"a": 1}, {"a": 2}, [("state.a", "value")]),
+        ({"a": 1}, {"a": 1, "b": np.ones(3)}, [("state.b", "added")]),
+        ({"a": 1, "b": 2}, {"a": 1}, [("state.b", "removed")]),
+        ({"a": [1, 2]}, {"a": [1]}, [("state.a.1", "removed")]),
+    ],
+)
+def test_what_changed_is_told_by_path(one, other, expected):
+    assert changes(one, other) == expected
+
+
+def test_facts_metrics_and_sizes_are_compared():
+    found = compared({"a": np.ones(3)}, {"a": np.ones(300)})
+    assert {pair.name: (pair.before, pair.after) for pair in found.facts} == {"global_step": (1, 2), "epoch": (1, 2)}
+    assert [(pair.name, pair.before, pair.after) for pair in found.metrics] == [("loss", 1.0, 0.5)]
+    assert found.size_bytes.after > found.size_bytes.before
+    assert found.same == 0
+
+
+def test_how_far_numbers_lie_apart_is_told_on_request():
+    one, other = {"a": np.array([3.0, 4.0]), "step": 1}, {"a": np.array([3.0, 9.0]), "step": 2}
+    assert all(change.statistics is None for change in compared(one, other).changes)
+    found = {change.path: change.statistics for change in compared(one, other, values=True).changes}
+    assert found["state.step"] is None
+    apart = found["state.a"]
+    assert apart is not None
+    assert (apart.changed, apart.total, apart.largest, apart.mean, apart.relative) == (1, 2, 5.0, 2.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "changed", "largest", "not_finite"),
+    [
+        ([1, 2], [1, 2], 0, 0.0, 0),
+        ([1, math.nan], [1, math.nan], 0, 0.0, 1),
+        ([1.0, 2.0], [1.0, math.nan], 1, 0.0, 1),
+        ([math.inf, 1.0], [math.inf, 3.0], 1, 2.0, 1),
+        ([True, False], [True, True], 1, 1.0, 0),
+        ([1j, 2], [1j, 2 + 3j], 1, 3.0, 0),
+    ],
+)
+def test_numbers_that_are_none_are_counted_and_left_out(one, other, changed, largest, not_finite):
+    found = statistics(np.array(one), np.array(other))
+    assert found is not None
+    assert (found.changed, found.largest, found.not_finite) == (changed, largest, not_finite)
+
+
+def test_text_has_no_distance():
+    assert statistics(np.array(["a"]), np.array(["b"])) is None
+    assert statistics(np.zeros(0), np.zeros(0)) is None
+
+
+def test_what_grows_from_nothing_is_infinitely_far_away():
+    found = statistics(np.zeros(2), np.ones(2))
+    assert found is not None and found.relative == math.inf
+
+
+def test_damaged_bytes_are_never_compared():
+    store = saved({"a": np.arange(100.0)})
+    key = max(key for key in store.objects if "shards/" in key)
+    store.objects[key] = store.objects[key][:-1] + b"?"
+    with pytest.raises(IntegrityError, match="is not what the manifest says"):
+        of(store, 1)
+
+
+def test_a_state_of_another_framework_is_refused_by_name_and_its_facts_are_compared():
+    store = saved({"a": 1}, {"a": 2})
+    manifests = [(store, read_manifest(store, ref(1, step)).model_copy(update={"framework": "dcp"})) for step in (1, 2)]
+    with pytest.raises(UsageError, match="'dcp'"):
+        Contents(*manifests[0])
+    found = difference(*manifests)
+    assert (found.changes, found.note) == ((), "the states were written by dcp")
+    assert found.facts
+
+
+def test_ranks_have_leaves_of_their_own():
+    store = saved({"a": np.ones(3)})
+    manifest = read_manifest(store, ref(1, 1))
+    second = [shard.model_copy(update={"rank": 1}) for shard in manifest.shards]
+    both = manifest.model_copy(update={"shards": (*manifest.shards, *second)})
+    assert set(Contents(store, both).leaves) == {"state.a", "rank 1: state.a"}
+
+
+def test_comparing_is_a_matter_of_paths():
+    one, other = Leaf("p", "int64[2]", "s" * 64, 16), Leaf("p", "int64[2]", "t" * 64, 16)
+    assert compare({"p": one}, {"p": one}) == []
+    assert compare({"p": one}, {"p": other}) == [
+        Change(path="p", kind=Kind.VALUE, before="int64[2]", after="int64[2]"),
+    ]
+
+
+def test_not_a_number_equals_itself_among_metrics():
+    assert pairs({"loss": math.nan}, {"loss": math.nan}) == ()
+    assert [pair.name for pair in pairs({"a": 1}, {"b": 1})] == ["a", "b"]
+
+
+def test_the_form_that_is_read_is_the_one_that_is_written():
+    assert shards.FRAMEWORK in contents.READABLE
