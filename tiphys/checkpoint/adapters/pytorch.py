@@ -17,12 +17,9 @@ A run that resumes from such a state goes on bit by bit as if it had not been
 interrupted, as far as its kernels are deterministic.
 """
 
-import random
 from typing import Any
 
-import numpy as np
-import torch
-
+from tiphys.checkpoint.adapters.randomness import random_state, set_random_state
 from tiphys.checkpoint.adapters.tensors import decode, encode
 from tiphys.errors import UsageError
 
@@ -58,7 +55,7 @@ def capture(
     parts = {name: part for name, part in parts.items() if part is not None} | extra
     if _RANDOM in parts:
         raise UsageError(f"the name {_RANDOM!r} is taken by the state of the random generators; choose another one")
-    return encode({name: _state_of(part) for name, part in parts.items()} | {_RANDOM: _random_state()})
+    return encode({name: _state_of(part) for name, part in parts.items()} | {_RANDOM: random_state()})
 
 
 def load(
@@ -87,27 +84,9 @@ def load(
     forgotten = [name for name in ("optimizer", "scheduler", "sampler", "scaler") if name in held]
     if forgotten:
         raise UsageError(f"the checkpoint has a state of {', '.join(forgotten)}, for which no object was given")
-    _set_random_state(generators)  # last, for whatever the objects above drew
+    set_random_state(generators)  # last, for whatever the objects above drew
     return held
 
 
 def _state_of(part: Any) -> Any:
     return part.state_dict() if callable(getattr(part, "state_dict", None)) else part
-
-
-def _random_state() -> dict[str, Any]:
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    # On another machine there may be fewer devices; those that are there go on where they were.
-    for device, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(generator, device)

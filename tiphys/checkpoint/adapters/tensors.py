@@ -6,16 +6,19 @@ with what NumPy cannot say beside it. Nothing is copied that lies together on
 the CPU, and tensors that share their memory, such as tied weights, are one array.
 """
 
+import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from tiphys.errors import UsageError
 
-_TENSOR, _COUNTER, _MODULE = "torch.tensor", "counter", "torch.state_dict"
+_TENSOR, _COUNTER, _MODULE, _PICKLE = "torch.tensor", "counter", "torch.state_dict", "pickle"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_VALUES = (bool, int, float, str)
 _PLAIN = {
     torch.bool,
     torch.uint8,
@@ -32,13 +35,16 @@ _PLAIN = {
 """What NumPy knows as well; all else travels as whole numbers of the same width."""
 
 
-def encode(value: Any) -> Any:
+def encode(value: Any, *, pickled: bool = False) -> Any:
     """``value`` with every tensor in it as a small dict around an array; mappings become plain dicts.
+
+    With ``pickled``, what is no plain value is pickled, as torch.save would do;
+    without, it is left for the session to refuse.
 
     Raises:
         UsageError: a tensor is sparse, quantized, distributed or without memory.
     """
-    return _Encoder().encode(value, "state")
+    return _Encoder(pickled).encode(value, "state")
 
 
 def decode(value: Any) -> Any:
@@ -47,7 +53,8 @@ def decode(value: Any) -> Any:
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, pickled: bool) -> None:
+        self._pickled = pickled
         self._known: dict[Any, tuple[dict[str, Any], Any]] = {}
 
     def encode(self, value: Any, path: str) -> Any:
@@ -61,7 +68,9 @@ class _Encoder:
             return members if metadata is None else {_MODULE: members, "metadata": self.encode(metadata, path)}
         if type(value) in (list, tuple):
             return type(value)(self.encode(item, f"{path}.{index}") for index, item in enumerate(value))
-        return value
+        if not self._pickled or value is None or isinstance(value, np.ndarray | np.generic) or type(value) in _VALUES:
+            return value
+        return {_PICKLE: np.frombuffer(pickle.dumps(value), dtype=np.uint8)}
 
     def _tensor(self, tensor: Any, path: str) -> dict[str, Any]:
         _check(tensor, path)
@@ -99,6 +108,9 @@ class _Decoder:
     def _mapping(self, value: dict[Any, Any]) -> Any:
         if _TENSOR in value:
             return self._tensor(value)
+        if _PICKLE in value:
+            # Its hash was compared with the manifest's; who can write the store could also change the program.
+            return pickle.loads(value[_PICKLE].tobytes())  # noqa: S301
         if _COUNTER in value:
             return Counter(dict(value[_COUNTER]))
         if _MODULE in value:

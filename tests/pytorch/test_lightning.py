@@ -1,0 +1,178 @@
+"""A fit of Lightning that was interrupted goes on as if it had not been, under both of Lightning's names.
+
+| interrupted | outcome |
+|---|---|
+| in an epoch, at its end, after gradients were accumulated | weights, optimizer and schedule equal in every bit |
+| by SIGTERM | saved at the next optimizer step, exit code 75 |
+| by SIGTERM between two optimizer steps | exit code 75, never 0 |
+| while fit() is given another checkpoint, or Lightning does not take ours | refused |
+"""
+
+import importlib
+import os
+import signal
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
+
+import torch
+from support.lineage import LINEAGE, ref
+from support.memory import MemoryStore
+from support.sessions import open_session
+
+from tiphys.checkpoint.settings import Every
+from tiphys.errors import UsageError
+from tiphys.lineage.choose import commits_of
+
+# Lightning warns of loggers, of worker processes and of what its own dependencies deprecate.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EPOCH = 6
+STEPS = 15
+
+
+class Loader:
+    """Batches in an order that is drawn anew in each epoch; can be resumed in the middle of one."""
+
+    def __init__(self) -> None:
+        self.epoch, self.position = 0, 0
+
+    def __len__(self) -> int:
+        return EPOCH
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(EPOCH, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        while self.position < EPOCH:
+            self.position += 1
+            yield torch.full((4, 8), float(order[self.position - 1])) + torch.arange(8)
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def fit(
+    store: MemoryStore, until: int, *, name: str, seed: int, restored: int = 0, stop_at: int = -1, **options: Any
+) -> Any:
+    """Train to optimizer step ``until``, from ``restored`` on; the module and its trainer."""
+    lightning = importlib.import_module(name)
+    from tiphys.checkpoint.adapters.lightning import CheckpointCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+            self.batches = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.batches += 1
+            if self.batches == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return self.layers(batch / 8).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS + 1)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    torch.manual_seed(seed)
+    start = ref(1, restored) if restored else None
+    with open_session(
+        store, 2 if start else 1, resume_from=start, every=options.pop("every", Every(1, "steps"))
+    ) as session:
+        trainer = lightning.Trainer(
+            max_steps=until,
+            callbacks=[CheckpointCallback(session)],
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accumulate_grad_batches=options.pop("accumulate", 1),
+        )
+        module = Module()
+        trainer.fit(module, Loader(), **options)
+    return trainer
+
+
+def bits(trainer: Any) -> Any:
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.dtype, value.numpy(force=True).tobytes()
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+    parts = trainer.model, *trainer.optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs)
+    return plain([part.state_dict() for part in parts]), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("interrupted", [4, EPOCH, 13])
+def test_a_fit_that_was_interrupted_is_the_fit_that_was_not(name, interrupted):
+    straight = bits(fit(MemoryStore(), STEPS, name=name, seed=1))
+    store = MemoryStore()
+
+    fit(store, interrupted, name=name, seed=1)
+    resumed = fit(store, STEPS, name=name, seed=2, restored=interrupted)
+
+    assert resumed.global_step == STEPS
+    assert bits(resumed) == straight
+
+
+def test_accumulated_gradients_are_never_lost_between_two_checkpoints():
+    straight = bits(fit(MemoryStore(), 5, name="lightning.pytorch", seed=1, accumulate=2))
+    store = MemoryStore()
+
+    fit(store, 2, name="lightning.pytorch", seed=1, accumulate=2)
+    resumed = fit(store, 5, name="lightning.pytorch", seed=2, restored=2, accumulate=2)
+
+    assert bits(resumed) == straight
+
+
+def test_sigterm_saves_after_the_optimizer_step_and_exits_with_75(name):
+    store = MemoryStore()
+
+    with pytest.raises(SystemExit) as end:
+        fit(store, STEPS, name=name, seed=1, stop_at=4, every=Every(100, "steps"))
+
+    assert end.value.code == 75
+    assert commits_of(store, LINEAGE) == [ref(1, 4)]
+
+
+def test_sigterm_between_two_optimizer_steps_never_looks_like_success():
+    store = MemoryStore()
+
+    with pytest.raises(SystemExit) as end:
+        fit(store, STEPS, name="lightning.pytorch", seed=1, stop_at=3, accumulate=2)
+
+    assert end.value.code == 75
+    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+
+
+def test_two_places_to_start_from_are_refused(tmp_path):
+    store = MemoryStore()
+    fit(store, 2, name="lightning.pytorch", seed=1).save_checkpoint(tmp_path / "other.ckpt")
+
+    with pytest.raises(UsageError, match="load them into the module before fit"):
+        fit(store, STEPS, name="lightning.pytorch", seed=1, restored=2, ckpt_path=tmp_path / "other.ckpt")
+
+
+def test_a_lightning_that_does_not_take_the_checkpoint_must_not_train(monkeypatch):
+    store = MemoryStore()
+    fit(store, 2, name="lightning.pytorch", seed=1)
+    connector = importlib.import_module("lightning.pytorch.trainer.connectors.checkpoint_connector")
+    monkeypatch.setattr(connector._CheckpointConnector, "restore_training_state", lambda self: None)
+
+    with pytest.raises(UsageError, match="did not take over the checkpoint of step 2"):
+        fit(store, STEPS, name="lightning.pytorch", seed=1, restored=2)
