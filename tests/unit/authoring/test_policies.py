@@ -7,6 +7,7 @@ import pytest
 from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Retries, SharedVolume, Step, Train, step, train
 from hera_pipelines.compile import StepSettings
 from tiphys.errors import UsageError
+from tiphys.protocol.keep import Best, Keep
 from tiphys.protocol.policy import STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, RetryPolicy
 
 
@@ -82,6 +83,22 @@ def test_an_interval_may_be_left_to_what_is_measured(every: str, bounds: tuple[f
     assert (policy.every_bounds, policy.every, policy.every_unit) == (bounds, begin, "seconds")
 
 
+def test_what_to_keep_is_written_in_words() -> None:
+    policy = Checkpoints(keep_last=5, keep_every="1000 steps", keep_best="loss:min:2", delete_after="1h").policy()
+
+    best = Best(metric="loss", order="min", count=2)
+    assert policy.keep == Keep(last=5, every_steps=1000, best=best, delay_seconds=3600)
+    assert Checkpoints(keep_every=500).policy().keep_every == 500
+    assert Checkpoints(keep_last=None).policy().keep is None
+
+
+def test_a_policy_of_retention_travels_in_the_annotation_and_the_default_adds_nothing() -> None:
+    policy = Checkpoints(keep_every=500, keep_best="loss:min", delete_after=0).policy()
+
+    assert CheckpointPolicy.model_validate_json(policy.model_dump_json()) == policy
+    assert not {"keep_every", "keep_best", "delete_after_seconds"} & set(CheckpointPolicy().model_dump())
+
+
 def test_spot_in_general_tolerates_the_taints_of_the_known_clouds() -> None:
     assert settings(step(spot=True)(nothing)).spot == (GKE_SPOT, AKS_SPOT)
     assert settings(step(spot=False)(nothing)).spot == ()
@@ -106,6 +123,12 @@ def test_the_authors_annotations_are_kept() -> None:
         (lambda: Checkpoints(every="auto:soon..1m").policy(), "'soon' is not a duration"),
         (lambda: Checkpoints(every="0 steps").policy(), "Checkpoints: every cannot be 0"),
         (lambda: Checkpoints(keep_last=0).policy(), "Checkpoints: keep_last cannot be 0"),
+        (lambda: Checkpoints(keep_every="1h").policy(), "keep_every=…): '1h' is not valid: write a number of global"),
+        (lambda: Checkpoints(keep_every=0).policy(), "Checkpoints: keep_every cannot be 0"),
+        (lambda: Checkpoints(keep_best="loss").policy(), "keep_best=…): 'loss' is not valid: write a metric"),
+        (lambda: Checkpoints(keep_last=None, keep_best="loss:min").policy(), "give a number to keep_last"),
+        (lambda: Checkpoints(delete_after="soon").policy(), "Checkpoints(delete_after=…): 'soon' is not a duration"),
+        (lambda: Checkpoints(delete_after=-1).policy(), "Checkpoints: delete_after_seconds cannot be -1"),
         (lambda: Checkpoints(metrics="9464").policy(), "Checkpoints(metrics=…): '9464' is not valid: write port:9464"),
         (lambda: Retries(preemption=-1).policy(), "Retries: preemption cannot be -1"),
         (lambda: train(gpus=-1)(nothing), "gpus cannot be -1"),

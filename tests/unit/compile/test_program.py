@@ -9,6 +9,7 @@ from support.authored import STORE, by_name, output_artifact, output_parameter, 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
 from tiphys.checkpoint.settings import Bounds, Every, Settings
+from tiphys.protocol.keep import Best, Keep
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest
 
@@ -58,6 +59,24 @@ def test_bounds_of_an_interval_arrive_as_they_were_given() -> None:
     found = Settings.from_environment({**GIVEN, "TIPHYS_SAVE_EVERY": compiled})
     assert found is not None
     assert found.save_every == Every(600, "seconds", auto=Bounds(90, 2_000_000))
+
+
+def test_what_else_is_kept_is_told_only_where_somebody_asks_for_it() -> None:
+    best = Best(metric="loss", order="min", count=2)
+    policy = CheckpointPolicy(keep_last=2, keep_every=1000, keep_best=best, delete_after_seconds=90)
+
+    told = env(train(asked={"checkpoints": policy}))
+    plain = env(train(asked={"checkpoints": CheckpointPolicy(keep_last=2)}))
+
+    assert {name: value for name, value in told.items() if name not in plain} == {
+        "TIPHYS_KEEP_EVERY": "1000 steps",
+        "TIPHYS_KEEP_BEST": "loss:min:2",
+        "TIPHYS_DELETE_AFTER_SECONDS": "90",
+    }
+    answers = {"TIPHYS_RUN": "a", "TIPHYS_STEP": "fit", "TIPHYS_ATTEMPT": "1", "TIPHYS_RESUME_FROM": ""}
+    settings = Settings.from_environment({**told, **answers})
+    assert settings is not None
+    assert settings.keep == policy.keep == Keep(last=2, every_steps=1000, best=best, delay_seconds=90)
 
 
 @pytest.mark.parametrize("template", [step(), train(asked={"checkpoints": None, "gpu": GpuRequest(gpus=1)})])

@@ -1,4 +1,4 @@
-"""What retention may remove, and in which order.
+"""What retention may remove after the saves of a training program, and in which order.
 
 | checkpoint | removed |
 |---|---|

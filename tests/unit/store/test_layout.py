@@ -43,6 +43,8 @@ def test_the_documented_layout() -> None:
         RUN.event_batch(7),
         memo_key(DIGEST),
         LINEAGE.shards(3, 1200),
+        LINEAGE.pin(3, 1200, "release-1"),
+        LINEAGE.expiry(3, 1200),
     ] == [
         "runs/digits-7xk2p/run.json",
         "runs/digits-7xk2p/submissions/000000001.json",
@@ -57,6 +59,8 @@ def test_the_documented_layout() -> None:
         "runs/digits-7xk2p/events/000000007.json",
         f"memo/{DIGEST}.json",
         "lineages/digits-7xk2p/fit/shards/000000003-000000000001200/",
+        "lineages/digits-7xk2p/fit/pins/999999996-999999999998799/release-1.json",
+        "lineages/digits-7xk2p/fit/expired/999999996-999999999998799.json",
     ]
 
 
@@ -110,6 +114,22 @@ def test_a_checkpoint_is_read_from_its_keys(attempt: int, step: int) -> None:
     assert LINEAGE.parse_checkpoint(LINEAGE.manifest(attempt, step)) == ref
     assert LINEAGE.parse_checkpoint(LINEAGE.quarantined(attempt, step)) == ref
     assert LINEAGE.parse_shard(LINEAGE.shard(attempt, step, 0, DIGEST, "npz")) == ref
+    assert LINEAGE.parse_pin(LINEAGE.pin(attempt, step, "release-1.2")) == (ref, "release-1.2")
+    assert LINEAGE.parse_expired(LINEAGE.expiry(attempt, step)) == (ref, "")
+    assert LINEAGE.parse_expired(LINEAGE.deletion(attempt, step, "0123beef")) == (ref, "0123beef")
+
+
+@given(numbers, global_steps, numbers, global_steps)
+def test_mark_and_announcements_of_a_checkpoint_are_listed_together_and_the_mark_comes_last(
+    attempt: int, step: int, other_attempt: int, other_step: int
+) -> None:
+    prefix = LINEAGE.expiries(attempt, step)
+    keys = [LINEAGE.deletion(attempt, step, "0beef"), LINEAGE.deletion(attempt, step, "ffff")]
+
+    assert all(key.startswith(prefix) for key in [*keys, LINEAGE.expiry(attempt, step)])
+    assert sorted([LINEAGE.expiry(attempt, step), *keys])[-1] == LINEAGE.expiry(attempt, step)
+    same = (attempt, step) == (other_attempt, other_step)
+    assert LINEAGE.expiry(other_attempt, other_step).startswith(prefix) == same
 
 
 @pytest.mark.parametrize(
@@ -132,6 +152,8 @@ def test_any_other_key_is_nothing(key: str) -> None:
         assert parse(key.replace("x", folder)) is None
     assert LINEAGE.parse_checkpoint(key) is None
     assert LINEAGE.parse_shard(key) is None
+    assert LINEAGE.parse_pin(key) is None
+    assert LINEAGE.parse_expired(key) is None
 
 
 @given(st.lists(st.tuples(numbers, global_steps), min_size=2, unique=True))
