@@ -1,7 +1,7 @@
 """What a gated container finds in its environment."""
 
 from hera_pipelines.compile import names
-from hera_pipelines.compile.gated import GatedStep
+from hera_pipelines.compile.gated import GatedStep, program_container
 from tiphys.protocol import environment
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS
 from tiphys.protocol.pipeline import Manifest
@@ -20,6 +20,7 @@ def variables(step: GatedStep, store: str) -> list[Manifest]:
     checkpoints = step.spec().checkpoints
     if checkpoints is not None:
         values |= _checkpoint_values(checkpoints, store)
+        values[environment.IMAGE] = program_container(step.program).get("image", "")
     values |= _paths(step)
     return [{"name": name, "value": value} for name, value in values.items() if value]
 
