@@ -10,7 +10,7 @@ RUN := $(UV) run --no-sync
 HARNESS := PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 -m cluster
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*  ## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*  ## /\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 .tools/bin/uv:
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tiphys needs Python 3.11 or newer as python3; found $$(python3 --version)" >&2; exit 2; }
@@ -52,6 +52,9 @@ test-argo: setup  ## run the story on a cluster that has Argo Workflows; see doc
 bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tests/bench/reports/cluster.json
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench
 
+bench-checkpoint: setup  ## measure what checkpoints cost; writes tests/bench/reports/checkpoint.json (QUICK=1: no report)
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.checkpoint $(if $(QUICK),--quick)
+
 lint: setup  ## style, types and import contracts
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
@@ -66,4 +69,4 @@ golden: setup  ## accept what compile emits now as the golden files; review the 
 clean:  ## remove what the targets made
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster clean
+.PHONY: help setup demo test coverage test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint clean

@@ -78,10 +78,20 @@ def build_missing(settings: Settings) -> None:
     """Build what is not in the cache; waits where another process builds there."""
     with locked(settings.cache / "build.lock"):
         for binary in BINARIES:
-            built = settings.cache / "built" / binary.key / binary.name
-            if not built.exists():
-                _build(binary, built)
-            replace_link(settings.bin / binary.name, built)
+            replace_link(settings.bin / binary.name, _built(settings, binary))
+
+
+def build_one(settings: Settings, name: str) -> Path:
+    """Build one of them, unless it is in the cache; where it lies."""
+    with locked(settings.cache / "build.lock"):
+        return _built(settings, next(binary for binary in BINARIES if binary.name == name))
+
+
+def _built(settings: Settings, binary: Binary) -> Path:
+    built = settings.cache / "built" / binary.key / binary.name
+    if not built.exists():
+        _build(binary, built)
+    return built
 
 
 def _build(binary: Binary, built: Path) -> None:

@@ -1,0 +1,1 @@
+"""What checkpoints cost, measured against what the machine can do and against what other libraries do."""

@@ -1,0 +1,91 @@
+"""What checkpoints cost: ``python -m bench.checkpoint``, with ``tests`` on PYTHONPATH.
+
+Everything is real: an S3 server as a process, a network slowed to the pace of
+cloud storage, trainers as processes. The report goes to ``tests/bench/reports/checkpoint.json``.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import boto3
+from bench.checkpoint import ceilings, corruption, durable, inflation, landing, stall, verifying
+from bench.checkpoint.report import line, table
+from bench.checkpoint.server import LATENCY_SECONDS, s3_server
+from bench.checkpoint.workload import TENSORS, Workload
+from bench.progress import say
+
+REPORT = Path(__file__).parents[1] / "reports" / "checkpoint.json"
+SEED = 5
+PARTS = {
+    "ceilings": ceilings.measure,
+    "stall": stall.measure,
+    "durable": durable.measure,
+    "verifying": verifying.measure,
+    "corruption": corruption.measure,
+    "inflation": inflation.measure,
+    "landing": landing.measure,
+}
+"""In the order in which they run, from calm to violent."""
+
+
+def main() -> int:
+    """Measure, write the report, print the table and the line of numbers."""
+    options = _parser().parse_args()
+    about = {"machine": machine(), "versions": versions()}
+    with s3_server() as server:
+        work = Workload(server, options.quick, SEED, state_mib=64 if options.quick else 1024, repeats=5)
+        parts: dict[str, Any] = {}
+        for name in options.only or PARTS:
+            say(f"── {name}")
+            parts[name] = PARTS[name](work)
+        report = {**about, "settings": settings(work), "parts": parts}
+    if not options.quick and not options.only:
+        REPORT.write_text(json.dumps(report, indent=2) + "\n")
+    print(table(parts), line(parts), sep="\n\n")  # noqa: T201  the result
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    return {
+        "cpu": model.partition(":")[2].strip(),
+        "cores": os.cpu_count(),
+        "memory_mib": int(Path("/proc/meminfo").read_text().split()[1]) // 1024,
+        "kernel": platform.release(),
+        "load_average_at_start": os.getloadavg()[0],
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {name: importlib.metadata.version(name) for name in ("boto3", "botocore", "numpy")}
+    return {"python": platform.python_version(), **found}
+
+
+def settings(work: Workload) -> dict[str, Any]:
+    return {
+        "server": work.server.name,
+        "state": f"{TENSORS} float32 arrays, together {work.state_mib} MiB",
+        "throttle_megabytes_per_second": work.throttle,
+        "throttle_latency_seconds": LATENCY_SECONDS,
+        "repeats": work.repeats,
+        "seed": work.seed,
+        "put_object": f"boto3 {boto3.__version__} with its defaults, one request, from memory",
+        "clock": "time.perf_counter of the process that saves",
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.checkpoint", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a state of 64 MiB and few trials; writes no report")
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"some of {', '.join(PARTS)}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What this machine can do at best: the numbers beside which all others stand."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from bench.checkpoint.samples import significant, summary
+from bench.checkpoint.server import BUCKET, plain_client
+from bench.checkpoint.workload import MIB, State, Workload, seconds
+from bench.progress import say
+
+from tiphys.store.s3_client import make_client
+
+STREAMS = (1, 2, 4, 8)
+_PIECE_BYTES = 32 * MIB
+
+
+def measure(work: Workload) -> dict[str, Any]:
+    whole = joined(work.state)
+    pieces = [whole[start : start + _PIECE_BYTES] for start in range(0, len(whole), _PIECE_BYTES)]
+    found: dict[str, Any] = {
+        "memcpy_seconds": memcpy(work.state, work.repeats),
+        "sha256_bytes_per_second": {str(threads): sha256(pieces, threads, work.repeats) for threads in (1, 2)},
+    }
+    say("sha256 and memcpy are measured; next, S3 PUT")
+    with work.server.at(None):
+        found["put_one_stream_seconds"] = summary([put_object(plain_client(), whole) for _ in range(work.repeats)])
+        work.server.empty()
+        found["put_parallel_bytes_per_second"] = {}
+        client = make_client()  # that of the store; it sends no checksums, and nothing is hashed here
+        for streams in STREAMS[: 2 if work.quick else None]:
+            rate = _rate(len(whole), lambda streams=streams: _put_all(client, pieces, streams), work.repeats)
+            found["put_parallel_bytes_per_second"][str(streams)] = rate
+            work.server.empty()
+    return found
+
+
+def memcpy(state: State, repeats: int) -> dict[str, Any]:
+    """Copies of the same arrays into one buffer that was touched before."""
+    buffer = np.zeros(sum(array.nbytes for array in state.values()), dtype=np.uint8)
+    sources = [array.view(np.uint8) for array in state.values()]
+
+    def copy() -> None:
+        offset = 0
+        for source in sources:
+            np.copyto(buffer[offset : offset + source.nbytes], source)
+            offset += source.nbytes
+
+    copy()
+    return summary([seconds(copy) for _ in range(max(7, repeats))])
+
+
+def sha256(pieces: Sequence[bytes], threads: int, repeats: int) -> dict[str, Any]:
+    with ThreadPoolExecutor(threads) as pool:
+        size = sum(map(len, pieces))
+        return _rate(size, lambda: list(pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces)), repeats)
+
+
+def put_object(client: Any, data: bytes) -> float:
+    """Seconds of one blocking request."""
+    return seconds(lambda: client.put_object(Bucket=BUCKET, Key="plain/state", Body=data))
+
+
+def joined(state: State) -> bytes:
+    return b"".join(array.tobytes() for array in state.values())
+
+
+def _put_all(client: Any, pieces: Sequence[bytes], streams: int) -> None:
+    with ThreadPoolExecutor(streams) as pool:
+
+        def put(index: int) -> None:
+            client.put_object(Bucket=BUCKET, Key=f"pieces/{index}", Body=pieces[index])
+
+        list(pool.map(put, range(len(pieces))))
+
+
+def _rate(size_bytes: int, call: Callable[[], object], repeats: int) -> dict[str, Any]:
+    return summary([significant(size_bytes / seconds(call)) for _ in range(repeats)])

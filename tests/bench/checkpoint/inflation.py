@@ -1,0 +1,87 @@
+"""How much longer a step takes while an upload goes on behind it, with training and upload on a core each."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bench.checkpoint.samples import significant, summary
+from bench.checkpoint.server import STORE
+from bench.checkpoint.workload import Workload, new_run, variables
+from bench.progress import say
+
+from tiphys.store import open_store
+
+
+def measure(work: Workload) -> dict[str, Any]:
+    """Of the network as slow as cloud storage, and of one that lets the uploader work without a pause."""
+    if len(os.sched_getaffinity(0)) < 2:
+        raise RuntimeError("training and upload need a core each, and there is only one")
+    with _on_the_last_core(work.server.pid):
+        found = {"throttled": _inflation(work, work.throttle), "free": _inflation(work, None)}
+    return {**found, "line": {"step_inflation": max(one["median_inflation"] for one in found.values())}}
+
+
+def _inflation(work: Workload, network: float | None) -> dict[str, Any]:
+    with work.server.at(network) as leads:
+        run = new_run(open_store(STORE))
+        command = [sys.executable, "-m", "bench.checkpoint.inflation_trainer", str(work.state_mib), str(work.repeats)]
+        told = {**os.environ, **leads, **variables(STORE, run), "OPENBLAS_NUM_THREADS": "1"}
+        with _all_cores():
+            process = subprocess.Popen(command, env=told, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with process:
+            times = json.loads(process.communicate()[0])
+    work.server.empty()
+    found = compare(times["idle"], times["uploading"])
+    say(f"steps {'free' if network is None else 'throttled'}: {found['median_inflation']:+.1%} while uploading")
+    return found
+
+
+def compare(idle: Sequence[Sequence[float]], uploading: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Rounds of step times without and with an upload, in seconds."""
+    calm, busy = list(chain(*idle)), list(chain(*uploading))
+    return {
+        "idle_step_seconds": summary([statistics.median(one) for one in idle]),
+        "uploading_step_seconds": summary([statistics.median(one) for one in uploading if one]),
+        "steps": [len(calm), len(busy)],
+        "median_inflation": significant(statistics.median(busy) / statistics.median(calm) - 1),
+        "p99_inflation": significant(_p99(busy) / _p99(calm) - 1),
+    }
+
+
+def _p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
+
+
+@contextmanager
+def _on_the_last_core(server: int | None) -> Iterator[None]:
+    """The S3 server, and what this process starts, such as the slow network; in a real cluster, they are elsewhere."""
+    cores = os.sched_getaffinity(0)
+    pids = [os.getpid(), *([server] if server else [])]
+    _move(pids, {max(cores)})
+    try:
+        yield
+    finally:
+        _move(pids, cores)
+
+
+@contextmanager
+def _all_cores() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _move(pids: Sequence[int], cores: set[int]) -> None:
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), cores)

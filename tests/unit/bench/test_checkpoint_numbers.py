@@ -1,0 +1,97 @@
+"""The arithmetic of the checkpoint benchmark: spreads, bounds, what can land, and the line at its end."""
+
+from collections import Counter
+
+import pytest
+from bench.checkpoint.foresight import compile_warns
+from bench.checkpoint.inflation import compare
+from bench.checkpoint.landing import Trial, outcome
+from bench.checkpoint.report import TARGETS, line, table
+from bench.checkpoint.samples import ratio, significant, summary, wilson_lower
+from bench.checkpoint.situations import Cell, Situation, cells
+
+
+def test_a_summary_has_the_median_the_spread_and_the_measurements():
+    assert summary([3.0, 1.0, 2.0, 5.0, 4.0]) == {
+        "median": 3.0,
+        "quartiles": [2.0, 4.0],
+        "range": [1.0, 5.0],
+        "samples": [3.0, 1.0, 2.0, 5.0, 4.0],
+    }
+
+
+def test_one_measurement_has_no_spread():
+    assert summary([7.0]) == {"median": 7.0, "quartiles": [7.0, 7.0], "range": [7.0, 7.0], "samples": [7.0]}
+
+
+@pytest.mark.parametrize(("value", "rounded"), [(0.0, 0.0), (1234567.0, 1235000.0), (0.00012346, 0.0001235)])
+def test_four_digits_are_kept(value: float, rounded: float):
+    assert significant(value) == pytest.approx(rounded, rel=1e-4)
+
+
+def test_a_ratio_is_that_of_medians():
+    assert ratio(summary([9.0, 10.0, 30.0]), summary([2.0, 2.0, 5.0])) == 5.0
+
+
+# Checked against the table of Wilson's intervals in R's binom.confint(method="wilson").
+@pytest.mark.parametrize(
+    ("successes", "trials", "bound"), [(0, 10, 0.0), (5, 10, 0.2366), (10, 10, 0.7225), (300, 300, 0.9874), (0, 0, 0.0)]
+)
+def test_wilsons_bound(successes: int, trials: int, bound: float):
+    assert wilson_lower(successes, trials) == pytest.approx(bound, abs=1e-4)
+
+
+def test_more_than_three_hundred_trials_can_land_and_meet_every_situation():
+    pool = [cell for cell in cells() if cell.allows_landing]
+    assert sum(cell.trials for cell in pool) >= 300
+    assert min(cell.trials for cell in pool) >= len(Situation)
+    assert len(set(cells())) == 27
+
+
+def test_where_the_upload_outlasts_grace_compile_says_so_and_else_not():
+    verdicts = Counter((cell.allows_landing, compile_warns(cell)) for cell in cells())
+    assert verdicts == {(True, False): 23, (False, True): 4}
+
+
+def test_landings_are_pooled_over_the_cells_that_allow_one():
+    lands = Trial(Situation.SAVED, True, "save", 1.0, 75)
+    misses = Trial(Situation.FIRST_SAVE, False, "", 5.0, -9)
+    hopeless = Trial(Situation.NO_SAVE, False, "leave", 0.1, 75)
+    found = outcome({Cell(5, 64, 100.0): [lands, misses], Cell(30, 64, None): [lands], Cell(5, 1024, 50.0): [hopeless]})
+    assert (found["landed"], found["trials"], found["hopeless_cells"]) == (2, 3, 1)
+    assert found["line"] == {"sigterm_landed_ratio": 0.6667}
+    assert found["cells"]["64 MiB, 100 MB/s, 5 s of grace"]["missed"] == ["during the first save: killed"]
+
+
+def test_inflation_compares_all_steps_of_all_rounds():
+    found = compare([[1.0, 1.0], [1.0]], [[1.1, 1.1], [], [1.3]])
+    assert found["median_inflation"] == 0.1
+    assert found["steps"] == [3, 3]
+
+
+PARTS = {
+    "stall": {"first": summary([0.1, 0.2, 0.3]), "line": {"stall_over_memcpy": 1.2, "stall_first_ratio": 5.0}},
+    "corruption": {"by_class": {"truncate": "5/5"}, "line": {"good_refused": 0}},
+}
+
+
+def test_the_last_line_keeps_its_order_and_leaves_out_what_was_not_measured():
+    assert line(PARTS) == "stall_first_ratio=5 stall_over_memcpy=1.2 good_refused=0"
+
+
+def test_the_table_shows_medians_with_their_range_and_which_promises_are_kept():
+    shown = table(PARTS).splitlines()
+    assert shown[0].split() == ["stall.first", "0.2", "0.1", "…", "0.3", "n=3"]
+    assert shown[1].split() == ["corruption.by_class.truncate", "5/5"]
+    assert shown[-3:] == [
+        "kept    stall_over_memcpy = 1.2  (≤ 1.3)",
+        "MISSED  stall_first_ratio = 5  (≥ 20)",
+        "kept    good_refused = 0  (≤ 0)",
+    ]
+
+
+def test_all_eleven_numbers_have_a_target():
+    assert " ".join(TARGETS) == (
+        "stall_first_ratio stall_steady_ratio stall_over_memcpy durable_ratio verify_over_sha256 "
+        "restore_verify_overhead corrupt_found corrupt_total good_refused sigterm_landed_ratio step_inflation"
+    )
