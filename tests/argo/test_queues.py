@@ -4,6 +4,8 @@ The pods that exist are counted from outside, those that only wait for a node
 included: what the ledger believes is not evidence.
 """
 
+from datetime import datetime
+
 from support.story.pipelines import Place, story
 from support.story.scenarios import ended
 
@@ -15,6 +17,8 @@ from tiphys.records import Outcome
 from .world import FINISHED, Workflow, World
 
 MANY = 20
+LONG = 400
+"""Steps of a training that goes on until it is stopped."""
 
 
 def asking(place: Place, queue: str, gpus: int, *, steps: int = 6, pause: float = 0.3) -> Manifest:
@@ -36,16 +40,16 @@ def _limits(pod: Object) -> list[str]:
 def test_a_full_queue_says_so_and_goes_on_when_the_other_ends(world_in_each_mode: World) -> None:
     world = world_in_each_mode
     queue, quota = world.queue()
-    first = world.submit(asking(world.place, queue, quota, steps=30, pause=0.5))
+    first = world.submit(asking(world.place, queue, quota, steps=LONG, pause=0.5))
     first.trains()
     second = world.submit(asking(world.place, queue, quota))
     [reason] = second.wait_for("the second waits for GPUs", lambda: waiting(second))
     assert f"queue {queue}" in reason
 
-    first.wait()
+    world.argo("stop", first.name)
     second.wait()
-    [one], [other] = first.attempts("train"), second.attempts("train")
-    assert ended(one).written_at <= other.claim.written_at
+    [pod], [admitted] = first.pods(step="train"), second.attempts("train")
+    assert program_ended_at(pod) <= admitted.claim.written_at
 
 
 def test_many_at_once_never_hold_more_than_the_quota(world_in_each_mode: World) -> None:
@@ -64,6 +68,11 @@ def test_many_at_once_never_hold_more_than_the_quota(world_in_each_mode: World) 
     assert 0 < most <= quota
     for workflow in workflows:
         assert [ended(attempt).outcome for attempt in workflow.attempts("train")] == [Outcome.DONE]
+
+
+def program_ended_at(pod: Object) -> datetime:
+    [main] = [one for one in pod["status"]["containerStatuses"] if one["name"] == "main"]
+    return datetime.fromisoformat(main["state"]["terminated"]["finishedAt"])
 
 
 def waiting(workflow: Workflow) -> list[str]:
