@@ -1,26 +1,33 @@
 """From the lineage tree that storage gives to what is drawn of it."""
 
+from collections.abc import Mapping
+
+from hera_pipelines.draw.drift import in_short
 from hera_pipelines.draw.model import Dot, Ending, Lane, Lineage, Place
-from tiphys.lineage import AttemptNode, CheckpointNode, LineageTree
-from tiphys.records import CheckpointRef
+from tiphys.lineage import AttemptNode, CheckpointNode, LineageTree, StepLineage
+from tiphys.records import CheckpointRef, Facts
 
 
 def lineages_of(tree: LineageTree) -> list[Lineage]:
     """One `Lineage` per training step of the run."""
     return [
-        Lineage(tree.run, step.step, tuple(_lane(attempt) for attempt in step.attempts), step.note)
+        Lineage(tree.run, step.step, tuple(_lane(attempt, _facts(step)) for attempt in step.attempts), step.note)
         for step in tree.steps
     ]
 
 
-def _lane(attempt: AttemptNode) -> Lane:
+def _facts(step: StepLineage) -> Mapping[CheckpointRef, Facts]:
+    return {node.ref: node.facts for attempt in step.attempts for node in attempt.checkpoints if node.committed_at}
+
+
+def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Facts]) -> Lane:
     return Lane(
         attempt=attempt.attempt,
         submission=attempt.submission,
         origin=_origin(attempt),
         ending=Ending(attempt.outcome.value) if attempt.outcome else Ending.OPEN,
         message=_message(attempt),
-        dots=tuple(_dot(node) for node in attempt.checkpoints),
+        dots=tuple(_dot(node, facts) for node in attempt.checkpoints),
     )
 
 
@@ -44,11 +51,12 @@ def _message(attempt: AttemptNode) -> str:
     return ": ".join(part for part in (cause, attempt.message) if part)
 
 
-def _dot(node: CheckpointNode) -> Dot:
+def _dot(node: CheckpointNode, known: Mapping[CheckpointRef, Facts]) -> Dot:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
     size = size_text(node.size_bytes) if node.size_bytes else ""
     why = f"saved after {node.saved_because}" if node.saved_because in ("asked", "sigterm") else ""
-    facts = tuple(fact for fact in (size, metrics, why, node.reason) if fact)
+    made_with = in_short(node.facts, known.get(node.parent) if node.parent else None)
+    facts = tuple(fact for fact in (size, metrics, *made_with, why, node.reason) if fact)
     return Dot(Place(node.ref.attempt, node.ref.global_step), node.status, metrics, facts)
 
 

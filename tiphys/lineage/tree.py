@@ -18,6 +18,7 @@ from tiphys.records import (
     Cause,
     CheckpointManifest,
     CheckpointRef,
+    Facts,
     Outcome,
     QuarantineRecord,
     Record,
@@ -58,6 +59,8 @@ class CheckpointNode(Record):
     """``due``, ``asked`` or ``sigterm``."""
     size_bytes: int = 0
     metrics: dict[str, float] = {}
+    facts: Facts = Facts()
+    """What it was made with."""
     committed_at: Timestamp | None = None
     quarantined_at: Timestamp | None = None
 
@@ -193,6 +196,7 @@ def _with_manifest(node: CheckpointNode, manifest: CheckpointManifest) -> Checkp
             "saved_because": manifest.reason,
             "size_bytes": manifest.size_bytes,
             "metrics": manifest.metrics,
+            "facts": manifest.facts,
             "committed_at": manifest.written_at,
         }
     )
