@@ -7,7 +7,7 @@ who alone takes it back: if others did, he could delete what they just rescued.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from tiphys.errors import IntegrityError, ObjectMissingError
@@ -20,14 +20,16 @@ from tiphys.store.runs import concurrently
 class Marks:
     """The marks of one lineage."""
 
-    def __init__(self, store: Store, lineage: str) -> None:
+    def __init__(self, store: Store, lineage: str, now: Callable[[], datetime]) -> None:
         self._store = store
+        self._now = now
         self._layout = LineageLayout(lineage)
         self._nonce = secrets.token_hex(8)
         self._since: dict[CheckpointRef, datetime] = {}
+        self._damaged: set[CheckpointRef] = set()
 
     def read(self) -> dict[CheckpointRef, datetime | None]:
-        """What is marked, and since when; None where only an announcement was left behind.
+        """What is marked, and since when; None where the mark is damaged, or only an announcement was left behind.
 
         Costs one listing, and a read for each mark that was not seen before.
         """
@@ -46,7 +48,11 @@ class Marks:
     def mark(self, ref: CheckpointRef) -> None:
         """Begin the delay of ``ref``."""
         failpoint("retention.before_mark")
-        self._since[ref] = claim(self._store, self._key(ref), ExpiryRecord(checkpoint=ref)).record.written_at
+        if ref in self._damaged:  # it says nothing but a time, so it can be written again
+            self._store.delete(self._key(ref))
+            self._damaged.discard(ref)
+        record = ExpiryRecord(checkpoint=ref, written_at=self._now())
+        self._since[ref] = claim(self._store, self._key(ref), record).record.written_at
         failpoint("retention.after_mark")
 
     def rescue(self, ref: CheckpointRef) -> None:
@@ -79,8 +85,8 @@ class Marks:
             return read_record(self._store, self._key(ref), ExpiryRecord).written_at
         except ObjectMissingError:  # only announcements are left, or somebody was faster
             return None
-        except IntegrityError:  # it says nothing but a time, so it can be written again
-            self._store.delete(self._key(ref))
+        except IntegrityError:
+            self._damaged.add(ref)
             return None
 
     def _parse(self, key: str) -> tuple[CheckpointRef, str] | None:

@@ -9,11 +9,12 @@ so that one that is half removed is no checkpoint. The clock decides when,
 never whether: what something refers to stays, however late or early it is.
 """
 
+import contextlib
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tiphys.errors import TiphysError
+from tiphys.errors import ConflictError, NotFoundError, StoreError
 from tiphys.faults import failpoint
 from tiphys.lineage.choose import StartsFrom, chain, commits_of
 from tiphys.lineage.keeping import Observed, Verdict, age, judge, newest
@@ -57,7 +58,8 @@ class Retention:
         lineage: The lineage to clean.
         keep: What its author wants.
         recheck: Called between announcement and deletion. It answers what must
-            stay besides, as read at that moment, or raises to delete nothing.
+            stay besides, as read at that moment, or raises `FencedError` (or
+            that its store is not the run's) for nothing to be deleted.
         now: Tells the time, for the delay alone.
     """
 
@@ -76,7 +78,7 @@ class Retention:
         self._keep = keep
         self._recheck = recheck
         self._now = now
-        self._marks = Marks(store, lineage)
+        self._marks = Marks(store, lineage, now)
         self._validity = Validity(store, lineage)
         self._swept = False
 
@@ -160,8 +162,11 @@ class Retention:
         self._marks.announce(due)
         try:
             still = set(self.look(starts_from, {*protected, *(self._recheck() or ())}).verdict.expired)
-        except TiphysError:
-            self._marks.withdraw(due)
+        except (ConflictError, NotFoundError):  # whoever saves next is told; tidying is no place to end a program
+            still = set()
+        except StoreError:
+            with contextlib.suppress(StoreError):
+                self._marks.withdraw(due)
             raise
         self._marks.withdraw([ref for ref in due if ref not in still])
         gone = [ref for ref in due if ref in still]
