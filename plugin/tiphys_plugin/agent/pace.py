@@ -18,19 +18,21 @@ class Pace:
     settings: AgentSettings
     failures: int = 0
     """Patches in a row that did not get through."""
-    _ended_at: float = -inf
+    _ends: tuple[float, float] = (-inf, -inf)
+    """When the last two patches ended."""
     _took: float = 0.0
 
     def wrote(self, began_at: float, now: float) -> None:
         """A patch got through."""
         self.failures = 0
-        self._ended_at, self._took = now, now - began_at
+        self._ends = self._ends[1], now
+        self._took = now - began_at
 
     def due(self, now: float, last: bool) -> float:
         """When to send what is known now; ``last``: no further answer is on its way."""
         settings = self.settings
         if self.failures:
             return now + min(settings.retry_seconds * 2.0 ** (self.failures - 1), settings.most_retry_seconds)
-        if last:  # yet no server shall be busy with one task set all the time
-            return max(now, self._ended_at + min(self._took, settings.most_collect_seconds))
-        return now + min(max(settings.collect_seconds, 4 * self._took), settings.most_collect_seconds)
+        interval = min(max(settings.collect_seconds, 4 * self._took), settings.most_collect_seconds)
+        # One after another may be the last, so only every second patch may come before its time.
+        return max(now, self._ends[0] + interval) if last else now + interval

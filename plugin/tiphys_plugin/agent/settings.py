@@ -12,9 +12,9 @@ class AgentSettings:
     slow workflow nor a tenant whose store hangs holds up the others; `tenants` has a limit of its own, no lower."""
     writers: int = 4
     """Patches at the same time, each to another task set."""
-    collect_seconds: float = 0.25
+    collect_seconds: float = 0.5
     """Answers to one task set that come within this time are one patch, as long as more of them are on their way."""
-    most_collect_seconds: float = 0.5
+    most_collect_seconds: float = 1.0
     """Patching a large task set is slow, and each patch is read by everybody who watches it; so the time between
     two patches of one task set grows with what the last one took, up to this."""
     fade_seconds: float = 60.0

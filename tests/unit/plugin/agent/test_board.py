@@ -166,14 +166,27 @@ def test_a_slow_task_set_is_patched_less_often() -> None:
     assert desk.writing()
 
 
-def test_a_task_set_is_patched_half_of_the_time_at_most() -> None:
+def test_the_last_answer_does_not_wait_because_the_patch_before_was_slow() -> None:
     desk = Desk()
     for question in slowly_patched(desk):
         desk.board.answered(question, DONE, desk.now)
-    desk.pass_time(0.15)
-    assert desk.job() is None
-    desk.pass_time(0.1)
     assert len(desk.writing().changes) == 2
+
+
+def test_answers_that_are_each_the_last_do_not_make_a_patch_each() -> None:
+    desk = Desk()
+    tasks: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
+    patches = 0
+    for number in range(100):
+        tasks[f"n{number}"] = task(f"s{number}")
+        desk.observe(tasks, **stored)
+        desk.board.answered(desk.question(), DONE, desk.now)
+        desk.pass_time(SETTINGS.collect_seconds / 10)
+        if isinstance(job := desk.job(), Writing):
+            patches += 1
+            stored = desk.store(job).entries
+    assert 10 < patches <= 22
 
 
 def test_a_waiting_node_is_asked_again_when_it_said_so() -> None:
