@@ -1,0 +1,323 @@
+"""Real programs under ``tiphys-exec``: they know nothing of Tiphys, and are killed and told to stop.
+
+| what happens | promise |
+|---|---|
+| the program ends | its exit code, the last whole checkpoint committed |
+| it dies while it writes | the torn checkpoint is never committed, and never seen by the next attempt |
+| SIGTERM | passed on; what became whole is committed; exit 75, never 0 |
+| it does not end in time | killed within the grace period, exit 75 |
+| another attempt took its place | killed, exit 76 |
+| the wrapper dies at any write | the next attempt goes on, and ends as if nothing had been |
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support.file_trainer import after
+from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
+from support.polling import until
+
+from tiphys.lineage.choose import choose, commits_of
+from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.verify import read_manifest
+from tiphys.store import DirectoryStore, LineageLayout, read_events, step_attempts
+
+STEPS = 20
+EXEC = (sys.executable, "-m", "tiphys.checkpoint.exec")
+MARKER = ("--marker", "checkpoint-*/DONE", "--step-from", r"checkpoint-(\d+)")
+QUIET = ("--quiet", "300ms", "--step-from", r"checkpoint-(\d+)")
+EACH_QUIET = ("--checkpoint", "checkpoint-*", *QUIET)
+
+
+@dataclass
+class Run:
+    """Attempts of one step, opened and ended as the plugin does it, each in a pod with an empty folder."""
+
+    root: Path
+    attempt: int = 0
+    started: list[subprocess.Popen] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.store = DirectoryStore(self.root / "store")
+        self.folder = self.root / "ckpt"
+        self.result = self.root / "result"
+        self.log = self.root / "failpoints.log"
+        self.gate = self.root / "gate"
+        self.manifests = self.root / "store" / LineageLayout(LINEAGE).manifests
+        # For a program that goes on once its checkpoint is committed: nothing depends on how fast the machine is.
+        self.steady = {"FILE_AWAIT": str(self.manifests)}
+
+    def environ(self, start, **others):
+        own = {
+            "TIPHYS_STORE": self.store.url,
+            "TIPHYS_RUN": RUN,
+            "TIPHYS_STEP": STEP,
+            "TIPHYS_ATTEMPT": str(self.attempt),
+            "TIPHYS_LINEAGE": LINEAGE,
+            "TIPHYS_RESUME_FROM": str(start) if start else "",
+            "TIPHYS_GRACE_SECONDS": "120",
+            "TIPHYS_FAILPOINTS_LOG": str(self.log),
+            "FILE_RESULT": str(self.result),
+            "FILE_STEPS": str(STEPS),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("TIPHYS_")}
+        return {**kept, **own, **others}
+
+    def start(self, *options, command=None, new_pod=True, **environ):
+        """Open the next attempt where the choice says, and run its program."""
+        choice = choose(self.store, LINEAGE, step_attempts(self.store, RUN, STEP))
+        self.attempt += 1
+        write_claim(self.store, claim_of(self.attempt, choice.checkpoint))
+        if new_pod:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        program = command or [sys.executable, "-m", "support.file_trainer", str(self.folder)]
+        process = subprocess.Popen(
+            [*EXEC, "--dir", str(self.folder), "--interval", "20ms", *(options or MARKER), "--", *program],
+            env=self.environ(choice.checkpoint, **environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process):
+        """Wait for the end of the attempt, and record it unless it succeeded."""
+        out, err = process.communicate(timeout=120)
+        if process.returncode != 0:
+            write_end(self.store, end_of(self.attempt))
+        return process.returncode, out, err
+
+    def attempt_until_end(self, *options, **environ):
+        return self.finish(self.start(*options, **environ))
+
+    @property
+    def commits(self):
+        return commits_of(self.store, LINEAGE)
+
+
+@pytest.fixture
+def run(tmp_path):
+    one = Run(tmp_path)
+    yield one
+    for process in one.started:
+        # The program is in the wrapper's session, and may have outlived it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+
+
+def says(process, line):
+    """Wait until the program says ``line``."""
+    for said in process.stdout:
+        if said.strip() == line:
+            return
+    raise AssertionError(f"it ended without saying {line!r}: {process.stderr.read()}")
+
+
+def starts(out):
+    return int(re.search(r"starts (\d+)", out)[1])
+
+
+@pytest.mark.parametrize("options", [MARKER, QUIET, EACH_QUIET], ids=["marker", "quiet", "each-quiet"])
+def test_a_program_that_ends_has_its_last_checkpoint_committed(run, options):
+    code, _, err = run.attempt_until_end(*options)
+    assert code == 0, err
+    assert run.result.read_text() == after(STEPS)
+    assert run.commits[0] == ref(1, STEPS)
+    manifest = read_manifest(run.store, ref(1, STEPS))
+    assert (manifest.framework, manifest.reason) == ("files", "due")
+    assert [path.name for path in run.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_commits_are_counted_where_names_hold_no_step(run):
+    code, _, err = run.attempt_until_end("--quiet", "300ms", FILE_STEPS="10", **run.steady)
+    assert code == 0, err
+    assert run.commits == [ref(1, 2), ref(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "new_pod"),
+    [(MARKER, True), (MARKER, False), (QUIET, False), (EACH_QUIET, True)],
+    ids=["marker-new-pod", "marker-same-folder", "quiet-same-folder", "each-quiet-new-pod"],
+)
+def test_a_program_that_dies_while_it_writes_goes_on_from_what_was_whole(run, options, new_pod):
+    process = run.start(*options, FILE_TEAR_AT="15", **run.steady)
+    code, _, err = run.finish(process)
+    assert code == 128 + signal.SIGKILL, err
+    assert (run.folder / "checkpoint-15" / "model.bin").exists()
+    assert run.commits[0] == ref(1, 10)
+
+    code, out, err = run.finish(run.start(*options, new_pod=new_pod))
+    assert code == 0, err
+    assert starts(out) == 10
+    assert run.result.read_text() == after(STEPS)
+    assert run.commits[0] == ref(2, STEPS)
+    assert quarantined(run.store, LINEAGE) == set()
+    assert "attempt 2 resumes from step 10" in err
+
+
+def test_sigterm_commits_what_the_program_saves_and_is_never_a_success(run):
+    process = run.start(FILE_ON_SIGTERM="save", FILE_PAUSE="0.02", FILE_STEPS="100000")
+    says(process, "wrote 5")
+    process.send_signal(signal.SIGTERM)
+    code, out, err = run.finish(process)
+    assert code == 75, err
+    step = int(re.findall(r"wrote (\d+)", out)[-1])
+    assert run.commits[0] == ref(1, step)
+    assert read_manifest(run.store, ref(1, step)).reason == "sigterm"
+    report = next(event for event in read_events(run.store, RUN) if event.name == "checkpoint.preempted")
+    assert report.data["committed"] == f"1-{step}"
+    assert report.data["spare_seconds"] > 0
+    assert f"the program ended with 0; the newest checkpoint is checkpoint {step} of attempt 1" in err
+
+    code, out, err = run.attempt_until_end(FILE_STEPS=str(step + 7))
+    assert code == 0, err
+    assert starts(out) == step
+    assert run.result.read_text() == after(step + 7)
+
+
+def test_a_program_that_sigterm_ends_leaves_what_was_whole(run):
+    # It waits for one commit more than there will be.
+    process = run.start(FILE_AWAIT=str(run.root / "none"))
+    says(process, "wrote 5")
+    process.send_signal(signal.SIGTERM)
+    code, _, err = run.finish(process)
+    assert code == 75, err
+    assert f"the program ended with {128 + signal.SIGTERM}" in err
+    assert run.commits == [ref(1, 5)]
+
+
+def test_a_program_that_does_not_end_is_killed_within_the_grace_period(run):
+    process = run.start(FILE_ON_SIGTERM="ignore", FILE_AWAIT=str(run.root / "none"), TIPHYS_GRACE_SECONDS="4")
+    until(lambda: run.commits)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = run.finish(process)
+    assert code == 75, err
+    assert f"signal {signal.SIGTERM.value}" in out
+    assert "did not end in time after SIGTERM, and is killed" in err
+    assert run.commits == [ref(1, 5)]
+
+
+def test_other_signals_reach_the_program_and_change_nothing(run):
+    process = run.start(FILE_ON_SIGTERM="ignore", FILE_GATE=str(run.gate))
+    says(process, "starts 0")
+    process.send_signal(signal.SIGUSR1)
+    says(process, f"signal {signal.SIGUSR1.value}")
+    run.gate.touch()
+    code, _, err = run.finish(process)
+    assert code == 0, err
+
+
+def test_a_program_whose_attempt_was_replaced_is_killed(run):
+    process = run.start(FILE_ON_SIGTERM="ignore", FILE_PAUSE="0.02", FILE_STEPS="100000")
+    until(lambda: run.commits)
+    write_end(run.store, end_of(1))
+    write_claim(run.store, claim_of(2))
+    process.communicate(timeout=120)  # the pipe closes only once the program is gone as well
+    assert process.returncode == 76
+
+
+@pytest.mark.parametrize(
+    ("point", "passage"),
+    [("before_shard", 1), ("after_shard", 3), ("before_manifest", 1), ("before_manifest", 3), ("after_manifest", 2)],
+)
+def test_a_wrapper_that_dies_at_any_write_loses_nothing_that_was_committed(run, point, passage):
+    process = run.start(TIPHYS_FAILPOINTS=f"checkpoint.{point}=crash@{passage}", **run.steady)
+    process.wait(timeout=120)
+    os.killpg(process.pid, signal.SIGKILL)  # as the container's end does to the program
+    assert process.returncode == -signal.SIGKILL
+    assert run.log.read_text() == f"checkpoint.{point}=crash\n"
+    process.communicate(timeout=60)
+    write_end(run.store, end_of(1))
+    committed = max((commit.global_step for commit in run.commits), default=0)
+
+    code, out, err = run.attempt_until_end()
+    assert code == 0, err
+    assert starts(out) == committed
+    assert run.result.read_text() == after(STEPS)
+    assert quarantined(run.store, LINEAGE) == set()
+
+
+def test_a_corrupt_checkpoint_costs_one_and_not_the_run(run):
+    code, _, err = run.attempt_until_end(FILE_EXIT="3", **run.steady)
+    assert code == 3, err
+    assert run.commits[:2] == [ref(1, 20), ref(1, 15)]
+    shard = run.root / "store" / read_manifest(run.store, ref(1, 20)).shards[1].key
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+    code, out, err = run.attempt_until_end()
+    assert code == 0, err
+    assert starts(out) == 15
+    assert quarantined(run.store, LINEAGE) == {ref(1, 20)}
+    assert "checkpoint 20 of attempt 1 is corrupt" in err
+    assert run.result.read_text() == after(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["sh", "-c", "exit 9"], 9),
+        (["sh", "-c", "kill -9 $$"], 137),
+        (["no-such-program-anywhere"], 127),
+        (["/etc"], 126),
+        (["sh", "-c", 'test -z "$TIPHYS_LINEAGE"'], 0),
+    ],
+)
+def test_the_exit_code_is_that_of_the_program(run, command, code):
+    assert run.finish(run.start(*MARKER, command=command))[0] == code
+
+
+def test_what_a_program_leaves_unusable_is_told_and_costs_nothing_else(run):
+    script = (
+        'mkdir -p "$0"/checkpoint-1; ln -s /etc/passwd "$0"/checkpoint-1/link; touch "$0"/checkpoint-1/DONE; sleep 0.3'
+    )
+    code, _, err = run.finish(run.start(*MARKER, command=["sh", "-c", script, str(run.folder)]))
+    assert code == 0, err
+    assert run.commits == []
+    assert err.count("links to '/etc/passwd'") == 1
+
+
+def test_checkpoints_of_a_session_are_not_taken_for_files(run):
+    from support.lineage import commit
+
+    write_claim(run.store, claim_of(1))
+    commit(run.store, ref(1, 3), framework="numpy")
+    write_end(run.store, end_of(1))
+    run.attempt = 1
+    code, out, err = run.attempt_until_end()
+    assert (code, out) == (2, "")
+    assert "was written by the framework 'numpy'" in err
+
+
+def test_without_the_run_in_storage_the_program_is_not_started(run):
+    code, out, err = run.finish(run.start(TIPHYS_STORE=str(run.root / "elsewhere")))
+    assert (code, out) == (3, "")
+    assert "there is no store at" in err
+
+
+def test_a_folder_that_cannot_be_made_is_worth_another_try(run):
+    run.folder.parent.joinpath("file").write_text("")
+    run.folder = run.root / "file" / "ckpt"
+    code, out, err = run.finish(run.start())
+    assert (code, out) == (69, "")
+    assert "check --dir" in err
+
+
+def test_outside_of_tiphys_it_is_as_if_it_were_not_there(run):
+    command = [*EXEC, "--dir", str(run.folder), "--", "sh", "-c", "exit 5"]
+    environ = {name: value for name, value in run.environ(None).items() if not name.startswith("TIPHYS_")}
+    assert subprocess.run(command, env=environ, timeout=120).returncode == 5
+    assert not run.folder.exists()

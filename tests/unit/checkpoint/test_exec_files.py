@@ -1,0 +1,255 @@
+"""From files to shards and back: exact bytes, names, modes and times, or an error that names what is in the way."""
+
+import os
+import random
+import stat
+
+import pytest
+from support.lineage import LINEAGE, ref
+from support.memory import MemoryStore
+
+from tiphys.checkpoint.commit import Uploads, commit
+from tiphys.checkpoint.exec import contents, restoring
+from tiphys.checkpoint.exec.contents import ChangedMeanwhileError, cut, read_index, shards_of
+from tiphys.checkpoint.exec.folder import look
+from tiphys.checkpoint.exec.restoring import ASIDE, restore
+from tiphys.errors import IntegrityError, StoreError, UsageError
+from tiphys.records import CheckpointManifest
+
+DRAFT = CheckpointManifest(lineage=LINEAGE, run="digits-1", step="fit", attempt=1, global_step=1, shards=())
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def target(tmp_path):
+    folder = tmp_path / "target"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+def kept(store, source, checkpoint=""):
+    entries = {
+        p: e for p, e in look(source, ()).items() if p == checkpoint or p.startswith(f"{checkpoint}/") or not checkpoint
+    }
+    return commit(store, DRAFT, shards_of(source, checkpoint, entries), lambda: None, Uploads(threads=2))
+
+
+def restored(store, manifest, target, **options):
+    restore(store, manifest, target, lambda: None, **options)
+
+
+def facts(folder):
+    """All that a program could tell two folders apart by, but for inodes."""
+    found = {}
+    for path, entry in look(folder, ()).items():
+        content = (folder / path).read_bytes() if entry.kind == "file" else b""
+        times = entry.modified_ns if entry.kind == "file" else 0
+        found[path] = (entry.kind, entry.mode, entry.size, times, entry.target, content)
+    return found
+
+
+def fill(folder):
+    rng = random.Random(5)
+    (folder / "checkpoint-3" / "empty").mkdir(parents=True)
+    (folder / "checkpoint-3" / "model.bin").write_bytes(rng.randbytes(500))
+    (folder / "checkpoint-3" / "nothing").write_bytes(b"")
+    (folder / "checkpoint-3" / "späße €.json").write_text("{}")
+    (folder / os.fsdecode(b"raw-\xff\xfe")).write_bytes(b"not UTF-8")
+    (folder / "latest").symlink_to("checkpoint-3")
+    (folder / "checkpoint-3" / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "checkpoint-3" / "run.sh").chmod(0o755)
+    (folder / "checkpoint-3" / "secret").write_bytes(b"x")
+    (folder / "checkpoint-3" / "secret").chmod(0o400)
+    os.utime(folder / "checkpoint-3" / "model.bin", ns=(1_600_000_000_123_456_789,) * 2)
+
+
+@pytest.mark.parametrize("shard_bytes", [7, 100, 1 << 20])
+def test_a_folder_comes_back_exactly(store, source, target, monkeypatch, shard_bytes):
+    monkeypatch.setattr(contents, "SHARD_BYTES", shard_bytes)
+    fill(source)
+    manifest = kept(store, source)
+    restored(store, manifest, target)
+    assert facts(target) == facts(source)
+    assert sorted(entry.name for entry in target.iterdir()) == sorted(entry.name for entry in source.iterdir())
+
+
+def test_a_folder_that_may_not_be_written_comes_back_so(store, source, target):
+    (source / "fixed").mkdir()
+    (source / "fixed" / "a").write_bytes(b"a")
+    (source / "fixed").chmod(0o555)
+    try:
+        restored(store, kept(store, source), target)
+        assert stat.S_IMODE((target / "fixed").stat().st_mode) == 0o555
+        assert facts(target) == facts(source)
+    finally:
+        for folder in (source, target):
+            (folder / "fixed").chmod(0o755)
+
+
+def test_files_of_any_size_pass_in_pieces_and_small_ones_share_them():
+    pieces = list(cut({"a": 3, "b": 0, "c": 25, "d": 2}, 10))
+    assert [sum(span.size for span in spans) for spans in pieces] == [10, 10, 10]
+    assert pieces[0] == (("a", 0, 3), ("c", 0, 7))
+    assert pieces[2] == (("c", 17, 8), ("d", 0, 2))
+
+
+def test_what_is_in_the_way_is_set_aside_and_the_rest_stays(store, source, target):
+    fill(source)
+    manifest = kept(store, source, "checkpoint-3")
+    for name in ("checkpoint-3", "checkpoint-4"):
+        (target / name).mkdir()
+        (target / name / "torn").write_bytes(b"half")
+    (target / "log.txt").write_text("kept")
+    restored(store, manifest, target, in_the_way=["checkpoint-3", "checkpoint-4"])
+    assert sorted(path.name for path in target.iterdir()) == [ASIDE, "checkpoint-3", "log.txt"]
+    assert not (target / "checkpoint-3" / "torn").exists()
+    assert (target / ASIDE / "checkpoint-4" / "torn").read_bytes() == b"half"
+    restored(store, manifest, target, in_the_way=["checkpoint-3"])
+    assert sorted(path.name for path in (target / ASIDE).iterdir()) == ["checkpoint-3"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "swap"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_damaged_shard_is_found_before_anything_takes_its_place(store, source, target, monkeypatch, damage, which):
+    monkeypatch.setattr(contents, "SHARD_BYTES", 300)
+    fill(source)
+    manifest = kept(store, source)
+    (target / "checkpoint-3").write_bytes(b"what was there")
+    key, other = manifest.shards[which].key, manifest.shards[which - 1].key
+    data = store.objects[key]
+    match damage:
+        case "flip":
+            store.objects[key] = bytes([data[0] ^ 1]) + data[1:]
+        case "truncate":
+            store.objects[key] = data[:-1]
+        case "missing":
+            del store.objects[key]
+        case "swap":
+            store.objects[key], store.objects[other] = store.objects[other], store.objects[key]
+    with pytest.raises(IntegrityError):
+        restored(store, manifest, target)
+    assert [path.name for path in target.iterdir()] == ["checkpoint-3"]
+    assert (target / "checkpoint-3").read_bytes() == b"what was there"
+
+
+def test_a_folder_that_cannot_be_written_is_storage_that_fails(store, source, tmp_path):
+    (source / "a").write_bytes(b"a")
+    manifest = kept(store, source)
+    with pytest.raises(StoreError, match="cannot be restored into"):
+        restored(store, manifest, tmp_path / "none")
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "a/../../b"])
+def test_a_link_that_leads_outside_is_refused_by_name(source, target):
+    (source / "link").symlink_to(target)
+    with pytest.raises(UsageError, match=r"'link' links to .*, which is no part of it"):
+        shards_of(source, "", look(source, ()))
+
+
+def test_a_link_out_of_one_checkpoint_into_another_is_refused(source):
+    fill(source)
+    (source / "checkpoint-3" / "base").symlink_to("../checkpoint-1/model.bin")
+    entries = {path: entry for path, entry in look(source, ()).items() if path.startswith("checkpoint-3")}
+    with pytest.raises(UsageError, match="which is no part of it"):
+        shards_of(source, "checkpoint-3", entries)
+
+
+def test_what_is_no_file_is_refused_by_name(source):
+    os.mkfifo(source / "pipe")
+    with pytest.raises(UsageError, match="'pipe' is neither a file"):
+        shards_of(source, "", look(source, ()))
+
+
+def rewrite(path):
+    path.write_bytes(b"other")
+
+
+def touch(path):
+    os.utime(path, ns=(1, 1))
+
+
+def replace(path):
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("change", [rewrite, touch, lambda path: path.unlink(), pipe])
+def test_a_file_that_changes_before_it_is_read_is_not_committed(store, source, change):
+    (source / "model").write_bytes(b"abcde")
+    shards = shards_of(source, "", look(source, ()))
+    change(source / "model")
+    with pytest.raises(ChangedMeanwhileError):
+        commit(store, DRAFT, shards, lambda: None)
+    assert not any("manifests/" in key for key in store.objects)
+
+
+def test_a_file_that_cannot_be_read_is_named(store, source):
+    (source / "model").write_bytes(b"abcde")
+    shards = shards_of(source, "", look(source, ()))
+    replace(source / "model")
+    with pytest.raises(UsageError, match=r"model cannot be read"):
+        commit(store, DRAFT, shards, lambda: None)
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a//b", "."])
+def test_an_index_that_names_places_outside_is_not_believed(path):
+    row = f'{{"path": "{path}", "kind": "file", "mode": 420, "size": 1, "modified_ns": 1}}'
+    document = f'{{"format": 1, "checkpoint": "", "shard_bytes": 10, "entries": [{row}]}}'
+    with pytest.raises(IntegrityError, match="cannot lie in a checkpoint"):
+        read_index(document.encode())
+
+
+def test_an_index_of_a_later_version_says_so():
+    with pytest.raises(UsageError, match="has format 2"):
+        read_index(b'{"format": 2}')
+
+
+def test_restoring_can_be_given_up_between_shards(store, source, target):
+    fill(source)
+    manifest = kept(store, source)
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        restore(store, manifest, target, stop)
+    assert list(target.iterdir()) == []
+
+
+def test_a_reading_that_went_wrong_once_is_repeated(store, source, target):
+    (source / "a").write_bytes(b"abc")
+    manifest = kept(store, source)
+    real, failed = store.chunks, []
+
+    def chunks(key, size_bytes=8 << 20):
+        if key not in failed:
+            failed.append(key)
+            yield b"noise"
+        else:
+            yield from real(key, size_bytes)
+
+    store.chunks = chunks
+    restored(store, manifest, target)
+    assert len(failed) == 2
+    assert (target / "a").read_bytes() == b"abc"
+
+
+def test_the_reference_of_the_draft_is_that_of_the_tests():
+    assert DRAFT.ref == ref(1, 1)
+    assert restoring.ASIDE.startswith(".tiphys-")

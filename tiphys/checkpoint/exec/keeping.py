@@ -1,0 +1,159 @@
+"""Where the wrapper meets storage: choose and restore, commit, and tell what happened."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tiphys.checkpoint.ancestry import Ancestry
+from tiphys.checkpoint.commit import ShardSource, Uploads
+from tiphys.checkpoint.commits import Commits
+from tiphys.checkpoint.exec.contents import FRAMEWORK
+from tiphys.checkpoint.exec.restoring import restore
+from tiphys.checkpoint.facts import gather
+from tiphys.checkpoint.fence import check_fence
+from tiphys.checkpoint.interval import Interval
+from tiphys.checkpoint.journal import Journal
+from tiphys.checkpoint.metrics import NoMetrics
+from tiphys.checkpoint.settings import Settings
+from tiphys.errors import IntegrityError, ObjectMissingError, UsageError
+from tiphys.lineage.quarantine import quarantine
+from tiphys.lineage.verify import read_manifest
+from tiphys.records import CheckpointManifest, CheckpointRef, Event
+from tiphys.store import Store, open_store
+
+
+class Keeper:
+    """The checkpoints of one attempt, as files. ``in_a_hurry`` tells whether SIGTERM has come."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        *,
+        run_store: Store,
+        store: Store,
+        metrics: NoMetrics,
+        in_a_hurry: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._run_store = run_store
+        self._store = store
+        self._metrics = metrics
+        self._ancestry = Ancestry(settings, run_store, store)
+        self._check_unchanged: Callable[[], None] | None = None
+        self.journal = Journal(run_store, settings.run, settings.step, settings.attempt)
+        self._commits = Commits(
+            settings,
+            run_store=run_store,
+            store=store,
+            journal=self.journal,
+            metrics=metrics,
+            interval=Interval(settings.save_every),
+            ancestry=self._ancestry,
+            check_fence=self._check_fence,
+            in_a_hurry=in_a_hurry,
+        )
+
+    @property
+    def base(self) -> CheckpointRef | None:
+        """What a failure now would go back to."""
+        return self._commits.base
+
+    def restore(self, root: Path, in_the_way: Sequence[str], before_shard: Callable[[], None]) -> None:
+        """Fill ``root`` with the newest valid checkpoint, if there is any; what is damaged is passed over.
+
+        Raises:
+            FencedError: another attempt took this one's place.
+            UsageError: a session, and not this wrapper, wrote the checkpoints.
+            StoreError: storage did not answer, or the folder cannot be written.
+        """
+        self._check_fence()
+        events: list[Event] = []
+        for ref in self._ancestry.candidates():
+            started = time.monotonic()
+            try:
+                manifest = self._manifest(ref)
+                restore(self._store, manifest, root, before_shard, in_the_way)
+            except IntegrityError as error:
+                events.append(self._passed_over(ref, error))
+                continue
+            self._commits.restored_from(ref)
+            self._metrics.restored(time.monotonic() - started, manifest.size_bytes, ref.global_step)
+            message = f"attempt {self._settings.attempt} resumes from step {ref.global_step} ({words(ref)})"
+            events.append(self.journal.event("checkpoint.restored", message, checkpoint=str(ref)))
+            break
+        self.journal.record(events)
+
+    def commit(
+        self, global_step: int, shards: Sequence[ShardSource], reason: str, check_unchanged: Callable[[], None]
+    ) -> CheckpointManifest:
+        """Store ``shards`` and commit them, unless ``check_unchanged`` raises once all of them have arrived.
+
+        Raises:
+            FencedError: another attempt took this one's place.
+            StoreError, IntegrityError: it could not be stored; another try may help.
+        """
+        draft = CheckpointManifest(
+            lineage=self._settings.lineage,
+            run=self._settings.run,
+            step=self._settings.step,
+            attempt=self._settings.attempt,
+            global_step=global_step,
+            shards=(),
+            restored=self._commits.restored,
+            facts=gather(self._environ),
+            framework=FRAMEWORK,
+            reason=reason,
+        )
+        with self._before_publishing(check_unchanged):
+            manifest = self._commits.commit(draft, shards, Uploads())
+        self._commits.committed(manifest)
+        return manifest
+
+    def failed(self, global_step: int, error: Exception) -> None:
+        """Count and tell a commit that did not come about."""
+        self._commits.failed(global_step, error)
+
+    @contextlib.contextmanager
+    def _before_publishing(self, check: Callable[[], None]) -> Iterator[None]:
+        self._check_unchanged = check
+        try:
+            yield
+        finally:
+            self._check_unchanged = None
+
+    def _check_fence(self) -> None:
+        if self._check_unchanged:
+            self._check_unchanged()
+        check_fence(self._run_store, self._settings.run, self._settings.step, self._settings.attempt)
+
+    def _passed_over(self, ref: CheckpointRef, error: IntegrityError) -> Event:
+        quarantine(self._store, ref, str(error), by="restore")
+        self._metrics.verify_failed()
+        message = f"{words(ref)} is corrupt: {error}; the one before it is looked at"
+        return self.journal.event("checkpoint.skipped", message, checkpoint=str(ref))
+
+    def _manifest(self, ref: CheckpointRef) -> CheckpointManifest:
+        try:
+            manifest = read_manifest(self._store, ref)
+        except ObjectMissingError:
+            raise IntegrityError("its manifest is missing") from None
+        if manifest.framework != FRAMEWORK:
+            raise UsageError(
+                f"checkpoint {ref} of {ref.lineage} was written by the framework {manifest.framework!r}, and "
+                f"tiphys-exec reads {FRAMEWORK!r}; start a new run"
+            )
+        return manifest
+
+
+def open_stores(settings: Settings) -> tuple[Store, Store]:
+    """The store of the run, and that of its checkpoints; raises as `open_store` does."""
+    # A volume that is not mounted must not become a folder that dies with the pod.
+    run_store = open_store(settings.store, must_exist=True)
+    return run_store, open_store(settings.checkpoint_store, must_exist=True) if settings.has_volume else run_store
+
+
+def words(ref: CheckpointRef) -> str:
+    return f"checkpoint {ref.global_step} of attempt {ref.attempt}"
