@@ -70,6 +70,10 @@ class UploadCancelledError(StoreError):
     """The save was given up before it was committed; what had arrived is swept up later."""
 
 
+class LostSaveError(StoreError):
+    """Another rank has no share in this save, so that trying it again would not help."""
+
+
 def commit(
     store: Store,
     draft: CheckpointManifest,
@@ -88,7 +92,7 @@ def commit(
     """
     before = time.perf_counter()
     stored = (uploads or Uploads(threads=1)).store(store, draft, shards)
-    return publish(store, _complete(draft, stored, time.perf_counter() - before), check_fence)
+    return publish(store, complete(draft, stored, time.perf_counter() - before), check_fence)
 
 
 def publish(store: Store, manifest: CheckpointManifest, check_fence: Callable[[], None]) -> CheckpointManifest:
@@ -106,7 +110,8 @@ def publish(store: Store, manifest: CheckpointManifest, check_fence: Callable[[]
     return held
 
 
-def _complete(draft: CheckpointManifest, stored: Sequence[Shard], upload_seconds: float) -> CheckpointManifest:
+def complete(draft: CheckpointManifest, stored: Sequence[Shard], upload_seconds: float) -> CheckpointManifest:
+    """``draft`` with the shards that are stored now, and how long that took."""
     return draft.model_copy(update={"shards": tuple(stored), "upload_seconds": round(upload_seconds, 6)})
 
 

@@ -5,15 +5,17 @@ after that. What fails costs a line in the log and not the training.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 
 from tiphys.checkpoint.ancestry import Ancestry
-from tiphys.checkpoint.commit import ShardSource, Uploads, commit
+from tiphys.checkpoint.commit import ShardSource, Uploads, commit, complete, publish
+from tiphys.checkpoint.gang import Gang
 from tiphys.checkpoint.interval import Interval
 from tiphys.checkpoint.journal import Journal, tell
 from tiphys.checkpoint.metrics import NoMetrics, cause_of
 from tiphys.checkpoint.settings import Settings
-from tiphys.errors import IntegrityError, ObjectExistsError, StoreError
+from tiphys.errors import IntegrityError, ObjectExistsError, StoreError, TiphysError
 from tiphys.lineage.retention import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Facts
 from tiphys.store import RunLayout, Store, find_record
@@ -34,6 +36,7 @@ class Commits:
         ancestry: Ancestry,
         check_fence: Callable[[], None],
         in_a_hurry: Callable[[], bool],
+        gang: Gang | None = None,
     ) -> None:
         self._settings = settings
         self._run_store = run_store
@@ -44,6 +47,7 @@ class Commits:
         self._ancestry = ancestry
         self._check_fence = check_fence
         self._in_a_hurry = in_a_hurry
+        self._gang = gang
         self._retention = Retention(store, settings.lineage, settings.keep, recheck=check_fence)
         self._claim: AttemptClaim | None = None
         self._progress_noted = False
@@ -64,13 +68,17 @@ class Commits:
     def commit(self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploads: Uploads) -> CheckpointManifest:
         """Store ``shards`` and commit them as the child of what was committed before; raises as `commit` does."""
         whole = draft.model_copy(update={"parent": self.base, "facts": self._facts(draft)})
-        return commit(self._store, whole, shards, self._check_fence, uploads)
+        if self._gang is None:
+            return commit(self._store, whole, shards, self._check_fence, uploads)
+        return self._commit_together(self._gang, whole, shards, uploads)
 
     def committed(self, manifest: CheckpointManifest) -> None:
         """Acknowledge a commit, then see to what may follow it."""
         self.newest = manifest.ref
         self._metrics.uploaded(manifest.upload_seconds, manifest.size_bytes)
         self._metrics.saved(manifest.global_step)
+        if self._gang and not self._gang.is_first:
+            return
         self._note_progress()
         if not self._in_a_hurry():
             self._adjust_interval(manifest)
@@ -79,11 +87,31 @@ class Commits:
     def failed(self, global_step: int, error: Exception) -> None:
         """Count and tell a save that will not be tried again."""
         self.failures += 1
+        if self._gang:
+            self._give_up(self._gang, global_step, error)
         self._metrics.failed(cause_of(error))
         message = f"step {global_step} could not be saved: {error}"
         event = self._journal.event("checkpoint.save_failed", message, failed_saves=self.failures)
         # Storage has just failed: while the grace period runs, no more time is given to it.
         self._journal.record([event], store=not self._in_a_hurry())
+
+    def _give_up(self, gang: Gang, global_step: int, error: Exception) -> None:
+        try:
+            gang.give_up(global_step, str(error))
+        except TiphysError as second:
+            tell(f"the other ranks could not be told, and will wait for step {global_step}: {second}")
+
+    def _commit_together(
+        self, gang: Gang, whole: CheckpointManifest, shards: Sequence[ShardSource], uploads: Uploads
+    ) -> CheckpointManifest:
+        before = time.perf_counter()
+        stored = uploads.store(self._store, whole, shards, rank=gang.place.rank)
+        if gang.sharded:
+            gang.store_part(whole, stored)
+        if not gang.is_first:
+            return gang.await_commit(whole.ref)
+        together = gang.collect(whole) if gang.sharded else stored
+        return publish(self._store, complete(whole, together, time.perf_counter() - before), self._check_fence)
 
     def _facts(self, draft: CheckpointManifest) -> Facts:
         """The facts of ``draft``, and those that only the attempt's claim knows."""

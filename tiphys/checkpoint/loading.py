@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tiphys.checkpoint.cache import NodeCache
+from tiphys.checkpoint.gang import ALONE, Place
 from tiphys.checkpoint.parallel import in_parallel
 from tiphys.checkpoint.shards import FRAMEWORK, Assembly
 from tiphys.errors import IntegrityError, ObjectMissingError, UsageError
@@ -62,19 +63,19 @@ class Loader:
             )
         return manifest
 
-    def load(self, manifest: CheckpointManifest, like: Any = None, rank: int = 0) -> Any:
-        """The state that ``rank`` saved with this checkpoint; ``like`` as in `tiphys.checkpoint.state.unflatten`.
+    def load(self, manifest: CheckpointManifest, like: Any = None, place: Place = ALONE) -> Any:
+        """The state that the rank at ``place`` saved, or that one saved for all.
+
+        ``like`` is what `tiphys.checkpoint.state.unflatten` takes classes from.
 
         Raises:
             IntegrityError: the manifest or some shard is damaged or missing.
-            UsageError: the program's classes are not those of the state.
+            UsageError: the program's classes are not those of the state, or as
+                many ranks as there are now did not save it.
             StoreError: storage did not answer; that says nothing about the checkpoint.
             LoadStoppedError: ``stopping`` answered yes.
         """
-        shards = [shard for shard in manifest.shards if shard.rank == rank]
-        if not shards:
-            raise IntegrityError(f"checkpoint {manifest.ref} has no shards of rank {rank}")
-        document, *shards = shards
+        document, *shards = _shards_of(manifest, place)
         assembly = Assembly(bytes(self._verified(document)))
         in_parallel(lambda _, shard: assembly.add(self._verified(shard)), shards, self._threads)
         if self._cache:
@@ -139,3 +140,15 @@ class Loader:
         if len(kept) < size_bytes:
             kept = self._own.buffer = bytearray(size_bytes)
         return memoryview(kept)[:size_bytes]
+
+
+def _shards_of(manifest: CheckpointManifest, place: Place) -> list[Shard]:
+    writers = {shard.rank for shard in manifest.shards}
+    if writers == {0}:
+        return list(manifest.shards)  # one state for everybody
+    if len(writers) != place.world_size:
+        raise UsageError(
+            f"checkpoint {manifest.ref} holds the states of {len(writers)} ranks, and there are {place.world_size} "
+            "now; NumPy states are not divided anew: start as many, or save with tiphys.checkpoint.adapters.dcp"
+        )
+    return [shard for shard in manifest.shards if shard.rank == place.rank]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tiphys.checkpoint.commit import ShardSource, UploadCancelledError, Uploads
+from tiphys.checkpoint.commit import LostSaveError, ShardSource, UploadCancelledError, Uploads
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.shards import ShardPlan
 from tiphys.checkpoint.staging import Staging
@@ -77,6 +77,11 @@ class Saver:
     def busy(self) -> bool:
         """Whether a save would have to wait for one that is under way."""
         return self.asynchronous and not self._free
+
+    @property
+    def given_up(self) -> bool:
+        """Whether what is under way is to end without a commit."""
+        return self._given_up.is_set()
 
     @property
     def running_bytes(self) -> int:
@@ -196,7 +201,7 @@ class Saver:
                 uploads.cancel()
             try:
                 return self._commit(job.draft, job.shards, uploads)
-            except UploadCancelledError:
+            except (UploadCancelledError, LostSaveError):
                 raise
             except StoreError:
                 pause = next(pauses, None)

@@ -6,13 +6,17 @@ checkpoints is only loaded inside a compiled step.
 """
 # ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
 
+import dataclasses
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from tiphys.checkpoint.exposure import open_metrics
+from tiphys.checkpoint.gang import Place
 from tiphys.checkpoint.journal import tell
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.settings import Settings
@@ -149,6 +153,8 @@ class Session:
 def session(
     total_steps: int | None = None,
     *,
+    sharded: bool = False,
+    alone: bool = False,
     environ: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.monotonic,
 ) -> Session:
@@ -156,6 +162,10 @@ def session(
 
     Args:
         total_steps: Steps of the whole training, for the progress that Argo shows.
+        sharded: Each rank saves a state of its own. Otherwise the first saves one
+            for all, as where gradients are averaged; every rank restores it.
+        alone: This process opens the only session of several ranks, and hands
+            what it restores to the others.
         environ: Where ``TIPHYS_*`` is read from.
         clock: Seconds since any fixed moment, for saves that are due by time.
 
@@ -173,6 +183,13 @@ def session(
         # A module that is there and cannot be loaded, as for want of a system library, is not named.
         why = f"{error.name}, which this image lacks" if error.name else f"NumPy, which says {error.__cause__ or error}"
         raise UsageError(f"checkpoints need {why}; install tiphys[numpy] and its libraries into the image") from error
+    place = Place() if alone else Place.from_environment(environ)
+    if alone and environ.get("RANK", "0") != "0":
+        raise UsageError(f"a session with alone=True was opened in rank {environ['RANK']}; rank 0 is the one that may")
+    if settings.cache is None and place.local_world_size > 1:
+        # Ranks of one node would each fetch the same bytes.
+        shared = Path(tempfile.gettempdir()) / f"tiphys-cache-{os.getuid()}"
+        settings = dataclasses.replace(settings, cache=shared)
     # A volume that is not mounted must not become a folder that dies with the pod.
     run_store = _open(settings.store)
     store = _open(settings.checkpoint_store) if settings.has_volume else run_store
@@ -184,6 +201,8 @@ def session(
         environ=environ,
         metrics=open_metrics(environ),
         total_steps=total_steps,
+        place=place,
+        sharded=sharded,
     )
 
 

@@ -95,13 +95,11 @@ class Settings:
         """Read ``TIPHYS_*``; None outside of Tiphys, and for a step that keeps no checkpoints.
 
         Raises:
-            UsageError: a variable is missing or not valid, or this is not the
-                process that may save.
+            UsageError: a variable is missing or not valid.
         """
         lineage = environ.get(environment.LINEAGE, "")
         if not lineage:
             return None
-        _refuse_other_ranks(environ)
         store = _required(environ, environment.STORE)
         return cls(
             run=check_run(_required(environ, environment.RUN)),
@@ -117,15 +115,6 @@ class Settings:
             asynchronous=_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
             when_busy=_choice(environ, environment.WHEN_BUSY, WHEN_BUSY),
             cache=Path(folder) if (folder := environ.get(environment.CACHE)) else None,
-        )
-
-
-def _refuse_other_ranks(environ: Mapping[str, str]) -> None:
-    rank = environ.get("RANK", "0")
-    if rank != "0":
-        raise UsageError(
-            f"a checkpoint session was opened in rank {rank}: one process of an attempt saves, and sharding over "
-            "ranks is not built; open the session in rank 0 and hand the restored state to the others"
         )
 
 

@@ -33,6 +33,11 @@ class StopSignal:
         self._installed = True
         return True
 
+    def request(self) -> None:
+        """Take note as if SIGTERM had arrived, unless it has."""
+        if self.requested_at is None:
+            self.requested_at = self._clock()
+
     def uninstall(self) -> None:
         """Give SIGTERM back to whoever had it before."""
         if self._installed:
@@ -40,5 +45,4 @@ class StopSignal:
             signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  given by the interpreter
-        if self.requested_at is None:
-            self.requested_at = self._clock()
+        self.request()

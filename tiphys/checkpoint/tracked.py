@@ -4,23 +4,28 @@ It runs on the thread of the training and decides; what takes time happens
 elsewhere (`saving`, `commits`). An attempt that was replaced stops.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 from tiphys.checkpoint.ancestry import Ancestry
 from tiphys.checkpoint.cache import NodeCache
+from tiphys.checkpoint.calls import Calls
+from tiphys.checkpoint.commit import UploadCancelledError
 from tiphys.checkpoint.commits import Commits
 from tiphys.checkpoint.crash import record_crash
 from tiphys.checkpoint.facts import gather
 from tiphys.checkpoint.fence import check_fence
+from tiphys.checkpoint.gang import Gang, Place
 from tiphys.checkpoint.interval import History, Interval, history
 from tiphys.checkpoint.journal import Journal, tell
-from tiphys.checkpoint.landing import Approach, Choice, land
+from tiphys.checkpoint.landing import Approach, Choice
 from tiphys.checkpoint.loading import Loader, LoadStoppedError
 from tiphys.checkpoint.metrics import NoMetrics
 from tiphys.checkpoint.preemption import ReportCard
 from tiphys.checkpoint.progress import Progress
+from tiphys.checkpoint.ranks import Alone, Together
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.saving import Saver
 from tiphys.checkpoint.schedule import is_due
@@ -52,6 +57,8 @@ class TrackedSession(Session):
         environ: Mapping[str, str],
         total_steps: int | None = None,
         metrics: NoMetrics | None = None,
+        place: Place | None = None,
+        sharded: bool = False,
         upload_threads: int = 4,
     ) -> None:
         self._settings = settings
@@ -65,6 +72,8 @@ class TrackedSession(Session):
         self._interval = Interval(settings.save_every, self._past(), clock=clock)
         self._ancestry = Ancestry(settings, run_store, store)
         self._stop = StopSignal(clock)
+        gang = self._gang(place, sharded=sharded) if place and place.world_size > 1 else None
+        self._ranks = Together(gang, Calls(gang, clock)) if gang else Alone()
         self._commits = Commits(
             settings,
             run_store=run_store,
@@ -75,6 +84,7 @@ class TrackedSession(Session):
             ancestry=self._ancestry,
             check_fence=self._check_fence,
             in_a_hurry=lambda: self.should_stop,
+            gang=gang,
         )
         self._saver = Saver(
             self._commits.commit,
@@ -121,7 +131,9 @@ class TrackedSession(Session):
             before, self._loading = self._clock(), ref
             try:
                 manifest = self._loader.manifest(ref)
-                state = self._loader.load(manifest, default)
+                state = self._loader.load(manifest, default, self._ranks.place)
+                if not self._ranks.agree(ref):
+                    raise IntegrityError("another rank found it damaged")
             except IntegrityError as error:
                 self._metrics.verify_failed()
                 quarantine(self._store, ref, str(error), by="restore")
@@ -151,13 +163,13 @@ class TrackedSession(Session):
         self._note_step(global_step)
         self._progress.report(global_step)
         self._metrics.step(global_step)
-        if self.should_stop:
+        if self._stops_at(global_step):
             self._land(self._draft(global_step, metrics, epoch, data_position), state)
         if not self._due(global_step):
             return None
         draft = self._draft(global_step, metrics, epoch, data_position)
-        save = self._save(draft, _plans(state), "due")
-        if self.should_stop:
+        save = self._save(draft, self._plans(state), "due")
+        if self._stops_at(global_step):
             self._land(draft, state)
         return save
 
@@ -171,7 +183,7 @@ class TrackedSession(Session):
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
         self._note_step(global_step)
-        return self._save(self._draft(global_step, metrics, epoch, data_position), _plans(state), "asked")
+        return self._save(self._draft(global_step, metrics, epoch, data_position), self._plans(state), "asked")
 
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
         self._saver.wait(timeout_seconds)
@@ -179,6 +191,7 @@ class TrackedSession(Session):
         return self._commits.newest
 
     def __enter__(self) -> "TrackedSession":
+        self._ranks.open()
         if not self._stop.install():
             tell("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
         return self
@@ -193,6 +206,7 @@ class TrackedSession(Session):
             error = fenced
         finally:
             self._stop.uninstall()
+            self._ranks.close()
             self._metrics.close()
         record_crash(self._run_store, self._settings, error, self._told_step, self._loading or self._commits.restored)
         if isinstance(error, FencedError):
@@ -201,6 +215,26 @@ class TrackedSession(Session):
         if isinstance(error, StoreError):
             tell(str(error))
             raise SystemExit(EX_UNAVAILABLE) from error
+
+    def _gang(self, place: Place, *, sharded: bool) -> Gang:
+        settings = self._settings
+        return Gang(
+            self._store,
+            settings.lineage,
+            settings.attempt,
+            place,
+            sharded=sharded,
+            check_fence=self._check_fence,
+            pause=self._wait_for_ranks,
+        )
+
+    def _wait_for_ranks(self, seconds: float) -> None:
+        """Wait a little, unless there is no more time to wait for others."""
+        time.sleep(seconds)
+        if self._loading and self.should_stop:
+            raise LoadStoppedError
+        if self._saver.given_up or self._seconds_left() == 0:
+            raise UploadCancelledError("there is no more time to wait for the other ranks")
 
     def _past(self) -> History | None:
         """How often attempts of this step have failed, where the interval follows it."""
@@ -239,12 +273,16 @@ class TrackedSession(Session):
                 f"global_step {global_step} was given after {newest}; it counts completed steps, so it only grows"
             )
 
+    def _stops_at(self, global_step: int) -> bool:
+        return self._ranks.stops_at(global_step, self._stop, self._seconds_left())
+
     def _due(self, global_step: int) -> bool:
-        waited = self._clock() - self._saved_at
         every = self._interval.every
-        if not is_due(every, seconds_since_save=waited, last_step=self._last_step, global_step=global_step):
+        waited = self._clock() - self._saved_at
+        due = is_due(every, seconds_since_save=waited, last_step=self._last_step, global_step=global_step)
+        if not self._ranks.saves_at(global_step, due, every.unit) or not self._ranks.saves:
             return False
-        if self._saver.busy and self._settings.when_busy == "skip":
+        if self._saver.busy and self._settings.when_busy == "skip" and self._ranks.may_skip:
             self._skipped_saves += 1
             self._metrics.skipped()
             return False  # it stays due, and is tried again after the next step
@@ -289,6 +327,12 @@ class TrackedSession(Session):
         self._metrics.stalled(self._saved_at - before)
         return self._newest
 
+    def _plans(self, state: Any) -> list[ShardPlan]:
+        """The shards that this rank has to save; none where the first saves for all."""
+        if not self._ranks.saves:
+            return []
+        return plan_shards(flatten(state() if callable(state) else state))
+
     def _check_fence(self) -> None:
         check_fence(self._run_store, self._settings.run, self._settings.step, self._settings.attempt)
 
@@ -296,10 +340,10 @@ class TrackedSession(Session):
         """Commit what can be committed before the process is killed, report it, and end the program."""
         noticed = self._seconds_since_told()
         before, failures = self._commits.newest, self._commits.failures
-        plans = _plans(state)
+        plans = self._plans(state)
         size = sum(plan.size_bytes for plan in plans)
         seen = Approach(self._seconds_left(), self._saver.bytes_per_second, size, self._saver.running_bytes)
-        choice = land(seen)
+        choice = self._ranks.choose(seen, draft.global_step)
         if choice is Choice.REPLACE:
             self._saver.give_up(self._seconds_left())
         if choice in (Choice.SAVE, Choice.REPLACE):
@@ -344,10 +388,6 @@ class TrackedSession(Session):
         told = f"told to stop (SIGTERM) {self._seconds_since_told():.1f} s{grace} ago"
         tell(f"{told}; {have}; exit code {EX_TEMPFAIL} asks to be tried again")
         raise SystemExit(EX_TEMPFAIL)
-
-
-def _plans(state: Any) -> list[ShardPlan]:
-    return plan_shards(flatten(state() if callable(state) else state))
 
 
 def _words(ref: CheckpointRef) -> str:

@@ -16,6 +16,7 @@ from tiphys.records.attempt import (
 )
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
 from tiphys.records.event import Event, EventBatch
+from tiphys.records.gang import RankPart, SaveCall, SaveLost
 from tiphys.records.manifest import CheckpointManifest, CheckpointRef, Facts, QuarantineRecord, Shard
 from tiphys.records.names import (
     canonical_json,
@@ -50,9 +51,12 @@ __all__ = [
     "OutputObject",
     "PinRecord",
     "QuarantineRecord",
+    "RankPart",
     "Record",
     "RunRecord",
     "RunSealed",
+    "SaveCall",
+    "SaveLost",
     "SealedRecord",
     "Shard",
     "Skipped",

@@ -147,6 +147,31 @@ class LineageLayout:
         writer = f"r{rank:05d}-" if rank else ""
         return f"{self.shards(attempt, global_step)}{writer}{index:05d}-{sha256[:16]}.{suffix}"
 
+    def parts(self, attempt: int, global_step: int, incarnation: int) -> str:
+        """Start of the keys of what ranks have stored of a checkpoint, by the restart of the attempt's processes."""
+        return f"{self.shards(attempt, global_step)}part-{incarnation:05d}-"
+
+    def part(self, attempt: int, global_step: int, incarnation: int, rank: int) -> str:
+        return f"{self.parts(attempt, global_step, incarnation)}{rank:05d}.json"
+
+    def lost(self, attempt: int, global_step: int, incarnation: int) -> str:
+        """Key that says of a checkpoint that some rank could not store its share."""
+        return f"{self.shards(attempt, global_step)}lost-{incarnation:05d}.json"
+
+    def gang(self, attempt: int, incarnation: int) -> str:
+        """Prefix of what the ranks of an attempt tell each other."""
+        return f"{self.prefix}gangs/{_number(attempt)}-{incarnation:05d}/"
+
+    def calls(self, attempt: int, incarnation: int) -> str:
+        return f"{self.gang(attempt, incarnation)}calls/"
+
+    def call(self, attempt: int, incarnation: int, number: int) -> str:
+        return f"{self.calls(attempt, incarnation)}{_number(number)}.json"
+
+    def votes(self, attempt: int, incarnation: int, ref: CheckpointRef) -> str:
+        """Prefix of one empty object for each rank that has read ``ref`` and found it valid."""
+        return f"{self.gang(attempt, incarnation)}votes/{ref}/"
+
     def parse_shard(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a key below ``shards/`` belongs to; None for any other key."""
         match = _SHARD.fullmatch(key.removeprefix(self.all_shards))

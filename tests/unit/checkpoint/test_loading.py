@@ -12,7 +12,6 @@ from support.sessions import newest_shards, open_session, state_at, train
 from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.loading import Loader, LoadStoppedError
 from tiphys.checkpoint.shards import plan_shards
-from tiphys.errors import IntegrityError
 from tiphys.store import LineageLayout
 
 RETAINED = 1000
@@ -143,10 +142,3 @@ def test_two_processes_of_a_node_fetch_a_shard_once(store, tmp_path):
     for thread in threads:
         thread.join()
     assert counting.requests["read"] == 4 + 2  # each its manifest, and two shards once
-
-
-def test_a_checkpoint_without_shards_of_this_rank_is_damaged(store):
-    train(store, 3)
-    loader = Loader(store)
-    with pytest.raises(IntegrityError, match="no shards of rank 1"):
-        loader.load(loader.manifest(ref(1, 3)), rank=1)

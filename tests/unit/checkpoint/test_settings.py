@@ -116,11 +116,5 @@ def test_what_is_wrong_is_named(variable, value, words):
         read(**{variable: value})
 
 
-def test_a_session_in_another_rank_is_refused_because_two_writers_would_mix():
-    with pytest.raises(UsageError, match="rank 1"):
-        Settings.from_environment({**GIVEN, "RANK": "1"})
-    assert Settings.from_environment({**GIVEN, "RANK": "0"}) == read()
-
-
 def test_another_rank_outside_of_tiphys_is_none_of_our_business():
     assert Settings.from_environment({"RANK": "1"}) is None

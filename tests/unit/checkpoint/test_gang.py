@@ -1,0 +1,312 @@
+"""Several ranks of one training: threads that step together, as collectives would have them.
+
+| what happens | promise |
+|---|---|
+| sharded save | one commit when all shards are there; each rank restores its own |
+| one state for all | the first rank saves, every rank restores |
+| a rank dies before its shard | no commit, and nobody waits for ever |
+| SIGTERM reaches one rank | all save at one step and ask to be tried again |
+| a save is due by the first rank's clock | all save at one step |
+| a rank hears of a call too late | the save is given up at once |
+| one rank's shard is damaged | all ranks fall back together |
+| the launcher restarts the processes | what they stored before is not mixed in |
+| another number of ranks | refused by name |
+"""
+
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
+from support.memory import MemoryStore
+from support.sessions import open_session
+
+from tiphys.checkpoint import calls, gang, saving
+from tiphys.checkpoint.calls import steps_ahead as real_steps_ahead
+from tiphys.checkpoint.gang import Gang, Place
+from tiphys.checkpoint.settings import Every
+from tiphys.errors import StoreError, UsageError
+from tiphys.lineage.choose import commits_of
+from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.verify import read_manifest
+
+RANKS = 3
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(autouse=True)
+def by_hand(monkeypatch):
+    """Ranks listen when the test says so, and call three steps ahead."""
+    monkeypatch.setattr(calls, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(calls, "steps_ahead", lambda *_: 3)
+
+
+@pytest.fixture
+def store():
+    found = MemoryStore()
+    write_claim(found, claim_of(1, None))
+    return found
+
+
+def state_of(rank, step):
+    return {"step": step, "mine": np.full(5, 100 * rank + step, dtype=np.float32)}
+
+
+class Training:
+    """Ranks that step together until ``steps``; ``events[rank]`` says how each ended."""
+
+    def __init__(self, store, *, steps=6, attempt=1, ranks=RANKS, incarnation=0, sharded=True, **options):
+        self.store = store
+        self.steps = steps
+        self.sharded = sharded
+        self.meet = threading.Barrier(ranks)
+        self.ended = {}
+        self.started = {}
+        self.states = {}
+        self.sessions = {}
+        self.at_step = lambda rank, step: None
+        self._threads = [
+            threading.Thread(target=self._run, args=(Place(rank, ranks, incarnation), attempt, options))
+            for rank in range(ranks)
+        ]
+
+    def run(self):
+        for thread in self._threads:
+            thread.start()
+        for thread in self._threads:
+            thread.join(PATIENCE_SECONDS)
+        assert not any(thread.is_alive() for thread in self._threads)
+        return self
+
+    def _run(self, place, attempt, options):
+        rank = place.rank
+        options = {"asynchronous": True, "when_busy": "wait", **options}
+        try:
+            with open_session(
+                self.store, attempt, place=place, sharded=self.sharded, admit=False, **options
+            ) as session:
+                self.sessions[rank] = session
+                state = session.restore(default=state_of(rank, 0))
+                self.started[rank] = state["step"]
+                self.states[rank] = state
+                for step in range(state["step"] + 1, self.steps + 1):
+                    self.meet.wait(PATIENCE_SECONDS)
+                    with suppress(StoreError):
+                        session._ranks._calls.listen()
+                    self.at_step(rank, step)
+                    session.step(step, state_of(rank, step))
+            self.ended[rank] = "finished"
+        except threading.BrokenBarrierError:
+            self.ended[rank] = "stranded"
+        except BaseException as error:  # noqa: BLE001  told by the test
+            self.meet.abort()
+            self.ended[rank] = getattr(error, "code", repr(error))
+
+
+def test_shards_of_all_ranks_are_one_checkpoint_and_each_rank_restores_its_own(store):
+    first = Training(store).run()
+    assert first.ended == dict.fromkeys(range(RANKS), "finished")
+    assert commits_of(store, LINEAGE) == [ref(1, step) for step in range(6, 0, -1)]
+    manifest = read_manifest(store, ref(1, 6))
+    assert [shard.rank for shard in manifest.shards] == [0, 0, 1, 1, 2, 2]
+
+    write_end(store, end_of(1))
+    write_claim(store, claim_of(2, ref(1, 6)))
+    second = Training(store, attempt=2, steps=8, resume_from=ref(1, 6)).run()
+    assert second.started == dict.fromkeys(range(RANKS), 6)
+    for rank, state in second.states.items():
+        np.testing.assert_array_equal(state["mine"], state_of(rank, 6)["mine"])
+    assert commits_of(store, LINEAGE)[0] == ref(2, 8)
+
+
+def test_where_all_have_one_state_the_first_rank_saves_it_and_every_rank_restores_it(store):
+    Training(store, sharded=False).run()
+    assert {shard.rank for shard in read_manifest(store, ref(1, 6)).shards} == {0}
+    write_end(store, end_of(1))
+    write_claim(store, claim_of(2, ref(1, 6)))
+    second = Training(store, attempt=2, sharded=False, ranks=2, resume_from=ref(1, 6)).run()
+    assert second.started == {0: 6, 1: 6}
+    np.testing.assert_array_equal(second.states[1]["mine"], state_of(0, 6)["mine"])
+
+
+def test_a_rank_that_dies_before_its_shard_leaves_no_checkpoint(store, monkeypatch):
+    monkeypatch.setattr(gang, "PATIENCE_SECONDS", 0.5)
+
+    def die(rank, step):
+        if rank == 1 and step == 4:
+            raise SystemExit(1)
+
+    training = Training(store, every=Every(2, "steps"))
+    training.at_step = die
+    training.run()
+    assert training.ended[1] == 1
+    assert commits_of(store, LINEAGE) == [ref(1, 2)]
+    assert training.sessions[0].failed_saves == 1
+
+
+@pytest.mark.parametrize("signalled", range(RANKS))
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_sigterm_that_reaches_one_rank_ends_all_of_them_at_one_step(store, signalled, sharded):
+    def tell(rank, step):
+        if rank == signalled and step == 5:
+            training.sessions[rank]._stop.request()
+
+    training = Training(store, steps=100_000, sharded=sharded, every=Every(1e9, "seconds"), grace_seconds=100.0)
+    training.at_step = tell
+    training.run()
+    assert training.ended == dict.fromkeys(range(RANKS), 75)
+    (committed,) = commits_of(store, LINEAGE)
+    assert committed.global_step > 5
+    assert read_manifest(store, committed).reason == "sigterm"
+
+
+def test_a_sigterm_that_reaches_all_ranks_at_once_is_one_stop(store):
+    def tell(rank, step):
+        if step == 5:
+            training.sessions[rank]._stop.request()
+
+    training = Training(store, steps=100_000, every=Every(1e9, "seconds"), grace_seconds=100.0)
+    training.at_step = tell
+    training.run()
+    assert training.ended == dict.fromkeys(range(RANKS), 75)
+    assert len(commits_of(store, LINEAGE)) == 1
+
+
+def test_a_save_that_is_due_by_time_is_made_at_one_step_by_all(store):
+    def end_after_a_commit(rank, step):
+        if rank == 0 and commits_of(store, LINEAGE):
+            training.sessions[rank]._stop.request()
+
+    often = Every(1e-9, "seconds")
+    training = Training(store, steps=100_000, every=often, grace_seconds=100.0, clock=time.monotonic)
+    training.at_step = end_after_a_commit
+    training.run()
+    assert training.ended == dict.fromkeys(range(RANKS), 75)
+    newest = commits_of(store, LINEAGE)[-1]
+    assert {shard.rank for shard in read_manifest(store, newest).shards} == set(range(RANKS))
+    assert read_manifest(store, newest).reason == "due"
+
+
+def gang_of(store, rank, ranks, incarnation=0):
+    return Gang(store, LINEAGE, 1, Place(rank, ranks, incarnation), sharded=True, check_fence=lambda: None)
+
+
+def test_a_rank_that_hears_too_late_says_so_and_nobody_waits(store):
+    first = gang_of(store, 0, 2)
+    late = calls.Calls(gang_of(store, 1, 2))
+    with open_session(store, admit=False) as session:
+        draft = session._draft(10, None, None, None)
+    first.call(10, stop=False)
+    assert not late.passes(12)
+    late.listen()
+    first.store_part(draft, [])
+    with pytest.raises(StoreError, match="step 10 was given up by rank 1: it had passed the step"):
+        first.collect(draft)
+
+
+def test_a_damaged_shard_of_one_rank_takes_all_ranks_back(store):
+    Training(store).run()
+    key = next(shard.key for shard in read_manifest(store, ref(1, 6)).shards[::-1] if shard.rank == 1)
+    store.objects[key] = store.objects[key][:-1] + b"\x01"
+    write_end(store, end_of(1))
+    write_claim(store, claim_of(2, ref(1, 6)))
+    second = Training(store, attempt=2, resume_from=ref(1, 6)).run()
+    assert second.started == dict.fromkeys(range(RANKS), 5)
+    assert quarantined(store, LINEAGE) == {ref(1, 6)}
+
+
+def test_what_processes_stored_before_their_restart_is_not_mixed_in(store):
+    """The first start stored one share of step 2 and died; the second has other numbers."""
+    before = gang_of(store, 0, RANKS)
+    with open_session(store, admit=False) as session:
+        before.store_part(session._draft(2, None, None, None), [])
+    training = Training(store, incarnation=1, every=Every(2, "steps")).run()
+    assert training.ended == dict.fromkeys(range(RANKS), "finished")
+    assert len(read_manifest(store, ref(1, 2)).shards) == 2 * RANKS
+
+
+def test_ranks_of_an_attempt_that_was_replaced_commit_nothing(store):
+    def replace(rank, step):
+        if rank == 0 and step == 3:
+            write_end(store, end_of(1))
+            write_claim(store, claim_of(2, None))
+
+    training = Training(store, steps=6, every=Every(3, "steps"))
+    training.at_step = replace
+    training.run()
+    assert training.ended == dict.fromkeys(range(RANKS), 76)
+    assert commits_of(store, LINEAGE) == []
+
+
+def test_a_rank_whose_storage_fails_lets_the_others_go_on(store, monkeypatch):
+    monkeypatch.setattr(saving, "PAUSES_SECONDS", ())
+
+    class OneRefuses(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            if "/r00002-" in key and "-000000000000003/" in key:
+                raise StoreError("no space left")
+            super().create(key, data, sha256=sha256)
+
+    training = Training(OneRefuses(store.objects), every=Every(3, "steps")).run()
+    assert training.ended == dict.fromkeys(range(RANKS), "finished")
+    assert commits_of(training.store, LINEAGE) == [ref(1, 6)]
+    assert {training.sessions[rank].failed_saves for rank in range(RANKS)} == {1}
+
+
+def test_states_of_more_ranks_than_there_are_now_are_refused_by_name(store):
+    Training(store).run()
+    write_end(store, end_of(1))
+    write_claim(store, claim_of(2, ref(1, 6)))
+    with pytest.raises(UsageError, match="the states of 3 ranks, and there are 1 now"):
+        open_session(store, 2, resume_from=ref(1, 6), admit=False).restore()
+    assert quarantined(store, LINEAGE) == set()
+
+
+def test_ranks_that_say_nothing_are_named(store, monkeypatch, capsys):
+    monkeypatch.setattr(gang, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(gang, "_HINT_SECONDS", 0.0)
+    lonely = gang_of(store, 0, 8)
+    with pytest.raises(StoreError, match="ranks 1, 2, 3, 4, 5 and 2 more did not restore checkpoint 1-1"):
+        lonely.agree(ref(1, 1))
+    assert "alone=True" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"RANK": "x"}, "RANK='x' is not a whole number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is not below WORLD_SIZE=2"),
+        ({"WORLD_SIZE": "-1"}, "WORLD_SIZE='-1'"),
+    ],
+)
+def test_a_launcher_that_tells_nonsense_is_named(environ, said):
+    with pytest.raises(UsageError, match=said):
+        Place.from_environment(environ)
+
+
+def test_without_a_launcher_there_is_one_rank():
+    assert Place.from_environment({}) == Place(0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(("step_seconds", "steps"), [(10.0, 1), (1.0, 3), (0.01, 250), (0.0, 2_500_000)])
+def test_a_call_names_a_step_that_nobody_has_reached_when_it_is_heard(step_seconds, steps):
+    assert real_steps_ahead(step_seconds, 1.0) == steps
+
+
+def test_a_store_that_cannot_take_the_call_is_asked_again(store, capsys):
+    training = Training(store, steps=100_000, every=Every(1e9, "seconds"), grace_seconds=100.0)
+
+    def tell(rank, step):
+        if rank == 0 and step == 3:
+            store.refuses = lambda operation, key: "calls/" in key
+            training.sessions[0]._stop.request()
+        if rank == 0 and step == 6:
+            store.refuses = lambda operation, key: False
+
+    training.at_step = tell
+    training.run()
+    assert training.ended == dict.fromkeys(range(RANKS), 75)
+    assert len(commits_of(store, LINEAGE)) == 1
+    assert "could not be told to stop" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""When do all ranks save, although each has a clock of its own? At a step that one of them called in advance.
+
+A call names a step far enough ahead for every rank to hear of it before it gets
+there. So a save that is due by time, and a SIGTERM that reached one rank only,
+meet all ranks at the same step. A rank that hears too late says so, and the
+save is given up rather than waited for.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from tiphys.checkpoint.gang import Gang
+from tiphys.checkpoint.journal import tell
+from tiphys.errors import TiphysError
+from tiphys.records import SaveCall
+
+POLL_SECONDS = 1.0
+_CAUTION = 2.5
+"""Polls that a call has time to be heard in."""
+
+
+def steps_ahead(step_seconds: float, poll_seconds: float) -> int:
+    """How many steps later a call has been heard by everybody who trains at this pace."""
+    return max(1, math.ceil(_CAUTION * poll_seconds / max(step_seconds, 1e-6)))
+
+
+class Calls:
+    """The calls that this rank has heard of; a thread listens while the session is open."""
+
+    def __init__(self, gang: Gang, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gang = gang
+        self._clock = clock
+        # A listing for each rank and poll: a thousand ranks ask ten times less often than a hundred.
+        self._poll_seconds = POLL_SECONDS * max(1.0, gang.place.world_size / 100)
+        self._lock = threading.Lock()
+        self._heard: dict[str, SaveCall] = {}
+        self._passed = -1
+        self._over = threading.Event()
+        self._first_step: tuple[int, float] | None = None
+        self._step_seconds = self._poll_seconds
+
+    def open(self) -> None:
+        """Begin to listen."""
+        threading.Thread(target=self._keep_listening, name="tiphys-calls", daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._over.set()
+
+    @property
+    def stop(self) -> SaveCall | None:
+        """The call to stop, if one was heard."""
+        with self._lock:
+            return next((call for call in self._heard.values() if call.stop), None)
+
+    def passes(self, global_step: int) -> bool:
+        """The training has completed this step; whether all ranks were called to save it.
+
+        A call for it that is heard later comes too late.
+        """
+        self._keep_pace(global_step)
+        with self._lock:
+            self._passed = global_step
+            return any(call.global_step == global_step for call in self._heard.values())
+
+    def is_pending(self, global_step: int) -> bool:
+        """Whether a call for a later step was heard."""
+        with self._lock:
+            return any(call.global_step > global_step for call in self._heard.values())
+
+    def call(self, global_step: int, *, stop: bool = False) -> None:
+        """Call for a step ahead of ``global_step``; another rank's call may be heard instead."""
+        target = global_step + steps_ahead(self._step_seconds, self._poll_seconds)
+        self._hear(self._gang.call(target, stop=stop))
+
+    def listen(self) -> None:
+        """Hear of the calls that are in storage."""
+        for call in self._gang.calls():
+            self._hear(call)
+
+    def _keep_listening(self) -> None:
+        while not self._over.wait(self._poll_seconds):
+            try:
+                self.listen()
+            except TiphysError as error:
+                tell(f"calls of other ranks could not be read, the next try is in {self._poll_seconds:g} s: {error}")
+
+    def _hear(self, call: SaveCall) -> None:
+        with self._lock:
+            late = call.nonce not in self._heard and call.global_step <= self._passed
+            self._heard[call.nonce] = call
+        if late:
+            self._gang.give_up(call.global_step, "it had passed the step when the call was heard")
+
+    def _keep_pace(self, global_step: int) -> None:
+        now = self._clock()
+        if self._first_step is None:
+            self._first_step = global_step, now
+        elif global_step > self._first_step[0]:
+            self._step_seconds = (now - self._first_step[1]) / (global_step - self._first_step[0])
