@@ -17,8 +17,9 @@ STEPS = 40
 
 
 def resume(world: World, run: str) -> Workflow:
-    """`tiphys resume` as a person calls it; the Workflow that it made."""
-    command([sys.executable, "-m", "hera_pipelines.cli", "resume", run, "--store", world.settings.store])
+    """`tiphys resume` as a person calls it, who watches to the end; the Workflow that it made."""
+    line = [sys.executable, "-m", "hera_pipelines.cli", "resume", run, "--store", world.settings.store]
+    command(line, seconds=world.settings.patience_seconds)
     bound = submissions(world.store, run)[-1].bound
     assert bound is not None
     return world.workflow(bound.workflow_name)

@@ -252,9 +252,9 @@ class Workflow:
         return ""
 
 
-def command(line: list[str], given: str = "") -> str:
+def command(line: list[str], given: str = "", seconds: float = _COMMAND_SECONDS) -> str:
     """Run a command to its end; its standard output. Fails with what it said on the other stream."""
-    done = subprocess.run(line, input=given, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
+    done = subprocess.run(line, input=given, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, f"{shlex.join(line)}: {done.stderr or done.stdout}"
     return done.stdout
 
