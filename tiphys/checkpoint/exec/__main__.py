@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _wrap(options: Options, settings: Settings) -> int:
     if (rank := os.environ.get("RANK") or "0") != "0":
         raise UsageError(
-            f"tiphys-exec was started in rank {rank}: one of an attempt watches the folder; put it before the launcher, "
+            f"tiphys-exec was started in rank {rank}: one per attempt watches the folder; put it before the launcher, "
             "as in: tiphys-exec --dir /ckpt -- torchrun train.py"
         )
     with Signals() as signals:
