@@ -1,4 +1,11 @@
-"""Who is asked next: the task sets take turns, so that one with a thousand open nodes holds up nobody else."""
+"""Who is asked next: the task set that has the fewest questions waiting, so that a thousand of one hold up nobody else.
+
+A small workflow goes on at once, and a big one loses little by it. Of equals
+one is finished before the next is begun: the steps of one workflow cost less
+when they come together, and each is helped more by all its answers than by some.
+In every fourth turn whoever has waited longest goes first, so that a stream of
+small ones starves nobody.
+"""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
@@ -6,6 +13,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
+
+
+_ROTATION = 4
 
 
 class Share(NamedTuple, Generic[Key]):
@@ -16,7 +26,7 @@ class Share(NamedTuple, Generic[Key]):
 
 
 class Turns(Generic[Key, Item]):
-    """A queue for each key, served round robin, as far as its shares allow.
+    """A queue for each key, the shortest first and at times the next in rotation, as far as its shares allow.
 
     Its length is bounded by what is put in: the agent puts each open node in at
     most once, and the API server bounds the nodes of a task set.
@@ -25,16 +35,20 @@ class Turns(Generic[Key, Item]):
     def __init__(self, *shares: Share[Key]) -> None:
         self._shares = shares
         self._queues: OrderedDict[Key, deque[Item]] = OrderedDict()
+        """The key that was served last is the last one."""
         self._out: Counter[Hashable] = Counter()
+        self._taken = 0
 
     def add(self, key: Key, item: Item) -> None:
         self._queues.setdefault(key, deque()).append(item)
 
     def take(self) -> tuple[Key, Item] | None:
         """The next item; None if there is none that may go out. Say `done` when it is back."""
-        key = next(filter(self._may_go, self._queues), None)
-        if key is None:
+        keys = list(filter(self._may_go, self._queues))
+        if not keys:
             return None
+        self._taken += 1
+        key = min(keys, key=lambda one: len(self._queues[one])) if self._taken % _ROTATION else keys[0]
         queue = self._queues[key]
         item = queue.popleft()
         self._out.update(self._groups(key))

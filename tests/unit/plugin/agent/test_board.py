@@ -214,11 +214,11 @@ def test_a_node_is_never_asked_twice_at_once() -> None:
     assert desk.questions() == []
 
 
-def test_nodes_of_all_task_sets_take_turns() -> None:
+def test_a_small_task_set_need_not_wait_for_a_big_one() -> None:
     desk = Desk()
     desk.observe({f"n{number}": task(f"s{number}") for number in range(10)}, name="big")
     desk.observe({"m1": task()}, name="small", uid="set-2")
-    assert [question.task_set.name for question in desk.questions()] == ["big", "small", "big"]
+    assert [question.task_set.name for question in desk.questions()] == ["small", "big", "big"]
 
 
 def test_a_pending_is_taken_back_after_a_while() -> None:

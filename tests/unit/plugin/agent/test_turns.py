@@ -6,13 +6,29 @@ def taken(turns: Turns[str, int], times: int) -> list[str]:
     return [got[0] for _ in range(times) if (got := turns.take()) is not None]
 
 
-def test_keys_take_turns_however_much_one_has() -> None:
+def filled(**sizes: int) -> Turns[str, int]:
     turns: Turns[str, int] = Turns(Share(str, 100))
-    for number in range(50):
-        turns.add("big", number)
-    turns.add("small", 0)
-    turns.add("other", 0)
-    assert taken(turns, 4) == ["big", "small", "other", "big"]
+    for key, size in sizes.items():
+        for number in range(size):
+            turns.add(key, number)
+    return turns
+
+
+def test_who_has_little_goes_first() -> None:
+    assert taken(filled(big=50, small=1, other=2), 3) == ["small", "other", "other"]
+
+
+def test_of_equals_one_comes_after_the_other() -> None:
+    assert taken(filled(a=3, b=3), 3) == ["a", "a", "a"]
+
+
+def test_who_has_much_is_served_however_many_small_ones_come() -> None:
+    turns = filled(big=50)
+    served = []
+    for number in range(400):
+        turns.add(f"small-{number}", 0)
+        served += taken(turns, 1)
+    assert served.count("big") > 20
 
 
 def test_items_of_one_key_come_in_their_order() -> None:
@@ -38,9 +54,9 @@ def test_keys_of_one_group_share_what_it_may_have_out() -> None:
     for key in ("ml/a", "ml/b", "vision/c"):
         for number in range(3):
             turns.add(key, number)
-    assert taken(turns, 9) == ["ml/a", "ml/b", "vision/c", "ml/a", "vision/c"]
+    assert taken(turns, 9) == ["ml/a", "ml/a", "ml/b", "vision/c", "vision/c"]
     turns.done("ml/a")
-    assert taken(turns, 9) == ["ml/b"]
+    assert taken(turns, 9) == ["ml/a"]
 
 
 def test_it_tells_how_many_may_go_out_now() -> None:
