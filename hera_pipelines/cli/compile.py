@@ -11,6 +11,7 @@ from hera_pipelines.cli.loading import ExecutorPluginOption, PipelineOption, loa
 from hera_pipelines.cli.parameters import ParameterOption, parse, with_parameters
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.compile import to_workflow_yaml
+from hera_pipelines.compile.code_version import commit_of, record_code_version
 
 EXAMPLES = """\b
 Examples:
@@ -45,4 +46,5 @@ def compile_file(
     screen: Screen = context.obj
     compiled = load(file, pipeline).compile(store=store, executor_plugin=executor_plugin)
     manifest = with_parameters(compiled, parse(parameter or []))
+    record_code_version(manifest, commit_of(file.parent))
     screen.write(to_workflow_yaml(manifest) if output == ManifestFormat.YAML else json.dumps(manifest, indent=2))

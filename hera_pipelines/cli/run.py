@@ -40,6 +40,7 @@ from hera_pipelines.cli.places import (
     words,
 )
 from hera_pipelines.cli.screen import Screen
+from hera_pipelines.compile.code_version import commit_of, record_code_version
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.protocol.pipeline import Manifest
 
@@ -138,6 +139,7 @@ def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
     place = store_for_writing(screen, wanted.store, pipeline.store)
     manifest = with_parameters(_compiled(pipeline, place.url, options.queues), parse(wanted.parameters))
     require_values(manifest)
+    record_code_version(manifest, commit_of(wanted.file.parent))
     remember_code(manifest, options.code or wanted.file.parent)
     with local_engine(place, options) as (session, watch):
         started = start(place, session, manifest, wanted.name)
@@ -158,6 +160,7 @@ def _on_cluster(screen: Screen, wanted: _Wanted, choice: _Choice) -> None:
     compiled = _compiled(pipeline, place.url, None, choice.executor_plugin)
     manifest = with_parameters(compiled, parse(wanted.parameters))
     require_values(manifest)
+    record_code_version(manifest, commit_of(wanted.file.parent))
     manifest["spec"].setdefault("serviceAccountName", choice.service_account)
     submitter, at_hand = cluster_submitter(choice.kubeconfig, choice.context, choice.namespace)
     namespace = choice.namespace or manifest["metadata"].get("namespace") or at_hand

@@ -16,6 +16,7 @@ from tiphys.errors import ConflictError, NotFoundError, StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.protocol.operations import Operation
 from tiphys.protocol.pipeline import CompiledPipeline, parameters_of
+from tiphys.protocol.policy import CODE_VERSION_ANNOTATION
 from tiphys.protocol.wire import WorkflowMetadata
 from tiphys.records import (
     RunRecord,
@@ -214,6 +215,7 @@ def _store_run(store: Store, seen: _Looking, run: str) -> RunRecord:
         workflow=document,
         digest=digest(document),
         parameters=parameters_of(document),
+        code_version=(document["metadata"].get("annotations") or {}).get(CODE_VERSION_ANNOTATION),
     )
     held = claim(store, RunLayout(run).record, record).record
     failpoint("admit.after_run_record")

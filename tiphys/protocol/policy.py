@@ -16,6 +16,8 @@ from tiphys.records import Cause, Record
 STEP_ANNOTATION = "tiphys.dev/step"
 PIPELINE_ANNOTATION = "tiphys.dev/pipeline"
 STORE_ANNOTATION = "tiphys.dev/store"
+CODE_VERSION_ANNOTATION = "tiphys.dev/code-version"
+"""Commit of the code that was compiled, if somebody knew it."""
 TITLE_ANNOTATION = "workflows.argoproj.io/title"
 DESCRIPTION_ANNOTATION = "workflows.argoproj.io/description"
 """What Argo's pages show of a Workflow, as Markdown (Argo, ``docs/title-and-description.md``)."""

@@ -1,10 +1,11 @@
 """What a claim says about the parameters and the data that its attempt works on, for the facts of checkpoints."""
 
 import pytest
-from support.world import World, fit, world
+from support.world import Flow, World, fit, workflow, world
 
+from tiphys.protocol.policy import CODE_VERSION_ANNOTATION
 from tiphys.records import AttemptClaim
-from tiphys.store import step_attempts
+from tiphys.store import read_run, step_attempts
 
 
 @pytest.fixture
@@ -30,3 +31,13 @@ def test_a_step_without_input_artifacts_has_no_data_to_be_known_by(here):
     here.submit(fit()).admit("fit", 0)
     [attempt] = step_attempts(here.store, "digits-abc12", "fit")
     assert attempt.claim.dataset == ""
+
+
+@pytest.mark.parametrize("commit", ["c0ffee-dirty", None])
+def test_the_record_of_a_run_says_which_code_was_compiled_if_its_workflow_does(here, commit):
+    document = workflow([fit()])
+    if commit:
+        document["metadata"]["annotations"][CODE_VERSION_ANNOTATION] = commit
+    here.cluster.write_workflow(document)
+    Flow(here, "digits-abc12", "uid-1").admit("fit", 0)
+    assert read_run(here.store, "digits-abc12").code_version == commit
