@@ -153,3 +153,4 @@ def check(objects, where):
     assert quarantined(store, LINEAGE) == set(), where
     assert commits[0].global_step == MORE, where
     assert {LAYOUT.parse_shard(info.key) for info in store.list(LAYOUT.all_shards)} == set(commits), where
+    assert list(store.list(LAYOUT.expired)) == [], where

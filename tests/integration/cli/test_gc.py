@@ -175,9 +175,9 @@ POINTS = [
 def test_a_kill_at_any_write_harms_nothing_and_the_next_pass_finishes(
     point: str, passage: int, tiphys: Command, store: DirectoryStore, tmp_path: Path
 ) -> None:
-    tiphys("gc", RUN, "--store", "store")  # marks 1, 2 and 3
+    assert tiphys("gc", RUN, "--store", "store").code == 0  # marks 1, 2 and 3
     store.delete(LAYOUT.expiry(1, 1))
-    tiphys("checkpoint", "pin", RUN, "1-2", "--name", "release", "--store", "store")
+    assert tiphys("checkpoint", "pin", RUN, "1-2", "--name", "release", "--store", "store").code == 0
     store.create(f"{LAYOUT.shards(1, 0)}left", b"by a save that died")
 
     killed = kill_at(f"{point}=crash@{passage}", tmp_path)
