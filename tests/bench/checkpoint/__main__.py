@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-from bench.checkpoint import ceilings, corruption, durable, inflation, landing, stall, verifying
+from bench.checkpoint import ceilings, corruption, durable, inflation, landing, peers, stall, verifying
 from bench.checkpoint.report import line, table
 from bench.checkpoint.server import LATENCY_SECONDS, s3_server
 from bench.checkpoint.workload import TENSORS, Workload
@@ -30,8 +30,10 @@ PARTS = {
     "corruption": corruption.measure,
     "inflation": inflation.measure,
     "landing": landing.measure,
+    "peers": peers.measure,
 }
-"""In the order in which they run, from calm to violent."""
+"""In the order in which they run."""
+QUICK = [name for name in PARTS if name != "peers"]
 
 
 def main() -> int:
@@ -41,7 +43,7 @@ def main() -> int:
     with s3_server() as server:
         work = Workload(server, options.quick, SEED, state_mib=64 if options.quick else 1024, repeats=5)
         parts: dict[str, Any] = {}
-        for name in options.only or PARTS:
+        for name in options.only or (QUICK if options.quick else PARTS):
             say(f"── {name}")
             parts[name] = PARTS[name](work)
         report = {**about, "settings": settings(work), "parts": parts}

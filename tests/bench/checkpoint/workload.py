@@ -2,10 +2,10 @@
 
 import io
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ STEP = "fit"
 TENSORS = 64
 MIB = 1 << 20
 State = dict[str, np.ndarray[Any, Any]]
-_RUNS = count(1)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def variables(store_url: str, run: str, **more: str) -> dict[str, str]:
 
 def new_run(store: Store) -> str:
     """A run whose training step has its first attempt."""
-    run = f"bench-{next(_RUNS)}"
+    run = f"bench-{uuid.uuid4().hex[:8]}"
     write_claim(store, claim_of(1, run=run, step=STEP))
     return run
 
