@@ -132,10 +132,10 @@ def test_where_all_have_one_state_the_first_rank_saves_it_and_every_rank_restore
 
 
 def test_a_rank_that_dies_before_its_shard_leaves_no_checkpoint(store, monkeypatch):
-    monkeypatch.setattr(gang, "PATIENCE_SECONDS", 0.5)
-
     def die(rank, step):
         if rank == 1 and step == 4:
+            assert training.sessions[rank].flush() == ref(1, 2)
+            monkeypatch.setattr(gang, "PATIENCE_SECONDS", 0.5)
             raise SystemExit(1)
 
     training = Training(store, every=Every(2, "steps"))
