@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tiphys.checkpoint.ancestry import Ancestry
@@ -50,7 +51,8 @@ class Keeper:
             store=store,
             journal=self.journal,
             metrics=metrics,
-            interval=Interval(settings.save_every),
+            # The program alone decides when it writes; there is no interval that could be adjusted.
+            interval=Interval(replace(settings.save_every, auto=None)),
             ancestry=self._ancestry,
             check_fence=self._check_fence,
             in_a_hurry=in_a_hurry,

@@ -120,8 +120,8 @@ class Loop:
                 self._stop_asked_at = self._clock()
             if number != signal.SIGCHLD:
                 child.send(number)
-            child.reap()
             number = self._signals.next(0.0)
+        child.reap()
 
     def _look(self) -> None:
         found = checkpoints_in(look(self._options.folder, self._options.ignored), self._options)

@@ -1,0 +1,166 @@
+"""The life of a wrapped program where storage, the folder or the moment are against it.
+
+| what happens | promise |
+|---|---|
+| storage fails at the last commit | told and counted; the exit code stays that of the program |
+| SIGTERM before the program was started | it is not started, exit 75 |
+| the checkpoint changes between reading and commit | it is not committed |
+| a step that is not above the newest one | it is left out, and told once |
+"""
+
+import os
+import re
+import threading
+import time
+
+import pytest
+from support.lineage import LINEAGE, RUN, claim_of, ref, write_claim
+from support.memory import MemoryStore
+from support.polling import until
+
+from tiphys.checkpoint.exec.folder import look
+from tiphys.checkpoint.exec.keeping import Keeper
+from tiphys.checkpoint.exec.loop import Loop
+from tiphys.checkpoint.exec.options import Options
+from tiphys.checkpoint.exec.saving import Saving
+from tiphys.checkpoint.exec.watching import checkpoints_in
+from tiphys.checkpoint.metrics import NoMetrics
+from tiphys.checkpoint.settings import Bounds, Every, Settings
+from tiphys.lineage.choose import commits_of
+from tiphys.store import read_events
+
+SETTINGS = Settings(
+    run=RUN,
+    step="fit",
+    attempt=1,
+    lineage=LINEAGE,
+    store="memory://",
+    checkpoint_store="memory://",
+    save_every=Every(600.0, "seconds", auto=Bounds(60, 600)),
+)
+
+
+class NoSignals:
+    """Signals of a process that has none of its own in this test; children are looked after by polling."""
+
+    def __init__(self, told_to_stop=False):
+        self.told_to_stop = told_to_stop
+
+    def next(self, seconds):
+        time.sleep(min(seconds, 0.01))
+
+
+@pytest.fixture
+def store():
+    made = MemoryStore()
+    write_claim(made, claim_of(1))
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "ckpt"
+    made.mkdir()
+    return made
+
+
+def options(folder, script="true", **others):
+    wanted = {"checkpoint": "checkpoint-*", "quiet_seconds": 600.0, "step_from": re.compile(r"\d+"), **others}
+    return Options(folder, ("sh", "-c", script, str(folder)), interval_seconds=0.01, **wanted)
+
+
+def keeper(store, attempt=1):
+    return Keeper(
+        Settings(**{**vars(SETTINGS), "attempt": attempt}),
+        {},
+        run_store=store,
+        store=store,
+        metrics=NoMetrics(),
+        in_a_hurry=lambda: False,
+    )
+
+
+def run(store, given, signals=None):
+    return Loop(given, keeper(store), signals or NoSignals(), grace_seconds=60.0).run(os.environ)
+
+
+def events(store):
+    return [event.name for event in read_events(store, RUN)]
+
+
+def write(folder, step, content=b"weights"):
+    place = folder / f"checkpoint-{step}"
+    place.mkdir(exist_ok=True)
+    (place / "model").write_bytes(content)
+
+
+def test_what_the_program_wrote_is_committed_when_it_ends(store, folder):
+    assert run(store, options(folder, 'mkdir "$0"/checkpoint-7; echo x > "$0"/checkpoint-7/model; exit 3')) == 3
+    assert commits_of(store, LINEAGE) == []  # it may have died while it wrote
+    assert run(store, options(folder, 'echo y > "$0"/checkpoint-7/model')) == 0
+    assert commits_of(store, LINEAGE) == [ref(1, 7)]
+
+
+def test_storage_that_fails_at_the_end_leaves_the_exit_code_alone(store, folder):
+    store.refuses = lambda operation, key: operation == "create" and "shards/" in key
+    assert run(store, options(folder, 'mkdir "$0"/checkpoint-7; echo x > "$0"/checkpoint-7/model')) == 0
+    assert commits_of(store, LINEAGE) == []
+    assert events(store) == ["checkpoint.save_failed"]
+
+
+def test_sigterm_before_the_program_was_started_starts_none(store, folder):
+    write(folder, 7)
+    found = checkpoints_in(look(folder, ()), options(folder))
+    saving = Saving(keeper(store), options(folder), time.monotonic)
+    saving.start(found[0], 7, "due", lambda one: None)
+    until(lambda: not saving.busy)
+    write_claim(store, claim_of(2, ref(1, 7)))
+    marker = folder / "started"
+    given = options(folder, 'touch "$0"/started')
+    assert Loop(given, keeper(store, 2), NoSignals(told_to_stop=True), grace_seconds=60.0).run(os.environ) == 75
+    assert not marker.exists()
+    assert "checkpoint.preempted" in events(store)
+
+
+def test_a_checkpoint_that_gets_another_file_while_it_is_stored_is_not_committed(store, folder, capsys):
+    write(folder, 7)
+    (found,) = checkpoints_in(look(folder, ()), options(folder))
+    real = store.create
+
+    def create(key, data, **others):
+        write(folder, 7, b"of another size")
+        real(key, data, **others)
+
+    store.create = create
+    saving = Saving(keeper(store), options(folder), time.monotonic)
+    settled = threading.Event()
+    saving.start(found, 7, "due", lambda one: settled.set())
+    until(lambda: not saving.busy)
+    assert commits_of(store, LINEAGE) == []
+    assert not settled.is_set()
+    assert "it is looked at again once it is whole" in capsys.readouterr().err
+
+
+def test_a_step_that_is_not_above_the_newest_is_left_out(store, folder, capsys):
+    script = 'mkdir "$0"/checkpoint-0; echo x > "$0"/checkpoint-0/model; sleep 0.3'
+    assert run(store, options(folder, script, quiet_seconds=0.05)) == 0
+    assert commits_of(store, LINEAGE) == []
+    assert capsys.readouterr().err.count("checkpoint-0 is of step 0, and is not committed") == 1
+
+
+def test_a_name_without_a_step_is_told(store, folder, capsys):
+    given = options(folder, 'mkdir "$0"/checkpoint-x; echo x > "$0"/checkpoint-x/model')
+    assert run(store, given) == 0
+    assert "checkpoint-x has no global step in its name" in capsys.readouterr().err
+
+
+def test_what_was_there_before_is_none_of_the_programs_doing(store, folder):
+    write(folder, 7)
+    assert run(store, options(folder)) == 0
+    assert commits_of(store, LINEAGE) == []
+
+
+def test_a_program_that_cannot_be_started_is_told(store, folder, capsys):
+    given = Options(folder, ("no-such-program-anywhere",))
+    assert run(store, given) == 127
+    assert "cannot be started" in capsys.readouterr().err
