@@ -12,7 +12,7 @@ from tiphys.checkpoint.exposure import Exposure
 from tiphys.checkpoint.settings import AUTO_BOUNDS, Bounds
 from tiphys.errors import UsageError
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, parse_best, parse_every
-from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
+from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy, WhenBusy
 
 GKE_SPOT = Spot(label="cloud.google.com/gke-spot")
 EKS_SPOT = Spot(label="eks.amazonaws.com/capacityType", value="SPOT", tainted=False)
@@ -81,6 +81,11 @@ class Checkpoints:
         save_time: How long one save takes; grace must not be shorter.
         volume: Where checkpoints lie instead of the run store.
         metrics: Where the loop shows its metrics: ``port:9464`` or ``textfile:/folder``; empty for nowhere.
+        asynchronous: Whether saves go on behind the training; False where memory has no room for a copy of the state.
+        when_busy: What a save does that is due while another is under way: ``skip`` puts it off to the next step,
+            ``wait`` has the training wait, ``queue`` takes memory for one more copy.
+        cache: Folder that the pods of a node share, such as a host path mounted into them, where checkpoints that
+            were read stay for the next reader.
     """
 
     every: Duration = "10m"
@@ -91,6 +96,9 @@ class Checkpoints:
     save_time: Duration = 0
     volume: SharedVolume | None = None
     metrics: str = ""
+    asynchronous: bool = True
+    when_busy: WhenBusy = "skip"
+    cache: str = ""
 
     def policy(self) -> CheckpointPolicy:
         """The policy as trainer and plugin read it."""
@@ -112,6 +120,9 @@ class Checkpoints:
             delete_after_seconds=duration(self.delete_after, "Checkpoints(delete_after=…)"),
             save_seconds=duration(self.save_time, "Checkpoints(save_time=…)"),
             metrics=_metrics(self.metrics),
+            asynchronous=self.asynchronous,
+            when_busy=self.when_busy,
+            cache=self.cache,
         )
 
 

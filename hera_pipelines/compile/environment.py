@@ -34,15 +34,18 @@ def _checkpoint_values(policy: CheckpointPolicy, store: str) -> dict[str, str]:
         environment.SAVE_EVERY: _every(policy),
         environment.KEEP_LAST: "all" if policy.keep_last is None else str(policy.keep_last),
         environment.METRICS: policy.metrics,
-        **_keep_more(policy),
+        **_rarely_set(policy),
     }
 
 
-def _keep_more(policy: CheckpointPolicy) -> dict[str, str]:
+def _rarely_set(policy: CheckpointPolicy) -> dict[str, str]:
     """What few ask for, so that the Workflows of all others do not grow by it."""
     values = {
         environment.KEEP_EVERY: f"{policy.keep_every} steps" if policy.keep_every else "",
         environment.KEEP_BEST: str(policy.keep_best or ""),
+        environment.ASYNCHRONOUS: "" if policy.asynchronous else "false",
+        environment.WHEN_BUSY: "" if policy.when_busy == "skip" else policy.when_busy,
+        environment.CACHE: policy.cache,
     }
     if policy.delete_after_seconds != DELETE_AFTER_SECONDS:
         values[environment.DELETE_AFTER_SECONDS] = f"{policy.delete_after_seconds:g}"

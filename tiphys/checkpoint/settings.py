@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, Keep, parse_best, parse_every
+from tiphys.protocol.policy import WhenBusy
 from tiphys.records import CheckpointRef, check_run, check_step
 
 Unit = Literal["seconds", "steps"]
-WhenBusy = Literal["skip", "wait", "queue"]
 WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 
 _AMOUNT = r"(\d+(?:\.\d+)?(?:e\+?\d+)?)"

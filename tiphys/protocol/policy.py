@@ -73,6 +73,9 @@ class GpuRequest(Record):
     priority: int = 0
 
 
+WhenBusy = Literal["skip", "wait", "queue"]
+
+
 class CheckpointPolicy(Record):
     """When to save and what to keep.
 
@@ -98,6 +101,12 @@ class CheckpointPolicy(Record):
     """Declared time of one save; the grace period must not be shorter."""
     metrics: str = Field(default="", exclude_if=lambda where: not where)
     """Where the loop shows its metrics (`tiphys.checkpoint.exposure`); empty for nowhere."""
+    asynchronous: bool = Field(default=True, exclude_if=lambda asynchronous: asynchronous)
+    """Whether saves go on behind the training, which takes memory for a copy of the state."""
+    when_busy: WhenBusy = Field(default="skip", exclude_if=lambda when_busy: when_busy == "skip")
+    """What a save does that is due while another is under way."""
+    cache: str = Field(default="", exclude_if=lambda folder: not folder)
+    """Folder that the pods of a node share, where shards that were read are kept; empty for none."""
 
     @property
     def keep(self) -> Keep | None:

@@ -129,6 +129,7 @@ def test_the_authors_annotations_are_kept() -> None:
         (lambda: Checkpoints(keep_last=None, keep_best="loss:min").policy(), "give a number to keep_last"),
         (lambda: Checkpoints(delete_after="soon").policy(), "Checkpoints(delete_after=…): 'soon' is not a duration"),
         (lambda: Checkpoints(delete_after=-1).policy(), "Checkpoints: delete_after_seconds cannot be -1"),
+        (lambda: Checkpoints(when_busy="hurry").policy(), "Checkpoints: when_busy cannot be 'hurry'"),
         (lambda: Checkpoints(metrics="9464").policy(), "Checkpoints(metrics=…): '9464' is not valid: write port:9464"),
         (lambda: Retries(preemption=-1).policy(), "Retries: preemption cannot be -1"),
         (lambda: train(gpus=-1)(nothing), "gpus cannot be -1"),

@@ -93,6 +93,8 @@ def test_what_else_is_kept_is_read():
         ("SAVE_EVERY", "auto:1m", "auto:1m..1h"),
         ("SAVE_EVERY", "auto:2m..1m", "the lower bound comes first"),
         ("SAVE_EVERY", "auto:0s..1m", "the lower bound comes first"),
+        ("ASYNCHRONOUS", "no", "TIPHYS_ASYNCHRONOUS='no' is not valid: write true or false"),
+        ("WHEN_BUSY", "hurry", "TIPHYS_WHEN_BUSY='hurry' is not valid: write skip, wait or queue"),
         ("KEEP_LAST", "0", "TIPHYS_KEEP_LAST='0' is not a whole number above 0"),
         ("KEEP_LAST", "some", "not a whole number"),
         ("KEEP_EVERY", "0 steps", "TIPHYS_KEEP_EVERY='0 steps' is not valid: write a number of global steps"),

@@ -50,6 +50,18 @@ def test_a_training_program_learns_where_it_stands() -> None:
     }
 
 
+def test_the_program_learns_how_its_saves_go_on_behind_the_training() -> None:
+    rare = {"TIPHYS_ASYNCHRONOUS", "TIPHYS_WHEN_BUSY", "TIPHYS_CACHE"}
+    assert not rare & set(env(train(asked={"checkpoints": CheckpointPolicy()})))
+    policy = CheckpointPolicy(asynchronous=False, when_busy="queue", cache="/var/cache/tiphys")
+    given = env(train(asked={"checkpoints": policy}))
+    assert {name: given[name] for name in rare} == {
+        "TIPHYS_ASYNCHRONOUS": "false",
+        "TIPHYS_WHEN_BUSY": "queue",
+        "TIPHYS_CACHE": "/var/cache/tiphys",
+    }
+
+
 def test_the_program_learns_where_its_metrics_are_to_be_seen() -> None:
     assert env(train(asked={"checkpoints": CheckpointPolicy(metrics="port:9464")}))["TIPHYS_METRICS"] == "port:9464"
 
