@@ -202,9 +202,8 @@ def test_a_program_that_does_not_end_is_killed_within_the_grace_period(run):
     process = run.start(FILE_ON_SIGTERM="ignore", FILE_AWAIT=str(run.root / "none"), TIPHYS_GRACE_SECONDS="4")
     until(lambda: run.commits)
     process.send_signal(signal.SIGTERM)
-    code, out, err = run.finish(process)
+    code, _, err = run.finish(process)
     assert code == 75, err
-    assert f"signal {signal.SIGTERM.value}" in out
     assert "did not end in time after SIGTERM, and is killed" in err
     assert run.commits == [ref(1, 5)]
 
