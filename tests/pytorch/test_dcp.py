@@ -244,6 +244,16 @@ def test_a_save_that_is_due_while_one_is_under_way_is_skipped_and_counted():
     assert commits_of(store, LINEAGE) == [ref(1, 3), ref(1, 1)]
 
 
+@pytest.mark.parametrize("settings", [{"when_busy": "wait"}, {"asynchronous": False}], ids=str)
+def test_a_training_that_would_rather_wait_saves_every_time(settings):
+    store = MemoryStore()
+    with open_ranks(store, **settings) as session:
+        for step in range(1, 6):
+            session.step(step, state_at(step))
+
+    assert commits_of(store, LINEAGE) == [ref(1, step) for step in (5, 4, 3, 2, 1)]
+
+
 def test_saves_are_as_frequent_as_they_are_due():
     store = MemoryStore()
 

@@ -12,6 +12,7 @@
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from tiphys.lineage.choose import commits_of
 from tiphys.lineage.quarantine import quarantined
 from tiphys.lineage.verify import checkpoint_fault, read_manifest
 from tiphys.store import DirectoryStore
+
+pytestmark = pytest.mark.timeout(1800)  # only a deadlock takes so long
 
 
 class World:
@@ -79,8 +82,10 @@ class World:
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "support.torch_launcher"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    folder = Path(__file__).parents[1]
     with subprocess.Popen(
-        command, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, cwd=folder, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
         process.stdin.close()

@@ -11,8 +11,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from support.lineage import RUN, STEP, claim_of, write_claim
+from support.lineage import claim_of, write_claim
 from tiphys.checkpoint.adapters import dcp as checkpoints
+from tiphys.checkpoint.adapters import dcp_tracked
 from tiphys.store import open_store
 
 ROWS, COLUMNS = 16, 1000
@@ -76,4 +77,4 @@ def expected(step: int) -> str:
     return digest_of(state_at(step))
 
 
-__all__ = ["RUN", "STEP", "by_hand", "expected", "train"]
+__all__ = ["by_hand", "dcp_tracked", "expected", "train"]

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from tiphys.checkpoint.adapters.dcp_storage import ShardReader, ShardWriter
 from tiphys.checkpoint.adapters.ranks import Ranks
+from tiphys.checkpoint.exposure import open_metrics
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.settings import Settings
 from tiphys.errors import UsageError
@@ -159,5 +160,6 @@ def session(
         ranks=Ranks(),
         environ=environ,
         clock=clock,
+        metrics=open_metrics(environ),
         total_steps=total_steps,
     )

@@ -11,10 +11,10 @@ items would save little, and ``tiphys verify`` would have to know DCP.
 """
 
 import dataclasses
-import hashlib
 import io
 import math
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePosixPath
@@ -26,9 +26,11 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.commit import Uploads, publish
+from tiphys.checkpoint.loading import Loader
 from tiphys.checkpoint.parallel import in_parallel
-from tiphys.errors import IntegrityError, ObjectMissingError, UsageError
+from tiphys.errors import IntegrityError, UsageError
 from tiphys.lineage.quarantine import quarantine
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Store
@@ -66,6 +68,9 @@ class ShardWriter(FileSystemWriter):
         self._check_fence = check_fence
         self._committed = committed
         self._shard_bytes = shard_bytes
+        self._began = time.perf_counter()
+        self.stage_seconds = 0.0
+        """How long the training waited for its state to be copied; set by whoever knows."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
@@ -80,6 +85,7 @@ class ShardWriter(FileSystemWriter):
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: Any, planner: Any) -> Any:
+        self._began = time.perf_counter()
         batches = [
             _Batch(f"{index}.distcp", items, lambda name, items: self._written(planner, name, items))
             for index, items in enumerate(_batches(plan.items, self._shard_bytes))
@@ -93,7 +99,12 @@ class ShardWriter(FileSystemWriter):
         super().finish(metadata, results)
         written = {result.shard.key: result.shard for rank in results for result in rank}
         index = Uploads().store(self._store, self._draft, [_Metadata(self.fs.take(_METADATA))])
-        manifest = self._draft.model_copy(update={"shards": (*index, *written.values())})
+        measured = {
+            "shards": (*index, *written.values()),
+            "stage_seconds": round(self.stage_seconds, 6),
+            "upload_seconds": round(time.perf_counter() - self._began, 6),
+        }
+        manifest = self._draft.model_copy(update=measured)
         self._committed(publish(self._store, manifest, self._check_fence))
 
     def storage_meta(self) -> Any:
@@ -122,6 +133,7 @@ class ShardReader(FileSystemReader):
         manifest: CheckpointManifest,
         agree: Callable[[Exception | None], None] | None = None,
         held_bytes: int = HELD_BYTES,
+        cache: NodeCache | None = None,
     ) -> None:
         """``agree`` is told what a rank found, and raises if some rank found damage; all ranks wait in it."""
         if manifest.framework != FRAMEWORK:
@@ -130,7 +142,7 @@ class ShardReader(FileSystemReader):
                 f"this program reads {FRAMEWORK!r}; start a new run"
             )
         super().__init__(str(manifest.ref))
-        self.fs = _Verified(store, manifest, held_bytes)
+        self.fs = _Verified(store, manifest, held_bytes, cache)
         self._agree = agree or _raise
 
     def prepare(self) -> Exception | None:
@@ -231,11 +243,19 @@ class _Kept(io.BytesIO):
         pass
 
 
+class _Shards(Loader):
+    """Reads one shard after another, for whom the order of a state means nothing."""
+
+    def read(self, shard: Shard) -> bytes:
+        return bytes(self._verified(shard))
+
+
 class _Verified(FileSystem):
     """Shards as the files that DCP reads; no byte of them that was not verified."""
 
-    def __init__(self, store: Store, manifest: CheckpointManifest, held_bytes: int) -> None:
+    def __init__(self, store: Store, manifest: CheckpointManifest, held_bytes: int, cache: NodeCache | None) -> None:
         self._store = store
+        self._loader = _Shards(store, cache=cache)
         self._manifest = manifest
         self._shards = {_dcp_name(shard): shard for shard in manifest.shards}
         self._room = held_bytes
@@ -266,7 +286,7 @@ class _Verified(FileSystem):
 
     def _read(self, name: str) -> bytes:
         try:
-            return read_verified(self._store, self._shard(name))
+            return self._loader.read(self._shard(name))
         except IntegrityError as error:
             quarantine(self._store, self._manifest.ref, str(error), by="restore")
             raise
@@ -275,33 +295,6 @@ class _Verified(FileSystem):
         if (found := self._shards.get(name)) is None:
             raise IntegrityError(f"checkpoint {self._manifest.ref} has no {name}, which its metadata names")
         return found
-
-
-def read_verified(store: Store, shard: Shard) -> bytes:
-    """The bytes of ``shard``, once they were compared with its hash.
-
-    Raises:
-        IntegrityError: they are others, or missing, also when read once more.
-    """
-    try:
-        return _read(store, shard)
-    except IntegrityError:
-        # Once more: a checkpoint must not be condemned for what went wrong on the way.
-        return _read(store, shard)
-
-
-def _read(store: Store, shard: Shard) -> bytes:
-    content = bytearray()
-    try:
-        for chunk in store.chunks(shard.key):
-            content += chunk
-            if len(content) > shard.size:
-                break
-    except ObjectMissingError:
-        raise IntegrityError(f"shard {shard.key} is missing") from None
-    if len(content) != shard.size or hashlib.sha256(content).hexdigest() != shard.sha256:
-        raise IntegrityError(f"shard {shard.key} does not hold the bytes that the manifest names")
-    return bytes(content)
 
 
 def _batches(items: Iterable[Any], shard_bytes: int) -> list[list[Any]]:

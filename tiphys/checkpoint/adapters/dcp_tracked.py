@@ -1,7 +1,7 @@
 """The session of each rank inside a compiled step: decide together, save together, leave together."""
 
-import contextlib
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
@@ -15,21 +15,25 @@ from tiphys.checkpoint.adapters.dcp_storage import FRAMEWORK, ShardReader, Shard
 from tiphys.checkpoint.adapters.failures import cause_of
 from tiphys.checkpoint.adapters.ranks import Ranks
 from tiphys.checkpoint.ancestry import Ancestry
+from tiphys.checkpoint.cache import NodeCache
+from tiphys.checkpoint.commits import Commits
+from tiphys.checkpoint.crash import record_crash
 from tiphys.checkpoint.facts import gather
 from tiphys.checkpoint.fence import check_fence
+from tiphys.checkpoint.interval import Interval, history
 from tiphys.checkpoint.journal import Journal, tell
+from tiphys.checkpoint.metrics import NoMetrics
 from tiphys.checkpoint.progress import Progress
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.schedule import is_due
 from tiphys.checkpoint.settings import Settings
 from tiphys.checkpoint.stopping import StopSignal
-from tiphys.errors import FencedError, IntegrityError, ObjectExistsError, StoreError
+from tiphys.errors import FencedError, IntegrityError, StoreError
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.retention import Retention
 from tiphys.lineage.verify import read_manifest
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
-from tiphys.records import CheckpointManifest, CheckpointRef, Skipped
-from tiphys.store import RunLayout, Store
+from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Event, Skipped
+from tiphys.store import RunLayout, Store, find_record, step_attempts
 
 
 class TrackedRanks(DistributedSession):
@@ -44,6 +48,7 @@ class TrackedRanks(DistributedSession):
         ranks: Ranks,
         environ: Mapping[str, str],
         clock: Callable[[], float],
+        metrics: NoMetrics | None = None,
         total_steps: int | None = None,
     ) -> None:
         self._settings = settings
@@ -52,19 +57,34 @@ class TrackedRanks(DistributedSession):
         self._ranks = ranks
         self._environ = environ
         self._clock = clock
-        self._journal = Journal(run_store, settings.run, settings.step, settings.attempt)
+        self._metrics = metrics or NoMetrics()
+        self._journal = (Journal if ranks.is_first else _LogOnly)(
+            run_store, settings.run, settings.step, settings.attempt
+        )
         self._progress = Progress(environ.get("ARGO_PROGRESS_FILE", "") if ranks.is_first else "", total_steps, clock)
-        keep, fence = settings.keep, self._check_fence
-        self._retention = Retention(store, settings.lineage, keep, recheck=fence) if keep else None
+        past = history(step_attempts(run_store, settings.run, settings.step)) if settings.save_every.auto else None
+        self._interval = Interval(settings.save_every, past, clock=clock)
         self._ancestry = Ancestry(settings, run_store, store)
         self._stop = StopSignal(clock)
+        self._commits = Commits(
+            settings,
+            run_store=run_store,
+            store=store,
+            journal=self._journal,
+            metrics=self._metrics,
+            interval=self._interval,
+            ancestry=self._ancestry,
+            check_fence=self._check_fence,
+            in_a_hurry=lambda: self.should_stop,
+        )
         self._stager = _stager()
+        self._cache = NodeCache(settings.cache) if settings.cache else None
+        self._claim: AttemptClaim | None = None
         self._running: Save | None = None
+        self._loading: CheckpointRef | None = None
         self._fenced: FencedError | None = None
-        self._restored: CheckpointRef | None = None
-        self._last_committed: CheckpointRef | None = None
-        self._failed_saves = 0
         self._skipped_saves = 0
+        self._told_step: int | None = None
         self._last_step = 0
         self._saved_at = clock()
 
@@ -74,11 +94,11 @@ class TrackedRanks(DistributedSession):
 
     @property
     def last_committed(self) -> CheckpointRef | None:
-        return self._last_committed
+        return self._commits.newest
 
     @property
     def failed_saves(self) -> int:
-        return self._failed_saves
+        return self._commits.failures
 
     @property
     def skipped_saves(self) -> int:
@@ -87,11 +107,16 @@ class TrackedRanks(DistributedSession):
     def restore(self, state: dict[str, Any]) -> int:
         self._ranks.first(self._check_fence)
         skipped: list[Skipped] = []
-        for ref in self._ranks.first(self._ancestry.candidates):
-            if (fault := self._load(ref, state)) is None:
+        for ref in self._ranks.first(self._candidates):
+            self._loading, before = ref, self._clock()
+            manifest, fault = self._load(ref, state)
+            if manifest is not None:
+                self._metrics.restored(self._clock() - before, manifest.size_bytes, ref.global_step)
                 self._continue_from(ref, skipped)
                 return ref.global_step
+            self._metrics.verify_failed()
             skipped.append(Skipped(checkpoint=ref, reason=fault))
+        self._loading = None
         self._report(skipped, "starting from the beginning")
         return 0
 
@@ -104,7 +129,9 @@ class TrackedRanks(DistributedSession):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
+        self._told_step = global_step
         self._progress.report(global_step)
+        self._metrics.step(global_step)
         draft = self._draft(global_step, metrics, epoch, data_position)
         busy = self._running is not None and not self._running.done
         stop, due, busy, fenced = self._ranks.any(
@@ -114,9 +141,13 @@ class TrackedRanks(DistributedSession):
             self._wait()
         if stop:
             self._leave(draft, state)
-        if due and busy:
-            self._skipped_saves += 1  # it stays due, and is tried again after the next step
-        return self._begin(draft, state) if due and not busy else None
+        if due and busy and self._settings.when_busy == "skip":
+            self._metrics.skipped()
+            self._skipped_saves += 1
+            return None  # it stays due, and is tried again after the next step
+        if due:
+            self._wait()
+        return self._begin(draft, state) if due else None
 
     def save(
         self,
@@ -135,16 +166,16 @@ class TrackedRanks(DistributedSession):
         return self._writer(self._draft(global_step, metrics, None, None))
 
     def reader(self) -> ShardReader | None:
-        for ref in self._ranks.first(self._ancestry.candidates):
+        for ref in self._ranks.first(self._candidates):
             manifest, _ = self._ranks.first(lambda ref=ref: self._open(ref))  # type: ignore[misc]
             if manifest is not None:
-                self._restored = ref
-                return ShardReader(self._store, manifest)
+                self._commits.restored_from(ref)
+                return ShardReader(self._store, manifest, cache=self._cache)
         return None
 
     def flush(self) -> CheckpointRef | None:
         self._wait()
-        return self._last_committed
+        return self._commits.newest
 
     def __enter__(self) -> "TrackedRanks":
         if not self._stop.install():
@@ -162,18 +193,21 @@ class TrackedRanks(DistributedSession):
         finally:
             self._stop.uninstall()
             self._stager.close()
+            self._metrics.close()
         cause = cause_of(error) if error else None
+        restored = self._loading or self._commits.restored
+        record_crash(self._run_store, self._settings, cause, self._told_step, restored)
         for kind_of_error, code in ((FencedError, EX_FENCED), (StoreError, EX_UNAVAILABLE)):
             if isinstance(cause, kind_of_error):
                 tell(str(cause))
                 raise SystemExit(code) from error
 
-    def _load(self, ref: CheckpointRef, state: dict[str, Any]) -> str | None:
-        """Load ``ref`` in all ranks; answer why it cannot be used, None if it was loaded."""
+    def _load(self, ref: CheckpointRef, state: dict[str, Any]) -> tuple[CheckpointManifest | None, str]:
+        """Load ``ref`` in all ranks; answer its manifest, or why it cannot be used."""
         manifest, fault = self._ranks.first(lambda: self._open(ref))
         if manifest is None:
-            return fault
-        reader = ShardReader(self._store, manifest, self._agree)
+            return None, fault
+        reader = ShardReader(self._store, manifest, self._agree, cache=self._cache)
         try:
             self._agree(reader.prepare())
             dcp.load(state, storage_reader=reader, process_group=self._ranks.saves)
@@ -181,8 +215,11 @@ class TrackedRanks(DistributedSession):
             cause = cause_of(error)
             if not isinstance(cause, IntegrityError):
                 raise cause from error
-            return str(cause)
-        return None
+            return None, str(cause)
+        return manifest, ""
+
+    def _candidates(self) -> list[CheckpointRef]:
+        return list(self._ancestry.candidates())
 
     def _open(self, ref: CheckpointRef) -> tuple[CheckpointManifest | None, str]:
         try:
@@ -198,24 +235,29 @@ class TrackedRanks(DistributedSession):
             raise error
 
     def _begin(self, draft: CheckpointManifest, state: Mapping[str, Any]) -> Save:
-        save = Save(draft.global_step)
+        save, writer, before = Save(draft.global_step), self._writer(draft), time.perf_counter()
         future: Future[Any] = dcp.async_save(
-            state, storage_writer=self._writer(draft), async_stager=self._stager, process_group=self._ranks.saves
+            state, storage_writer=writer, async_stager=self._stager, process_group=self._ranks.saves
         )
+        writer.stage_seconds = time.perf_counter() - before
+        self._metrics.stalled(writer.stage_seconds)
         self._running = save
         self._last_step = draft.global_step
         self._saved_at = self._clock()
         future.add_done_callback(lambda ended: self._ended(save, draft.ref, ended.exception()))
+        if not self._settings.asynchronous:
+            self._wait()
         return save
 
     def _ended(self, save: Save, ref: CheckpointRef, error: BaseException | None) -> None:
         cause = cause_of(error) if error else None
-        if cause is None:
-            self._last_committed = ref
-        elif isinstance(cause, FencedError):
+        if isinstance(cause, FencedError):
             self._fenced = cause
-        else:
-            self._failed(save.global_step, cause)
+        elif cause is not None:
+            self._commits.failed(save.global_step, cause if isinstance(cause, Exception) else StoreError(str(cause)))
+        elif not self._ranks.is_first:  # which knows since its commit
+            self._commits.newest = ref
+            self._metrics.saved(ref.global_step)
         save.end(ref if cause is None else None)
 
     def _wait(self) -> None:
@@ -227,19 +269,19 @@ class TrackedRanks(DistributedSession):
 
     def _leave(self, draft: CheckpointManifest, state: Mapping[str, Any]) -> None:
         self._wait()
-        last = self._last_committed
+        last = self._commits.newest
         if last is None or last.global_step != draft.global_step:
             self._begin(draft.model_copy(update={"reason": "sigterm"}), state)
             self._wait()
         if self._ranks.is_first:
-            last = self._last_committed or self._restored
+            last = self._commits.base
             have = f"the newest checkpoint is {_words(last)}" if last else "no checkpoint exists yet"
             tell(f"told to stop (SIGTERM); {have}; exit code {EX_TEMPFAIL} asks to be tried again")
         raise SystemExit(EX_TEMPFAIL)
 
     def _due(self, global_step: int) -> bool:
         waited = self._clock() - self._saved_at
-        every = self._settings.save_every
+        every = self._interval.every
         return is_due(every, seconds_since_save=waited, last_step=self._last_step, global_step=global_step)
 
     def _draft(
@@ -249,7 +291,10 @@ class TrackedRanks(DistributedSession):
         epoch: int | None,
         data_position: Mapping[str, int | float | str] | None,
     ) -> CheckpointManifest:
-        world = self._ranks.world_size
+        if self._claim is None and self._ranks.is_first:
+            key = RunLayout(self._settings.run).attempt(self._settings.step, self._settings.attempt)
+            self._claim = find_record(self._run_store, key, AttemptClaim)
+        world, claim = self._ranks.world_size, self._claim
         return CheckpointManifest(
             lineage=self._settings.lineage,
             run=self._settings.run,
@@ -257,68 +302,45 @@ class TrackedRanks(DistributedSession):
             attempt=self._settings.attempt,
             global_step=global_step,
             shards=(),
-            parent=self._last_committed or self._restored,
-            restored=self._restored,
+            parent=self._commits.base,
+            restored=self._commits.restored,
             metrics={name: float(value) for name, value in (metrics or {}).items()},
-            facts=gather(self._environ, epoch=epoch, data_position=data_position, world_size=world),
+            facts=gather(self._environ, epoch=epoch, data_position=data_position, world_size=world, claim=claim),
             framework=FRAMEWORK,
         )
 
     def _writer(self, draft: CheckpointManifest) -> ShardWriter:
-        return ShardWriter(self._store, draft, self._check_fence, self._committed)
+        return ShardWriter(self._store, draft, self._check_fence, self._commits.committed)
 
     def _check_fence(self) -> None:
         check_fence(self._run_store, self._settings.run, self._settings.step, self._settings.attempt)
 
-    def _committed(self, manifest: CheckpointManifest) -> None:
-        """In the first rank, once the commit stands: whatever fails now takes nothing back."""
-        try:
-            if self._settings.has_volume:
-                self._note_progress()
-            if self._retention is not None and not self.should_stop:
-                self._retention.trust(manifest.ref)
-                protected = {ref for ref in (self._ancestry.start, self._restored) if ref}
-                self._retention.apply(self._ancestry.starts(), protected)
-        except (StoreError, IntegrityError) as error:
-            tell(f"after the commit of step {manifest.global_step}, storage refused: {error}")
-
-    def _note_progress(self) -> None:
-        """Leave with the run that this attempt got on: retry budgets depend on it, and nobody else sees a volume."""
-        with contextlib.suppress(ObjectExistsError):
-            self._run_store.create(
-                RunLayout(self._settings.run).progress(self._settings.step, self._settings.attempt), b""
-            )
-
-    def _failed(self, global_step: int, error: BaseException) -> None:
-        self._failed_saves += 1
-        if self._ranks.is_first:
-            message = f"step {global_step} could not be saved: {error}"
-            event = self._journal.event("checkpoint.save_failed", message, failed_saves=self._failed_saves)
-            self._journal.record([event], store=not self.should_stop)
-
     def _continue_from(self, ref: CheckpointRef, skipped: list[Skipped]) -> None:
-        self._restored = ref
+        self._loading = None
+        self._commits.restored_from(ref)
         self._last_step = ref.global_step
         self._saved_at = self._clock()
-        if self._retention:
-            self._retention.trust(ref)
         self._report(skipped, f"using {_words(ref)}")
-        if self._ranks.is_first:
-            message = f"attempt {self._settings.attempt} resumes from step {ref.global_step} ({_words(ref)})"
-            self._journal.record([self._journal.event("checkpoint.restored", message, checkpoint=str(ref))])
+        message = f"attempt {self._settings.attempt} resumes from step {ref.global_step} ({_words(ref)})"
+        self._journal.record([self._journal.event("checkpoint.restored", message, checkpoint=str(ref))])
 
     def _report(self, skipped: list[Skipped], instead: str) -> None:
-        if self._ranks.is_first:
-            self._journal.record(
-                [
-                    self._journal.event(
-                        "checkpoint.skipped",
-                        f"{_words(skip.checkpoint)} is corrupt: {skip.reason}; {instead}",
-                        checkpoint=str(skip.checkpoint),
-                    )
-                    for skip in skipped
-                ]
+        events = [
+            self._journal.event(
+                "checkpoint.skipped",
+                f"{_words(skip.checkpoint)} is corrupt: {skip.reason}; {instead}",
+                checkpoint=str(skip.checkpoint),
             )
+            for skip in skipped
+        ]
+        self._journal.record(events)
+
+
+class _LogOnly(Journal):
+    """For all ranks but the first: what they tell is told by the first one, too, and stored once."""
+
+    def record(self, events: Sequence[Event], *, store: bool = True) -> None:  # noqa: ARG002
+        super().record(events, store=False)
 
 
 def _stager() -> Any:
