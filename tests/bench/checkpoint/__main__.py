@@ -15,11 +15,13 @@ from typing import Any
 
 import boto3
 from bench.checkpoint import ceilings, corruption, durable, inflation, landing, peers, stall, verifying
+from bench.checkpoint.figures import inserted
 from bench.checkpoint.report import line, table
 from bench.checkpoint.server import LATENCY_SECONDS, s3_server
 from bench.checkpoint.workload import TENSORS, Workload
 from bench.progress import say
 
+README = Path(__file__).parents[3] / "README.md"
 REPORT = Path(__file__).parents[1] / "reports" / "checkpoint.json"
 SEED = 5
 PARTS = {
@@ -39,15 +41,19 @@ QUICK = [name for name in PARTS if name != "peers"]
 def main() -> int:
     """Measure, write the report, print the table and the line of numbers."""
     options = _parser().parse_args()
+    if options.readme:
+        README.write_text(inserted(README.read_text(), json.loads(REPORT.read_text())))
+        return 0
     about = {"machine": machine(), "versions": versions()}
     with s3_server() as server:
-        work = Workload(server, options.quick, SEED, state_mib=64 if options.quick else 1024, repeats=5)
+        mib = options.state_mib or (64 if options.quick else 1024)
+        work = Workload(server, options.quick, SEED, state_mib=mib, repeats=3 if options.quick else 5)
         parts: dict[str, Any] = {}
         for name in options.only or (QUICK if options.quick else PARTS):
             say(f"── {name}")
             parts[name] = PARTS[name](work)
         report = {**about, "settings": settings(work), "parts": parts}
-    if not options.quick and not options.only:
+    if not (options.quick or options.only or options.state_mib):
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(table(parts), line(parts), sep="\n\n")  # noqa: T201  the result
     return 0
@@ -85,6 +91,8 @@ def settings(work: Workload) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a state of 64 MiB and few trials; writes no report")
+    parser.add_argument("--state-mib", type=int, metavar="MIB", help="a state of another size; writes no report")
+    parser.add_argument("--readme", action="store_true", help="put the figures of the report into README, and end")
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"some of {', '.join(PARTS)}")
     return parser
 

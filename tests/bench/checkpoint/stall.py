@@ -21,7 +21,7 @@ def measure(work: Workload) -> dict[str, Any]:
         say(f"blocking put_object: {put['median']} s")
         first = summary([_first(work, restore=True) for _ in range(work.repeats)])
         say(f"save(), the first one: {first['median']} s")
-        cold = summary([_first(work, restore=False) for _ in range(min(3, work.repeats))])
+        cold = summary([_first(work, restore=False) for _ in range(1 if work.quick else 3)])
         say(f"save(), the first one without restore(): {cold['median']} s")
         floor, steady = _steady(work)
         say(f"save(), the following ones: {steady['median']} s, memcpy {floor['median']} s")

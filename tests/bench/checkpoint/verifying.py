@@ -34,7 +34,6 @@ def measure(work: Workload) -> dict[str, Any]:
         "free": _restore(work, None, max(work.repeats, 7)),
         "throttled": _restore(work, work.throttle, work.repeats),
     }
-    overhead = max(one["overhead"] for one in restored.values())
     return {
         "deep_of_a_folder_bytes_per_second": found["deep"],
         "sha256_bytes_per_second": found["ceiling"],
@@ -42,7 +41,8 @@ def measure(work: Workload) -> dict[str, Any]:
         "restore": restored,
         "line": {
             "verify_over_sha256": ratio(found["deep"], found["ceiling"]),
-            "restore_verify_overhead": overhead,
+            # At full speed the server and the loader fill both cores, and what is measured is the lack of a third.
+            "restore_verify_overhead": restored["throttled"]["overhead"],
         },
     }
 
