@@ -83,7 +83,8 @@ class Checkpoints:
         metrics: Where the loop shows its metrics: ``port:9464`` or ``textfile:/folder``; empty for nowhere.
         asynchronous: Whether saves go on behind the training; False where memory has no room for a copy of the state.
         when_busy: What a save does that is due while another is under way: ``skip`` puts it off to the next step,
-            ``wait`` has the training wait, ``queue`` takes memory for one more copy.
+            ``wait`` has the training wait, ``queue`` takes memory for one more copy. None: ``wait`` where ``every``
+            counts steps, so that saves are at those steps, else ``skip``.
         cache: Folder that the pods of a node share, such as a host path mounted into them, where checkpoints that
             were read stay for the next reader.
     """
@@ -97,7 +98,7 @@ class Checkpoints:
     volume: SharedVolume | None = None
     metrics: str = ""
     asynchronous: bool = True
-    when_busy: WhenBusy = "skip"
+    when_busy: WhenBusy | None = None
     cache: str = ""
 
     def policy(self) -> CheckpointPolicy:

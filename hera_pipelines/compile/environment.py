@@ -44,7 +44,7 @@ def _rarely_set(policy: CheckpointPolicy) -> dict[str, str]:
         environment.KEEP_EVERY: f"{policy.keep_every} steps" if policy.keep_every else "",
         environment.KEEP_BEST: str(policy.keep_best or ""),
         environment.ASYNCHRONOUS: "" if policy.asynchronous else "false",
-        environment.WHEN_BUSY: "" if policy.when_busy == "skip" else policy.when_busy,
+        environment.WHEN_BUSY: policy.when_busy or "",
         environment.CACHE: policy.cache,
     }
     if policy.delete_after_seconds != DELETE_AFTER_SECONDS:

@@ -42,7 +42,7 @@ def open_session(
     clock: Callable[[], float] | None = None,
     grace_seconds: float | None = None,
     asynchronous: bool = False,
-    when_busy: WhenBusy = "skip",
+    when_busy: WhenBusy | None = None,
     admit: bool = True,
     **others: Any,
 ) -> TrackedSession:

@@ -16,6 +16,7 @@ from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.shards import ShardPlan
 from tiphys.checkpoint.staging import Staging
 from tiphys.errors import IntegrityError, StoreError
+from tiphys.faults import failpoint
 from tiphys.records import CheckpointManifest
 
 PAUSES_SECONDS = (5.0, 20.0)
@@ -116,6 +117,7 @@ class Saver:
         except MemoryError:
             self._give_back(staging)
             raise
+        failpoint("checkpoint.after_stage")
         draft = draft.model_copy(update={"stage_seconds": round(time.perf_counter() - before, 6)})
         return self._enqueue(_Job(save, draft, staged, staging))
 
@@ -187,8 +189,14 @@ class Saver:
             job.save.end(None)
         else:
             self.expect(manifest)
-            self._committed(manifest)
             job.save.end(manifest.ref)
+            self._follow_up(manifest)
+
+    def _follow_up(self, manifest: CheckpointManifest) -> None:
+        try:
+            self._committed(manifest)
+        except Exception as error:  # noqa: BLE001  as above
+            self._error = error
 
     def _try(self, job: _Job) -> CheckpointManifest:
         pauses = iter(self._pauses)

@@ -79,11 +79,16 @@ class Settings:
     """Time between SIGTERM and SIGKILL; None when nobody said."""
     asynchronous: bool = True
     """Whether saves go on behind the training, which takes memory for a copy of the state."""
-    when_busy: WhenBusy = "skip"
+    when_busy: WhenBusy | None = None
     """What a save does that is due while another is under way: ``skip`` puts it off to the next step, ``wait`` has
-    the training wait, ``queue`` takes memory for one more copy."""
+    the training wait, ``queue`` takes memory for one more copy. None: see `busy_rule`."""
     cache: Path | None = None
     """Folder on the node where shards that were read are kept for its other processes; None for none."""
+
+    @property
+    def busy_rule(self) -> WhenBusy:
+        """`when_busy`, or what suits the interval: who counts steps expects a save at those, and the training waits."""
+        return self.when_busy or ("wait" if self.save_every.unit == "steps" else "skip")
 
     @property
     def has_volume(self) -> bool:
@@ -113,7 +118,9 @@ class Settings:
             keep=_keep(environ),
             grace_seconds=_seconds(environment.GRACE_SECONDS, environ.get(environment.GRACE_SECONDS)),
             asynchronous=_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
-            when_busy=_choice(environ, environment.WHEN_BUSY, WHEN_BUSY),
+            when_busy=_choice(environ, environment.WHEN_BUSY, WHEN_BUSY)
+            if environ.get(environment.WHEN_BUSY)
+            else None,
             cache=Path(folder) if (folder := environ.get(environment.CACHE)) else None,
         )
 

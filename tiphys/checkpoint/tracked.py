@@ -15,7 +15,7 @@ from tiphys.checkpoint.calls import Calls
 from tiphys.checkpoint.commit import UploadCancelledError
 from tiphys.checkpoint.commits import Commits
 from tiphys.checkpoint.crash import record_crash
-from tiphys.checkpoint.facts import gather
+from tiphys.checkpoint.facts import gather, versions
 from tiphys.checkpoint.fence import check_fence
 from tiphys.checkpoint.gang import Gang, Place
 from tiphys.checkpoint.interval import History, Interval, history
@@ -91,7 +91,7 @@ class TrackedSession(Session):
             self._commits.committed,
             self._commits.failed,
             asynchronous=settings.asynchronous,
-            copies=2 if settings.when_busy == "queue" else 1,
+            copies=2 if settings.busy_rule == "queue" else 1,
             threads=upload_threads,
         )
         self._loader = Loader(
@@ -106,6 +106,7 @@ class TrackedSession(Session):
         self._told_step: int | None = None
         self._last_step = 0
         self._saved_at = clock()
+        versions()  # looked up now, rather than during the first save
 
     @property
     def should_stop(self) -> bool:
@@ -199,6 +200,10 @@ class TrackedSession(Session):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self.should_stop:
+            record_crash(
+                self._run_store, self._settings, error, self._told_step, self._loading or self._commits.restored
+            )
         try:
             if not isinstance(error, FencedError | SystemExit):
                 self.flush(self._seconds_left())
@@ -208,7 +213,6 @@ class TrackedSession(Session):
             self._stop.uninstall()
             self._ranks.close()
             self._metrics.close()
-        record_crash(self._run_store, self._settings, error, self._told_step, self._loading or self._commits.restored)
         if isinstance(error, FencedError):
             tell(str(error))
             raise SystemExit(EX_FENCED) from error
@@ -282,7 +286,7 @@ class TrackedSession(Session):
         due = is_due(every, seconds_since_save=waited, last_step=self._last_step, global_step=global_step)
         if not self._ranks.saves_at(global_step, due, every.unit) or not self._ranks.saves:
             return False
-        if self._saver.busy and self._settings.when_busy == "skip" and self._ranks.may_skip:
+        if self._saver.busy and self._settings.busy_rule == "skip" and self._ranks.may_skip:
             self._skipped_saves += 1
             self._metrics.skipped()
             return False  # it stays due, and is tried again after the next step

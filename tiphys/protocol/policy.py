@@ -103,8 +103,8 @@ class CheckpointPolicy(Record):
     """Where the loop shows its metrics (`tiphys.checkpoint.exposure`); empty for nowhere."""
     asynchronous: bool = Field(default=True, exclude_if=lambda asynchronous: asynchronous)
     """Whether saves go on behind the training, which takes memory for a copy of the state."""
-    when_busy: WhenBusy = Field(default="skip", exclude_if=lambda when_busy: when_busy == "skip")
-    """What a save does that is due while another is under way."""
+    when_busy: WhenBusy | None = Field(default=None, exclude_if=lambda when_busy: when_busy is None)
+    """What a save does that is due while another is under way; None: wait where ``every`` counts steps, else skip."""
     cache: str = Field(default="", exclude_if=lambda folder: not folder)
     """Folder that the pods of a node share, where shards that were read are kept; empty for none."""
 

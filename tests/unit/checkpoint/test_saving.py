@@ -9,6 +9,7 @@
 | no memory for a copy | the training waits for its saves instead |
 """
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -18,6 +19,7 @@ from support.memory import MemoryStore
 from support.sessions import open_session, state_at
 
 from tiphys.checkpoint import saving, staging
+from tiphys.checkpoint.settings import Every, Settings
 from tiphys.lineage.choose import commits_of
 from tiphys.lineage.verify import read_manifest
 
@@ -125,6 +127,13 @@ def test_a_save_that_is_due_while_another_is_under_way_is_put_off_to_the_next_fr
         session.flush()
         assert session.step(4, state_at(4)).wait(PATIENCE_SECONDS) == ref(1, 4)
     assert commits_of(gated, LINEAGE) == [ref(1, 4), ref(1, 1)]
+
+
+@pytest.mark.parametrize(("unit", "rule"), [("steps", "wait"), ("seconds", "skip")])
+def test_who_counts_steps_has_the_training_wait_unless_something_else_is_said(unit, rule):
+    settings = Settings("r-1", "fit", 1, LINEAGE, "memory://", "memory://", save_every=Every(5, unit))
+    assert settings.busy_rule == rule
+    assert dataclasses.replace(settings, when_busy="queue").busy_rule == "queue"
 
 
 def test_one_save_may_wait_for_another(gated):
@@ -250,8 +259,6 @@ def test_a_state_may_be_a_function_that_is_called_when_a_save_is_due():
     def make():
         made.append(1)
         return state_at(10)
-
-    from tiphys.checkpoint.settings import Every
 
     with behind(store, every=Every(10, "steps")) as session:
         for step in range(1, 11):
