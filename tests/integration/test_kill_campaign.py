@@ -14,6 +14,7 @@ only if the log of failpoints says that it happened.
 
 import random
 import signal
+import sys
 from collections import Counter
 
 import pytest
@@ -131,5 +132,5 @@ def test_five_hundred_kills_lose_nothing(tmp_path, capsys):
                 assert run.go() == 0, (run.root / "log.err").read_text()
             run.check()
     with capsys.disabled():
-        print(f"\nseed {SEED}: {sum(kills.values())} kills in {number} runs: {dict(sorted(kills.items()))}")
+        sys.stdout.write(f"\nseed {SEED}: {sum(kills.values())} kills in {number} runs: {dict(sorted(kills.items()))}\n")
     assert set(kills) == set(POINTS)

@@ -20,7 +20,7 @@ Unit = Literal["seconds", "steps"]
 WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 
 _AMOUNT = r"(\d+(?:\.\d+)?(?:e\+?\d+)?)"
-ChoiceT = TypeVar("ChoiceT", bound=str)
+ChoiceT = TypeVar("ChoiceT", bound=str | None)
 
 _EVERY = re.compile(rf"{_AMOUNT}\s*(s|m|h|steps?)")
 _AUTO = re.compile(rf"auto(?::{_AMOUNT}(s|m|h)\.\.{_AMOUNT}(s|m|h))?")
@@ -118,9 +118,7 @@ class Settings:
             keep=_keep(environ),
             grace_seconds=_seconds(environment.GRACE_SECONDS, environ.get(environment.GRACE_SECONDS)),
             asynchronous=_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
-            when_busy=_choice(environ, environment.WHEN_BUSY, WHEN_BUSY)
-            if environ.get(environment.WHEN_BUSY)
-            else None,
+            when_busy=_choice(environ, environment.WHEN_BUSY, (None, *WHEN_BUSY)),
             cache=Path(folder) if (folder := environ.get(environment.CACHE)) else None,
         )
 
@@ -136,11 +134,12 @@ def _required(environ: Mapping[str, str], variable: str) -> str:
 
 def _choice(environ: Mapping[str, str], variable: str, choices: tuple[ChoiceT, ...]) -> ChoiceT:
     """The value of ``variable``, which is one of ``choices``; the first where it is not set."""
-    text = environ.get(variable) or choices[0]
+    text = environ.get(variable)
     for choice in choices:
-        if text == choice:
+        if not text or text == choice:
             return choice
-    raise UsageError(f"{variable}={text!r} is not valid: write {', '.join(choices[:-1])} or {choices[-1]}")
+    *words, last = filter(None, choices)
+    raise UsageError(f"{variable}={text!r} is not valid: write {', '.join(words)} or {last}")
 
 
 def _positive(variable: str, text: str) -> int:

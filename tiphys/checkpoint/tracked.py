@@ -201,9 +201,8 @@ class TrackedSession(Session):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.should_stop:
-            record_crash(
-                self._run_store, self._settings, error, self._told_step, self._loading or self._commits.restored
-            )
+            loaded = self._loading or self._commits.restored
+            record_crash(self._run_store, self._settings, error, self._told_step, loaded)
         try:
             if not isinstance(error, FencedError | SystemExit):
                 self.flush(self._seconds_left())
