@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401  the first DTensor takes seconds to import it: here once, not in each rank
 import torch.distributed as dist
 
 from support import torch_programs
