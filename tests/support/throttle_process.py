@@ -16,12 +16,12 @@ from support.throttle import Pace, ThrottledProxy
 
 
 @contextmanager
-def throttled(endpoint: str, pace: Pace) -> Iterator[str]:
-    """Run the proxy before the server at ``endpoint``; gives its URL."""
+def throttled(endpoint: str, pace: Pace, nice: int = 0) -> Iterator[str]:
+    """Run the proxy before the server at ``endpoint``, ``nice`` to other processes; gives its URL."""
     server = urlsplit(endpoint)
     numbers = (pace.up_bytes_per_second or 0, pace.down_bytes_per_second or 0, pace.latency_seconds)
     where = (server.hostname or "127.0.0.1", str(server.port))
-    command = [sys.executable, "-m", __name__, *where, *map(str, numbers)]
+    command = ["nice", f"-n{nice}", sys.executable, "-m", __name__, *where, *map(str, numbers)]
     tests = Path(__file__).parents[1]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tests) as process:
         assert process.stdout

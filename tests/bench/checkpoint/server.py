@@ -42,7 +42,8 @@ class S3:
     url: str
     environment: Mapping[str, str]
     """Credentials; without the address."""
-    pid: int | None = None
+    nice: int = 0
+    """Niceness of the server, and of networks before it."""
 
     @contextmanager
     def at(self, megabytes_per_second: float | None) -> Iterator[dict[str, str]]:
@@ -54,7 +55,7 @@ class S3:
             url = self.url
             if megabytes_per_second is not None:
                 rate = megabytes_per_second * 1e6
-                url = stack.enter_context(throttled(self.url, Pace(rate, rate, LATENCY_SECONDS)))
+                url = stack.enter_context(throttled(self.url, Pace(rate, rate, LATENCY_SECONDS), self.nice))
             environment = {**self.environment, "AWS_ENDPOINT_URL_S3": url}
             stack.enter_context(mock.patch.dict(os.environ, environment))
             yield environment
@@ -62,7 +63,7 @@ class S3:
     def empty(self) -> None:
         """Delete every object but the records of runs, past the throttle."""
         with self.at(None):
-            client = boto3.client("s3")
+            client = plain_client()
             for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
                 keys = [one["Key"] for one in page.get("Contents", [])]
                 if found := [{"Key": key} for key in keys if not key.startswith(RUNS)]:
@@ -71,14 +72,14 @@ class S3:
 
 def plain_client() -> "S3Client":
     """boto3 as it comes; its address is that of the environment."""
-    return boto3.client("s3")
+    return boto3.session.Session().client("s3")  # the shared session remembers the keys of another server
 
 
 @contextmanager
-def s3_server() -> Iterator[S3]:
+def s3_server(nice: int = 0) -> Iterator[S3]:
     """Run a server with an empty bucket; it ends with the block, and its objects go."""
     with contextlib.ExitStack() as stack:
-        server = _versitygw(stack) or S3("moto", stack.enter_context(moto_server()), ENVIRONMENT)
+        server = _versitygw(stack, nice) or S3("moto", stack.enter_context(moto_server()), ENVIRONMENT)
         with server.at(None):
             plain_client().create_bucket(Bucket=BUCKET)
         say(f"S3 server: {server.name}")
@@ -92,7 +93,7 @@ def scratch(stack: contextlib.ExitStack) -> Path:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tiphys-bench-", dir=memory if roomy else None)))
 
 
-def _versitygw(stack: contextlib.ExitStack) -> S3 | None:
+def _versitygw(stack: contextlib.ExitStack, nice: int) -> S3 | None:
     try:
         program = build_one(Settings.read(), "versitygw")
     except HarnessError as error:
@@ -102,7 +103,7 @@ def _versitygw(stack: contextlib.ExitStack) -> S3 | None:
     account = {"ROOT_ACCESS_KEY": "bench", "ROOT_SECRET_KEY": secrets.token_hex(16)}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [program, f"--port=127.0.0.1:{port}", "--keep-alive", "--quiet", "posix", folder]
+    command = ["nice", f"-n{nice}", program, f"--port=127.0.0.1:{port}", "--keep-alive", "--quiet", "posix", folder]
     process = subprocess.Popen(command, env={**os.environ, **account}, stdout=subprocess.DEVNULL)
     stack.callback(partial(_end, process))
     until(partial(_answers, process, port))
@@ -112,7 +113,7 @@ def _versitygw(stack: contextlib.ExitStack) -> S3 | None:
     }
     where = "memory" if folder.is_relative_to("/dev/shm") else "disk"
     name = f"versitygw {program.parent.name.partition('-')[0]}, posix, folder in {where}"
-    return S3(name, f"http://127.0.0.1:{port}", {**ENVIRONMENT, **keys}, process.pid)
+    return S3(name, f"http://127.0.0.1:{port}", {**ENVIRONMENT, **keys}, nice)
 
 
 def _answers(process: subprocess.Popen[bytes], port: int) -> bool:

@@ -31,7 +31,7 @@ def measure(work: Workload) -> dict[str, Any]:
     with work.server.at(None):
         bucket = _deep(work, STORE)
     restored = {
-        "free": _restore(work, None, max(work.repeats, 7)),
+        "free": _restore(work, None, work.repeats),
         "throttled": _restore(work, work.throttle, work.repeats),
     }
     return {
@@ -53,7 +53,7 @@ def _verification(work: Workload, url: str) -> dict[str, Any]:
     pieces = [whole[start : start + _PIECE_BYTES] for start in range(0, len(whole), _PIECE_BYTES)]
     store, run = _saved(work, url)
     deep, ceiling = [], []
-    for _ in range(max(work.repeats, 7)):
+    for _ in range(work.repeats):
         deep.append(_audit(store, run))
         ceiling += sha256(pieces, _CORES, 1)["samples"]
     say(f"tiphys verify --deep: {summary(deep)['median']:.3g} B/s of a folder, sha256 {summary(ceiling)['median']:.3g}")
