@@ -50,7 +50,11 @@ class Store(Protocol):
         """
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
-        """The object in pieces of at most ``size_bytes``. Raises like `read`, at the first piece."""
+        """The object in pieces of at most ``size_bytes``. Raises like `read`, at the first piece.
+
+        For large objects: the caller compares a hash of its own, so no store
+        computes another one.
+        """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects whose key begins with ``prefix``, in ascending order of key (bytewise).

@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 
-def make_client() -> "S3Client":
-    """A client of its own session, since making clients from the shared one is not thread-safe."""
+def make_client(*, checks_downloads: bool = True) -> "S3Client":
+    """A client of its own session, since making clients from the shared one is not thread-safe.
+
+    ``checks_downloads`` compares what is read with the checksum that was stored
+    with it. Who compares a hash of his own anyway saves that time.
+    """
     # Imported here, because loading them takes longer than all that a folder needs.
     import boto3
     import botocore.session
@@ -34,9 +38,8 @@ def make_client() -> "S3Client":
         tcp_keepalive=True,
         # Uploads carry a SHA-256 of ours in a header; the default would add a trailer that many servers refuse.
         request_checksum_calculation="when_required",
-        # Shards and outputs are compared with hashes of ours, so a second one would only cost a restore its time.
-        response_checksum_validation="when_required",
-        # Likewise: the signed header with the SHA-256 already protects the bytes of an upload.
+        response_checksum_validation="when_supported" if checks_downloads else "when_required",
+        # The signed header with the SHA-256 already protects the bytes of an upload.
         s3={"payload_signing_enabled": False},
         # The default is put together anew for each request, a tenth of what that costs.
         user_agent=f"tiphys Boto3/{boto3.__version__} Botocore/{botocore.__version__}",
