@@ -30,6 +30,9 @@ test: setup  ## run the tests (under 5 minutes on 2 cores)
 coverage: setup  ## run the tests and hold the coverage of tiphys/ at 95 %
 	@$(RUN) pytest --cov --cov-report=term:skip-covered
 
+test-integration: setup  ## run the tests that take minutes: hundreds of kills
+	@$(RUN) pytest -m heavy -n0
+
 test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in an environment of its own (5 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --group torch
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch
@@ -64,9 +67,10 @@ lint: setup  ## style, types and import contracts
 golden: setup  ## accept what compile emits now as the golden files; review the diff
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_golden.py
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_chart.py tests/cluster/test_chart.py
+	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/checkpoint/test_metrics.py -k page
 	@git --no-pager diff --stat -- examples templates charts docs
 
 clean:  ## remove what the targets made
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint clean
+.PHONY: help setup demo test coverage test-integration test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint clean
