@@ -24,7 +24,7 @@ from tiphys.protocol import environment
 from tiphys.records import CheckpointRef
 from tiphys.store import LineageLayout, Store, open_store, read_events
 
-QUICK = [Cell(5, 64, 100.0), Cell(5, 64, None)]
+QUICK = [Cell(5, 64, 50.0), Cell(5, 64, 100.0), Cell(5, 64, None)]
 
 
 class Trial(NamedTuple):
@@ -86,7 +86,7 @@ def _trials(work: Workload, store: Store, cell: Cell, leads: Mapping[str, str], 
     situations = list(Situation)
     chance.shuffle(situations)
     trials = []
-    for situation in islice(cycle(situations), 2 if work.quick else cell.trials):
+    for situation in islice(cycle(situations), 1 if work.quick else cell.trials):
         trials.append(_trial(store, cell, situation, leads, chance))
         work.server.empty()
     return trials
