@@ -10,11 +10,23 @@ import json
 import os
 import platform
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import boto3
-from bench.checkpoint import ceilings, corruption, durable, inflation, landing, peers, stall, verifying
+from bench.checkpoint import (
+    ceilings,
+    corruption,
+    durable,
+    inflation,
+    inflation_trainer,
+    landing,
+    landing_trainer,
+    peers,
+    stall,
+    verifying,
+)
 from bench.checkpoint.figures import inserted
 from bench.checkpoint.report import line, table
 from bench.checkpoint.server import LATENCY_SECONDS, s3_server
@@ -51,12 +63,21 @@ def main() -> int:
         parts: dict[str, Any] = {}
         for name in options.only or (QUICK if options.quick else PARTS):
             say(f"── {name}")
-            parts[name] = PARTS[name](work)
+            parts[name] = measured(name, work)
         report = {**about, "settings": settings(work), "parts": parts}
     if not (options.quick or options.only or options.state_mib):
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(table(parts), line(parts), sep="\n\n")  # noqa: T201  the result
-    return 0
+    return 1 if any("failed" in part for part in parts.values()) else 0
+
+
+def measured(name: str, work: Workload) -> dict[str, Any]:
+    """One part; if it fails, what it said of it."""
+    try:
+        return PARTS[name](work)
+    except Exception as error:  # noqa: BLE001  an hour of other results must not be lost with it
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
 def machine() -> dict[str, Any]:
@@ -82,7 +103,11 @@ def settings(work: Workload) -> dict[str, Any]:
         "throttle_megabytes_per_second": work.throttle,
         "throttle_latency_seconds": LATENCY_SECONDS,
         "repeats": work.repeats,
-        "seed": work.seed,
+        "seeds": {
+            "state, and moments of signals": work.seed,
+            "trainers": [landing_trainer.SEED, inflation_trainer.SEED],
+            "corruption": corruption.SEED,
+        },
         "put_object": f"boto3 {boto3.__version__} with its defaults, one request, from memory",
         "clock": "time.perf_counter of the process that saves",
     }

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from bench.checkpoint.ceilings import joined, memcpy, put_object
+from bench.checkpoint.ceilings import WarmCopy, joined, put_object
 from bench.checkpoint.samples import ratio, summary
 from bench.checkpoint.server import plain_client
 from bench.checkpoint.workload import Workload, commit, session
@@ -53,13 +53,14 @@ def _first(work: Workload, *, restore: bool) -> float:
 def _steady(work: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
     """memcpy and the stalls of later saves, in turns, so that both see the same machine."""
     copies, stalls = [], []
+    copy = WarmCopy(work.state)
     with session() as opened:
         opened.restore(default=work.state)
         commit(opened, 1, work)
         for step in range(2, work.repeats + 2):
             opened.flush()
             work.server.empty()
-            copies += memcpy(work.state, 1)["samples"]
+            copies.append(copy.seconds())
             stalls.append(commit(opened, step, work))
     work.server.empty()
     return summary(copies), summary(stalls)
