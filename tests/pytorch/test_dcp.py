@@ -233,7 +233,7 @@ def test_a_save_that_is_due_while_one_is_under_way_is_skipped_and_counted():
     store = MemoryStore()
     gate = threading.Event()
     store.refuses = lambda operation, key: operation == "create" and "shards/" in key and not gate.wait(60)
-    with open_ranks(store) as session:
+    with open_ranks(store, when_busy="skip") as session:
         session.step(1, state_at(1))
         assert session.step(2, state_at(2)) is None
         assert session.skipped_saves == 1
@@ -244,7 +244,7 @@ def test_a_save_that_is_due_while_one_is_under_way_is_skipped_and_counted():
     assert commits_of(store, LINEAGE) == [ref(1, 3), ref(1, 1)]
 
 
-@pytest.mark.parametrize("settings", [{"when_busy": "wait"}, {"asynchronous": False}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"when_busy": "wait"}, {"asynchronous": False}], ids=str)
 def test_a_training_that_would_rather_wait_saves_every_time(settings):
     store = MemoryStore()
     with open_ranks(store, **settings) as session:

@@ -97,7 +97,6 @@ def test_the_example_trains_saves_and_resumes(program, given, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     store = DirectoryStore(tmp_path / "store")
     environ = {"STORE": store.url, "RUN": RUN, "STEP": STEP, "LINEAGE": LINEAGE, "SAVE_EVERY": "5 steps"}
-    environ["WHEN_BUSY"] = "wait"
     for name, value in environ.items():
         monkeypatch.setenv(f"TIPHYS_{name}", value)
 

@@ -141,7 +141,7 @@ class TrackedRanks(DistributedSession):
             self._wait()
         if stop:
             self._leave(draft, state)
-        if due and busy and self._settings.when_busy == "skip":
+        if due and busy and self._settings.busy_rule == "skip":
             self._metrics.skipped()
             self._skipped_saves += 1
             return None  # it stays due, and is tried again after the next step
