@@ -4,6 +4,7 @@ Kept are the first and the last checkpoint of every attempt, those an attempt
 started from with the one before them, and those that are not simply committed.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ def _with_missing_origins(lane: Lane, lanes: Sequence[Lane]) -> Lane:
     wanted = {other.origin for other in lanes if other.origin and other.origin.attempt == lane.attempt}
     gone = [Dot(place, Status.REMOVED) for place in wanted - present]
     dots = sorted([*lane.dots, *gone], key=lambda dot: dot.place)
-    return Lane(lane.attempt, lane.submission, lane.origin, lane.ending, lane.message, tuple(dots))
+    return dataclasses.replace(lane, dots=tuple(dots))
 
 
 def _shorten(dots: Sequence[Dot], origins: set[Place]) -> Iterator[Shown]:

@@ -48,6 +48,8 @@ class Lane:
     ending: Ending
     message: str
     dots: tuple[Dot, ...]
+    report: str = ""
+    """What became of its grace period, if it was told to stop."""
 
 
 @dataclass(frozen=True)

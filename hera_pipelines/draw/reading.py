@@ -28,6 +28,7 @@ def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Facts]) -> Lane:
         ending=Ending(attempt.outcome.value) if attempt.outcome else Ending.OPEN,
         message=_message(attempt),
         dots=tuple(_dot(node, facts) for node in attempt.checkpoints),
+        report=attempt.preemption.message if attempt.preemption else "",
     )
 
 

@@ -29,6 +29,8 @@ def lineage_tree(lineage: Lineage) -> Tree:
         branch = root.add(_lane(lane))
         for item in shown:
             branch.add(_checkpoint(item))
+        if lane.report:
+            branch.add(Text(f"⚑ {lane.report}", style="yellow"))
     return root
 
 

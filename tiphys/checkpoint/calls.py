@@ -38,8 +38,8 @@ class Calls:
         self._heard: dict[str, SaveCall] = {}
         self._passed = -1
         self._over = threading.Event()
-        self._first_step: tuple[int, float] | None = None
-        self._step_seconds = self._poll_seconds
+        self._since: tuple[int, float] | None = None
+        self._step_seconds: float | None = None
 
     def open(self) -> None:
         """Begin to listen."""
@@ -60,7 +60,6 @@ class Calls:
 
         A call for it that is heard later comes too late.
         """
-        self._keep_pace(global_step)
         with self._lock:
             self._passed = global_step
             return any(call.global_step == global_step for call in self._heard.values())
@@ -71,7 +70,12 @@ class Calls:
             return any(call.global_step > global_step for call in self._heard.values())
 
     def call(self, global_step: int, *, stop: bool = False) -> None:
-        """Call for a step ahead of ``global_step``; another rank's call may be heard instead."""
+        """Call for a step ahead of ``global_step``; another rank's call may be heard instead.
+
+        Does nothing until the pace of the training is known, which takes a poll.
+        """
+        if self._step_seconds is None:
+            return
         target = global_step + steps_ahead(self._step_seconds, self._poll_seconds)
         self._hear(self._gang.call(target, stop=stop))
 
@@ -94,9 +98,12 @@ class Calls:
         if late:
             self._gang.give_up(call.global_step, "it had passed the step when the call was heard")
 
-    def _keep_pace(self, global_step: int) -> None:
+    def keep_pace(self, global_step: int) -> None:
+        """Seconds per step over the last poll or more; the first steps of a training are often its slowest."""
         now = self._clock()
-        if self._first_step is None:
-            self._first_step = global_step, now
-        elif global_step > self._first_step[0]:
-            self._step_seconds = (now - self._first_step[1]) / (global_step - self._first_step[0])
+        if self._since is None:
+            self._since = global_step, now
+        step, began = self._since
+        if global_step > step and now - began >= min(self._poll_seconds, POLL_SECONDS):
+            self._step_seconds = (now - began) / (global_step - step)
+            self._since = global_step, now

@@ -21,6 +21,8 @@ class Alone:
     """Whether this process has a state to save."""
     may_skip = True
     """Whether it may put a save off to another step."""
+    reports = True
+    """Whether it tells the run's events what happened."""
 
     def open(self) -> None:
         """The session begins."""
@@ -55,6 +57,7 @@ class Together(Alone):
         self._calls = calls
         self.place = gang.place
         self.saves = gang.sharded or gang.is_first
+        self.reports = gang.is_first
 
     def open(self) -> None:
         self._calls.open()
@@ -67,6 +70,7 @@ class Together(Alone):
         return self._gang.agree(ref)
 
     def stops_at(self, global_step: int, stop: StopSignal, seconds_left: float | None) -> bool:
+        self._calls.keep_pace(global_step)
         if stop.requested and self._calls.stop is None:
             try:
                 self._calls.call(global_step, stop=True)

@@ -5,11 +5,15 @@ grace period. The handler only takes note: saving from inside it could meet a
 state that is half updated. It also outlasts a second SIGTERM, which Argo sends.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+_SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox")
 
 
 class StopSignal:
@@ -46,3 +50,16 @@ class StopSignal:
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  given by the interpreter
         self.request()
+
+
+def shell_above() -> str | None:
+    """Name of the shell that started this program and still waits for it; None if there is none, or nobody knows.
+
+    Argo sends SIGTERM to all processes of a container. A shell with more to do
+    dies of it at once, and the container, with what it has not saved, after it.
+    """
+    try:
+        name = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
+    except OSError:
+        return None
+    return name if name in _SHELLS else None

@@ -33,7 +33,7 @@ from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import Settings
 from tiphys.checkpoint.shards import FRAMEWORK, ShardPlan, plan_shards
 from tiphys.checkpoint.state import flatten
-from tiphys.checkpoint.stopping import StopSignal
+from tiphys.checkpoint.stopping import StopSignal, shell_above
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
@@ -195,6 +195,8 @@ class TrackedSession(Session):
         self._ranks.open()
         if not self._stop.install():
             tell("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
+        elif (shell := shell_above()) and self._environ.get("ARGO_CONTAINER_NAME"):
+            tell(f"started by {shell}, which SIGTERM ends before this program can save; write exec before its command")
         return self
 
     def __exit__(
@@ -254,7 +256,8 @@ class TrackedSession(Session):
         self._saved_at = self._clock()
         self._report(skipped, f"using {_words(ref)}")
         message = f"attempt {self._settings.attempt} resumes from step {ref.global_step} ({_words(ref)})"
-        self._journal.record([self._journal.event("checkpoint.restored", message, checkpoint=str(ref))])
+        event = self._journal.event("checkpoint.restored", message, checkpoint=str(ref))
+        self._journal.record([event], store=self._ranks.reports)
 
     def _report(self, skipped: list[Skipped], instead: str) -> None:
         events = [
@@ -371,7 +374,8 @@ class TrackedSession(Session):
         )
         event = self._journal.event("checkpoint.preempted", card.message(), **card.data())
         # No time is given to storage that has just failed, or that is late already.
-        self._journal.record([event], store=self._commits.failures == failures and self._seconds_left() != 0)
+        in_time = self._commits.failures == failures and self._seconds_left() != 0
+        self._journal.record([event], store=in_time and self._ranks.reports)
         self._saver.check()
         self._leave()
 

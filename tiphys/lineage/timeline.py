@@ -27,8 +27,9 @@ def timeline(store: Store, run: str) -> list[Event]:
         events += _of_submission(submission)
     for attempt in (attempt for attempts in steps.values() for attempt in attempts):
         events += _of_attempt(attempt)
-    events += _of_checkpoints(tree_of(store, record, steps))
-    events += read_events(store, run)
+    told = read_events(store, run)
+    events += _of_checkpoints(tree_of(store, record, steps, told))
+    events += told
     return sorted(events, key=lambda event: event.at)
 
 

@@ -18,6 +18,7 @@ from tiphys.records import (
     Cause,
     CheckpointManifest,
     CheckpointRef,
+    Event,
     Facts,
     Outcome,
     QuarantineRecord,
@@ -26,7 +27,7 @@ from tiphys.records import (
     Skipped,
     Timestamp,
 )
-from tiphys.store import Attempt, Store, all_attempts, open_store, read_run
+from tiphys.store import Attempt, Store, all_attempts, open_store, read_events, read_run
 from tiphys.store.runs import concurrently
 
 
@@ -78,6 +79,8 @@ class AttemptNode(Record):
     starts_from: CheckpointRef | None = None
     skipped: tuple[Skipped, ...] = ()
     checkpoints: tuple[CheckpointNode, ...] = ()
+    preemption: Event | None = None
+    """The report card of a SIGTERM: what became of the grace period."""
 
 
 class StepLineage(Record):
@@ -98,24 +101,33 @@ class LineageTree(Record):
 
 
 def tree(store: Store, run: str) -> LineageTree:
-    """Read the lineages of ``run``. Costs a read for each attempt and checkpoint.
+    """Read the lineages of ``run``. Costs a read for each attempt, checkpoint and batch of events.
 
     Raises:
         NotFoundError: the store has no such run.
     """
-    return tree_of(store, read_run(store, run), all_attempts(store, run))
+    return tree_of(store, read_run(store, run), all_attempts(store, run), read_events(store, run))
 
 
-def tree_of(store: Store, record: RunRecord, attempts: Mapping[str, Sequence[Attempt]]) -> LineageTree:
-    """Like `tree`, for whoever has read the run and its attempts already."""
+def tree_of(
+    store: Store, record: RunRecord, attempts: Mapping[str, Sequence[Attempt]], events: Iterable[Event]
+) -> LineageTree:
+    """Like `tree`, for whoever has read the run, its attempts and its events already."""
+    cards = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
     pipeline = CompiledPipeline.from_manifest(record.workflow)
     training = {step: tries for step, tries in sorted(attempts.items()) if tries[-1].claim.lineage}
     return LineageTree(
-        run=record.run, steps=tuple(_lineage(store, pipeline, step, tries) for step, tries in training.items())
+        run=record.run, steps=tuple(_lineage(store, pipeline, step, tries, cards) for step, tries in training.items())
     )
 
 
-def _lineage(store: Store, pipeline: CompiledPipeline, step: str, attempts: Sequence[Attempt]) -> StepLineage:
+def _lineage(
+    store: Store,
+    pipeline: CompiledPipeline,
+    step: str,
+    attempts: Sequence[Attempt],
+    cards: Mapping[tuple[str, int | None], Event],
+) -> StepLineage:
     lineage = attempts[-1].claim.lineage
     volume, note = pipeline.volume(step.partition(".")[0]), ""
     try:
@@ -129,7 +141,11 @@ def _lineage(store: Store, pipeline: CompiledPipeline, step: str, attempts: Sequ
     return StepLineage(
         step=step,
         lineage=lineage,
-        attempts=tuple(_attempt(one, starts[one.claim.attempt], nodes.get(one.claim.attempt, ())) for one in attempts),
+        attempts=tuple(
+            _attempt(one, starts[number], nodes.get(number, ()), cards.get((step, number)))
+            for one in attempts
+            for number in [one.claim.attempt]
+        ),
         note=note,
     )
 
@@ -202,7 +218,9 @@ def _with_manifest(node: CheckpointNode, manifest: CheckpointManifest) -> Checkp
     )
 
 
-def _attempt(attempt: Attempt, starts_from: CheckpointRef | None, own: Iterable[CheckpointNode]) -> AttemptNode:
+def _attempt(
+    attempt: Attempt, starts_from: CheckpointRef | None, own: Iterable[CheckpointNode], card: Event | None
+) -> AttemptNode:
     claim, end = attempt
     return AttemptNode(
         attempt=claim.attempt,
@@ -215,4 +233,5 @@ def _attempt(attempt: Attempt, starts_from: CheckpointRef | None, own: Iterable[
         starts_from=starts_from,
         skipped=claim.skipped,
         checkpoints=tuple(own),
+        preemption=card,
     )

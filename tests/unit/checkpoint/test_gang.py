@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
 from support.memory import MemoryStore
-from support.sessions import open_session
+from support.sessions import Clock, open_session
 
 from tiphys.checkpoint import calls, gang, saving
 from tiphys.checkpoint.calls import steps_ahead as real_steps_ahead
@@ -41,6 +41,7 @@ def by_hand(monkeypatch):
     """Ranks listen when the test says so, and call three steps ahead."""
     monkeypatch.setattr(calls, "POLL_SECONDS", 3600.0)
     monkeypatch.setattr(calls, "steps_ahead", lambda *_: 3)
+    monkeypatch.setattr(calls.Calls, "keep_pace", lambda self, step: setattr(self, "_step_seconds", 1.0))
 
 
 @pytest.fixture
@@ -293,6 +294,35 @@ def test_without_a_launcher_there_is_one_rank():
 @pytest.mark.parametrize(("step_seconds", "steps"), [(10.0, 1), (1.0, 3), (0.01, 250), (0.0, 2_500_000)])
 def test_a_call_names_a_step_that_nobody_has_reached_when_it_is_heard(step_seconds, steps):
     assert real_steps_ahead(step_seconds, 1.0) == steps
+
+
+def test_nobody_calls_before_the_pace_is_known(store, monkeypatch):
+    monkeypatch.undo()
+    clock = Clock()
+    ours = calls.Calls(gang_of(store, 0, 2), clock)
+    ours.keep_pace(10)
+    ours.call(10, stop=True)
+    assert ours.stop is None
+    for step in range(11, 21):
+        clock.advance(0.125)
+        ours.keep_pace(step)
+    ours.call(20, stop=True)
+    assert ours.stop.global_step == 20 + 20
+
+
+def test_the_pace_is_that_of_the_newest_steps(store, monkeypatch):
+    monkeypatch.undo()
+    clock = Clock()
+    ours = calls.Calls(gang_of(store, 0, 2), clock)
+    ours.keep_pace(0)
+    clock.advance(60)  # the first step compiles
+    ours.keep_pace(1)
+    for step in range(2, 102):
+        clock.advance(1 / 64)
+        ours.keep_pace(step)
+    ours.call(101)
+    assert ours.is_pending(101 + 159)
+    assert not ours.is_pending(101 + 160)
 
 
 def test_a_store_that_cannot_take_the_call_is_asked_again(store, capsys):

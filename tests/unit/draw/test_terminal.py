@@ -1,5 +1,6 @@
 """The tree in the terminal says the same as the picture."""
 
+import dataclasses
 import io
 
 from rich.console import Console
@@ -40,3 +41,8 @@ def test_long_lineages_are_counted_instead_of_listed() -> None:
 
 def test_markup_in_names_is_printed_as_it_is() -> None:
     assert rendered(Lineage("digits", "[bold]fit[/bold]", ())) == ["digits/[bold]fit[/bold]"]
+
+
+def test_what_became_of_the_grace_period_stands_below_the_checkpoints() -> None:
+    told = dataclasses.replace(lane(1, [10]), report="told to stop at step 10: it was committed 0.2 s after SIGTERM")
+    assert rendered(Lineage("digits", "train", (told,)))[3].endswith(f"⚑ {told.report}")

@@ -6,8 +6,8 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, end_of, ref, w
 from tiphys.errors import NotFoundError
 from tiphys.lineage import Status, tree
 from tiphys.lineage.quarantine import quarantine
-from tiphys.records import Cause, Outcome, Skipped
-from tiphys.store import DirectoryStore, LineageLayout
+from tiphys.records import Cause, Event, Outcome, Skipped
+from tiphys.store import DirectoryStore, LineageLayout, append_events
 
 
 @pytest.fixture
@@ -41,6 +41,17 @@ def test_attempts_and_their_checkpoints_are_told_with_their_facts(store):
     assert first.checkpoints[1].parent == ref(1, 10)
     assert first.checkpoints[1].saved_because == "sigterm"
     assert (second.submission, second.starts_from, second.outcome, second.checkpoints) == (2, ref(1, 20), None, ())
+
+
+def test_an_attempt_that_was_told_to_stop_shows_its_report_card(store):
+    write_run(store)
+    write_claim(store, claim_of(1))
+    write_claim(store, claim_of(2))
+    card = Event(name="checkpoint.preempted", step=STEP, attempt=1, message="told to stop at step 7", data={"lost": 0})
+    other = Event(name="checkpoint.restored", step=STEP, attempt=2, message="attempt 2 resumes")
+    append_events(store, RUN, "trainer", [card, other])
+    (lineage,) = tree(store, RUN).steps
+    assert [attempt.preemption for attempt in lineage.attempts] == [card, None]
 
 
 def test_every_checkpoint_tells_what_its_attempt_had_restored(store):
