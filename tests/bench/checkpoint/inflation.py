@@ -26,7 +26,7 @@ def measure(work: Workload) -> dict[str, Any]:
     if len(os.sched_getaffinity(0)) < 2:
         raise RuntimeError("training and upload need a core each, and there is only one")
     with _on_the_last_core(), s3_server(NICE) as server:
-        found = {"throttled": _inflation(work, server, work.throttle), "free": _inflation(work, server, None)}
+        found = {name: _inflation(work, server, network) for name, network in work.networks.items()}
     # At full speed one core hashes, uploads and serves, and threads that hold the interpreter's lock wait for it.
     return {**found, "line": {"step_inflation": found["throttled"]["median_inflation"]}}
 

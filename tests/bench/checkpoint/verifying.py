@@ -30,10 +30,7 @@ def measure(work: Workload) -> dict[str, Any]:
         found = _verification(work, f"file://{folder}")
     with work.server.at(None):
         bucket = _deep(work, STORE)
-    restored = {
-        "free": _restore(work, None, work.repeats),
-        "throttled": _restore(work, work.throttle, work.repeats),
-    }
+    restored = {name: _restore(work, network, work.repeats) for name, network in work.networks.items()}
     return {
         "deep_of_a_folder_bytes_per_second": found["deep"],
         "sha256_bytes_per_second": found["ceiling"],

@@ -40,8 +40,9 @@ class Workload:
         object.__setattr__(self, "state", make_state(self.state_mib, self.seed))
 
     @property
-    def state_bytes(self) -> int:
-        return self.state_mib * MIB
+    def networks(self) -> dict[str, float | None]:
+        """Megabytes per second of the slow network and, where there is time for it, of one that grants all."""
+        return {"throttled": self.throttle} if self.quick else {"throttled": self.throttle, "free": None}
 
 
 def make_state(mib: int, seed: int) -> State:
