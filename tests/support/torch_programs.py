@@ -19,34 +19,41 @@ from tiphys.store import open_store
 ROWS, COLUMNS = 16, 1000
 
 
-def state_at(step: int) -> dict[str, Any]:
-    """A matrix of which each rank has some rows, a replicated vector, and things that are no tensors."""
+def state_at(step: int, replicated: bool = True) -> dict[str, Any]:
+    """Matrices of which each rank has some rows; and what all ranks have, tensors and other things.
+
+    Any rank may save what all of them have. Without it, a rank reads what it saved and nothing else.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     matrix = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS) + 1e6 * step
-    return {
+    state: dict[str, Any] = {
         "matrix": distribute_tensor(matrix, mesh, [Shard(0)]),
         "half": distribute_tensor((matrix / 3).to(torch.bfloat16), mesh, [Shard(0)]),
-        "vector": torch.full((5,), float(step), dtype=torch.float64),
-        "schedule": {"epoch": step, "rates": [0.1 / (step + 1)]},
     }
+    if replicated:
+        state["vector"] = torch.full((5,), float(step), dtype=torch.float64)
+        state["schedule"] = {"epoch": step, "rates": [0.1 / (step + 1)]}
+    return state
 
 
 def digest_of(state: dict[str, Any]) -> str:
     """Equal only for states that are equal in every bit, however they are spread over ranks."""
     whole = hashlib.sha256()
-    for name in ("matrix", "half", "vector"):
+    for name in sorted(set(state) - {"schedule"}):
         tensor = state[name].full_tensor() if isinstance(state[name], DTensor) else state[name]
         whole.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    whole.update(repr(state["schedule"]).encode())
+    whole.update(repr(state.get("schedule")).encode())
     return whole.hexdigest()
 
 
-def train(total: int, stop: int = -1, stopped_rank: int = 0, replaced: int = -1) -> dict[str, Any]:
+def train(
+    total: int, stop: int = -1, stopped_rank: int = 0, replaced: int = -1, replicated: bool = True
+) -> dict[str, Any]:
     """Restore, then save after each step up to ``total``.
 
     At step ``stop`` one rank gets SIGTERM; at step ``replaced`` another attempt takes this one's place.
     """
-    state = state_at(0)
+    state = state_at(0, replicated)
     with checkpoints.session() as session:
         done = session.restore(state)
         restored = digest_of(state)
@@ -55,7 +62,7 @@ def train(total: int, stop: int = -1, stopped_rank: int = 0, replaced: int = -1)
                 os.kill(os.getpid(), signal.SIGTERM)
             if step == replaced and dist.get_rank() == 0:
                 write_claim(open_store(os.environ["TIPHYS_STORE"]), claim_of(int(os.environ["TIPHYS_ATTEMPT"]) + 1))
-            session.step(step, state_at(step))
+            session.step(step, state_at(step, replicated))
             session.flush()
     return {"done": done, "restored": restored, "last": str(session.last_committed)}
 
@@ -72,9 +79,9 @@ def by_hand(step: int, background: bool) -> dict[str, Any]:
     return {"restored": digest_of(state)}
 
 
-def expected(step: int) -> str:
+def expected(step: int, replicated: bool = True) -> str:
     """The digest of the state after ``step``, as every rank must restore it."""
-    return digest_of(state_at(step))
+    return digest_of(state_at(step, replicated))
 
 
 __all__ = ["by_hand", "dcp_tracked", "expected", "train"]
