@@ -1,6 +1,7 @@
 """What the training program has to tell: to its log at once, and to the run's events if storage lets it."""
 
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,12 +31,21 @@ class Journal:
         """An event of this attempt, for `record`."""
         return Event(name=name, step=self._step, attempt=self._attempt, message=message, data=data)
 
-    def record(self, events: Sequence[Event], *, store: bool = True) -> None:
-        """Tell ``events``, and store them unless there is no time for it."""
+    def record(self, events: Sequence[Event], *, store: bool = True, timeout_seconds: float | None = None) -> None:
+        """Tell ``events``, and store them unless there is no time for it; wait at most ``timeout_seconds``."""
         for event in events:
             tell(event.message)
-        if not store:
+        if not store or not events:
             return
+        if timeout_seconds is None:
+            self._store_events(events)
+            return
+        # A thread that the interpreter does not wait for.
+        writer = threading.Thread(target=self._store_events, args=(events,), name="tiphys-journal", daemon=True)
+        writer.start()
+        writer.join(timeout_seconds)
+
+    def _store_events(self, events: Sequence[Event]) -> None:
         try:
             append_events(self._store, self._run, SOURCE, events)
         except TiphysError as error:

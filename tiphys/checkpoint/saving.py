@@ -29,7 +29,8 @@ class _Job:
         self.draft = draft
         self.shards = shards
         self.staging = staging
-        self.left_bytes = sum(shard.size_bytes for shard in shards)
+        self.size_bytes = sum(shard.size_bytes for shard in shards)
+        self.arrived_bytes = 0
 
 
 Commit = Callable[[CheckpointManifest, Sequence[ShardSource], Uploads], CheckpointManifest]
@@ -72,12 +73,22 @@ class Saver:
         self._given_up = threading.Event()
         self._error: Exception | None = None
         self._worker: threading.Thread | None = None
-        self.bytes_per_second: float | None = None
+        self._measured: float | None = None
+        self._begun_at = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether a save would have to wait for one that is under way."""
         return self.asynchronous and not self._free
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Bandwidth of the save under way once a shard has arrived, else of the newest that was committed."""
+        with self._changed:
+            for job in self._pending:
+                if job.arrived_bytes:
+                    return job.arrived_bytes / max(time.perf_counter() - self._begun_at, 1e-6)
+            return self._measured
 
     @property
     def given_up(self) -> bool:
@@ -88,7 +99,7 @@ class Saver:
     def running_bytes(self) -> int:
         """What saves under way have still to send."""
         with self._changed:
-            return sum(job.left_bytes for job in self._pending)
+            return sum(job.size_bytes - job.arrived_bytes for job in self._pending)
 
     def warm(self, plans: Sequence[ShardPlan]) -> None:
         """Make room for such a state ahead of its first save."""
@@ -129,7 +140,7 @@ class Saver:
     def expect(self, manifest: CheckpointManifest) -> None:
         """Take the bandwidth that ``manifest`` was saved with, until a save of this session has measured it."""
         if manifest.upload_seconds > 0:
-            self.bytes_per_second = manifest.size_bytes / manifest.upload_seconds
+            self._measured = manifest.size_bytes / manifest.upload_seconds
 
     def give_up(self, timeout_seconds: float | None) -> None:
         """End the saves under way before their next shard, try none again, and wait until they are over.
@@ -201,7 +212,7 @@ class Saver:
     def _try(self, job: _Job) -> CheckpointManifest:
         pauses = iter(self._pauses)
         while True:
-            job.left_bytes = sum(shard.size_bytes for shard in job.shards)
+            job.arrived_bytes, self._begun_at = 0, time.perf_counter()
             uploads = Uploads(self._threads, lambda size: self._arrived(job, size))
             with self._changed:
                 self._running = uploads
@@ -218,4 +229,4 @@ class Saver:
 
     def _arrived(self, job: _Job, size_bytes: int) -> None:
         with self._changed:
-            job.left_bytes -= size_bytes
+            job.arrived_bytes += size_bytes

@@ -20,7 +20,8 @@ from tiphys.errors import IntegrityError
 
 FRAMEWORK = "numpy"
 SHARD_BYTES = 32 << 20
-_MOST_SHARDS = 2_000
+_LEAST_BYTES = 4 << 20
+_FEWEST_SHARDS, _MOST_SHARDS = 16, 2_000
 _ALIGNMENT = 8
 
 _NAMES = {
@@ -78,9 +79,11 @@ class ShardPlan:
 def plan_shards(state: Flat, shard_bytes: int | None = None) -> list[ShardPlan]:
     """Shards of at most about ``shard_bytes`` each; the same state gives the same bytes.
 
-    By default 32 MiB, and more for states of which that would make thousands.
+    By default 32 MiB: less where only a few would travel at a time, and more
+    where there would be thousands.
     """
-    size = shard_bytes or max(SHARD_BYTES, state.nbytes // _MOST_SHARDS)
+    usual = min(SHARD_BYTES, max(_LEAST_BYTES, state.nbytes // _FEWEST_SHARDS))
+    size = shard_bytes or max(usual, state.nbytes // _MOST_SHARDS)
     batches = _batches(_pieces(state, size), size)
     return [ShardPlan("json", state.document()), *(ShardPlan("safetensors", _header(b), tuple(b)) for b in batches)]
 

@@ -5,15 +5,19 @@ memory, whose pages the kernel first has to find and clear. So the buffers stay,
 and are touched ahead of the first save where somebody has time for it.
 """
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from tiphys.checkpoint.parallel import in_parallel
 from tiphys.checkpoint.shards import ShardPlan
 
 _PAGE_BYTES = 4096
+_THREADS = min(4, os.cpu_count() or 1)
+"""One core alone does not use all of a machine's memory bandwidth."""
 
 
 class StagedShard(NamedTuple):
@@ -48,8 +52,7 @@ class Staging:
             MemoryError: there is no room for a second copy of the state.
         """
         self._fit(plans)
-        for plan, buffer in zip(plans, self._buffers, strict=True):
-            plan.write_into(buffer)
+        in_parallel(lambda index, plan: plan.write_into(self._buffers[index]), plans, _THREADS)
         return [StagedShard(plan.suffix, buffer) for plan, buffer in zip(plans, self._buffers, strict=True)]
 
     def warm(self, plans: Sequence[ShardPlan]) -> None:

@@ -373,9 +373,9 @@ class TrackedSession(Session):
             newest_step=self._commits.base.global_step if self._commits.base else 0,
         )
         event = self._journal.event("checkpoint.preempted", card.message(), **card.data())
-        # No time is given to storage that has just failed, or that is late already.
-        in_time = self._commits.failures == failures and self._seconds_left() != 0
-        self._journal.record([event], store=in_time and self._ranks.reports)
+        # No time is lost on storage that has just failed; one that is slow gets half of what leaving takes.
+        answers = self._commits.failures == failures
+        self._journal.record([event], store=answers and self._ranks.reports, timeout_seconds=_LEAVING_SECONDS / 2)
         self._saver.check()
         self._leave()
 

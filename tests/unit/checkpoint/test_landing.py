@@ -115,7 +115,7 @@ def test_a_state_that_cannot_land_is_not_begun():
     session = open_session(store, clock=clock, grace_seconds=5)
     with pytest.raises(SystemExit), session:
         session.save(3, state_at(3)).wait(PATIENCE_SECONDS)
-        session._saver.bytes_per_second = 1.0
+        session._saver._measured = 1.0
         os.kill(os.getpid(), signal.SIGTERM)
         session.step(5, state_at(5))
     assert commits_of(store, LINEAGE) == [ref(1, 3)]
@@ -138,9 +138,9 @@ def test_the_save_under_way_is_finished_where_there_is_no_time_for_more():
     session = open_session(store, clock=Clock(), grace_seconds=120, asynchronous=True)
     with pytest.raises(SystemExit), session:
         session.save(3, state_at(3))
-        session._saver.bytes_per_second = 1.0
+        session._saver._measured = 1.0
         os.kill(os.getpid(), signal.SIGTERM)
-        session._saver._pending[0].left_bytes = 10
+        session._saver._pending[0].size_bytes = 10
         gate.set()
         session.step(5, state_at(5))
     assert commits_of(store, LINEAGE) == [ref(1, 3)]
