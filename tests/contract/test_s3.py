@@ -284,6 +284,13 @@ class TestReading:
         with pytest.raises(IntegrityError, match="a is not what was stored"):
             store.read("a")
 
+    def test_leaves_the_bytes_of_large_objects_to_the_hash_of_the_reader(self, store: S3Store, proxy: S3Proxy) -> None:
+        store.create("a", b"1234")
+        assert b"".join(store.chunks("a")) == b"1234"
+        proxy.behaviour = faults.damages
+
+        assert b"".join(store.chunks("a")) != b"1234"
+
 
 class TestListing:
     def test_fetches_no_more_pages_than_are_read(self, bucket: str, proxy: S3Proxy) -> None:

@@ -21,7 +21,7 @@ from tiphys.errors import IntegrityError
 FRAMEWORK = "numpy"
 SHARD_BYTES = 32 << 20
 _LEAST_BYTES = 4 << 20
-_FEWEST_SHARDS, _MOST_SHARDS = 16, 2_000
+_FEWEST_SHARDS, _MOST_SHARDS = 64, 2_000
 _ALIGNMENT = 8
 
 _NAMES = {

@@ -4,6 +4,7 @@ It runs on the thread of the training and decides; what takes time happens
 elsewhere (`saving`, `commits`). An attempt that was replaced stops.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -41,7 +42,9 @@ from tiphys.records import CheckpointManifest, CheckpointRef, Skipped
 from tiphys.store import Store, step_attempts
 
 _LEAVING_SECONDS = 1.0
-"""What a program needs to be gone, once it is told to go."""
+_LEAVING_SHARE = 0.1
+"""What a program needs to be gone, once it is told to go: so many seconds, or this share of a short grace period."""
+_LOOK_SECONDS = 0.02
 
 
 class TrackedSession(Session):
@@ -348,6 +351,9 @@ class TrackedSession(Session):
         before, failures = self._commits.newest, self._commits.failures
         plans = self._plans(state)
         size = sum(plan.size_bytes for plan in plans)
+        # The first shard to arrive tells the bandwidth, which all depends on.
+        while self._saver.running_bytes and not self._saver.bytes_per_second and self._seconds_left() != 0:
+            self._saver.wait(_LOOK_SECONDS)
         seen = Approach(self._seconds_left(), self._saver.bytes_per_second, size, self._saver.running_bytes)
         choice = self._ranks.choose(seen, draft.global_step)
         if choice is Choice.REPLACE:
@@ -375,7 +381,7 @@ class TrackedSession(Session):
         event = self._journal.event("checkpoint.preempted", card.message(), **card.data())
         # No time is lost on storage that has just failed; one that is slow gets half of what leaving takes.
         answers = self._commits.failures == failures
-        self._journal.record([event], store=answers and self._ranks.reports, timeout_seconds=_LEAVING_SECONDS / 2)
+        self._journal.record([event], store=answers and self._ranks.reports, timeout_seconds=self._leaving_seconds / 2)
         self._saver.check()
         self._leave()
 
@@ -386,7 +392,11 @@ class TrackedSession(Session):
         """Until the program must begin to leave; None when it need not, or nobody said how long the grace period is."""
         if not self.should_stop or self._settings.grace_seconds is None:
             return None
-        return max(0.0, self._settings.grace_seconds - _LEAVING_SECONDS - self._seconds_since_told())
+        return max(0.0, self._settings.grace_seconds - self._leaving_seconds - self._seconds_since_told())
+
+    @property
+    def _leaving_seconds(self) -> float:
+        return min(_LEAVING_SECONDS, _LEAVING_SHARE * (self._settings.grace_seconds or math.inf))
 
     def _leave(self) -> None:
         base = self._commits.base

@@ -6,7 +6,6 @@ make an upload conditional on the key being free.
 
 import contextlib
 import copy
-import functools
 import random
 import re
 import time
@@ -18,13 +17,12 @@ from botocore.exceptions import ClientError, HTTPClientError, IncompleteReadErro
 
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.store.base import ObjectInfo, check_key
-from tiphys.store.s3_client import make_client
+from tiphys.store.s3_client import caller_hashes, make_client
 from tiphys.store.s3_errors import code_of, explained
 from tiphys.store.s3_upload import Upload
 from tiphys.store.source import Source, bytes_source, file_source
 
 if TYPE_CHECKING:
-    from types_boto3_s3 import S3Client
     from types_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 # The rule of botocore. Each server has a stricter one of its own, and says so itself.
@@ -33,6 +31,9 @@ _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
 _TURNS = 5
 _FIRST_PAUSE_SECONDS = 0.1
+
+
+_Asking = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class S3Store:
@@ -101,23 +102,18 @@ class S3Store:
             self._create(key, source)
 
     def read(self, key: str) -> bytes:
-        return b"".join(self._pieces(self.client, key, 8 << 20))
+        return b"".join(self._pieces(key, 8 << 20, contextlib.nullcontext))
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
-        return self._pieces(self._unchecked, key, size_bytes)
+        return self._pieces(key, size_bytes, caller_hashes)
 
-    @functools.cached_property
-    def _unchecked(self) -> "S3Client":
-        """For large objects, whose hash the reader compares."""
-        return make_client(checks_downloads=False)
-
-    def _pieces(self, client: "S3Client", key: str, size_bytes: int) -> Iterator[bytes]:
+    def _pieces(self, key: str, size_bytes: int, asking: _Asking) -> Iterator[bytes]:
         """The object in pieces. A broken connection is taken up again where it broke."""
         offset, failures = 0, 0
         with self.explained("read", key):
             while True:
                 try:
-                    for chunk in self._chunks_from(client, key, offset, size_bytes):
+                    for chunk in self._chunks_from(key, offset, size_bytes, asking):
                         offset, failures = offset + len(chunk), 0
                         yield chunk
                 except (HTTPClientError, IncompleteReadError):
@@ -166,13 +162,13 @@ class S3Store:
                         raise
                 self._pause(failures)
 
-    def _chunks_from(self, client: "S3Client", key: str, offset: int, size_bytes: int) -> Iterator[bytes]:
+    def _chunks_from(self, key: str, offset: int, size_bytes: int, asking: _Asking) -> Iterator[bytes]:
         place = self.artifact_key(key)
-        with self.explained("read", key):
+        with self.explained("read", key), asking():
             if offset:
-                reply = client.get_object(Bucket=self.bucket, Key=place, Range=f"bytes={offset}-")
+                reply = self.client.get_object(Bucket=self.bucket, Key=place, Range=f"bytes={offset}-")
             else:
-                reply = client.get_object(Bucket=self.bucket, Key=place)
+                reply = self.client.get_object(Bucket=self.bucket, Key=place)
         if offset and not reply.get("ContentRange", "").startswith(f"bytes {offset}-"):
             raise StoreError(f"{self.url}: the server cannot continue reading {key} at byte {offset:,}; read it again")
         with contextlib.closing(reply["Body"]) as body:

@@ -58,7 +58,7 @@ def main() -> int:
         return 0
     about = {"machine": machine(), "versions": versions()}
     with s3_server() as server:
-        mib = options.state_mib or (64 if options.quick else 1024)
+        mib = options.state_mib or (32 if options.quick else 1024)
         work = Workload(server, options.quick, SEED, state_mib=mib, repeats=3 if options.quick else 5)
         parts: dict[str, Any] = {}
         for name in options.only or (QUICK if options.quick else PARTS):
@@ -115,7 +115,7 @@ def settings(work: Workload) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a state of 64 MiB and few trials; writes no report")
+    parser.add_argument("--quick", action="store_true", help="a state of 32 MiB and few trials; writes no report")
     parser.add_argument("--state-mib", type=int, metavar="MIB", help="a state of another size; writes no report")
     parser.add_argument("--readme", action="store_true", help="put the figures of the report into README, and end")
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"some of {', '.join(PARTS)}")

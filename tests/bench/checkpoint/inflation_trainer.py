@@ -38,7 +38,8 @@ class Training:
             hidden = np.tanh(hidden @ self._batch / _SIZE)
         layer = self.state[f"layer{self.steps % len(self.state):02}"]
         for start in range(0, min(layer.size, 1 << 20), self._gradient.size):
-            layer[start : start + self._gradient.size] -= self._gradient
+            part = layer[start : start + self._gradient.size]
+            part -= self._gradient[: part.size]
         self.steps += 1
         return time.perf_counter() - before
 

@@ -148,6 +148,31 @@ def test_the_save_under_way_is_finished_where_there_is_no_time_for_more():
     assert "there was time for the save under way, of step 3; 2 steps are trained again" in event.message
 
 
+def test_the_first_save_under_way_tells_the_bandwidth_before_anything_is_decided():
+    """Nothing was measured yet, and a shard arrives only after the training came by."""
+    arrived, gate = threading.Event(), threading.Event()
+
+    class Gated(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            if "shards/" in key and not arrived.is_set():
+                arrived.set()
+                assert gate.wait(PATIENCE_SECONDS)
+            super().create(key, data, sha256=sha256)
+
+    store = Gated()
+    session = open_session(store, clock=Clock(), grace_seconds=1200, asynchronous=True)
+    with pytest.raises(SystemExit), session:
+        session.save(3, state_at(3))
+        assert arrived.wait(PATIENCE_SECONDS)
+        assert session._saver.bytes_per_second is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Timer(0.1, gate.set).start()
+        session.step(5, state_at(5))
+    assert commits_of(store, LINEAGE) == [ref(1, 5), ref(1, 3)]
+    (event,) = preempted(store)
+    assert event.data["bytes_per_second"] > 0
+
+
 def test_a_signal_during_a_save_is_answered_when_the_save_is_over():
     class Signalling(MemoryStore):
         def create(self, key, data, *, sha256=None):
