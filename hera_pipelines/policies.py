@@ -214,7 +214,7 @@ def _automatic(value: str, match: re.Match[str]) -> Interval:
     bounds = AUTO_BOUNDS if match[1] is None else Bounds(duration(match[1], where), duration(match[2], where))
     if not 0 < bounds.lowest_seconds <= bounds.highest_seconds:
         raise UsageError(f"{where}: {value!r} leaves nothing between its bounds; the lower one comes first, above 0")
-    return Interval(bounds.begin_seconds, "seconds", tuple(bounds))
+    return Interval(bounds.begin_seconds, "seconds", (bounds.lowest_seconds, bounds.highest_seconds))
 
 
 def _keep_every(value: str | int | None) -> int | None:

@@ -35,5 +35,5 @@ def _drift(before: Facts, now: Facts) -> Iterator[str]:
     if before.image and now.image and before.image != now.image:
         yield f"image {before.image} → {now.image}"
     for package, version in now.versions.items():
-        if (old := before.versions.get(package)) not in (None, version):
-            yield f"{package} {old} → {version}"
+        if (known := before.versions.get(package)) not in (None, version):
+            yield f"{package} {known} → {version}"

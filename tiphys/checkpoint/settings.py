@@ -138,7 +138,7 @@ def _choice(environ: Mapping[str, str], variable: str, choices: tuple[ChoiceT, .
     for choice in choices:
         if not text or text == choice:
             return choice
-    *words, last = filter(None, choices)
+    *words, last = [str(choice) for choice in choices if choice]
     raise UsageError(f"{variable}={text!r} is not valid: write {', '.join(words)} or {last}")
 
 

@@ -44,7 +44,8 @@ def belongs(name: str, step: str) -> bool:
 def _read(reader: Reader, records: AttemptRecords, key: str, step: str, number: int, is_end: bool) -> None:
     place = Place(Layer.END if is_end else Layer.CLAIM, step, number)
     (records.ended if is_end else records.claimed).add(number)
-    record = reader.read(place, key, AttemptEnd if is_end else AttemptClaim)
+    record: AttemptClaim | AttemptEnd | None
+    record = reader.read(place, key, AttemptEnd) if is_end else reader.read(place, key, AttemptClaim)
     if record is None:
         return
     if not _is_of(record, reader.run, step, number):

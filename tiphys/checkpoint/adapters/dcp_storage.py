@@ -316,7 +316,9 @@ def _item_bytes(item: Any) -> int:
     """Bytes of a tensor, or of this rank's part of it; 0 for anything else, which is small and known only later."""
     if item.tensor_data is None:
         return 0
-    return math.prod(item.tensor_data.chunk.sizes) * int(item.tensor_data.properties.dtype.itemsize)
+    itemsize: int = item.tensor_data.properties.dtype.itemsize
+    sizes: Sequence[int] = item.tensor_data.chunk.sizes
+    return math.prod(sizes) * itemsize
 
 
 def _file_name(shard: Shard) -> str:

@@ -339,7 +339,13 @@ class TrackedRanks(DistributedSession):
 class _LogOnly(Journal):
     """For all ranks but the first: what they tell is told by the first one, too, and stored once."""
 
-    def record(self, events: Sequence[Event], *, store: bool = True) -> None:  # noqa: ARG002
+    def record(
+        self,
+        events: Sequence[Event],
+        *,
+        store: bool = True,  # noqa: ARG002
+        timeout_seconds: float | None = None,  # noqa: ARG002
+    ) -> None:
         super().record(events, store=False)
 
 

@@ -12,7 +12,7 @@ def cause_of(error: BaseException) -> BaseException:
     """
     if not isinstance(error, CheckpointException):
         return error
-    met = [failure[0] for _, failure in sorted(error.failures.items())]
+    met: list[BaseException] = [failure[0] for _, failure in sorted(error.failures.items())]
     for kind in (FencedError, UsageError, StoreError):
         for cause in met:
             if isinstance(cause, kind):

@@ -55,7 +55,8 @@ def capture(
     parts = {name: part for name, part in parts.items() if part is not None} | extra
     if _RANDOM in parts:
         raise UsageError(f"the name {_RANDOM!r} is taken by the state of the random generators; choose another one")
-    return encode({name: _state_of(part) for name, part in parts.items()} | {_RANDOM: random_state()})
+    state: dict[str, Any] = encode({name: _state_of(part) for name, part in parts.items()} | {_RANDOM: random_state()})
+    return state
 
 
 def load(
@@ -75,7 +76,7 @@ def load(
     """
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler}
     parts = {name: part for name, part in parts.items() if part is not None} | extra
-    held = decode(state)
+    held: dict[str, Any] = decode(state)
     generators = held.pop(_RANDOM)
     for name, part in parts.items():
         if name not in held:

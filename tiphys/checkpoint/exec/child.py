@@ -56,7 +56,7 @@ class Child:
         self.signalled = False
         """Whether a signal ended it, so that it may have been in the middle of anything."""
         self._pid = os.posix_spawnp(
-            command[0], command, environ, setsigmask=(), setsigdef=(*_WAITED_FOR, *_IGNORED_BY_PYTHON)
+            command[0], list(command), environ, setsigmask=(), setsigdef=(*_WAITED_FOR, *_IGNORED_BY_PYTHON)
         )
 
     def send(self, number: int) -> None:
