@@ -132,6 +132,11 @@ class Saver:
         draft = draft.model_copy(update={"stage_seconds": round(time.perf_counter() - before, 6)})
         return self._enqueue(_Job(save, draft, staged, staging))
 
+    def wait_turn(self, timeout_seconds: float) -> None:
+        """Wait until a save can be begun at once, or time runs out."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free, timeout_seconds)
+
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until no save is under way; whether that is so."""
         with self._changed:

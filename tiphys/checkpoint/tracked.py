@@ -104,6 +104,7 @@ class TrackedSession(Session):
             threads=upload_threads,
         )
         self._loading: CheckpointRef | None = None
+        self._leaving = False
         self._newest: Save | None = None
         self._skipped_saves = 0
         self._told_step: int | None = None
@@ -167,14 +168,11 @@ class TrackedSession(Session):
         self._note_step(global_step)
         self._progress.report(global_step)
         self._metrics.step(global_step)
+        save = None
+        if not self._stops_at(global_step) and self._due(global_step) and self._has_turn():
+            save = self._save(self._draft(global_step, metrics, epoch, data_position), self._plans(state), "due")
         if self._stops_at(global_step):
             self._land(self._draft(global_step, metrics, epoch, data_position), state)
-        if not self._due(global_step):
-            return None
-        draft = self._draft(global_step, metrics, epoch, data_position)
-        save = self._save(draft, self._plans(state), "due")
-        if self._stops_at(global_step):
-            self._land(draft, state)
         return save
 
     def save(
@@ -209,7 +207,7 @@ class TrackedSession(Session):
             loaded = self._loading or self._commits.restored
             record_crash(self._run_store, self._settings, error, self._told_step, loaded)
         try:
-            if not isinstance(error, FencedError | SystemExit):
+            if not self._leaving and not isinstance(error, FencedError):
                 self.flush(self._seconds_left())
         except FencedError as fenced:
             error = fenced
@@ -271,7 +269,7 @@ class TrackedSession(Session):
             )
             for skip in skipped
         ]
-        self._journal.record(events)
+        self._journal.record(events, store=self._ranks.reports)
 
     def _note_step(self, global_step: int) -> None:
         self._saver.check()
@@ -295,6 +293,14 @@ class TrackedSession(Session):
             self._skipped_saves += 1
             self._metrics.skipped()
             return False  # it stays due, and is tried again after the next step
+        return True
+
+    def _has_turn(self) -> bool:
+        """Wait until another save can be begun; False if the program is told to stop before that."""
+        while self._saver.busy:
+            if self.should_stop:
+                return False
+            self._saver.wait_turn(_LOOK_SECONDS)
         return True
 
     def _draft(
@@ -399,6 +405,7 @@ class TrackedSession(Session):
         return min(_LEAVING_SECONDS, _LEAVING_SHARE * (self._settings.grace_seconds or math.inf))
 
     def _leave(self) -> None:
+        self._leaving = True
         base = self._commits.base
         have = f"the newest checkpoint is {_words(base)}" if base else "no checkpoint exists yet"
         grace = f" of {self._settings.grace_seconds:g} s" if self._settings.grace_seconds else ""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_end
 from support.memory import MemoryStore
-from support.sessions import open_session, state_at
+from support.sessions import Clock, open_session, state_at
 
 from tiphys.checkpoint import saving, staging
 from tiphys.checkpoint.settings import Every, Settings
@@ -237,6 +237,32 @@ def test_leaving_the_session_waits_for_what_is_under_way(gated):
         session.save(1, state_at(1))
         threading.Timer(0.05, gated.gate.set).start()
     assert commits_of(gated, LINEAGE) == [ref(1, 1)]
+
+
+def test_a_program_that_ends_itself_does_not_lose_the_save_under_way(gated):
+    with pytest.raises(SystemExit), behind(gated) as session:
+        session.save(1, state_at(1))
+        threading.Timer(0.05, gated.gate.set).start()
+        raise SystemExit(0)
+    assert commits_of(gated, LINEAGE) == [ref(1, 1)]
+
+
+def test_a_training_that_waits_for_its_turn_hears_that_it_is_to_stop(gated):
+    """The save under way never ends, and the grace period does."""
+    clock = Clock()
+    session = behind(gated, when_busy="wait", grace_seconds=30, clock=clock)
+    with pytest.raises(SystemExit) as exit_, session:
+        session.step(1, state_at(1))
+        assert gated.asked.wait(PATIENCE_SECONDS)
+
+        def tell():
+            session._stop.request()
+            clock.advance(29.5)
+
+        threading.Timer(0.05, tell).start()
+        session.step(2, state_at(2))
+    assert exit_.value.code == 75
+    assert commits_of(gated, LINEAGE) == []
 
 
 def test_an_error_in_the_training_does_not_lose_the_save_under_way(gated):
