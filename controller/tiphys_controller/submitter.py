@@ -14,7 +14,7 @@ class LiveWorkflow(NamedTuple):
 
 
 class Submitter(Protocol):
-    """Creates Workflows; implemented by the local engine."""
+    """Creates Workflows; the local engine implements it, and Kubernetes' API server (`kubernetes.submitter`)."""
 
     @property
     def cluster(self) -> str:

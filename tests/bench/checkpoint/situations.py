@@ -51,7 +51,7 @@ class Cell:
         """Many where a trial takes seconds, few where it takes a minute; together more than 300."""
         if not self.allows_landing:
             return 1
-        by_size = {64: 24, 256: 10, 1024: 4}
+        by_size = {64: 25, 256: 7, 1024: 4}
         return by_size[self.state_mib]
 
     def __str__(self) -> str:
