@@ -2,40 +2,52 @@
 
 Argo makes one agent pod for each Workflow and never replaces it. One that has
 Failed (evicted, its node shut down) makes every plugin step end in Error, the
-later ones too, until somebody deletes it (Argo Workflows, issue 14200).
+later ones too, until somebody deletes it (Argo Workflows, issue 14200). One that
+was deleted on a node that nobody reaches stays for ever, and no step goes on.
 """
 
 from collections.abc import Collection, Iterable
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tiphys.kube import Object
 
 AGENT_LABELS = "workflows.argoproj.io/component=agent"
-FAILED_FIELDS = "status.phase=Failed"
+OVERDUE = timedelta(seconds=60)
+"""How long a pod may outstay its deletion: a kubelet that is alive needs seconds, and clocks differ."""
 
 
-class FailedAgent(NamedTuple):
-    """An agent pod that has failed, and the uid of the Workflow that owns it."""
+class StuckAgent(NamedTuple):
+    """An agent pod that does not work, and the uid of the Workflow that owns it."""
 
     namespace: str
     name: str
     uid: str
     workflow_uid: str
     reason: str
+    gone_by: datetime | None = None
+    """When it should have been gone, if its deletion was asked for."""
 
 
-def failed_agent(pod: Object) -> FailedAgent | None:
-    """The facts of an agent pod; None for one that works, or is being deleted, or belongs to no Workflow."""
+def stuck_agent(pod: Object) -> StuckAgent | None:
+    """The facts of an agent pod; None for one that works, or belongs to no Workflow."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    if status.get("phase") != "Failed" or metadata.get("deletionTimestamp"):
+    deleted = metadata.get("deletionTimestamp")
+    if status.get("phase") != "Failed" and not deleted:
         return None
     owners = [one["uid"] for one in metadata.get("ownerReferences") or [] if one.get("kind") == "Workflow"]
     if not owners:
         return None
     reason = " ".join(str(status[field]) for field in ("reason", "message") if status.get(field))
-    return FailedAgent(metadata["namespace"], metadata["name"], metadata["uid"], owners[0], reason or "no reason given")
+    gone_by = datetime.fromisoformat(deleted) if deleted else None
+    told = f"its node has not ended it since {deleted}" if deleted else reason or "no reason given"
+    return StuckAgent(metadata["namespace"], metadata["name"], metadata["uid"], owners[0], told, gone_by)
 
 
-def to_delete(failed: Iterable[FailedAgent], live: Collection[str]) -> list[FailedAgent]:
-    """Those whose Workflow goes on. ``live`` holds the uids of ours; other people's pods are theirs to look after."""
-    return sorted(pod for pod in failed if pod.workflow_uid in live)
+def to_delete(stuck: Iterable[StuckAgent], live: Collection[str], now: datetime) -> list[StuckAgent]:
+    """Those whose Workflow goes on. ``live`` holds the uids of ours; other people's pods are theirs to look after.
+
+    A pod that is being deleted has until `OVERDUE` after its time.
+    """
+    ours = (pod for pod in stuck if pod.workflow_uid in live)
+    return sorted(pod for pod in ours if pod.gone_by is None or now - pod.gone_by > OVERDUE)

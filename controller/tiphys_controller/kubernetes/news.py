@@ -45,8 +45,8 @@ def deleted(resume: str) -> News:
 
 
 def agent_deleted(pod: str, uid: str, why: str) -> News:
-    """Its agent pod had failed, and was deleted."""
-    message = f"agent pod {pod} had failed ({why}) and was deleted, so that Argo makes another"
+    """Its agent pod did not work, and was deleted."""
+    message = f"agent pod {pod} did not work ({why}) and was deleted, so that Argo makes another"
     return News(f"agent/{uid}", "AgentPodDeleted", message, warning=True)
 
 

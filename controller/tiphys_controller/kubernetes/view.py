@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from tiphys.kube import Change, ChangeType, Object, Synced
-from tiphys_controller.kubernetes.agent_pods import FailedAgent, failed_agent
+from tiphys_controller.kubernetes.agent_pods import StuckAgent, stuck_agent
 from tiphys_controller.kubernetes.seen import SeenWorkflow, see
 
 FactsT = TypeVar("FactsT")
@@ -53,7 +53,7 @@ class ClusterView:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._workflows: _Kept[SeenWorkflow] = _Kept(see)
-        self._agents: _Kept[FailedAgent] = _Kept(failed_agent)
+        self._agents: _Kept[StuckAgent] = _Kept(stuck_agent)
         self._deleted: list[SeenWorkflow] = []
         self._synced: set[Hashable] = set()
         self._version = 0
@@ -75,8 +75,8 @@ class ClusterView:
         with self._changed:
             return list(self._workflows.values())
 
-    def failed_agents(self) -> list[FailedAgent]:
-        """All agent pods that have failed."""
+    def stuck_agents(self) -> list[StuckAgent]:
+        """All agent pods that do not work."""
         with self._changed:
             return list(self._agents.values())
 

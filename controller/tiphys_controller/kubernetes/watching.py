@@ -10,7 +10,7 @@ from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import Change, KubeApi, Resource, Synced, changes
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.protocol.policy import PIPELINE_ANNOTATION
-from tiphys_controller.kubernetes.agent_pods import AGENT_LABELS, FAILED_FIELDS
+from tiphys_controller.kubernetes.agent_pods import AGENT_LABELS
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.view import ClusterView
 
@@ -24,7 +24,6 @@ class _Subject(NamedTuple):
     resource: Resource
     namespace: str | None
     labels: str
-    fields: str
     take: Callable[[Hashable, Synced | Change], None]
 
     def __str__(self) -> str:
@@ -33,7 +32,7 @@ class _Subject(NamedTuple):
 
 
 class Watching:
-    """Watches Workflows and failed agent pods of some namespaces; ``namespaces`` None: of all.
+    """Watches Workflows and agent pods of some namespaces; ``namespaces`` None: of all.
 
     ``troubles`` says, for each watch that does not work, why.
     """
@@ -47,8 +46,8 @@ class Watching:
             subject
             for namespace in (namespaces if namespaces is not None else (None,))
             for subject in (
-                _Subject(WORKFLOWS, namespace, PIPELINE_ANNOTATION, "", view.take_workflows),
-                _Subject(PODS, namespace, AGENT_LABELS, FAILED_FIELDS, view.take_agents),
+                _Subject(WORKFLOWS, namespace, PIPELINE_ANNOTATION, view.take_workflows),
+                _Subject(PODS, namespace, AGENT_LABELS, view.take_agents),
             )
         ]
 
@@ -84,7 +83,6 @@ class Watching:
             subject.resource,
             subject.namespace,
             labels=subject.labels,
-            fields=subject.fields,
             timeout_seconds=_WATCH_SECONDS,
             pause=over.wait,
             stopped=over.is_set,

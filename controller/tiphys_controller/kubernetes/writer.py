@@ -10,7 +10,7 @@ from tiphys.errors import FencedError, ObjectExistsError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
 from tiphys.protocol.policy import DESCRIPTION_ANNOTATION, TITLE_ANNOTATION
-from tiphys_controller.kubernetes.agent_pods import FailedAgent
+from tiphys_controller.kubernetes.agent_pods import StuckAgent
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.news import News
 from tiphys_controller.kubernetes.seen import SeenWorkflow
@@ -60,10 +60,11 @@ class Writer:
         self._api.patch(WORKFLOWS, workflow.namespace, workflow.name, patch)
         self._metrics.descriptions.inc()
 
-    def delete_agent(self, pod: FailedAgent) -> bool:
-        """Delete this pod and no other of its name; False if it is gone."""
+    def delete_agent(self, pod: StuckAgent) -> bool:
+        """Delete this pod and no other of its name, without its node if that has not done it; False if it is gone."""
         self._check()
-        deleted = self._api.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
+        grace = 0 if pod.gone_by else None
+        deleted = self._api.delete(PODS, pod.namespace, pod.name, uid=pod.uid, grace=grace)
         if deleted:
             self._metrics.agents_deleted.inc()
             _log.info("agent.deleted", namespace=pod.namespace, pod=pod.name, reason=pod.reason)

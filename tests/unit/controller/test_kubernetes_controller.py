@@ -97,6 +97,21 @@ def test_a_failed_agent_pod_is_deleted_and_its_workflow_told(bench: Bench) -> No
     assert bench.metrics.registry.get_sample_value("tiphys_controller_agent_pods_deleted_total") == 1
 
 
+def test_an_agent_pod_that_its_node_does_not_end_is_removed_without_it(bench: Bench) -> None:
+    owner = put(bench.api, workflow())
+    pod = put_agent(bench.api, owner, phase="Running")
+    pod["metadata"]["deletionTimestamp"] = "2026-05-04T11:00:00Z"
+    bench.view.take_workflows("ml", Synced(bench.api.list(WORKFLOWS, "ml").items))
+    bench.view.take_agents("ml", Synced([pod]))
+
+    bench.healer.heal()
+
+    assert bench.server.objects("pods") == []
+    [(reason, message)] = told(bench.server)
+    assert reason == "AgentPodDeleted"
+    assert "its node has not ended it since 2026-05-04T11:00:00Z" in message
+
+
 def test_a_pod_that_took_the_name_of_the_failed_one_stays(bench: Bench) -> None:
     owner = put(bench.api, workflow())
     put_agent(bench.api, owner)

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from support.argo_objects import agent_pod, workflow
-from tiphys_controller.kubernetes.agent_pods import failed_agent, to_delete
+from tiphys_controller.kubernetes.agent_pods import stuck_agent, to_delete
 from tiphys_controller.kubernetes.place import candidates
 from tiphys_controller.kubernetes.schedule import Look, is_due, is_past
 from tiphys_controller.kubernetes.seen import live, see
@@ -66,6 +66,11 @@ def test_the_facts_of_a_workflow_are_read_from_where_argo_keeps_them() -> None:
     assert seen.annotations == {"title": "digits", "description": "Pipeline `digits`."}
 
 
+def deleted_at(time: str, phase: str = "Failed") -> Object:
+    pod = agent_pod(phase=phase)
+    return {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": time}}
+
+
 @pytest.mark.parametrize(
     ("pod", "alive", "deleted"),
     [
@@ -73,19 +78,25 @@ def test_the_facts_of_a_workflow_are_read_from_where_argo_keeps_them() -> None:
         (agent_pod(), False, False),
         (agent_pod(owner="uid-of-another"), True, False),
         (agent_pod(phase="Running"), True, False),
-        ({**agent_pod(), "metadata": {**agent_pod()["metadata"], "deletionTimestamp": "2026"}}, True, False),
+        (deleted_at("2026-05-04T11:59:30Z"), True, False),
+        (deleted_at("2026-05-04T11:58:30Z"), True, True),
+        (deleted_at("2026-05-04T11:58:30Z", phase="Running"), True, True),
+        (deleted_at("2026-05-04T11:58:30Z", phase="Running"), False, False),
         ({**agent_pod(), "metadata": {**agent_pod()["metadata"], "ownerReferences": []}}, True, False),
     ],
-    ids=["failed", "workflow over", "another workflow", "works", "being deleted", "of nobody"],
+    ids=[
+        *("failed", "workflow over", "another workflow", "works"),
+        *("being deleted", "overdue", "overdue on a lost node", "overdue, workflow over", "of nobody"),
+    ],
 )
 def test_a_failed_agent_pod_of_a_live_workflow_is_deleted(pod: Object, alive: bool, deleted: bool) -> None:
-    failed = failed_agent(pod)
-    found = to_delete([failed] if failed else [], {"uid-of-digits-1"} if alive else set())
+    failed = stuck_agent(pod)
+    found = to_delete([failed] if failed else [], {"uid-of-digits-1"} if alive else set(), NOW)
     assert [one.name for one in found] == (["digits-1-1340600742-agent"] if deleted else [])
 
 
 def test_the_reason_of_the_pod_is_kept() -> None:
-    failed = failed_agent(agent_pod())
+    failed = stuck_agent(agent_pod())
     assert failed is not None
     assert failed.reason == "Evicted The node was low on resource: memory."
 

@@ -41,9 +41,9 @@ def test_one_that_was_over_is_cleaned_up_without_a_word(view: ClusterView) -> No
 
 def test_only_failed_agent_pods_are_kept(view: ClusterView) -> None:
     view.take_agents(None, Synced([agent_pod("one", phase="Running"), agent_pod("two")]))
-    assert [one.name for one in view.failed_agents()] == ["two"]
+    assert [one.name for one in view.stuck_agents()] == ["two"]
     view.take_agents(None, Change(ChangeType.DELETED, agent_pod("two")))
-    assert view.failed_agents() == []
+    assert view.stuck_agents() == []
 
 
 def test_waiting_ends_with_news(view: ClusterView) -> None:
