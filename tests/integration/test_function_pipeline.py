@@ -36,7 +36,7 @@ def fit(data: Data, lr: float) -> tuple[Loss, Annotated[dict, Artifact(name="car
         state = session.restore(default={"step": 0, "started": []})
         state["started"].append(os.environ["TIPHYS_ATTEMPT"])
         if state["step"] == 0 and lr == 0.5:
-            session.save(1, {**state, "step": 1})
+            session.save(1, {**state, "step": 1}).wait()
             os._exit(75)
     return lr * len((data / "digits").read_text()), state
 
