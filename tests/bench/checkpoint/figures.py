@@ -35,7 +35,7 @@ def block(report: Mapping[str, Any]) -> str:
         f"(at least {landing['wilson_lower_bound']:.1%}, Wilson 95 %)."
     )
     rows = [f"| {_WORDS[name]} | {_value(name, line)} | {_target(name)} |" for name in _WORDS if name in line]
-    table = ["| | measured | promised |", "|---|---|---|", *rows]
+    table = ["| | measured | aim |", "|---|---|---|", *rows]
     return "\n".join([BEGIN, said, "", *table, "", *_peers(parts.get("peers", {})), END])
 
 
