@@ -17,7 +17,7 @@ from support.lineage import LINEAGE, attempts_of, ref, resealed
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session
 
-from tiphys.checkpoint import loading, shards, tracked
+from tiphys.checkpoint import reading, shards, tracked
 from tiphys.lineage.choose import choose
 from tiphys.lineage.quarantine import quarantined
 from tiphys.records import CheckpointManifest
@@ -226,7 +226,7 @@ def test_every_good_checkpoint_is_accepted():
 
 def test_the_checker_notices_a_reader_that_compares_no_hashes(monkeypatch):
     """Planted bug: without the comparison a flipped bit must come through, or the trials above prove nothing."""
-    monkeypatch.setattr(loading.Loader, "_read", lambda self, shard: memoryview(self._store.read(shard.key)))
+    monkeypatch.setattr(reading.ShardReader, "_read", lambda self, shard: memoryview(self._store.read(shard.key)))
     original, expected = originals(20)[0]
     accepted = 0
     for trial in range(50):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tiphys.checkpoint.reading import ShardReader
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Store
@@ -65,7 +66,7 @@ class Contents:
                 f"{manifest.framework!r}, whose arrays Tiphys cannot name; compare sizes and facts with "
                 "`tiphys checkpoint show`"
             )
-        self._store = store
+        self._reader = ShardReader(store)
         self._arrays: dict[tuple[int, int], _Array] = {}
         self._paths: dict[str, tuple[int, int]] = {}
         self.leaves: dict[str, Leaf] = {}
@@ -78,11 +79,11 @@ class Contents:
 
         array = self._arrays[self._paths[path]]
         form = array.description
-        data = b"".join(_read(self._store, piece.shard)[piece.start : piece.end] for piece in array.pieces)
+        data = b"".join(bytes(self._reader.read(piece.shard)[piece.start : piece.end]) for piece in array.pieces)
         return np.frombuffer(data, dtype=np.dtype(form["dtype"])).reshape(form["shape"], order=form["order"])
 
     def _read_rank(self, rank: int, shards: list[Shard]) -> None:
-        document = json.loads(_read(self._store, shards[0]))
+        document = json.loads(bytes(self._reader.read(shards[0])))
         if document.get("format") != _FORMAT:
             raise UsageError(f"{shards[0].key} has format {document.get('format')!r}, this version reads {_FORMAT}")
         for index, description in enumerate(document["arrays"]):
@@ -94,7 +95,7 @@ class Contents:
             self._add(rank, path, node)
 
     def _read_shard(self, rank: int, shard: Shard) -> None:
-        data = memoryview(_read(self._store, shard))
+        data = self._reader.read(shard)
         begin = 8 + int.from_bytes(data[:8], "little")
         for name, entry in json.loads(bytes(data[8:begin])).items():
             if name == "__metadata__":
@@ -123,13 +124,6 @@ def _by_rank(manifest: CheckpointManifest) -> Mapping[int, list[Shard]]:
     for shard in manifest.shards:
         ranks.setdefault(shard.rank, []).append(shard)
     return dict(sorted(ranks.items()))
-
-
-def _read(store: Store, shard: Shard) -> bytes:
-    data = b"".join(store.chunks(shard.key))
-    if len(data) != shard.size or hashlib.sha256(data).hexdigest() != shard.sha256:
-        raise IntegrityError(f"{shard.key} is not what the manifest says; `tiphys verify --deep` shows all damage")
-    return data
 
 
 def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -22,11 +22,12 @@ from tiphys.checkpoint.gang import Gang, Place
 from tiphys.checkpoint.interval import History, Interval, history
 from tiphys.checkpoint.journal import Journal, tell
 from tiphys.checkpoint.landing import Approach, Choice
-from tiphys.checkpoint.loading import Loader, LoadStoppedError
+from tiphys.checkpoint.loading import Loader
 from tiphys.checkpoint.metrics import NoMetrics
 from tiphys.checkpoint.preemption import ReportCard
 from tiphys.checkpoint.progress import Progress
 from tiphys.checkpoint.ranks import Alone, Together
+from tiphys.checkpoint.reading import LoadStoppedError
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.saving import Saver
 from tiphys.checkpoint.schedule import is_due

@@ -16,7 +16,7 @@ from bench.checkpoint.workload import MIB, STEP, Workload, commit, new_run, seco
 from bench.progress import say
 from support.lineage import write_run
 
-from tiphys.checkpoint import loading
+from tiphys.checkpoint import reading
 from tiphys.lineage.audit import audit
 from tiphys.store import Store, open_store
 
@@ -144,5 +144,5 @@ class _NoHash:
 
 @contextmanager
 def _nothing_is_hashed() -> Iterator[None]:
-    with mock.patch.object(loading, "hashlib", mock.Mock(spec=hashlib, sha256=_NoHash)):
+    with mock.patch.object(reading, "hashlib", mock.Mock(spec=hashlib, sha256=_NoHash)):
         yield

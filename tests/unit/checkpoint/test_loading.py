@@ -10,7 +10,8 @@ from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
 from tiphys.checkpoint.cache import NodeCache
-from tiphys.checkpoint.loading import Loader, LoadStoppedError
+from tiphys.checkpoint.loading import Loader
+from tiphys.checkpoint.reading import LoadStoppedError
 from tiphys.checkpoint.shards import plan_shards
 from tiphys.store import LineageLayout
 

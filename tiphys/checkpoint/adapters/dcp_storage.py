@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from tiphys.checkpoint import reading
 from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.commit import Uploads, publish
-from tiphys.checkpoint.loading import Loader
 from tiphys.checkpoint.parallel import in_parallel
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.lineage.quarantine import quarantine
@@ -243,19 +243,12 @@ class _Kept(io.BytesIO):
         pass
 
 
-class _Shards(Loader):
-    """Reads one shard after another, for whom the order of a state means nothing."""
-
-    def read(self, shard: Shard) -> bytes:
-        return bytes(self._verified(shard))
-
-
 class _Verified(FileSystem):
     """Shards as the files that DCP reads; no byte of them that was not verified."""
 
     def __init__(self, store: Store, manifest: CheckpointManifest, held_bytes: int, cache: NodeCache | None) -> None:
         self._store = store
-        self._loader = _Shards(store, cache=cache)
+        self._reader = reading.ShardReader(store, cache=cache)
         self._manifest = manifest
         self._shards = {_dcp_name(shard): shard for shard in manifest.shards}
         self._room = held_bytes
@@ -286,7 +279,7 @@ class _Verified(FileSystem):
 
     def _read(self, name: str) -> bytes:
         try:
-            return self._loader.read(self._shard(name))
+            return bytes(self._reader.read(self._shard(name)))
         except IntegrityError as error:
             quarantine(self._store, self._manifest.ref, str(error), by="restore")
             raise

@@ -5,7 +5,6 @@ once every hash was compared: the program never sees half a checkpoint, nor one
 that is mixed from two.
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,8 @@ from pathlib import Path
 from tiphys.checkpoint.exec.contents import Index, Span, read_index
 from tiphys.checkpoint.exec.folder import Entry
 from tiphys.checkpoint.parallel import in_parallel
-from tiphys.errors import IntegrityError, ObjectMissingError, StoreError
+from tiphys.checkpoint.reading import ShardReader
+from tiphys.errors import IntegrityError, StoreError
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Store
 
@@ -47,8 +47,9 @@ def restore(
         shutil.rmtree(arriving, ignore_errors=True)
         arriving.mkdir()
     try:
-        index = read_index(_read(store, manifest.shards[0]))
-        _fetch(store, manifest.shards[1:], index, arriving, before_shard)
+        reader = ShardReader(store)
+        index = read_index(bytes(reader.read(manifest.shards[0])))
+        _fetch(reader, manifest.shards[1:], index, arriving, before_shard)
         with _explained(root):
             _take_place(arriving, root, index, in_the_way)
     finally:
@@ -56,7 +57,7 @@ def restore(
 
 
 def _fetch(
-    store: Store, shards: Sequence[Shard], index: Index, arriving: Path, before_shard: Callable[[], None]
+    reader: ShardReader, shards: Sequence[Shard], index: Index, arriving: Path, before_shard: Callable[[], None]
 ) -> None:
     if [sum(span.size for span in spans) for spans in index.pieces] != [shard.size for shard in shards]:
         raise IntegrityError("the shards are not those that the index tells of")
@@ -67,7 +68,7 @@ def _fetch(
     def fetch(_: int, job: tuple[tuple[Span, ...], Shard]) -> None:
         before_shard()
         spans, shard = job
-        content = memoryview(_read(store, shard))
+        content = reader.read(shard)
         with _explained(arriving):
             _write(arriving, spans, content)
 
@@ -124,28 +125,6 @@ def _set_aside(root: Path, names: Sequence[str]) -> None:
             place = root / ASIDE / name
             place.parent.mkdir(parents=True, exist_ok=True)
             (root / name).rename(place)
-
-
-def _read(store: Store, shard: Shard) -> bytes:
-    try:
-        return _read_once(store, shard)
-    except IntegrityError:
-        # Once more: a checkpoint must not be condemned for what went wrong on the way.
-        return _read_once(store, shard)
-
-
-def _read_once(store: Store, shard: Shard) -> bytes:
-    content = bytearray()
-    try:
-        for chunk in store.chunks(shard.key):
-            content += chunk
-            if len(content) > shard.size:
-                break
-    except ObjectMissingError:
-        raise IntegrityError(f"shard {shard.key} is missing") from None
-    if len(content) != shard.size or hashlib.sha256(content).hexdigest() != shard.sha256:
-        raise IntegrityError(f"shard {shard.key} does not hold the bytes that the manifest tells of")
-    return bytes(content)
 
 
 @contextmanager
