@@ -44,6 +44,7 @@ with checkpoint.session() as session:
     for step in range(state["step"] + 1, 7 if fate != "hang" else 10**6):
         session.step(step, {"step": step})
         if fate == "kill" and step == 3:
+            session.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         if fate == "75" and step == 3:
             sys.exit(75)

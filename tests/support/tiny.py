@@ -69,6 +69,8 @@ def fit(seed, steps):
             state["weights"] = state["weights"] * 1.01 + state["step"]
             state["step"] += 1
             session.step(state["step"], state, metrics={"mean": float(state["weights"].mean())})
+            if state["step"] == HELD_AT and HOLD.exists():
+                session.flush()
             while state["step"] == HELD_AT and HOLD.exists() and not session.should_stop:
                 time.sleep(0.01)
     outputs.path("model").write_bytes(state["weights"].tobytes())
