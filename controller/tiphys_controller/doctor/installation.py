@@ -51,6 +51,10 @@ def _component(name: str, consequence: str, observed: Observed) -> Finding:
 def _ready(name: str, sentence: str, pods: list[PodSeen]) -> Finding:
     troubled = [pod for pod in pods if pod.trouble]
     if not troubled:
+        heard = dict.fromkeys(complaint for pod in pods for complaint in pod.complaints)
+        if heard:
+            complaining = next(pod for pod in pods if pod.complaints)
+            return warning(name, f"{sentence}, but not for all: {'; '.join(heard)}", _logs(complaining))
         return ok(name, sentence)
     return warning(name, f"{sentence}; {troubled[0].name}: {troubled[0].trouble}", _logs(troubled[0]))
 

@@ -31,7 +31,7 @@ from tiphys_controller.doctor.namespaces import (
     WORKFLOW_ACCOUNT,
 )
 from tiphys_controller.doctor.observed import Clock, Deployments, Observed, PodSeen, Right, Unknown, WorkflowNamespace
-from tiphys_controller.doctor.pods import is_ready, readiness_path, runs, said, trouble
+from tiphys_controller.doctor.pods import complaints, is_ready, readiness_path, runs, said, trouble
 
 _TIPHYS = "app.kubernetes.io/name=tiphys"
 _ARGO_CONFIG = "workflow-controller-configmap"
@@ -149,17 +149,19 @@ def _pods(api: KubeApi, tiphys: Deployments) -> tuple[PodSeen, ...] | Unknown:
 def _pod(api: KubeApi, pod: Object) -> PodSeen:
     metadata = pod["metadata"]
     component = (metadata.get("labels") or {}).get("app.kubernetes.io/component", "")
-    why = "" if is_ready(pod) else (_asked(api, pod) if runs(pod) else "") or trouble(pod)
-    return PodSeen(str(component), metadata["namespace"], metadata["name"], why)
+    status, body = _asked(api, pod) if runs(pod) else (0, "")
+    seen = PodSeen(str(component), metadata["namespace"], metadata["name"])
+    if is_ready(pod):
+        return seen._replace(complaints=complaints(body) if status == 200 else ())
+    return seen._replace(trouble=(said(body) if status == 503 else "") or trouble(pod))
 
 
-def _asked(api: KubeApi, pod: Object) -> str:
-    """What the process itself says; empty where it cannot be asked, or is ready by now."""
+def _asked(api: KubeApi, pod: Object) -> tuple[int, str]:
+    """What the process itself says, with its status; 0 where it cannot be asked."""
     try:
-        status, body = api.get_text(readiness_path(pod))
+        return api.get_text(readiness_path(pod))
     except StoreError:
-        return ""
-    return said(body) if status == 503 else ""
+        return 0, ""
 
 
 def _namespaces_of_workflows(api: KubeApi) -> Sequence[str]:

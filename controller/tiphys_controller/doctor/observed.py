@@ -33,12 +33,17 @@ class Deployments(NamedTuple):
 
 
 class PodSeen(NamedTuple):
-    """A pod of plugin or controller. ``trouble`` is empty for one that is ready."""
+    """A pod of plugin or controller. ``trouble`` is empty for one that is ready.
+
+    ``complaints`` are what a ready one says does not work: the store of a
+    namespace, or the ledger. It serves everything else.
+    """
 
     component: str
     namespace: str
     name: str
     trouble: str = ""
+    complaints: tuple[str, ...] = ()
 
 
 class Clock(NamedTuple):

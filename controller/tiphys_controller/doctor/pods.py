@@ -33,6 +33,18 @@ def said(body: str) -> str:
         return " ".join(body.split())[:300]
 
 
+def complaints(body: str) -> tuple[str, ...]:
+    """What a ready process says does not work, one sentence each."""
+    try:
+        answer = json.loads(body)
+        ledger = (answer.get("ledger") or {}).get("error")
+        tenants = [one for one in answer.get("tenants") or [] if one.get("error")]
+        stores = [f"namespace {one.get('namespace')}: {one['error']}" for one in tenants]
+        return (*([f"the GPU ledger: {ledger}"] if ledger else []), *stores)
+    except (ValueError, AttributeError, TypeError):
+        return ()
+
+
 def trouble(pod: Object) -> str:
     """What Kubernetes says of a pod that is not ready."""
     status = pod.get("status") or {}

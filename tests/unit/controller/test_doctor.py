@@ -33,7 +33,7 @@ from tiphys_controller.doctor.observed import (
     Unknown,
     WorkflowNamespace,
 )
-from tiphys_controller.doctor.pods import is_ready, readiness_path, runs, said, trouble
+from tiphys_controller.doctor.pods import complaints, is_ready, readiness_path, runs, said, trouble
 
 from tiphys.kube import Object
 
@@ -245,6 +245,33 @@ def test_one_pod_of_two_is_enough_to_go_on() -> None:
     found = only(replace(GOOD, pods=pods))
     assert (found.name, found.state) == ("plugin", State.WARNING)
     assert "1 of 2 pods of the plugin" in found.sentence
+
+
+def test_a_ready_pod_that_cannot_serve_everybody_is_named() -> None:
+    said = ("the GPU ledger: gone", "namespace ml: s3://ml/tiphys: no credentials")
+    pods = (PodSeen("plugin", "tiphys", "p-1", complaints=said), PodSeen("controller", "tiphys", "c"))
+    found = only(replace(GOOD, pods=pods))
+    assert (found.name, found.state) == ("plugin", State.WARNING)
+    assert found.sentence.endswith(
+        "but not for all: the GPU ledger: gone; namespace ml: s3://ml/tiphys: no credentials"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"ledger": {"error": ""}, "tenants": [{"namespace": "ml", "error": ""}]}', ()),
+        (
+            '{"ledger": {"error": "gone"}, "tenants": [{"namespace": "ml", "error": "403"}, {"namespace": "b"}]}',
+            ("the GPU ledger: gone", "namespace ml: 403"),
+        ),
+        ("ok", ()),
+        ("[1]", ()),
+        ('{"tenants": [3]}', ()),
+    ],
+)
+def test_what_a_ready_process_complains_of_is_read_from_its_answer(body: str, expected: tuple[str, ...]) -> None:
+    assert complaints(body) == expected
 
 
 def test_a_plugin_without_pods() -> None:
