@@ -66,13 +66,14 @@ class Saver:
         self._free = [Staging() for _ in range(copies)]
         self._threads = threads
         self._pauses: Sequence[float] = PAUSES_SECONDS if asynchronous else ()
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._pending: list[_Job] = []
         self._running: Uploads | None = None
         self._given_up = threading.Event()
         self._error: Exception | None = None
         self._worker: threading.Thread | None = None
+        self._closed = False
         self._measured: float | None = None
         self._begun_at = 0.0
 
@@ -159,6 +160,15 @@ class Saver:
         if self.wait(timeout_seconds):
             self._given_up.clear()
 
+    def close(self) -> None:
+        """Begin no save any more, and give the memory of the copies back once none is under way."""
+        if self._worker:
+            self._jobs.put(None)
+            self._worker = None
+        with self._changed:
+            self._closed = True
+            self._free.clear()
+
     def check(self) -> None:
         """Raise what a save has met that must stop the training, such as `FencedError`."""
         if self._error:
@@ -175,21 +185,19 @@ class Saver:
         return job.save
 
     def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             try:
                 self._carry_out(job)
             finally:
-                with self._changed:
-                    self._pending.remove(job)
-                if job.staging:
-                    self._give_back(job.staging)
-                with self._changed:
-                    self._changed.notify_all()
+                self._give_back(job.staging, job)
 
-    def _give_back(self, staging: Staging) -> None:
+    def _give_back(self, staging: Staging | None, job: _Job | None = None) -> None:
         with self._changed:
-            self._free.append(staging)
+            if job:
+                self._running = None  # which knows of the job, and so of its copy
+                self._pending.remove(job)
+            if staging and not self._closed:
+                self._free.append(staging)
             self._changed.notify_all()
 
     def _carry_out(self, job: _Job) -> None:

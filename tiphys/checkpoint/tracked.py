@@ -214,6 +214,7 @@ class TrackedSession(Session):
             error = fenced
         finally:
             self._stop.uninstall()
+            self._saver.close()
             self._ranks.close()
             self._metrics.close()
         if isinstance(error, FencedError):

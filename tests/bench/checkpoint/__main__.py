@@ -64,11 +64,19 @@ def main() -> int:
         for name in options.only or (QUICK if options.quick else PARTS):
             say(f"── {name}")
             parts[name] = measured(name, work)
-        report = {**about, "settings": settings(work), "parts": parts}
-    if not (options.quick or options.only or options.state_mib):
+        report = {**about, "settings": settings(work), "parts": {**_kept(options), **parts}}
+    if not (options.quick or options.state_mib):
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(table(parts), line(parts), sep="\n\n")  # noqa: T201  the result
     return 1 if any("failed" in part for part in parts.values()) else 0
+
+
+def _kept(options: argparse.Namespace) -> dict[str, Any]:
+    """Parts of the committed report that are not measured again; each part's ratios are of one run."""
+    if not options.only or not REPORT.exists():
+        return {}
+    found: dict[str, Any] = json.loads(REPORT.read_text())["parts"]
+    return found
 
 
 def measured(name: str, work: Workload) -> dict[str, Any]:

@@ -11,6 +11,7 @@
 
 import dataclasses
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -271,6 +272,20 @@ def test_an_error_in_the_training_does_not_lose_the_save_under_way(gated):
         threading.Timer(0.05, gated.gate.set).start()
         raise ZeroDivisionError
     assert commits_of(gated, LINEAGE) == [ref(1, 1)]
+
+
+def test_a_session_that_is_over_holds_neither_memory_nor_a_thread():
+    store = MemoryStore()
+    with behind(store) as session:
+        session.save(1, {"weights": np.zeros(1 << 20)})
+        session.flush()
+        (staging_,) = session._saver._free
+        worker = session._saver._worker
+        gone = weakref.ref(staging_)
+        del staging_
+    worker.join(PATIENCE_SECONDS)
+    assert not worker.is_alive()
+    assert gone() is None
 
 
 def test_the_same_step_is_saved_once_even_while_it_is_under_way(gated):
