@@ -26,13 +26,18 @@ def block(report: Mapping[str, Any]) -> str:
     """Markdown between two comments."""
     parts, settings = report["parts"], report["settings"]
     line = {name: value for part in parts.values() for name, value in part.get("line", {}).items()}
-    stall, landing = parts["stall"], parts["landing"]
+    stall, landing = parts["stall"], parts.get("landing")
+    landed = (
+        f"; {landing['landed']} of {landing['trials']} saves landed after SIGTERM "
+        f"(at least {landing['wilson_lower_bound']:.1%}, Wilson 95 %)"
+        if landing
+        else ""
+    )
     said = (
         f"A state of {settings['state']}, on {report['machine']['cores']} cores with the S3 server beside it; "
         f"throttled means {settings['throttle_megabytes_per_second']:g} MB/s and "
         f"{1000 * settings['throttle_latency_seconds']:g} ms per request. A save stalls training for "
-        f"{_time(stall['steady_seconds'])}; {landing['landed']} of {landing['trials']} saves landed after SIGTERM "
-        f"(at least {landing['wilson_lower_bound']:.1%}, Wilson 95 %)."
+        f"{_time(stall['steady_seconds'])}{landed}."
     )
     rows = [f"| {_WORDS[name]} | {_value(name, line)} | {_target(name)} |" for name in _WORDS if name in line]
     table = ["| | measured | aim |", "|---|---|---|", *rows]
