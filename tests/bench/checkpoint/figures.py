@@ -14,11 +14,11 @@ _WORDS = {
     "stall_first_ratio": "the same for the first save of a process",
     "durable_ratio": "times faster committed than one `put_object`, at full speed",
     "verify_over_sha256": "speed of `tiphys verify --deep`, as a share of SHA-256 on all cores",
-    "restore_verify_overhead": "restore with hashes compared, times one without",
+    "restore_verify_overhead": "restore with hashes compared, times one without, throttled",
     "corrupt_found": "damaged runs, caches and checkpoints that were noticed",
     "good_refused": "sound checkpoints that were refused",
     "sigterm_landed_ratio": "saves that landed after SIGTERM, where the upload fits the grace period",
-    "step_inflation": "how much longer a training step takes during an upload",
+    "step_inflation": "how much longer a training step takes during an upload, throttled",
 }
 
 
