@@ -12,6 +12,7 @@
 import itertools
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,16 +40,25 @@ RESTRICTED = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 ASK = """
-import json, os, pathlib, urllib.error, urllib.request
+import json, os, pathlib, time, urllib.error, urllib.request
 token = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount/token").read_text()
 headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-for call in json.loads(os.environ["CALLS"]):
+deadline = time.monotonic() + float(os.environ["SECONDS"])
+def ask(call):
     request = urllib.request.Request(os.environ["URL"], json.dumps(call).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            print(json.dumps([answer.status, json.load(answer)]), flush=True)
+            return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
-        print(json.dumps([error.code, error.read().decode()]), flush=True)
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 503, f"{type(error).__name__}: {error}"
+for call in json.loads(os.environ["CALLS"]):
+    status, answer = ask(call)
+    while status == 503 and time.monotonic() < deadline:
+        time.sleep(1)
+        status, answer = ask(call)
+    print(json.dumps([status, answer]), flush=True)
 """
 LOOK = """
 import json, os, pathlib
@@ -115,14 +125,17 @@ class Tenant:
 
 
 def ask(release: Release, image: str, namespace: str, account: str, calls: list[Object]) -> list[Any]:
-    """Status and body of each answer that a pod under this account gets from the service."""
+    """Status and body of each answer that a pod under this account gets; it repeats a 503, as Argo does."""
+    # The API server may still know a deleted pod of the same name, and then refuses the token of the new one.
+    name = f"asks-as-{account}-{uuid.uuid4().hex[:8]}"
     url = f"http://{release.name}-plugin.{release.home}.svc:7243{EXECUTE_PATH}"
-    env = [{"name": "URL", "value": url}, {"name": "CALLS", "value": json.dumps(calls)}]
+    given = {"URL": url, "CALLS": json.dumps(calls), "SECONDS": str(SECONDS / 2)}
+    env = [{"name": variable, "value": value} for variable, value in given.items()]
     container = {"name": "main", "image": image, "command": ["python", "-c", ASK], "env": env}
     pod: Json = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"asks-as-{account}", "labels": {"workflows.argoproj.io/component": "agent"}},
+        "metadata": {"name": name, "labels": {"workflows.argoproj.io/component": "agent"}},
         "spec": {
             "serviceAccountName": account,
             "automountServiceAccountToken": True,
@@ -130,7 +143,6 @@ def ask(release: Release, image: str, namespace: str, account: str, calls: list[
             "containers": [{**container, "securityContext": RESTRICTED}],
         },
     }
-    name = pod["metadata"]["name"]
     release.cluster.apply(pod, namespace=namespace)
     ended = release.cluster.finished_pod(name, namespace)
     text = release.cluster.kubectl("logs", name, "--namespace", namespace)
