@@ -125,23 +125,29 @@ def test_a_state_that_cannot_land_is_not_begun():
     assert event.data["choice"] == "leave"
 
 
-def test_the_save_under_way_is_finished_where_there_is_no_time_for_more():
-    gate = threading.Event()
+def test_the_save_under_way_is_finished_where_there_is_no_time_for_more(monkeypatch):
+    decided = threading.Event()
 
     class Gated(MemoryStore):
         def create(self, key, data, *, sha256=None):
-            if "manifests/" in key:
-                assert gate.wait(PATIENCE_SECONDS)
+            if "shards/" in key:
+                assert decided.wait(PATIENCE_SECONDS)
             super().create(key, data, sha256=sha256)
 
     store = Gated()
     session = open_session(store, clock=Clock(), grace_seconds=120, asynchronous=True)
+    wait = session._saver.wait
+
+    def wait_after_the_choice(timeout_seconds=None):
+        decided.set()
+        return wait(timeout_seconds)
+
     with pytest.raises(SystemExit), session:
         session.save(3, state_at(3))
         session._saver._measured = 1.0
-        os.kill(os.getpid(), signal.SIGTERM)
         session._saver._pending[0].size_bytes = 10
-        gate.set()
+        monkeypatch.setattr(session._saver, "wait", wait_after_the_choice)
+        os.kill(os.getpid(), signal.SIGTERM)
         session.step(5, state_at(5))
     assert commits_of(store, LINEAGE) == [ref(1, 3)]
     (event,) = preempted(store)
