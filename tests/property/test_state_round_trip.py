@@ -6,9 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-from tiphys.checkpoint.shards import plan_shards, unpack
-from tiphys.checkpoint.state import flatten
+from support.shards import packed, unpack
 
 DTYPES = st.one_of(
     hnp.boolean_dtypes(),
@@ -65,10 +63,6 @@ def fingerprint(value: Any) -> Any:
     if isinstance(value, float):
         return float, np.float64(value).tobytes()
     return type(value), value
-
-
-def packed(state: Any, shard_bytes: int | None = None) -> list[bytearray]:
-    return [plan.data() for plan in plan_shards(flatten(state), shard_bytes)]
 
 
 @settings(max_examples=300)

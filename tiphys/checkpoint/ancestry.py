@@ -31,18 +31,16 @@ class Ancestry:
         Costs two listings however many checkpoints there are; what older
         attempts started from is read only by who asks for more.
         """
-        settings = self._settings
-        tried: set[CheckpointRef] = set()
+        settings, lineage = self._settings, self._settings.lineage
+        passed = quarantined(self._store, lineage)
+        commits = commits_of(self._store, lineage)
         if not settings.has_volume:  # the plugin has chosen, and barred what is suspect
-            nearest = self._usable({settings.attempt: settings.resume_from})
-            yield from nearest
-            tried.update(nearest)
-        yield from (ref for ref in self._usable(self.starts()) if ref not in tried)
-
-    def _usable(self, starts: StartsFrom) -> list[CheckpointRef]:
-        lineage = self._settings.lineage
-        barred = quarantined(self._store, lineage) | self._suspects
-        return [ref for ref in chain(commits_of(self._store, lineage), lineage, starts) if ref not in barred]
+            nearest = chain(commits, lineage, {settings.attempt: settings.resume_from})
+            yield from (ref for ref in nearest if ref not in passed)
+            passed.update(nearest)
+        starts = self.starts()
+        passed |= self._suspects
+        yield from (ref for ref in chain(commits, lineage, starts) if ref not in passed)
 
     def starts(self) -> StartsFrom:
         """What every attempt started from, this one included."""

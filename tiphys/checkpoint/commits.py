@@ -6,7 +6,7 @@ after that. What fails costs a line in the log and not the training.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tiphys.checkpoint.ancestry import Ancestry
 from tiphys.checkpoint.commit import ShardSource, Uploads, commit, complete, publish
@@ -15,7 +15,7 @@ from tiphys.checkpoint.interval import Interval
 from tiphys.checkpoint.journal import Journal, tell
 from tiphys.checkpoint.metrics import NoMetrics, cause_of
 from tiphys.checkpoint.settings import Settings
-from tiphys.errors import IntegrityError, ObjectExistsError, StoreError, TiphysError
+from tiphys.errors import IntegrityError, ObjectExistsError, StoreError, TiphysError, UsageError
 from tiphys.lineage.retention import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Facts
 from tiphys.store import RunLayout, Store, find_record
@@ -64,6 +64,41 @@ class Commits:
         """The attempt goes on from ``ref``, whose every hash was compared."""
         self.restored = ref
         self._retention.trust(ref)
+
+    def draft(
+        self,
+        global_step: int,
+        framework: str,
+        facts: Facts,
+        metrics: Mapping[str, float] | None = None,
+        reason: str = "due",
+    ) -> CheckpointManifest:
+        """The manifest of a save of this step, but for what only the save can know.
+
+        Raises:
+            UsageError: ``metrics`` are no numbers.
+        """
+        return CheckpointManifest(
+            lineage=self._settings.lineage,
+            run=self._settings.run,
+            step=self._settings.step,
+            attempt=self._settings.attempt,
+            global_step=global_step,
+            shards=(),
+            parent=self.base,
+            restored=self.restored,
+            metrics=_numbers(metrics or {}),
+            facts=facts,
+            framework=framework,
+            reason=reason,
+        )
+
+    def claim(self) -> AttemptClaim | None:
+        """The claim of this attempt, read once; it knows what no process of the attempt does."""
+        if self._claim is None:
+            key = RunLayout(self._settings.run).attempt(self._settings.step, self._settings.attempt)
+            self._claim = find_record(self._run_store, key, AttemptClaim)
+        return self._claim
 
     def commit(self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploads: Uploads) -> CheckpointManifest:
         """Store ``shards`` and commit them as the child of what was committed before; raises as `commit` does."""
@@ -115,13 +150,10 @@ class Commits:
 
     def _facts(self, draft: CheckpointManifest) -> Facts:
         """The facts of ``draft``, and those that only the attempt's claim knows."""
-        if self._claim is None:
-            key = RunLayout(self._settings.run).attempt(self._settings.step, self._settings.attempt)
-            self._claim = find_record(self._run_store, key, AttemptClaim)
-        if self._claim is None:
+        claim = self.claim()
+        if claim is None:
             return draft.facts
-        known = {"dataset": self._claim.dataset, "parameters": self._claim.parameters}
-        return draft.facts.model_copy(update=known)
+        return draft.facts.model_copy(update={"dataset": claim.dataset, "parameters": claim.parameters})
 
     def _note_progress(self) -> None:
         """Leave with the run, once, that this attempt got on: retry budgets depend on it, and nobody else can see."""
@@ -150,3 +182,10 @@ class Commits:
             self._retention.apply(self._ancestry.starts(), protected)
         except (StoreError, IntegrityError) as error:
             tell(f"old checkpoints could not be removed: {error}")
+
+
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"metrics must be numbers: {error}") from error

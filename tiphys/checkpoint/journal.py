@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tiphys.errors import TiphysError
-from tiphys.records import Event
+from tiphys.records import CheckpointRef, Event, Skipped
 from tiphys.store import Store, append_events
 
 SOURCE = "trainer"
@@ -30,6 +30,16 @@ class Journal:
     def event(self, name: str, message: str, **data: Any) -> Event:
         """An event of this attempt, for `record`."""
         return Event(name=name, step=self._step, attempt=self._attempt, message=message, data=data)
+
+    def restored(self, ref: CheckpointRef) -> Event:
+        """The attempt goes on from ``ref``."""
+        message = f"attempt {self._attempt} resumes from step {ref.global_step} ({ref.words})"
+        return self.event("checkpoint.restored", message, checkpoint=str(ref))
+
+    def skipped(self, skip: Skipped, instead: str) -> Event:
+        """A checkpoint was passed over; ``instead`` says what is done."""
+        message = f"{skip.checkpoint.words} is corrupt: {skip.reason}; {instead}"
+        return self.event("checkpoint.skipped", message, checkpoint=str(skip.checkpoint))
 
     def record(self, events: Sequence[Event], *, store: bool = True, timeout_seconds: float | None = None) -> None:
         """Tell ``events``, and store them unless there is no time for it; wait at most ``timeout_seconds``."""

@@ -6,10 +6,9 @@ from typing import Any
 from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.gang import ALONE, Place
 from tiphys.checkpoint.parallel import in_parallel
-from tiphys.checkpoint.reading import ShardReader
+from tiphys.checkpoint.reading import ShardReader, manifest_of
 from tiphys.checkpoint.shards import FRAMEWORK, Assembly
-from tiphys.errors import IntegrityError, ObjectMissingError, UsageError
-from tiphys.lineage.verify import read_manifest
+from tiphys.errors import UsageError
 from tiphys.records import CheckpointManifest, CheckpointRef, Shard
 from tiphys.store import Store
 
@@ -36,18 +35,9 @@ class Loader:
         self._reader = ShardReader(store, cache=cache, stopping=stopping)
         self._threads = threads
 
-    def manifest(self, ref: CheckpointRef, framework: str = FRAMEWORK) -> CheckpointManifest:
-        """The manifest of ``ref``, if its shards can be read by ``framework``; raises as `load` does."""
-        try:
-            manifest = read_manifest(self._store, ref)
-        except ObjectMissingError:
-            raise IntegrityError("its manifest is missing") from None
-        if manifest.framework != framework:
-            raise UsageError(
-                f"checkpoint {ref} of {ref.lineage} was written by the framework {manifest.framework!r}, this program "
-                f"reads {framework!r}; start a new run"
-            )
-        return manifest
+    def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
+        """The manifest of ``ref``, if its shards hold NumPy arrays; raises as `manifest_of` does."""
+        return manifest_of(self._store, ref, FRAMEWORK)
 
     def load(self, manifest: CheckpointManifest, like: Any = None, place: Place = ALONE) -> Any:
         """The state that the rank at ``place`` saved, or that one saved for all.

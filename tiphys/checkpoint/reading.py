@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable
 
 from tiphys.checkpoint.cache import NodeCache
-from tiphys.errors import IntegrityError, ObjectMissingError
-from tiphys.records import Shard
+from tiphys.errors import IntegrityError, ObjectMissingError, UsageError
+from tiphys.lineage.verify import read_manifest
+from tiphys.records import CheckpointManifest, CheckpointRef, Shard
 from tiphys.store import Store
 
 _PIECE_BYTES = 1 << 20
@@ -20,6 +21,31 @@ _PIECE_BYTES = 1 << 20
 
 class LoadStoppedError(Exception):
     """The load was given up, because the program was told to stop."""
+
+
+def manifest_of(store: Store, ref: CheckpointRef, framework: str, reader: str = "this program") -> CheckpointManifest:
+    """The manifest of ``ref``, if ``reader``, which reads ``framework``, can read its shards.
+
+    Raises:
+        IntegrityError: it is damaged or missing.
+        UsageError: another framework wrote it.
+        StoreError: storage did not answer; that says nothing about the checkpoint.
+    """
+    try:
+        manifest = read_manifest(store, ref)
+    except ObjectMissingError:
+        raise IntegrityError("its manifest is missing") from None
+    check_framework(manifest, framework, reader)
+    return manifest
+
+
+def check_framework(manifest: CheckpointManifest, framework: str, reader: str = "this program") -> None:
+    """Raise `UsageError` if ``reader``, which reads ``framework``, cannot read the shards of ``manifest``."""
+    if manifest.framework != framework:
+        raise UsageError(
+            f"checkpoint {manifest.ref} of {manifest.lineage} was written by the framework {manifest.framework!r}, "
+            f"{reader} reads {framework!r}; start a new run"
+        )
 
 
 class ShardReader:

@@ -20,10 +20,10 @@ from tiphys.checkpoint.gang import Place
 from tiphys.checkpoint.journal import tell
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.settings import Settings
+from tiphys.checkpoint.stores import open_stores
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.environment import EX_UNAVAILABLE
 from tiphys.records import CheckpointRef
-from tiphys.store import Store, open_store
 
 StateT = TypeVar("StateT")
 
@@ -190,9 +190,11 @@ def session(
         # Ranks of one node would each fetch the same bytes.
         shared = Path(tempfile.gettempdir()) / f"tiphys-cache-{os.getuid()}"
         settings = dataclasses.replace(settings, cache=shared)
-    # A volume that is not mounted must not become a folder that dies with the pod.
-    run_store = _open(settings.store)
-    store = _open(settings.checkpoint_store) if settings.has_volume else run_store
+    try:
+        run_store, store = open_stores(settings)
+    except StoreError as error:
+        tell(str(error))
+        raise SystemExit(EX_UNAVAILABLE) from error
     return TrackedSession(
         settings,
         run_store=run_store,
@@ -204,11 +206,3 @@ def session(
         place=place,
         sharded=sharded,
     )
-
-
-def _open(url: str) -> Store:
-    try:
-        return open_store(url, must_exist=True)
-    except StoreError as error:
-        tell(str(error))
-        raise SystemExit(EX_UNAVAILABLE) from error

@@ -120,15 +120,6 @@ class Assembly:
         return unflatten(self._tree, self._arrays, like)
 
 
-def unpack(shards: Iterable[bytes], like: Any = None) -> Any:
-    """The state whose shards these are, in the order of `plan_shards`; raises as `Assembly` does."""
-    rest = iter(shards)
-    assembly = Assembly(next(rest))
-    for shard in rest:
-        assembly.add(shard)
-    return assembly.state(like)
-
-
 def _pieces(state: Flat, shard_bytes: int) -> Iterator[Piece]:
     for index, (path, given) in enumerate(state.arrays):
         array = contiguous(given)

@@ -41,10 +41,6 @@ class Staging:
         self._buffers: list[bytearray] = []
         self._warming: threading.Thread | None = None
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(map(len, self._buffers))
-
     def stage(self, plans: Sequence[ShardPlan]) -> list[StagedShard]:
         """Copy what the plans name; later changes of the state do not reach the copy.
 

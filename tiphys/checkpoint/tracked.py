@@ -257,20 +257,11 @@ class TrackedSession(Session):
         self._saver.expect(manifest)
         self._last_step = ref.global_step
         self._saved_at = self._clock()
-        self._report(skipped, f"using {_words(ref)}")
-        message = f"attempt {self._settings.attempt} resumes from step {ref.global_step} ({_words(ref)})"
-        event = self._journal.event("checkpoint.restored", message, checkpoint=str(ref))
-        self._journal.record([event], store=self._ranks.reports)
+        self._report(skipped, f"using {ref.words}")
+        self._journal.record([self._journal.restored(ref)], store=self._ranks.reports)
 
     def _report(self, skipped: list[Skipped], instead: str) -> None:
-        events = [
-            self._journal.event(
-                "checkpoint.skipped",
-                f"{_words(skip.checkpoint)} is corrupt: {skip.reason}; {instead}",
-                checkpoint=str(skip.checkpoint),
-            )
-            for skip in skipped
-        ]
+        events = [self._journal.skipped(skip, instead) for skip in skipped]
         self._journal.record(events, store=self._ranks.reports)
 
     def _note_step(self, global_step: int) -> None:
@@ -313,18 +304,8 @@ class TrackedSession(Session):
         data_position: Mapping[str, int | float | str] | None,
     ) -> CheckpointManifest:
         """The manifest of a save of this step, but for what only the save can know."""
-        return CheckpointManifest(
-            lineage=self._settings.lineage,
-            run=self._settings.run,
-            step=self._settings.step,
-            attempt=self._settings.attempt,
-            global_step=global_step,
-            shards=(),
-            restored=self._commits.restored,
-            metrics=_numbers(metrics or {}),
-            facts=gather(self._environ, epoch=epoch, data_position=data_position),
-            framework=FRAMEWORK,
-        )
+        facts = gather(self._environ, epoch=epoch, data_position=data_position)
+        return self._commits.draft(global_step, FRAMEWORK, facts, metrics)
 
     def _save(self, draft: CheckpointManifest, plans: list[ShardPlan], reason: str, *, copy: bool = True) -> Save:
         newest = self._newest
@@ -409,19 +390,8 @@ class TrackedSession(Session):
     def _leave(self) -> None:
         self._leaving = True
         base = self._commits.base
-        have = f"the newest checkpoint is {_words(base)}" if base else "no checkpoint exists yet"
+        have = f"the newest checkpoint is {base.words}" if base else "no checkpoint exists yet"
         grace = f" of {self._settings.grace_seconds:g} s" if self._settings.grace_seconds else ""
         told = f"told to stop (SIGTERM) {self._seconds_since_told():.1f} s{grace} ago"
         tell(f"{told}; {have}; exit code {EX_TEMPFAIL} asks to be tried again")
         raise SystemExit(EX_TEMPFAIL)
-
-
-def _words(ref: CheckpointRef) -> str:
-    return f"checkpoint {ref.global_step} of attempt {ref.attempt}"
-
-
-def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
-    try:
-        return {name: float(value) for name, value in metrics.items()}
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"metrics must be numbers: {error}") from error

@@ -8,7 +8,7 @@ so that there is no second log which could tell another story.
 from collections.abc import Iterator
 
 from tiphys.lineage.tree import AttemptNode, CheckpointNode, LineageTree, Status, tree_of
-from tiphys.records import AttemptClaim, AttemptEnd, CheckpointRef, Event, Outcome, RunRecord
+from tiphys.records import AttemptClaim, AttemptEnd, Event, Outcome, RunRecord
 from tiphys.store import Attempt, Store, Submission, all_attempts, read_events, read_run, submissions
 
 
@@ -106,7 +106,7 @@ def _of_checkpoint(step: str, attempt: AttemptNode, node: CheckpointNode) -> Ite
             at=node.committed_at,
             step=step,
             attempt=attempt.attempt,
-            message=f"{_words(node.ref)} was committed{late}",
+            message=f"{node.ref.words} was committed{late}",
             data={**checkpoint, "size_bytes": node.size_bytes, "metrics": node.metrics, "reason": node.saved_because},
         )
     if node.quarantined_at:
@@ -115,7 +115,7 @@ def _of_checkpoint(step: str, attempt: AttemptNode, node: CheckpointNode) -> Ite
             at=node.quarantined_at,
             step=step,
             attempt=attempt.attempt,
-            message=f"{_words(node.ref)} was quarantined: {node.reason}",
+            message=f"{node.ref.words} was quarantined: {node.reason}",
             data=checkpoint,
         )
 
@@ -123,14 +123,10 @@ def _of_checkpoint(step: str, attempt: AttemptNode, node: CheckpointNode) -> Ite
 def _from(claim: AttemptClaim) -> str:
     if not claim.lineage:
         return ""
-    return f" from {_words(claim.starts_from)}" if claim.starts_from else " from the beginning"
+    return f" from {claim.starts_from.words}" if claim.starts_from else " from the beginning"
 
 
 def _ended(end: AttemptEnd) -> str:
     cause = f" ({end.cause.value.replace('_', ' ')})" if end.cause else ""
     told = f": {end.message}" if end.message else ""
     return f"attempt {end.attempt} of {end.step} ended as {end.outcome.value}{cause}{told}"
-
-
-def _words(ref: CheckpointRef) -> str:
-    return f"checkpoint {ref.global_step} of attempt {ref.attempt}"

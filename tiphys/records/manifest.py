@@ -22,6 +22,11 @@ class CheckpointRef(Record):
     def __str__(self) -> str:
         return f"{self.attempt}-{self.global_step}"
 
+    @property
+    def words(self) -> str:
+        """For a sentence: ``checkpoint 1200 of attempt 2``."""
+        return f"checkpoint {self.global_step} of attempt {self.attempt}"
+
 
 class Shard(Record):
     """One object of a checkpoint."""

@@ -121,7 +121,7 @@ def test_storage_out_of_reach_at_the_start_asks_to_be_tried_again(tmp_path, monk
     def dead(url, must_exist):
         raise StoreError(f"{url} did not answer")
 
-    monkeypatch.setattr(sys.modules["tiphys.checkpoint.session"], "open_store", dead)
+    monkeypatch.setattr(sys.modules["tiphys.checkpoint.stores"], "open_store", dead)
     environ = {
         "TIPHYS_STORE": "s3://ml/tiphys",
         "TIPHYS_RUN": RUN,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.shards import packed, unpack
 
-from tiphys.checkpoint.shards import plan_shards, unpack
 from tiphys.checkpoint.state import flatten
 from tiphys.errors import IntegrityError, UsageError
 
@@ -42,10 +42,6 @@ class Derived:
 
     def __post_init__(self):
         raise AssertionError("a restored state is not computed anew")
-
-
-def packed(state, shard_bytes=None):
-    return [plan.data() for plan in plan_shards(flatten(state), shard_bytes)]
 
 
 def round_trip(state, like=None, shard_bytes=1 << 20):

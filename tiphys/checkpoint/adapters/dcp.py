@@ -26,9 +26,9 @@ from tiphys.checkpoint.adapters.ranks import Ranks
 from tiphys.checkpoint.exposure import open_metrics
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.settings import Settings
+from tiphys.checkpoint.stores import open_stores
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
-from tiphys.store import open_store
 
 
 class DistributedSession:
@@ -152,11 +152,11 @@ def session(
         return DistributedSession()
     from tiphys.checkpoint.adapters.dcp_tracked import TrackedRanks
 
-    run_store = open_store(settings.store, must_exist=True)
+    run_store, store = open_stores(settings)
     return TrackedRanks(
         settings,
         run_store=run_store,
-        store=open_store(settings.checkpoint_store, must_exist=True) if settings.has_volume else run_store,
+        store=store,
         ranks=Ranks(),
         environ=environ,
         clock=clock,

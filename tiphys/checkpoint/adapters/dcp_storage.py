@@ -136,11 +136,7 @@ class ShardReader(FileSystemReader):
         cache: NodeCache | None = None,
     ) -> None:
         """``agree`` is told what a rank found, and raises if some rank found damage; all ranks wait in it."""
-        if manifest.framework != FRAMEWORK:
-            raise UsageError(
-                f"checkpoint {manifest.ref} of {manifest.lineage} was written by the framework {manifest.framework!r}, "
-                f"this program reads {FRAMEWORK!r}; start a new run"
-            )
+        reading.check_framework(manifest, FRAMEWORK)
         super().__init__(str(manifest.ref))
         self.fs = _Verified(store, manifest, held_bytes, cache)
         self._agree = agree or _raise

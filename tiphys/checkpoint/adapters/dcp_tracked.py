@@ -32,8 +32,8 @@ from tiphys.errors import FencedError, IntegrityError, StoreError
 from tiphys.lineage.quarantine import quarantine
 from tiphys.lineage.verify import read_manifest
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
-from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Event, Skipped
-from tiphys.store import RunLayout, Store, find_record, step_attempts
+from tiphys.records import CheckpointManifest, CheckpointRef, Event, Skipped
+from tiphys.store import Store, step_attempts
 
 
 class TrackedRanks(DistributedSession):
@@ -79,7 +79,6 @@ class TrackedRanks(DistributedSession):
         )
         self._stager = _stager()
         self._cache = NodeCache(settings.cache) if settings.cache else None
-        self._claim: AttemptClaim | None = None
         self._running: Save | None = None
         self._loading: CheckpointRef | None = None
         self._fenced: FencedError | None = None
@@ -132,7 +131,6 @@ class TrackedRanks(DistributedSession):
         self._told_step = global_step
         self._progress.report(global_step)
         self._metrics.step(global_step)
-        draft = self._draft(global_step, metrics, epoch, data_position)
         busy = self._running is not None and not self._running.done
         stop, due, busy, fenced = self._ranks.any(
             self._stop.requested, self._ranks.is_first and self._due(global_step), busy, self._fenced is not None
@@ -140,14 +138,16 @@ class TrackedRanks(DistributedSession):
         if fenced:
             self._wait()
         if stop:
-            self._leave(draft, state)
+            self._wait()
+            self._leave(self._draft(global_step, metrics, epoch, data_position), state)
         if due and busy and self._settings.busy_rule == "skip":
             self._metrics.skipped()
             self._skipped_saves += 1
             return None  # it stays due, and is tried again after the next step
-        if due:
-            self._wait()
-        return self._begin(draft, state) if due else None
+        if not due:
+            return None
+        self._wait()
+        return self._begin(self._draft(global_step, metrics, epoch, data_position), state)
 
     def save(
         self,
@@ -268,14 +268,13 @@ class TrackedRanks(DistributedSession):
             raise self._fenced
 
     def _leave(self, draft: CheckpointManifest, state: Mapping[str, Any]) -> None:
-        self._wait()
         last = self._commits.newest
         if last is None or last.global_step != draft.global_step:
             self._begin(draft.model_copy(update={"reason": "sigterm"}), state)
             self._wait()
         if self._ranks.is_first:
             last = self._commits.base
-            have = f"the newest checkpoint is {_words(last)}" if last else "no checkpoint exists yet"
+            have = f"the newest checkpoint is {last.words}" if last else "no checkpoint exists yet"
             tell(f"told to stop (SIGTERM); {have}; exit code {EX_TEMPFAIL} asks to be tried again")
         raise SystemExit(EX_TEMPFAIL)
 
@@ -291,23 +290,10 @@ class TrackedRanks(DistributedSession):
         epoch: int | None,
         data_position: Mapping[str, int | float | str] | None,
     ) -> CheckpointManifest:
-        if self._claim is None and self._ranks.is_first:
-            key = RunLayout(self._settings.run).attempt(self._settings.step, self._settings.attempt)
-            self._claim = find_record(self._run_store, key, AttemptClaim)
-        world, claim = self._ranks.world_size, self._claim
-        return CheckpointManifest(
-            lineage=self._settings.lineage,
-            run=self._settings.run,
-            step=self._settings.step,
-            attempt=self._settings.attempt,
-            global_step=global_step,
-            shards=(),
-            parent=self._commits.base,
-            restored=self._commits.restored,
-            metrics={name: float(value) for name, value in (metrics or {}).items()},
-            facts=gather(self._environ, epoch=epoch, data_position=data_position, world_size=world, claim=claim),
-            framework=FRAMEWORK,
-        )
+        claim = self._commits.claim() if self._ranks.is_first else None
+        world = self._ranks.world_size
+        facts = gather(self._environ, epoch=epoch, data_position=data_position, world_size=world, claim=claim)
+        return self._commits.draft(global_step, FRAMEWORK, facts, metrics)
 
     def _writer(self, draft: CheckpointManifest) -> ShardWriter:
         return ShardWriter(self._store, draft, self._check_fence, self._commits.committed)
@@ -320,20 +306,11 @@ class TrackedRanks(DistributedSession):
         self._commits.restored_from(ref)
         self._last_step = ref.global_step
         self._saved_at = self._clock()
-        self._report(skipped, f"using {_words(ref)}")
-        message = f"attempt {self._settings.attempt} resumes from step {ref.global_step} ({_words(ref)})"
-        self._journal.record([self._journal.event("checkpoint.restored", message, checkpoint=str(ref))])
+        self._report(skipped, f"using {ref.words}")
+        self._journal.record([self._journal.restored(ref)])
 
     def _report(self, skipped: list[Skipped], instead: str) -> None:
-        events = [
-            self._journal.event(
-                "checkpoint.skipped",
-                f"{_words(skip.checkpoint)} is corrupt: {skip.reason}; {instead}",
-                checkpoint=str(skip.checkpoint),
-            )
-            for skip in skipped
-        ]
-        self._journal.record(events)
+        self._journal.record([self._journal.skipped(skip, instead) for skip in skipped])
 
 
 class _LogOnly(Journal):
@@ -357,7 +334,3 @@ def _stager() -> Any:
             use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
         )
     )
-
-
-def _words(ref: CheckpointRef) -> str:
-    return f"checkpoint {ref.global_step} of attempt {ref.attempt}"

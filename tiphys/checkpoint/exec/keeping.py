@@ -16,12 +16,12 @@ from tiphys.checkpoint.fence import check_fence
 from tiphys.checkpoint.interval import Interval
 from tiphys.checkpoint.journal import Journal
 from tiphys.checkpoint.metrics import NoMetrics
+from tiphys.checkpoint.reading import manifest_of
 from tiphys.checkpoint.settings import Settings
-from tiphys.errors import IntegrityError, ObjectMissingError, UsageError
+from tiphys.errors import IntegrityError
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.verify import read_manifest
-from tiphys.records import CheckpointManifest, CheckpointRef, Event
-from tiphys.store import Store, open_store
+from tiphys.records import CheckpointManifest, CheckpointRef, Event, Skipped
+from tiphys.store import Store
 
 
 class Keeper:
@@ -76,15 +76,14 @@ class Keeper:
         for ref in self._ancestry.candidates():
             started = time.monotonic()
             try:
-                manifest = self._manifest(ref)
+                manifest = manifest_of(self._store, ref, FRAMEWORK, "and tiphys-exec")
                 restore(self._store, manifest, root, before_shard, in_the_way)
             except IntegrityError as error:
                 events.append(self._passed_over(ref, error))
                 continue
             self._commits.restored_from(ref)
             self._metrics.restored(time.monotonic() - started, manifest.size_bytes, ref.global_step)
-            message = f"attempt {self._settings.attempt} resumes from step {ref.global_step} ({words(ref)})"
-            events.append(self.journal.event("checkpoint.restored", message, checkpoint=str(ref)))
+            events.append(self.journal.restored(ref))
             break
         self.journal.record(events)
 
@@ -97,18 +96,7 @@ class Keeper:
             FencedError: another attempt took this one's place.
             StoreError, IntegrityError: it could not be stored; another try may help.
         """
-        draft = CheckpointManifest(
-            lineage=self._settings.lineage,
-            run=self._settings.run,
-            step=self._settings.step,
-            attempt=self._settings.attempt,
-            global_step=global_step,
-            shards=(),
-            restored=self._commits.restored,
-            facts=gather(self._environ),
-            framework=FRAMEWORK,
-            reason=reason,
-        )
+        draft = self._commits.draft(global_step, FRAMEWORK, gather(self._environ), reason=reason)
         with self._before_publishing(check_unchanged):
             manifest = self._commits.commit(draft, shards, Uploads())
         self._commits.committed(manifest)
@@ -134,28 +122,4 @@ class Keeper:
     def _passed_over(self, ref: CheckpointRef, error: IntegrityError) -> Event:
         quarantine(self._store, ref, str(error), by="restore")
         self._metrics.verify_failed()
-        message = f"{words(ref)} is corrupt: {error}; the one before it is looked at"
-        return self.journal.event("checkpoint.skipped", message, checkpoint=str(ref))
-
-    def _manifest(self, ref: CheckpointRef) -> CheckpointManifest:
-        try:
-            manifest = read_manifest(self._store, ref)
-        except ObjectMissingError:
-            raise IntegrityError("its manifest is missing") from None
-        if manifest.framework != FRAMEWORK:
-            raise UsageError(
-                f"checkpoint {ref} of {ref.lineage} was written by the framework {manifest.framework!r}, and "
-                f"tiphys-exec reads {FRAMEWORK!r}; start a new run"
-            )
-        return manifest
-
-
-def open_stores(settings: Settings) -> tuple[Store, Store]:
-    """The store of the run, and that of its checkpoints; raises as `open_store` does."""
-    # A volume that is not mounted must not become a folder that dies with the pod.
-    run_store = open_store(settings.store, must_exist=True)
-    return run_store, open_store(settings.checkpoint_store, must_exist=True) if settings.has_volume else run_store
-
-
-def words(ref: CheckpointRef) -> str:
-    return f"checkpoint {ref.global_step} of attempt {ref.attempt}"
+        return self.journal.skipped(Skipped(checkpoint=ref, reason=str(error)), "the one before it is looked at")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from tiphys.checkpoint.exec.child import NOT_EXECUTABLE, NOT_FOUND, Child, Signals
 from tiphys.checkpoint.exec.folder import look
-from tiphys.checkpoint.exec.keeping import Keeper, words
+from tiphys.checkpoint.exec.keeping import Keeper
 from tiphys.checkpoint.exec.options import Options
 from tiphys.checkpoint.exec.saving import Saving
 from tiphys.checkpoint.exec.watching import Found, Watch, checkpoints_in, global_step
@@ -174,7 +174,7 @@ class Loop:
         """Report on the landing, and ask to be tried again."""
         base, left = self._keeper.base, self._seconds_left()
         spent = self._grace_seconds - _LEAVING_SECONDS - left
-        have = f"the newest checkpoint is {words(base)}" if base else "no checkpoint exists yet"
+        have = f"the newest checkpoint is {base.words}" if base else "no checkpoint exists yet"
         message = f"told to stop (SIGTERM) {spent:.1f} s of {self._grace_seconds:g} s ago, {how}; {have}"
         event = self._keeper.journal.event(
             "checkpoint.preempted",

@@ -1,0 +1,20 @@
+"""A state as the bytes of its shards, and back, without a session or a store."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tiphys.checkpoint.shards import Assembly, plan_shards
+from tiphys.checkpoint.state import flatten
+
+
+def packed(state: Any, shard_bytes: int | None = None) -> list[bytearray]:
+    return [plan.data() for plan in plan_shards(flatten(state), shard_bytes)]
+
+
+def unpack(shards: Iterable[bytes | bytearray], like: Any = None) -> Any:
+    """The state whose shards these are, in the order of `packed`."""
+    rest = iter(shards)
+    assembly = Assembly(bytes(next(rest)))
+    for shard in rest:
+        assembly.add(shard)
+    return assembly.state(like)
