@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 _CAUTION = 1.25
 """Bandwidth is shared, and a node that empties itself is busy."""
+_HOPELESS = 3
+"""A save under way is given up only if it would take so many times what is left: to wait for it costs nothing else."""
 _COMMIT_SECONDS = 0.5
 """The fence, the manifest, and what the program does until it is gone."""
 
@@ -49,7 +51,7 @@ def land(seen: Approach) -> Choice:
     if newest <= seen.seconds_left:
         return Choice.REPLACE
     if seen.running_bytes:
-        return Choice.FINISH if running <= _CAUTION * seen.seconds_left else Choice.LEAVE
+        return Choice.FINISH if running <= _HOPELESS * seen.seconds_left else Choice.LEAVE
     # Estimates err; what has a chance is tried, since there is nothing to lose.
     return Choice.SAVE if newest <= _CAUTION * seen.seconds_left else Choice.LEAVE
 

@@ -30,7 +30,18 @@ class _Job:
         self.shards = shards
         self.staging = staging
         self.size_bytes = sum(shard.size_bytes for shard in shards)
+        self.largest_bytes = max((shard.size_bytes for shard in shards), default=0)
         self.arrived_bytes = 0
+
+    def progress_bytes(self, threads: int) -> float | None:
+        """What has been sent, where shards that are on their way count half; None as long as that tells nothing.
+
+        The first shard is a small document that may arrive at once, or late.
+        """
+        if not 0 < self.largest_bytes <= self.arrived_bytes:
+            return None
+        travelling = min(self.size_bytes - self.arrived_bytes, threads * self.largest_bytes)
+        return self.arrived_bytes + travelling / 2
 
 
 Commit = Callable[[CheckpointManifest, Sequence[ShardSource], Uploads], CheckpointManifest]
@@ -84,11 +95,11 @@ class Saver:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Bandwidth of the save under way once a shard has arrived, else of the newest that was committed."""
+        """Bandwidth of the save under way once enough of it has arrived, else of the newest that was committed."""
         with self._changed:
             for job in self._pending:
-                if job.arrived_bytes:
-                    return job.arrived_bytes / max(time.perf_counter() - self._begun_at, 1e-6)
+                if (sent := job.progress_bytes(self._threads)) is not None:
+                    return sent / max(time.perf_counter() - self._begun_at, 1e-6)
             return self._measured
 
     @property

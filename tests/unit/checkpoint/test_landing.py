@@ -5,7 +5,7 @@
 | nothing: no save yet, or no grace period known | save the newest state |
 | the save under way and the newest state both land | save: finish the one, then the other |
 | the newest lands, both do not | replace: give up the one under way |
-| only the one under way lands | finish it |
+| only the one under way may land | finish it |
 | nothing lands | leave |
 | the newest nearly lands, nothing is under way | save: there is nothing to lose |
 """
@@ -14,11 +14,13 @@ import os
 import signal
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.lineage import LINEAGE, RUN, ref
 from support.memory import MemoryStore
+from support.polling import until
 from support.sessions import Clock, open_session, state_at
 
 from tiphys.checkpoint.landing import Approach, Choice, land
@@ -39,6 +41,7 @@ PATIENCE_SECONDS = 120
         (30, 100, 1024, 1024, Choice.SAVE),
         (30, 100, 2048, 1024, Choice.REPLACE),
         (5, 100, 1024, 200, Choice.FINISH),
+        (5, 100, 1024, 1000, Choice.FINISH),
         (5, 100, 1024, 5000, Choice.LEAVE),
         (5, 100, 1024, 0, Choice.LEAVE),
         (13, 100, 1024, 0, Choice.SAVE),
@@ -155,25 +158,28 @@ def test_the_save_under_way_is_finished_where_there_is_no_time_for_more(monkeypa
 
 
 def test_the_first_save_under_way_tells_the_bandwidth_before_anything_is_decided():
-    """Nothing was measured yet, and a shard arrives only after the training came by."""
-    arrived, gate = threading.Event(), threading.Event()
+    """Nothing was measured yet, and but for the small document no shard arrives before the training came by."""
+    sent, gate = threading.Event(), threading.Event()
 
     class Gated(MemoryStore):
         def create(self, key, data, *, sha256=None):
-            if "shards/" in key and not arrived.is_set():
-                arrived.set()
+            if "shards/" in key and not key.endswith("json"):
                 assert gate.wait(PATIENCE_SECONDS)
             super().create(key, data, sha256=sha256)
+            if "shards/" in key and key.endswith("json"):
+                sent.set()
 
     store = Gated()
-    session = open_session(store, clock=Clock(), grace_seconds=1200, asynchronous=True)
+    large = {"weights": np.zeros(1 << 16)}
+    session = open_session(store, clock=Clock(), grace_seconds=1200, asynchronous=True, upload_threads=4)
     with pytest.raises(SystemExit), session:
-        session.save(3, state_at(3))
-        assert arrived.wait(PATIENCE_SECONDS)
-        assert session._saver.bytes_per_second is None
+        session.save(3, large)
+        assert sent.wait(PATIENCE_SECONDS)
+        until(lambda: session._saver._pending[0].arrived_bytes)
+        assert session._saver.bytes_per_second is None, "a document of some bytes tells nothing"
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Timer(0.1, gate.set).start()
-        session.step(5, state_at(5))
+        session.step(5, large)
     assert commits_of(store, LINEAGE) == [ref(1, 5), ref(1, 3)]
     (event,) = preempted(store)
     assert event.data["bytes_per_second"] > 0
