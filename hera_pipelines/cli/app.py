@@ -23,6 +23,7 @@ from hera_pipelines.cli import (
     runs,
     stop,
     verify,
+    why,
 )
 from hera_pipelines.cli import compile as compiling
 from hera_pipelines.cli.failures import EXIT_CODES, report
@@ -100,6 +101,7 @@ for name, command, examples in (
     ("plan", plan.plan, plan.EXAMPLES),
     ("resume", resume.resume, resume.EXAMPLES),
     ("stop", stop.stop, stop.EXAMPLES),
+    ("why", why.why, why.EXAMPLES),
     ("runs", runs.runs, runs.RUNS_EXAMPLES),
     ("get", runs.get, runs.GET_EXAMPLES),
     ("lineage", lineage.lineage, lineage.EXAMPLES),

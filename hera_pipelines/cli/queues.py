@@ -17,7 +17,7 @@ from tiphys_plugin.queues import Misconfigured, QueueRules, Queues, in_words
 
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from hera_pipelines.cli.screen import Format, Screen
-from tiphys.errors import IntegrityError, NotFoundError
+from tiphys.errors import IntegrityError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from tiphys.kube import KubeApi, Object
@@ -32,6 +32,11 @@ A queue file:
   queues:
     - name: research
       gpus: {A100: 8, "*": 4}    # 8 A100, and 4 of all other types together
+      cohort: lab                # optional: who lends to each other what is free
+      borrowing_limit: {A100: 4} # optional: no more than so many of others
+      lending_limit: {A100: 6}   # optional: no more than so many to others
+      weight: 2                  # optional: twice the share of what is left over
+      stopped: false             # optional: true, and nothing new starts
   inventory:                     # optional: what the cluster has
     A100: {count: 16, memory_mb: 81920}
 """
@@ -67,8 +72,8 @@ def apply(
     declared = load_queues(Path("/dev/stdin") if str(file) == "-" else file)
     api = connect(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    found = _find(api, name)
-    before, book = _understood(found) if found else (Queues(queues=()), Book())
+    found = find_ledger(api, name)
+    before, book = understood(found) if found else (Queues(queues=()), Book())
     screen.table(("QUEUE", "GPU TYPE", "QUOTA", "BECOMES", "HELD", "WAITING"), _changes(before, declared, book))
     _warn(screen, usage(declared, book))
     where = f"GPULedger {api.namespace}/{name}"
@@ -92,17 +97,11 @@ def show(
     screen: Screen = command.obj
     api = connect(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    found = _find(api, name)
-    if found is None:
-        raise NotFoundError(
-            f"there is no GPULedger {api.namespace}/{name}; choose the namespace that Tiphys is installed in with -n, "
-            f"or make it with `tiphys queues apply -f FILE -n {api.namespace}`"
-        )
-    rules, book = _understood(found)
+    rules, book = understood(existing_ledger(api, name))
     if output is not Format.TABLE:
         screen.document(_document(api.namespace, name, rules, book), output)
         return
-    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "HELD", "WAITING"), map(_row, usage(rules, book)))
+    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""), map(_row, usage(rules, book)))
     if book.leases or book.waiting:
         screen.show("")
         screen.table(("GPUS", "QUEUE", "NAMESPACE", "RUN", "STEP", "ATTEMPT", "SINCE"), _people(book))
@@ -112,13 +111,34 @@ def show(
         screen.note(f"nothing new is granted: {rules.why}")
 
 
-def _find(api: "KubeApi", name: str) -> "Object | None":
+def find_ledger(api: "KubeApi", name: str) -> "Object | None":
+    """The `GPULedger` of the namespace that ``api`` looks at, if there is one."""
     from tiphys.kube.resources import GPU_LEDGERS
 
     return api.get(GPU_LEDGERS, api.namespace, name)
 
 
-def _understood(found: "Object") -> tuple[QueueRules, Book]:
+def existing_ledger(api: "KubeApi", name: str) -> "Object":
+    """As `find_ledger`.
+
+    Raises:
+        NotFoundError: there is none; the message says what to do.
+    """
+    found = find_ledger(api, name)
+    if found is None:
+        raise NotFoundError(
+            f"there is no GPULedger {api.namespace}/{name}; choose the namespace that Tiphys is installed in with -n, "
+            f"or make it with `tiphys queues apply -f FILE -n {api.namespace}`"
+        )
+    return found
+
+
+def understood(found: "Object") -> tuple[QueueRules, Book]:
+    """What a `GPULedger` says of queues, leases and those who wait.
+
+    Raises:
+        IntegrityError: its status is no book.
+    """
     from tiphys_plugin.ledger.stored import rules_of
 
     try:
@@ -135,19 +155,25 @@ def _write(api: "KubeApi", name: str, declared: Queues, found: "Object | None") 
     from tiphys.kube import Patch
     from tiphys.kube.resources import GPU_LEDGERS
 
-    spec = declared.model_dump(mode="json", exclude_none=True)
+    spec = declared.model_dump(mode="json", exclude_defaults=True)
     if found:
         # The whole spec at once, whatever the service writes into the status meanwhile.
         change = [{"op": "add", "path": "/spec", "value": spec}]
-        api.patch(GPU_LEDGERS, api.namespace, name, change, Patch.JSON)
-        return
-    try:
-        api.create(GPU_LEDGERS, api.namespace, {"metadata": {"name": name}, "spec": spec})
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"GPULedger {api.namespace}/{name} cannot be made: {error}; "
-            "install the chart of Tiphys, and choose its namespace with -n"
-        ) from error
+        written = api.patch(GPU_LEDGERS, api.namespace, name, change, Patch.JSON)
+    else:
+        try:
+            written = api.create(GPU_LEDGERS, api.namespace, {"metadata": {"name": name}, "spec": spec})
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"GPULedger {api.namespace}/{name} cannot be made: {error}; "
+                "install the chart of Tiphys, and choose its namespace with -n"
+            ) from error
+    if written["spec"] != spec:
+        # The API server drops in silence what a kind does not declare.
+        raise UsageError(
+            f"GPULedger {api.namespace}/{name} has not kept all that the file says, because the kind GPULedger of this "
+            "cluster is older than this command; `kubectl apply --server-side -f charts/tiphys/crds`, then apply again"
+        )
 
 
 def _changes(before: QueueRules, after: Queues, book: Book) -> Iterator[Sequence[str | Text]]:
@@ -167,7 +193,7 @@ def _warn(screen: Screen, rows: list[Usage]) -> None:
     for one in rows:
         kind = None if one.gpu_type == "*" else one.gpu_type
         if one.exceeded:
-            may = "has no quota for them" if one.quota is None else f"may hold {one.quota}"
+            may = "has no quota for them" if one.quota is None else f"may hold {one.most}"
             screen.note(
                 f"warning: queue {one.queue} holds {in_words(one.held, kind)} and {may}; "
                 "nothing more is granted there until enough has come back"
@@ -181,7 +207,8 @@ def _warn(screen: Screen, rows: list[Usage]) -> None:
 
 def _row(one: Usage) -> Sequence[str | Text]:
     held = Text(str(one.held), style="bold red" if one.quota is not None and one.exceeded else "")
-    return one.queue, one.gpu_type, _NONE if one.quota is None else str(one.quota), held, str(one.waiting)
+    quota, most = (_NONE if number is None else str(number) for number in (one.quota, one.most))
+    return one.queue, one.gpu_type, quota, most, held, str(one.waiting), "stopped" if one.stopped else ""
 
 
 def _people(book: Book) -> Iterator[Sequence[str]]:
@@ -200,7 +227,16 @@ def _person(request: LeaseRequest, since: datetime, what: str) -> Sequence[str]:
 def _document(namespace: str, name: str, rules: QueueRules, book: Book) -> dict[str, object]:
     encoded = status.encode(book)
     rows = [
-        {"name": one.queue, "gpuType": one.gpu_type, "quota": one.quota, "held": one.held, "waiting": one.waiting}
+        {
+            "name": one.queue,
+            "gpuType": one.gpu_type,
+            "quota": one.quota,
+            "most": one.most,
+            "held": one.held,
+            "borrowed": one.borrowed,
+            "waiting": one.waiting,
+            "stopped": one.stopped,
+        }
         for one in usage(rules, book)
     ]
     told: dict[str, object] = {"apiVersion": API_VERSION, "kind": "QueueList", "namespace": namespace, "ledger": name}

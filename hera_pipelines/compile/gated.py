@@ -9,7 +9,7 @@ from hera_pipelines.compile.settings import StepSettings
 from tiphys.errors import UsageError
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.policy import STEP_ANNOTATION, Kind, StepSpec
+from tiphys.protocol.policy import STEP_ANNOTATION, GpuRequest, Kind, StepSpec
 from tiphys.records import digest
 
 DEFAULT_GRACE_SECONDS = 30.0
@@ -76,11 +76,19 @@ class GatedStep:
             cache=self.settings.cache,
             share=self.settings.share,
             retry=self.settings.retry,
-            gpu=self.settings.gpu,
+            gpu=self._gpu(),
             checkpoints=checkpoints,
             grace_seconds=self.grace_seconds,
             fan_out=self.fan_out,
         )
+
+    def _gpu(self) -> GpuRequest | None:
+        """The GPUs, with the time after which Argo ends the pod, where the author says one."""
+        gpu = self.settings.gpu
+        deadline = self.settings.deadline_seconds or self.program.get("activeDeadlineSeconds")
+        if gpu is None or not isinstance(deadline, int):
+            return gpu
+        return gpu.model_copy(update={"seconds": deadline + self.grace_seconds})
 
 
 def find_gated(entry: Manifest, templates: list[Manifest]) -> list[GatedStep]:

@@ -177,19 +177,28 @@ def _request_gpus(call: StepCall, number: int) -> Admission | None:
         services.ledger.withdraw(binding.uid)
         raise FencedError(f"workflow {binding.workflow} is stopping, so {call.step} gets no GPUs")
     request = _lease_request(call, gpu, number)
-    answer = services.ledger.request(request)
+    answer = _ask_ledger(call, request)
     if isinstance(answer, Deferred) and services.ledger.sweep(
         lambda lease: lease_is_gone(services.stores, services.cluster, lease)
     ):
-        answer = services.ledger.request(request)
+        answer = _ask_ledger(call, request)
     if isinstance(answer, Admitted):
         services.metrics.gpu_wait_seconds.observe(answer.waited_seconds)
     return answer
 
 
+def _ask_ledger(call: StepCall, request: LeaseRequest) -> Admission:
+    metrics = call.services.metrics
+    with metrics.gpu_decision_seconds.time():
+        answer = call.services.ledger.request(request)
+    metrics.gpu_requests.labels(answer="Admitted" if isinstance(answer, Admitted) else answer.reason.value).inc()
+    return answer
+
+
 def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest:
     binding = call.binding
-    return LeaseRequest(
+    return LeaseRequest.wanting(
+        gpu,
         uid=binding.uid,
         step=call.step,
         node=call.node,
@@ -198,11 +207,6 @@ def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest
         instance=call.instance,
         run=call.run,
         attempt=number,
-        queue=gpu.queue,
-        gpus=gpu.gpus,
-        gpu_type=gpu.gpu_type,
-        min_gpu_memory_mb=gpu.min_gpu_memory_mb,
-        priority=gpu.priority,
     )
 
 

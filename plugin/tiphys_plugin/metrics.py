@@ -11,6 +11,8 @@ from prometheus_client.registry import Collector
 
 from tiphys.errors import StoreError
 from tiphys_plugin.ledger import Snapshot
+from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.queues import Queues
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 20, 30)
 
@@ -53,6 +55,18 @@ class Metrics:
         self.skipped_checkpoints = Counter(
             "tiphys_checkpoints_skipped",
             "Checkpoints that were passed over because they were damaged or in quarantine.",
+            registry=self.registry,
+        )
+        self.gpu_requests = Counter(
+            "tiphys_gpu_requests",
+            "Answers to requests for GPUs: Admitted, or the reason that weighed most; who waits gets many.",
+            ("answer",),
+            registry=self.registry,
+        )
+        self.gpu_decision_seconds = Histogram(
+            "tiphys_gpu_decision_seconds",
+            "Time that the ledger takes for one answer, its storage included.",
+            buckets=_SECONDS,
             registry=self.registry,
         )
         self.gpu_wait_seconds = Histogram(
@@ -99,21 +113,29 @@ class LedgerCollector(Collector):
         return self._families()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        held, waiting = self._families()
+        held, waiting, quota, borrowed = self._families()
         try:
             seen = self._snapshot()
         except StoreError:  # absent series tell the truth; zeros would not
             return []
-        for queue in {lease.request.queue for lease in seen.leases}:
-            gpus = sum(lease.request.gpus for lease in seen.leases if lease.request.queue == queue)
-            held.add_metric([queue], gpus)
-        for queue in {w.request.queue for w in seen.waiting}:
-            waiting.add_metric([queue], sum(1 for w in seen.waiting if w.request.queue == queue))
-        return [held, waiting]
+        for name in {lease.request.queue for lease in seen.leases}:
+            held.add_metric([name], sum(lease.request.gpus for lease in seen.leases if lease.request.queue == name))
+        for name in {w.request.queue for w in seen.waiting}:
+            waiting.add_metric([name], sum(1 for w in seen.waiting if w.request.queue == name))
+        if isinstance(seen.queues, Queues):
+            capacity = Capacity(seen.queues, seen.leases)
+            for queue in seen.queues.queues:
+                quota.add_metric([queue.name], sum(queue.gpus.values()))
+                borrowed.add_metric([queue.name], sum(max(0, -capacity.left(queue, pool)) for pool in queue.gpus))
+        return [held, waiting, quota, borrowed]
 
     @staticmethod
-    def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+    def _families() -> tuple[GaugeMetricFamily, ...]:
         return (
             GaugeMetricFamily("tiphys_gpus_held", "GPUs held by leases.", labels=["queue"]),
             GaugeMetricFamily("tiphys_gpu_requests_waiting", "Requests that wait for GPUs.", labels=["queue"]),
+            GaugeMetricFamily(
+                "tiphys_gpu_quota", "GPUs of the queue's own quota, of all types.", labels=["queue"]
+            ),
+            GaugeMetricFamily("tiphys_gpus_borrowed", "GPUs held beyond the queue's own quota.", labels=["queue"]),
         )

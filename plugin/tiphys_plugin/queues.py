@@ -3,32 +3,84 @@
     queues:
       - name: research
         gpus: {A100: 8, "*": 4}     # 8 A100, and 4 of all other types together
+        cohort: lab                 # optional: who lends to each other what is free
+        borrowing_limit: {A100: 4}  # optional: no more than so many of others
+        lending_limit: {A100: 6}    # optional: no more than so many to others
+        weight: 2                   # optional: twice the share of what is left over
       - name: nightly
-        gpus: {"*": 2}
+        gpus: {A100: 4, "*": 2}
+        cohort: lab
+        stopped: true               # optional: nothing new starts
     inventory:                      # optional: what the cluster has
       A100: {count: 16, memory_mb: 81920}
 
 Without a queue file every queue name is accepted and nothing is limited.
 """
 
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from tiphys.errors import UsageError
 
 ANY_TYPE = "*"
 
 
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class Queue(BaseModel):
-    """``gpus`` is the quota by GPU type; ``*`` is shared by all types that are not named."""
+    """``gpus`` is the quota by GPU type; ``*`` is shared by all types that are not named.
+
+    Queues of one ``cohort`` lend each other what is free. ``borrowing_limit``
+    is the most that a queue may hold beyond its quota, ``lending_limit`` the
+    most of its quota that others may hold, by the same types; a type that is
+    not named there has no such limit. What is free goes first to whoever stays
+    within its quota, then to the queue that uses least for its ``weight``.
+    ``stopped`` admits nobody; what runs goes on.
+    Source of the words: Kueue, "Cluster Queue".
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     gpus: dict[str, NonNegativeInt]
+    cohort: str | None = None
+    borrowing_limit: dict[str, NonNegativeInt] = {}
+    lending_limit: dict[str, NonNegativeInt] = {}
+    weight: _Positive = 1.0
+    stopped: bool = False
+
+    @model_validator(mode="after")
+    def _limits_are_of_this_queue(self) -> "Queue":
+        for field, limits in (("borrowing_limit", self.borrowing_limit), ("lending_limit", self.lending_limit)):
+            if limits and self.cohort is None:
+                raise ValueError(f"queue {self.name!r} has a {field} and no cohort to share with; add `cohort: NAME`")
+            if unknown := sorted(limits.keys() - self.gpus.keys()):
+                raise ValueError(f"queue {self.name!r} limits {unknown[0]} in its {field} and has no quota of it")
+        for pool, limit in self.lending_limit.items():
+            if limit > self.gpus[pool]:
+                raise ValueError(f"queue {self.name!r} lends {limit} of its {self.gpus[pool]} {pool}")
+        return self
+
+    def keeps(self, pool: str) -> int:
+        """GPUs of its quota that nobody else may hold."""
+        lent = self.lending_limit.get(pool, self.gpus[pool]) if self.cohort is not None else 0
+        return self.gpus[pool] - lent
+
+    def ceiling(self, pool: str) -> float:
+        """The most it may hold, if the others of its cohort lend that much."""
+        if self.cohort is None:
+            return self.gpus[pool]
+        return self.gpus[pool] + self.borrowing_limit.get(pool, math.inf)
 
 
 class Stock(BaseModel):
@@ -48,6 +100,8 @@ class Queues(BaseModel):
     queues: tuple[Queue, ...]
     inventory: dict[str, Stock] | None = None
     """None: not declared, and only quotas are held."""
+    usage_half_life_hours: _Positive = 24.0
+    """After so long, what a queue has used counts half when queues are compared."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Queues":
@@ -57,7 +111,41 @@ class Queues(BaseModel):
         return self
 
     def find(self, name: str) -> Queue | None:
-        return next((queue for queue in self.queues if queue.name == name), None)
+        return self._by_name.get(name)
+
+    def most(self, queue: Queue, pool: str) -> int:
+        """The most of ``pool`` that ``queue`` can ever hold."""
+        if queue.cohort is None:
+            return queue.gpus[pool]
+        return int(min(queue.ceiling(pool), queue.keeps(pool) + self.lent[queue.cohort, pool]))
+
+    def shared(self, queue: Queue, pool: str) -> int:
+        """All quotas of ``pool`` in the cohort of ``queue``; its own without one."""
+        return queue.gpus[pool] if queue.cohort is None else self._nominal[queue.cohort, pool]
+
+    @property
+    def usage_half_life(self) -> timedelta:
+        return timedelta(hours=self.usage_half_life_hours)
+
+    @cached_property
+    def lent(self) -> Counter[tuple[str, str]]:
+        """GPUs that the queues of a cohort may lend to each other, by cohort and type."""
+        return self._sum(lambda queue, pool: queue.gpus[pool] - queue.keeps(pool))
+
+    @cached_property
+    def _nominal(self) -> Counter[tuple[str, str]]:
+        return self._sum(lambda queue, pool: queue.gpus[pool])
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Queue]:
+        return {queue.name: queue for queue in self.queues}
+
+    def _sum(self, of: Callable[[Queue, str], int]) -> Counter[tuple[str, str]]:
+        total: Counter[tuple[str, str]] = Counter()
+        for queue in self.queues:
+            for pool in queue.gpus if queue.cohort is not None else ():
+                total[queue.cohort or "", pool] += of(queue, pool)
+        return total
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -47,7 +47,8 @@ def recover(store: Store, cluster: Cluster, ledger: AdmissionBackend, namespace:
 
 def request_of(claim: AttemptClaim, gpu: GpuRequest, bound: SubmissionBound) -> LeaseRequest:
     """What the attempt of ``claim`` had asked for."""
-    return LeaseRequest(
+    return LeaseRequest.wanting(
+        gpu,
         uid=claim.uid,
         step=claim.step,
         node=claim.node,
@@ -56,11 +57,6 @@ def request_of(claim: AttemptClaim, gpu: GpuRequest, bound: SubmissionBound) -> 
         instance=claim.instance,
         run=claim.run,
         attempt=claim.attempt,
-        queue=gpu.queue,
-        gpus=gpu.gpus,
-        gpu_type=gpu.gpu_type,
-        min_gpu_memory_mb=gpu.min_gpu_memory_mb,
-        priority=gpu.priority,
     )
 
 

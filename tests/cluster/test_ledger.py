@@ -12,6 +12,7 @@ from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.ledger.status import encode
 from tiphys_plugin.ledger.stored import LedgerFullError, StoredBook
+from tiphys_plugin.queues import Queue, load_queues, parse_queues
 
 from hera_pipelines.cli import main
 from tiphys.errors import ConflictError, StoreError, UsageError
@@ -19,8 +20,11 @@ from tiphys.kube import KubeApi, connect
 from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.records import utc_now
 
-CRD = Path(__file__).parents[2] / "charts/tiphys/crds/gpuledger.yaml"
+ROOT = Path(__file__).parents[2]
+CRD = ROOT / "charts/tiphys/crds/gpuledger.yaml"
+DOCS = ROOT / "docs"
 EIGHT = queues(research={"A100": 8, "*": 4}, nightly={"*": 2})
+SHARED = {"name": "a", "gpus": {"A100": 8}, "cohort": "lab"}
 THREADS, GRANTS = 4, 5
 
 
@@ -136,6 +140,10 @@ def test_largest_book_that_is_let_through_is_taken(api, ledger):
         ([{"name": "a", "gpus": {"A100": "8"}}], "must be of type integer"),
         ([{"name": "", "gpus": {}}], "should be at least 1 chars long"),
         ([{"name": "a"}], "Required value"),
+        ([{"name": "a", "gpus": {"A100": 8}, "lending_limit": {"A100": 1}}], "nobody to borrow from or to lend to"),
+        ([{**SHARED, "borrowing_limit": {"T4": 1}}], "a GPU type of which the queue has no quota"),
+        ([{**SHARED, "lending_limit": {"A100": 9}}], "lending_limit is more than the queue's quota"),
+        ([{**SHARED, "weight": 0}], "should be greater than 0"),
         ([{"name": "a", "gpus": {}}, {"name": "a", "gpus": {}}], "Duplicate value"),
         (None, "Required value"),
     ],
@@ -144,6 +152,18 @@ def test_wrong_queues_are_refused_by_the_server(api, queues, says):
     body = {"metadata": {"name": "default"}, "spec": {"queues": queues} if queues is not None else {}}
     with pytest.raises(UsageError, match=says):
         api.create(GPU_LEDGERS, api.namespace, body)
+
+
+def test_all_that_a_queue_file_may_say_is_kept(api, cluster, tmp_path):
+    """A field that the kind does not declare would be dropped in silence."""
+    text = (DOCS / "queues.md").read_text()
+    file = tmp_path / "queues.yaml"
+    file.write_text(text.split("```yaml\n")[1].split("```")[0])
+    place = ["-n", api.namespace, "--kubeconfig", str(cluster.kubeconfig)]
+    assert main(["queues", "apply", "-f", str(file), *place]) == 0
+    kept = parse_queues(api.get(GPU_LEDGERS, api.namespace, "default")["spec"], "the ledger")
+    assert kept == load_queues(file)
+    assert {field for queue in kept.queues for field in queue.model_fields_set} == set(Queue.model_fields)
 
 
 def test_status_keeps_what_a_later_version_writes(api, ledger):
@@ -185,7 +205,7 @@ def test_queues_are_applied_and_shown_from_a_desk(api, cluster, tmp_path, capsys
         KubernetesLedger(api, api.namespace).request(ask(8))
     assert "warning: queue research holds 8 A100 and may hold 4" in capsys.readouterr().err
     assert main(["queues", "show", *place]) == 0
-    assert ["research", "A100", "4", "8", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["research", "A100", "4", "4", "8", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 def test_what_the_service_writes_is_what_the_server_keeps(api, ledger):

@@ -9,7 +9,7 @@
 | a restart keeps every holder and every place     | rule restart              |
 | only released or gone leases come back           | invariant: holders match  |
 | who is at the head and fits is admitted          | rule ask                  |
-| nobody overtakes in its own line                 | rule ask                  |
+| nobody is overtaken in its own line by who takes what it waits for | rule ask |
 
 The same search drives the ledger in a file and the one in a cluster. There, two
 services take turns; others write in between, the API server refuses, answers
@@ -17,7 +17,7 @@ get lost, and who got no answer asks again, as Argo does.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ class Ledger(RuleBasedStateMachine):
             return
         ahead = self._ahead_of(request)
         if isinstance(answer, Admitted):
-            assert not [uid for uid in ahead if self._same_line(self.line[uid], request)], "it overtook"
+            before = [self.line[uid] for uid in ahead if self._same_line(self.line[uid], request)]
+            assert self._fits(request, before), "it took what somebody before it waits for"
             self.holders[request.uid] = (answer.lease, request)
             self.line.pop(request.uid, None)
         elif isinstance(answer, Deferred):
@@ -156,21 +157,21 @@ class Ledger(RuleBasedStateMachine):
         return min(quota, stock)
 
     def _ahead_of(self, request: LeaseRequest) -> list[str]:
-        """Who waits and has a better place: higher priority, or the same and came earlier."""
+        """Who waits and may have a better place: in its queue by priority and arrival, in others whoever it is."""
         order = list(self.line)
         mine = order.index(request.uid) if request.uid in order else len(order)
-        return [
-            uid
-            for place, uid in enumerate(order)
-            if uid != request.uid and (-self.line[uid].priority, place) < (-request.priority, mine)
-        ]
+
+        def is_before(place: int, other: LeaseRequest) -> bool:
+            return other.queue != request.queue or (-other.priority, place) < (-request.priority, mine)
+
+        return [uid for place, uid in enumerate(order) if uid != request.uid and is_before(place, self.line[uid])]
 
     @staticmethod
     def _same_line(one: LeaseRequest, other: LeaseRequest) -> bool:
         return one.queue == other.queue and pool_of(one) == pool_of(other)
 
-    def _fits(self, request: LeaseRequest) -> bool:
-        held = [r for _, r in self.holders.values()]
+    def _fits(self, request: LeaseRequest, before: Sequence[LeaseRequest] = ()) -> bool:
+        held = [*(r for _, r in self.holders.values() if r is not request), *before]
         of_pool = sum(r.gpus for r in held if self._same_line(r, request))
         of_type = sum(r.gpus for r in held if r.gpu_type == request.gpu_type)
         stock = self.queues.inventory[request.gpu_type].count if self.queues.inventory else 10**6

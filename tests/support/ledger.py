@@ -21,9 +21,15 @@ def queues(inventory: dict[str, dict[str, int]] | None = None, **quotas: dict[st
     return Queues.model_validate(document)
 
 
+def cohort(inventory: dict[str, dict[str, int]] | None = None, **members: dict[str, Any]) -> Queues:
+    """Queues that lend to each other: ``cohort(research={"gpus": {"A100": 8}, "weight": 2})``."""
+    document = [{"name": name, "cohort": "lab", **fields} for name, fields in members.items()]
+    return Queues.model_validate({"queues": document, "inventory": inventory})
+
+
 def spec(declared: Queues) -> dict[str, Any]:
     """Queues as the spec of a `GPULedger`."""
-    return declared.model_dump(mode="json", exclude_none=True)
+    return declared.model_dump(mode="json", exclude_defaults=True)
 
 
 def ask(gpus: int, uid: str = "u1", step: str = "fit", **changes: Any) -> LeaseRequest:

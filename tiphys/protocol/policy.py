@@ -71,6 +71,8 @@ class GpuRequest(Record):
     min_gpu_memory_mb: PositiveInt | None = None
     queue: str = "default"
     priority: int = 0
+    seconds: PositiveInt | None = None
+    """The longest that the pod of one attempt can run, its grace period included; None: nobody said."""
 
 
 WhenBusy = Literal["skip", "wait", "queue"]

@@ -4,6 +4,7 @@ Split from `decide` because this is about who asks (again), and that about who
 may have how many.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -11,6 +12,9 @@ from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Admission, Admitted, Deferred, Lease, LeaseRequest, Waiting
 from tiphys_plugin.queues import QueueRules
+
+FORGET_AFTER = timedelta(minutes=2)
+"""Who waits and has not asked for so long stands in nobody's way."""
 
 
 def admit(
@@ -25,17 +29,24 @@ def admit(
         return _hand_over(book, held, request), Admitted(lease=held.id, pool=held.pool)
     mine = _place(book, request, now)
     others = tuple(one for one in book.waiting if _step(one.request) != _step(request))
-    in_line = tuple(one for one in others if now - one.seen_at <= forget_after)
-    answer = decide(State(rules, book.leases, in_line), request, mine.arrival)
+    alive = in_line(others, now, forget_after)
+    answer = decide(State(rules, book.leases, alive, book.history), request, mine.arrival, now)
     match answer:
         case Admitted():
             given = Lease(lease, request, answer.pool, granted_at=now, check_at=now)
             waited = (now - mine.since).total_seconds()
-            return Book((*book.leases, given), others), replace(answer, lease=lease, waited_seconds=waited)
+            return replace(book, leases=(*book.leases, given), waiting=others), replace(
+                answer, lease=lease, waited_seconds=waited
+            )
         case Deferred():
             line = tuple(sorted((*others, mine), key=lambda one: one.arrival))
-            return Book(book.leases, line), answer
-    return Book(book.leases, others), answer
+            return replace(book, waiting=line), answer
+    return replace(book, waiting=others), answer
+
+
+def in_line(waiting: Iterable[Waiting], now: datetime, forget_after: timedelta) -> tuple[Waiting, ...]:
+    """Those who have asked lately."""
+    return tuple(one for one in waiting if now - one.seen_at <= forget_after)
 
 
 def _left_for(book: Book, request: LeaseRequest) -> Lease | None:

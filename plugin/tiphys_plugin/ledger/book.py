@@ -12,24 +12,28 @@ from datetime import datetime, timedelta
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Snapshot, Waiting
+from tiphys_plugin.ledger.shares import Consumed, ended
 from tiphys_plugin.queues import QueueRules
 
 
 @dataclass(frozen=True)
 class Book:
-    """``waiting`` is in order of arrival. Nobody has two leases for one node, or two places for one step."""
+    """``waiting`` is in order of arrival. Nobody has two leases for one node, or two places for one step.
+
+    ``history`` is what leases that are over have left in the means of their queues.
+    """
 
     leases: tuple[Lease, ...] = ()
     waiting: tuple[Waiting, ...] = ()
+    history: tuple[Consumed, ...] = ()
 
     @property
     def next_arrival(self) -> int:
         """Number of whoever comes next. Numbers order those who wait, so one that nobody has may come again."""
         return self.waiting[-1].arrival + 1 if self.waiting else 1
 
-    @property
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.leases, self.waiting)
+    def snapshot(self, rules: QueueRules) -> Snapshot:
+        return Snapshot(self.leases, self.waiting, rules)
 
     def restore(
         self, lease: str, request: LeaseRequest, gpu_type: str | None, rules: QueueRules, now: datetime
@@ -44,9 +48,9 @@ class Book:
         """Take the requests of a workflow out of the line."""
         return replace(self, waiting=tuple(one for one in self.waiting if one.request.uid != uid))
 
-    def release(self, lease: str) -> "Book":
+    def release(self, lease: str, rules: QueueRules, now: datetime) -> "Book":
         """Give the GPUs of a lease back."""
-        return replace(self, leases=tuple(one for one in self.leases if one.id != lease))
+        return self._without([one for one in self.leases if one.id == lease], rules, now)
 
     def release_workflow(self, uid: str, now: datetime) -> "Book":
         """Withdraw a workflow and have its leases checked at once."""
@@ -57,19 +61,16 @@ class Book:
         """Leases to look at. A check further away than any that is ever set: the clock was put back since."""
         return [one for one in self.leases if one.check_at <= now or one.check_at > now + check_every]
 
-    def checked(self, due: Collection[Lease], gone: Sequence[Lease], check_at: datetime) -> "Book":
+    def checked(
+        self, due: Collection[Lease], gone: Sequence[Lease], check_at: datetime, rules: QueueRules, now: datetime
+    ) -> "Book":
         """Drop the leases that were found gone, and look at the others of ``due`` again at ``check_at``."""
         looked_at = {one.id for one in due}
         # One that serves another attempt by now is not the one that was looked at.
         over = {one.id: one.request for one in gone}
-        return replace(
-            self,
-            leases=tuple(
-                replace(one, check_at=check_at) if one.id in looked_at else one
-                for one in self.leases
-                if over.get(one.id) != one.request
-            ),
-        )
+        kept = self._without([one for one in self.leases if over.get(one.id) == one.request], rules, now)
+        leases = tuple(replace(one, check_at=check_at) if one.id in looked_at else one for one in kept.leases)
+        return replace(kept, leases=leases)
 
     def asked_again(self, seen_at: Mapping[tuple[str, str, str], datetime]) -> "Book":
         """Those who wait, as seen at these times, by key, where that is later."""
@@ -79,6 +80,13 @@ class Book:
             return replace(one, seen_at=seen) if seen > one.seen_at else one
 
         return replace(self, waiting=tuple(map(latest, self.waiting)))
+
+    def _without(self, over: Sequence[Lease], rules: QueueRules, now: datetime) -> "Book":
+        if not over:
+            return self
+        gone = {one.id for one in over}
+        leases = tuple(one for one in self.leases if one.id not in gone)
+        return replace(self, leases=leases, history=ended(self.history, over, rules, now))
 
     def differs(self, earlier: "Book", patience: timedelta) -> bool:
         """Whether there is more to store than signs of life that are younger by less than ``patience``."""

@@ -3,19 +3,32 @@
 Quota is kept per queue and pool; a pool is a GPU type named in the queue file,
 or ``*`` for all the types it does not name. A typed request draws from the pool
 of its type, or from ``*`` where the queue does not name the type. A request
-without a type may draw from any pool; the one with the fewest GPUs left over
-is taken, so that large holes stay for large requests.
+without a type may draw from any pool. Where an inventory is declared, GPUs that
+exist are a second limit, across queues.
 
-Order is strict: higher priority first, then earlier arrival. A request that
-does not fit is not overtaken by a smaller one of the same pool, so nobody
-starves; requests for other pools pass. Where an inventory is declared, GPUs
-that exist are a second limit, and the same order holds across queues.
+What can never be had is rejected at once. Whether the rest is admitted follows
+from its turn in the line (`tiphys_plugin.ledger.line`); here it is put in words.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from tiphys_plugin.ledger import pools
-from tiphys_plugin.ledger.model import Admission, Admitted, Deferred, Lease, LeaseRequest, Reason, Rejected, Waiting
+from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.line import Reservation, Turn, turn
+from tiphys_plugin.ledger.model import (
+    Admission,
+    Admitted,
+    Because,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    Reason,
+    Rejected,
+    Waiting,
+)
+from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
 
 
@@ -26,28 +39,40 @@ class State:
     queues: QueueRules
     leases: tuple[Lease, ...] = ()
     waiting: tuple[Waiting, ...] = ()
+    history: tuple[Consumed, ...] = ()
 
 
-def decide(state: State, request: LeaseRequest, arrival: int) -> Admission:
+def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> Admission:
     """Admit, defer or reject ``request``, which arrived as number ``arrival``. `Admitted.lease` is left empty."""
     if state.queues is None:
         return Admitted(lease="", pool=request.gpu_type or ANY_TYPE)
     if isinstance(state.queues, Misconfigured):
-        return _wait_for_repair(state.queues, state.waiting, request, arrival)
+        return _wait(state.waiting, request, arrival, Reason.MISCONFIGURED, state.queues.why)
     queue = state.queues.find(request.queue)
     if queue is None:
         known = ", ".join(state.queues.names) or "none"
         return Rejected(Reason.QUEUE_UNKNOWN, f"there is no queue {request.queue!r}; the queues are: {known}")
-    return _reject(state.queues, queue, request) or _admit(state, state.queues, queue, request, arrival)
+    if (never := _reject(state.queues, queue, request)) is not None:
+        return never
+    if queue.stopped:
+        why = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
+        return _wait(state.waiting, request, arrival, Reason.QUEUE_STOPPED, why)
+    mine = Waiting(request, arrival, since=now, seen_at=now)
+    seen = turn(state.queues, state.leases, state.history, state.waiting, mine, now)
+    if seen.pool is not None:
+        return Admitted(lease="", pool=seen.pool)
+    because = tuple(_reasons(queue, mine, seen))
+    position = len(seen.ahead) + 1
+    message = f"{because[0].message}; position {position}{_expected(seen.start)}"
+    return Deferred(because[0].reason, message, position, because, seen.start)
 
 
-def _wait_for_repair(
-    rules: Misconfigured, waiting: tuple[Waiting, ...], request: LeaseRequest, arrival: int
-) -> Deferred:
-    """Nothing is granted by rules that cannot be read, and what was asked keeps its place in the line."""
-    mine = _order(request, arrival)
-    ahead = [w for w in waiting if w.request.queue == request.queue and _order(w.request, w.arrival) < mine]
-    return Deferred(Reason.MISCONFIGURED, rules.why, len(ahead) + 1)
+def _wait(waiting: tuple[Waiting, ...], request: LeaseRequest, arrival: int, reason: Reason, why: str) -> Deferred:
+    """Nothing is granted, and what was asked keeps its place in the line."""
+    mine = (-request.priority, arrival)
+    line = [one for one in waiting if one.request.queue == request.queue]
+    ahead = [one for one in line if (-one.request.priority, one.arrival) < mine]
+    return Deferred(reason, why, len(ahead) + 1, (Because(reason, why),))
 
 
 def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
@@ -70,11 +95,12 @@ def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | N
 
 
 def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, open_to: list[str]) -> Rejected | None:
-    largest = max(queue.gpus[pool] for pool in open_to)
+    largest = max(queues.most(queue, pool) for pool in open_to)
     if request.gpus > largest:
+        borrowed = ", borrowed ones included" if largest > max(queue.gpus[pool] for pool in open_to) else ""
         return Rejected(
             Reason.EXCEEDS_MAX_QUOTA,
-            f"{_asked(request)} can never be had: queue {queue.name} may hold at most {largest}; "
+            f"{_asked(request)} can never be had: queue {queue.name} may hold at most {largest}{borrowed}; "
             f"{_nearest(queues, queue, request)}",
         )
     exist = max((pools.existing(queues, request, pool) for pool in open_to), default=request.gpus)
@@ -86,76 +112,84 @@ def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, open_to
     return None
 
 
-def _admit(state: State, queues: Queues, queue: Queue, request: LeaseRequest, arrival: int) -> Admission:
-    ahead = [w for w in state.waiting if _order(w.request, w.arrival) < _order(request, arrival)]
-    rivals = [w for w in ahead if _competes(state, queues, queue, request, w)]
-    position = len(rivals) + 1
-    left = pools.left_over(queues, queue, request, state.leases)
-    within_quota = [pool for pool, free in left.items() if free >= request.gpus]
-    if not within_quota:
-        holding = _holding(queue, left, request)
-        return Deferred(Reason.WAITING_FOR_QUOTA, f"{holding}; position {position}", position)
-    in_stock = [p for p in within_quota if pools.unused(queues, request, p, state.leases) >= request.gpus]
-    if not in_stock:
-        stock = _stock(queues, request, within_quota[0], state.leases)
-        return Deferred(Reason.WAITING_FOR_INVENTORY, f"{stock}; position {position}", position)
-    if rivals:
-        return _behind(rivals, request, position)
-    return Admitted(lease="", pool=min(in_stock, key=lambda pool: (left[pool], pool)))
-
-
-def _competes(state: State, queues: Queues, queue: Queue, request: LeaseRequest, other: Waiting) -> bool:
-    """Whether both want the same quota, or the other queue's request waits for the same GPUs to exist."""
-    theirs = queues.find(other.request.queue)
-    if theirs is None:
-        return False
-    if theirs.name == queue.name:
-        return bool(set(pools.of(queues, queue, request)) & set(pools.of(queues, queue, other.request)))
-    if queues.inventory is None:
-        return False
-    left = pools.left_over(queues, theirs, other.request, state.leases)
-    within_quota = any(free >= other.request.gpus for free in left.values())
-    shared = set(pools.fitting_types(queues, request)) & set(pools.fitting_types(queues, other.request))
-    return within_quota and bool(shared)
-
-
-def _behind(rivals: list[Waiting], request: LeaseRequest, position: int) -> Deferred:
-    first = min(rivals, key=lambda w: _order(w.request, w.arrival)).request
-    place = f"{_asked(request)} asked; position {position}, behind {first.run}/{first.step} ({_asked(first)}"
-    if first.priority > request.priority:
-        return Deferred(Reason.BEHIND_HIGHER_PRIORITY, f"{place}, priority {first.priority})", position)
-    return Deferred(Reason.BEHIND_EARLIER_REQUEST, f"{place}, asked earlier)", position)
-
-
-def _order(request: LeaseRequest, arrival: int) -> tuple[int, int]:
-    return (-request.priority, arrival)
-
-
-def _asked(request: LeaseRequest) -> str:
-    return in_words(request.gpus, request.gpu_type)
-
-
-def _holding(queue: Queue, left: dict[str, int], request: LeaseRequest) -> str:
-    parts = [
-        f"{queue.gpus[pool] - free} of {in_words(queue.gpus[pool], None if pool == ANY_TYPE else pool)}"
-        for pool, free in left.items()
-    ]
-    return f"queue {queue.name} holds {', '.join(parts)}; {_asked(request)} asked"
-
-
-def _stock(queues: Queues, request: LeaseRequest, pool: str, leases: tuple[Lease, ...]) -> str:
-    exist = pools.existing(queues, request, pool)
-    in_use = exist - pools.unused(queues, request, pool, leases)
-    stock = in_words(int(exist), pools.gpu_type(request, pool))
-    return f"{in_use:g} of {stock} of the cluster are in use; {_asked(request)} asked"
-
-
 def _nearest(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
     """What to do about a request that is too large for its queue."""
-    ceilings = {q.name: max((q.gpus[p] for p in pools.of(queues, q, request)), default=0) for q in queues.queues}
+    ceilings = {
+        q.name: max((queues.most(q, p) for p in pools.of(queues, q, request)), default=0) for q in queues.queues
+    }
     name = max(sorted(ceilings), key=lambda n: ceilings[n])
     if ceilings[name] >= request.gpus:
         return f"queue {name} may hold {ceilings[name]}"
     if ceilings[name] > ceilings[queue.name]:
         return f"ask for fewer; the largest quota is {ceilings[name]}, of queue {name}"
     return "ask for fewer"
+
+
+def _reasons(queue: Queue, mine: Waiting, seen: Turn) -> Iterator[Because]:
+    """Everything that stands in the way: what leases hold, then who is before it."""
+    request, held = mine.request, seen.held
+    open_to = pools.of(held.queues, queue, request)
+    within_quota = [pool for pool in open_to if held.room(queue, pool) >= request.gpus]
+    if not within_quota:
+        yield _quota(held, queue, request, open_to)
+    short = [pool for pool in within_quota or open_to if held.unused(request, pool) < request.gpus]
+    if short and len(short) == len(within_quota or open_to):
+        yield Because(Reason.WAITING_FOR_INVENTORY, _stock(held, request, short[0]))
+    if seen.reserved is not None and seen.reserved.start is not None:
+        yield _kept(mine, seen.reserved)
+    elif seen.ahead:
+        yield _behind(seen.ahead, mine)
+
+
+def _quota(held: Capacity, queue: Queue, request: LeaseRequest, open_to: list[str]) -> Because:
+    at_limit = all(held.held(queue, pool) + request.gpus > queue.ceiling(pool) for pool in open_to)
+    reason = Reason.BORROWING_LIMIT_REACHED if queue.cohort and at_limit else Reason.WAITING_FOR_QUOTA
+    parts = [
+        f"{held.held(queue, pool)} of {in_words(queue.gpus[pool], None if pool == ANY_TYPE else pool)}"
+        for pool in open_to
+    ]
+    message = f"queue {queue.name} holds {', '.join(parts)}"
+    if queue.cohort is not None:
+        more = max(max(0, held.room(queue, pool)) for pool in open_to)
+        message += f" and may take {more} more now, what cohort {queue.cohort} lends included"
+    return Because(reason, f"{message}; {_asked(request)} asked")
+
+
+def _stock(held: Capacity, request: LeaseRequest, pool: str) -> str:
+    exist = pools.existing(held.queues, request, pool)
+    in_use = exist - held.unused(request, pool)
+    stock = in_words(int(exist), pools.gpu_type(request, pool))
+    return f"{in_use:g} of {stock} of the cluster are in use; {_asked(request)} asked"
+
+
+def _kept(mine: Waiting, reserved: Reservation) -> Because:
+    first = reserved.waiting.request
+    return Because(
+        Reason.RESERVED,
+        f"{_asked(mine.request)} would be free, and {'are' if mine.request.gpus > 1 else 'is'} kept for "
+        f"{_name(first)} ({_asked(first)}){_expected(reserved.start)}",
+    )
+
+
+def _behind(ahead: tuple[Waiting, ...], mine: Waiting) -> Because:
+    first = ahead[0]
+    place = f"{_asked(mine.request)} asked; behind {_name(first.request)} ({_asked(first.request)}"
+    if first.request.priority > mine.request.priority:
+        return Because(Reason.BEHIND_HIGHER_PRIORITY, f"{place}, priority {first.request.priority})")
+    if first.arrival < mine.arrival:
+        return Because(Reason.BEHIND_EARLIER_REQUEST, f"{place}, asked earlier)")
+    return Because(
+        Reason.BEHIND_SMALLER_SHARE, f"{place}, of queue {first.request.queue}, which uses less of what it shares)"
+    )
+
+
+def _name(request: LeaseRequest) -> str:
+    return f"{request.run}/{request.step}"
+
+
+def _asked(request: LeaseRequest) -> str:
+    return in_words(request.gpus, request.gpu_type)
+
+
+def _expected(start: datetime | None) -> str:
+    return f", expected to start by {start:%Y-%m-%d %H:%M:%S %Z}" if start is not None else ""

@@ -21,7 +21,7 @@ from tiphys.errors import ConflictError, StoreError
 from tiphys.faults import failpoint
 from tiphys.kube.api import KubeApi
 from tiphys.records import utc_now
-from tiphys_plugin.ledger.admission import admit
+from tiphys_plugin.ledger.admission import FORGET_AFTER, admit
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import Admission, Deferred, Lease, LeaseRequest, Reason, Snapshot
 from tiphys_plugin.ledger.stored import LedgerFullError, StoredBook, Version
@@ -67,7 +67,7 @@ class KubernetesLedger:
         *,
         clock: Callable[[], datetime] = utc_now,
         check_every: timedelta = timedelta(seconds=30),
-        forget_after: timedelta = timedelta(minutes=2),
+        forget_after: timedelta = FORGET_AFTER,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._stored = StoredBook(api, namespace, name)
@@ -97,7 +97,7 @@ class KubernetesLedger:
         self._turn(lambda book, _: (book.withdraw(uid), None))
 
     def release(self, lease: str) -> None:
-        self._turn(lambda book, _: (book.release(lease), None))
+        self._turn(lambda book, rules: (book.release(lease, rules, self._clock()), None))
 
     def release_workflow(self, uid: str) -> None:
         self._turn(lambda book, _: (book.release_workflow(uid, self._clock()), None))
@@ -107,11 +107,13 @@ class KubernetesLedger:
         due = self._stored.read().book.due(now, self._check_every)
         gone = [lease for lease in due if is_gone(lease)]
         if due:
-            self._turn(lambda book, _: (book.checked(due, gone, now + self._check_every), None))
+            check_at = now + self._check_every
+            self._turn(lambda book, rules: (book.checked(due, gone, check_at, rules, now), None))
         return gone
 
     def snapshot(self) -> Snapshot:
-        return self._stored.read().book.snapshot
+        version = self._stored.read()
+        return version.book.snapshot(version.rules)
 
     def _turn(self, transition: Callable[[Book, QueueRules], tuple[Book, _Answer]], spare_bytes: int = 0) -> _Answer:
         """Apply ``transition`` to the newest book; ``spare_bytes`` must be left if it makes the line longer."""

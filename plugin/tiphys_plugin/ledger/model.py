@@ -5,23 +5,30 @@ GPUs, so that another authority can take the place of the built-in ledger.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self
+
+from tiphys.protocol.policy import GpuRequest
+from tiphys_plugin.queues import QueueRules
 
 
 class Reason(StrEnum):
     """Why GPUs were not given; Kueue's names where it has them."""
 
     QUEUE_UNKNOWN = "QueueUnknown"
+    QUEUE_STOPPED = "QueueStopped"
     NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
     GPU_MEMORY_TOO_SMALL = "GpuMemoryTooSmall"
     EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
     WAITING_FOR_QUOTA = "WaitingForQuota"
+    BORROWING_LIMIT_REACHED = "BorrowingLimitReached"
     WAITING_FOR_INVENTORY = "WaitingForInventory"
     BEHIND_HIGHER_PRIORITY = "BehindHigherPriority"
+    BEHIND_SMALLER_SHARE = "BehindSmallerShare"
     BEHIND_EARLIER_REQUEST = "BehindEarlierRequest"
+    RESERVED = "Reserved"
     MISCONFIGURED = "Misconfigured"
     LEDGER_FULL = "LedgerFull"
 
@@ -44,6 +51,40 @@ class LeaseRequest:
     gpu_type: str | None = None
     min_gpu_memory_mb: int | None = None
     priority: int = 0
+    seconds: int | None = None
+    """The longest that an attempt can hold them, since it is ended then; None: nobody said."""
+
+    @classmethod
+    def wanting(
+        cls,
+        gpu: GpuRequest,
+        *,
+        uid: str,
+        step: str,
+        node: str,
+        namespace: str,
+        workflow: str,
+        instance: str,
+        run: str,
+        attempt: int,
+    ) -> Self:
+        """What the author of a step wants, for this attempt of it."""
+        return cls(
+            uid=uid,
+            step=step,
+            node=node,
+            namespace=namespace,
+            workflow=workflow,
+            instance=instance,
+            run=run,
+            attempt=attempt,
+            queue=gpu.queue,
+            gpus=gpu.gpus,
+            gpu_type=gpu.gpu_type,
+            min_gpu_memory_mb=gpu.min_gpu_memory_mb,
+            priority=gpu.priority,
+            seconds=gpu.seconds,
+        )
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -82,12 +123,26 @@ class Admitted:
 
 
 @dataclass(frozen=True)
+class Because:
+    """One reason, with a sentence that has its numbers."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
 class Deferred:
-    """Not now: ask again. ``position`` counts from 1 within the requests that compete."""
+    """Not now: ask again. ``position`` counts from 1 within the requests that compete.
+
+    ``reason`` and ``message`` tell what weighs most, ``because`` everything that stands in the way.
+    """
 
     reason: Reason
     message: str
     position: int
+    because: tuple[Because, ...] = field(default=(), compare=False)
+    start: datetime | None = field(default=None, compare=False)
+    """When it is expected to start at the latest; None where that cannot be said."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +158,11 @@ Admission = Admitted | Deferred | Rejected
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is held and what waits, at one instant."""
+    """What is held and what waits, at one instant, and the queues that it is held under."""
 
     leases: tuple[Lease, ...]
     waiting: tuple[Waiting, ...]
+    queues: QueueRules = field(default=None, compare=False)
 
 
 class AdmissionBackend(Protocol):

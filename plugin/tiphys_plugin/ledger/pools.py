@@ -1,14 +1,8 @@
-"""Counting: which pools a request may draw from, what is left of them, and which GPUs exist.
-
-Kept apart from the decision so that each number in a message and each number
-that decides come from the same function.
-"""
+"""Which pools a request may draw from, where a lease counts, and which GPUs exist: what no lease changes."""
 
 import math
-from collections import Counter
-from collections.abc import Iterable
 
-from tiphys_plugin.ledger.model import Lease, LeaseRequest
+from tiphys_plugin.ledger.model import LeaseRequest
 from tiphys_plugin.queues import ANY_TYPE, Queue, QueueRules, Queues
 
 
@@ -38,29 +32,24 @@ def fitting_types(queues: Queues, request: LeaseRequest) -> list[str]:
 
 def gpu_type(request: LeaseRequest, pool: str) -> str | None:
     """The type that the request would hold in ``pool``; None if it may be any."""
-    return request.gpu_type or (None if pool == ANY_TYPE else pool)
+    return request.gpu_type or type_of(pool)
+
+
+def type_of(pool: str) -> str | None:
+    """The type of all GPUs of ``pool``; None if there are several."""
+    return None if pool == ANY_TYPE else pool
 
 
 def counted_against(rules: QueueRules, request: LeaseRequest, chosen: str | None) -> str:
     """Pool of a lease that was given under these queues or others; ``chosen`` is the type that an untyped one got."""
-    queue = rules.find(request.queue) if isinstance(rules, Queues) else None
-    wanted = request.gpu_type or chosen or ANY_TYPE
+    return pool_of(rules, request.queue, request.gpu_type or chosen)
+
+
+def pool_of(rules: QueueRules, queue_name: str, gpu_type: str | None) -> str:
+    """Pool of a queue in which GPUs of this type count; None: they may be of any."""
+    queue = rules.find(queue_name) if isinstance(rules, Queues) else None
+    wanted = gpu_type or ANY_TYPE
     return wanted if queue is None or wanted in queue.gpus else ANY_TYPE
-
-
-def left_over(queues: Queues, queue: Queue, request: LeaseRequest, leases: Iterable[Lease]) -> dict[str, int]:
-    """Quota that is free, by pool that the request may draw from; negative where a quota was lowered."""
-    held = used(queues, queue, leases)
-    return {pool: queue.gpus[pool] - held[pool] for pool in of(queues, queue, request)}
-
-
-def used(queues: Queues, queue: Queue, leases: Iterable[Lease]) -> Counter[str]:
-    """GPUs that leases of ``queue`` hold, by pool. Queues may be edited, so each counts where it would be today."""
-    held: Counter[str] = Counter()
-    for lease in leases:
-        if lease.request.queue == queue.name:
-            held[counted_against(queues, lease.request, lease.pool)] += lease.request.gpus
-    return held
 
 
 def existing(queues: Queues, request: LeaseRequest, pool: str) -> float:
@@ -70,14 +59,3 @@ def existing(queues: Queues, request: LeaseRequest, pool: str) -> float:
     wanted = gpu_type(request, pool)
     types = [wanted] if wanted else fitting_types(queues, request)
     return sum(queues.inventory[name].count for name in types if name in queues.inventory)
-
-
-def unused(queues: Queues, request: LeaseRequest, pool: str, leases: Iterable[Lease]) -> float:
-    """How many of `existing` no lease holds: neither of this type, nor of all types together."""
-    if queues.inventory is None:
-        return math.inf
-    held = tuple(leases)
-    wanted = gpu_type(request, pool)
-    of_type = sum(lease.request.gpus for lease in held if wanted in (None, gpu_type(lease.request, lease.pool)))
-    total = sum(stock.count for stock in queues.inventory.values())
-    return min(existing(queues, request, pool) - of_type, total - sum(lease.request.gpus for lease in held))

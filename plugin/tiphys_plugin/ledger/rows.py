@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+from tiphys_plugin.ledger.shares import Consumed
 
 _KEPT = 8192
 
@@ -21,13 +22,24 @@ def load(connection: sqlite3.Connection) -> Book:
     """The book in the file; call it within a transaction."""
     leases = connection.execute("SELECT id, request, pool, granted_at, check_at FROM leases ORDER BY rowid")
     waiting = connection.execute("SELECT request, arrival, since, seen_at FROM waiting ORDER BY arrival")
-    return Book(tuple(_lease(*row) for row in leases), tuple(_waiting(*row) for row in waiting))
+    history = connection.execute("SELECT queue, pool, gpus, at FROM history ORDER BY queue, pool")
+    return Book(
+        tuple(_lease(*row) for row in leases),
+        tuple(_waiting(*row) for row in waiting),
+        tuple(Consumed(queue, pool, gpus, datetime.fromisoformat(at)) for queue, pool, gpus, at in history),
+    )
 
 
 def store(connection: sqlite3.Connection, before: Book, after: Book) -> None:
     """Write the difference; what goes makes room first, because keys are unique."""
     _store_leases(connection, before, after)
     _store_waiting(connection, before, after)
+    if after.history != before.history:
+        connection.execute("DELETE FROM history")
+        connection.executemany(
+            "INSERT INTO history (queue, pool, gpus, at) VALUES (?,?,?,?)",
+            [(one.queue, one.pool, one.gpus, one.at.isoformat()) for one in after.history],
+        )
 
 
 def _store_leases(connection: sqlite3.Connection, before: Book, after: Book) -> None:

@@ -30,6 +30,15 @@ _STEPS = (
             UNIQUE (uid, step, node)
         ) STRICT""",
     ),
+    # 2: what leases that are over have left in the means of their queues; a LeaseRequest may have ``seconds``.
+    (
+        """CREATE TABLE history (
+            queue TEXT NOT NULL, pool TEXT NOT NULL,
+            gpus REAL NOT NULL,
+            at TEXT NOT NULL,
+            PRIMARY KEY (queue, pool)
+        ) STRICT""",
+    ),
 )
 
 

@@ -18,7 +18,7 @@ from tiphys.errors import StoreError
 from tiphys.faults import failpoint
 from tiphys.records import utc_now
 from tiphys_plugin.ledger import rows
-from tiphys_plugin.ledger.admission import admit
+from tiphys_plugin.ledger.admission import FORGET_AFTER, admit
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import Admission, Lease, LeaseRequest, Snapshot
 from tiphys_plugin.ledger.schema import migrate
@@ -44,7 +44,7 @@ class SqliteLedger:
         queues: Queues | None,
         clock: Callable[[], datetime] = utc_now,
         check_every: timedelta = timedelta(seconds=30),
-        forget_after: timedelta = timedelta(minutes=2),
+        forget_after: timedelta = FORGET_AFTER,
     ) -> None:
         self._path = path
         self._queues = queues
@@ -72,7 +72,7 @@ class SqliteLedger:
         self._turn(lambda book: book.withdraw(uid))
 
     def release(self, lease: str) -> None:
-        self._turn(lambda book: book.release(lease))
+        self._turn(lambda book: book.release(lease, self._queues, self._clock()))
 
     def release_workflow(self, uid: str) -> None:
         self._turn(lambda book: book.release_workflow(uid, self._clock()))
@@ -83,11 +83,11 @@ class SqliteLedger:
         due = self._read().due(now, self._check_every)
         gone = [lease for lease in due if is_gone(lease)]
         if due:
-            self._turn(lambda book: book.checked(due, gone, now + self._check_every))
+            self._turn(lambda book: book.checked(due, gone, now + self._check_every, self._queues, now))
         return gone
 
     def snapshot(self) -> Snapshot:
-        return self._read().snapshot
+        return self._read().snapshot(self._queues)
 
     def close(self) -> None:
         """Close the file. The ledger answers no more."""

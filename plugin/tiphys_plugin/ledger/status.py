@@ -16,8 +16,9 @@ from pydantic.alias_generators import to_camel
 from tiphys.errors import IntegrityError
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+from tiphys_plugin.ledger.shares import Consumed
 
-VERSION = 1
+VERSION = 2
 _NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
 _Time = Annotated[AwareDatetime, Field(strict=False)]
 
@@ -49,6 +50,9 @@ def encode(book: Book) -> dict[str, Any]:
             }
             for one in book.waiting
         ],
+        "history": [
+            {"queue": one.queue, "pool": one.pool, "gpus": one.gpus, "at": _time(one.at)} for one in book.history
+        ],
     }
 
 
@@ -66,7 +70,11 @@ def decode(status: object) -> Book:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise IntegrityError(f"{field}: {first['msg']}") from error
-    return Book(tuple(one.lease() for one in read.leases), tuple(one.place() for one in read.waiting))
+    return Book(
+        tuple(one.lease() for one in read.leases),
+        tuple(one.place() for one in read.waiting),
+        tuple(Consumed(one.queue, one.pool, one.gpus, one.at) for one in read.history),
+    )
 
 
 class _Wire(BaseModel):
@@ -87,6 +95,7 @@ class _Request(_Wire):
     gpu_type: str | None = None
     min_gpu_memory_mb: PositiveInt | None = None
     priority: int = 0
+    seconds: PositiveInt | None = None
 
     def request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _NAMES})
@@ -111,17 +120,27 @@ class _Waiting(_Request):
         return Waiting(self.request(), self.arrival, self.since, self.seen_at)
 
 
+class _Consumed(_Wire):
+    queue: str
+    pool: str
+    gpus: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
+    at: _Time
+
+
 class _Status(_Wire):
-    version: Literal[1]
+    version: Literal[1, 2]
     summary: dict[str, Any] = {}
     leases: list[_Lease]
     waiting: list[_Waiting]
+    history: list[_Consumed] = []
+    """Format 1 had none."""
 
     @model_validator(mode="after")
     def _nothing_is_there_twice(self) -> "_Status":
         _once("lease", (one.id for one in self.leases))
         _once("lease of node", ((one.uid, one.step, one.node) for one in self.leases))
         _once("place in the line of step", ((one.uid, one.step) for one in self.waiting))
+        _once("mean of queue", ((one.queue, one.pool) for one in self.history))
         arrivals = [one.arrival for one in self.waiting]
         if arrivals != sorted(set(arrivals)):
             raise ValueError("the waiting requests are not in order of arrival")

@@ -1,12 +1,16 @@
 """What each queue may hold, holds and waits for: the numbers that people look at."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import LeaseRequest
 from tiphys_plugin.queues import QueueRules, Queues
+
+_Sums = Counter[tuple[str, str]]
+"""GPUs by queue and pool."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +23,19 @@ class Usage:
     """None: no such quota is declared."""
     held: int
     waiting: int
+    most: int | None = None
+    """What may be held if the cohort lends it; None without a quota."""
+    stopped: bool = False
+
+    @property
+    def borrowed(self) -> int:
+        """What is held beyond the quota."""
+        return max(0, self.held - (self.quota or 0))
 
     @property
     def exceeded(self) -> bool:
         """More is held than may be; so it stays until leases end."""
-        return self.held > (self.quota or 0)
+        return self.held > (self.most or 0)
 
 
 def usage(rules: QueueRules, book: Book) -> list[Usage]:
@@ -31,27 +43,31 @@ def usage(rules: QueueRules, book: Book) -> list[Usage]:
 
     Under rules that cannot be read no quota is known, as if none were declared.
     """
-    quotas = _quotas(rules)
     held, waiting = _held(rules, book), _waiting(rules, book)
-    rest = sorted((held.keys() | waiting.keys()) - quotas.keys())
-    return [Usage(*place, quotas.get(place), held[place], waiting[place]) for place in [*quotas, *rest]]
+    declared = list(_declared(rules, held, waiting)) if isinstance(rules, Queues) else []
+    known = {(one.queue, one.gpu_type) for one in declared}
+    rest = sorted((held.keys() | waiting.keys()) - known)
+    return [*declared, *(Usage(*place, None, held[place], waiting[place]) for place in rest)]
 
 
-def _quotas(rules: QueueRules) -> dict[tuple[str, str], int]:
-    declared = rules.queues if isinstance(rules, Queues) else ()
-    return {(queue.name, pool): quota for queue in declared for pool, quota in queue.gpus.items()}
+def _declared(rules: Queues, held: _Sums, waiting: _Sums) -> Iterator[Usage]:
+    for queue in rules.queues:
+        for pool, quota in queue.gpus.items():
+            place = (queue.name, pool)
+            most = rules.most(queue, pool)
+            yield Usage(*place, quota, held[place], waiting[place], most, queue.stopped)
 
 
-def _held(rules: QueueRules, book: Book) -> Counter[tuple[str, str]]:
+def _held(rules: QueueRules, book: Book) -> _Sums:
     return _sum(rules, [(lease.request, lease.pool) for lease in book.leases])
 
 
-def _waiting(rules: QueueRules, book: Book) -> Counter[tuple[str, str]]:
+def _waiting(rules: QueueRules, book: Book) -> _Sums:
     return _sum(rules, [(one.request, None) for one in book.waiting])
 
 
-def _sum(rules: QueueRules, requests: list[tuple[LeaseRequest, str | None]]) -> Counter[tuple[str, str]]:
-    gpus: Counter[tuple[str, str]] = Counter()
+def _sum(rules: QueueRules, requests: list[tuple[LeaseRequest, str | None]]) -> _Sums:
+    gpus: _Sums = Counter()
     for request, chosen in requests:
         gpus[request.queue, pools.counted_against(rules, request, chosen)] += request.gpus
     return gpus

@@ -3,50 +3,16 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from support.kube_server import KubeServer, serving
+from support.desk import QUEUES, Desk
+from support.kube_server import serving
+from support.kube_store import Collection
 from support.ledger import ask
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 
-from hera_pipelines.cli import main
 from tiphys.kube.resources import GPU_LEDGERS
-
-QUEUES = 'queues:\n  - {name: research, gpus: {A100: 8, "*": 4}}\n  - {name: nightly, gpus: {"*": 2}}\n'
-
-
-class Desk:
-    """A working directory with a kubeconfig, and the server that it leads to."""
-
-    def __init__(self, server: KubeServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.server = server
-        self.api = server.api("ml")
-        self.folder = folder
-        self._capsys = capsys
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "desk",
-            "clusters": [{"name": "one", "cluster": {"server": server.url}}],
-            "users": [{"name": "me", "user": {}}],
-            "contexts": [{"name": "desk", "context": {"cluster": "one", "user": "me", "namespace": "ml"}}],
-        }
-        (folder / "kubeconfig").write_text(json.dumps(document))
-
-    def queues(self, verb: str, *arguments: str, text: str = QUEUES) -> tuple[int, str, str]:
-        file = self.folder / "queues.yaml"
-        file.write_text(text)
-        given = ["-f", str(file)] if verb == "apply" else []
-        code = main(["queues", verb, *given, "--kubeconfig", str(self.folder / "kubeconfig"), *arguments])
-        return (code, *self._capsys.readouterr())
-
-    def ledger(self) -> KubernetesLedger:
-        return KubernetesLedger(self.api, "ml")
-
-    def spec(self, name: str = "default") -> object:
-        return (self.api.get(GPU_LEDGERS, "ml", name) or {}).get("spec")
 
 
 @pytest.fixture
@@ -160,7 +126,10 @@ def test_show_tells_quotas_holders_and_who_waits(desk):
     code, out, _ = desk.queues("show")
     assert code == 0
     told = rows(out)
-    assert told[:2] == [["QUEUE", "GPU", "TYPE", "QUOTA", "HELD", "WAITING"], ["research", "A100", "8", "8", "2"]]
+    assert told[:2] == [
+        ["QUEUE", "GPU", "TYPE", "QUOTA", "UP", "TO", "HELD", "WAITING"],
+        ["research", "A100", "8", "8", "8", "2"],
+    ]
     people = ["research", "ml", "run-u1", "fit", "1"]
     assert [line[:8] for line in told if line[:1] == ["holds"]] == [["holds", "8", "A100", *people]]
     assert [line[:4] for line in told if line[:1] == ["waits"]] == [["waits", "for", "2", "A100"]]
@@ -172,7 +141,8 @@ def test_show_as_a_document(desk):
     document = json.loads(desk.queues("show", "-o", "json")[1])
     assert document == yaml.safe_load(desk.queues("show", "-o", "yaml")[1])
     assert (document["kind"], document["namespace"], document["ledger"]) == ("QueueList", "ml", "default")
-    row = {"name": "research", "gpuType": "A100", "quota": 8, "held": 8, "waiting": 0}
+    row = {"name": "research", "gpuType": "A100", "quota": 8, "most": 8, "held": 8, "borrowed": 0, "waiting": 0}
+    row["stopped"] = False
     assert (document["queues"][0], document["limited"]) == (row, True)
     assert document["inventory"] == {"A100": {"count": 16}}
     assert [lease["run"] for lease in document["leases"]] == ["run-u1"]
@@ -189,7 +159,7 @@ def test_show_of_queues_that_cannot_be_read_says_that_nothing_is_granted(desk):
     desk.ledger().request(ask(2))
     code, out, err = desk.queues("show")
     assert code == 0
-    assert ["research", "A100", "-", "0", "2"] in rows(out)
+    assert ["research", "A100", "-", "-", "0", "2"] in rows(out)
     assert "nothing new is granted: the spec of GPULedger ml/default: queues.0.gpus: Field required" in err
 
 
@@ -205,3 +175,37 @@ def test_damaged_book_is_an_error_of_its_own(desk):
 def test_help_costs_no_client_of_the_cluster():
     program = "import sys, hera_pipelines.cli.app\nassert not {'kubernetes', 'tiphys.kube'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+LAB = """
+queues:
+  - {name: research, gpus: {A100: 8}, cohort: lab, borrowing_limit: {A100: 4}, weight: 2}
+  - {name: nightly, gpus: {A100: 8}, cohort: lab, lending_limit: {A100: 2}, stopped: true}
+"""
+
+
+def test_queues_that_share_show_how_far_they_may_go(desk):
+    desk.queues("apply", text=LAB)
+    desk.ledger().request(ask(10))
+    _, out, err = desk.queues("show")
+    assert rows(out)[1:3] == [
+        ["research", "A100", "8", "10", "10", "0"],
+        ["nightly", "A100", "8", "16", "0", "0", "stopped"],
+    ]
+    assert "warning" not in err
+    [borrower, _] = json.loads(desk.queues("show", "-o", "json")[1])["queues"]
+    assert (borrower["most"], borrower["borrowed"]) == (10, 2)
+
+
+def test_a_kind_that_drops_what_it_does_not_know_is_noticed(desk, monkeypatch):
+    """The API server prunes fields that an older kind does not declare, and says nothing."""
+    create = desk.server.store.create
+
+    def pruned(collection: Collection, namespace: str, body: Any) -> Any:
+        old = [{"name": queue["name"], "gpus": queue["gpus"]} for queue in body["spec"]["queues"]]
+        return create(collection, namespace, {**body, "spec": {"queues": old}})
+
+    monkeypatch.setattr(desk.server.store, "create", pruned)
+    code, _, err = desk.queues("apply", text=LAB)
+    assert code != 0
+    assert "the kind GPULedger of this cluster is older than this command" in err

@@ -10,7 +10,7 @@ from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
 from tiphys.checkpoint.settings import Bounds, Every, Settings
 from tiphys.protocol.keep import Best, Keep
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.pipeline import CompiledPipeline, Manifest
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest
 
 GIVEN = {
@@ -234,6 +234,24 @@ def test_the_deadline_and_a_steps_grace_reach_its_pod() -> None:
 
     assert made["activeDeadlineSeconds"] == 3600
     assert json.loads(made["podSpecPatch"]) == {"terminationGracePeriodSeconds": 46}
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "seconds"),
+    [
+        ({"deadline_seconds": 3600, "grace_seconds": 45.2}, {}, 3646),
+        ({}, {"activeDeadlineSeconds": 600}, 630),
+        ({}, {"activeDeadlineSeconds": "{{inputs.parameters.limit}}"}, None),
+        ({}, {}, None),
+    ],
+)
+def test_the_ledger_learns_how_long_gpus_are_held_at_most(asked: Manifest, own: Manifest, seconds: int | None) -> None:
+    template = train(asked={"checkpoints": None, "gpu": GpuRequest(gpus=1), **asked}, **own)
+    compiled = compile_workflow(workflow(template), CompileOptions(store=STORE))
+
+    gpu = CompiledPipeline.from_manifest(compiled).step("fit").gpu
+    assert gpu is not None
+    assert gpu.seconds == seconds
 
 
 @pytest.mark.parametrize("field", ["podSpecPatch", "activeDeadlineSeconds", "nodeSelector", "tolerations", "volumes"])

@@ -230,6 +230,16 @@ def test_held_and_waiting_show_in_the_metrics(here):
     text = here.core.metrics.render().decode()
     assert 'tiphys_gpus_held{queue="research"} 8.0' in text
     assert 'tiphys_gpu_requests_waiting{queue="research"} 1.0' in text
+    assert 'tiphys_gpu_quota{queue="research"} 8.0' in text
+    assert 'tiphys_gpus_borrowed{queue="research"} 0.0' in text
+    assert 'tiphys_gpu_requests_total{answer="Admitted"} 1.0' in text
+    assert 'tiphys_gpu_requests_total{answer="WaitingForQuota"}' in text
+    assert "tiphys_gpu_decision_seconds_count" in text
+
+
+def test_who_waits_behind_a_training_with_a_deadline_is_told_when_it_starts(here):
+    here.submit(fit(gpu=gpus(8, seconds=3600)), prep()).admit("fit", 0)
+    assert "position 1, expected to start by " in said(other(here, 8).admit("fit", 0))
 
 
 def test_gpus_of_a_fenced_attempt_come_back_while_its_workflow_still_seems_to_run(here):

@@ -1,7 +1,7 @@
 """The decision on one request for GPUs, by what is held, what waits and what exists."""
 
 import pytest
-from support.ledger import ask, lease, queues, waiting
+from support.ledger import NOW, ask, lease, queues, waiting
 from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.queues import Misconfigured
@@ -12,7 +12,7 @@ STOCK = {"A100": {"count": 8, "memory_mb": 81920}, "T4": {"count": 4, "memory_mb
 
 
 def decided(state: State, request, arrival: int = 100):
-    return decide(state, request, arrival)
+    return decide(state, request, arrival, NOW)
 
 
 def test_without_a_queue_file_nothing_is_limited():

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import yaml
-from support.ledger import lease, waiting
+from support.ledger import NOW, lease, waiting
 from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.ledger.status import encode
 from tiphys_plugin.queues import Queue, Queues, Stock
 
@@ -28,9 +29,9 @@ def test_spec_declares_every_field_of_a_queue_file():
 
 
 def test_what_the_status_requires_is_written():
-    status = encode(Book((lease(8),), (waiting(2, 1),)))
+    status = encode(Book((lease(8),), (waiting(2, 1),), (Consumed("research", "A100", 1.5, NOW),)))
     assert STATUS.keys() == status.keys()
-    for part in ("leases", "waiting"):
+    for part in ("leases", "waiting", "history"):
         assert set(STATUS[part]["items"]["required"]) <= status[part][0].keys()
 
 

@@ -1,5 +1,7 @@
 """Queue files: what they may say, and what is answered to one that is wrong."""
 
+from pathlib import Path
+
 import pytest
 from tiphys_plugin import load_queues
 
@@ -21,6 +23,15 @@ def test_documented_form_is_read(tmp_path):
     assert queues.inventory["A100"].count == 16
 
 
+def test_the_example_of_the_documentation_is_read(tmp_path):
+    text = (Path(__file__).parents[3] / "docs/queues.md").read_text()
+    path = tmp_path / "queues.yaml"
+    path.write_text(text.split("```yaml\n")[1].split("```")[0])
+    research, nightly = load_queues(path).queues
+    assert (research.ceiling("A100"), research.keeps("A100"), research.weight) == (12, 2, 2)
+    assert (nightly.cohort, nightly.stopped) == ("lab", True)
+
+
 def test_file_that_is_no_text_is_named(tmp_path):
     path = tmp_path / "queues.yaml"
     path.write_bytes(b"queues: \xff")
@@ -39,6 +50,13 @@ def test_file_that_is_no_text_is_named(tmp_path):
         ("queues: [{name: a, gpus: {}, gpu: 3}]", "queues.0.gpu: Extra inputs"),
         ("queues: [{name: a, gpus: {}}, {name: a, gpus: {}}]", "queue 'a' is declared twice"),
         ("queues: []\ninventory: {A100: 4}", "inventory.A100: Input should be"),
+        ("queues: [{name: a, gpus: {A100: 4}, borrowing_limit: {A100: 2}}]", "has a borrowing_limit and no cohort"),
+        ("queues: [{name: a, gpus: {A100: 4}, cohort: c, lending_limit: {T4: 2}}]", "limits T4 in its lending_limit"),
+        ("queues: [{name: a, gpus: {A100: 4}, cohort: c, lending_limit: {A100: 5}}]", "lends 5 of its 4 A100"),
+        ("queues: [{name: a, gpus: {A100: 4}, weight: 0}]", "queues.0.weight: Input should be greater than 0"),
+        ("queues: [{name: a, gpus: {A100: 4}, weight: .nan}]", "queues.0.weight: Input should be a finite number"),
+        ("queues: [{name: a, gpus: {A100: 4}, weight: .inf}]", "queues.0.weight: Input should be a finite number"),
+        ("queues: []\nusage_half_life_hours: 0", "usage_half_life_hours: Input should be greater than 0"),
     ],
 )
 def test_mistake_is_named_with_its_field_and_an_example(tmp_path, text, says):

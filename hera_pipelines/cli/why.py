@@ -1,0 +1,127 @@
+"""``tiphys why``: why a step does not have its GPUs, with every reason that there is."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+from tiphys_controller import API_VERSION
+from tiphys_plugin.ledger import Admission, Admitted, Deferred, Lease, Rejected, Waiting
+from tiphys_plugin.ledger.admission import FORGET_AFTER, in_line
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.model import Because
+from tiphys_plugin.queues import QueueRules, in_words
+
+from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from hera_pipelines.cli.queues import NameOption, existing_ledger, understood
+from hera_pipelines.cli.screen import Format, Screen
+from tiphys.errors import NotFoundError
+from tiphys.records import utc_now
+
+EXAMPLES = """\b
+Examples:
+  tiphys why digits-7xk2p -n tiphys
+  tiphys why digits-7xk2p/fit -n tiphys
+  tiphys why digits-7xk2p -n tiphys -o json | jq -r '.waiting[].reasons[].reason'
+"""
+_UNKNOWN = "when it starts cannot be said: what it waits for has no deadline, or others are before it"
+
+
+def why(
+    command: typer.Context,
+    what: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, or of one step of it.")],
+    name: NameOption = "default",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+) -> None:
+    """Say why steps of a run wait for GPUs: every reason, who is ahead, and when it can be expected to end.
+
+    It decides anew on what the ledger holds now, as the service would, and
+    changes nothing. The namespace is the one that Tiphys is installed in.
+    """
+    screen: Screen = command.obj
+    run, _, step = what.partition("/")
+    api = connect(kubeconfig, context, namespace)
+    command.call_on_close(api.close)
+    rules, book = understood(existing_ledger(api, name))
+    holding = [one for one in book.leases if one.request.run == run and step in ("", one.request.step)]
+    waiting = [one for one in book.waiting if one.request.run == run and step in ("", one.request.step)]
+    if not holding and not waiting:
+        raise NotFoundError(
+            f"{what} neither holds GPUs nor waits for any in GPULedger {api.namespace}/{name}; "
+            f"`tiphys get {run}` shows how its steps are"
+        )
+    now = utc_now()
+    answers = [(one, _decided(rules, book, one, now)) for one in waiting]
+    if output is not Format.TABLE:
+        screen.document(_document(what, holding, answers), output)
+        return
+    for lease in holding:
+        screen.show(_holds(lease))
+    for one, answer in answers:
+        for line in _waits(one, answer, now):
+            screen.show(line)
+
+
+def _decided(rules: QueueRules, book: Book, one: Waiting, now: datetime) -> Admission:
+    others = tuple(other for other in in_line(book.waiting, now, FORGET_AFTER) if other is not one)
+    return decide(State(rules, book.leases, others, book.history), one.request, one.arrival, now)
+
+
+def _holds(lease: Lease) -> Text:
+    request = lease.request
+    gpus = in_words(request.gpus, request.gpu_type)
+    return Text(f"{request.run}/{request.step} holds {gpus} of queue {request.queue} since {_local(lease.granted_at)}")
+
+
+def _waits(one: Waiting, answer: Admission, now: datetime) -> Iterator[Text]:
+    request = one.request
+    gpus = in_words(request.gpus, request.gpu_type)
+    waited = str(now - one.since).split(".")[0]
+    yield Text(f"{request.run}/{request.step} has waited {waited} for {gpus} of queue {request.queue}", style="bold")
+    match answer:
+        case Admitted():
+            yield Text("  nothing stands in its way now; it is told when it asks again, within seconds")
+        case Rejected():
+            yield Text(f"  {answer.reason}: {answer.message}; it is told when it asks again, within seconds")
+        case Deferred():
+            for because in answer.because:
+                yield Text(f"  {because.reason}: {because.message}")
+            expected = f"expected to start by {_local(answer.start)}" if answer.start else _UNKNOWN
+            yield Text(f"  position {answer.position}; {expected}")
+
+
+def _local(moment: datetime) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _document(what: str, holding: list[Lease], answers: list[tuple[Waiting, Admission]]) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GpuReasons",
+        "name": what,
+        "holding": [
+            {"step": one.request.step, "gpus": one.request.gpus, "since": one.granted_at.isoformat()} for one in holding
+        ],
+        "waiting": [_waiting(one, answer) for one, answer in answers],
+    }
+
+
+def _waiting(one: Waiting, answer: Admission) -> dict[str, Any]:
+    deferred = answer if isinstance(answer, Deferred) else None
+    because = deferred.because if deferred else ()
+    if isinstance(answer, Rejected):
+        because = (Because(answer.reason, answer.message),)
+    return {
+        "step": one.request.step,
+        "gpus": one.request.gpus,
+        "queue": one.request.queue,
+        "since": one.since.isoformat(),
+        "position": deferred.position if deferred else None,
+        "expectedStart": deferred.start.isoformat() if deferred and deferred.start else None,
+        "reasons": [{"reason": str(each.reason), "message": each.message} for each in because],
+    }

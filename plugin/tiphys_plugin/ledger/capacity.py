@@ -1,0 +1,178 @@
+"""What is held and what is free, by queue, cohort and GPU type, at one instant or a later one.
+
+A queue owns its quota. In a cohort it may also take what the others do not use,
+up to its borrowing limit and to what they lend (Kueue's nominalQuota,
+borrowingLimit and lendingLimit). Where an inventory is declared, GPUs that
+exist are a further limit.
+
+Every number that decides and every number in a message comes from here. A
+question costs no more where there are more leases, because they are summed.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tiphys_plugin.ledger import pools
+from tiphys_plugin.ledger.model import Lease, LeaseRequest
+from tiphys_plugin.queues import Queue, Queues
+
+
+class Limit(NamedTuple):
+    """Something that can be used up: the quota of a queue, what a cohort lends, the GPUs of a type."""
+
+    kind: str
+    name: str
+    pool: str = ""
+
+
+class Hold(NamedTuple):
+    """GPUs as they are counted: against which quota and as which type, by the queues of today."""
+
+    gpus: int
+    queue: str
+    pool: str
+    gpu_type: str | None
+    cohort: str | None = None
+    """The cohort that it borrows from or lends in; None if nobody else can be concerned."""
+    keeps: int = 0
+    """What its queue keeps for itself of this pool."""
+
+
+class Capacity:
+    """Sums over ``leases``, under the quotas and the inventory of ``queues``."""
+
+    def __init__(self, queues: Queues, leases: Iterable[Lease] = ()) -> None:
+        self.queues = queues
+        self._held: Counter[tuple[str, str]] = Counter()
+        self._borrowed: Counter[tuple[str, str]] = Counter()
+        self._of_type: Counter[str | None] = Counter()
+        alike: Counter[tuple[str, str | None, str]] = Counter()
+        for lease in leases:
+            alike[lease.request.queue, lease.request.gpu_type, lease.pool] += lease.request.gpus
+        for (queue, gpu_type, pool), gpus in alike.items():
+            self.take(self._hold(gpus, queue, gpu_type, pool))
+
+    def copy(self) -> "Capacity":
+        """The same sums, to be changed without changing these."""
+        twin = Capacity(self.queues)
+        twin._held, twin._borrowed = self._held.copy(), self._borrowed.copy()
+        twin._of_type = self._of_type.copy()
+        return twin
+
+    def hold(self, request: LeaseRequest, pool: str) -> Hold:
+        """How GPUs of ``pool`` are counted that ``request`` holds or would hold."""
+        return self._hold(request.gpus, request.queue, request.gpu_type, pool)
+
+    def take(self, hold: Hold) -> None:
+        """Count more as held."""
+        self._count(hold, hold.gpus)
+
+    def give_back(self, hold: Hold) -> None:
+        """The opposite of `take`."""
+        self._count(hold, -hold.gpus)
+
+    def held(self, queue: Queue, pool: str) -> int:
+        return self._held[queue.name, pool]
+
+    def left(self, queue: Queue, pool: str) -> int:
+        """What is left of the queue's own quota; negative while it borrows, or if its quota was lowered."""
+        return queue.gpus[pool] - self._held[queue.name, pool]
+
+    def room(self, queue: Queue, pool: str) -> int:
+        """GPUs that the queue may take now by quotas alone, those of others included."""
+        held = self._held[queue.name, pool]
+        if queue.cohort is None:
+            return queue.gpus[pool] - held
+        own = max(0, queue.keeps(pool) - held)
+        return int(min(own + self.common(queue.cohort, pool), queue.ceiling(pool) - held))
+
+    def common(self, cohort: str, pool: str) -> int:
+        """What is free of all that the queues of a cohort lend to each other; negative where a quota was lowered."""
+        return self.queues.lent[cohort, pool] - self._borrowed[cohort, pool]
+
+    def unused(self, request: LeaseRequest, pool: str) -> float:
+        """GPUs of the inventory that no lease holds and the request could get; infinite without an inventory."""
+        inventory = self.queues.inventory
+        if inventory is None:
+            return math.inf
+        wanted = pools.gpu_type(request, pool)
+        everything = self._of_type.total()
+        of_type = everything if wanted is None else self._of_type[wanted]
+        exist = sum(stock.count for stock in inventory.values())
+        return min(pools.existing(self.queues, request, pool) - of_type, exist - everything)
+
+    def fitting(self, queue: Queue, request: LeaseRequest) -> list[str]:
+        """Pools that could serve the request now.
+
+        The best comes first: rather one's own than borrowed GPUs, and the
+        smallest hole that is large enough, so that large ones stay for large requests.
+        """
+
+        def rank(pool: str) -> tuple[bool, int, str]:
+            return self.left(queue, pool) < request.gpus, self.room(queue, pool), pool
+
+        open_to = pools.of(self.queues, queue, request)
+        return sorted((pool for pool in open_to if not self._missing(queue, request, pool)), key=rank)
+
+    def concerns(self, queue: Queue, request: LeaseRequest) -> Callable[[Hold], bool]:
+        """Which holds count where ``request`` would: the others may come and go without a change for it."""
+        open_to = set(pools.of(self.queues, queue, request))
+
+        def same_quota(hold: Hold) -> bool:
+            shared = hold.queue == queue.name if queue.cohort is None else hold.cohort == queue.cohort
+            return shared and hold.pool in open_to
+
+        # All types together are a limit, too.
+        return same_quota if self.queues.inventory is None else lambda _: True
+
+    def short_of(self, queue: Queue, request: LeaseRequest) -> frozenset[Limit]:
+        """The limits that keep the request from every one of its pools; empty if one of them serves it."""
+        short: set[Limit] = set()
+        for pool in pools.of(self.queues, queue, request):
+            missing = self._missing(queue, request, pool)
+            if not missing:
+                return frozenset()
+            short |= missing
+        return frozenset(short)
+
+    def draws_on(self, queue: Queue, request: LeaseRequest, pool: str) -> frozenset[Limit]:
+        """The limits that a lease of ``pool`` would bring nearer."""
+        limits = {Limit("queue", queue.name, pool), *self._types(request, pool)}
+        if queue.cohort is not None and self.held(queue, pool) + request.gpus > queue.keeps(pool):
+            limits.add(Limit("cohort", queue.cohort, pool))
+        return frozenset(limits)
+
+    def _missing(self, queue: Queue, request: LeaseRequest, pool: str) -> set[Limit]:
+        missing: set[Limit] = set()
+        if request.gpus > queue.ceiling(pool) - self.held(queue, pool):
+            missing.add(Limit("queue", queue.name, pool))
+        elif queue.cohort is not None and self.room(queue, pool) < request.gpus:
+            missing.add(Limit("cohort", queue.cohort, pool))
+        if self.unused(request, pool) < request.gpus:
+            missing |= self._types(request, pool)
+        return missing
+
+    def _types(self, request: LeaseRequest, pool: str) -> set[Limit]:
+        if self.queues.inventory is None:
+            return set()
+        wanted = pools.gpu_type(request, pool)
+        types = [wanted] if wanted else pools.fitting_types(self.queues, request)
+        return {Limit("type", name) for name in types}
+
+    def _hold(self, gpus: int, queue_name: str, asked_type: str | None, pool: str) -> Hold:
+        pool_today = pools.pool_of(self.queues, queue_name, asked_type or pool)
+        gpu_type = asked_type or pools.type_of(pool)
+        queue = self.queues.find(queue_name)
+        if queue is None or queue.cohort is None or pool_today not in queue.gpus:
+            return Hold(gpus, queue_name, pool_today, gpu_type)
+        return Hold(gpus, queue_name, pool_today, gpu_type, queue.cohort, queue.keeps(pool_today))
+
+    def _count(self, hold: Hold, gpus: int) -> None:
+        self._of_type[hold.gpu_type] += gpus
+        before = self._held[hold.queue, hold.pool]
+        self._held[hold.queue, hold.pool] = before + gpus
+        if hold.cohort is not None:
+            borrowed = max(0, before + gpus - hold.keeps) - max(0, before - hold.keeps)
+            self._borrowed[hold.cohort, hold.pool] += borrowed

@@ -1,0 +1,230 @@
+"""One look along the line of all who wait, in the order in which GPUs are given.
+
+Whoever stays within the quota of its queue goes before whoever borrows; then
+higher priority, then the queue that uses the smaller share, then the earlier
+arrival. Who is next and fits is taken to start. Who is next and does not fit
+keeps what it waits for:
+
+* If all that it waits for ends at times that are known, it is expected to start
+  at the first instant at which it fits, and those behind it may start before it
+  as far as that does not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
+  Scheduling System", JSSPP 1995).
+* If somebody said no end, nobody behind it may take what it is short of.
+
+So a request is overtaken by none that would hold it up, whatever comes after
+it: its wait is bounded by what runs, and by what is before it in the line.
+"""
+
+import heapq
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+
+from tiphys_plugin.ledger import pools
+from tiphys_plugin.ledger.capacity import Capacity, Hold, Limit
+from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+from tiphys_plugin.ledger.shares import Consumed, Shares
+from tiphys_plugin.queues import Queue, Queues
+
+_Rank = tuple[bool, int, float, int]
+"""Borrows, priority from the highest, share of the queue, arrival."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What is kept for a request that is next and does not fit: ``short`` is what it lacks.
+
+    ``start`` is when it will fit, and ``then`` what is held at that time; both
+    are None if an end that matters is not known.
+    """
+
+    waiting: Waiting
+    queue: Queue
+    short: frozenset[Limit]
+    start: datetime | None = None
+    then: Capacity | None = None
+
+    def is_delayed_by(self, hold: Hold, draws: frozenset[Limit], end: datetime | None) -> bool:
+        """Whether a lease from now to ``end`` would keep the reserved request from starting when it is expected to."""
+        if self.start is None or self.then is None:
+            return bool(draws & self.short)
+        if end is not None and end <= self.start:
+            return False
+        self.then.take(hold)
+        delayed = not self.then.fitting(self.queue, self.waiting.request)
+        self.then.give_back(hold)
+        return delayed
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How it stands with one request when its turn has come.
+
+    ``pool`` is what it may start on; None if it has to wait. ``ahead`` are those
+    before it that want what it wants; ``reserved`` is for whom what it wants is kept.
+    """
+
+    pool: str | None
+    ahead: tuple[Waiting, ...]
+    reserved: Reservation | None
+    start: datetime | None
+    """When it is expected to start, where that can be said."""
+    held: Capacity
+    """What leases hold, without those who only could start."""
+
+
+def end_of(request: LeaseRequest, since: datetime) -> datetime | None:
+    """When a lease that began at ``since`` ends at the latest; None if nobody said."""
+    return since + timedelta(seconds=request.seconds) if request.seconds is not None else None
+
+
+def turn(
+    queues: Queues,
+    leases: Sequence[Lease],
+    history: Sequence[Consumed],
+    others: Iterable[Waiting],
+    mine: Waiting,
+    now: datetime,
+) -> Turn:
+    """What comes of ``mine``, which waits with ``others``; its queue exists and could serve it one day."""
+    line = _Line(queues, leases, Shares(queues, leases, history, now), now)
+    return line.walk(others, mine)
+
+
+def admissible(
+    queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed], waiting: Iterable[Waiting], now: datetime
+) -> list[tuple[Waiting, str]]:
+    """Everybody who may start now, in the order of their turns, each with its pool.
+
+    The whole line at once, where `turn` looks as far as one request. Requests
+    that their queue could never serve must not be among them.
+    """
+    return _Line(queues, leases, Shares(queues, leases, history, now), now).starts(waiting)
+
+
+class _Line:
+    def __init__(self, queues: Queues, leases: Sequence[Lease], shares: Shares, now: datetime) -> None:
+        self._queues = queues
+        self._now = now
+        self._held = Capacity(queues, leases)
+        self._capacity = self._held.copy()
+        self._shares = shares
+        ends = ((end_of(lease.request, lease.granted_at), lease) for lease in leases)
+        # One that should be over and is not may end at any time, so that is not known.
+        known = [(end, lease) for end, lease in ends if end is not None and end > now]
+        self._ends = [(end, self._capacity.hold(lease.request, lease.pool)) for end, lease in known]
+        self._ends.sort(key=_end)
+        self._reserved: list[Reservation] = []
+
+    def walk(self, others: Iterable[Waiting], mine: Waiting) -> Turn:
+        wanted = self._wants(mine.request)
+        ahead: list[Waiting] = []
+        for queue, one in self._in_order([*others, mine]):
+            pool, reserved = self._place(queue, one.request)
+            if one is mine:
+                start = None if pool or reserved else self._reserve(queue, one)
+                return Turn(pool, tuple(ahead), reserved, start, self._held)
+            if pool is not None:
+                uses = self._capacity.draws_on(queue, one.request, pool)
+                self._start(one.request, pool)
+            else:
+                uses = self._capacity.short_of(queue, one.request) or self._wants(one.request)
+                self._reserve(queue, one)
+            if uses & wanted:
+                ahead.append(one)
+        raise AssertionError("the line ended before the one that stands in it")
+
+    def starts(self, waiting: Iterable[Waiting]) -> list[tuple[Waiting, str]]:
+        started = []
+        for queue, one in self._in_order(waiting):
+            pool, _ = self._place(queue, one.request)
+            if pool is not None:
+                self._start(one.request, pool)
+                started.append((one, pool))
+            else:
+                self._reserve(queue, one)
+        return started
+
+    def _in_order(self, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
+        """Everybody whose queue could admit, each when nobody goes before it; starts in between are heeded."""
+        lines: dict[str, list[Waiting]] = defaultdict(list)
+        for one in waiting:
+            lines[one.request.queue].append(one)
+        heads: list[tuple[_Rank, str, Queue, Iterator[Waiting], Waiting]] = []
+
+        def push(queue: Queue, rest: Iterator[Waiting]) -> None:
+            if (one := next(rest, None)) is not None:
+                heapq.heappush(heads, (self._rank(queue, one), queue.name, queue, rest, one))
+
+        for name, line in lines.items():
+            queue = self._queues.find(name)
+            if queue is not None and not queue.stopped:
+                push(queue, iter(sorted(line, key=lambda one: (-one.request.priority, one.arrival))))
+        while heads:
+            _, _, queue, rest, one = heapq.heappop(heads)
+            yield queue, one
+            push(queue, rest)
+
+    def _rank(self, queue: Queue, one: Waiting) -> _Rank:
+        open_to = pools.of(self._queues, queue, one.request)
+        borrows = all(self._capacity.left(queue, pool) < one.request.gpus for pool in open_to)
+        share = self._shares.of(queue, self._capacity)
+        return queue.cohort is not None and borrows, -one.request.priority, share, one.arrival
+
+    def _place(self, queue: Queue, request: LeaseRequest) -> tuple[str | None, Reservation | None]:
+        """The pool to start on; or for whom it has to wait, if it fits and others are before it."""
+        first: Reservation | None = None
+        for pool in self._capacity.fitting(queue, request):
+            held_up = self._delays(queue, request, pool)
+            if held_up is None:
+                return pool, None
+            first = first or held_up
+        return None, first
+
+    def _delays(self, queue: Queue, request: LeaseRequest, pool: str) -> Reservation | None:
+        if not self._reserved:
+            return None
+        draws = self._capacity.draws_on(queue, request, pool)
+        hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
+        return next((one for one in self._reserved if one.is_delayed_by(hold, draws, end)), None)
+
+    def _start(self, request: LeaseRequest, pool: str) -> None:
+        hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
+        self._capacity.take(hold)
+        if end is not None:
+            insort(self._ends, (end, hold), key=_end)
+        for one in self._reserved:
+            if one.start is not None and one.then is not None and (end is None or end > one.start):
+                one.then.take(hold)
+
+    def _reserve(self, queue: Queue, one: Waiting) -> datetime | None:
+        """Keep what the request waits for, unless somebody of its queue has that before it; when it will start."""
+        short = self._capacity.short_of(queue, one.request)
+        if not short or any(other.queue is queue and other.short & short for other in self._reserved):
+            return None
+        then = self._capacity.copy()
+        concerns = self._capacity.concerns(queue, one.request)
+        for end, over in groupby((known for known in self._ends if concerns(known[1])), key=_end):
+            for _, hold in over:
+                then.give_back(hold)
+            if then.fitting(queue, one.request):
+                self._reserved.append(Reservation(one, queue, short, end, then))
+                return end
+        self._reserved.append(Reservation(one, queue, short))
+        return None
+
+    def _wants(self, request: LeaseRequest) -> frozenset[Limit]:
+        queue = self._queues.find(request.queue)
+        if queue is None:
+            return frozenset()
+        open_to = pools.of(self._queues, queue, request)
+        limits = {limit for pool in open_to for limit in self._capacity.draws_on(queue, request, pool)}
+        # Whether it has to borrow may change while those before it start.
+        return frozenset(limits | {Limit("cohort", queue.cohort, pool) for pool in open_to if queue.cohort is not None})
+
+
+def _end(known: tuple[datetime, Hold]) -> datetime:
+    return known[0]

@@ -1,0 +1,98 @@
+"""Who has used how much: what makes queues take turns at what is left over.
+
+A queue's share is what it holds, and what it has held lately, of all quotas
+of that GPU type in its cohort; the type with the largest share counts (DRF:
+A. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011), divided by the weight
+of the queue. "Lately" is a mean that forgets half in each half-life. What is
+held counts at once and in full, so a burst is not admitted before anybody has
+noticed (Kueue's entry penalty).
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tiphys_plugin.ledger import pools
+from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.model import Lease
+from tiphys_plugin.queues import Queue, QueueRules, Queues
+
+_FORGOTTEN = 0.01
+"""GPUs that are not worth a line in the book."""
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """What leases that are over have left in the mean of a queue: GPUs of a pool, as of a time."""
+
+    queue: str
+    pool: str
+    gpus: float
+    at: datetime
+
+
+def ended(
+    history: Sequence[Consumed], leases: Iterable[Lease], rules: QueueRules, now: datetime
+) -> tuple[Consumed, ...]:
+    """The history once ``leases`` are over."""
+    if not isinstance(rules, Queues):
+        return tuple(history)
+    half_life = rules.usage_half_life
+    means: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for one in history:
+        means[one.queue, one.pool] += one.gpus * _kept(one.at, now, half_life)
+    for lease in leases:
+        pool = pools.counted_against(rules, lease.request, lease.pool)
+        means[lease.request.queue, pool] += _of_lease(lease, now, half_life)
+    return tuple(
+        Consumed(queue, pool, round(gpus, 4), now) for (queue, pool), gpus in sorted(means.items()) if gpus > _FORGOTTEN
+    )
+
+
+class Shares:
+    """The share of each queue at one instant."""
+
+    def __init__(self, queues: Queues, leases: Iterable[Lease], history: Iterable[Consumed], now: datetime) -> None:
+        self._queues = queues
+        self._now = now
+        self._leases: defaultdict[str, list[Lease]] = defaultdict(list)
+        for lease in leases:
+            self._leases[lease.request.queue].append(lease)
+        self._history = [
+            (one.queue, one.pool, one.gpus * _kept(one.at, now, queues.usage_half_life)) for one in history
+        ]
+        self._known: dict[str, dict[str, float]] = {}
+
+    def of(self, queue: Queue, capacity: Capacity) -> float:
+        """Larger for who has more, from 0; ``capacity`` says what is held."""
+        lately = self._lately(queue)
+        used = (
+            (capacity.held(queue, pool) + lately.get(pool, 0.0)) / max(1, self._queues.shared(queue, pool))
+            for pool in queue.gpus
+        )
+        return max(used, default=0.0) / queue.weight
+
+    def _lately(self, queue: Queue) -> dict[str, float]:
+        """Mean GPUs by pool; only those queues are looked at for which somebody waits."""
+        if (known := self._known.get(queue.name)) is not None:
+            return known
+        means: defaultdict[str, float] = defaultdict(float)
+        for name, pool, gpus in self._history:
+            if name == queue.name:
+                means[pool] += gpus
+        for lease in self._leases[queue.name]:
+            pool = pools.counted_against(self._queues, lease.request, lease.pool)
+            means[pool] += _of_lease(lease, self._now, self._queues.usage_half_life)
+        self._known[queue.name] = means
+        return means
+
+
+def _of_lease(lease: Lease, now: datetime, half_life: timedelta) -> float:
+    return lease.request.gpus * (1 - _kept(lease.granted_at, now, half_life))
+
+
+def _kept(since: datetime, now: datetime, half_life: timedelta) -> float:
+    """What is left of one after this time; a clock that was put back forgets nothing."""
+    return math.exp2(-max(0.0, (now - since) / half_life))

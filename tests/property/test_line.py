@@ -1,0 +1,176 @@
+"""The line of those who wait for GPUs: laws that hold whatever the queues, the leases and the requests are.
+
+| law                                                                    | test          |
+|------------------------------------------------------------------------|---------------|
+| no queue above its ceiling, no cohort above its quotas, no type above its stock | `..._never_more_...` |
+| one by one is decided as all together                                  | `..._agree`   |
+| the request that is next starts no later because of those behind it    | `..._delayed` |
+| a deferred request is told why, and what it is told is true            | `..._reason`  |
+| more quota, more GPUs or fewer leases never defer a lone request       | `..._more_...` |
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from support.ledger import NOW, ask
+from tiphys_plugin.ledger import Admitted, Deferred, Lease, Reason, Waiting, pools
+from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.line import admissible, end_of
+from tiphys_plugin.ledger.shares import Consumed
+from tiphys_plugin.queues import Queues
+
+OTHERS = {
+    Reason.BEHIND_EARLIER_REQUEST,
+    Reason.BEHIND_HIGHER_PRIORITY,
+    Reason.BEHIND_SMALLER_SHARE,
+    Reason.RESERVED,
+}
+TYPES = ["A100", "T4"]
+NAMES = ["a", "b", "c"]
+LATER = NOW + timedelta(minutes=10)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Queues:
+    queues = []
+    for name in NAMES:
+        gpus = draw(st.dictionaries(st.sampled_from([*TYPES, "*"]), st.integers(0, 8), min_size=1))
+        queue = {"name": name, "gpus": gpus, "weight": draw(st.sampled_from([1, 2]))}
+        if draw(st.booleans()):
+            queue["cohort"] = "lab"
+            limited = draw(st.sets(st.sampled_from(sorted(gpus))))
+            queue["borrowing_limit"] = {pool: draw(st.integers(0, 4)) for pool in limited}
+            queue["lending_limit"] = {pool: draw(st.integers(0, gpus[pool])) for pool in limited}
+        queues.append(queue)
+    stock = st.fixed_dictionaries({name: st.integers(1, 12).map(lambda count: {"count": count}) for name in TYPES})
+    return Queues.model_validate({"queues": queues, "inventory": draw(st.none() | stock)})
+
+
+@st.composite
+def requests(draw: st.DrawFn, number: int, lengths: Sequence[int | None] = (None, 300, 900, 3600)):
+    return ask(
+        draw(st.integers(1, 6)),
+        f"u{number}",
+        queue=draw(st.sampled_from(NAMES)),
+        gpu_type=draw(st.sampled_from([*TYPES, None])),
+        priority=draw(st.sampled_from([0, 0, 5])),
+        seconds=draw(st.sampled_from(lengths)),
+    )
+
+
+@st.composite
+def states(draw: st.DrawFn, lengths: Sequence[int | None] = (None, 300, 900, 3600)) -> State:
+    """Queues that were filled by what they admit, and a line of requests that could be served one day."""
+    found = draw(rules())
+    leases: list[Lease] = []
+    for number in range(draw(st.integers(0, 6))):
+        request = draw(requests(number, lengths))
+        answer = decide(State(found, tuple(leases)), request, 1, NOW)
+        if isinstance(answer, Admitted):
+            leases.append(Lease(f"l{number}", request, answer.pool, NOW, NOW))
+    line = [draw(requests(number)) for number in range(10, 10 + draw(st.integers(1, 6)))]
+    possible = [one for one in line if isinstance(decide(State(found), one, 1, NOW), Admitted)]
+    waiting = tuple(Waiting(one, arrival, NOW, NOW) for arrival, one in enumerate(possible, 1))
+    history = draw(st.lists(st.sampled_from(NAMES), unique=True))
+    return State(found, tuple(leases), waiting, tuple(Consumed(name, "A100", 4.0, NOW) for name in history))
+
+
+def started(state: State) -> list[tuple[Waiting, str]]:
+    return admissible(state.queues, state.leases, state.history, state.waiting, LATER)
+
+
+def decided(state: State, one: Waiting):
+    others = tuple(other for other in state.waiting if other is not one)
+    return decide(replace(state, waiting=others), one.request, one.arrival, LATER)
+
+
+@given(states())
+def test_never_more_than_there_is_is_given(state):
+    queues = state.queues
+    held = [(one.request, one.pool) for one in state.leases]
+    held += [(one.request, pool) for one, pool in started(state)]
+    by_pool, by_type = Counter(), Counter()
+    for request, pool in held:
+        by_pool[request.queue, pools.counted_against(queues, request, pool)] += request.gpus
+        by_type[pools.gpu_type(request, pool)] += request.gpus
+    for queue in queues.queues:
+        for pool in queue.gpus:
+            assert by_pool[queue.name, pool] <= queue.ceiling(pool)
+    for pool in [*TYPES, "*"]:
+        members = [queue for queue in queues.queues if queue.cohort and pool in queue.gpus]
+        used = sum(max(by_pool[queue.name, pool], queue.keeps(pool)) for queue in members)
+        assert used <= sum(queue.gpus[pool] for queue in members)
+    for name, stock in (queues.inventory or {}).items():
+        assert by_type[name] <= stock.count
+    if queues.inventory is not None:
+        assert by_type.total() <= sum(stock.count for stock in queues.inventory.values())
+
+
+@given(states())
+def test_one_by_one_and_all_together_agree(state):
+    together = {one.arrival: pool for one, pool in started(state)}
+    for one in state.waiting:
+        answer = decided(state, one)
+        assert together.get(one.arrival) == (answer.pool if isinstance(answer, Admitted) else None)
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(states(lengths=(900, 3600)))
+def test_the_one_that_is_next_is_not_delayed_by_those_behind_it(state):
+    answers = [(one, decided(state, one)) for one in state.waiting]
+    expected = [(one, answer) for one, answer in answers if isinstance(answer, Deferred) and answer.start is not None]
+    assume(expected)
+    first, before = min(expected, key=lambda known: known[1].position)
+    assume(before.position == 1)
+    given_now = [Lease(one.request.uid, one.request, pool, LATER, LATER) for one, pool in started(state)]
+    still_there = [one for one in (*state.leases, *given_now) if not is_over(one, before.start)]
+    then = Capacity(state.queues, still_there)
+    assert then.fitting(state.queues.find(first.request.queue), first.request)
+
+
+def is_over(lease: Lease, at: datetime) -> bool:
+    end = end_of(lease.request, lease.granted_at)
+    return end is not None and end <= at
+
+
+@given(states())
+def test_a_deferred_request_is_told_a_true_reason(state):
+    for one in state.waiting:
+        answer = decided(state, one)
+        if not isinstance(answer, Deferred):
+            continue
+        assert answer.because
+        assert answer.reason is answer.because[0].reason
+        reasons = {because.reason for because in answer.because}
+        alone = decide(replace(state, waiting=()), one.request, one.arrival, LATER)
+        if reasons <= {
+            Reason.BEHIND_EARLIER_REQUEST,
+            Reason.BEHIND_HIGHER_PRIORITY,
+            Reason.BEHIND_SMALLER_SHARE,
+            Reason.RESERVED,
+        }:
+            assert isinstance(alone, Admitted), "it is said to wait for others, and would wait without them"
+            assert answer.position > 1
+        else:
+            assert isinstance(alone, Deferred), "it is said that too little is free, and alone it would start"
+
+
+@given(states(), st.data())
+def test_more_never_defers_a_lone_request(state, data):
+    request = data.draw(requests(99))
+    lone = replace(state, waiting=())
+    assume(isinstance(decide(lone, request, 1, LATER), Admitted))
+    fewer = replace(lone, leases=tuple(one for one in state.leases if data.draw(st.booleans())))
+    assert isinstance(decide(fewer, request, 1, LATER), Admitted)
+    document = state.queues.model_dump(mode="json")
+    for queue in document["queues"]:
+        queue["gpus"] = {pool: gpus + 1 for pool, gpus in queue["gpus"].items()}
+        queue["borrowing_limit"] = {pool: limit + 1 for pool, limit in queue["borrowing_limit"].items()}
+        queue["lending_limit"] = {pool: limit + 1 for pool, limit in queue["lending_limit"].items()}
+    more = replace(lone, queues=Queues.model_validate(document))
+    assert isinstance(decide(more, request, 1, LATER), Admitted)

@@ -1,0 +1,64 @@
+"""What queues have used lately: a mean that forgets, and needs no samples."""
+
+from datetime import timedelta
+
+import pytest
+from support.ledger import NOW, cohort, lease
+from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.shares import Consumed, Shares, ended
+
+RULES = cohort(a={"gpus": {"A100": 8, "T4": 4}}, b={"gpus": {"A100": 8}, "weight": 2})
+DAY = timedelta(hours=24)
+A, B = RULES.queues
+
+
+def share(queue, leases=(), history=(), at=NOW, rules=RULES) -> float:
+    return Shares(rules, leases, history, at).of(queue, Capacity(rules, leases))
+
+
+def test_what_is_held_counts_at_once():
+    assert share(A, (lease(4, queue="a"),)) == pytest.approx(4 / 16)
+    assert share(B, (lease(4, queue="b"),)) == pytest.approx(4 / 16 / 2)
+    assert share(A) == 0
+
+
+def test_the_type_that_weighs_most_counts():
+    held = (lease(4, "x", queue="a"), lease(3, "y", queue="a", gpu_type="T4", pool="T4"))
+    assert share(A, held) == pytest.approx(3 / 4)
+
+
+def test_a_half_life_of_holding_is_half_of_it():
+    held = (lease(8, queue="a"),)
+    assert share(A, held, at=NOW + DAY) == pytest.approx((8 + 4) / 16)
+    assert share(A, held, at=NOW + 20 * DAY) == pytest.approx((8 + 8) / 16, abs=1e-4)
+
+
+def test_what_is_over_is_forgotten_by_half_in_each_half_life():
+    past = (Consumed("a", "A100", 8.0, NOW),)
+    assert share(A, (), past) == pytest.approx(8 / 16)
+    assert share(A, (), past, NOW + DAY) == pytest.approx(4 / 16)
+    assert share(A, (), past, NOW - DAY) == pytest.approx(8 / 16), "the clock was put back"
+
+
+def test_the_end_of_a_lease_takes_away_what_it_held_and_nothing_of_what_it_has_used():
+    held = lease(8, queue="a")
+    then = NOW + DAY
+    past = ended((), [held], RULES, then)
+    assert past == (Consumed("a", "A100", 4.0, then),)
+    assert share(A, (), past, then) == pytest.approx(share(A, (held,), (), then) - 8 / 16)
+
+
+def test_ends_add_up_however_they_are_told():
+    first, second = lease(2, "x", queue="a"), lease(4, "y", queue="a")
+    later = NOW + timedelta(hours=7)
+    together = ended((), [first, second], RULES, later)
+    one_by_one = ended(ended((), [first], RULES, later), [second], RULES, later)
+    assert [one.gpus for one in together] == pytest.approx([one.gpus for one in one_by_one], abs=1e-3)
+
+
+def test_what_is_nearly_forgotten_takes_no_room():
+    assert ended((Consumed("a", "A100", 8.0, NOW),), [], RULES, NOW + 20 * DAY) == ()
+
+
+def test_without_queues_nothing_is_compared():
+    assert ended((), [lease(8)], None, NOW + DAY) == ()
