@@ -11,7 +11,7 @@ question costs no more where there are more leases, because they are summed.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tiphys_plugin.ledger import pools
@@ -39,6 +39,11 @@ class Hold(NamedTuple):
     keeps: int = 0
     """What its queue keeps for itself of this pool."""
 
+    @property
+    def account(self) -> tuple[str, str]:
+        """Who shares its quota: holds of other accounts may come and go without a change for it, but for inventory."""
+        return self.cohort or self.queue, self.pool
+
 
 class Capacity:
     """Sums over ``leases``, under the quotas and the inventory of ``queues``."""
@@ -48,6 +53,7 @@ class Capacity:
         self._held: Counter[tuple[str, str]] = Counter()
         self._borrowed: Counter[tuple[str, str]] = Counter()
         self._of_type: Counter[str | None] = Counter()
+        self._alike: dict[tuple[str, str | None, str], Hold] = {}
         alike: Counter[tuple[str, str | None, str]] = Counter()
         for lease in leases:
             alike[lease.request.queue, lease.request.gpu_type, lease.pool] += lease.request.gpus
@@ -63,7 +69,10 @@ class Capacity:
 
     def hold(self, request: LeaseRequest, pool: str) -> Hold:
         """How GPUs of ``pool`` are counted that ``request`` holds or would hold."""
-        return self._hold(request.gpus, request.queue, request.gpu_type, pool)
+        alike = (request.queue, request.gpu_type, pool)
+        if (known := self._alike.get(alike)) is None:
+            known = self._alike[alike] = self._hold(request.gpus, *alike)
+        return known if known.gpus == request.gpus else known._replace(gpus=request.gpus)
 
     def take(self, hold: Hold) -> None:
         """Count more as held."""
@@ -115,17 +124,6 @@ class Capacity:
 
         open_to = pools.of(self.queues, queue, request)
         return sorted((pool for pool in open_to if not self._missing(queue, request, pool)), key=rank)
-
-    def concerns(self, queue: Queue, request: LeaseRequest) -> Callable[[Hold], bool]:
-        """Which holds count where ``request`` would: the others may come and go without a change for it."""
-        open_to = set(pools.of(self.queues, queue, request))
-
-        def same_quota(hold: Hold) -> bool:
-            shared = hold.queue == queue.name if queue.cohort is None else hold.cohort == queue.cohort
-            return shared and hold.pool in open_to
-
-        # All types together are a limit, too.
-        return same_quota if self.queues.inventory is None else lambda _: True
 
     def short_of(self, queue: Queue, request: LeaseRequest) -> frozenset[Limit]:
         """The limits that keep the request from every one of its pools; empty if one of them serves it."""

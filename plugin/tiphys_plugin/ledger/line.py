@@ -112,27 +112,32 @@ class _Line:
         self._held = Capacity(queues, leases)
         self._capacity = self._held.copy()
         self._shares = shares
-        ends = ((end_of(lease.request, lease.granted_at), lease) for lease in leases)
-        # One that should be over and is not may end at any time, so that is not known.
-        known = [(end, lease) for end, lease in ends if end is not None and end > now]
-        self._ends = [(end, self._capacity.hold(lease.request, lease.pool)) for end, lease in known]
-        self._ends.sort(key=_end)
+        self._ends: defaultdict[tuple[str, str], list[tuple[datetime, Hold]]] = defaultdict(list)
+        for lease in leases:
+            end = end_of(lease.request, lease.granted_at)
+            # One that should be over and is not may end at any time, so that is not known.
+            if end is not None and end > now:
+                hold = self._capacity.hold(lease.request, lease.pool)
+                self._ends[hold.account].append((end, hold))
+        for ends in self._ends.values():
+            ends.sort(key=_end)
+        self._short: dict[tuple[str, str | None, int, int | None], frozenset[Limit]] = {}
         self._reserved: list[Reservation] = []
 
     def walk(self, others: Iterable[Waiting], mine: Waiting) -> Turn:
         wanted = self._wants(mine.request)
         ahead: list[Waiting] = []
         for queue, one in self._in_order([*others, mine]):
-            pool, reserved = self._place(queue, one.request)
+            short = self._short_of(queue, one.request)
+            pool, reserved = (None, None) if short else self._place(queue, one.request)
             if one is mine:
-                start = None if pool or reserved else self._reserve(queue, one)
-                return Turn(pool, tuple(ahead), reserved, start, self._held)
+                return Turn(pool, tuple(ahead), reserved, self._reserve(queue, one, short), self._held)
             if pool is not None:
                 uses = self._capacity.draws_on(queue, one.request, pool)
                 self._start(one.request, pool)
             else:
-                uses = self._capacity.short_of(queue, one.request) or self._wants(one.request)
-                self._reserve(queue, one)
+                uses = short or self._wants(one.request)
+                self._reserve(queue, one, short)
             if uses & wanted:
                 ahead.append(one)
         raise AssertionError("the line ended before the one that stands in it")
@@ -140,12 +145,13 @@ class _Line:
     def starts(self, waiting: Iterable[Waiting]) -> list[tuple[Waiting, str]]:
         started = []
         for queue, one in self._in_order(waiting):
-            pool, _ = self._place(queue, one.request)
+            short = self._short_of(queue, one.request)
+            pool, _ = (None, None) if short else self._place(queue, one.request)
             if pool is not None:
                 self._start(one.request, pool)
                 started.append((one, pool))
             else:
-                self._reserve(queue, one)
+                self._reserve(queue, one, short)
         return started
 
     def _in_order(self, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
@@ -194,20 +200,26 @@ class _Line:
     def _start(self, request: LeaseRequest, pool: str) -> None:
         hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
         self._capacity.take(hold)
+        self._short.clear()
         if end is not None:
-            insort(self._ends, (end, hold), key=_end)
+            insort(self._ends[hold.account], (end, hold), key=_end)
         for one in self._reserved:
             if one.start is not None and one.then is not None and (end is None or end > one.start):
                 one.then.take(hold)
 
-    def _reserve(self, queue: Queue, one: Waiting) -> datetime | None:
-        """Keep what the request waits for, unless somebody of its queue has that before it; when it will start."""
-        short = self._capacity.short_of(queue, one.request)
+    def _short_of(self, queue: Queue, request: LeaseRequest) -> frozenset[Limit]:
+        """As `Capacity.short_of`; in a long line many want the same, and nothing changes until somebody starts."""
+        alike = (queue.name, request.gpu_type, request.gpus, request.min_gpu_memory_mb)
+        if (known := self._short.get(alike)) is None:
+            known = self._short[alike] = self._capacity.short_of(queue, request)
+        return known
+
+    def _reserve(self, queue: Queue, one: Waiting, short: frozenset[Limit]) -> datetime | None:
+        """Keep what the request is short of, unless somebody of its queue has that before it; when it will start."""
         if not short or any(other.queue is queue and other.short & short for other in self._reserved):
             return None
         then = self._capacity.copy()
-        concerns = self._capacity.concerns(queue, one.request)
-        for end, over in groupby((known for known in self._ends if concerns(known[1])), key=_end):
+        for end, over in groupby(self._ends_that_matter(queue, one.request), key=_end):
             for _, hold in over:
                 then.give_back(hold)
             if then.fitting(queue, one.request):
@@ -215,6 +227,13 @@ class _Line:
                 return end
         self._reserved.append(Reservation(one, queue, short))
         return None
+
+    def _ends_that_matter(self, queue: Queue, request: LeaseRequest) -> Iterable[tuple[datetime, Hold]]:
+        """What ends, in order of time, where ``request`` would count: with an inventory that is everywhere."""
+        if self._queues.inventory is not None:
+            return heapq.merge(*self._ends.values(), key=_end)
+        open_to = pools.of(self._queues, queue, request)
+        return heapq.merge(*(self._ends[queue.cohort or queue.name, pool] for pool in open_to), key=_end)
 
     def _wants(self, request: LeaseRequest) -> frozenset[Limit]:
         queue = self._queues.find(request.queue)

@@ -82,9 +82,11 @@ class Shares:
         for name, pool, gpus in self._history:
             if name == queue.name:
                 means[pool] += gpus
+        half_life = self._queues.usage_half_life
         for lease in self._leases[queue.name]:
-            pool = pools.counted_against(self._queues, lease.request, lease.pool)
-            means[pool] += _of_lease(lease, self._now, self._queues.usage_half_life)
+            means[pools.counted_against(self._queues, lease.request, lease.pool)] += _of_lease(
+                lease, self._now, half_life
+            )
         self._known[queue.name] = means
         return means
 
