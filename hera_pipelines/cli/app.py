@@ -21,6 +21,7 @@ from hera_pipelines.cli import (
     resume,
     run,
     runs,
+    simulate,
     stop,
     verify,
     why,
@@ -107,6 +108,7 @@ for name, command, examples in (
     ("lineage", lineage.lineage, lineage.EXAMPLES),
     ("events", events.events, events.EXAMPLES),
     ("gc", gc.gc, gc.EXAMPLES),
+    ("simulate", simulate.simulate, simulate.EXAMPLES),
     ("verify", verify.verify, verify.EXAMPLES),
     ("doctor", doctor.doctor, doctor.EXAMPLES),
 ):

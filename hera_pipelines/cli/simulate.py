@@ -1,0 +1,186 @@
+"""``tiphys simulate``: what a trace of jobs would meet under a queue file, before any person does."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tiphys_controller import API_VERSION
+from tiphys_plugin import load_queues
+from tiphys_plugin.queues import Queues
+from tiphys_plugin.simulation import (
+    POLICIES,
+    Job,
+    Outcome,
+    Replay,
+    Trace,
+    declared,
+    given_to,
+    outcome,
+    read_trace,
+    replay,
+    shared_out,
+)
+
+from hera_pipelines.cli.outcomes import columns, facts, side_by_side, told
+from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.draw import largest, rehearsal_of, rehearsal_svg
+from tiphys.errors import StoreError
+
+EXAMPLES = """\b
+Examples:
+  tiphys simulate jobs.csv --queues queues.yaml
+  tiphys simulate jobs.csv --queues queues.yaml --against proposed.yaml --plot both.svg
+  tiphys simulate jobs.csv --queues queues.yaml --queue research --declare-durations
+  tiphys simulate jobs.csv --queues queues.yaml --policy skip -o json | jq '.replays[0].total.wait'
+
+\b
+A trace, with the last five columns optional:
+  submit_seconds,duration_seconds,gpus,queue,gpu_type,priority,name,limit_seconds
+  0,7200,8,research,A100,0,pretrain,10800
+"""
+
+
+class PolicyName(StrEnum):
+    """Who may start: the product's own rule, or one to compare it with."""
+
+    TIPHYS = "tiphys"
+    FIFO = "fifo"
+    SKIP = "skip"
+
+
+def simulate(
+    context: typer.Context,
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job in each line.")],
+    queues: Annotated[Path, typer.Option("--queues", metavar="FILE", help="Queue file to rehearse.")],
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="FILE", help="A second one; both are shown side by side.")
+    ] = None,
+    policy: Annotated[
+        PolicyName,
+        typer.Option("--policy", help="fifo: strictly in order of arrival; skip: whoever fits, nothing is reserved."),
+    ] = PolicyName.TIPHYS,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", metavar="NAME", help="Queue of jobs that name none; else they are drawn by quotas."),
+    ] = None,
+    declare_durations: Annotated[
+        bool, typer.Option("--declare-durations", help="As if each job had said how long it takes.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="For drawing queues; the same seed, the same.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Write an SVG picture of GPUs held and waited for.")
+    ] = None,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the numbers.")] = Format.TABLE,
+) -> None:
+    """Replay a trace of jobs under the quotas of a queue file, decided by the rules that the service itself goes by.
+
+    Nothing is started and no cluster is asked. Jobs that name no queue are those
+    of --queue, or drawn over the queues of --queues in proportion to their quotas.
+    """
+    screen: Screen = context.obj
+    files = {path: load_queues(path) for path in (queues, against) if path is not None}
+    found = read_trace(trace)
+    jobs = _prepared(found, list(files.values()), queue, declare_durations, seed)
+    with _progress(screen, len(jobs) * len(files)) as advance:
+        replays = {path: replay(rules, jobs, POLICIES[policy], advance) for path, rules in files.items()}
+    outcomes = {path: outcome(one) for path, one in replays.items()}
+    if output is Format.TABLE:
+        _show(screen, outcomes)
+    else:
+        about = {"policy": policy.value, "seed": seed, "trace": _trace(trace, found)}
+        screen.document(_document(about, outcomes), output)
+    for note in _notes(found, jobs, outcomes, drawn=queue is None, seed=seed):
+        screen.note(note)
+    if plot:
+        _draw(plot, f"{trace.name}, policy {policy.value}", jobs, replays)
+        screen.note(f"wrote {plot}")
+
+
+def _prepared(
+    found: Trace, rules: Sequence[Queues], queue: str | None, declare_durations: bool, seed: int
+) -> tuple[Job, ...]:
+    if queue is None:
+        jobs = shared_out(found.jobs, rules[0], seed)
+    else:
+        jobs = found.jobs
+        for one in rules:  # the second time to learn whether that file has the queue, too
+            jobs = given_to(jobs, one, queue)
+    return declared(jobs) if declare_durations else jobs
+
+
+@contextmanager
+def _progress(screen: Screen, total: int) -> Iterator[Callable[[int], None]]:
+    """A callback for the number of jobs that were started or rejected."""
+    bar = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    hidden = screen.quiet or not screen.err.is_terminal
+    with Progress(*bar, console=screen.err, disable=hidden, transient=True) as progress:
+        task = progress.add_task("replaying", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _show(screen: Screen, outcomes: dict[Path, Outcome]) -> None:
+    first, *others = outcomes.values()
+    if not others:
+        screen.table(*columns(first))
+        for name, unit, value in facts(first):
+            screen.note(f"{name}: {told(unit, value)}")
+        return
+    screen.table(("QUEUE", "MEASURE", *map(str, outcomes), "CHANGE"), side_by_side(first, others[0]))
+    for path, one in outcomes.items():
+        screen.note(f"{path}: " + ", ".join(f"{name} {told(unit, value)}" for name, unit, value in facts(one)))
+
+
+def _notes(
+    found: Trace, jobs: Sequence[Job], outcomes: dict[Path, Outcome], *, drawn: bool, seed: int
+) -> Iterator[str]:
+    for why, count in found.skipped.items():
+        yield f"left out: {_counted(count, 'row')} {why}"
+    if found.ignored:
+        yield f"columns that say nothing here: {', '.join(found.ignored)}"
+    if drawn and (homeless := sum(job.queue is None for job in found.jobs)):
+        yield f"{_counted(homeless, 'job')} without a queue drawn over the queues by their quotas, with seed {seed}"
+    if cut := sum(job.held_seconds < job.duration_seconds for job in jobs):
+        yield f"{_counted(cut, 'job')} ended at limit_seconds, before the duration was over"
+    for path, one in outcomes.items():
+        reasons = Counter({why.value: count for why, count in one.total.rejected.items()})
+        for why, count in reasons.most_common():
+            yield f"{path}: {_counted(count, 'job')} rejected: {why}"
+        if one.total.waiting:
+            yield f"{path}: {_counted(one.total.waiting, 'job')} never started: the queue is stopped"
+
+
+def _draw(plot: Path, title: str, jobs: Sequence[Job], replays: dict[Path, Replay]) -> None:
+    begin = jobs[0].submit_seconds
+    end = max((run.ended_seconds for one in replays.values() for run in one.runs), default=begin)
+    shown = largest(list(replays.values()))
+    pictures = [rehearsal_of(str(path), one, begin, max(1.0, end - begin), shown) for path, one in replays.items()]
+    try:
+        plot.write_text(rehearsal_svg(title, pictures), encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write the picture to {plot}: {error.strerror}; name another file") from error
+
+
+def _document(about: dict[str, Any], outcomes: dict[Path, Outcome]) -> dict[str, Any]:
+    replays = [{"queue_file": str(path), **_plain(asdict(one))} for path, one in outcomes.items()]
+    return {"apiVersion": API_VERSION, "kind": "Simulation", **about, "replays": replays}
+
+
+def _trace(path: Path, found: Trace) -> dict[str, Any]:
+    return {"file": str(path), "form": found.form, "jobs": len(found.jobs), "skipped": dict(found.skipped)}
+
+
+def _plain(value: Any) -> Any:
+    """``value`` of JSON types alone: reasons become words, and tuples lists."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,34 @@
+"""The templates of the pictures, in an environment that no text can break out of."""
+
+import re
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+_NOT_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LONGEST_MESSAGE = 46
+
+
+@cache
+def template(name: str) -> Template:
+    """The template ``name`` of this package."""
+    environment = Environment(
+        loader=PackageLoader("hera_pipelines.draw", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_printable,
+    )
+    environment.filters["shorten"] = _shorten
+    return environment.get_template(name)
+
+
+def _printable(value: object) -> object:
+    """Text without the characters that XML cannot hold even escaped."""
+    return _NOT_XML.sub("\ufffd", value) if type(value) is str else value
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1].rstrip() + "…"

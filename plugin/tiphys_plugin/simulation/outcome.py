@@ -1,0 +1,135 @@
+"""What a replay was like for each queue, in the numbers that people compare schedulers by."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tiphys_plugin.ledger.model import Reason
+from tiphys_plugin.queues import Queue
+from tiphys_plugin.simulation.fairness import fairness
+from tiphys_plugin.simulation.replay import Replay, Run
+from tiphys_plugin.simulation.timeline import Span, spans
+
+_SLOWDOWN_BOUND_SECONDS = 10.0
+"""Shorter jobs count as this long, so that one second of waiting does not make a job of a second twice as slow."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of the seconds that jobs waited. A percentile is the smallest value that so many reach (nearest rank)."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True)
+class QueueOutcome:
+    """``queue`` None: all together. None for a number: nothing to measure it by.
+
+    ``wait``, ``completion_seconds`` (submission to end) and ``slowdown`` (that
+    over the duration, bounded: D. Feitelson et al., "Theory and Practice in
+    Parallel Job Scheduling", JSSPP 1997) are of the jobs that started.
+    """
+
+    queue: str | None
+    jobs: int
+    started: int
+    rejected: dict[Reason, int]
+    waiting: int
+    """Jobs that never started."""
+    wait: Spread | None
+    completion_seconds: float | None
+    slowdown: float | None
+    gpu_hours: float
+    borrowed_gpu_hours: float
+    quota_utilisation: float | None
+    """Of the quota, from the first submission to the last end; above 1 with GPUs of others."""
+    longest_line: int
+    """Most jobs that waited at the same time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``fairness`` is Jain's index by cohort, see `tiphys_plugin.simulation.fairness`."""
+
+    queues: tuple[QueueOutcome, ...]
+    total: QueueOutcome
+    span_seconds: float
+    inventory_utilisation: float | None
+    fairness: dict[str, float]
+
+
+def outcome(replay: Replay) -> Outcome:
+    """Measure ``replay``. Queues are in the order of their file; those that it does not know come last."""
+    timeline = list(spans(replay))
+    total_seconds = sum(span.seconds for span in timeline)
+    declared = {queue.name: queue for queue in replay.queues.queues}
+    unknown = sorted({job.queue or "" for job, _ in replay.rejected} - declared.keys())
+    each = [_measured(replay, [name], name, timeline, total_seconds) for name in [*declared, *unknown]]
+    total = _measured(replay, [*declared, *unknown], None, timeline, total_seconds)
+    inventory = replay.queues.inventory
+    exist = sum(stock.count for stock in inventory.values()) if inventory is not None else 0
+    used = _share(total.gpu_hours, exist, total_seconds)
+    return Outcome(tuple(each), total, total_seconds, used, fairness(replay.queues, timeline))
+
+
+def _measured(
+    replay: Replay, names: Sequence[str], told: str | None, timeline: Sequence[Span], total_seconds: float
+) -> QueueOutcome:
+    runs = [run for run in replay.runs if run.queue in names]
+    rejected = Counter(why for job, why in replay.rejected if (job.queue or "") in names)
+    waiting = sum(job.queue in names for job in replay.waiting)
+    declared = [queue for name in names if (queue := replay.queues.find(name)) is not None]
+    gpu_hours = sum(run.job.gpus * (run.ended_seconds - run.started_seconds) for run in runs) / 3600
+    return QueueOutcome(
+        queue=told,
+        jobs=len(runs) + rejected.total() + waiting,
+        started=len(runs),
+        rejected=dict(sorted(rejected.items())),
+        waiting=waiting,
+        wait=_spread([run.started_seconds - run.submitted_seconds for run in runs]),
+        completion_seconds=_mean([run.ended_seconds - run.submitted_seconds for run in runs]),
+        slowdown=_mean([_slowdown(run) for run in runs]),
+        gpu_hours=gpu_hours,
+        borrowed_gpu_hours=sum(_borrowed(queue, timeline) for queue in declared) / 3600,
+        quota_utilisation=_share(gpu_hours, sum(sum(queue.gpus.values()) for queue in declared), total_seconds),
+        longest_line=max((sum(span.waiting_jobs[name] for name in names) for span in timeline), default=0),
+    )
+
+
+def _slowdown(run: Run) -> float:
+    duration = max(run.ended_seconds - run.started_seconds, _SLOWDOWN_BOUND_SECONDS)
+    return max(1.0, (run.ended_seconds - run.submitted_seconds) / duration)
+
+
+def _borrowed(queue: Queue, timeline: Iterable[Span]) -> float:
+    """GPU-seconds beyond the quota."""
+    return sum(
+        span.seconds * max(0, span.held[queue.name, pool] - quota)
+        for span in timeline
+        for pool, quota in queue.gpus.items()
+    )
+
+
+def _share(gpu_hours: float, gpus: int, seconds: float) -> float | None:
+    return gpu_hours * 3600 / (gpus * seconds) if gpus and seconds else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _spread(values: Sequence[float]) -> Spread | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+
+    def percentile(percent: int) -> float:
+        return ordered[math.ceil(percent * len(ordered) / 100) - 1]
+
+    mean = math.fsum(ordered) / len(ordered)
+    return Spread(mean, percentile(50), percentile(90), percentile(99), ordered[-1])

@@ -1,0 +1,60 @@
+"""Who may start now: the service's own rule, and two plain ones to compare it with.
+
+All hold the same quotas; they differ in order and in what is kept for whom.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+
+from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.line import admissible
+from tiphys_plugin.ledger.model import Lease, Waiting
+from tiphys_plugin.ledger.shares import Consumed
+from tiphys_plugin.queues import Queue, Queues
+
+Policy = Callable[[Queues, Sequence[Lease], Sequence[Consumed], Iterable[Waiting], datetime], list[tuple[Waiting, str]]]
+"""Queues, leases, history, who waits, and the time; everybody who may start, in order, each with its pool."""
+
+
+def fifo(
+    queues: Queues, leases: Sequence[Lease], _history: Sequence[Consumed], waiting: Iterable[Waiting], _now: datetime
+) -> list[tuple[Waiting, str]]:
+    """Strictly in order of arrival, all queues in one line: whoever does not fit stops everybody behind it."""
+    capacity = Capacity(queues, leases)
+    started: list[tuple[Waiting, str]] = []
+    for queue, one in _by_arrival(queues, waiting):
+        pool = next(iter(capacity.fitting(queue, one.request)), None)
+        if pool is None:
+            break
+        capacity.take(capacity.hold(one.request, pool))
+        started.append((one, pool))
+    return started
+
+
+def skip(
+    queues: Queues, leases: Sequence[Lease], _history: Sequence[Consumed], waiting: Iterable[Waiting], _now: datetime
+) -> list[tuple[Waiting, str]]:
+    """In order of arrival, passing over whoever does not fit, and keeping nothing for anybody."""
+    capacity = Capacity(queues, leases)
+    started: list[tuple[Waiting, str]] = []
+    too_large: set[tuple[str, str | None, int | None, int]] = set()
+    for queue, one in _by_arrival(queues, waiting):
+        kind = (queue.name, one.request.gpu_type, one.request.min_gpu_memory_mb, one.request.gpus)
+        pool = next(iter(capacity.fitting(queue, one.request)), None) if kind not in too_large else None
+        if pool is None:
+            too_large.add(kind)  # nothing comes back during one look
+            continue
+        capacity.take(capacity.hold(one.request, pool))
+        started.append((one, pool))
+    return started
+
+
+POLICIES: Mapping[str, Policy] = {"tiphys": admissible, "fifo": fifo, "skip": skip}
+
+
+def _by_arrival(queues: Queues, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
+    """Everybody whose queue admits at all."""
+    for one in sorted(waiting, key=lambda one: one.arrival):
+        queue = queues.find(one.request.queue)
+        if queue is not None and not queue.stopped:
+            yield queue, one

@@ -1,0 +1,148 @@
+"""The picture of a replay: its areas are GPU-hours, within its frame, and any viewer can read it."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from support.ledger import queues
+from tiphys_plugin.simulation import Job, replay
+
+from hera_pipelines.draw import Rehearsal, largest, rehearsal_of, rehearsal_svg
+from hera_pipelines.draw.axis import time_marks, top_of
+from hera_pipelines.draw.rehearsal import COLUMNS, MOST_BANDS, OTHERS
+from hera_pipelines.draw.rehearsal_svg import CHART_WIDTH, HELD_HEIGHT, LEFT, WAITING_HEIGHT
+
+SVG = "{http://www.w3.org/2000/svg}"
+JOBS = (
+    Job("a", 0, 100, 4, "research"),
+    Job("b", 0, 100, 4, "research"),
+    Job("c", 50, 50, 2, "nightly"),
+    Job("d", 10, 20, 1, "nightly"),
+)
+RULES = queues(research={"*": 4}, nightly={"*": 2})
+
+
+def rehearsal(seconds: float = 200.0) -> Rehearsal:
+    return rehearsal_of("queues.yaml", replay(RULES, JOBS), 0.0, seconds, ["research", "nightly"])
+
+
+def draw(*rehearsals: Rehearsal, title: str = "jobs.csv") -> ElementTree.Element:
+    return ElementTree.fromstring(rehearsal_svg(title, rehearsals))
+
+
+def corners(path: str) -> list[tuple[float, float]]:
+    """Points of a path of M, H, V and Z alone."""
+    x = y = 0.0
+    points = []
+    for verb, numbers in re.findall(r"([MHVZ])([^MHVZ]*)", path):
+        given = [float(number) for number in numbers.split()]
+        if verb == "M":
+            x, y = given
+        elif verb == "H":
+            (x,) = given
+        elif verb == "V":
+            (y,) = given
+        points.append((x, y))
+    return points
+
+
+def area(points: list[tuple[float, float]]) -> float:
+    closed = zip(points, [*points[1:], points[0]], strict=True)
+    return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in closed)) / 2
+
+
+def test_columns_hold_the_gpu_seconds_of_each_queue():
+    width = 200.0 / COLUMNS
+    research, nightly = rehearsal().bands
+    assert sum(research.held) * width == pytest.approx(4 * 200)
+    assert sum(nightly.held) * width == pytest.approx(2 * 50 + 1 * 20)
+    assert sum(research.waiting) * width == pytest.approx(4 * 100)
+    assert sum(nightly.waiting) == 0
+    assert (research.held[0], nightly.held[0]) == (4, 0)
+
+
+def test_a_column_shows_the_mean_of_its_time():
+    done = replay(queues(research={"*": 8}), [Job("blink", 30, 1, 8, "research")])
+    (band,) = rehearsal_of("", done, 0.0, 100.0 * COLUMNS, ["research"]).bands
+    assert band.held[0] == pytest.approx(0.08)
+    assert sum(band.held) == pytest.approx(0.08)
+
+
+def test_areas_are_the_gpu_seconds_that_were_held():
+    held = list(draw(rehearsal()).iter(f"{SVG}path"))[:2]
+    pixels = [area(corners(path.get("d", ""))) for path in held]
+    per_gpu_second = CHART_WIDTH / 200 * HELD_HEIGHT / 8
+    assert pixels[0] / per_gpu_second == pytest.approx(800, rel=0.01)
+    assert pixels[1] / per_gpu_second == pytest.approx(120, rel=0.02)
+
+
+def test_everything_is_within_its_chart():
+    root = draw(rehearsal(), rehearsal())
+    paths = list(root.iter(f"{SVG}path"))
+    assert len(paths) == 2 * 3
+    for path in paths:
+        xs, ys = zip(*corners(path.get("d", "")), strict=True)
+        assert LEFT <= min(xs) <= max(xs) <= LEFT + CHART_WIDTH
+        assert 0 <= min(ys) <= max(ys) <= max(HELD_HEIGHT, WAITING_HEIGHT)
+    height = float(root.get("height", "0"))
+    tops = [float(re.findall(r"[\d.]+", g.get("transform", ""))[1]) for g in root.iter(f"{SVG}g") if g.get("id")]
+    assert 0 < tops[0] < tops[1] < height - HELD_HEIGHT - WAITING_HEIGHT
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return ["".join(element.itertext()) for element in root.iter(f"{SVG}text")]
+
+
+def test_quota_and_inventory_are_lines():
+    rules = queues({"A100": {"count": 6}}, research={"A100": 8})
+    done = replay(rules, [Job("a", 0, 10, 4, "research")])
+    assert {"quotas 8", "inventory 6"} <= set(texts(draw(rehearsal_of("", done, 0.0, 10.0, ["research"]))))
+    equal = replay(queues({"A100": {"count": 8}}, research={"A100": 8}), [])
+    assert "quotas and inventory 8" in texts(draw(rehearsal_of("", equal, 0.0, 1.0, ["research"])))
+
+
+def test_names_cannot_break_out_of_the_picture():
+    done = replay(queues(**{"<a&b>": {"*": 1}}), [Job("x", 0, 1, 1, "<a&b>")])
+    assert any("<a&b>" in text for text in texts(draw(rehearsal_of("<h>", done, 0.0, 1.0, ["<a&b>"]), title="<t>")))
+
+
+def test_beyond_some_queues_the_smaller_ones_are_drawn_together():
+    rules = queues(**{f"q{n:02}": {"*": 4} for n in range(12)})
+    done = replay(rules, [Job(f"j{n}", 0, 10 * (n + 1), 1, f"q{n:02}") for n in range(12)])
+    shown = largest([done])
+    assert shown == [f"q{n:02}" for n in range(5, 12)]
+    bands = rehearsal_of("", done, 0.0, 120.0, shown).bands
+    assert [band.label for band in bands] == [*shown, OTHERS]
+    assert len(bands) == MOST_BANDS
+    assert sum(sum(band.held) for band in bands) * 120 / COLUMNS == pytest.approx(sum(10 * (n + 1) for n in range(12)))
+    assert OTHERS in "".join(texts(draw(rehearsal_of("", done, 0.0, 120.0, shown))))
+
+
+def test_an_empty_replay_is_a_picture():
+    draw(rehearsal_of("", replay(queues(), []), 0.0, 1.0, []))
+
+
+@pytest.mark.parametrize(("most", "top"), [(0, 1), (0.3, 1), (1, 1), (3, 4), (9, 10), (10, 10), (64, 80), (101, 200)])
+def test_an_axis_ends_at_a_round_number(most, top):
+    assert top_of(most) == top
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [
+        (4, ["1s", "2s", "3s", "4s"]),
+        (3600, ["15m", "30m", "45m", "60m"]),
+        (86400, ["3h", "6h", "9h", "12h", "15h", "18h", "21h", "24h"]),
+        (10 * 86400, ["2d", "4d", "6d", "8d", "10d"]),
+        (400 * 86400, ["50d", "100d", "150d", "200d", "250d", "300d", "350d", "400d"]),
+    ],
+)
+def test_time_is_marked_at_numbers_that_a_person_would_choose(seconds, labels):
+    assert [label for _, label in time_marks(seconds)] == labels
+
+
+@pytest.mark.parametrize("seconds", [1, 17, 500, 12345, 1e6, 3.3e7, 1e9, 1e11])
+def test_there_are_some_marks_and_not_too_many(seconds):
+    marks = time_marks(seconds)
+    assert 1 <= len(marks) <= 8
+    assert all(0 < at <= seconds for at, _ in marks)

@@ -1,0 +1,224 @@
+"""The laws of a replay, for any jobs under any queues.
+
+| law                                                        | policies   |
+|------------------------------------------------------------|------------|
+| nobody holds more than quotas, cohort and inventory allow  | all        |
+| who is not rejected starts, once, and ends                 | all        |
+| GPUs are held for as long as the job takes, or its limit   | all        |
+| who fits on an idle cluster does not wait                  | all        |
+| the same jobs and queues give the same replay              | all        |
+| more quota serves no fewer jobs, and equal ones no later   | all        |
+| strict order of arrival                                    | fifo       |
+| a gang is not starved by small jobs                        | tiphys     |
+"""
+
+from collections import Counter
+
+import pytest
+from bench.quota_workloads import (
+    ARRIVES_SECONDS,
+    gang_bound,
+    gang_wait,
+    lending_queues,
+    one_queue,
+    stream,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ledger import cohort, queues
+from tiphys_plugin.ledger import Reason
+from tiphys_plugin.queues import Queues
+from tiphys_plugin.simulation import POLICIES, Job, Replay, replay, spans
+
+TYPES = ("A100", "T4", None)
+NAMES = ("research", "nightly")
+
+jobs_of_any_kind = st.lists(
+    st.builds(
+        Job,
+        name=st.just("job"),
+        submit_seconds=st.integers(0, 40).map(float),
+        duration_seconds=st.integers(0, 30).map(float),
+        gpus=st.sampled_from([1, 2, 4, 8]),
+        queue=st.sampled_from([*NAMES, "unknown"]),
+        gpu_type=st.sampled_from(TYPES),
+        priority=st.sampled_from([0, 0, 5]),
+        limit_seconds=st.sampled_from([None, None, 5, 30]),
+    ),
+    max_size=25,
+)
+quotas = st.fixed_dictionaries({"A100": st.integers(0, 8), "*": st.integers(0, 6)})
+stock = st.none() | st.just({"A100": {"count": 6}, "T4": {"count": 4}})
+rules_of_any_kind = st.builds(
+    lambda one, two, shared, inventory: (
+        cohort(inventory, research={"gpus": one, "weight": 2}, nightly={"gpus": two})
+        if shared
+        else queues(inventory, research=one, nightly=two)
+    ),
+    quotas,
+    quotas,
+    st.booleans(),
+    stock,
+)
+policies = pytest.mark.parametrize("policy", POLICIES)
+
+
+def assert_nobody_holds_too_much(done: Replay) -> None:
+    rules = done.queues
+    for span in spans(done):
+        for queue in rules.queues:
+            for pool in queue.gpus:
+                assert span.held[queue.name, pool] <= rules.most(queue, pool)
+        for pool in ("A100", "*"):
+            together = sum(span.held[name, pool] for name in NAMES)
+            assert together <= sum(queue.gpus[pool] for queue in rules.queues)
+        if rules.inventory is not None:
+            assert span.held.total() <= sum(one.count for one in rules.inventory.values())
+            assert sum(span.held[name, "A100"] for name in NAMES) <= rules.inventory["A100"].count
+
+
+@policies
+@given(rules=rules_of_any_kind, jobs=jobs_of_any_kind)
+@settings(max_examples=40)
+def test_every_job_has_one_fate_and_quotas_hold(policy: str, rules: Queues, jobs: list[Job]) -> None:
+    done = replay(rules, jobs, POLICIES[policy])
+    assert_nobody_holds_too_much(done)
+    assert done.waiting == ()
+    fates = Counter([run.job for run in done.runs] + [job for job, _ in done.rejected])
+    assert fates == Counter(jobs)
+    for run in done.runs:
+        assert run.started_seconds >= run.submitted_seconds == run.job.submit_seconds
+        assert run.ended_seconds - run.started_seconds == run.job.held_seconds
+    assert done == replay(rules, jobs, POLICIES[policy])
+
+
+@policies
+@given(rules=rules_of_any_kind, jobs=jobs_of_any_kind)
+@settings(max_examples=30)
+def test_a_job_that_is_alone_does_not_wait(policy: str, rules: Queues, jobs: list[Job]) -> None:
+    for job in jobs[:3]:
+        done = replay(rules, [job], POLICIES[policy])
+        assert all(run.started_seconds == run.submitted_seconds for run in done.runs)
+
+
+@policies
+@given(jobs=jobs_of_any_kind, less=quotas, more=quotas)
+@settings(max_examples=30)
+def test_more_quota_turns_nobody_away(policy: str, jobs: list[Job], less: dict[str, int], more: dict[str, int]) -> None:
+    larger = {pool: less[pool] + more[pool] for pool in less}
+    few = replay(queues(research=less, nightly=less), jobs, POLICIES[policy])
+    many = replay(queues(research=larger, nightly=larger), jobs, POLICIES[policy])
+    assert len(many.runs) >= len(few.runs)
+
+
+@policies
+@given(
+    gpus=st.integers(1, 4),
+    arrivals=st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    less=st.integers(4, 8),
+    more=st.integers(0, 8),
+)
+@settings(max_examples=30)
+def test_more_quota_never_ends_equal_jobs_later(
+    policy: str, gpus: int, arrivals: list[int], less: int, more: int
+) -> None:
+    # Unequal ones may: Graham's anomalies (1966).
+    jobs = [Job(f"j{n}", float(at), 10, gpus, "research") for n, at in enumerate(arrivals)]
+    few, many = (replay(queues(research={"*": quota}), jobs, POLICIES[policy]) for quota in (less, less + more))
+    ends = [sorted(run.ended_seconds for run in done.runs) for done in (few, many)]
+    assert all(later <= sooner for sooner, later in zip(*ends, strict=True))
+
+
+@given(rules=rules_of_any_kind, jobs=jobs_of_any_kind)
+@settings(max_examples=30)
+def test_fifo_starts_in_order_of_arrival(rules: Queues, jobs: list[Job]) -> None:
+    done = replay(rules, jobs, POLICIES["fifo"])
+    started = [run.submitted_seconds for run in sorted(done.runs, key=lambda run: run.started_seconds)]
+    assert started == sorted(started)
+
+
+def starts(done: Replay) -> dict[str, float]:
+    return {run.job.name: run.started_seconds for run in done.runs}
+
+
+def test_each_policy_has_its_order() -> None:
+    """4 GPUs, 3 of them held until 10 s; who comes needs 4, then 1 for longer, then 1 for a short time."""
+    jobs = [
+        Job("holder", 0, 10, 3, "research", limit_seconds=10),
+        Job("large", 1, 10, 4, "research", limit_seconds=10),
+        Job("long", 2, 20, 1, "research", limit_seconds=20),
+        Job("short", 3, 5, 1, "research", limit_seconds=5),
+    ]
+    rules = queues(research={"*": 4})
+    assert starts(replay(rules, jobs, POLICIES["fifo"])) == {"holder": 0, "large": 10, "long": 20, "short": 20}
+    assert starts(replay(rules, jobs, POLICIES["skip"])) == {"holder": 0, "long": 2, "short": 10, "large": 22}
+    assert starts(replay(rules, jobs)) == {"holder": 0, "short": 3, "large": 10, "long": 20}
+
+
+def test_a_stopped_queue_starts_nobody_and_holds_up_nobody() -> None:
+    rules = Queues.model_validate(
+        {"queues": [{"name": "research", "gpus": {"*": 4}, "stopped": True}, {"name": "nightly", "gpus": {"*": 4}}]}
+    )
+    jobs = [Job("a", 0, 1, 1, "research"), Job("b", 0, 1, 1, "nightly")]
+    for policy in POLICIES.values():
+        done = replay(rules, jobs, policy)
+        assert [job.name for job in done.waiting] == ["a"]
+        assert starts(done) == {"b": 0}
+
+
+def test_the_rejected_are_told_with_their_reason() -> None:
+    jobs = [
+        Job("size", 0, 1, 9, "research"),
+        Job("type", 0, 1, 1, "research", gpu_type="T4"),
+        Job("queue", 0, 1, 1, "nobody"),
+    ]
+    done = replay(queues(research={"A100": 8}), jobs)
+    assert {job.name: why for job, why in done.rejected} == {
+        "size": Reason.EXCEEDS_MAX_QUOTA,
+        "type": Reason.NO_MATCHING_GPU_TYPE,
+        "queue": Reason.QUEUE_UNKNOWN,
+    }
+
+
+def test_a_job_beyond_its_limit_is_ended() -> None:
+    done = replay(queues(research={"*": 1}), [Job("a", 0, 100, 1, "research", limit_seconds=30)])
+    assert done.runs[0].ended_seconds == 30
+
+
+def test_who_has_used_less_lately_goes_first() -> None:
+    """What is over counts, as in the service: both hold nothing when both ask for what a third one lends."""
+    rules = cohort(owner={"gpus": {"*": 4}}, used={"gpus": {"*": 0}}, fresh={"gpus": {"*": 0}})
+    jobs = [
+        Job("before", 0, 3600, 2, "used"),
+        Job("blocker", 3600, 100, 4, "owner"),
+        Job("again", 3601, 10, 4, "used"),
+        Job("first", 3602, 10, 4, "fresh"),
+    ]
+    assert starts(replay(rules, jobs)) == {"before": 0, "blocker": 3600, "first": 3700, "again": 3710}
+    assert starts(replay(rules, jobs, POLICIES["skip"]))["again"] == 3700
+
+
+def test_progress_is_told_to_the_last_job() -> None:
+    told: list[int] = []
+    jobs = [Job("a", 0, 1, 1, "research"), Job("b", 0, 1, 1, "research"), Job("c", 0, 1, 1, "unknown")]
+    replay(queues(research={"*": 1}), jobs, advance=told.append)
+    assert sum(told) == 3
+
+
+def test_nothing_is_looked_at_while_nobody_fits() -> None:
+    jobs = [Job("holder", 0, 100, 4, "research"), *(Job(f"j{n}", n, 1, 1, "research") for n in range(1, 50))]
+    assert replay(queues(research={"*": 4}), jobs).looks < 20
+
+
+HORIZON_SECONDS = 4000.0
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(("rules", "small"), [(one_queue(), "all"), (lending_queues(), "small")])
+def test_a_gang_is_not_starved_by_an_endless_stream_of_small_jobs(rules: Queues, small: str, declared: bool) -> None:
+    jobs = stream(HORIZON_SECONDS, seed=6, queue=small, declared=declared)
+    done = replay(rules, jobs)
+    assert 0 < gang_wait(done) <= gang_bound(done) <= 300
+    # The same jobs starve it where nothing is reserved: not one second is all free before the stream ends.
+    plain = replay(rules, jobs, POLICIES["skip"])
+    assert gang_wait(plain) >= HORIZON_SECONDS - 10 - ARRIVES_SECONDS
