@@ -1,0 +1,113 @@
+"""What GPU quotas cost and keep: ``python -m bench.quota``, with ``tests`` on PYTHONPATH.
+
+It needs no cluster: decisions are timed in memory, and promises about waiting
+and sharing are measured in virtual time, by replays of seeded jobs through the
+service's own rules. The report goes to ``tests/bench/reports/quota.json``.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.cluster_bench import machine
+from bench.progress import say
+from bench.quota_core import COHORTS, QUEUES, decisions
+from bench.quota_workloads import (
+    ARRIVES_SECONDS,
+    GPUS,
+    WEIGHTS,
+    gang_bound,
+    gang_wait,
+    one_queue,
+    saturating,
+    stream,
+    weighted_queues,
+)
+from tiphys_plugin.simulation import POLICIES, outcome, replay
+
+REPORT = Path(__file__).parent / "reports" / "quota.json"
+SEED = 6
+SIZES = ((1_000, 4_000, 1000), (10_000, 40_000, 40), (100_000, 40_000, 8))
+"""Waiting requests, leases, and decisions that are timed."""
+QUICK_SIZES = ((1_000, 4_000, 200), (10_000, 40_000, 10))
+HORIZON_SECONDS = 20_000.0
+HOURS = 48.0
+QUICK_HOURS = 12.0
+
+
+def main() -> int:
+    """Measure, write the report, print the line of numbers."""
+    options = _parser().parse_args()
+    report: dict[str, Any] = {"machine": machine(), "settings": settings(options.quick)}
+    report["starvation"] = starvation()
+    say(f"starvation: {json.dumps(report['starvation'])}")
+    report["fairness"] = fairness(QUICK_HOURS if options.quick else HOURS)
+    say(f"fairness: {json.dumps(report['fairness'])}")
+    report["core"] = {}
+    for waiting, leases, samples in QUICK_SIZES if options.quick else SIZES:
+        report["core"][str(waiting)] = found = decisions(leases, waiting, samples, SEED)
+        say(f"decisions: {json.dumps(found)}")
+    if not options.quick:
+        REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    print(line(report))  # noqa: T201  the result
+    return 0
+
+
+def starvation() -> dict[str, Any]:
+    """How long a gang that needs every GPU waits in a stream of small jobs, which goes on until the horizon."""
+    jobs = stream(HORIZON_SECONDS, SEED)
+    ours = replay(one_queue(), jobs)
+    plain = min(HORIZON_SECONDS - ARRIVES_SECONDS, gang_wait(replay(one_queue(), jobs, POLICIES["skip"])))
+    return {
+        "wait_seconds": gang_wait(ours),
+        "bound_seconds": gang_bound(ours),
+        "skip_wait_seconds": plain,
+        "ratio": round(gang_wait(ours) / plain, 4),
+        "jobs": len(jobs),
+    }
+
+
+def fairness(hours: float) -> dict[str, Any]:
+    """Jain's index over queues that all want more than there is, weights taken into account."""
+    jobs = saturating(hours, SEED)
+    found = outcome(replay(weighted_queues(), jobs))
+    return {"jain": round(found.fairness["lab"], 4), "jobs": len(jobs), "hours": hours}
+
+
+def settings(quick: bool) -> dict[str, Any]:
+    return {
+        "seed": SEED,
+        "queues": QUEUES,
+        "cohorts": COHORTS,
+        "gpus": GPUS,
+        "weights": WEIGHTS,
+        "horizon_seconds": HORIZON_SECONDS,
+        "hours": QUICK_HOURS if quick else HOURS,
+        "decisions": "decide() of requests anywhere in the line, one by one; half of all say how long they take",
+        "starvation": "small jobs with declared durations, and a gang that needs all GPUs",
+    }
+
+
+def line(report: Mapping[str, Any]) -> str:
+    """``key=value`` of what is compared; decisions are those beside a thousand that wait."""
+    core = report["core"]["1000"]
+    values = {
+        "core_per_second": core["per_second"],
+        "core_p99_ms": core["p99_ms"],
+        "skip_wait_ratio": report["starvation"]["ratio"],
+        "jain": report["fairness"]["jain"],
+    }
+    return " ".join(f"{name}={value:g}" for name, value in values.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.quota", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less of everything; writes no report")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

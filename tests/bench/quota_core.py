@@ -1,0 +1,91 @@
+"""How long one decision takes: requests that are decided one by one, against a large book."""
+
+import random
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bench.latency import percentile
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+from tiphys_plugin.queues import Queues
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+COHORTS = 3
+QUEUES = 12
+TYPES = ("A100", "H100", "*")
+SIZES = (1, 1, 1, 2, 4, 8)
+
+
+def decisions(leases: int, waiting: int, samples: int, seed: int) -> dict[str, Any]:
+    """Milliseconds for each of ``samples`` decisions about requests that stand anywhere in the line."""
+    draw = random.Random(seed)
+    state = _state(leases, waiting, draw)
+    times = []
+    for mine in draw.choices(state.waiting, k=samples):
+        rest = State(state.queues, state.leases, tuple(one for one in state.waiting if one is not mine), state.history)
+        began = time.perf_counter()
+        decide(rest, mine.request, mine.arrival, NOW)
+        times.append(1000 * (time.perf_counter() - began))
+    return {
+        "leases": leases,
+        "waiting": waiting,
+        "samples": samples,
+        "p50_ms": round(percentile(times, 50), 3),
+        "p99_ms": round(percentile(times, 99), 3),
+        "per_second": round(1000 * len(times) / sum(times), 1),
+    }
+
+
+def _state(leases: int, waiting: int, draw: random.Random) -> State:
+    """A cluster that is full but for some 2 % of each quota."""
+    held = tuple(_leases(leases, draw))
+    quotas: dict[tuple[str, str], int] = {}
+    for one in held:
+        quotas[one.request.queue, one.pool] = quotas.get((one.request.queue, one.pool), 0) + one.request.gpus
+    document = [
+        {
+            "name": _queue(number),
+            "cohort": f"cohort-{number % COHORTS}",
+            "weight": 1 + number % 4,
+            "gpus": {pool: max(16, int(1.02 * quotas.get((_queue(number), pool), 0))) for pool in TYPES},
+        }
+        for number in range(QUEUES)
+    ]
+    line = tuple(Waiting(_request(leases + number, draw), number + 1, NOW, NOW) for number in range(waiting))
+    return State(Queues.model_validate({"queues": document}), held, line)
+
+
+def _leases(count: int, draw: random.Random) -> Iterator[Lease]:
+    for number in range(count):
+        request = _request(number, draw)
+        granted = NOW - timedelta(seconds=draw.uniform(0, 3600))
+        yield Lease(f"lease-{number}", request, _pool(request), granted, granted)
+
+
+def _request(number: int, draw: random.Random) -> LeaseRequest:
+    """Half of them say for how long; all leases end later than now."""
+    return LeaseRequest(
+        uid=f"u{number}",
+        step="fit",
+        node=f"n{number}",
+        namespace="ml",
+        workflow=f"w{number}",
+        instance=f"w{number}.fit",
+        run=f"r{number}",
+        attempt=1,
+        queue=_queue(draw.randrange(QUEUES)),
+        gpus=draw.choice(SIZES),
+        gpu_type=draw.choice(("A100", "H100", "T4")),
+        priority=draw.choice((0, 0, 0, 10)),
+        seconds=draw.choice((None, draw.randint(3601, 86400))),
+    )
+
+
+def _queue(number: int) -> str:
+    return f"queue-{number}"
+
+
+def _pool(request: LeaseRequest) -> str:
+    return request.gpu_type if request.gpu_type in TYPES else "*"
