@@ -1,0 +1,161 @@
+"""A long seeded walk over a ledger, watched by an oracle that counts GPUs by hand and knows only the laws.
+
+The oracle shares no code with the product, so that a bug of the product cannot
+be right in both.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+
+from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, LeaseRequest
+from tiphys_plugin.queues import Queues
+
+from support.ledger import ask
+from support.world import Clock
+
+QUOTA = {("a", "A100"): 4, ("a", "T4"): 2, ("b", "A100"): 6, ("c", "A100"): 4, ("shut", "A100"): 4}
+LAB = ("a", "b", "shut")
+MOST_OF_A = 12
+KEPT_BY_B = 5
+STOCK = {"A100": 16, "T4": 2}
+RULES = Queues.model_validate(
+    {
+        "queues": [
+            {"name": "a", "gpus": {"A100": 4, "T4": 2}, "cohort": "lab", "borrowing_limit": {"A100": 8, "T4": 0}},
+            {"name": "b", "gpus": {"A100": 6}, "cohort": "lab", "lending_limit": {"A100": 1}},
+            {"name": "c", "gpus": {"A100": 4}},
+            {"name": "shut", "gpus": {"A100": 4}, "cohort": "lab", "stopped": True},
+        ],
+        "inventory": {name: {"count": count} for name, count in STOCK.items()},
+    }
+)
+
+
+class Walk:
+    """Requests, releases, sweeps and restarts in random order; an `AssertionError` names the law that is broken."""
+
+    def __init__(self, seed: int, clock: Clock, open_ledger: Callable[[], AdmissionBackend]) -> None:
+        self._random = random.Random(seed)
+        self._clock = clock
+        self._open = open_ledger
+        self._ledger = open_ledger()
+        self._names = 0
+        self.holders: dict[str, tuple[str, LeaseRequest]] = {}
+        self.line: dict[str, LeaseRequest] = {}
+
+    def run(self, steps: int) -> None:
+        for step in range(steps):
+            self._clock.advance(1)
+            if step % 40 == 0:
+                self._all_give_up()
+            moves = [self._ask, self._ask_again, self._release, self._sweep, self._give_up, self._again]
+            [move] = self._random.choices(moves, weights=[8, 8, 3, 1, 1, 1])
+            move()
+            self._look()
+
+    def _ask(self) -> None:
+        self._names += 1
+        queue = self._random.choice(["a", "a", "a", "b", "c", "c", "c", "shut"])
+        gpu_type = self._random.choice(["A100", "A100", "T4"]) if queue == "a" else "A100"
+        gpus = self._random.choice([1, 2]) if gpu_type == "T4" else self._random.choice([1, 2, 3, 4])
+        priority = self._random.choice([0, 5])
+        if len(self.line) < 8:
+            self._request(ask(gpus, f"u{self._names}", queue=queue, gpu_type=gpu_type, priority=priority))
+
+    def _ask_again(self) -> None:
+        known = [*self.line.values(), *(request for _, request in self.holders.values())]
+        if known:
+            self._request(self._random.choice(known))
+
+    def _request(self, request: LeaseRequest) -> None:
+        others = {uid: one for uid, one in self.line.items() if uid != request.uid}
+        before = self._before(request, others)
+        answer = self._ledger.request(request)
+        if request.uid in self.holders:
+            assert isinstance(answer, Admitted), "a holder was sent away"
+            assert answer.lease == self.holders[request.uid][0], "a holder got another lease"
+        elif isinstance(answer, Admitted):
+            assert request.queue != "shut", "a stopped queue admitted"
+            assert self._fits(*before, request), "somebody was overtaken by who took what it waits for"
+            self.holders[request.uid] = (answer.lease, request)
+            self.line.pop(request.uid, None)
+        else:
+            assert isinstance(answer, Deferred), f"rejected: {answer}"
+            self.line[request.uid] = request
+            assert others or request.queue == "shut" or not self._fits(request), (
+                "it fits, nobody waits, and it was sent away"
+            )
+            assert answer.position <= len(others) + 1, "it stands behind itself"
+
+    def _release(self) -> None:
+        if self.holders:
+            uid = self._random.choice(sorted(self.holders))
+            self._ledger.release(self.holders.pop(uid)[0])
+
+    def _sweep(self) -> None:
+        """One of them is gone; the others are looked at and stay."""
+        gone = self._random.choice(sorted(self.holders)) if self.holders else ""
+        self._clock.advance(60)
+        for lease in self._ledger.sweep(lambda lease: lease.request.uid == gone):
+            assert lease.request.uid == gone, "GPUs came back while their pods are there"
+            self.holders.pop(gone)
+
+    def _give_up(self) -> None:
+        if self.line:
+            uid = self._random.choice(sorted(self.line))
+            self._ledger.withdraw(uid)
+            self.line.pop(uid)
+
+    def _all_give_up(self) -> None:
+        """A line that is empty now and then shows who is sent away for nothing."""
+        for uid in list(self.line):
+            self._ledger.withdraw(uid)
+        self.line.clear()
+
+    def _again(self) -> None:
+        close = getattr(self._ledger, "close", lambda: None)
+        close()
+        self._ledger = self._open()
+
+    def _look(self) -> None:
+        seen = self._ledger.snapshot()
+        assert Counter(lease.request.uid for lease in seen.leases) == Counter(self.holders.keys()), (
+            "not who was told yes"
+        )
+        assert {one.request.uid for one in seen.waiting} == set(self.line), "not who was told to wait"
+        assert self._lawful([request for _, request in self.holders.values()]), "more is held than may be"
+
+    def _before(self, request: LeaseRequest, others: dict[str, LeaseRequest]) -> list[LeaseRequest]:
+        """Those of the same line, with a better place, that wait."""
+        order = list(self.line)
+        mine = order.index(request.uid) if request.uid in order else len(order)
+        return [
+            one
+            for uid, one in others.items()
+            if (one.queue, one.gpu_type) == (request.queue, request.gpu_type)
+            and (-one.priority, order.index(uid)) < (-request.priority, mine)
+        ]
+
+    def _fits(self, *more: LeaseRequest) -> bool:
+        return self._lawful([*(one for _, one in self.holders.values()), *more])
+
+    @staticmethod
+    def _lawful(held: list[LeaseRequest]) -> bool:
+        used: Counter[tuple[str, str | None]] = Counter()
+        for one in held:
+            used[one.queue, one.gpu_type] += one.gpus
+        kept = {"a": 0, "b": KEPT_BY_B, "shut": 0}
+        cohort = sum(max(used[name, "A100"], kept[name]) for name in LAB)
+        return (
+            used["a", "A100"] <= MOST_OF_A
+            and used["a", "T4"] <= QUOTA["a", "T4"]
+            and used["c", "A100"] <= QUOTA["c", "A100"]
+            and cohort <= sum(QUOTA[name, "A100"] for name in LAB)
+            and all(sum(n for (_, kind), n in used.items() if kind == name) <= count for name, count in STOCK.items())
+        )
+
+
+PATIENCE = timedelta(days=1)
+"""Nobody of the walk is forgotten: what it asks and what it does not is random."""

@@ -1,0 +1,205 @@
+"""A ledger with a hole in it is caught, and one without is not.
+
+Each planted bug is one that somebody's quota system has had, or that an edit of
+this one could bring. A suite that passes with any of them would prove nothing.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from support.ledger import ledger_api
+from support.ledger_walk import PATIENCE, RULES, Walk
+from support.world import Clock
+from tiphys_plugin.ledger import AdmissionBackend, Admitted, SqliteLedger, admission, kubernetes, line, rows
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.line import Reservation, _Line
+from tiphys_plugin.ledger.stored import StoredBook
+from tiphys_plugin.queues import Queue
+
+SEEDS = range(20_261_121, 20_261_127)
+STEPS = 200
+Opening = Callable[[Clock], Callable[[], AdmissionBackend]]
+
+
+def in_cluster(clock: Clock) -> Callable[[], AdmissionBackend]:
+    api = ledger_api(RULES)
+    return lambda: KubernetesLedger(api, "tiphys", clock=clock, forget_after=PATIENCE, pause=lambda _: None)
+
+
+@pytest.fixture
+def in_file(tmp_path) -> Opening:
+    numbers = count()
+
+    def opening(clock: Clock) -> Callable[[], AdmissionBackend]:
+        path = tmp_path / f"{next(numbers)}.db"
+        return lambda: SqliteLedger(path, RULES, clock=clock, forget_after=PATIENCE)
+
+    return opening
+
+
+def walk(opening: Opening) -> None:
+    for seed in SEEDS:
+        clock = Clock()
+        Walk(seed, clock, opening(clock)).run(STEPS)
+
+
+def test_the_ledger_in_a_cluster_keeps_every_law():
+    walk(in_cluster)
+
+
+def test_the_ledger_in_a_file_keeps_every_law(in_file):
+    walk(in_file)
+
+
+def holders_count_twice(plant):
+    count_hold = Capacity._count
+    plant(Capacity, "_count", lambda self, hold, gpus: count_hold(self, hold, 2 * gpus))
+
+
+def borrowed_gpus_are_forgotten(plant):
+    plant(Capacity, "common", lambda self, cohort, pool: self.queues.lent[cohort, pool])
+
+
+def the_borrowing_limit_is_not_read(plant):
+    plant(Queue, "ceiling", lambda self, pool: math.inf)
+
+
+def the_lending_limit_is_not_read(plant):
+    plant(Queue, "keeps", lambda self, pool: 0)
+
+
+def the_inventory_is_not_read(plant):
+    plant(Capacity, "unused", lambda self, request, pool: math.inf)
+
+
+def nobody_can_borrow(plant):
+    plant(Capacity, "room", lambda self, queue, pool: self.left(queue, pool))
+
+
+def a_stopped_queue_is_open(plant):
+    plant(Queue, "__getattribute__", lambda self, name: name != "stopped" and object.__getattribute__(self, name))
+
+
+def nothing_is_kept_for_who_is_next(plant):
+    plant(_Line, "_reserve", lambda self, queue, one, short: None)
+
+
+def what_is_kept_is_given_away(plant):
+    plant(Reservation, "is_delayed_by", lambda self, hold, draws, end: False)
+
+
+def priority_is_not_read(plant):
+    plant(line, "sorted", lambda waiting, key: sorted(waiting, key=lambda one: one.arrival), raising=False)
+
+
+def who_starts_takes_nothing(plant):
+    plant(_Line, "_start", lambda self, request, pool: None)
+
+
+def a_repeated_request_gets_another_lease(plant):
+    plant(admission, "_left_for", lambda book, request: None)
+
+
+def a_request_stands_behind_itself(plant):
+    plant(admission, "_step", lambda request: object())
+
+
+def who_waits_holds_already(plant):
+    admit = admission.admit
+
+    def generous(book, rules, request, now, lease, forget_after):
+        after, answer = admit(book, rules, request, now, lease, forget_after)
+        if isinstance(answer, Admitted):
+            return after, answer
+        return replace(after, leases=(*after.leases, admission.Lease(lease, request, "A100", now, now))), answer
+
+    plant(kubernetes, "admit", generous)
+
+
+def a_release_frees_nothing(plant):
+    plant(Book, "release", lambda self, lease, rules, now: self)
+
+
+def a_release_frees_more_than_its_own(plant):
+    plant(Book, "release", lambda self, lease, rules, now: replace(self, leases=()))
+
+
+def gpus_come_back_when_they_are_looked_at(plant):
+    checked = Book.checked
+    plant(Book, "checked", lambda self, due, gone, at, rules, now: checked(self, due, due, at, rules, now))
+
+
+def a_restart_forgets_the_line(plant):
+    plant(KubernetesLedger, "__init__", forgetting(KubernetesLedger.__init__))
+
+
+def forgetting(opened):
+    def init(self, *arguments, **options):
+        opened(self, *arguments, **options)
+        version = self._stored.read()
+        self._stored.write(version, replace(version.book, waiting=()))
+
+    return init
+
+
+def a_write_wins_without_a_look_at_the_version(plant):
+    """The answer is given and not kept."""
+    plant(StoredBook, "write", lambda self, version, book, spare_bytes=0: None)
+
+
+CORE = [
+    holders_count_twice,
+    borrowed_gpus_are_forgotten,
+    the_borrowing_limit_is_not_read,
+    the_lending_limit_is_not_read,
+    the_inventory_is_not_read,
+    nobody_can_borrow,
+    nothing_is_kept_for_who_is_next,
+    what_is_kept_is_given_away,
+    priority_is_not_read,
+    a_repeated_request_gets_another_lease,
+    a_request_stands_behind_itself,
+    who_waits_holds_already,
+    a_release_frees_nothing,
+    a_release_frees_more_than_its_own,
+    gpus_come_back_when_they_are_looked_at,
+    a_restart_forgets_the_line,
+    a_write_wins_without_a_look_at_the_version,
+    a_stopped_queue_is_open,
+    who_starts_takes_nothing,
+]
+
+
+@pytest.mark.parametrize("bug", CORE, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_caught(bug, monkeypatch):
+    bug(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        walk(in_cluster)
+
+
+def rows_are_never_deleted(plant):
+    store = rows.store
+    plant(rows, "store", lambda connection, before, after: store(connection, Book(), after))
+
+
+def leases_are_not_written(plant):
+    plant(rows, "_store_leases", lambda connection, before, after: None)
+
+
+def who_waits_is_not_written(plant):
+    plant(rows, "_store_waiting", lambda connection, before, after: None)
+
+
+FILE = [rows_are_never_deleted, leases_are_not_written, who_waits_is_not_written]
+
+
+@pytest.mark.parametrize("bug", FILE, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_of_the_file_is_caught(bug, monkeypatch, in_file):
+    bug(monkeypatch.setattr)
+    with pytest.raises(AssertionError):
+        walk(in_file)
