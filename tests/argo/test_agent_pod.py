@@ -14,12 +14,8 @@ def test_a_failed_agent_pod_is_removed_and_the_training_goes_on(world_in_sidecar
     world = world_in_sidecar_mode
     workflow = world.submit(story(world.place, steps=STEPS, pause=0.5).compile())
     workflow.trains()
-    [agent] = world.api.list(
-        PODS,
-        world.settings.namespace,
-        labels=f"workflows.argoproj.io/workflow={workflow.name},workflows.argoproj.io/component=agent",
-    ).items
+    agent = workflow.agent_pod()["metadata"]["name"]
     # The kubelet then fails the pod itself, as it does when a node runs short of something.
-    world.api.patch(PODS, world.settings.namespace, agent["metadata"]["name"], {"spec": {"activeDeadlineSeconds": 1}})
+    world.api.patch(PODS, world.settings.namespace, agent, {"spec": {"activeDeadlineSeconds": 1}})
     workflow.wait()
     assert version(world.store, workflow.run) == expected_version(STEPS)

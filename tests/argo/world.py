@@ -203,6 +203,12 @@ class Workflow:
         wanted += [f"tiphys.dev/{label}={value}" for label, value in labels.items()]
         return self.world.api.list(PODS, self.world.settings.namespace, labels=",".join(wanted)).items
 
+    def agent_pod(self) -> Object:
+        """The pod in which its plugin steps are answered, in sidecar mode."""
+        labels = f"workflows.argoproj.io/workflow={self.name},workflows.argoproj.io/component=agent"
+        [pod] = self.world.api.list(PODS, self.world.settings.namespace, labels=labels).items
+        return pod
+
     def events(self, reason: str) -> list[str]:
         """What the Events beside this Workflow say, those with this reason."""
         fields = f"involvedObject.uid={self.uid},reason={reason}"
