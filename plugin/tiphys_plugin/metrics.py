@@ -134,8 +134,6 @@ class LedgerCollector(Collector):
         return (
             GaugeMetricFamily("tiphys_gpus_held", "GPUs held by leases.", labels=["queue"]),
             GaugeMetricFamily("tiphys_gpu_requests_waiting", "Requests that wait for GPUs.", labels=["queue"]),
-            GaugeMetricFamily(
-                "tiphys_gpu_quota", "GPUs of the queue's own quota, of all types.", labels=["queue"]
-            ),
+            GaugeMetricFamily("tiphys_gpu_quota", "GPUs of the queue's own quota, of all types.", labels=["queue"]),
             GaugeMetricFamily("tiphys_gpus_borrowed", "GPUs held beyond the queue's own quota.", labels=["queue"]),
         )

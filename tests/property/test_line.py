@@ -20,8 +20,9 @@ from support.ledger import NOW, ask
 from tiphys_plugin.ledger import Admitted, Deferred, Lease, Reason, Waiting, pools
 from tiphys_plugin.ledger.capacity import Capacity
 from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.line import admissible, end_of
+from tiphys_plugin.ledger.line import admissible
 from tiphys_plugin.ledger.shares import Consumed
+from tiphys_plugin.ledger.standing import end_of
 from tiphys_plugin.queues import Queues
 
 OTHERS = {

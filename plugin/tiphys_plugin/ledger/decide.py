@@ -103,11 +103,18 @@ def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, open_to
             f"{_asked(request)} can never be had: queue {queue.name} may hold at most {largest}{borrowed}; "
             f"{_nearest(queues, queue, request)}",
         )
-    exist = max((pools.existing(queues, request, pool) for pool in open_to), default=request.gpus)
-    if request.gpus > exist:
+    exist = {pool: pools.existing(queues, request, pool) for pool in open_to}
+    if request.gpus > max(exist.values()):
         return Rejected(
             Reason.EXCEEDS_MAX_QUOTA,
-            f"{_asked(request)} can never be had: the cluster has {exist:g}; ask for fewer",
+            f"{_asked(request)} can never be had: the cluster has {max(exist.values()):g}; ask for fewer",
+        )
+    at_once = max(min(queues.most(queue, pool), exist[pool]) for pool in open_to)
+    if request.gpus > at_once:
+        return Rejected(
+            Reason.EXCEEDS_MAX_QUOTA,
+            f"{_asked(request)} can never be had: of the types that queue {queue.name} may hold so many of, the "
+            f"cluster has fewer; {at_once:g} at most",
         )
     return None
 

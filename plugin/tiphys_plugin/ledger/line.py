@@ -20,17 +20,20 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.capacity import Capacity, Hold, Limit
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
 from tiphys_plugin.ledger.shares import Consumed, Shares
+from tiphys_plugin.ledger.standing import End, Standing, end_of, end_time, standing
 from tiphys_plugin.queues import Queue, Queues
 
 _Rank = tuple[bool, int, float, int]
 """Borrows, priority from the highest, share of the queue, arrival."""
+_Alike = tuple[str, str | None, int, int | None]
+"""All of a request that decides whether it fits."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,6 @@ class Turn:
     """What leases hold, without those who only could start."""
 
 
-def end_of(request: LeaseRequest, since: datetime) -> datetime | None:
-    """When a lease that began at ``since`` ends at the latest; None if nobody said."""
-    return since + timedelta(seconds=request.seconds) if request.seconds is not None else None
-
-
 def turn(
     queues: Queues,
     leases: Sequence[Lease],
@@ -90,8 +88,7 @@ def turn(
     now: datetime,
 ) -> Turn:
     """What comes of ``mine``, which waits with ``others``; its queue exists and could serve it one day."""
-    line = _Line(queues, leases, Shares(queues, leases, history, now), now)
-    return line.walk(others, mine)
+    return _Line(queues, standing(queues, leases, history), now).walk(others, mine)
 
 
 def admissible(
@@ -102,26 +99,20 @@ def admissible(
     The whole line at once, where `turn` looks as far as one request. Requests
     that their queue could never serve must not be among them.
     """
-    return _Line(queues, leases, Shares(queues, leases, history, now), now).starts(waiting)
+    return _Line(queues, standing(queues, leases, history), now).starts(waiting)
 
 
 class _Line:
-    def __init__(self, queues: Queues, leases: Sequence[Lease], shares: Shares, now: datetime) -> None:
+    def __init__(self, queues: Queues, known: Standing, now: datetime) -> None:
         self._queues = queues
         self._now = now
-        self._held = Capacity(queues, leases)
-        self._capacity = self._held.copy()
-        self._shares = shares
-        self._ends: defaultdict[tuple[str, str], list[tuple[datetime, Hold]]] = defaultdict(list)
-        for lease in leases:
-            end = end_of(lease.request, lease.granted_at)
-            # One that should be over and is not may end at any time, so that is not known.
-            if end is not None and end > now:
-                hold = self._capacity.hold(lease.request, lease.pool)
-                self._ends[hold.account].append((end, hold))
-        for ends in self._ends.values():
-            ends.sort(key=_end)
-        self._short: dict[tuple[str, str | None, int, int | None], frozenset[Limit]] = {}
+        self._known = known
+        self._capacity = known.held.copy()
+        self._shares = Shares(queues, known.means, now)
+        self._started_ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
+        self._short: dict[_Alike, frozenset[Limit]] = {}
+        self._borrows: dict[_Alike, bool] = {}
+        self._share: dict[str, float] = {}
         self._reserved: list[Reservation] = []
 
     def walk(self, others: Iterable[Waiting], mine: Waiting) -> Turn:
@@ -131,7 +122,7 @@ class _Line:
             short = self._short_of(queue, one.request)
             pool, reserved = (None, None) if short else self._place(queue, one.request)
             if one is mine:
-                return Turn(pool, tuple(ahead), reserved, self._reserve(queue, one, short), self._held)
+                return Turn(pool, tuple(ahead), reserved, self._reserve(queue, one, short), self._known.held)
             if pool is not None:
                 uses = self._capacity.draws_on(queue, one.request, pool)
                 self._start(one.request, pool)
@@ -175,10 +166,14 @@ class _Line:
             push(queue, rest)
 
     def _rank(self, queue: Queue, one: Waiting) -> _Rank:
-        open_to = pools.of(self._queues, queue, one.request)
-        borrows = all(self._capacity.left(queue, pool) < one.request.gpus for pool in open_to)
-        share = self._shares.of(queue, self._capacity)
-        return queue.cohort is not None and borrows, -one.request.priority, share, one.arrival
+        alike = _alike(one.request)
+        if (borrows := self._borrows.get(alike)) is None:
+            open_to = pools.of(self._queues, queue, one.request)
+            short = all(self._capacity.left(queue, pool) < one.request.gpus for pool in open_to)
+            borrows = self._borrows[alike] = queue.cohort is not None and short
+        if (share := self._share.get(queue.name)) is None:
+            share = self._share[queue.name] = self._shares.of(queue, self._capacity)
+        return borrows, -one.request.priority, share, one.arrival
 
     def _place(self, queue: Queue, request: LeaseRequest) -> tuple[str | None, Reservation | None]:
         """The pool to start on; or for whom it has to wait, if it fits and others are before it."""
@@ -200,16 +195,19 @@ class _Line:
     def _start(self, request: LeaseRequest, pool: str) -> None:
         hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
         self._capacity.take(hold)
+        # What was found out about others no longer holds.
         self._short.clear()
+        self._borrows.clear()
+        self._share.pop(request.queue, None)
         if end is not None:
-            insort(self._ends[hold.account], (end, hold), key=_end)
+            insort(self._started_ends[hold.account], (end, hold), key=end_time)
         for one in self._reserved:
             if one.start is not None and one.then is not None and (end is None or end > one.start):
                 one.then.take(hold)
 
     def _short_of(self, queue: Queue, request: LeaseRequest) -> frozenset[Limit]:
         """As `Capacity.short_of`; in a long line many want the same, and nothing changes until somebody starts."""
-        alike = (queue.name, request.gpu_type, request.gpus, request.min_gpu_memory_mb)
+        alike = _alike(request)
         if (known := self._short.get(alike)) is None:
             known = self._short[alike] = self._capacity.short_of(queue, request)
         return known
@@ -219,7 +217,7 @@ class _Line:
         if not short or any(other.queue is queue and other.short & short for other in self._reserved):
             return None
         then = self._capacity.copy()
-        for end, over in groupby(self._ends_that_matter(queue, one.request), key=_end):
+        for end, over in groupby(self._ends_that_matter(queue, one.request), key=end_time):
             for _, hold in over:
                 then.give_back(hold)
             if then.fitting(queue, one.request):
@@ -228,12 +226,13 @@ class _Line:
         self._reserved.append(Reservation(one, queue, short))
         return None
 
-    def _ends_that_matter(self, queue: Queue, request: LeaseRequest) -> Iterable[tuple[datetime, Hold]]:
+    def _ends_that_matter(self, queue: Queue, request: LeaseRequest) -> Iterable[End]:
         """What ends, in order of time, where ``request`` would count: with an inventory that is everywhere."""
+        accounts = [(queue.cohort or queue.name, pool) for pool in pools.of(self._queues, queue, request)]
         if self._queues.inventory is not None:
-            return heapq.merge(*self._ends.values(), key=_end)
-        open_to = pools.of(self._queues, queue, request)
-        return heapq.merge(*(self._ends[queue.cohort or queue.name, pool] for pool in open_to), key=_end)
+            accounts = list(dict.fromkeys([*self._known.accounts, *self._started_ends]))
+        known = [self._known.ends(account, self._now) for account in accounts]
+        return heapq.merge(*known, *(self._started_ends[account] for account in accounts), key=end_time)
 
     def _wants(self, request: LeaseRequest) -> frozenset[Limit]:
         queue = self._queues.find(request.queue)
@@ -245,5 +244,5 @@ class _Line:
         return frozenset(limits | {Limit("cohort", queue.cohort, pool) for pool in open_to if queue.cohort is not None})
 
 
-def _end(known: tuple[datetime, Hold]) -> datetime:
-    return known[0]
+def _alike(request: LeaseRequest) -> _Alike:
+    return request.queue, request.gpu_type, request.gpus, request.min_gpu_memory_mb

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.capacity import Capacity
@@ -51,44 +51,46 @@ def ended(
     )
 
 
+class Means:
+    """What queues have held lately, for any time: a sum for each queue and pool, and no look at each lease."""
+
+    def __init__(self, queues: Queues, leases: Sequence[Lease], history: Iterable[Consumed]) -> None:
+        self._half_life = queues.usage_half_life
+        self._held: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._yet_to_count: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._since = max((lease.granted_at for lease in leases), default=datetime.min.replace(tzinfo=UTC))
+        for lease in leases:
+            place = (lease.request.queue, pools.counted_against(queues, lease.request, lease.pool))
+            self._held[place] += lease.request.gpus
+            self._yet_to_count[place] += lease.request.gpus * _kept(lease.granted_at, self._since, self._half_life)
+        self._history = tuple(history)
+
+    def at(self, now: datetime) -> dict[tuple[str, str], float]:
+        """Mean GPUs by queue and pool."""
+        rest = _kept(self._since, now, self._half_life)
+        means = defaultdict(
+            float, {place: held - rest * self._yet_to_count[place] for place, held in self._held.items()}
+        )
+        for one in self._history:
+            means[one.queue, one.pool] += one.gpus * _kept(one.at, now, self._half_life)
+        return means
+
+
 class Shares:
     """The share of each queue at one instant."""
 
-    def __init__(self, queues: Queues, leases: Iterable[Lease], history: Iterable[Consumed], now: datetime) -> None:
+    def __init__(self, queues: Queues, means: Means, now: datetime) -> None:
         self._queues = queues
-        self._now = now
-        self._leases: defaultdict[str, list[Lease]] = defaultdict(list)
-        for lease in leases:
-            self._leases[lease.request.queue].append(lease)
-        self._history = [
-            (one.queue, one.pool, one.gpus * _kept(one.at, now, queues.usage_half_life)) for one in history
-        ]
-        self._known: dict[str, dict[str, float]] = {}
+        self._means = means.at(now)
 
     def of(self, queue: Queue, capacity: Capacity) -> float:
         """Larger for who has more, from 0; ``capacity`` says what is held."""
-        lately = self._lately(queue)
         used = (
-            (capacity.held(queue, pool) + lately.get(pool, 0.0)) / max(1, self._queues.shared(queue, pool))
+            (capacity.held(queue, pool) + self._means.get((queue.name, pool), 0.0))
+            / max(1, self._queues.shared(queue, pool))
             for pool in queue.gpus
         )
         return max(used, default=0.0) / queue.weight
-
-    def _lately(self, queue: Queue) -> dict[str, float]:
-        """Mean GPUs by pool; only those queues are looked at for which somebody waits."""
-        if (known := self._known.get(queue.name)) is not None:
-            return known
-        means: defaultdict[str, float] = defaultdict(float)
-        for name, pool, gpus in self._history:
-            if name == queue.name:
-                means[pool] += gpus
-        half_life = self._queues.usage_half_life
-        for lease in self._leases[queue.name]:
-            means[pools.counted_against(self._queues, lease.request, lease.pool)] += _of_lease(
-                lease, self._now, half_life
-            )
-        self._known[queue.name] = means
-        return means
 
 
 def _of_lease(lease: Lease, now: datetime, half_life: timedelta) -> float:

@@ -141,6 +141,15 @@ def test_what_the_cluster_does_not_have_is_rejected(request_, reason):
     assert answer.reason is reason
 
 
+def test_quota_of_one_type_and_stock_of_another_do_not_add_up():
+    """8 A100 may be held and 6 exist; 10 GPUs exist and 2 that are no A100 may be held."""
+    rules = queues({"A100": {"count": 6}, "T4": {"count": 4}}, research={"A100": 8, "*": 2})
+    answer = decided(State(rules), ask(7, gpu_type=None))
+    assert isinstance(answer, Rejected)
+    assert "so many of, the cluster has fewer; 6 at most" in answer.message
+    assert decided(State(rules), ask(6, gpu_type=None)) == Admitted("", "A100")
+
+
 def test_memory_decides_which_pool_a_request_without_a_type_may_take():
     types = queues(STOCK, research={"A100": 8, "T4": 4})
     assert decided(State(types), ask(1, gpu_type=None, min_gpu_memory_mb=40000)) == Admitted("", "A100")

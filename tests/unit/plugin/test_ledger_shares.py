@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from support.ledger import NOW, cohort, lease
 from tiphys_plugin.ledger.capacity import Capacity
-from tiphys_plugin.ledger.shares import Consumed, Shares, ended
+from tiphys_plugin.ledger.shares import Consumed, Means, Shares, ended
 
 RULES = cohort(a={"gpus": {"A100": 8, "T4": 4}}, b={"gpus": {"A100": 8}, "weight": 2})
 DAY = timedelta(hours=24)
@@ -13,7 +13,7 @@ A, B = RULES.queues
 
 
 def share(queue, leases=(), history=(), at=NOW, rules=RULES) -> float:
-    return Shares(rules, leases, history, at).of(queue, Capacity(rules, leases))
+    return Shares(rules, Means(rules, leases, history), at).of(queue, Capacity(rules, leases))
 
 
 def test_what_is_held_counts_at_once():
