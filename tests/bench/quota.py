@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.cluster_bench import machine
 from bench.progress import say
-from bench.quota_core import COHORTS, QUEUES, decisions
+from bench.quota_core import CHANGE_EVERY, COHORTS, QUEUES, decisions
 from bench.quota_workloads import (
     ARRIVES_SECONDS,
     GPUS,
@@ -86,7 +86,8 @@ def settings(quick: bool) -> dict[str, Any]:
         "weights": WEIGHTS,
         "horizon_seconds": HORIZON_SECONDS,
         "hours": QUICK_HOURS if quick else HOURS,
-        "decisions": "decide() of requests anywhere in the line, one by one; half of all say how long they take",
+        "decisions": "decide() of requests anywhere in the line, one by one; half of all say how long they take; "
+        f"a lease goes and another comes before each {CHANGE_EVERY}th decision",
         "starvation": "small jobs with declared durations, and a gang that needs all GPUs",
     }
 

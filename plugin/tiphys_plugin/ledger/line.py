@@ -110,6 +110,7 @@ class _Line:
         self._capacity = known.held.copy()
         self._shares = Shares(queues, known.means, now)
         self._started_ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
+        self._placed: dict[tuple[object, ...], tuple[str | None, Reservation | None]] = {}
         self._short: dict[_Alike, frozenset[Limit]] = {}
         self._borrows: dict[_Alike, bool] = {}
         self._share: dict[str, float] = {}
@@ -177,6 +178,12 @@ class _Line:
 
     def _place(self, queue: Queue, request: LeaseRequest) -> tuple[str | None, Reservation | None]:
         """The pool to start on; or for whom it has to wait, if it fits and others are before it."""
+        alike = (*_alike(request), request.seconds)
+        if alike not in self._placed:
+            self._placed[alike] = self._find_place(queue, request)
+        return self._placed[alike]
+
+    def _find_place(self, queue: Queue, request: LeaseRequest) -> tuple[str | None, Reservation | None]:
         first: Reservation | None = None
         for pool in self._capacity.fitting(queue, request):
             held_up = self._delays(queue, request, pool)
@@ -196,6 +203,7 @@ class _Line:
         hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
         self._capacity.take(hold)
         # What was found out about others no longer holds.
+        self._placed.clear()
         self._short.clear()
         self._borrows.clear()
         self._share.pop(request.queue, None)
@@ -221,10 +229,13 @@ class _Line:
             for _, hold in over:
                 then.give_back(hold)
             if then.fitting(queue, one.request):
-                self._reserved.append(Reservation(one, queue, short, end, then))
-                return end
-        self._reserved.append(Reservation(one, queue, short))
-        return None
+                return self._keep(Reservation(one, queue, short, end, then))
+        return self._keep(Reservation(one, queue, short))
+
+    def _keep(self, reservation: Reservation) -> datetime | None:
+        self._reserved.append(reservation)
+        self._placed.clear()
+        return reservation.start
 
     def _ends_that_matter(self, queue: Queue, request: LeaseRequest) -> Iterable[End]:
         """What ends, in order of time, where ``request`` would count: with an inventory that is everywhere."""
