@@ -58,6 +58,9 @@ bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tes
 bench-checkpoint: setup  ## measure what checkpoints cost; writes tests/bench/reports/checkpoint.json (QUICK=1: no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.checkpoint $(if $(QUICK),--quick)
 
+bench-quota: setup  ## measure the GPU ledger without a cluster; writes tests/bench/reports/quota.json (QUICK=1: no report)
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.quota $(if $(QUICK),--quick)
+
 lint: setup  ## style, types and import contracts
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
@@ -73,4 +76,4 @@ golden: setup  ## accept what compile emits now as the golden files; review the 
 clean:  ## remove what the targets made
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage test-integration test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint clean
+.PHONY: help setup demo test coverage test-integration test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-quota clean

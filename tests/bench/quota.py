@@ -1,8 +1,9 @@
 """What GPU quotas cost and keep: ``python -m bench.quota``, with ``tests`` on PYTHONPATH.
 
-It needs no cluster: decisions are timed in memory, and promises about waiting
-and sharing are measured in virtual time, by replays of seeded jobs through the
-service's own rules. The report goes to ``tests/bench/reports/quota.json``.
+It needs no cluster: decisions are timed in memory, promises about waiting and
+sharing are measured in virtual time, by replays of seeded jobs through the
+service's own rules, and many processes ask one ledger file while some of them
+are killed. The report goes to ``tests/bench/reports/quota.json``.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any
 
 from bench.cluster_bench import machine
 from bench.progress import say
+from bench.quota_campaign import campaign
 from bench.quota_core import CHANGE_EVERY, COHORTS, QUEUES, decisions
 from bench.quota_workloads import (
     ARRIVES_SECONDS,
@@ -34,6 +36,9 @@ SIZES = ((1_000, 4_000, 1000), (10_000, 40_000, 40), (100_000, 40_000, 8))
 """Waiting requests, leases, and decisions that are timed."""
 QUICK_SIZES = ((1_000, 4_000, 200), (10_000, 40_000, 10))
 HORIZON_SECONDS = 20_000.0
+CAMPAIGNS = ((2, 10_000), (16, 60_000), (64, 40_000))
+"""Processes on one ledger file, and what they ask together."""
+QUICK_CAMPAIGNS = ((8, 3_000),)
 HOURS = 48.0
 QUICK_HOURS = 12.0
 
@@ -50,6 +55,10 @@ def main() -> int:
     for waiting, leases, samples in QUICK_SIZES if options.quick else SIZES:
         report["core"][str(waiting)] = found = decisions(leases, waiting, samples, SEED)
         say(f"decisions: {json.dumps(found)}")
+    report["campaigns"] = {}
+    for processes, requests in QUICK_CAMPAIGNS if options.quick else CAMPAIGNS:
+        report["campaigns"][str(processes)] = found = campaign(requests, processes, SEED)
+        say(f"campaign: {json.dumps(found)}")
     if not options.quick:
         REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
     print(line(report))  # noqa: T201  the result
@@ -100,6 +109,10 @@ def line(report: Mapping[str, Any]) -> str:
         "core_p99_ms": core["p99_ms"],
         "skip_wait_ratio": report["starvation"]["ratio"],
         "jain": report["fairness"]["jain"],
+        **{
+            name: sum(one[name] for one in report["campaigns"].values())
+            for name in ("over_admissions", "double_grants", "leaks")
+        },
     }
     return " ".join(f"{name}={value:g}" for name, value in values.items())
 

@@ -49,12 +49,14 @@ class Reservation:
     short: frozenset[Limit]
     start: datetime | None = None
     then: Capacity | None = None
+    accounts: frozenset[tuple[str, str]] | None = None
+    """Accounts (see `Hold`) that it counts in; None where an inventory makes everything count."""
 
     def is_delayed_by(self, hold: Hold, draws: frozenset[Limit], end: datetime | None) -> bool:
         """Whether a lease from now to ``end`` would keep the reserved request from starting when it is expected to."""
         if self.start is None or self.then is None:
             return bool(draws & self.short)
-        if end is not None and end <= self.start:
+        if (end is not None and end <= self.start) or (self.accounts is not None and hold.account not in self.accounts):
             return False
         self.then.take(hold)
         delayed = not self.then.fitting(self.queue, self.waiting.request)
@@ -229,7 +231,7 @@ class _Line:
             for _, hold in over:
                 then.give_back(hold)
             if then.fitting(queue, one.request):
-                return self._keep(Reservation(one, queue, short, end, then))
+                return self._keep(Reservation(one, queue, short, end, then, self._accounts(queue, one.request)))
         return self._keep(Reservation(one, queue, short))
 
     def _keep(self, reservation: Reservation) -> datetime | None:
@@ -239,11 +241,14 @@ class _Line:
 
     def _ends_that_matter(self, queue: Queue, request: LeaseRequest) -> Iterable[End]:
         """What ends, in order of time, where ``request`` would count: with an inventory that is everywhere."""
-        accounts = [(queue.cohort or queue.name, pool) for pool in pools.of(self._queues, queue, request)]
-        if self._queues.inventory is not None:
-            accounts = list(dict.fromkeys([*self._known.accounts, *self._started_ends]))
+        accounts = self._accounts(queue, request) or {*self._known.accounts, *self._started_ends}
         known = [self._known.ends(account, self._now) for account in accounts]
         return heapq.merge(*known, *(self._started_ends[account] for account in accounts), key=end_time)
+
+    def _accounts(self, queue: Queue, request: LeaseRequest) -> frozenset[tuple[str, str]] | None:
+        if self._queues.inventory is not None:
+            return None
+        return frozenset((queue.cohort or queue.name, pool) for pool in pools.of(self._queues, queue, request))
 
     def _wants(self, request: LeaseRequest) -> frozenset[Limit]:
         queue = self._queues.find(request.queue)

@@ -1,12 +1,19 @@
 """The benchmark of quotas: its line, and workloads that do what they are there for."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from bench.quota import line
+from bench.quota_campaign import campaign
 from bench.quota_core import decisions
+from bench.quota_rules import within_limits
 from bench.quota_workloads import GANG, WEIGHTS, saturating, stream, weighted_queues
+from support.ledger import lease
+from tiphys_plugin.ledger import Lease
 from tiphys_plugin.simulation import outcome, replay
+
+TESTS = Path(__file__).parents[2]
 
 
 def test_the_last_line_holds_what_is_compared() -> None:
@@ -14,8 +21,47 @@ def test_the_last_line_holds_what_is_compared() -> None:
         "core": {"1000": {"per_second": 512.5, "p99_ms": 18.2}, "10000": {"per_second": 1.0, "p99_ms": 9.0}},
         "starvation": {"ratio": 0.0133},
         "fairness": {"jain": 0.998},
+        "campaigns": {
+            "2": {"over_admissions": 0, "double_grants": 1, "leaks": 0},
+            "64": {"over_admissions": 0, "double_grants": 2, "leaks": 0},
+        },
     }
-    assert line(report) == "core_per_second=512.5 core_p99_ms=18.2 skip_wait_ratio=0.0133 jain=0.998"
+    assert line(report) == (
+        "core_per_second=512.5 core_p99_ms=18.2 skip_wait_ratio=0.0133 jain=0.998 "
+        "over_admissions=0 double_grants=3 leaks=0"
+    )
+
+
+def held(gpus: int, uid: str, queue: str = "one", gpu_type: str = "A100") -> Lease:
+    return lease(gpus, uid, queue=queue, gpu_type=gpu_type)
+
+
+@pytest.mark.parametrize(
+    ("leases", "lawful"),
+    [
+        ([held(4, "a"), held(4, "b"), held(2, "c", "two")], True),
+        ([held(4, "a"), held(5, "b")], False),
+        ([held(8, "a"), held(4, "c", "two")], False),
+        ([held(3, "a", "two", "T4"), held(1, "b", "two", "T4")], False),
+        ([held(1, "a"), held(1, "a")], False),
+    ],
+)
+def test_the_watcher_of_the_campaign_sees_what_must_not_be(leases: list[Lease], lawful: bool) -> None:
+    assert within_limits(leases) is lawful
+
+
+def test_a_campaign_asks_kills_and_sweeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    found = campaign(requests=200, processes=2, seed=1)
+    assert found["requests"] >= 200
+    assert found["looks"] > 0
+    assert (found["over_admissions"], found["double_grants"], found["leaks"]) == (0, 0, 0)
+
+
+def test_a_campaign_whose_processes_fail_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(RuntimeError, match="ended with 1 by itself"):
+        campaign(requests=200, processes=1, seed=1)
 
 
 def test_decisions_are_timed_one_by_one() -> None:

@@ -1,0 +1,74 @@
+"""A process of the campaign: ``python -m bench.quota_asker LEDGER NAME FOLDER``; asks until it is told to end.
+
+How far it is stands in a file, since it may be killed at any moment.
+"""
+
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from bench.quota_rules import RULES
+from support.ledger import ask
+from tiphys_plugin.ledger import Admitted, Lease, LeaseRequest, SqliteLedger
+
+TELL_EVERY = 20
+_MOST_HELD = 2
+_GIVES_BACK = 0.2
+
+
+def main(path: Path, name: str, folder: Path) -> None:
+    told_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
+    asker = _Asker(SqliteLedger(path, RULES), name)
+    while not told_to_end.is_set():
+        asker.move()
+        if asker.requests % TELL_EVERY == 0:
+            (folder / name).write_text(f"{asker.requests} {asker.doubles}")
+    asker.leave()
+    (folder / name).write_text(f"{asker.requests} {asker.doubles}")
+
+
+class _Asker:
+    def __init__(self, ledger: SqliteLedger, name: str) -> None:
+        self._ledger = ledger
+        self._name = name
+        self._draw = random.Random(name)
+        self._held: list[str] = []
+        self.requests = 0
+        self.doubles = 0
+
+    def move(self) -> None:
+        request = self._next()
+        answer = self._request(request)
+        if not isinstance(answer, Admitted):
+            self._ledger.withdraw(request.uid)
+        else:
+            again = self._request(request)
+            self.doubles += not isinstance(again, Admitted) or again.lease != answer.lease
+            self._held.append(answer.lease)
+        if len(self._held) > _MOST_HELD or (self._held and self._draw.random() < _GIVES_BACK):
+            self._ledger.release(self._held.pop(0))
+
+    def leave(self) -> None:
+        for lease in self._held:
+            self._ledger.release(lease)
+
+    def _next(self) -> LeaseRequest:
+        queue = self._draw.choice(["one", "two"])
+        gpu_type = self._draw.choice(["A100", "T4"]) if queue == "two" else "A100"
+        return ask(self._draw.choice([1, 2, 4]), f"{self._name}-{self.requests}", queue=queue, gpu_type=gpu_type)
+
+    def _request(self, request: LeaseRequest) -> object:
+        self.requests += 1
+        return self._ledger.request(request)
+
+
+def owner(lease: Lease) -> str:
+    """Name of the process that was given the lease."""
+    return lease.request.uid.rpartition("-")[0]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

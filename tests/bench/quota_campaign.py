@@ -1,0 +1,136 @@
+"""Many processes on one ledger file, some of which are killed at any moment: is more ever held than may be?
+
+Each asks, asks again for what it holds, and gives back. The parent kills one
+after another, sweeps up what the dead have left, and looks at the book all the
+time.
+"""
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from bench.progress import say
+from bench.quota_asker import owner
+from bench.quota_rules import RULES, within_limits
+from tiphys_plugin.ledger import SqliteLedger
+
+_CHECK_EVERY = timedelta(milliseconds=200)
+_KILL_SECONDS = (0.1, 1.0)
+_LOOK_SECONDS = 0.02
+_TELL_SECONDS = 20.0
+
+
+def campaign(requests: int, processes: int, seed: int) -> dict[str, Any]:
+    """Counts of what must not be: GPUs beyond a limit, second leases, leases that nobody gets back."""
+    with tempfile.TemporaryDirectory() as folder:
+        askers = _Askers(Path(folder), random.Random(seed))
+        try:
+            began = time.monotonic()
+            askers.run(requests, processes)
+            seconds = time.monotonic() - began
+            askers.end_all()
+            askers.sweep()
+            leaks = len(askers.ledger.snapshot().leases)
+        finally:
+            askers.close()
+        done, doubles = askers.told()
+    return {
+        "requests": done,
+        "processes": processes,
+        "kills": askers.kills,
+        "swept": askers.swept,
+        "looks": askers.looks,
+        "over_admissions": askers.over,
+        "double_grants": doubles,
+        "leaks": leaks,
+        "per_second": round(done / seconds, 1),
+    }
+
+
+class _Askers:
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        self._path = folder / "ledger.db"
+        self._counts = folder / "counts"
+        self._counts.mkdir()
+        self._draw = draw
+        self._numbers = count()
+        self._living: dict[str, subprocess.Popen[bytes]] = {}
+        self.ledger = SqliteLedger(self._path, RULES, check_every=_CHECK_EVERY)
+        self.kills = self.swept = self.looks = self.over = 0
+
+    def run(self, requests: int, processes: int) -> None:
+        kill_at = tell_at = time.monotonic()
+        while (done := self.told()[0]) < requests:
+            self._check()
+            while len(self._living) < processes:
+                self._begin()
+            now = time.monotonic()
+            if now >= kill_at:
+                self._kill()
+                kill_at = now + self._draw.uniform(*_KILL_SECONDS)
+            if now >= tell_at:
+                say(f"{done} of {requests} requests, {self.kills} kills")
+                tell_at = now + _TELL_SECONDS
+            self._look()
+            self.sweep()
+            time.sleep(_LOOK_SECONDS)
+
+    def sweep(self) -> None:
+        """Take back what processes held that are gone."""
+        self.swept += len(self.ledger.sweep(lambda lease: owner(lease) not in self._living))
+
+    def told(self) -> tuple[int, int]:
+        """Requests, and second leases for one request, as the processes have written them down."""
+        texts = [file.read_text().split() for file in self._counts.iterdir()]
+        numbers = [(int(one[0]), int(one[1])) for one in texts if len(one) == 2]
+        return sum(done for done, _ in numbers), sum(doubles for _, doubles in numbers)
+
+    def end_all(self) -> None:
+        """Have the living give back what they hold, and end."""
+        for process in self._living.values():
+            process.terminate()
+        for name, process in self._living.items():
+            code = process.wait(120)
+            if code != 0:
+                raise RuntimeError(f"process {name} of the campaign ended with {code}")
+        self._living.clear()
+        time.sleep(_CHECK_EVERY.total_seconds())
+
+    def close(self) -> None:
+        for process in self._living.values():
+            process.kill()
+            process.wait()
+        self.ledger.close()
+
+    def _begin(self) -> None:
+        name = f"p{next(self._numbers)}"
+        command = [sys.executable, "-m", "bench.quota_asker", str(self._path), name, str(self._counts)]
+        self._living[name] = subprocess.Popen(command)
+
+    def _check(self) -> None:
+        """Raise if one has ended that nobody has killed: it would never ask what is waited for."""
+        for name, process in self._living.items():
+            if (code := process.poll()) is not None:
+                raise RuntimeError(f"process {name} of the campaign ended with {code} by itself")
+
+    def _kill(self) -> None:
+        """End one that has got as far as asking."""
+        asking = sorted(self._living.keys() & {file.name for file in self._counts.iterdir()})
+        if not asking:
+            return
+        name = self._draw.choice(asking)
+        process = self._living[name]
+        process.kill()
+        process.wait()
+        del self._living[name]  # only now may its leases be taken back
+        self.kills += 1
+
+    def _look(self) -> None:
+        self.looks += 1
+        self.over += not within_limits(self.ledger.snapshot().leases)
