@@ -6,6 +6,7 @@ time.
 """
 
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -97,7 +98,7 @@ class _Askers:
             process.terminate()
         for name, process in self._living.items():
             code = process.wait(120)
-            if code != 0:
+            if code not in (0, -signal.SIGTERM):  # the latter had not begun to ask
                 raise RuntimeError(f"process {name} of the campaign ended with {code}")
         self._living.clear()
         time.sleep(_CHECK_EVERY.total_seconds())
