@@ -16,7 +16,7 @@ from datetime import datetime
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.capacity import Capacity
-from tiphys_plugin.ledger.line import Reservation, Turn, turn
+from tiphys_plugin.ledger.line import Turn, turn
 from tiphys_plugin.ledger.model import (
     Admission,
     Admitted,
@@ -28,6 +28,7 @@ from tiphys_plugin.ledger.model import (
     Rejected,
     Waiting,
 )
+from tiphys_plugin.ledger.reservation import Reservation
 from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
 

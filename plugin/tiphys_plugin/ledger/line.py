@@ -24,8 +24,9 @@ from datetime import datetime
 from itertools import groupby
 
 from tiphys_plugin.ledger import pools
-from tiphys_plugin.ledger.capacity import Capacity, Hold, Limit
+from tiphys_plugin.ledger.capacity import Capacity, Limit
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+from tiphys_plugin.ledger.reservation import Reservation
 from tiphys_plugin.ledger.shares import Consumed, Shares
 from tiphys_plugin.ledger.standing import End, Standing, end_of, end_time, standing
 from tiphys_plugin.queues import Queue, Queues
@@ -34,34 +35,6 @@ _Rank = tuple[bool, int, float, int]
 """Borrows, priority from the highest, share of the queue, arrival."""
 _Alike = tuple[str, str | None, int, int | None]
 """All of a request that decides whether it fits."""
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """What is kept for a request that is next and does not fit: ``short`` is what it lacks.
-
-    ``start`` is when it will fit, and ``then`` what is held at that time; both
-    are None if an end that matters is not known.
-    """
-
-    waiting: Waiting
-    queue: Queue
-    short: frozenset[Limit]
-    start: datetime | None = None
-    then: Capacity | None = None
-    accounts: frozenset[tuple[str, str]] | None = None
-    """Accounts (see `Hold`) that it counts in; None where an inventory makes everything count."""
-
-    def is_delayed_by(self, hold: Hold, draws: frozenset[Limit], end: datetime | None) -> bool:
-        """Whether a lease from now to ``end`` would keep the reserved request from starting when it is expected to."""
-        if self.start is None or self.then is None:
-            return bool(draws & self.short)
-        if (end is not None and end <= self.start) or (self.accounts is not None and hold.account not in self.accounts):
-            return False
-        self.then.take(hold)
-        delayed = not self.then.fitting(self.queue, self.waiting.request)
-        self.then.give_back(hold)
-        return delayed
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from tiphys_plugin.ledger import AdmissionBackend, Admitted, SqliteLedger, admis
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.capacity import Capacity
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.line import Reservation, _Line
+from tiphys_plugin.ledger.line import _Line
+from tiphys_plugin.ledger.reservation import Reservation
 from tiphys_plugin.ledger.stored import StoredBook
 from tiphys_plugin.queues import Queue
 
