@@ -289,6 +289,21 @@ def test_spec_that_is_wrong_grants_nothing_new_and_keeps_what_is_held(api, ledge
     assert isinstance(ledger.request(ask(1, "u2")), Admitted)
 
 
+def test_a_book_of_the_first_format_is_read_and_goes_on(api, clock):
+    ledger = service(api, clock)
+    ledger.request(ask(6, "u1"))
+    written = api.store.get(PLACE)["status"]
+    edit(api, "status", status={**{key: value for key, value in written.items() if key != "history"}, "version": 1})
+    later = service(api, clock)
+    assert isinstance(later.request(ask(4, "u2")), Deferred)
+    clock.advance(3600)
+    later.release(later.snapshot().leases[0].id)
+    assert isinstance(later.request(ask(4, "u2")), Admitted)
+    now = api.store.get(PLACE)["status"]
+    assert now["version"] == 2
+    assert now["history"][0]["gpus"] == pytest.approx(6 * (1 - 0.5 ** (1 / 24)), abs=1e-3)
+
+
 def test_full_object_lets_nobody_in_and_says_so(api, clock, monkeypatch):
     ledger = service(api, clock)
     ledger.request(ask(8, "u1"))
