@@ -210,7 +210,7 @@ class PluginCore:
         if self._outages[place] <= settings.outage_calls:
             self.metrics.answers.labels(op=identity.op, answer="unavailable").inc()
             raise error
-        return pending(f"Waiting for storage: {error}", settings.requeue_max_seconds)
+        return pending(f"Waiting: {error}", settings.requeue_max_seconds)
 
 
 def _dispatch(call: StepCall, operation: StepOperation, template: dict[str, Any]) -> ExecuteReply:

@@ -142,7 +142,7 @@ class Tenants:
             return refused(requests.identify(document["template"]), error)
         except StoreError as error:
             _log.error("tenant.unavailable", namespace=namespace, error=str(error))
-            return pending(f"Waiting for storage: {error}", _UNAVAILABLE_SECONDS)
+            return pending(f"Waiting: {error}", _UNAVAILABLE_SECONDS)
 
     def _metrics(self) -> dict[str, CollectorRegistry]:
         with self._lock:

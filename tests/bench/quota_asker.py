@@ -7,11 +7,14 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.quota_rules import RULES
 from support.ledger import ask
 from tiphys_plugin.ledger import Admitted, Lease, LeaseRequest, SqliteLedger
+
+from tiphys.errors import StoreError
 
 TELL_EVERY = 20
 _MOST_HELD = 2
@@ -25,9 +28,9 @@ def main(path: Path, name: str, folder: Path) -> None:
     while not told_to_end.is_set():
         asker.move()
         if asker.requests % TELL_EVERY == 0:
-            (folder / name).write_text(f"{asker.requests} {asker.doubles}")
+            (folder / name).write_text(asker.told)
     asker.leave()
-    (folder / name).write_text(f"{asker.requests} {asker.doubles}")
+    (folder / name).write_text(asker.told)
 
 
 class _Asker:
@@ -38,22 +41,37 @@ class _Asker:
         self._held: list[str] = []
         self.requests = 0
         self.doubles = 0
+        self.unanswered = 0
 
     def move(self) -> None:
         request = self._next()
         answer = self._request(request)
         if not isinstance(answer, Admitted):
-            self._ledger.withdraw(request.uid)
+            self._insist(lambda: self._ledger.withdraw(request.uid))
         else:
             again = self._request(request)
             self.doubles += not isinstance(again, Admitted) or again.lease != answer.lease
             self._held.append(answer.lease)
         if len(self._held) > _MOST_HELD or (self._held and self._draw.random() < _GIVES_BACK):
-            self._ledger.release(self._held.pop(0))
+            lease = self._held.pop(0)
+            self._insist(lambda: self._ledger.release(lease))
+
+    @property
+    def told(self) -> str:
+        return f"{self.requests} {self.doubles} {self.unanswered}"
 
     def leave(self) -> None:
         for lease in self._held:
-            self._ledger.release(lease)
+            self._insist(lambda lease=lease: self._ledger.release(lease))  # type: ignore[misc]
+
+    def _insist(self, change: Callable[[], object]) -> None:
+        while True:
+            try:
+                change()
+            except StoreError:
+                self.unanswered += 1
+            else:
+                return
 
     def _next(self) -> LeaseRequest:
         queue = self._draw.choice(["one", "two"])
@@ -61,8 +79,13 @@ class _Asker:
         return ask(self._draw.choice([1, 2, 4]), f"{self._name}-{self.requests}", queue=queue, gpu_type=gpu_type)
 
     def _request(self, request: LeaseRequest) -> object:
-        self.requests += 1
-        return self._ledger.request(request)
+        """Ask until there is an answer, as Argo does: a file that many write to may be busy for long."""
+        while True:
+            self.requests += 1
+            try:
+                return self._ledger.request(request)
+            except StoreError:
+                self.unanswered += 1
 
 
 def owner(lease: Lease) -> str:

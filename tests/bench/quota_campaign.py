@@ -40,7 +40,7 @@ def campaign(requests: int, processes: int, seed: int) -> dict[str, Any]:
             leaks = len(askers.ledger.snapshot().leases)
         finally:
             askers.close()
-        done, doubles = askers.told()
+        done, doubles, unanswered = askers.told()
     return {
         "requests": done,
         "processes": processes,
@@ -50,6 +50,7 @@ def campaign(requests: int, processes: int, seed: int) -> dict[str, Any]:
         "over_admissions": askers.over,
         "double_grants": doubles,
         "leaks": leaks,
+        "unanswered": unanswered,
         "per_second": round(done / seconds, 1),
     }
 
@@ -86,11 +87,12 @@ class _Askers:
         """Take back what processes held that are gone."""
         self.swept += len(self.ledger.sweep(lambda lease: owner(lease) not in self._living))
 
-    def told(self) -> tuple[int, int]:
-        """Requests, and second leases for one request, as the processes have written them down."""
+    def told(self) -> tuple[int, int, int]:
+        """Requests, second leases for one request, and calls without an answer, as the processes have told."""
         texts = [file.read_text().split() for file in self._counts.iterdir()]
-        numbers = [(int(one[0]), int(one[1])) for one in texts if len(one) == 2]
-        return sum(done for done, _ in numbers), sum(doubles for _, doubles in numbers)
+        numbers = [tuple(map(int, one)) for one in texts if len(one) == 3]
+        done, doubles, unanswered = (sum(one[place] for one in numbers) for place in range(3))
+        return done, doubles, unanswered
 
     def end_all(self) -> None:
         """Have the living give back what they hold, and end."""

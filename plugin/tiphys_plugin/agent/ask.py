@@ -39,7 +39,7 @@ def ask(execute: Execute, task_set: TaskSet, template: Template, failures: int, 
     try:
         return _read(execute(task_set.namespace, document(task_set, template)))
     except StoreError as error:
-        reason = f"Waiting for storage: {error}"
+        reason = f"Waiting: {error}"
     except TiphysError as error:
         reason = f"Waiting for somebody to put this right: {error}"
     except Exception as error:  # noqa: BLE001  the boundary: one broken call must not end the agent

@@ -48,6 +48,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     Raises:
         StoreError: a newer version of Tiphys made the file.
     """
+    if connection.execute("PRAGMA user_version").fetchone()[0] == len(_STEPS):
+        return  # nobody has to wait for those who write
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -56,6 +57,8 @@ def main() -> int:
     if options.readme:
         README.write_text(inserted(README.read_text(), json.loads(REPORT.read_text())))
         return 0
+    # As Ctrl-C does: the servers and programs that were started end with this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     about = {"machine": machine(), "versions": versions()}
     with s3_server() as server:
         mib = options.state_mib or (32 if options.quick else 1024)

@@ -258,7 +258,7 @@ def test_storage_away_is_asked_again_and_then_said(server: KubeServer) -> None:
     away = StoreError("s3://ml does not answer")
     core = ScriptedCore(prep=[away])
     with Running(server, core):
-        until(lambda: controller.messages() == {"n1": "Pending Waiting for storage: s3://ml does not answer"})
+        until(lambda: controller.messages() == {"n1": "Pending Waiting: s3://ml does not answer"})
         assert len(core.calls) > QUICK.silent_failures
         core.scripts["prep"] = [succeeded("back")]
         until(lambda: controller.messages() == {"n1": "Succeeded back"})

@@ -129,7 +129,7 @@ def test_broken_store_is_waited_for_and_nobody_else_feels_it(here):
     here.break_store("vision")
     broken, well = here.submit("vision", prep()), here.submit("ml", prep())
     reply = broken.call("admit", "prep")
-    assert (phase(reply), said(reply).startswith("Waiting for storage")) == ("Pending", True)
+    assert (phase(reply), said(reply).startswith("Waiting: ")) == ("Pending", True)
     assert phase(well.call("admit", "prep")) == "Succeeded"
     here.mend_store("vision")
     assert phase(broken.call("admit", "prep")) == "Succeeded"
