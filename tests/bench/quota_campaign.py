@@ -123,11 +123,12 @@ class _Askers:
                 raise RuntimeError(f"process {name} of the campaign ended with {code} by itself")
 
     def _kill(self) -> None:
-        """End one that has got as far as asking."""
+        """End one that has got as far as asking, and every second time one that holds GPUs."""
         asking = sorted(self._living.keys() & {file.name for file in self._counts.iterdir()})
+        holding = sorted(self._living.keys() & {owner(lease) for lease in self.ledger.snapshot().leases})
         if not asking:
             return
-        name = self._draw.choice(asking)
+        name = self._draw.choice(holding if holding and self.kills % 2 else asking)
         process = self._living[name]
         process.kill()
         process.wait()
