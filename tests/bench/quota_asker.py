@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.quota_rules import RULES
 from support.ledger import ask
-from tiphys_plugin.ledger import Admitted, Lease, LeaseRequest, SqliteLedger
+from tiphys_plugin.ledger import Admitted, Lease, LeaseRequest, SqliteLedger, Waiting
 
 from tiphys.errors import StoreError
 
@@ -88,9 +88,9 @@ class _Asker:
                 self.unanswered += 1
 
 
-def owner(lease: Lease) -> str:
-    """Name of the process that was given the lease."""
-    return lease.request.uid.rpartition("-")[0]
+def owner(one: Lease | Waiting) -> str:
+    """Name of the process that holds the lease, or waits."""
+    return one.request.uid.rpartition("-")[0]
 
 
 if __name__ == "__main__":

@@ -84,8 +84,11 @@ class _Askers:
             time.sleep(_LOOK_SECONDS)
 
     def sweep(self) -> None:
-        """Take back what processes held that are gone."""
+        """Take back what processes have held that are gone, and their places in the line."""
         self.swept += len(self.ledger.sweep(lambda lease: owner(lease) not in self._living))
+        for one in self.ledger.snapshot().waiting:
+            if owner(one) not in self._living:
+                self.ledger.withdraw(one.request.uid)
 
     def told(self) -> tuple[int, int, int]:
         """Requests, second leases for one request, and calls without an answer, as the processes have told."""
