@@ -9,7 +9,7 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.location import StoreOption, existing_store
 from hera_pipelines.cli.pins import Place, WhereArgument, find_checkpoint, find_lineage
-from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.screen import Format, Screen, local_time
 from hera_pipelines.draw.reading import size_text
 from tiphys.checkpoint.difference import Change, Difference, Pair, Statistics, difference, facts_of
 from tiphys.errors import NotFoundError, ObjectMissingError, UsageError
@@ -144,7 +144,7 @@ def _latest(store: Store, where: str) -> Place:
 
 def _row(step: str, node: CheckpointNode) -> tuple[str | Text, ...]:
     style = "green" if node.status is Status.COMMITTED else "yellow"
-    committed = node.committed_at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if node.committed_at else "-"
+    committed = local_time(node.committed_at) if node.committed_at else "-"
     size = size_text(node.size_bytes) if node.size_bytes else "-"
     told = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
     return step, str(node.ref), Text(node.status, style=style), size, committed, told or node.reason or "-"
@@ -157,7 +157,7 @@ def _described(manifest: CheckpointManifest, *, barred: bool) -> Iterator[tuple[
     yield from ((f"metrics.{name}", value) for name, value in manifest.metrics.items())
     yield "parent", manifest.parent or "none"
     yield "restored", manifest.restored or "none"
-    yield "committed", manifest.written_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    yield "committed", local_time(manifest.written_at)
     yield "size", f"{size_text(manifest.size_bytes)} in {len(manifest.shards)} shards"
     yield "stage_seconds", manifest.stage_seconds
     yield "upload_seconds", manifest.upload_seconds

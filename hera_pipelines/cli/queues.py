@@ -16,7 +16,7 @@ from tiphys_plugin.ledger.usage import Usage, usage
 from tiphys_plugin.queues import Misconfigured, QueueRules, Queues, in_words
 
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
-from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.screen import Format, Screen, local_time
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ def _people(book: Book) -> Iterator[Sequence[str]]:
 
 def _person(request: LeaseRequest, since: datetime, what: str) -> Sequence[str]:
     gpus = f"{what} {in_words(request.gpus, request.gpu_type)}"
-    when = since.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return gpus, request.queue, request.namespace, request.run, request.step, str(request.attempt), when
+    where = (request.queue, request.namespace, request.run, request.step, str(request.attempt))
+    return gpus, *where, local_time(since)
 
 
 def _document(namespace: str, name: str, rules: QueueRules, book: Book) -> dict[str, object]:

@@ -12,7 +12,7 @@ from tiphys_controller import API_VERSION, Phase, RunDetail, Submitter, describe
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption
 from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store
 from hera_pipelines.cli.places import cluster_submitter, refuse
-from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.screen import Format, Screen, local_time
 from hera_pipelines.local.session import LocalSession
 from tiphys.store import Store
 
@@ -138,4 +138,4 @@ def _phase(phase: Phase) -> Text:
 
 
 def _time(moment: datetime | None) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+    return local_time(moment) if moment else ""

@@ -8,6 +8,7 @@ terminal; ``NO_COLOR`` and ``--no-color`` switch colour off.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -79,3 +80,8 @@ class Screen:
         if not console.is_terminal:
             console.width = _PIPE_WIDTH
         return console
+
+
+def local_time(moment: datetime) -> str:
+    """A moment on the clock of whoever looks."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -16,7 +16,7 @@ from tiphys_plugin.queues import QueueRules, in_words
 
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from hera_pipelines.cli.queues import NameOption, existing_ledger, understood
-from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.screen import Format, Screen, local_time
 from tiphys.errors import NotFoundError
 from tiphys.records import utc_now
 
@@ -75,7 +75,9 @@ def _decided(rules: QueueRules, book: Book, one: Waiting, now: datetime) -> Admi
 def _holds(lease: Lease) -> Text:
     request = lease.request
     gpus = in_words(request.gpus, request.gpu_type)
-    return Text(f"{request.run}/{request.step} holds {gpus} of queue {request.queue} since {_local(lease.granted_at)}")
+    return Text(
+        f"{request.run}/{request.step} holds {gpus} of queue {request.queue} since {local_time(lease.granted_at)}"
+    )
 
 
 def _waits(one: Waiting, answer: Admission, now: datetime) -> Iterator[Text]:
@@ -91,12 +93,8 @@ def _waits(one: Waiting, answer: Admission, now: datetime) -> Iterator[Text]:
         case Deferred():
             for because in answer.because:
                 yield Text(f"  {because.reason}: {because.message}")
-            expected = f"expected to start by {_local(answer.start)}" if answer.start else _UNKNOWN
+            expected = f"expected to start by {local_time(answer.start)}" if answer.start else _UNKNOWN
             yield Text(f"  position {answer.position}; {expected}")
-
-
-def _local(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _document(what: str, holding: list[Lease], answers: list[tuple[Waiting, Admission]]) -> dict[str, Any]:

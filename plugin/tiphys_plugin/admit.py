@@ -197,8 +197,7 @@ def _ask_ledger(call: StepCall, request: LeaseRequest) -> Admission:
 
 def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest:
     binding = call.binding
-    return LeaseRequest.wanting(
-        gpu,
+    return LeaseRequest(
         uid=binding.uid,
         step=call.step,
         node=call.node,
@@ -207,6 +206,7 @@ def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest
         instance=call.instance,
         run=call.run,
         attempt=number,
+        **gpu.model_dump(),
     )
 
 

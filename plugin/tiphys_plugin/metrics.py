@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from tiphys.errors import StoreError
 from tiphys_plugin.ledger import Snapshot
-from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.usage import usage
 from tiphys_plugin.queues import Queues
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 20, 30)
@@ -123,10 +124,11 @@ class LedgerCollector(Collector):
         for name in {w.request.queue for w in seen.waiting}:
             waiting.add_metric([name], sum(1 for w in seen.waiting if w.request.queue == name))
         if isinstance(seen.queues, Queues):
-            capacity = Capacity(seen.queues, seen.leases)
-            for queue in seen.queues.queues:
-                quota.add_metric([queue.name], sum(queue.gpus.values()))
-                borrowed.add_metric([queue.name], sum(max(0, -capacity.left(queue, pool)) for pool in queue.gpus))
+            declared = [one for one in usage(seen.queues, Book(seen.leases)) if one.quota is not None]
+            for name in seen.queues.names:
+                rows = [one for one in declared if one.queue == name]
+                quota.add_metric([name], sum(one.quota or 0 for one in rows))
+                borrowed.add_metric([name], sum(one.borrowed for one in rows))
         return [held, waiting, quota, borrowed]
 
     @staticmethod

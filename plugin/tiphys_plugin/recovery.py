@@ -47,8 +47,7 @@ def recover(store: Store, cluster: Cluster, ledger: AdmissionBackend, namespace:
 
 def request_of(claim: AttemptClaim, gpu: GpuRequest, bound: SubmissionBound) -> LeaseRequest:
     """What the attempt of ``claim`` had asked for."""
-    return LeaseRequest.wanting(
-        gpu,
+    return LeaseRequest(
         uid=claim.uid,
         step=claim.step,
         node=claim.node,
@@ -57,6 +56,7 @@ def request_of(claim: AttemptClaim, gpu: GpuRequest, bound: SubmissionBound) -> 
         instance=claim.instance,
         run=claim.run,
         attempt=claim.attempt,
+        **gpu.model_dump(),
     )
 
 

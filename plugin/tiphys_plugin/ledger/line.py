@@ -94,32 +94,34 @@ class _Line:
     def walk(self, others: Iterable[Waiting], mine: Waiting) -> Turn:
         wanted = self._wants(mine.request)
         ahead: list[Waiting] = []
-        for queue, one in self._in_order([*others, mine]):
-            short = self._short_of(queue, one.request)
-            pool, reserved = (None, None) if short else self._place(queue, one.request)
+        for queue, one, short, pool, reserved in self._turns([*others, mine]):
             if one is mine:
                 return Turn(pool, tuple(ahead), reserved, self._reserve(queue, one, short), self._known.held)
             if pool is not None:
                 uses = self._capacity.draws_on(queue, one.request, pool)
-                self._start(one.request, pool)
             else:
                 uses = short or self._wants(one.request)
-                self._reserve(queue, one, short)
             if uses & wanted:
                 ahead.append(one)
         raise AssertionError("the line ended before the one that stands in it")
 
     def starts(self, waiting: Iterable[Waiting]) -> list[tuple[Waiting, str]]:
-        started = []
+        return [(one, pool) for _, one, _, pool, _ in self._turns(waiting) if pool is not None]
+
+    def _turns(
+        self, waiting: Iterable[Waiting]
+    ) -> Iterator[tuple[Queue, Waiting, frozenset[Limit], str | None, Reservation | None]]:
+        """Everybody in order, with what it is short of, or its pool, or for whom it waits; then it starts, or is kept
+        what it waits for.
+        """
         for queue, one in self._in_order(waiting):
             short = self._short_of(queue, one.request)
-            pool, _ = (None, None) if short else self._place(queue, one.request)
+            pool, reserved = (None, None) if short else self._place(queue, one.request)
+            yield queue, one, short, pool, reserved
             if pool is not None:
                 self._start(one.request, pool)
-                started.append((one, pool))
             else:
                 self._reserve(queue, one, short)
-        return started
 
     def _in_order(self, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
         """Everybody whose queue could admit, each when nobody goes before it; starts in between are heeded."""

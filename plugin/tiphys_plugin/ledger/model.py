@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol, Self
+from typing import Protocol
 
-from tiphys.protocol.policy import GpuRequest
 from tiphys_plugin.queues import QueueRules
 
 
@@ -35,7 +34,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """GPUs for one attempt, all of them or none. ``uid``, ``step`` and ``node`` are the replay key."""
+    """GPUs for one attempt, all of them or none. ``uid``, ``step`` and ``node`` are the replay key.
+
+    From ``queue`` on the fields are those of `GpuRequest`, what the author of the step wants.
+    """
 
     uid: str
     step: str
@@ -53,38 +55,6 @@ class LeaseRequest:
     priority: int = 0
     seconds: int | None = None
     """The longest that an attempt can hold them, since it is ended then; None: nobody said."""
-
-    @classmethod
-    def wanting(
-        cls,
-        gpu: GpuRequest,
-        *,
-        uid: str,
-        step: str,
-        node: str,
-        namespace: str,
-        workflow: str,
-        instance: str,
-        run: str,
-        attempt: int,
-    ) -> Self:
-        """What the author of a step wants, for this attempt of it."""
-        return cls(
-            uid=uid,
-            step=step,
-            node=node,
-            namespace=namespace,
-            workflow=workflow,
-            instance=instance,
-            run=run,
-            attempt=attempt,
-            queue=gpu.queue,
-            gpus=gpu.gpus,
-            gpu_type=gpu.gpu_type,
-            min_gpu_memory_mb=gpu.min_gpu_memory_mb,
-            priority=gpu.priority,
-            seconds=gpu.seconds,
-        )
 
     @property
     def key(self) -> tuple[str, str, str]:

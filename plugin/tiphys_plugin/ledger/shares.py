@@ -34,18 +34,12 @@ class Consumed:
 
 
 def ended(
-    history: Sequence[Consumed], leases: Iterable[Lease], rules: QueueRules, now: datetime
+    history: Sequence[Consumed], leases: Sequence[Lease], rules: QueueRules, now: datetime
 ) -> tuple[Consumed, ...]:
     """The history once ``leases`` are over."""
     if not isinstance(rules, Queues):
         return tuple(history)
-    half_life = rules.usage_half_life
-    means: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for one in history:
-        means[one.queue, one.pool] += one.gpus * _kept(one.at, now, half_life)
-    for lease in leases:
-        pool = pools.counted_against(rules, lease.request, lease.pool)
-        means[lease.request.queue, pool] += _of_lease(lease, now, half_life)
+    means = Means(rules, leases, history).at(now)
     return tuple(
         Consumed(queue, pool, round(gpus, 4), now) for (queue, pool), gpus in sorted(means.items()) if gpus > _FORGOTTEN
     )
@@ -91,10 +85,6 @@ class Shares:
             for pool in queue.gpus
         )
         return max(used, default=0.0) / queue.weight
-
-
-def _of_lease(lease: Lease, now: datetime, half_life: timedelta) -> float:
-    return lease.request.gpus * (1 - _kept(lease.granted_at, now, half_life))
 
 
 def _kept(since: datetime, now: datetime, half_life: timedelta) -> float:

@@ -20,36 +20,34 @@ def fifo(
     queues: Queues, leases: Sequence[Lease], _history: Sequence[Consumed], waiting: Iterable[Waiting], _now: datetime
 ) -> list[tuple[Waiting, str]]:
     """Strictly in order of arrival, all queues in one line: whoever does not fit stops everybody behind it."""
-    capacity = Capacity(queues, leases)
-    started: list[tuple[Waiting, str]] = []
-    for queue, one in _by_arrival(queues, waiting):
-        pool = next(iter(capacity.fitting(queue, one.request)), None)
-        if pool is None:
-            break
-        capacity.take(capacity.hold(one.request, pool))
-        started.append((one, pool))
-    return started
+    return list(_first_fit(queues, leases, waiting, passes_over=False))
 
 
 def skip(
     queues: Queues, leases: Sequence[Lease], _history: Sequence[Consumed], waiting: Iterable[Waiting], _now: datetime
 ) -> list[tuple[Waiting, str]]:
     """In order of arrival, passing over whoever does not fit, and keeping nothing for anybody."""
+    return list(_first_fit(queues, leases, waiting, passes_over=True))
+
+
+POLICIES: Mapping[str, Policy] = {"tiphys": admissible, "fifo": fifo, "skip": skip}
+
+
+def _first_fit(
+    queues: Queues, leases: Sequence[Lease], waiting: Iterable[Waiting], *, passes_over: bool
+) -> Iterator[tuple[Waiting, str]]:
     capacity = Capacity(queues, leases)
-    started: list[tuple[Waiting, str]] = []
     too_large: set[tuple[str, str | None, int | None, int]] = set()
     for queue, one in _by_arrival(queues, waiting):
         kind = (queue.name, one.request.gpu_type, one.request.min_gpu_memory_mb, one.request.gpus)
         pool = next(iter(capacity.fitting(queue, one.request)), None) if kind not in too_large else None
-        if pool is None:
+        if pool is not None:
+            capacity.take(capacity.hold(one.request, pool))
+            yield one, pool
+        elif passes_over:
             too_large.add(kind)  # nothing comes back during one look
-            continue
-        capacity.take(capacity.hold(one.request, pool))
-        started.append((one, pool))
-    return started
-
-
-POLICIES: Mapping[str, Policy] = {"tiphys": admissible, "fifo": fifo, "skip": skip}
+        else:
+            return
 
 
 def _by_arrival(queues: Queues, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
