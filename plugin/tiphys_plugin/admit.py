@@ -252,6 +252,7 @@ def _claim(
         skipped=choice.skipped,
         pod_patch=answers.pod_patch(call.spec, lease.pool if lease and untyped and lease.pool != ANY_TYPE else None),
         lease=lease.lease if lease else "",
+        nodes=lease.nodes if lease else (),
     )
     failpoint("admit.before_claim")
     held = claim_record(call.store, call.layout.attempt(call.step, number), wanted)

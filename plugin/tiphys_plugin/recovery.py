@@ -39,7 +39,9 @@ def recover(store: Store, cluster: Cluster, ledger: AdmissionBackend, namespace:
         try:
             for claim, gpu in _live_claims(store, run, live):
                 bound = read_record(store, RunLayout(run).submission_bound(claim.submission), SubmissionBound)
-                ledger.restore(claim.lease, request_of(claim, gpu, bound), answers.chosen_type(claim.pod_patch))
+                ledger.restore(
+                    claim.lease, request_of(claim, gpu, bound), answers.chosen_type(claim.pod_patch), claim.nodes
+                )
                 _log.warning("lease.recovered", run=run, step=claim.step, attempt=claim.attempt, gpus=gpu.gpus)
         except (IntegrityError, NotFoundError, UsageError) as error:
             _log.error("lease.not_recovered", run=run, error=str(error))

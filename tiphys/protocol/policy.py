@@ -8,7 +8,7 @@ else, so that both follow the same policy.
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, Best, Keep
 from tiphys.records import Cause, Record
@@ -64,7 +64,10 @@ class RetryPolicy(Record):
 
 
 class GpuRequest(Record):
-    """GPUs that one attempt needs, all of them or none."""
+    """GPUs that one attempt needs, all of them or none.
+
+    ``members`` pods share them evenly: a gang. One is left out of the Workflow.
+    """
 
     gpus: PositiveInt
     gpu_type: str | None = None
@@ -73,6 +76,13 @@ class GpuRequest(Record):
     priority: int = 0
     seconds: PositiveInt | None = None
     """The longest that the pod of one attempt can run, its grace period included; None: nobody said."""
+    members: PositiveInt = Field(default=1, exclude_if=lambda members: members == 1)
+
+    @model_validator(mode="after")
+    def _members_get_the_same(self) -> "GpuRequest":
+        if self.gpus % self.members:
+            raise ValueError(f"{self.gpus} GPUs cannot be shared evenly by {self.members} pods")
+        return self
 
 
 WhenBusy = Literal["skip", "wait", "queue"]

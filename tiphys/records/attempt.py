@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from tiphys.records.base import Record, SealedRecord, StoredRecord
 from tiphys.records.manifest import CheckpointRef
@@ -56,6 +56,8 @@ class AttemptClaim(SealedRecord):
     """Strategic merge patch of the pod spec, JSON; empty for none."""
     lease: str = ""
     """Id of the GPU lease; empty for a step without GPUs."""
+    nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
+    """The node that each of its pods has to run on, by rank; empty where that is left to Kubernetes."""
 
 
 class OutputKind(StrEnum):

@@ -26,14 +26,14 @@ def admit(
     way; it keeps its place in case it comes back.
     """
     if (held := _left_for(book, request)) is not None:
-        return _hand_over(book, held, request), Admitted(lease=held.id, pool=held.pool)
+        return _hand_over(book, held, request), Admitted(lease=held.id, pool=held.pool, nodes=held.nodes)
     mine = _place(book, request, now)
     others = tuple(one for one in book.waiting if _step(one.request) != _step(request))
     alive = in_line(others, now, forget_after)
     answer = decide(State(rules, book.leases, alive, book.history), request, mine.arrival, now)
     match answer:
         case Admitted():
-            given = Lease(lease, request, answer.pool, granted_at=now, check_at=now)
+            given = Lease(lease, request, answer.pool, granted_at=now, check_at=now, nodes=answer.nodes)
             waited = (now - mine.since).total_seconds()
             return replace(book, leases=(*book.leases, given), waiting=others), replace(
                 answer, lease=lease, waited_seconds=waited

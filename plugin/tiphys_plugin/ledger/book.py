@@ -36,13 +36,20 @@ class Book:
         return Snapshot(self.leases, self.waiting, rules)
 
     def restore(
-        self, lease: str, request: LeaseRequest, gpu_type: str | None, rules: QueueRules, now: datetime
+        self,
+        lease: str,
+        request: LeaseRequest,
+        gpu_type: str | None,
+        nodes: tuple[str, ...],
+        rules: QueueRules,
+        now: datetime,
     ) -> "Book":
         """Record a lease that was given before, whether or not it fits; the same book if it is recorded."""
         if any(known.id == lease or known.request.key == request.key for known in self.leases):
             return self
         pool = pools.counted_against(rules, request, gpu_type)
-        return replace(self, leases=(*self.leases, Lease(lease, request, pool, granted_at=now, check_at=now)))
+        restored = Lease(lease, request, pool, granted_at=now, check_at=now, nodes=nodes)
+        return replace(self, leases=(*self.leases, restored))
 
     def withdraw(self, uid: str) -> "Book":
         """Take the requests of a workflow out of the line."""

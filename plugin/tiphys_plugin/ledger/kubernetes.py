@@ -90,8 +90,8 @@ class KubernetesLedger:
         except LedgerFullError as full:
             return Deferred(Reason.LEDGER_FULL, str(full), position=len(self.snapshot().waiting) + 1)
 
-    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None) -> None:
-        self._turn(lambda book, rules: (book.restore(lease, request, gpu_type, rules, self._clock()), None))
+    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
+        self._turn(lambda book, rules: (book.restore(lease, request, gpu_type, nodes, rules, self._clock()), None))
 
     def withdraw(self, uid: str) -> None:
         self._turn(lambda book, _: (book.withdraw(uid), None))

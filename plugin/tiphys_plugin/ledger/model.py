@@ -55,10 +55,25 @@ class LeaseRequest:
     priority: int = 0
     seconds: int | None = None
     """The longest that an attempt can hold them, since it is ended then; None: nobody said."""
+    members: int = 1
+    """Pods that share the ``gpus`` evenly: a gang, of which all start or none."""
 
     @property
     def key(self) -> tuple[str, str, str]:
         return (self.uid, self.step, self.node)
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """An attempt was asked to save and to go, for the step ``step`` of the workflow ``uid``.
+
+    Until its GPUs are back nothing is free; at ``deadline`` its pods are ended, whether or not it has saved.
+    """
+
+    uid: str
+    step: str
+    asked_at: datetime
+    deadline: datetime
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,9 @@ class Lease:
     """GPU type of the quota that it counts against; ``*`` for the quota of any other type."""
     granted_at: datetime
     check_at: datetime
+    nodes: tuple[str, ...] = ()
+    """The node of each member; empty where no nodes are declared."""
+    leaving: Leaving | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,8 @@ class Admitted:
     lease: str
     pool: str
     waited_seconds: float = 0.0
+    nodes: tuple[str, ...] = ()
+    """The node of each member; empty where no nodes are declared."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +161,10 @@ class AdmissionBackend(Protocol):
     def request(self, request: LeaseRequest) -> Admission:
         """Decide and record in one step. A repeated request gets the lease it already holds."""
 
-    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None) -> None:
+    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
         """Record a lease that was given before, whether or not it fits; nothing if it is recorded.
 
-        ``gpu_type`` is the type that was chosen for a request without one.
+        ``gpu_type`` is the type that was chosen for a request without one, ``nodes`` those of its members.
         """
 
     def withdraw(self, uid: str) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 
 from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+from tiphys_plugin.ledger.model import Lease, LeaseRequest, Leaving, Waiting
 from tiphys_plugin.ledger.shares import Consumed
 
 _KEPT = 8192
@@ -20,7 +20,9 @@ _KEPT = 8192
 
 def load(connection: sqlite3.Connection) -> Book:
     """The book in the file; call it within a transaction."""
-    leases = connection.execute("SELECT id, request, pool, granted_at, check_at FROM leases ORDER BY rowid")
+    leases = connection.execute(
+        "SELECT id, request, pool, granted_at, check_at, nodes, leaving FROM leases ORDER BY rowid"
+    )
     waiting = connection.execute("SELECT request, arrival, since, seen_at FROM waiting ORDER BY arrival")
     history = connection.execute("SELECT queue, pool, gpus, at FROM history ORDER BY queue, pool")
     return Book(
@@ -46,8 +48,9 @@ def _store_leases(connection: sqlite3.Connection, before: Book, after: Book) -> 
     known, kept = {one.id: one for one in before.leases}, {one.id for one in after.leases}
     connection.executemany("DELETE FROM leases WHERE id=?", [(gone,) for gone in known.keys() - kept])
     connection.executemany(
-        "INSERT INTO leases (id, uid, step, node, request, pool, granted_at, check_at) VALUES (?,?,?,?,?,?,?,?)"
-        " ON CONFLICT (id) DO UPDATE SET node=excluded.node, request=excluded.request, check_at=excluded.check_at",
+        "INSERT INTO leases (id, uid, step, node, request, pool, granted_at, check_at, nodes, leaving)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET node=excluded.node, request=excluded.request,"
+        " check_at=excluded.check_at, leaving=excluded.leaving",
         [
             (
                 one.id,
@@ -56,6 +59,8 @@ def _store_leases(connection: sqlite3.Connection, before: Book, after: Book) -> 
                 one.pool,
                 one.granted_at.isoformat(),
                 one.check_at.isoformat(),
+                json.dumps(one.nodes),
+                _leaving_text(one.leaving),
             )
             for one in after.leases
             if known.get(one.id) is not one
@@ -81,19 +86,35 @@ def _text(request: LeaseRequest) -> str:
     return json.dumps(asdict(request))
 
 
+def _leaving_text(leaving: Leaving | None) -> str | None:
+    return json.dumps(asdict(leaving), default=datetime.isoformat) if leaving is not None else None
+
+
+def _leaving(text: str | None) -> Leaving | None:
+    if text is None:
+        return None
+    said = json.loads(text)
+    times = {name: datetime.fromisoformat(said[name]) for name in ("asked_at", "deadline")}
+    return Leaving(**{**said, **times})
+
+
 @lru_cache(maxsize=_KEPT)
 def _request(text: str) -> LeaseRequest:
     return LeaseRequest(**json.loads(text))
 
 
 @lru_cache(maxsize=_KEPT)
-def _lease(identity: str, request: str, pool: str, granted_at: str, check_at: str) -> Lease:
+def _lease(
+    identity: str, request: str, pool: str, granted_at: str, check_at: str, nodes: str, leaving: str | None
+) -> Lease:
     return Lease(
         id=identity,
         request=_request(request),
         pool=pool,
         granted_at=datetime.fromisoformat(granted_at),
         check_at=datetime.fromisoformat(check_at),
+        nodes=tuple(json.loads(nodes)),
+        leaving=_leaving(leaving),
     )
 
 

@@ -65,8 +65,8 @@ class SqliteLedger:
         failpoint("ledger.after_commit")
         return answer
 
-    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None) -> None:
-        self._turn(lambda book: book.restore(lease, request, gpu_type, self._queues, self._clock()))
+    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
+        self._turn(lambda book: book.restore(lease, request, gpu_type, nodes, self._queues, self._clock()))
 
     def withdraw(self, uid: str) -> None:
         self._turn(lambda book: book.withdraw(uid))

@@ -15,11 +15,12 @@ from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
 from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+from tiphys_plugin.ledger.model import Lease, LeaseRequest, Leaving, Waiting
 from tiphys_plugin.ledger.shares import Consumed
 
-VERSION = 2
+VERSION = 3
 _NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
+_DEFAULTS = (("priority", 0), ("members", 1))
 _Time = Annotated[AwareDatetime, Field(strict=False)]
 
 
@@ -29,7 +30,7 @@ def encode(book: Book) -> dict[str, Any]:
     ``summary`` is for the columns of `kubectl get gpuledgers`, and is not read back.
     """
     return {
-        "version": VERSION,
+        "version": _least_version(book),
         "summary": _summary(book),
         "leases": [
             {
@@ -38,6 +39,7 @@ def encode(book: Book) -> dict[str, Any]:
                 "grantedAt": _time(one.granted_at),
                 "checkAt": _time(one.check_at),
                 **_request(one.request),
+                **_whereabouts(one),
             }
             for one in book.leases
         ],
@@ -96,9 +98,17 @@ class _Request(_Wire):
     min_gpu_memory_mb: PositiveInt | None = None
     priority: int = 0
     seconds: PositiveInt | None = None
+    members: PositiveInt = 1
 
     def request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _NAMES})
+
+
+class _Leaving(_Wire):
+    uid: str
+    step: str
+    asked_at: _Time
+    deadline: _Time
 
 
 class _Lease(_Request):
@@ -106,9 +116,12 @@ class _Lease(_Request):
     pool: str
     granted_at: _Time
     check_at: _Time
+    nodes: list[str] = []
+    leaving: _Leaving | None = None
 
     def lease(self) -> Lease:
-        return Lease(self.id, self.request(), self.pool, self.granted_at, self.check_at)
+        gone = Leaving(**dict(self.leaving)) if self.leaving is not None else None
+        return Lease(self.id, self.request(), self.pool, self.granted_at, self.check_at, tuple(self.nodes), gone)
 
 
 class _Waiting(_Request):
@@ -128,7 +141,7 @@ class _Consumed(_Wire):
 
 
 class _Status(_Wire):
-    version: Literal[1, 2]
+    version: Literal[1, 2, 3]
     summary: dict[str, Any] = {}
     leases: list[_Lease]
     waiting: list[_Waiting]
@@ -165,9 +178,24 @@ def _summary(book: Book) -> dict[str, Any]:
     }
 
 
+def _least_version(book: Book) -> int:
+    """The oldest format that can say it: services of the version before read on while nobody needs more."""
+    requests = [one.request for one in book.leases] + [one.request for one in book.waiting]
+    new = any(request.members > 1 for request in requests) or any(map(_whereabouts, book.leases))
+    return VERSION if new else 2
+
+
 def _request(request: LeaseRequest) -> dict[str, Any]:
     values = {told: getattr(request, name) for name, told in _NAMES.items()}
-    return {told: value for told, value in values.items() if value is not None and (told, value) != ("priority", 0)}
+    return {told: value for told, value in values.items() if value is not None and (told, value) not in _DEFAULTS}
+
+
+def _whereabouts(lease: Lease) -> dict[str, Any]:
+    said: dict[str, Any] = {"nodes": list(lease.nodes)} if lease.nodes else {}
+    if (leaving := lease.leaving) is not None:
+        times = {"askedAt": _time(leaving.asked_at), "deadline": _time(leaving.deadline)}
+        said["leaving"] = {"uid": leaving.uid, "step": leaving.step, **times}
+    return said
 
 
 def _time(moment: datetime) -> str:

@@ -205,6 +205,15 @@ def test_restored_lease_is_counted_whether_or_not_it_fits(ledger):
     assert ledger.request(ask(4, "u2")) == Admitted(lease="lost", pool="A100")
 
 
+def test_restored_lease_keeps_the_nodes_of_its_members(ledger):
+    gang = ask(8, "u2", members=2)
+    ledger.restore("lost", gang, None, ("n1", "n2"))
+    assert ledger.snapshot().leases[0].nodes == ("n1", "n2")
+    again = ledger.request(gang)
+    assert isinstance(again, Admitted)
+    assert again.nodes == ("n1", "n2")
+
+
 def test_restored_lease_does_not_replace_the_one_that_the_node_holds(ledger):
     first = ledger.request(ask(8, "u1"))
     assert isinstance(first, Admitted)

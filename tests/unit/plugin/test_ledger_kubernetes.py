@@ -13,6 +13,8 @@
 | no room                                        | who comes waits outside, with the reason         |
 """
 
+import json
+
 import pytest
 from support.kube_server import serving
 from support.kube_store import Collection, Place
@@ -21,6 +23,7 @@ from support.world import Clock
 from tiphys_plugin.ledger import Admitted, Deferred, Lease, Reason, Rejected, Waiting, stored
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.model import Leaving
 from tiphys_plugin.ledger.status import decode, encode
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
@@ -219,7 +222,7 @@ def test_status_that_is_taken_away_is_not_an_empty_book(api, ledger):
         ({}, "version: Field required"),
         ({"leases": []}, "version: Field required"),
         ({"version": 1, "leases": []}, "waiting: Field required"),
-        ({"version": 3, "leases": [], "waiting": []}, "format 3, this Tiphys knows up to 2; upgrade"),
+        ({"version": 4, "leases": [], "waiting": []}, "format 4, this Tiphys knows up to 3; upgrade"),
         ({"version": 1, "leases": None, "waiting": []}, "leases: Input should be a valid list"),
         ({"version": 1, "leases": [{"id": "a"}], "waiting": []}, r"leases\.0\.uid: Field required"),
     ],
@@ -349,6 +352,17 @@ def test_status_has_a_stable_form_and_a_summary_for_people():
     assert status["leases"][0]["grantedAt"] == "2026-01-01T00:00:00Z"
     assert (status["leases"][0]["gpuType"], status["leases"][0]["priority"]) == ("A100", 3)
     assert not {"gpuType", "priority", "minGpuMemoryMb"} & set(status["waiting"][0])
+
+
+def test_only_a_book_that_needs_the_new_format_is_written_in_it():
+    now = Clock().now
+    plain = Lease("one", ask(8), "A100", now, now)
+    gang = Lease("two", ask(8, "u2", members=2), "A100", now, now, nodes=("n1", "n2"))
+    asked = Lease("three", ask(8, "u3"), "A100", now, now, leaving=Leaving("u9", "fit", now, now))
+    for lease, version in ((plain, 2), (gang, 3), (asked, 3)):
+        status = encode(Book((lease,)))
+        assert status["version"] == version
+        assert decode(json.loads(json.dumps(status))) == Book((lease,))
 
 
 def test_write_on_an_old_version_is_refused_by_the_server_over_http():
