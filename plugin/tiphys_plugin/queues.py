@@ -11,6 +11,9 @@
         gpus: {A100: 4, "*": 2}
         cohort: lab
         stopped: true               # optional: nothing new starts
+        preempts_lower_priority: true  # optional: asks its own trainings of lower priority to save and go
+        reclaims: true              # optional: asks those that borrow its quota to save and go
+        min_runtime_seconds: 1800   # optional: its trainings are asked no earlier than so long after their start
     inventory:                      # optional: what the cluster has
       A100: {count: 16, memory_mb: 81920}
 
@@ -46,7 +49,15 @@ class Queue(BaseModel):
     not named there has no such limit. What is free goes first to whoever stays
     within its quota, then to the queue that uses least for its ``weight``.
     ``stopped`` admits nobody; what runs goes on.
-    Source of the words: Kueue, "Cluster Queue".
+
+    Nobody that runs has to go for another unless a queue says so. With
+    ``preempts_lower_priority`` a request that waits has trainings of its own
+    queue asked to save and go that have a strictly lower priority. With
+    ``reclaims`` one that stays within the quota of its queue has trainings asked
+    of queues of its cohort that hold more than their own quota. Trainings of a
+    queue are left alone for ``min_runtime_seconds`` after they got their GPUs.
+    Source of the words: Kueue, "Cluster Queue" (withinClusterQueue,
+    reclaimWithinCohort).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,6 +69,9 @@ class Queue(BaseModel):
     lending_limit: dict[str, NonNegativeInt] = {}
     weight: _Positive = 1.0
     stopped: bool = False
+    preempts_lower_priority: bool = False
+    reclaims: bool = False
+    min_runtime_seconds: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _limits_are_of_this_queue(self) -> "Queue":
@@ -66,6 +80,8 @@ class Queue(BaseModel):
                 raise ValueError(f"queue {self.name!r} has a {field} and no cohort to share with; add `cohort: NAME`")
             if unknown := sorted(limits.keys() - self.gpus.keys()):
                 raise ValueError(f"queue {self.name!r} limits {unknown[0]} in its {field} and has no quota of it")
+        if self.reclaims and self.cohort is None:
+            raise ValueError(f"queue {self.name!r} reclaims and has no cohort to lend to; add `cohort: NAME`")
         for pool, limit in self.lending_limit.items():
             if limit > self.gpus[pool]:
                 raise ValueError(f"queue {self.name!r} lends {limit} of its {self.gpus[pool]} {pool}")
@@ -122,6 +138,11 @@ class Queues(BaseModel):
     def shared(self, queue: Queue, pool: str) -> int:
         """All quotas of ``pool`` in the cohort of ``queue``; its own without one."""
         return queue.gpus[pool] if queue.cohort is None else self._nominal[queue.cohort, pool]
+
+    @property
+    def preempts(self) -> bool:
+        """Whether anybody that runs may have to go for another."""
+        return any(queue.preempts_lower_priority or queue.reclaims for queue in self.queues)
 
     @property
     def usage_half_life(self) -> timedelta:
