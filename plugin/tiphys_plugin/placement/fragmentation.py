@@ -1,0 +1,87 @@
+"""Where a request breaks up least of what others will want: the measure of the policy ``fragmentation``."""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from tiphys_plugin.placement.hole import Hole, suits
+from tiphys_plugin.placement.policies import Policy, Rank, best_fit
+from tiphys_plugin.placement.request import WHOLE_GPU, Ask
+
+_NOTICED = WHOLE_GPU / 10
+"""Growth of fragmentation that matters. It is an estimate, and below a tenth of a GPU best fit knows better."""
+_NEARLY_ALL = 0.95
+_ROUNDING = 1e-9
+"""So that sums of floats which should be zero are not below it."""
+
+
+class Fragmentation:
+    """Where the expected fragmentation grows least, for requests as they usually come.
+
+    A GPU is fragmented for a request that cannot use it: all of a node that
+    does not fit the request, and of a node that does, the GPUs of which less is
+    free than the request needs of each. What is expected is the mean over
+    ``typical`` requests. Source: Q. Weng et al., "Beware of Fragmentation:
+    Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023.
+    """
+
+    def __init__(self, typical: Mapping[Ask, float]) -> None:
+        everything = sum(typical.values())
+        usual = sorted(typical.items(), key=lambda item: item[0].cpu_milli)
+        self._typical = [(ask, share / everything) for ask, share in usual]
+        self._cpu = [ask.cpu_milli for ask, _ in self._typical]
+        self._tables: dict[tuple[object, ...], list[float]] = {}
+
+    def __call__(self, before: Hole, left: Hole, /) -> Rank:
+        growth = self.expected(left) - self.expected(before)
+        return math.floor(growth / _NOTICED + _ROUNDING), *best_fit(before, left)
+
+    def expected(self, hole: Hole) -> float:
+        """Thousandths of GPUs that the typical request could not use."""
+        gpus = hole[:4]
+        if (table := self._tables.get(gpus)) is None:
+            table = self._tables[gpus] = self._table(hole)
+        return table[bisect_right(self._cpu, hole.cpu_milli)]
+
+    def _table(self, hole: Hole) -> list[float]:
+        """What is expected if the CPUs are enough for none of the typical requests, for the first, and so on."""
+        expected = [float(hole.milli)]
+        for ask, share in self._typical:
+            expected.append(expected[-1] - share * _usable(hole, ask))
+        return expected
+
+
+def _usable(hole: Hole, ask: Ask) -> int:
+    """Thousandths of the free GPUs that are of use to ``ask``, however many CPUs there are."""
+    if ask.gpus == 0 or not suits(hole, ask):
+        return 0
+    if not ask.is_share:
+        return WHOLE_GPU * hole.whole if hole.whole >= ask.gpus else 0
+    return WHOLE_GPU * max(0, hole.whole) + sum(part for part in hole.parts if part >= ask.gpu_milli)
+
+
+def typical(asks: Iterable[Ask]) -> dict[Ask, float]:
+    """What is usually asked for: the most frequent of ``asks``, so many of them that they are nearly all."""
+    counts = Counter(replace(ask, host_memory_mb=0) for ask in asks)
+    usual: dict[Ask, float] = {}
+    for ask, times in counts.most_common():
+        if sum(usual.values()) >= _NEARLY_ALL * counts.total():
+            break
+        usual[ask] = times
+    return usual
+
+
+def policy_named(name: str, asked: Iterable[Ask]) -> Policy:
+    """The policy ``best-fit`` or ``fragmentation``; the latter expects requests like those that were ``asked``.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    if name == "best-fit":
+        return Policy(best_fit)
+    if name == "fragmentation":
+        usual = typical(asked)
+        return Policy(Fragmentation(usual)) if usual else Policy(best_fit)
+    raise ValueError(f"there is no placement policy {name!r}; use best-fit or fragmentation")
