@@ -30,7 +30,7 @@ def admit(
     mine = _place(book, request, now)
     others = tuple(one for one in book.waiting if _step(one.request) != _step(request))
     alive = in_line(others, now, forget_after)
-    answer = decide(State(rules, book.leases, alive, book.history), request, mine.arrival, now)
+    answer = decide(State(rules, book.leases, alive, book.history), mine.request, mine.arrival, now)
     match answer:
         case Admitted():
             given = Lease(lease, request, answer.pool, granted_at=now, check_at=now, nodes=answer.nodes)
@@ -76,7 +76,8 @@ def _place(book: Book, request: LeaseRequest, now: datetime) -> Waiting:
     before = next((one for one in book.waiting if _step(one.request) == _step(request)), None)
     if before is None:
         return Waiting(request, book.next_arrival, since=now, seen_at=now)
-    return replace(before, request=request, seen_at=now)
+    # The very same object is known to want the same as before, see `same`.
+    return replace(before, request=before.request if before.request == request else request, seen_at=now)
 
 
 def _step(request: LeaseRequest) -> tuple[str, str]:

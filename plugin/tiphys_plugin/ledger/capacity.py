@@ -74,6 +74,10 @@ class Capacity:
             known = self._alike[alike] = self._hold(request.gpus, *alike)
         return known if known.gpus == request.gpus else known._replace(gpus=request.gpus)
 
+    def hold_of(self, lease: Lease) -> Hold:
+        """How a lease is counted."""
+        return self.hold(lease.request, lease.pool)
+
     def take(self, hold: Hold) -> None:
         """Count more as held."""
         self._count(hold, hold.gpus)

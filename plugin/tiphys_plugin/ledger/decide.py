@@ -16,7 +16,7 @@ from datetime import datetime
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.capacity import Capacity
-from tiphys_plugin.ledger.line import Turn, turn
+from tiphys_plugin.ledger.line import turn
 from tiphys_plugin.ledger.model import (
     Admission,
     Admitted,
@@ -30,6 +30,7 @@ from tiphys_plugin.ledger.model import (
 )
 from tiphys_plugin.ledger.reservation import Reservation
 from tiphys_plugin.ledger.shares import Consumed
+from tiphys_plugin.ledger.verdict import Seen, Turn
 from tiphys_plugin.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
 
 
@@ -59,13 +60,13 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
         why = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
         return _wait(state.waiting, request, arrival, Reason.QUEUE_STOPPED, why)
     mine = Waiting(request, arrival, since=now, seen_at=now)
-    seen = turn(state.queues, state.leases, state.history, state.waiting, mine, now)
+    line = sorted((*state.waiting, mine), key=lambda one: one.arrival)
+    seen = turn(state.queues, state.leases, state.history, line, arrival, now)
     if seen.pool is not None:
         return Admitted(lease="", pool=seen.pool)
     because = tuple(_reasons(queue, mine, seen))
-    position = len(seen.ahead) + 1
-    message = f"{because[0].message}; position {position}{_expected(seen.start)}"
-    return Deferred(because[0].reason, message, position, because, seen.start)
+    message = f"{because[0].message}; position {seen.position}{_expected(seen.start)}"
+    return Deferred(because[0].reason, message, seen.position, because, seen.start)
 
 
 def _wait(waiting: tuple[Waiting, ...], request: LeaseRequest, arrival: int, reason: Reason, why: str) -> Deferred:
@@ -145,8 +146,8 @@ def _reasons(queue: Queue, mine: Waiting, seen: Turn) -> Iterator[Because]:
         yield Because(Reason.WAITING_FOR_INVENTORY, _stock(held, request, short[0]))
     if seen.reserved is not None and seen.reserved.start is not None:
         yield _kept(mine, seen.reserved)
-    elif seen.ahead:
-        yield _behind(seen.ahead, mine)
+    elif seen.first is not None:
+        yield _behind(seen.first, mine)
 
 
 def _quota(held: Capacity, queue: Queue, request: LeaseRequest, open_to: list[str]) -> Because:
@@ -179,9 +180,11 @@ def _kept(mine: Waiting, reserved: Reservation) -> Because:
     )
 
 
-def _behind(ahead: tuple[Waiting, ...], mine: Waiting) -> Because:
-    first = ahead[0]
+def _behind(seen: Seen, mine: Waiting) -> Because:
+    first = seen.waiting
     place = f"{_asked(mine.request)} asked; behind {_name(first.request)} ({_asked(first.request)}"
+    if seen.is_promised:
+        return Because(Reason.RESERVED, f"{place}, for which others were asked to leave)")
     if first.request.priority > mine.request.priority:
         return Because(Reason.BEHIND_HIGHER_PRIORITY, f"{place}, priority {first.request.priority})")
     if first.arrival < mine.arrival:

@@ -19,51 +19,41 @@ import heapq
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import groupby
+from math import ceil, inf
 
 from tiphys_plugin.ledger import pools
-from tiphys_plugin.ledger.capacity import Capacity, Limit
+from tiphys_plugin.ledger.capacity import Limit
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
 from tiphys_plugin.ledger.reservation import Reservation
+from tiphys_plugin.ledger.same import Same
 from tiphys_plugin.ledger.shares import Consumed, Shares
 from tiphys_plugin.ledger.standing import End, Standing, end_of, end_time, standing
+from tiphys_plugin.ledger.verdict import Look, Rank, Seen, Turn, Verdict
 from tiphys_plugin.queues import Queue, Queues
 
-_Rank = tuple[bool, int, float, int]
-"""Borrows, priority from the highest, share of the queue, arrival."""
-_Alike = tuple[str, str | None, int, int | None]
+_Alike = tuple[str, str | None, int, int, int | None]
 """All of a request that decides whether it fits."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """How it stands with one request when its turn has come.
-
-    ``pool`` is what it may start on; None if it has to wait. ``ahead`` are those
-    before it that want what it wants; ``reserved`` is for whom what it wants is kept.
-    """
-
-    pool: str | None
-    ahead: tuple[Waiting, ...]
-    reserved: Reservation | None
-    start: datetime | None
-    """When it is expected to start, where that can be said."""
-    held: Capacity
-    """What leases hold, without those who only could start."""
 
 
 def turn(
     queues: Queues,
     leases: Sequence[Lease],
     history: Sequence[Consumed],
-    others: Iterable[Waiting],
-    mine: Waiting,
+    waiting: Sequence[Waiting],
+    arrival: int,
     now: datetime,
 ) -> Turn:
-    """What comes of ``mine``, which waits with ``others``; its queue exists and could serve it one day."""
-    return _Line(queues, standing(queues, leases, history), now).walk(others, mine)
+    """What comes of number ``arrival`` of ``waiting``; its queue exists and could serve it one day.
+
+    Whoever asks within one second gets the answer of the end of that second: of
+    what ends until then it is not known when it ends, and what starts is taken to
+    start then. So nobody is promised too much, and one look answers all of them.
+    """
+    return _look(_Question(queues, leases, history, waiting, ceil(now.timestamp()))).turn(arrival)
 
 
 def admissible(
@@ -71,13 +61,42 @@ def admissible(
 ) -> list[tuple[Waiting, str]]:
     """Everybody who may start now, in the order of their turns, each with its pool.
 
-    The whole line at once, where `turn` looks as far as one request. Requests
-    that their queue could never serve must not be among them.
+    Requests that their queue could never serve must not be among them.
     """
-    return _Line(queues, standing(queues, leases, history), now).starts(waiting)
+    return list(_Walk(queues, standing(queues, leases, history), now).look(waiting).starts)
 
 
-class _Line:
+class _Question(Same):
+    """Signs of life do not matter to the answer, so those who wait are told by what they asked."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        leases: Sequence[Lease],
+        history: Sequence[Consumed],
+        waiting: Sequence[Waiting],
+        second: int,
+    ) -> None:
+        asked = [one.request for one in waiting]
+        super().__init__((queues,), leases, history, asked, values=(second, tuple(one.arrival for one in waiting)))
+        self.book = (queues, leases, history)
+        self.waiting = waiting
+        self.now = datetime.fromtimestamp(second, UTC)
+
+
+@lru_cache(maxsize=4)
+def _look(question: _Question) -> Look:
+    queues, _, _ = question.book
+    return _Walk(queues, standing(*question.book), question.now).look(question.waiting)
+
+
+class _Walk:
+    """One walk along the line. What is found out about a request holds for all like it that come later.
+
+    Nothing comes free on the way, so who does not fit will not fit later, and a
+    line of thousands costs little more than its starts.
+    """
+
     def __init__(self, queues: Queues, known: Standing, now: datetime) -> None:
         self._queues = queues
         self._now = now
@@ -85,103 +104,98 @@ class _Line:
         self._capacity = known.held.copy()
         self._shares = Shares(queues, known.means, now)
         self._started_ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
-        self._placed: dict[tuple[object, ...], tuple[str | None, Reservation | None]] = {}
-        self._short: dict[_Alike, frozenset[Limit]] = {}
+        self._hopeless: dict[_Alike, tuple[float, Verdict]] = {}
         self._borrows: dict[_Alike, bool] = {}
         self._share: dict[str, float] = {}
         self._reserved: list[Reservation] = []
+        self._seen: list[Seen] = []
 
-    def walk(self, others: Iterable[Waiting], mine: Waiting) -> Turn:
-        wanted = self._wants(mine.request)
-        ahead: list[Waiting] = []
-        for queue, one, short, pool, reserved in self._turns([*others, mine]):
-            if one is mine:
-                return Turn(pool, tuple(ahead), reserved, self._reserve(queue, one, short), self._known.held)
-            if pool is not None:
-                uses = self._capacity.draws_on(queue, one.request, pool)
-            else:
-                uses = short or self._wants(one.request)
-            if uses & wanted:
-                ahead.append(one)
-        raise AssertionError("the line ended before the one that stands in it")
+    def look(self, waiting: Iterable[Waiting]) -> Look:
+        for rank, queue, one in self._in_order(waiting):
+            self._seen.append(Seen(rank, one, self._judge(queue, one)))
+        return Look(tuple(self._seen), self._known.held, self._wants)
 
-    def starts(self, waiting: Iterable[Waiting]) -> list[tuple[Waiting, str]]:
-        return [(one, pool) for _, one, _, pool, _ in self._turns(waiting) if pool is not None]
-
-    def _turns(
-        self, waiting: Iterable[Waiting]
-    ) -> Iterator[tuple[Queue, Waiting, frozenset[Limit], str | None, Reservation | None]]:
-        """Everybody in order, with what it is short of, or its pool, or for whom it waits; then it starts, or is kept
-        what it waits for.
-        """
-        for queue, one in self._in_order(waiting):
-            short = self._short_of(queue, one.request)
-            pool, reserved = (None, None) if short else self._place(queue, one.request)
-            yield queue, one, short, pool, reserved
-            if pool is not None:
-                self._start(one.request, pool)
-            else:
-                self._reserve(queue, one, short)
-
-    def _in_order(self, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
-        """Everybody whose queue could admit, each when nobody goes before it; starts in between are heeded."""
+    def _in_order(self, waiting: Iterable[Waiting]) -> Iterator[tuple[Rank, Queue, Waiting]]:
+        """Everybody for whom there may be hope, each when nobody goes before it; starts in between are heeded."""
         lines: dict[str, list[Waiting]] = defaultdict(list)
         for one in waiting:
             lines[one.request.queue].append(one)
-        heads: list[tuple[_Rank, str, Queue, Iterator[Waiting], Waiting]] = []
+        heads: list[tuple[Rank, str, Queue, Iterator[Waiting], Waiting]] = []
 
-        def push(queue: Queue, rest: Iterator[Waiting]) -> None:
-            if (one := next(rest, None)) is not None:
-                heapq.heappush(heads, (self._rank(queue, one), queue.name, queue, rest, one))
+        def push(queue: Queue, rest: Iterator[Waiting], before: Rank) -> None:
+            for one in rest:
+                # Nobody goes before those of its own queue that have the better place there.
+                before = max(before, self._rank(queue, one))
+                if (verdict := self._known_verdict(one.request)) is None:
+                    heapq.heappush(heads, (before, queue.name, queue, rest, one))
+                    return
+                self._seen.append(Seen(before, one, verdict))
 
         for name, line in lines.items():
             queue = self._queues.find(name)
             if queue is not None and not queue.stopped:
-                push(queue, iter(sorted(line, key=lambda one: (-one.request.priority, one.arrival))))
+                push(queue, iter(sorted(line, key=self._place_in_queue)), (False, False, 0, 0.0, 0))
         while heads:
-            _, _, queue, rest, one = heapq.heappop(heads)
-            yield queue, one
-            push(queue, rest)
+            rank, _, queue, rest, one = heapq.heappop(heads)
+            yield rank, queue, one
+            push(queue, rest, rank)
 
-    def _rank(self, queue: Queue, one: Waiting) -> _Rank:
-        alike = _alike(one.request)
+    def _place_in_queue(self, one: Waiting) -> tuple[bool, int, int]:
+        return not self._known.is_promised(one.request), -one.request.priority, one.arrival
+
+    def _rank(self, queue: Queue, one: Waiting) -> Rank:
+        request = one.request
+        alike = _alike(request)
         if (borrows := self._borrows.get(alike)) is None:
-            open_to = pools.of(self._queues, queue, one.request)
-            short = all(self._capacity.left(queue, pool) < one.request.gpus for pool in open_to)
+            open_to = pools.of(self._queues, queue, request)
+            short = all(self._capacity.left(queue, pool) < request.gpus for pool in open_to)
             borrows = self._borrows[alike] = queue.cohort is not None and short
         if (share := self._share.get(queue.name)) is None:
             share = self._share[queue.name] = self._shares.of(queue, self._capacity)
-        return borrows, -one.request.priority, share, one.arrival
+        return not self._known.is_promised(request), borrows, -request.priority, share, one.arrival
 
-    def _place(self, queue: Queue, request: LeaseRequest) -> tuple[str | None, Reservation | None]:
-        """The pool to start on; or for whom it has to wait, if it fits and others are before it."""
-        alike = (*_alike(request), request.seconds)
-        if alike not in self._placed:
-            self._placed[alike] = self._find_place(queue, request)
-        return self._placed[alike]
+    def _known_verdict(self, request: LeaseRequest) -> Verdict | None:
+        """What was found out about one like it, if that holds for as long as this one takes."""
+        known = self._hopeless.get(_alike(request))
+        return known[1] if known is not None and _length(request) > known[0] else None
 
-    def _find_place(self, queue: Queue, request: LeaseRequest) -> tuple[str | None, Reservation | None]:
-        first: Reservation | None = None
-        for pool in self._capacity.fitting(queue, request):
-            held_up = self._delays(queue, request, pool)
-            if held_up is None:
-                return pool, None
-            first = first or held_up
-        return None, first
+    def _judge(self, queue: Queue, one: Waiting) -> Verdict:
+        request = one.request
+        fitting = self._capacity.fitting(queue, request)
+        if not fitting:
+            return self._lacks(queue, one, self._capacity.short_of(queue, request))
+        held_up: list[Reservation] = []
+        for pool in fitting:
+            delayed = self._delays(queue, request, pool)
+            if not delayed:
+                verdict = Verdict(self._capacity.draws_on(queue, request, pool), pool)
+                self._start(request, pool)
+                return verdict
+            held_up.append(min(delayed, key=self._leaves))
+        verdict = Verdict(self._wants(request), reserved=held_up[0])
+        self._hopeless[_alike(request)] = max(map(self._leaves, held_up)), verdict
+        return verdict
 
-    def _delays(self, queue: Queue, request: LeaseRequest, pool: str) -> Reservation | None:
+    def _lacks(self, queue: Queue, one: Waiting, short: frozenset[Limit]) -> Verdict:
+        verdict = Verdict(short or self._wants(one.request))
+        self._hopeless[_alike(one.request)] = -inf, verdict
+        return replace(verdict, start=self._reserve(queue, one, short)) if short else verdict
+
+    def _delays(self, queue: Queue, request: LeaseRequest, pool: str) -> list[Reservation]:
+        """Those that would start later if this request got GPUs of ``pool``."""
         if not self._reserved:
-            return None
+            return []
         draws = self._capacity.draws_on(queue, request, pool)
         hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
-        return next((one for one in self._reserved if one.is_delayed_by(hold, draws, end)), None)
+        return [one for one in self._reserved if one.is_delayed_by(hold, draws, end)]
+
+    def _leaves(self, reservation: Reservation) -> float:
+        """Seconds for which what is kept may still be used; none if it is not known when it is needed."""
+        return -inf if reservation.start is None else (reservation.start - self._now).total_seconds()
 
     def _start(self, request: LeaseRequest, pool: str) -> None:
         hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
         self._capacity.take(hold)
-        # What was found out about others no longer holds.
-        self._placed.clear()
-        self._short.clear()
         self._borrows.clear()
         self._share.pop(request.queue, None)
         if end is not None:
@@ -190,16 +204,9 @@ class _Line:
             if one.start is not None and one.then is not None and (end is None or end > one.start):
                 one.then.take(hold)
 
-    def _short_of(self, queue: Queue, request: LeaseRequest) -> frozenset[Limit]:
-        """As `Capacity.short_of`; in a long line many want the same, and nothing changes until somebody starts."""
-        alike = _alike(request)
-        if (known := self._short.get(alike)) is None:
-            known = self._short[alike] = self._capacity.short_of(queue, request)
-        return known
-
     def _reserve(self, queue: Queue, one: Waiting, short: frozenset[Limit]) -> datetime | None:
         """Keep what the request is short of, unless somebody of its queue has that before it; when it will start."""
-        if not short or any(other.queue is queue and other.short & short for other in self._reserved):
+        if any(other.queue is queue and other.short & short for other in self._reserved):
             return None
         then = self._capacity.copy()
         for end, over in groupby(self._ends_that_matter(queue, one.request), key=end_time):
@@ -211,7 +218,6 @@ class _Line:
 
     def _keep(self, reservation: Reservation) -> datetime | None:
         self._reserved.append(reservation)
-        self._placed.clear()
         return reservation.start
 
     def _ends_that_matter(self, queue: Queue, request: LeaseRequest) -> Iterable[End]:
@@ -226,14 +232,20 @@ class _Line:
         return frozenset((queue.cohort or queue.name, pool) for pool in pools.of(self._queues, queue, request))
 
     def _wants(self, request: LeaseRequest) -> frozenset[Limit]:
-        queue = self._queues.find(request.queue)
+        """All that it could lack, beside what leases hold."""
+        queue, held = self._queues.find(request.queue), self._known.held
         if queue is None:
             return frozenset()
         open_to = pools.of(self._queues, queue, request)
-        limits = {limit for pool in open_to for limit in self._capacity.draws_on(queue, request, pool)}
+        limits = {limit for pool in open_to for limit in held.draws_on(queue, request, pool)}
         # Whether it has to borrow may change while those before it start.
         return frozenset(limits | {Limit("cohort", queue.cohort, pool) for pool in open_to if queue.cohort is not None})
 
 
 def _alike(request: LeaseRequest) -> _Alike:
-    return request.queue, request.gpu_type, request.gpus, request.min_gpu_memory_mb
+    return request.queue, request.gpu_type, request.gpus, request.members, request.min_gpu_memory_mb
+
+
+def _length(request: LeaseRequest) -> float:
+    """The longest that it holds its GPUs, in seconds; infinite if nobody said."""
+    return inf if request.seconds is None else request.seconds

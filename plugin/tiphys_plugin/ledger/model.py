@@ -28,6 +28,8 @@ class Reason(StrEnum):
     BEHIND_SMALLER_SHARE = "BehindSmallerShare"
     BEHIND_EARLIER_REQUEST = "BehindEarlierRequest"
     RESERVED = "Reserved"
+    WAITING_FOR_PREEMPTED_CHECKPOINT = "WaitingForPreemptedCheckpoint"
+    MIN_RUNTIME_PROTECTED = "MinRuntimeProtected"
     MISCONFIGURED = "Misconfigured"
     LEDGER_FULL = "LedgerFull"
 

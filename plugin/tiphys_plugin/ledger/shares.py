@@ -11,6 +11,7 @@ noticed (Kueue's entry penalty).
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -49,25 +50,46 @@ class Means:
     """What queues have held lately, for any time: a sum for each queue and pool, and no look at each lease."""
 
     def __init__(self, queues: Queues, leases: Sequence[Lease], history: Iterable[Consumed]) -> None:
+        self._queues = queues
         self._half_life = queues.usage_half_life
         self._held: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._yet_to_count: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._since = max((lease.granted_at for lease in leases), default=datetime.min.replace(tzinfo=UTC))
-        for lease in leases:
-            place = (lease.request.queue, pools.counted_against(queues, lease.request, lease.pool))
-            self._held[place] += lease.request.gpus
-            self._yet_to_count[place] += lease.request.gpus * _kept(lease.granted_at, self._since, self._half_life)
         self._history = tuple(history)
+        for lease in leases:
+            self._count(lease, 1)
+
+    def after(self, come: Sequence[Lease], gone: Sequence[Lease], history: Iterable[Consumed]) -> "Means":
+        """The same, once some leases have come and others are gone."""
+        twin = copy(self)
+        twin._held, twin._yet_to_count = self._held.copy(), self._yet_to_count.copy()
+        twin._since = max((lease.granted_at for lease in come), default=self._since)
+        twin._since = max(twin._since, self._since)
+        rest = _kept(self._since, twin._since, self._half_life)
+        for place in twin._yet_to_count:
+            twin._yet_to_count[place] *= rest
+        for lease in come:
+            twin._count(lease, 1)
+        for lease in gone:
+            twin._count(lease, -1)
+        twin._history = tuple(history)
+        return twin
 
     def at(self, now: datetime) -> dict[tuple[str, str], float]:
         """Mean GPUs by queue and pool."""
         rest = _kept(self._since, now, self._half_life)
         means = defaultdict(
-            float, {place: held - rest * self._yet_to_count[place] for place, held in self._held.items()}
+            float, {place: max(0.0, held - rest * self._yet_to_count[place]) for place, held in self._held.items()}
         )
         for one in self._history:
             means[one.queue, one.pool] += one.gpus * _kept(one.at, now, self._half_life)
         return means
+
+    def _count(self, lease: Lease, times: int) -> None:
+        place = (lease.request.queue, pools.counted_against(self._queues, lease.request, lease.pool))
+        gpus = times * lease.request.gpus
+        self._held[place] += gpus
+        self._yet_to_count[place] += gpus * _kept(lease.granted_at, self._since, self._half_life)
 
 
 class Shares:

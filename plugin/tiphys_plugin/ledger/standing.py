@@ -1,19 +1,20 @@
 """What follows from leases and the past alone: the same for everybody who asks until one of them changes.
 
 Thousands wait and ask again every few seconds, while leases come and go far
-more rarely. So this is worked out once and remembered for as long as the leases
-are the very same objects.
+more rarely, and only few of them at once. So this is worked out once, remembered
+for as long as the leases are the very same objects, and brought up to date by
+the few that are not.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
 
 from tiphys_plugin.ledger.capacity import Capacity, Hold
 from tiphys_plugin.ledger.model import Lease, LeaseRequest
+from tiphys_plugin.ledger.same import Same
 from tiphys_plugin.ledger.shares import Consumed, Means
 from tiphys_plugin.queues import Queues
 
@@ -23,17 +24,36 @@ End = tuple[datetime, Hold]
 class Standing:
     """``held`` is what leases hold, ``means`` what queues have used lately. Read it, and copy before a change."""
 
-    def __init__(self, queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> None:
+    def __init__(self, queues: Queues, leases: Sequence[Lease] = (), history: Sequence[Consumed] = ()) -> None:
+        self.queues = queues
+        self.leases = tuple(leases)
         self.held = Capacity(queues, leases)
         self.means = Means(queues, leases, history)
         self._ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
+        self._promised = _promised(leases)
         for lease in leases:
-            end = end_of(lease.request, lease.granted_at)
-            if end is not None:
-                hold = self.held.hold(lease.request, lease.pool)
+            if (end := lease_end(lease)) is not None:
+                hold = self.held.hold_of(lease)
                 self._ends[hold.account].append((end, hold))
         for ends in self._ends.values():
             ends.sort(key=end_time)
+
+    def after(self, leases: Sequence[Lease], history: Sequence[Consumed]) -> "Standing | None":
+        """The same, once these are the leases; None if too much is different for that to be worth while."""
+        now, before = {id(one): one for one in leases}, {id(one): one for one in self.leases}
+        come = [one for key, one in now.items() if key not in before]
+        gone = [one for key, one in before.items() if key not in now]
+        if 4 * (len(come) + len(gone)) > len(self.leases):
+            return None
+        twin = Standing.__new__(Standing)
+        twin.queues, twin.leases, twin._promised = self.queues, tuple(leases), _promised(leases)
+        twin.held, twin.means = self.held.copy(), self.means.after(come, gone, history)
+        twin._ends = defaultdict(list, {account: ends.copy() for account, ends in self._ends.items()})
+        for lease in gone:
+            twin._forget(lease)
+        for lease in come:
+            twin._add(lease)
+        return twin
 
     @property
     def accounts(self) -> list[tuple[str, str]]:
@@ -45,10 +65,28 @@ class Standing:
         known = self._ends.get(account, [])
         return known[bisect_right(known, now, key=end_time) :]
 
+    def is_promised(self, request: LeaseRequest) -> bool:
+        """Whether somebody was asked to leave for it."""
+        return bool(self._promised) and (request.uid, request.step) in self._promised
+
+    def _add(self, lease: Lease) -> None:
+        hold = self.held.hold_of(lease)
+        self.held.take(hold)
+        if (end := lease_end(lease)) is not None:
+            insort(self._ends[hold.account], (end, hold), key=end_time)
+
+    def _forget(self, lease: Lease) -> None:
+        hold = self.held.hold_of(lease)
+        self.held.give_back(hold)
+        if (end := lease_end(lease)) is not None:
+            ends = self._ends[hold.account]
+            first = bisect_left(ends, end, key=end_time)
+            del ends[ends.index((end, hold), first)]
+
 
 def standing(queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> Standing:
     """Where these leases stand; remembered for the last few."""
-    return _standing(_Same(queues, leases, history))
+    return _standing(_Book(queues, leases, history))
 
 
 def end_of(request: LeaseRequest, since: datetime) -> datetime | None:
@@ -56,25 +94,36 @@ def end_of(request: LeaseRequest, since: datetime) -> datetime | None:
     return since + timedelta(seconds=request.seconds) if request.seconds is not None else None
 
 
+def lease_end(lease: Lease) -> datetime | None:
+    """When a lease ends at the latest, by what was declared or because it was asked to leave; None: not known."""
+    declared = end_of(lease.request, lease.granted_at)
+    if lease.leaving is None:
+        return declared
+    return lease.leaving.deadline if declared is None else min(declared, lease.leaving.deadline)
+
+
 def end_time(end: End) -> datetime:
     return end[0]
 
 
-class _Same:
-    """Arguments that are equal if they hold the very same objects, which takes no look at their content."""
-
+class _Book(Same):
     def __init__(self, queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> None:
-        self.arguments = (queues, leases, history)
-        self._identities = (id(queues), tuple(map(id, leases)), tuple(map(id, history)))
+        super().__init__((queues,), leases, history)
+        self.queues, self.leases, self.history = queues, leases, history
 
-    def __hash__(self) -> int:
-        return hash(self._identities)
 
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, _Same) and self._identities == other._identities
+_latest: list[Standing] = []
+"""At most one: what was worked out last, which the next one differs little from."""
 
 
 @lru_cache(maxsize=8)
-def _standing(same: _Same) -> Standing:
-    # The key keeps what it is made of alive, so no other object can come to have one of its identities.
-    return Standing(*same.arguments)
+def _standing(book: _Book) -> Standing:
+    last = next(iter(_latest), None)
+    found = last.after(book.leases, book.history) if last is not None and last.queues is book.queues else None
+    found = found or Standing(book.queues, book.leases, book.history)
+    _latest[:] = [found]
+    return found
+
+
+def _promised(leases: Sequence[Lease]) -> frozenset[tuple[str, str]]:
+    return frozenset((one.leaving.uid, one.leaving.step) for one in leases if one.leaving is not None)

@@ -10,12 +10,14 @@
 | behind somebody whose start is not known        | if it wants nothing that is short |
 """
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, ask, cohort, lease, queues, waiting
 from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
 from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.model import Leaving
 from tiphys_plugin.ledger.shares import Consumed
 
 EIGHT = queues(research={"A100": 8})
@@ -188,3 +190,40 @@ def test_one_that_waits_for_its_own_quota_keeps_nothing_from_other_queues():
     stocked = queues({"A100": {"count": 16}}, research={"A100": 8}, nightly={"A100": 8})
     state = State(stocked, (lease(8),), (waiting(8, 1, priority=99),))
     assert admits(state, ask(8, queue="nightly"))
+
+
+def leaving(gpus: int, uid: str, whom: str, **changes):
+    asked = Leaving(whom, "fit", NOW, NOW + timedelta(minutes=2))
+    return replace(lease(gpus, uid, **changes), leaving=asked)
+
+
+def test_what_is_about_to_leave_is_kept_for_whom_it_leaves():
+    state = State(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(4, 1, "other", priority=9),))
+    answer = decided(state, ask(8, "first"), arrival=2)
+    assert isinstance(answer, Deferred), "nothing is free before it is gone"
+    assert (answer.position, answer.start) == (1, NOW + timedelta(minutes=2))
+
+
+def test_nobody_takes_what_has_come_free_for_another():
+    state = State(EIGHT, (leaving(4, "victim", whom="first"),), (waiting(8, 2, "first"),))
+    answer = decided(state, ask(2, "quick", priority=9), arrival=1)
+    assert isinstance(answer, Deferred)
+    assert answer.reason is Reason.RESERVED
+    assert "2 A100 would be free, and are kept for run-first/fit (8 A100), expected to start by 2026-01-01 00:02" in (
+        answer.message
+    )
+    assert admits(state, ask(2, "quick", seconds=60), arrival=3), "and who is over before that is in nobody's way"
+
+
+def test_who_has_to_wait_as_well_is_told_why_another_goes_first():
+    state = State(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 2, "first"),))
+    answer = decided(state, ask(8, "other", priority=9), arrival=1)
+    assert isinstance(answer, Deferred)
+    assert "behind run-first/fit (8 A100, for which others were asked to leave)" in answer.because[1].message
+
+
+def test_who_should_be_gone_and_is_not_holds_on():
+    late = State(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 1, "first"),))
+    answer = decide(late, ask(1, "other"), 2, NOW + timedelta(minutes=3))
+    assert isinstance(answer, Deferred)
+    assert answer.start is None
