@@ -1,8 +1,8 @@
 """What is free of an inventory at one instant, now or later."""
 
 from bisect import bisect_left, insort
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from tiphys_plugin.placement.hole import Hole, empty, less, more
 from tiphys_plugin.placement.inventory import Inventory
@@ -24,21 +24,26 @@ class Free:
         """Numbers of the nodes that offer nothing."""
         self.holes = [empty(node) for node in inventory.nodes]
         """By number of the node, those of cordoned nodes included."""
-        self._at: dict[Hole, list[int]] = defaultdict(list)
+        self._at: dict[str, dict[Hole, list[int]]] = {}
         for number, hole in enumerate(self.holes):
             if number not in self.withheld:
-                self._at[hole].append(number)
+                self._at.setdefault(hole.gpu_type, {}).setdefault(hole, []).append(number)
 
-    @property
-    def at(self) -> Mapping[Hole, list[int]]:
-        """Numbers of the nodes that offer each hole, from the lowest; never empty."""
-        return self._at
+    def offered(self, gpu_type: str | None = None) -> Iterable[Hole]:
+        """The different holes of nodes with GPUs of a type; those of all nodes if it does not matter."""
+        if gpu_type is not None:
+            return self._at.get(gpu_type, {}).keys()
+        return chain.from_iterable(self._at.values())
+
+    def nodes_with(self, hole: Hole) -> Sequence[int]:
+        """Numbers of the nodes that offer ``hole``, from the lowest."""
+        return self._at[hole.gpu_type][hole]
 
     def copy(self) -> "Free":
         """The same, to be changed without changing this; it costs some microseconds for each thousand nodes."""
         twin = Free.__new__(Free)
         twin.inventory, twin.withheld, twin.holes = self.inventory, self.withheld, self.holes.copy()
-        twin._at = defaultdict(list, {hole: numbers.copy() for hole, numbers in self._at.items()})
+        twin._at = {kind: {hole: at.copy() for hole, at in of_kind.items()} for kind, of_kind in self._at.items()}
         return twin
 
     def take(self, placement: Placement) -> None:
@@ -63,8 +68,9 @@ class Free:
         before, self.holes[number] = self.holes[number], hole
         if number in self.withheld:
             return
-        numbers = self._at[before]
+        of_kind = self._at[hole.gpu_type]
+        numbers = of_kind[before]
         del numbers[bisect_left(numbers, number)]
         if not numbers:
-            del self._at[before]
-        insort(self._at[hole], number)
+            del of_kind[before]
+        insort(of_kind.setdefault(hole, []), number)

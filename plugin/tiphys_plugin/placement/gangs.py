@@ -29,8 +29,7 @@ def spread(free: Free, gang: Gang, policy: Policy) -> tuple[int, ...] | None:
 
 def members_in_all(free: Free, fleet: Fleet, ask: Ask) -> int:
     """Pods that find room on the nodes of ``fleet``, wherever these stand."""
-    holes = ((hole, len(numbers)) for hole, numbers in free.at.items() if hole.gpu_type == fleet.gpu_type)
-    return sum(members_in(hole, ask) * nodes for hole, nodes in holes)
+    return sum(members_in(hole, ask) * len(free.nodes_with(hole)) for hole in free.offered(fleet.gpu_type))
 
 
 class Room:
@@ -63,16 +62,16 @@ class Room:
 
     def _count(self) -> list[int]:
         found = [0] * (self._fleet.whole.stop - self._start)
-        for hole, numbers in self._free.at.items():
-            if hole.gpu_type == self._fleet.gpu_type and (room := members_in(hole, self._gang.member)):
-                for number in numbers:
+        for hole in self._free.offered(self._fleet.gpu_type):
+            if room := members_in(hole, self._gang.member):
+                for number in self._free.nodes_with(hole):
                     found[number - self._start] = room
         return found
 
     def _count_groups(self) -> list[int]:
         """Groups in each NVLink domain, at its first node."""
         found = [0] * len(self._members)
-        for link in self._fleet.links:
+        for link in self._fleet.links.domains:
             found[link.start - self._start] = self._in(link) // self._gang.tensor_parallel
         return found
 
@@ -89,17 +88,17 @@ class Room:
 
     def _fill(self, level: int, home: Domain, groups: int, policy: Policy) -> Iterator[int]:
         if level > 0:
-            for domain, part in self._fewest(self._fleet.levels[level - 1].domains, home, groups):
+            for domain, part in self._fewest(self._fleet.levels[level - 1].within(home), groups):
                 yield from self._fill(level - 1, domain, part, policy)
         elif self._gang.tensor_parallel > 1:
-            for link, part in self._fewest(self._fleet.links, home, groups):
+            for link, part in self._fewest(self._fleet.links.within(home), groups):
                 yield from self._hosts(link, part * self._gang.tensor_parallel, policy)
         else:
             yield from self._hosts(home, groups, policy)
 
-    def _fewest(self, domains: Sequence[Domain], home: Domain, groups: int) -> Iterator[tuple[Domain, int]]:
+    def _fewest(self, domains: Sequence[Domain], groups: int) -> Iterator[tuple[Domain, int]]:
         """The largest first; what is left then goes where it leaves the least room."""
-        inside = [(self._in(domain), domain) for domain in domains if home.start <= domain.start < home.stop]
+        inside = [(room, domain) for domain in domains if (room := self._in(domain))]
         inside.sort(key=lambda found: (-found[0], found[1]))
         for number, (room, domain) in enumerate(inside):
             if room >= groups:

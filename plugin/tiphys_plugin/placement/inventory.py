@@ -5,7 +5,8 @@ into each of them follows from running sums over it.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -23,10 +24,14 @@ class Domain(NamedTuple):
 
 @dataclass(frozen=True)
 class Level:
-    """The domains of one level of the topology, side by side."""
+    """The domains of one level of the topology, side by side: NVLink domains, racks or blocks."""
 
-    name: str
     domains: tuple[Domain, ...]
+
+    def within(self, home: Domain) -> Sequence[Domain]:
+        """Those of a domain of a higher level."""
+        first, beyond = (bisect_left(self.domains, (edge,)) for edge in (home.start, home.stop))
+        return self.domains[first:beyond]
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,10 @@ class Fleet:
     memory_mb: float
     """The largest memory of a GPU among them; infinite where one is not declared."""
     whole: Domain
-    links: tuple[Domain, ...]
+    links: Level
     """NVLink domains; a node of which none is known is one by itself."""
     levels: tuple[Level, ...]
-    """From the smallest domains to the largest; levels of which nothing is known are left out."""
+    """From the smallest domains to the largest."""
 
 
 class Inventory:
@@ -64,17 +69,17 @@ class Inventory:
 
     def _fleet(self, whole: Domain) -> Fleet:
         levels = (
-            Level("NVLink domain", self._domains(whole, _path)),
-            Level("rack", self._domains(whole, lambda node: _path(node)[:2])),
-            Level("block", self._domains(whole, lambda node: _path(node)[:1])),
+            Level(self._domains(whole, _path)),
+            Level(self._domains(whole, lambda node: _path(node)[:2])),
+            Level(self._domains(whole, lambda node: _path(node)[:1])),
         )
         members = self.nodes[whole.start : whole.stop]
         return Fleet(
             _type(members[0]),
             max(math.inf if node.memory_mb is None else node.memory_mb for node in members),
             whole,
-            self._domains(whole, lambda node: (*_path(node), "" if node.nvlink_domain else node.name)),
-            tuple(level for level in levels if any(domain.known for domain in level.domains)),
+            Level(self._domains(whole, lambda node: (*_path(node), "" if node.nvlink_domain else node.name))),
+            levels,
         )
 
     def _domains(self, within: Domain, key: Callable[[Node], tuple[str, ...]]) -> tuple[Domain, ...]:

@@ -14,10 +14,15 @@ def place(free: Free, gang: Gang, policy: Policy) -> Placement | Unplaceable:
     policy. Otherwise they go to nodes that are near each other.
     """
     nodes = free.inventory.nodes
-    pick = policy.choose(free.at, gang.member.times(gang.members))
+    pick = policy.choose(free.offered(_type(gang)), gang.member.times(gang.members))
     if pick is not None:
-        name = nodes[free.at[pick.hole][0]].name
+        name = nodes[free.nodes_with(pick.hole)[0]].name
         return Placement(gang, (name,) * gang.members, pick.device_milli)
     if gang.members > 1 and (numbers := spread(free, gang, policy)) is not None:
         return Placement(gang, tuple(nodes[number].name for number in numbers))
     return shortage(free, gang)
+
+
+def _type(gang: Gang) -> str | None:
+    """Nodes of other types need not be looked at; for what needs no GPU all nodes are the same."""
+    return gang.member.gpu_type if gang.member.gpus else None

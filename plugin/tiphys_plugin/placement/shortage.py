@@ -71,7 +71,7 @@ def _fleets(free: Free, gang: Gang) -> list[Fleet]:
 
 
 def _of_fleet(free: Free, gang: Gang, fleet: Fleet) -> Unplaceable:
-    offered = {hole: len(numbers) for hole, numbers in free.at.items() if _serves(hole, gang, fleet)}
+    offered = {hole: len(free.nodes_with(hole)) for hole in free.offered(fleet.gpu_type) if _serves(hole, gang)}
     total = sum(max(0, hole.whole) * nodes for hole, nodes in offered.items())
     largest = max((max(0, hole.whole) for hole in offered), default=0)
     room = members_in_all(free, fleet, gang.member)
@@ -89,14 +89,10 @@ def _of_fleet(free: Free, gang: Gang, fleet: Fleet) -> Unplaceable:
     return Unplaceable(Shortage.TOPOLOGY_PLACEMENT_FAILED, why + _withheld(free, fleet), total, largest, room, groups)
 
 
-def _serves(hole: Hole, gang: Gang, fleet: Fleet) -> bool:
+def _serves(hole: Hole, gang: Gang) -> bool:
+    """Whether its GPUs are of use to a member, as far as some are free."""
     ask = gang.member
-    return (
-        hole.gpu_type == fleet.gpu_type
-        and suits(hole, ask)
-        and hole.cpu_milli >= ask.cpu_milli
-        and hole.host_memory_mb >= ask.host_memory_mb
-    )
+    return suits(hole, ask) and hole.cpu_milli >= ask.cpu_milli and hole.host_memory_mb >= ask.host_memory_mb
 
 
 def _withheld(free: Free, fleet: Fleet) -> str:
