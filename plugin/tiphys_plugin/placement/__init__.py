@@ -5,7 +5,7 @@ them. The service asks for whole GPUs; shares of GPUs, CPUs and memory of hosts
 are there so that clusters which use them can be rehearsed by the same code.
 """
 
-from tiphys_plugin.placement.fragmentation import Fragmentation, policy_named
+from tiphys_plugin.placement.fragmentation import Fragmentation, typical
 from tiphys_plugin.placement.free import Free
 from tiphys_plugin.placement.inventory import Inventory
 from tiphys_plugin.placement.node import Node
@@ -28,5 +28,5 @@ __all__ = [
     "Unplaceable",
     "best_fit",
     "place",
-    "policy_named",
+    "typical",
 ]

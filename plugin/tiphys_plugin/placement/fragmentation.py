@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tiphys_plugin.placement.hole import Hole, suits
-from tiphys_plugin.placement.policies import Policy, Rank, best_fit
+from tiphys_plugin.placement.policies import Rank, best_fit
 from tiphys_plugin.placement.request import WHOLE_GPU, Ask
 
 _NOTICED = WHOLE_GPU / 10
@@ -71,17 +71,3 @@ def typical(asks: Iterable[Ask]) -> dict[Ask, float]:
             break
         usual[ask] = times
     return usual
-
-
-def policy_named(name: str, asked: Iterable[Ask]) -> Policy:
-    """The policy ``best-fit`` or ``fragmentation``; the latter expects requests like those that were ``asked``.
-
-    Raises:
-        ValueError: there is no such policy.
-    """
-    if name == "best-fit":
-        return Policy(best_fit)
-    if name == "fragmentation":
-        usual = typical(asked)
-        return Policy(Fragmentation(usual)) if usual else Policy(best_fit)
-    raise ValueError(f"there is no placement policy {name!r}; use best-fit or fragmentation")

@@ -26,6 +26,7 @@ class Unplaceable:
 
     reason: Shortage
     message: str
+    gpu_type: str = ""
     free: int = 0
     """GPUs that nobody uses, on nodes that offer them."""
     largest_node: int = 0
@@ -75,18 +76,19 @@ def _of_fleet(free: Free, gang: Gang, fleet: Fleet) -> Unplaceable:
     total = sum(max(0, hole.whole) * nodes for hole, nodes in offered.items())
     largest = max((max(0, hole.whole) for hole in offered), default=0)
     room = members_in_all(free, fleet, gang.member)
-    are = f"{total} {fleet.gpu_type} {'is' if total == 1 else 'are'} free{_host(gang)}"
+    groups = 0
+    each = gang.member.gpus
     if total < gang.gpus:
-        why = f"{are}, and {gang.gpus} are needed{_withheld(free, fleet)}"
-        return Unplaceable(Shortage.WAITING_FOR_INVENTORY, why, total, largest, room)
-    if room < gang.members:
+        reason, but = Shortage.WAITING_FOR_INVENTORY, f"and {gang.gpus} {_are(gang.gpus)} needed"
+    elif room < gang.members:
         pods = f"; {room} of {gang.members} pods find room" if gang.members > 1 else ""
-        why = f"{are}, but at most {largest} on one node, and {gang.member.gpus} are needed on one{pods}"
-        return Unplaceable(Shortage.GANG_FRAGMENTED, why + _withheld(free, fleet), total, largest, room)
-    groups = Room(free, fleet, gang).groups
-    one = gang.tensor_parallel * gang.member.gpus
-    why = f"{are}, but NVLink domains hold {groups} of the {gang.groups} groups of {one} that must not leave one"
-    return Unplaceable(Shortage.TOPOLOGY_PLACEMENT_FAILED, why + _withheld(free, fleet), total, largest, room, groups)
+        reason, but = Shortage.GANG_FRAGMENTED, f"but at most {largest} on one node, and {each} are needed on one{pods}"
+    else:
+        groups = Room(free, fleet, gang).groups
+        found = f"{groups} of the {gang.groups} groups of {gang.tensor_parallel * each} that must not leave one"
+        reason, but = Shortage.TOPOLOGY_PLACEMENT_FAILED, f"but NVLink domains hold {found}"
+    are = f"{total} {fleet.gpu_type} {_are(total)} free{_host(gang)}"
+    return Unplaceable(reason, f"{are}, {but}{_withheld(free, fleet)}", fleet.gpu_type, total, largest, room, groups)
 
 
 def _serves(hole: Hole, gang: Gang) -> bool:
@@ -100,7 +102,7 @@ def _withheld(free: Free, fleet: Fleet) -> str:
     whole = fleet.whole
     numbers = (number for number in free.withheld if whole.start <= number < whole.stop)
     gpus = sum(max(0, free.holes[number].whole) for number in numbers)
-    return f"; {gpus} more {'is' if gpus == 1 else 'are'} free on cordoned nodes" if gpus else ""
+    return f"; {gpus} more {_are(gpus)} free on cordoned nodes" if gpus else ""
 
 
 def _host(gang: Gang) -> str:
@@ -111,3 +113,7 @@ def _host(gang: Gang) -> str:
 
 def _of(gpu_type: str | None) -> str:
     return f" of type {gpu_type}" if gpu_type else ""
+
+
+def _are(gpus: int) -> str:
+    return "is" if gpus == 1 else "are"
