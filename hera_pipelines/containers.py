@@ -12,6 +12,7 @@ from hera_pipelines.calls import invoke, template_slots
 from hera_pipelines.compile.settings import Spot
 from hera_pipelines.policies import Asked, Checkpoints, Duration, Retries
 from tiphys.errors import UsageError
+from tiphys.protocol.gang import Backend
 from tiphys.protocol.policy import STEP_ANNOTATION, Kind
 
 
@@ -60,6 +61,8 @@ class Train(_GatedContainer):
     queue: str = "default"
     priority: int = 0
     checkpoints: Checkpoints | None = None
+    nodes: int = 1
+    backend: Backend | str = Backend.JOB
 
     def _asked(self) -> Asked:
         return Asked(
@@ -76,4 +79,6 @@ class Train(_GatedContainer):
             self.queue,
             self.priority,
             self.checkpoints,
+            self.nodes,
+            self.backend,
         )

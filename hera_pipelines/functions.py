@@ -13,6 +13,7 @@ from hera_pipelines.compile.settings import Spot
 from hera_pipelines.policies import Asked, Checkpoints, Duration, Retries
 from hera_pipelines.source import FunctionSource, returned_outputs
 from tiphys.errors import UsageError
+from tiphys.protocol.gang import Backend
 from tiphys.protocol.policy import STEP_ANNOTATION, Kind
 
 P = ParamSpec("P")
@@ -70,6 +71,8 @@ def train(
     queue: str = "default",
     priority: int = 0,
     checkpoints: Checkpoints | None = None,
+    nodes: int = 1,
+    backend: Backend | str = Backend.JOB,
     cache: bool = True,
     share: bool = False,
     retries: Retries | None = None,
@@ -81,12 +84,17 @@ def train(
     """A training step: attempts that repeat through admission, each from the newest valid checkpoint.
 
     Args:
-        gpus: GPUs of one attempt, all of them or none; 0: it waits for no quota.
+        gpus: GPUs of each node, as torchrun and Slurm's ``--gpus-per-node`` count them; an attempt gets those of
+            all its nodes or none. 0: it waits for no quota.
         gpu_type: Value of the node label ``nvidia.com/gpu.product``.
         min_gpu_memory_mb: Least memory of one GPU, as in ``nvidia.com/gpu.memory``.
         queue: Queue whose quota it uses.
         priority: Higher goes first within the queue.
         checkpoints: When to save and what to keep; None: it starts over each time.
+        nodes: Pods of one attempt, which train together: torchrun's ``--nnodes``. If one is lost, all save if they
+            can and end, and the next attempt goes on from the checkpoint.
+        backend: What makes the pods of several nodes: ``job``, an Indexed Job, needs nothing but Kubernetes;
+            ``jobset``, ``pytorchjob`` and ``trainjob`` need the controller of that name.
         cache: As in `step`.
         share: As in `step`.
         retries: Attempts that each cause may cost.
@@ -109,6 +117,8 @@ def train(
         queue,
         priority,
         checkpoints,
+        nodes,
+        backend,
     )
     return _decorator(asked, script)
 

@@ -11,6 +11,7 @@ from hera_pipelines.local.durations import seconds
 from tiphys.checkpoint.exposure import Exposure
 from tiphys.checkpoint.settings import AUTO_BOUNDS, Bounds
 from tiphys.errors import UsageError
+from tiphys.protocol.gang import Backend, Gang
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, parse_best, parse_every
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy, WhenBusy
 
@@ -150,6 +151,8 @@ class Asked:
     queue: str = "default"
     priority: int = 0
     checkpoints: Checkpoints | None = None
+    nodes: int = 1
+    backend: Backend | str = Backend.JOB
 
     def settings(self, step: str) -> StepSettings:
         """The settings that travel in the annotation of ``step``.
@@ -159,6 +162,7 @@ class Asked:
         """
         where = f"step {step!r}"
         deadline = None if self.deadline is None else duration(self.deadline, f"{where}: deadline")
+        gang = self._gang(where)
         return _checked(
             StepSettings,
             where,
@@ -172,7 +176,20 @@ class Asked:
             grace_seconds=None if self.grace is None else duration(self.grace, f"{where}: grace"),
             deadline_seconds=None if deadline is None else round(deadline),
             spot=_spot(self.spot),
+            gang=gang,
         )
+
+    def _gang(self, where: str) -> Gang | None:
+        if self.nodes == 1:
+            if self.backend != Backend.JOB:
+                raise UsageError(f"{where} has a backend, which is for several nodes; add nodes=2, or drop it")
+            return None
+        if isinstance(self.nodes, str):
+            raise UsageError(
+                f"{where}: nodes={self.nodes!r} would let it go on with fewer nodes, which is not supported; give the "
+                "number of nodes, and a training that loses one goes on from its checkpoint"
+            )
+        return _checked(Gang, where, members=self.nodes, backend=self.backend)
 
     def _gpu(self, where: str) -> GpuRequest | None:
         if not self.gpus:
@@ -182,7 +199,8 @@ class Asked:
         return _checked(
             GpuRequest,
             where,
-            gpus=self.gpus,
+            gpus=self.gpus * self.nodes,
+            members=self.nodes,
             gpu_type=self.gpu_type,
             min_gpu_memory_mb=self.min_gpu_memory_mb,
             queue=self.queue,

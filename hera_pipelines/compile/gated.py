@@ -80,6 +80,7 @@ class GatedStep:
             checkpoints=checkpoints,
             grace_seconds=self.grace_seconds,
             fan_out=self.fan_out,
+            gang=self.settings.gang,
         )
 
     def _gpu(self) -> GpuRequest | None:

@@ -27,6 +27,8 @@ def place(template: Manifest, step: GatedStep) -> None:
         _mount(template, settings.volume)
     if settings.deadline_seconds is not None:
         template["activeDeadlineSeconds"] = settings.deadline_seconds
+    if settings.gang is not None:
+        return  # its pods are not Argo's, which alone can be patched
     if step.trains:
         # admit knows more than we do: nodes to avoid, memory to add, and the grace period.
         template["podSpecPatch"] = input_value(names.answer("pod-patch"))
@@ -36,9 +38,10 @@ def place(template: Manifest, step: GatedStep) -> None:
 
 def _request_gpus(template: Manifest, step: str, gpu: GpuRequest) -> None:
     limits = program_container(template).setdefault("resources", {}).setdefault("limits", {})
-    if str(limits.setdefault(GPU, str(gpu.gpus))) != str(gpu.gpus):
+    each = gpu.gpus // gpu.members
+    if str(limits.setdefault(GPU, str(each))) != str(each):
         raise UsageError(
-            f"step {step!r} asks for {gpu.gpus} GPU{'s' if gpu.gpus > 1 else ''} and its resources for {limits[GPU]}; "
+            f"step {step!r} asks for {each} GPU{'s' if each > 1 else ''} and its resources for {limits[GPU]}; "
             f"drop {GPU} from the resources"
         )
     if gpu.gpu_type is not None:

@@ -6,9 +6,10 @@ was written as YAML can ask for the same. In the compiled Workflow the
 annotation's place is taken by the `StepSpec`.
 """
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
 from tiphys.errors import UsageError
+from tiphys.protocol.gang import Gang
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
 
 
@@ -53,6 +54,8 @@ class StepSettings(_Setting):
     """activeDeadlineSeconds of the container; None: no deadline."""
     spot: tuple[Spot, ...] = ()
     """Kinds of spot nodes it may run on. One: only on those. Several: their taints are tolerated."""
+    gang: Gang | None = Field(default=None, exclude_if=lambda gang: gang is None)
+    """Several pods that train together; None: one."""
 
     @classmethod
     def from_annotation(cls, template: str, text: str) -> "StepSettings":

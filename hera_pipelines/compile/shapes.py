@@ -5,6 +5,7 @@ code 75 and after a deleted pod, under stop and under terminate.
 """
 
 from hera_pipelines.compile import names
+from hera_pipelines.compile.gang import gang_template
 from hera_pipelines.compile.gated import GatedStep
 from hera_pipelines.compile.operations import (
     EXIT_CODE,
@@ -26,9 +27,9 @@ _NO_EXIT_CODE = "-1"
 _GO_ON = {"failed": True, "error": True}
 
 
-def step_templates(step: GatedStep, identity: Identity, store: str) -> list[Manifest]:
-    """All templates of one step, the wrapper first."""
-    return _train_shape(step, identity, store) if step.trains else _step_shape(step, identity, store)
+def step_templates(step: GatedStep, identity: Identity, store: str, workflow: Manifest) -> list[Manifest]:
+    """All templates of one step, the wrapper first; ``workflow`` is the Workflow's ``spec``."""
+    return _train_shape(step, identity, store, workflow) if step.trains else _step_shape(step, identity, store)
 
 
 def _step_shape(step: GatedStep, identity: Identity, store: str) -> list[Manifest]:
@@ -41,7 +42,8 @@ def _step_shape(step: GatedStep, identity: Identity, store: str) -> list[Manifes
     ]
 
 
-def _train_shape(step: GatedStep, identity: Identity, store: str) -> list[Manifest]:
+def _train_shape(step: GatedStep, identity: Identity, store: str, workflow: Manifest) -> list[Manifest]:
+    run = run_template(step, store)
     attempts: Manifest = {
         "name": "attempts",
         "template": step.names.attempt,
@@ -54,7 +56,7 @@ def _train_shape(step: GatedStep, identity: Identity, store: str) -> list[Manife
         _wrapper(step, groups),
         _attempt_template(step),
         admit_template(step, identity),
-        run_template(step, store),
+        run if step.settings.gang is None else gang_template(step, run, workflow),
         settle_template(step, identity),
         conclude_template(step, identity),
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from hera_pipelines.compile import names
+from hera_pipelines.compile.gang import check_gang
 from hera_pipelines.compile.gated import GatedStep, program_container
 from hera_pipelines.compile.options import CompileOptions
 from tiphys.errors import UsageError
@@ -18,7 +19,7 @@ def check_step_alone(step: GatedStep, manifest: Manifest, options: CompileOption
     """Raise `UsageError` with the first complaint about ``step``."""
     program_container_of_step(step)
     complaints = [check(step) for check in _CHECKS]
-    complaints += [_store(step, options), _queue(step, options), _volume(step, manifest)]
+    complaints += [_store(step, options), _queue(step, options), _volume(step, manifest), check_gang(step, manifest)]
     for complaint in complaints:
         if complaint:
             raise UsageError(f"step {step.name!r}: {complaint}")

@@ -35,7 +35,7 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     steps = find_gated(entry, spec["templates"])
     check_steps(workflow, steps, options)
     identity = run_identity(options.run_name)
-    made = [made for step in steps for made in step_templates(step, identity, options.store)]
+    made = [made for step in steps for made in step_templates(step, identity, options.store, spec)]
     made += exit_templates(workflow, identity)
     limit_open_nodes(entry, steps, made, parameters_of(workflow))
     _point_to_wrappers(entry, steps)

@@ -8,6 +8,7 @@ claim is the recorded answer.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tiphys.errors import ConflictError, FencedError, IntegrityError, NotFoundError, UsageError
@@ -19,7 +20,7 @@ from tiphys.protocol.wire import ExecuteReply, failed, pending
 from tiphys.records import AttemptClaim, Cause, Outcome, SubmissionClaim
 from tiphys.store import Attempt, Claim, find_record, lineage_of, step_attempts
 from tiphys.store import claim as claim_record
-from tiphys_plugin import adoption, answers, ending, pods
+from tiphys_plugin import adoption, answers, ending, gangs, pods
 from tiphys_plugin.ledger import Admission, Admitted, Deferred, LeaseRequest, Rejected
 from tiphys_plugin.pacing import requeue_seconds
 from tiphys_plugin.queues import ANY_TYPE
@@ -38,6 +39,8 @@ def admit(call: StepCall, operation: Admit, template: dict[str, Any]) -> Execute
         FencedError: a newer submission of the run has taken over.
         ConflictError: an earlier attempt runs where this plugin cannot look.
     """
+    if call.spec.gang is not None:
+        call = replace(call, input_keys=gangs.input_keys(call.store, template))
     if (reply := _open_first(call, operation, template)) is not None:
         return reply
     attempts = step_attempts(call.store, call.run, call.step)
@@ -134,7 +137,7 @@ def _end_previous(call: StepCall, previous: AttemptClaim) -> ExecuteReply | None
     found = pods.of_claim(call.store, call.services.cluster, previous)
     waiting = ending.await_pods(call, previous, found)
     if waiting is None:
-        seen = pods.observation(found, status="", exit_code="")
+        seen = ending.observed(call, previous, found)
         ending.end_failed(call, previous, seen, "nobody saw how it ended, and another attempt was asked for")
     return waiting
 

@@ -1,4 +1,4 @@
-"""What admit answers: nine output parameters, and a sentence for the person who looks."""
+"""What admit answers: output parameters, and a sentence for the person who looks."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from tiphys.protocol.policy import Kind, StepSpec
 from tiphys.protocol.wire import ExecuteReply, Outputs, ParameterValue, succeeded
 from tiphys.records import AttemptClaim, Skipped
 from tiphys.store import LineageLayout, Store
+from tiphys_plugin import gangs
 from tiphys_plugin.queues import in_words
 from tiphys_plugin.services import StepCall
 
@@ -32,6 +33,7 @@ def go(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
         "checkpoint-uri": checkpoint_uri(call.store, call.spec, claim),
         "outputs": call.store.artifact_key(call.layout.outputs(claim.step, claim.attempt).rstrip("/")),
         "pod-patch": claim.pod_patch,
+        **(gangs.answers(claim, call.input_keys) if call.spec.gang else {}),
     }
     return _answer(". ".join(part for part in (_sentence(call, claim), note) if part), values)
 
@@ -69,7 +71,7 @@ def chosen_type(patch: str) -> str | None:
 
 def _sentence(call: StepCall, claim: AttemptClaim) -> str:
     spec = call.spec
-    number = f"Attempt {claim.attempt}"
+    number = f"Attempt {claim.attempt}" if spec.gang is None else f"Attempt {claim.attempt}, {spec.gang.members} pods,"
     if spec.gpu is not None and claim.lease:
         number += f" holds {in_words(spec.gpu.gpus, spec.gpu.gpu_type)} of queue {spec.gpu.queue} and"
     if call.volume:
@@ -89,5 +91,6 @@ def _passed_over(skipped: Skipped) -> str:
 
 
 def _answer(message: str, values: dict[str, str]) -> ExecuteReply:
-    parameters = [ParameterValue(name=name, value=values.get(name, "")) for name in ADMIT_OUTPUTS]
+    names = dict.fromkeys((*ADMIT_OUTPUTS, *values))
+    parameters = [ParameterValue(name=name, value=values.get(name, "")) for name in names]
     return succeeded(message, Outputs(parameters=parameters))

@@ -9,11 +9,14 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from tiphys.protocol.gang import Backend, FirstFailure, Stage
 from tiphys.protocol.policy import ATTEMPT_LABEL
 
 
@@ -34,10 +37,31 @@ class PodStatus(BaseModel):
     reason: str = ""
     """Such as ``OOMKilled``, ``Evicted`` or ``Deleted``."""
     message: str = ""
+    trouble_at: datetime | None = None
+    """When its end began: its deletion, its eviction or the end of its program, whichever came first."""
+    rank: int | None = None
+    """Which one it is of the pods of a gang."""
+    uid: str = ""
+    grace_seconds: float | None = None
+    """How long it may go on after it was told to end; None: not known."""
+    ending: bool = False
+    """Whether it was told to end."""
 
     @property
     def finished(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class GangStatus:
+    """The object that makes the pods of a gang."""
+
+    backend: Backend
+    namespace: str
+    name: str
+    uid: str
+    stage: Stage
+    first_failure: FirstFailure | None = None
 
 
 class Cluster(Protocol):
@@ -57,8 +81,8 @@ class Cluster(Protocol):
         again: while it does, the answer may be some seconds old.
         """
 
-    def pods(self, namespace: str, workflow: str, workflow_uid: str, attempt: str) -> list[PodStatus]:
-        """Pods of a workflow whose label ``tiphys.dev/attempt`` is ``attempt``. Deleted pods are absent.
+    def pods(self, namespace: str, run: str, workflow_uid: str, attempt: str) -> list[PodStatus]:
+        """Pods of a workflow of ``run`` whose label ``tiphys.dev/attempt`` is ``attempt``. Deleted pods are absent.
 
         Raises:
             ConflictError: this plugin does not look into that namespace.
@@ -66,6 +90,19 @@ class Cluster(Protocol):
 
     def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
         """Pods of all workflows that have the label ``tiphys.dev/attempt``, of one namespace or of all served."""
+
+    def end_pod(self, pod: PodStatus) -> None:
+        """Have it end as ``kubectl delete pod`` does: SIGTERM, its own grace period, SIGKILL; nothing if it is gone.
+
+        Raises:
+            ConflictError: this plugin does not look into its namespace.
+        """
+
+    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
+        """The object that makes the pods of a gang; None if there is none, or it is of a kind that is not there."""
+
+    def end_gang(self, gang: GangStatus) -> None:
+        """Delete it, and with it its pods, which get their grace period; nothing if it is gone."""
 
 
 class DirectoryCluster:
@@ -85,11 +122,26 @@ class DirectoryCluster:
     def glance(self, namespace: str, name: str) -> dict[str, Any] | None:
         return self.workflow(namespace, name)
 
-    def pods(self, namespace: str, workflow: str, workflow_uid: str, attempt: str) -> list[PodStatus]:  # noqa: ARG002
+    def pods(self, namespace: str, run: str, workflow_uid: str, attempt: str) -> list[PodStatus]:  # noqa: ARG002
         return [pod for pod in self.pods_of(workflow_uid) if pod.labels.get(ATTEMPT_LABEL) == attempt]
 
     def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
         return [pod for pod in self._pods() if ATTEMPT_LABEL in pod.labels and namespace in (None, pod.namespace)]
+
+    def end_pod(self, pod: PodStatus) -> None:
+        path = self._end_of(pod.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+    def is_ending(self, pod: str) -> bool:
+        """Whether the pod was told to end. The engine that runs it asks."""
+        return self._end_of(pod).exists()
+
+    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:  # noqa: ARG002  one machine
+        return None
+
+    def end_gang(self, gang: GangStatus) -> None:
+        """There is none here."""
 
     def workflows(self) -> list[dict[str, Any]]:
         """All Workflow objects, by name."""
@@ -120,7 +172,13 @@ class DirectoryCluster:
         self._write(self._path / "pods" / f"{pod.name}.json", pod.model_dump(mode="json"))
 
     def _pods(self) -> Iterator[PodStatus]:
-        return (PodStatus.model_validate(pod) for pod in self._objects("pods"))
+        for found in self._objects("pods"):
+            pod = PodStatus.model_validate(found)
+            yield pod.model_copy(update={"ending": True}) if self.is_ending(pod.name) else pod
+
+    def _end_of(self, pod: str) -> Path:
+        # Beside what the engine writes, and not in it: each file has one writer.
+        return self._path / "pods" / f"{pod}.end"
 
     def _objects(self, kind: str) -> Iterator[dict[str, Any]]:
         for path in sorted((self._path / kind).glob("*.json")):

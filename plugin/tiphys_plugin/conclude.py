@@ -7,7 +7,7 @@ from tiphys.protocol.policy import Kind
 from tiphys.protocol.wire import ExecuteReply, failed, succeeded
 from tiphys.records import AdoptedRecord, AttemptClaim, AttemptEnd, Outcome
 from tiphys.store import Attempt, step_attempts
-from tiphys_plugin import adoption, ending, pods, publish
+from tiphys_plugin import adoption, ending, gangs, pods, publish
 from tiphys_plugin.cluster import PodStatus
 from tiphys_plugin.services import StepCall
 from tiphys_plugin.settle import decision, words
@@ -46,7 +46,7 @@ def _judge(call: StepCall, operation: Conclude, claim: AttemptClaim) -> AttemptE
         return waiting
     if _succeeded(call, operation, found):
         return publish.finish(call, claim, last_try=pods.try_of(found[-1].node) if found else 0)
-    seen = pods.observation(found, _run_status(call, operation), operation.exit_code)
+    seen = ending.observed(call, claim, found, _run_status(call, operation), operation.exit_code)
     return ending.end_failed(call, claim, seen, ending.never_ran(operation.status))
 
 
@@ -58,6 +58,8 @@ def _succeeded(call: StepCall, operation: Conclude, found: Sequence[PodStatus]) 
     """
     if operation.status == "Succeeded":
         return True
+    if call.spec.gang is not None:
+        return gangs.all_succeeded(call.spec.gang, found)
     return call.spec.kind is Kind.TRAIN and bool(found) and found[-1].phase == "Succeeded"
 
 

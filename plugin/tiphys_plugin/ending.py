@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from tiphys.faults import failpoint
 from tiphys.lineage.choose import commits_of
 from tiphys.lineage.classify import Observation, classify
+from tiphys.protocol.gang import Gang, gang_name
 from tiphys.protocol.wire import ExecuteReply, pending
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output
+from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output, Preemption
 from tiphys.store import claim as claim_record
-from tiphys_plugin import pods, poison
-from tiphys_plugin.cluster import PodStatus
+from tiphys_plugin import gangs, pods, poison
+from tiphys_plugin.cluster import GangStatus, PodStatus
 from tiphys_plugin.pacing import requeue_seconds
+from tiphys_plugin.preemption.report import as_it_ended, report
+from tiphys_plugin.preemption.words import went
 from tiphys_plugin.services import StepCall
 
 _FEWEST_LOOKS = 5
@@ -23,11 +26,14 @@ _FEWEST_LOOKS = 5
 
 
 def await_pods(call: StepCall, attempt: AttemptClaim, found: Sequence[PodStatus]) -> ExecuteReply | None:
-    """A reply that waits for the attempt's pods to end; None once they have, or the time for it is over."""
+    """A reply that waits for the attempt's pods to end; None once they have, or the time for it is over.
+
+    What would make more of them, or goes on although its attempt is over, is deleted.
+    """
     services = call.services
     what = f"{attempt.run}/{attempt.step}/{attempt.attempt}"
-    pod = pods.living(found)
-    if pod is None:
+    pod, goes_on = pods.living(found), _goes_on(call, attempt, found)
+    if pod is None and not goes_on:
         services.waits.over(what)
         return None
     limit = services.settings.pods_gone_seconds
@@ -36,7 +42,34 @@ def await_pods(call: StepCall, attempt: AttemptClaim, found: Sequence[PodStatus]
         services.metrics.forced_ends.inc()
         return None
     wait = requeue_seconds(services.settings, call.node, position=1)
-    return pending(f"Attempt {attempt.attempt}'s pod {pod.name} is still ending; forced after {limit:g} s", wait)
+    name = f"pod {pod.name} is" if pod else "pods are"
+    return pending(f"Attempt {attempt.attempt}'s {name} still ending; forced after {limit:g} s", wait)
+
+
+def _goes_on(call: StepCall, attempt: AttemptClaim, found: Sequence[PodStatus]) -> bool:
+    """Whether there may be more pods of a gang than were found; one that goes on for nobody is deleted."""
+    if call.spec.gang is None:
+        return False
+    made_by = _made_by(call, call.spec.gang, attempt)
+    if made_by is not None and gangs.is_forgotten(call.spec.gang, made_by, found):
+        call.services.cluster.end_gang(made_by)
+    return gangs.goes_on(call.spec.gang, made_by, found)
+
+
+def _made_by(call: StepCall, gang: Gang, attempt: AttemptClaim) -> GangStatus | None:
+    """What makes the pods of an attempt; None if that is gone."""
+    cluster = call.services.cluster
+    namespace = pods.place_of(call.store, cluster, attempt).namespace
+    return cluster.gang(gang.backend, namespace, gang_name(attempt.run, attempt.step, attempt.attempt))
+
+
+def observed(
+    call: StepCall, attempt: AttemptClaim, found: Sequence[PodStatus], status: str = "", exit_code: str = ""
+) -> Observation:
+    """What is known about the end of an attempt: what Argo told of its run node, and what its pods show."""
+    if call.spec.gang is None:
+        return pods.observation(found, status, exit_code)
+    return gangs.observation(call.spec.gang, _made_by(call, call.spec.gang, attempt), found, status)
 
 
 def end_failed(call: StepCall, attempt: AttemptClaim, seen: Observation, unjudged: str = "") -> AttemptEnd:
@@ -44,10 +77,21 @@ def end_failed(call: StepCall, attempt: AttemptClaim, seen: Observation, unjudge
 
     ``unjudged`` is said where nothing is known about the end.
     """
-    verdict = classify(seen)
+    preempted = report(call, attempt)
+    verdict = classify(seen if preempted is None else as_it_ended(call, attempt, seen))
     cause = verdict.cause or Cause.UNKNOWN
     message = unjudged if unjudged and verdict.cause is None else verdict.evidence
-    return end(call, attempt, Outcome.FAILED, cause=cause, message=message, exit_code=seen.known_exit_code)
+    if preempted is not None:
+        message = went(preempted) if cause is Cause.PREEMPTION else f"{message}; {went(preempted)}"
+    return end(
+        call,
+        attempt,
+        Outcome.FAILED,
+        cause=cause,
+        message=message,
+        exit_code=seen.known_exit_code,
+        preempted=preempted,
+    )
 
 
 def never_ran(status: str) -> str:
@@ -64,6 +108,7 @@ def end(
     message: str = "",
     exit_code: int | None = None,
     outputs: tuple[Output, ...] = (),
+    preempted: Preemption | None = None,
 ) -> AttemptEnd:
     """Write the end record of ``attempt`` unless it has one, and release its GPUs.
 
@@ -81,6 +126,7 @@ def end(
         progress=made_progress(call, attempt),
         step_key=attempt.step_key,
         outputs=outputs,
+        preempted=preempted,
     )
     wanted = poison.judged(call, attempt, wanted)
     failpoint("end.before_record")
@@ -88,6 +134,8 @@ def end(
     failpoint("end.after_record")
     if held.won:
         call.services.metrics.attempts_ended.labels(cause=cause.value if cause else outcome.value).inc()
+        if preempted is not None:
+            call.services.metrics.count_preemption(preempted)
     release(call, attempt)
     return held.record
 

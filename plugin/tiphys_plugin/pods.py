@@ -16,11 +16,9 @@ from tiphys_plugin.cluster import Cluster, PodStatus
 _TRY = re.compile(r"\((\d+)\)$")
 
 
-def of_instance(
-    cluster: Cluster, namespace: str, workflow: str, uid: str, attempt: int, instance: str
-) -> list[PodStatus]:
+def of_instance(cluster: Cluster, namespace: str, run: str, uid: str, attempt: int, instance: str) -> list[PodStatus]:
     """Pods of one attempt of one step, the latest try last. Other steps have attempts of the same number."""
-    pods = cluster.pods(namespace, workflow, uid, str(attempt))
+    pods = cluster.pods(namespace, run, uid, str(attempt))
     return sorted((p for p in pods if is_of_instance(p, instance)), key=lambda p: (try_of(p.node), p.name))
 
 
@@ -30,7 +28,13 @@ def is_of_instance(pod: PodStatus, instance: str) -> bool:
 
 
 def of_claim(store: Store, cluster: Cluster, claim: AttemptClaim) -> list[PodStatus]:
-    """Pods of a claimed attempt, which may belong to another submission of the run.
+    """Pods of a claimed attempt, which may belong to another submission of the run; raises as `place_of`."""
+    bound = place_of(store, cluster, claim)
+    return of_instance(cluster, bound.namespace, claim.run, claim.uid, claim.attempt, claim.instance)
+
+
+def place_of(store: Store, cluster: Cluster, claim: AttemptClaim) -> SubmissionBound:
+    """Where a claimed attempt runs.
 
     Raises:
         ConflictError: the attempt ran in a cluster, or a namespace, that this plugin does not see.
@@ -47,7 +51,7 @@ def of_claim(store: Store, cluster: Cluster, claim: AttemptClaim) -> list[PodSta
             f"attempt {claim.attempt} of {claim.step} was opened by submission {claim.submission} of run {claim.run}, "
             "which is bound to no workflow, so nobody knows where its pods are; look at the run's records"
         )
-    return of_instance(cluster, bound.namespace, bound.workflow_name, claim.uid, claim.attempt, claim.instance)
+    return bound
 
 
 def living(pods: Sequence[PodStatus]) -> PodStatus | None:

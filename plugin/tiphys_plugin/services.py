@@ -92,6 +92,8 @@ class StepCall:
     """Step id: with the item and its ordinal for a fan-out."""
     instance: str
     node: str
+    input_keys: str = ""
+    """Where the pods of a gang find the step's input artifacts, in JSON."""
 
     @property
     def store(self) -> Store:

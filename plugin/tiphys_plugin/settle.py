@@ -34,7 +34,7 @@ def settle(call: StepCall, operation: Settle) -> ExecuteReply:
             ending.release(call, mine.claim)
             return succeeded(f"Attempt {mine.claim.attempt} succeeded; its outputs are verified next")
         failpoint("settle.before_end")
-        seen = pods.observation(found, operation.status, operation.exit_code)
+        seen = ending.observed(call, mine.claim, found, operation.status, operation.exit_code)
         end = ending.end_failed(call, mine.claim, seen, ending.never_ran(operation.status))
         failpoint("settle.after_end")
     else:

@@ -1,16 +1,19 @@
 """What the live Workflow object says: is it stopping, and can what holds a lease be alive?"""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import structlog
 
 from tiphys.errors import IntegrityError, StoreError, UsageError
+from tiphys.protocol.gang import gang_name
+from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import AttemptEnd
-from tiphys.store import RunLayout, Store, find_record
-from tiphys_plugin import pods
-from tiphys_plugin.cluster import Cluster
+from tiphys.store import RunLayout, Store, find_record, read_run
+from tiphys_plugin import gangs, pods
+from tiphys_plugin.cluster import Cluster, PodStatus
 from tiphys_plugin.identity import Binding
-from tiphys_plugin.ledger import Lease
+from tiphys_plugin.ledger import Lease, LeaseRequest
 
 _log = structlog.get_logger()
 _FINAL_PHASES = ("Succeeded", "Failed", "Error")
@@ -43,19 +46,32 @@ def lease_is_gone(stores: Stores, cluster: Cluster, lease: Lease) -> bool:
     held = lease.request
     if not stores.serves(held.namespace):
         return False
-    found = pods.of_instance(cluster, held.namespace, held.workflow, held.uid, held.attempt, held.instance)
+    found = pods.of_instance(cluster, held.namespace, held.run, held.uid, held.attempt, held.instance)
     if pods.living(found) is not None:
         return False
     workflow = _live(cluster, held.namespace, held.workflow, held.uid)
-    if workflow is None or _is_over(workflow):
+    over = workflow is None or _is_over(workflow)
+    if over and held.members == 1:
         return True
     try:
         store = stores.store(held.namespace)
+        if held.members > 1 and _gang_goes_on(store, cluster, held, found):
+            return False
         end = find_record(store, RunLayout(held.run).attempt_end(held.step, held.attempt), AttemptEnd)
     except (IntegrityError, StoreError, UsageError) as error:
         _log.warning("lease.not_examined", run=held.run, step=held.step, attempt=held.attempt, error=str(error))
         return False
-    return end is not None
+    return over or end is not None
+
+
+def _gang_goes_on(store: Store, cluster: Cluster, held: LeaseRequest, found: Sequence[PodStatus]) -> bool:
+    """Whether pods can come although none lives: what makes those of a gang outlives what Argo knows of it."""
+    steps = CompiledPipeline.from_manifest(read_run(store, held.run).workflow).steps
+    gang = steps[held.step.partition(".")[0]].gang
+    if gang is None:
+        return False
+    made_by = cluster.gang(gang.backend, held.namespace, gang_name(held.run, held.step, held.attempt))
+    return gangs.goes_on(gang, made_by, found)
 
 
 def _live(cluster: Cluster, namespace: str, name: str, uid: str) -> dict[str, Any] | None:

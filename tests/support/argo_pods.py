@@ -59,6 +59,7 @@ def pod(
         "namespace": namespace,
         "labels": {
             "workflows.argoproj.io/workflow": workflow,
+            "tiphys.dev/run": workflow,
             "tiphys.dev/attempt": "1",
             **(labels or {}),
         },

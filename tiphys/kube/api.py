@@ -7,7 +7,7 @@ kinds.
 
 from collections.abc import Callable, Generator
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from urllib3 import PoolManager
 
@@ -111,9 +111,18 @@ class KubeApi:
         return self._transport.json("PATCH", path, body=body, media_type=how.value)
 
     def delete(
-        self, resource: Resource, namespace: str | None, name: str, uid: str = "", grace: int | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        uid: str = "",
+        grace: int | None = None,
+        propagation: Literal["Background", "Foreground", "Orphan"] | None = None,
     ) -> bool:
         """Delete an object; False if there is none. With ``uid``, only the one that is meant.
+
+        ``propagation`` says what becomes of what it owns; None: what the kind has by itself, which for a Job leaves
+        its pods running.
 
         Raises:
             ConflictError: the object of this name has another uid.
@@ -121,6 +130,8 @@ class KubeApi:
         options: Object = {"preconditions": {"uid": uid}} if uid else {}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
+        if propagation is not None:
+            options["propagationPolicy"] = propagation
         try:
             self._transport.json("DELETE", resource.path_of(namespace, name), body=options)
         except NotFoundError:

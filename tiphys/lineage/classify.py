@@ -60,6 +60,8 @@ class Observation:
     """Kubernetes' word, such as ``OOMKilled``, ``Evicted`` or ``Deleted``."""
     pod_message: str = ""
     """The sentence beside it, or the message of the run node."""
+    member: str = ""
+    """Which of several pods it was that ended first, for a person; empty where there was one."""
 
     @property
     def known_exit_code(self) -> int | None:
@@ -79,6 +81,13 @@ class Verdict(NamedTuple):
 
 def classify(seen: Observation) -> Verdict:
     """Judge how an attempt ended; the first rule with evidence decides."""
+    verdict = _judge(seen)
+    if seen.member and verdict.cause is not None:
+        return verdict._replace(evidence=f"{seen.member}: {verdict.evidence}")
+    return verdict
+
+
+def _judge(seen: Observation) -> Verdict:
     for rule in _RULES:
         if (verdict := rule(seen)) is not None:
             return verdict

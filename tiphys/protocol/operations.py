@@ -82,6 +82,11 @@ ADMIT_OUTPUTS = (
     "pod-patch",
 )
 
+# What admit answers beside these for a step of several pods: the name of the object that makes them, which nodes they
+# may run on, as the inside of a JSON list of Kubernetes' node selector requirements, never empty, and the keys of the
+# step's input artifacts, as a JSON object.
+GANG_OUTPUTS = ("gang", "node-requirements", "input-keys")
+
 _SUFFIX = re.compile(r"(\[\d+\]\.attempts\(\d+\))?\[\d+\]\.(admit|settle|conclude)$")
 _RETRY = re.compile(r"\.attempts\((\d+)\)\[\d+\]\.(admit|settle)$")
 

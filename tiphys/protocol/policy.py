@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from tiphys.protocol.gang import Gang
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, Best, Keep
 from tiphys.records import Cause, Record
 
@@ -77,11 +78,15 @@ class GpuRequest(Record):
     seconds: PositiveInt | None = None
     """The longest that the pod of one attempt can run, its grace period included; None: nobody said."""
     members: PositiveInt = Field(default=1, exclude_if=lambda members: members == 1)
+    tensor_parallel: PositiveInt = Field(default=1, exclude_if=lambda size: size == 1)
+    """So many pods after one another form a group that stays within one NVLink domain."""
 
     @model_validator(mode="after")
     def _members_get_the_same(self) -> "GpuRequest":
         if self.gpus % self.members:
             raise ValueError(f"{self.gpus} GPUs cannot be shared evenly by {self.members} pods")
+        if self.members % self.tensor_parallel:
+            raise ValueError(f"{self.members} pods cannot form groups of {self.tensor_parallel}")
         return self
 
 
@@ -153,3 +158,5 @@ class StepSpec(Record):
     checkpoints: CheckpointPolicy | None = None
     grace_seconds: NonNegativeFloat = 30.0
     fan_out: bool = False
+    gang: Gang | None = Field(default=None, exclude_if=lambda gang: gang is None)
+    """That an attempt is several pods; left out of the Workflow where it is one."""

@@ -7,9 +7,11 @@ which every waiting step asks again and again.
 
 One admitted training step costs a GET of the Workflow and two LISTs of its own
 attempt's pods; each workflow, one more GET; each holder of GPUs that somebody
-waits for, a LIST and at most a GET every 30 seconds.
+waits for, a LIST and at most a GET every 30 seconds. Where an attempt is a gang,
+a GET of what makes its pods goes with each LIST.
 """
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -18,12 +20,13 @@ from typing import Any
 
 from tiphys.errors import ConflictError
 from tiphys.kube import KubeApi, Object
+from tiphys.kube.gangs import RESOURCES, first_failure, stage_of
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.protocol.policy import ATTEMPT_LABEL
-from tiphys_plugin.cluster import PodStatus
+from tiphys.protocol.gang import Backend
+from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL
+from tiphys_plugin.cluster import GangStatus, PodStatus
 from tiphys_plugin.kubernetes.judging import pod_status
 
-WORKFLOW_LABEL = "workflows.argoproj.io/workflow"
 _GLANCE_SECONDS = 5.0
 _MOST_GLANCES = 1024
 
@@ -71,15 +74,33 @@ class KubernetesCluster:
         found = self.workflow(namespace, name)  # what does not exist is asked for each time: it may be there now
         return None if found is None else _glanced(found)
 
-    def pods(self, namespace: str, workflow: str, workflow_uid: str, attempt: str) -> list[PodStatus]:
+    def pods(self, namespace: str, run: str, workflow_uid: str, attempt: str) -> list[PodStatus]:
         self._check_served(namespace)
-        labels = f"{ATTEMPT_LABEL}={attempt},{WORKFLOW_LABEL}={workflow}"
+        # Argo's own label says the workflow; the pods of a gang, which Argo did not make, do without it.
+        labels = f"{ATTEMPT_LABEL}={attempt},{RUN_LABEL}={run}"
         found = map(pod_status, self._api.list(PODS, namespace, labels).items)
         return [pod for pod in found if pod.workflow_uid == workflow_uid]
 
     def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
         places = (namespace,) if namespace is not None else self._namespaces or (None,)
         return [pod_status(pod) for place in places for pod in self._api.list(PODS, place, ATTEMPT_LABEL).items]
+
+    def end_pod(self, pod: PodStatus) -> None:
+        self._check_served(pod.namespace)
+        with contextlib.suppress(ConflictError):  # another one has its name by now
+            self._api.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
+
+    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
+        self._check_served(namespace)
+        found = self._api.get(RESOURCES[backend], namespace, name)
+        if found is None:
+            return None
+        uid = found["metadata"]["uid"]
+        return GangStatus(backend, namespace, name, uid, stage_of(found), first_failure(found))
+
+    def end_gang(self, gang: GangStatus) -> None:
+        with contextlib.suppress(ConflictError):  # another one has its name by now
+            self._api.delete(RESOURCES[gang.backend], gang.namespace, gang.name, uid=gang.uid, propagation="Background")
 
     def _check_served(self, namespace: str) -> None:
         if self._namespaces is not None and namespace not in self._namespaces:

@@ -15,10 +15,12 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from tiphys.kube import Object
+from tiphys.protocol.gang import NODE_ANNOTATION, WORKFLOW_UID_LABEL
 from tiphys_plugin.cluster import PodStatus
 
 NODE_NAME = "workflows.argoproj.io/node-name"
-_MAIN = "main"
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+_INDEX = "batch.kubernetes.io/job-completion-index"
 _FINAL_PHASES = ("Succeeded", "Failed")
 _NODE_GONE = "DeletionByPodGC"
 _TAINTED = "DeletionByTaintManager"
@@ -36,18 +38,43 @@ def pod_status(pod: Object) -> PodStatus:
     metadata, status = pod["metadata"], pod.get("status") or {}
     phase = _phase(pod)
     end = _finished(pod) if phase in _FINAL_PHASES else _still(pod)
-    main = _terminated(_container(status, _MAIN))
+    main = _terminated(_container(status, _main(pod)))
+    annotations = metadata.get("annotations") or {}
     return PodStatus(
         name=metadata["name"],
         namespace=metadata.get("namespace", "default"),
         workflow_uid=_workflow_uid(metadata),
-        node=(metadata.get("annotations") or {}).get(NODE_NAME, ""),
+        node=annotations.get(NODE_NAME) or annotations.get(NODE_ANNOTATION, ""),
         labels=metadata.get("labels") or {},
         phase=phase,
         exit_code=main.get("exitCode") if main else None,
         reason=end.reason,
         message=end.message,
+        trouble_at=_trouble_at(pod),
+        rank=_rank(metadata),
+        uid=metadata.get("uid", ""),
+        grace_seconds=(pod.get("spec") or {}).get("terminationGracePeriodSeconds"),
+        ending="deletionTimestamp" in metadata,
     )
+
+
+def _main(pod: Object) -> str:
+    """Name of the container that runs the author's program: Argo's word, or that of the pod itself."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return str(annotations.get(_DEFAULT_CONTAINER) or "main")
+
+
+def _trouble_at(pod: Object) -> datetime | None:
+    status = pod.get("status") or {}
+    ends = [_time(ended.get("finishedAt")) for _, ended in _failures(status)]
+    moments = [_deletion_asked_at(pod["metadata"]), _disruption(status)[1], *ends]
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _rank(metadata: Object) -> int | None:
+    labels = metadata.get("labels") or {}
+    text = str(labels.get(_INDEX) or "")
+    return int(text) if text.isdecimal() else None
 
 
 def _phase(pod: Object) -> str:
@@ -58,7 +85,7 @@ def _phase(pod: Object) -> str:
         # The garbage collector ends the pods of a node that does not exist any more, whatever they said last.
         return phase if _disruption(status)[0].reason == _NODE_GONE or not _any_runs(status) else "Running"
     if phase != "Unknown" and _all_ended(pod):
-        main = _terminated(_container(status, _MAIN)) or {}
+        main = _terminated(_container(status, _main(pod))) or {}
         return "Succeeded" if main.get("exitCode") == 0 else "Failed"
     return phase
 
@@ -66,7 +93,7 @@ def _phase(pod: Object) -> str:
 def _finished(pod: Object) -> _End:
     """What ended a finished pod; the most specific word that applies."""
     status = pod.get("status") or {}
-    main = _terminated(_container(status, _MAIN))
+    main = _terminated(_container(status, _main(pod)))
     if main and main.get("reason") == "OOMKilled":
         return _End("OOMKilled", str(main.get("message") or ""))
     if status.get("reason"):
@@ -77,16 +104,16 @@ def _finished(pod: Object) -> _End:
         return _End("NodeLost", disruption.message) if disruption.reason == _NODE_GONE else disruption
     if _came_first(_deletion_asked_at(pod["metadata"]), ended_at):
         return _End("Deleted")
-    return _by_containers(status, main)
+    return _by_containers(pod, main)
 
 
-def _by_containers(status: Object, main: Object | None) -> _End:
-    for name, ended in _failures(status):
-        if name != _MAIN:
+def _by_containers(pod: Object, main: Object | None) -> _End:
+    for name, ended in _failures(pod.get("status") or {}):
+        if name != _main(pod):
             words = f"{name}: {ended.get('reason') or 'Error'} (exit code {ended.get('exitCode')})"
             return _End("", f"{words}: {ended['message']}" if ended.get("message") else words)
     if main is None:
-        return _never_started(status)
+        return _never_started(pod)
     reason = str(main.get("reason") or "")
     if reason in ("Error", "Completed"):  # its message is the program's own, which may write there what it likes
         return _End()
@@ -104,11 +131,11 @@ def _still(pod: Object) -> _End:
         return disruption
     if pod["metadata"].get("deletionTimestamp"):
         return _End("Deleted")
-    return _never_started(status)
+    return _never_started(pod)
 
 
-def _never_started(status: Object) -> _End:
-    waiting = ((_container(status, _MAIN) or {}).get("state") or {}).get("waiting") or {}
+def _never_started(pod: Object) -> _End:
+    waiting = ((_container(pod.get("status") or {}, _main(pod)) or {}).get("state") or {}).get("waiting") or {}
     reason = str(waiting.get("reason") or "")
     if reason in ("", "PodInitializing", "ContainerCreating"):
         return _End()
@@ -167,6 +194,8 @@ def _terminated(container: Object | None) -> Object | None:
 
 
 def _workflow_uid(metadata: Object) -> str:
+    if told := (metadata.get("labels") or {}).get(WORKFLOW_UID_LABEL):
+        return str(told)  # of a gang, whose pods belong to what made them
     owners = metadata.get("ownerReferences") or []
     return str(next((owner["uid"] for owner in owners if owner.get("kind") == "Workflow"), ""))
 

@@ -1,0 +1,58 @@
+"""What a step of several pods may not ask for."""
+
+from collections.abc import Callable
+
+from hera_pipelines.compile.gated import GatedStep, program_container
+from tiphys.protocol.pipeline import Manifest
+
+_LONGEST_SCRIPT = 200_000
+"""Bytes. All annotations of a pod together may have 256 KiB."""
+_UNDERSTOOD = frozenset(
+    {
+        *("activeDeadlineSeconds", "affinity", "archiveLocation", "automountServiceAccountToken", "container"),
+        *("hostAliases", "inputs", "metadata", "name", "nodeSelector", "outputs", "priority", "priorityClassName"),
+        *("schedulerName", "script", "securityContext", "serviceAccountName", "synchronization", "timeout"),
+        *("tolerations", "volumes"),
+    }
+)
+
+
+def check_gang(step: GatedStep, manifest: Manifest) -> str | None:
+    """The first complaint about a step of several pods; None for any other."""
+    if step.settings.gang is None:
+        return None
+    return next((complaint for check in _CHECKS if (complaint := check(step, manifest))), None)
+
+
+def _kind(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+    if not step.trains:
+        return "several nodes need the attempts of a training step; use @train(…) or Train(…)"
+    gpu, gang = step.settings.gpu, step.settings.gang
+    if gpu is not None and gang is not None and gpu.members != gang.members:
+        return f"its GPUs are for {gpu.members} pods and it has {gang.members}; let @train(gpus=…, nodes=…) write both"
+    return None
+
+
+def _fields(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+    strange = sorted(set(step.program) - _UNDERSTOOD)
+    return f"{strange[0]} does not go with several nodes, whose pods are not Argo's own; drop it" if strange else None
+
+
+def _program(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+    container = program_container(step.program)
+    if "tiphys-exec" in (container.get("command") or [""])[0]:
+        return "tiphys-exec saves the folder of one pod; use tiphys.checkpoint in a training on several nodes"
+    if len(container.get("source", "").encode()) > _LONGEST_SCRIPT:
+        return f"its source is longer than the {_LONGEST_SCRIPT} bytes that fit into a pod; put it into the image"
+    return None
+
+
+def _claims(step: GatedStep, manifest: Manifest) -> str | None:
+    made = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates") or []}
+    mounted = [mount["name"] for mount in program_container(step.program).get("volumeMounts") or []]
+    if found := [name for name in mounted if name in made]:
+        return f"claim {found[0]!r} is made by the Workflow, for one pod at a time; name a ReadWriteMany claim"
+    return None
+
+
+_CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (_kind, _fields, _program, _claims)

@@ -1,0 +1,121 @@
+"""An attempt of several pods: which of them decides how it ended, and that nothing of it stays behind.
+
+Argo watches the object that makes the pods, and knows of them only that one
+failed. The others are told to stop then, and exit with 75 like a preempted
+program: so the cause of the attempt is that of the pod whose end began first.
+A pod that was taken away leaves nothing but what the object remembers of it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from tiphys.errors import UsageError
+from tiphys.lineage.classify import Observation
+from tiphys.protocol.gang import Gang, Stage, gang_name
+from tiphys.records import AttemptClaim
+from tiphys.store import Store
+from tiphys_plugin.cluster import GangStatus, PodStatus
+
+_HOSTNAME = "kubernetes.io/hostname"
+_TOLD_BY_ARGO = ("Succeeded", "Skipped", "Omitted")
+_LATEST = datetime.max.replace(tzinfo=UTC)
+
+
+def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus], status: str) -> Observation:
+    """What is known of the end of an attempt of several pods; ``status`` is Argo's.
+
+    The exit code that Argo tells beside it is that of its own program, which watched, and says nothing.
+    """
+    if status in _TOLD_BY_ARGO:
+        return Observation(status=status, pod_seen=bool(found))
+    remembered = made_by.first_failure if made_by else None
+    if remembered and remembered.pod not in {pod.name for pod in found}:
+        # A pod that fails by itself stays; this one was deleted.
+        return Observation(
+            status=status,
+            exit_code=remembered.exit_code,
+            pod_reason="Deleted",
+            pod_message=remembered.message,
+            member=f"pod {remembered.pod}",
+        )
+    failed = [pod for pod in found if pod.phase == "Failed" or (pod.reason and not pod.finished)]
+    if not failed:
+        told = "none of its pods was seen" if not found else "none of its pods says why"
+        return Observation(status="Error", pod_seen=bool(found), pod_message=told)
+    first = min(failed, key=_began)
+    member = f"pod {first.name}" if first.rank is None else f"rank {first.rank} of {gang.members}"
+    return Observation(
+        status="Failed",
+        exit_code=first.exit_code,
+        pod_seen=True,
+        pod_reason=first.reason,
+        pod_message=first.message,
+        member=member,
+    )
+
+
+def _began(pod: PodStatus) -> tuple[datetime, bool, str]:
+    """Order of the ends. Kubernetes tells seconds: in the same one, who was deleted followed who was not."""
+    return pod.trouble_at or _LATEST, pod.reason == "Deleted", pod.name
+
+
+def all_succeeded(gang: Gang, found: Sequence[PodStatus]) -> bool:
+    """Whether every member ended well."""
+    return len([pod for pod in found if pod.phase == "Succeeded"]) >= gang.members
+
+
+def goes_on(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus]) -> bool:
+    """Whether what makes the pods may make more of them, or waits for those that live."""
+    ended = [pod for pod in found if pod.finished]
+    return made_by is not None and made_by.stage is Stage.ACTIVE and len(ended) < gang.members
+
+
+def is_forgotten(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus]) -> bool:
+    """Whether it goes on for nobody, since its attempt is over for Argo: the pod that watched it was lost, perhaps.
+
+    Where a member has failed, it will end the others by itself, and remember why.
+    """
+    return goes_on(gang, made_by, found) and not any(pod.phase == "Failed" for pod in found)
+
+
+def answers(claim: AttemptClaim, input_keys: str) -> dict[str, str]:
+    """What admit answers for a step of several pods beside the rest."""
+    requirements = ", ".join(json.dumps(one, sort_keys=True) for one in _requirements(claim))
+    return {
+        "gang": gang_name(claim.run, claim.step, claim.attempt),
+        "node-requirements": requirements,
+        "input-keys": input_keys,
+    }
+
+
+def _requirements(claim: AttemptClaim) -> list[dict[str, Any]]:
+    """Node selector requirements; the first is always there, because the list must not be empty."""
+    if claim.nodes:
+        hosts: dict[str, Any] = {"key": _HOSTNAME, "operator": "In", "values": sorted(set(claim.nodes))}
+    else:
+        hosts = {"key": _HOSTNAME, "operator": "Exists"}
+    chosen = json.loads(claim.pod_patch or "{}").get("nodeSelector") or {}
+    return [hosts, *({"key": key, "operator": "In", "values": [value]} for key, value in sorted(chosen.items()))]
+
+
+def input_keys(store: Store, template: Mapping[str, Any]) -> str:
+    """Key in ``store`` of each input artifact, as JSON: the members fetch them by themselves.
+
+    Raises:
+        UsageError: one lies elsewhere.
+    """
+    keys: dict[str, str] = {}
+    for artifact in (template.get("inputs") or {}).get("artifacts") or []:
+        s3 = artifact.get("s3") or {}
+        if not s3 and artifact.get("optional"):
+            continue
+        key = None if s3.get("bucket") else store.from_artifact_key(s3.get("key") or "")
+        if key is None:
+            raise UsageError(
+                f"input artifact {artifact['name']!r} does not lie in {store.url}, from where the pods of a training "
+                "on several nodes fetch it by themselves; have a @step write it"
+            )
+        keys[artifact["name"]] = key
+    return json.dumps(keys, sort_keys=True)
