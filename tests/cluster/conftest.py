@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import audit, cluster, cluster_store, gpus, images, namespace, second_node, tenants
+from cluster.fixtures import audit, cluster, cluster_store, fake_nodes, gpus, images, namespace, second_node, tenants
 
-__all__ = ["audit", "cluster", "cluster_store", "gpus", "images", "namespace", "second_node", "tenants"]
+__all__ = ["audit", "cluster", "cluster_store", "fake_nodes", "gpus", "images", "namespace", "second_node", "tenants"]
 
 _HERE = Path(__file__).parent
 

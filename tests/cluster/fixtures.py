@@ -9,9 +9,10 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from cluster.client import AuditLog, Cluster, Json, Store
@@ -19,6 +20,26 @@ from cluster.harness.settings import Settings
 
 TESTS = Path(__file__).parents[1]
 _HOW = "set TIPHYS_CLUSTER=start (or run `make test-cluster`) to run the tests that need a Kubernetes cluster"
+FAKE = {"key": "kwok.x-k8s.io/node", "operator": "Exists", "effect": "NoSchedule"}
+"""Toleration of a pod that may go to fake nodes."""
+
+
+class FakeNodes(Protocol):
+    def __call__(
+        self,
+        group: str,
+        count: int,
+        *,
+        gpus: int = 0,
+        model: str = "",
+        labels: Mapping[str, str] | None = None,
+        taints: Sequence[str] = (),
+    ) -> list[str]:
+        """Add `<group>-1` to `<group>-<count>`, ready with so many GPUs each; their names.
+
+        `model` is the label `nvidia.com/gpu.product`; labels such as those of rack, block and NVLink domain are the
+        same for all nodes of a group; a taint is `key=value:effect`.
+        """
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +154,33 @@ def gpus(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
         cluster.advertise_gpus(node, 0)
 
 
+@pytest.fixture
+def fake_nodes(cluster: Cluster) -> Iterator[FakeNodes]:
+    """Nodes for the scheduler alone, gone after the test; only pods that tolerate `FAKE` get there."""
+    if not cluster.own:
+        pytest.skip("only `make cluster` can be given fake nodes")
+    groups: list[str] = []
+
+    def add(
+        group: str,
+        count: int,
+        *,
+        gpus: int = 0,
+        model: str = "",
+        labels: Mapping[str, str] | None = None,
+        taints: Sequence[str] = (),
+    ) -> list[str]:
+        groups.append(group)
+        options = [f"--gpus={gpus}", f"--model={model}", *(f"--taint={taint}" for taint in taints)]
+        options += [f"--label={key}={value}" for key, value in (labels or {}).items()]
+        cluster.harness("add-fake-nodes", group, str(count), *options)
+        return [f"{group}-{index}" for index in range(1, count + 1)]
+
+    yield add
+    for group in groups:
+        cluster.harness("remove-fake-nodes", group)
+
+
 def run_module(module: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a part of the harness as a command; what it says of its progress goes to standard error."""
     environ = {**os.environ, "PYTHONPATH": str(TESTS)}
@@ -158,4 +206,4 @@ def _of(environ: dict[str, str]) -> Cluster:
     )
 
 
-__all__ = ["audit", "cluster", "cluster_store", "gpus", "images", "namespace", "second_node", "tenants"]
+__all__ = ["audit", "cluster", "cluster_store", "fake_nodes", "gpus", "images", "namespace", "second_node", "tenants"]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import control_plane, gpus, lifecycle, processes
+from . import control_plane, fake_nodes, gpus, lifecycle, processes
 from .errors import HarnessError
 from .identities import s3_account
 from .machine import require_root
@@ -61,6 +61,18 @@ def _act_on_running(settings: Settings, options: argparse.Namespace) -> None:
     match options.action:
         case "import":
             lifecycle.import_image(settings, options.archive.absolute())
+        case "stop":
+            processes.stop(settings, options.daemon, signal.SIGKILL if options.kill else signal.SIGTERM)
+        case "start":
+            lifecycle.restart(settings, options.daemon)
+        case "s3-user":
+            print(control_plane.create_s3_user(settings, options.name))
+        case _:
+            _act_on_nodes(settings, options)
+
+
+def _act_on_nodes(settings: Settings, options: argparse.Namespace) -> None:
+    match options.action:
         case "gpus":
             gpus.advertise(settings, options.node, options.count)
         case "add-node":
@@ -69,12 +81,15 @@ def _act_on_running(settings: Settings, options: argparse.Namespace) -> None:
             lifecycle.lose_node(settings, options.index)
         case "remove-node":
             lifecycle.remove_node(settings, options.index)
-        case "stop":
-            processes.stop(settings, options.daemon, signal.SIGKILL if options.kill else signal.SIGTERM)
-        case "start":
-            lifecycle.restart(settings, options.daemon)
-        case "s3-user":
-            print(control_plane.create_s3_user(settings, options.name))
+        case "add-fake-nodes":
+            fake_nodes.add(settings, _group(options))
+        case "remove-fake-nodes":
+            fake_nodes.remove(settings, options.group)
+
+
+def _group(options: argparse.Namespace) -> fake_nodes.Group:
+    labels = dict(label.partition("=")[::2] for label in options.label)
+    return fake_nodes.Group(options.group, options.count, options.gpus, options.model, labels, tuple(options.taint))
 
 
 def _require_running(settings: Settings) -> None:
@@ -103,6 +118,17 @@ def _parser() -> argparse.ArgumentParser:
     lose = actions.add_parser("lose-node", help="end a node as a power cut would")
     lose.add_argument("index", type=int)
     actions.add_parser("remove-node", help="the same, and forget it").add_argument("index", type=int)
+    fake = actions.add_parser(
+        "add-fake-nodes", help="add nodes that exist for the scheduler alone: group-1, group-2, …"
+    )
+    fake.add_argument("group", help="their common name, such as rack-a")
+    fake.add_argument("count", type=int)
+    fake.add_argument("--gpus", type=int, default=0, help="of each node")
+    fake.add_argument("--model", default="", help="such as NVIDIA-A100-SXM4-80GB: the label nvidia.com/gpu.product")
+    fake.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="may be repeated")
+    fake.add_argument("--taint", action="append", default=[], metavar="KEY=VALUE:EFFECT", help="may be repeated")
+    gone = actions.add_parser("remove-fake-nodes", help="delete the nodes of a group and the pods on them")
+    gone.add_argument("group")
     stop = actions.add_parser("stop", help="stop a daemon, such as apiserver or s3")
     stop.add_argument("daemon")
     stop.add_argument("--kill", action="store_true", help="by SIGKILL")

@@ -113,6 +113,8 @@ def _controller_manager(settings: Settings) -> list[str]:
         f"--service-account-private-key-file={keys}/service-accounts.key",
         f"--root-ca-file={keys}/ca.crt",
         "--leader-elect=false",
+        "--kube-api-qps=200",  # it takes the taint from each of a hundred new nodes
+        "--kube-api-burst=400",
     ]
 
 

@@ -7,18 +7,21 @@ import urllib.request
 
 from . import processes
 from .identities import kubeconfig
-from .kubectl import apply
+from .rbac import grant
 from .settings import Settings
 
 NAME = "dns"
 USER = "system:coredns"
-_RBAC = "rbac.authorization.k8s.io"
+_READ = ["list", "watch"]
+_RULES = [
+    {"apiGroups": [""], "resources": ["services", "namespaces"], "verbs": _READ},
+    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": _READ},
+]
 
 
 def start(settings: Settings) -> None:
     """Start it; returns when it has seen the services that exist."""
-    apply(settings, _role())
-    apply(settings, _binding())
+    grant(settings, USER, _RULES)
     corefile = settings.folder / "Corefile"
     corefile.write_text(_corefile(settings))
     processes.start(settings, settings.node(1), NAME, [f"{settings.bin}/coredns", f"-conf={corefile}"])
@@ -46,22 +49,3 @@ def _corefile(settings: Settings) -> str:
     }}
 }}
 """
-
-
-def _role() -> dict[str, object]:
-    read = ["list", "watch"]
-    rules = [
-        {"apiGroups": [""], "resources": ["services", "namespaces"], "verbs": read},
-        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": read},
-    ]
-    return {"apiVersion": f"{_RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": USER}, "rules": rules}
-
-
-def _binding() -> dict[str, object]:
-    return {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": USER},
-        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": USER},
-        "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": USER}],
-    }

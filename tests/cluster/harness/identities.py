@@ -30,7 +30,7 @@ def create(settings: Settings) -> None:
     _certificates(settings)
     users = {ADMIN: "system:masters"}
     users |= {f"system:kube-{name}": "" for name in ("controller-manager", "scheduler", "proxy")}
-    users["system:coredns"] = ""
+    users |= {"system:coredns": "", "system:kwok": ""}
     users |= {f"system:node:{settings.node(index).name}": "system:nodes" for index in range(1, NODES + 1)}
     tokens = {user: secrets.token_hex(16) for user in users}
     with (pki(settings) / "tokens.csv").open("w") as file:

@@ -7,7 +7,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from . import archive, control_plane, dns, identities, namespaces, node, processes
+from . import archive, control_plane, dns, fake_nodes, identities, namespaces, node, processes
 from .binaries import build_missing
 from .errors import HarnessError
 from .kubectl import answers, kubectl
@@ -115,10 +115,13 @@ def restart(settings: Settings, name: str) -> None:
         control_plane.start_one(settings, name)
     elif name == dns.NAME:
         dns.start(settings)
+    elif name == fake_nodes.NAME:
+        fake_nodes.start_kwok(settings)
     elif daemon in node.DAEMONS and index.isdigit():
         node.start_one(settings, settings.node(int(index)), daemon)
     else:
-        known = [*control_plane.commands(settings), dns.NAME, *(f"{each}-1" for each in node.DAEMONS)]
+        known = [*control_plane.commands(settings), dns.NAME, fake_nodes.NAME]
+        known += [f"{each}-1" for each in node.DAEMONS]
         raise HarnessError(f"there is no daemon {name}; there are {', '.join(known)}")
 
 
