@@ -2,12 +2,15 @@
 
 It needs no cluster: decisions are timed in memory, promises about waiting and
 sharing are measured in virtual time, by replays of seeded jobs through the
-service's own rules, and many processes ask one ledger file while some of them
-are killed. The report goes to ``tests/bench/reports/quota.json``.
+service's own rules, a published trace of tasks is placed on its nodes, and many
+processes ask one ledger file while some of them are killed. The report goes to
+``tests/bench/reports/quota.json``. How much of the nodes the trace fills is
+measured where ``TIPHYS_TRACES`` names its folder.
 """
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +20,7 @@ from bench.cluster_bench import machine
 from bench.progress import say
 from bench.quota_campaign import campaign
 from bench.quota_core import CHANGE_EVERY, COHORTS, QUEUES, decisions
+from bench.quota_placement import FOLDER, absent, allocation, speed
 from bench.quota_workloads import (
     ARRIVES_SECONDS,
     GPUS,
@@ -39,6 +43,11 @@ HORIZON_SECONDS = 20_000.0
 CAMPAIGNS = ((2, 10_000), (16, 60_000), (64, 40_000))
 """Processes on one ledger file, and what they ask together."""
 QUICK_CAMPAIGNS = ((8, 3_000),)
+SEEDS = range(10)
+QUICK_SEEDS = range(2)
+ALLOCATIONS = {"bestfit_alloc": "best-fit", "fgd_alloc": "fragmentation"}
+FLEETS = (1_000, 10_000)
+"""Nodes among which a placement is timed."""
 HOURS = 48.0
 QUICK_HOURS = 12.0
 
@@ -55,6 +64,13 @@ def main() -> int:
     for waiting, leases, samples in QUICK_SIZES if options.quick else SIZES:
         report["core"][str(waiting)] = found = decisions(leases, waiting, samples, SEED)
         say(f"decisions: {json.dumps(found)}")
+    report["placement"] = {str(nodes): speed(nodes, SEED) for nodes in FLEETS}
+    say(f"placements: {json.dumps(report['placement'])}")
+    if (why := absent(os.environ)) is None:
+        report["allocation"] = allocation(Path(os.environ[FOLDER]), QUICK_SEEDS if options.quick else SEEDS)
+        say(f"allocation: {json.dumps(report['allocation'])}")
+    else:
+        say(why)
     report["campaigns"] = {}
     for processes, requests in QUICK_CAMPAIGNS if options.quick else CAMPAIGNS:
         report["campaigns"][str(processes)] = found = campaign(requests, processes, SEED)
@@ -97,6 +113,8 @@ def settings(quick: bool) -> dict[str, Any]:
         "hours": QUICK_HOURS if quick else HOURS,
         "decisions": "decide() of requests anywhere in the line, one by one; half of all say how long they take; "
         f"a lease goes and another comes before each {CHANGE_EVERY}th decision",
+        "allocation": "tasks of the openb trace in random order, then drawn from it with replacement, until they ask "
+        "for all GPUs of the nodes that have any; placed at arrival or never",
         "starvation": "small jobs with declared durations, and a gang that needs all GPUs",
     }
 
@@ -104,11 +122,13 @@ def settings(quick: bool) -> dict[str, Any]:
 def line(report: Mapping[str, Any]) -> str:
     """``key=value`` of what is compared; decisions are those beside a thousand that wait."""
     core = report["core"]["1000"]
+    filled = report.get("allocation", {})
     values = {
         "core_per_second": core["per_second"],
         "core_p99_ms": core["p99_ms"],
         "skip_wait_ratio": report["starvation"]["ratio"],
         "jain": report["fairness"]["jain"],
+        **{name: filled[policy]["allocated_percent"] for name, policy in ALLOCATIONS.items() if policy in filled},
         **{
             name: sum(one[name] for one in report["campaigns"].values())
             for name in ("over_admissions", "double_grants", "leaks")

@@ -21,6 +21,7 @@ def test_the_last_line_holds_what_is_compared() -> None:
         "core": {"1000": {"per_second": 512.5, "p99_ms": 18.2}, "10000": {"per_second": 1.0, "p99_ms": 9.0}},
         "starvation": {"ratio": 0.0133},
         "fairness": {"jain": 0.998},
+        "allocation": {"best-fit": {"allocated_percent": 93.9}, "fragmentation": {"allocated_percent": 95.26}},
         "campaigns": {
             "2": {"over_admissions": 0, "double_grants": 1, "leaks": 0},
             "64": {"over_admissions": 0, "double_grants": 2, "leaks": 0},
@@ -28,7 +29,7 @@ def test_the_last_line_holds_what_is_compared() -> None:
     }
     assert line(report) == (
         "core_per_second=512.5 core_p99_ms=18.2 skip_wait_ratio=0.0133 jain=0.998 "
-        "over_admissions=0 double_grants=3 leaks=0"
+        "bestfit_alloc=93.9 fgd_alloc=95.26 over_admissions=0 double_grants=3 leaks=0"
     )
 
 

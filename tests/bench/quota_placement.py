@@ -1,0 +1,181 @@
+"""How much of a real cluster placements fill, and what one costs: the openb trace, by the service's own placement.
+
+The trace is data of others and not part of the project: ``TIPHYS_TRACES`` is
+the folder that holds its two files (openb_node_list_all_node.csv and
+openb_pod_list_default.csv of alibaba/clusterdata, cluster-trace-gpu-v2023).
+
+The method is that of Q. Weng et al., "Beware of Fragmentation", ATC 2023, and
+of its published artifact: the tasks of the trace arrive in random order, then
+tasks that are drawn from it with replacement, until what arrived asks for as
+many GPUs as the nodes with GPUs have. Each is placed when it arrives or never,
+and none leaves. What is compared is the part of all GPUs that is then used.
+"""
+
+import csv
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from bench.latency import percentile
+from tiphys_plugin.placement import (
+    WHOLE_GPU,
+    Ask,
+    Fragmentation,
+    Free,
+    Gang,
+    Inventory,
+    Node,
+    Placement,
+    Policy,
+    best_fit,
+    place,
+    typical,
+)
+
+FOLDER = "TIPHYS_TRACES"
+NODES = "openb_node_list_all_node.csv"
+TASKS = "openb_pod_list_default.csv"
+POLICIES = ("best-fit", "fragmentation")
+PUBLISHED = {"best-fit": 92.9, "fragmentation": 95.2}
+
+
+class Outcome(NamedTuple):
+    """``allocated`` percent of all GPUs, after so many tasks arrived, of which some had no place."""
+
+    allocated: float
+    tasks: int
+    unplaced: int
+    seconds: float
+
+
+def absent(environ: Mapping[str, str]) -> str | None:
+    """What keeps the trace from being replayed, in a sentence; None if nothing does."""
+    folder = environ.get(FOLDER)
+    if not folder:
+        return f"allocation is not measured: set {FOLDER} to the folder that holds {NODES} and {TASKS}"
+    missing = [name for name in (NODES, TASKS) if not (Path(folder) / name).is_file()]
+    if missing:
+        return f"allocation is not measured: {' and '.join(missing)} not found in {folder}, the folder of {FOLDER}"
+    return None
+
+
+def allocation(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
+    """The allocation by each policy, seed by seed."""
+    nodes, tasks = read_nodes(folder / NODES), read_tasks(folder / TASKS)
+    return {
+        "nodes": len(nodes),
+        "gpus": sum(node.gpus for node in nodes),
+        "seeds": list(seeds),
+        **{policy: _summary(policy, [fill(nodes, tasks, policy, seed) for seed in seeds]) for policy in POLICIES},
+    }
+
+
+def _summary(policy: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "allocated_percent": round(mean(one.allocated for one in outcomes), 2),
+        "published_percent": PUBLISHED[policy],
+        "by_seed": [round(one.allocated, 2) for one in outcomes],
+        "tasks": [one.tasks for one in outcomes],
+        "unplaced": [one.unplaced for one in outcomes],
+        "seconds_per_seed": round(mean(one.seconds for one in outcomes), 1),
+    }
+
+
+def fill(nodes: Sequence[Node], tasks: Sequence[Ask], policy: str, seed: int) -> Outcome:
+    """Let tasks arrive until they ask for as many GPUs as there are."""
+    began = time.perf_counter()
+    free = Free(Inventory(nodes))
+    chosen = Policy(best_fit if policy == "best-fit" else Fragmentation(typical(tasks)))
+    capacity = WHOLE_GPU * sum(node.gpus for node in nodes)
+    arrived = used = unplaced = 0
+    for number, task in enumerate(_arriving(tasks, seed), 1):
+        arrived += task.gpus * task.gpu_milli
+        found = place(free, Gang(task), chosen)
+        if isinstance(found, Placement):
+            free.take(found)
+            used += task.gpus * task.gpu_milli
+        else:
+            unplaced += 1
+        if arrived >= capacity:
+            return Outcome(100 * used / capacity, number, unplaced, time.perf_counter() - began)
+    raise AssertionError("tasks go on arriving")
+
+
+def _arriving(tasks: Sequence[Ask], seed: int) -> Iterator[Ask]:
+    draw = random.Random(seed)
+    yield from draw.sample(tasks, len(tasks))
+    while True:
+        yield draw.choice(tasks)
+
+
+def read_nodes(path: Path) -> list[Node]:
+    """The nodes that have GPUs."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            Node(
+                name=row["sn"],
+                gpu_type=row["model"],
+                gpus=int(row["gpu"]),
+                cpu_milli=int(row["cpu_milli"]),
+                host_memory_mb=int(row["memory_mib"]),
+            )
+            for row in csv.DictReader(file)
+            if int(row["gpu"])
+        ]
+
+
+def read_tasks(path: Path) -> list[Ask]:
+    """What each task asks for; in this list none asks for a type of GPU."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            Ask(
+                gpus=int(row["num_gpu"]),
+                gpu_type=row["gpu_spec"] or None,
+                gpu_milli=int(row["gpu_milli"]) or WHOLE_GPU,
+                cpu_milli=int(row["cpu_milli"]),
+                host_memory_mb=int(row["memory_mib"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def speed(nodes: int, seed: int, samples: int = 500) -> dict[str, Any]:
+    """Microseconds of a placement on a cluster that is three quarters full: of one pod, and of a gang of many."""
+    draw = random.Random(seed)
+    free = Free(Inventory(_node(number) for number in range(nodes)))
+    policy = Policy(best_fit)
+    used = 0
+    while used < 6 * nodes:
+        found = place(free, _request(draw), policy)
+        if isinstance(found, Placement):
+            free.take(found)
+            used += found.gang.gpus
+    single = [_timed(free, _request(draw), policy) for _ in range(samples)]
+    gangs = [_timed(free, _gang(draw), policy) for _ in range(samples // 5)]
+    return {
+        "nodes": nodes,
+        **{f"single_{name}_us": percentile(single, p) for name, p in (("p50", 50), ("p99", 99))},
+        **{f"gang_{name}_us": percentile(gangs, p) for name, p in (("p50", 50), ("p99", 99))},
+    }
+
+
+def _node(number: int) -> Node:
+    kind = ("A100", "H100")[number // 64 % 2]
+    return Node(name=f"n{number:05}", gpu_type=kind, gpus=8, rack=f"r{number // 16}", block=f"b{number // 256}")
+
+
+def _request(draw: random.Random) -> Gang:
+    return Gang(Ask(draw.choice((1, 1, 1, 2, 4, 8)), draw.choice(("A100", "H100", None))))
+
+
+def _gang(draw: random.Random) -> Gang:
+    return Gang(Ask(draw.choice((2, 4)), draw.choice(("A100", "H100"))), draw.choice((8, 16, 32)))
+
+
+def _timed(free: Free, gang: Gang, policy: Policy) -> float:
+    began = time.perf_counter()
+    place(free, gang, policy)
+    return 1e6 * (time.perf_counter() - began)

@@ -1,0 +1,66 @@
+"""The replay of a trace on its nodes: it says what is absent, fills what it can, and counts what it could not."""
+
+from pathlib import Path
+
+import pytest
+from bench.quota_placement import FOLDER, NODES, TASKS, absent, allocation, fill, read_nodes, read_tasks, speed
+from tiphys_plugin.placement import Ask, Node
+
+NODE_LIST = """sn,cpu_milli,memory_mib,gpu,model
+n0,32000,262144,0,
+n1,96000,262144,8,G2
+n2,8000,262144,2,T4
+"""
+TASK_LIST = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos
+p0,1000,1024,1,460,,LS
+p1,4000,1024,2,1000,,LS
+p2,500,1024,0,0,,BE
+"""
+
+
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / NODES).write_text(NODE_LIST)
+    (tmp_path / TASKS).write_text(TASK_LIST)
+    return tmp_path
+
+
+def test_what_is_absent_is_said(tmp_path: Path) -> None:
+    assert "set TIPHYS_TRACES to the folder" in str(absent({}))
+    assert f"{NODES} and {TASKS} not found in {tmp_path}" in str(absent({FOLDER: str(tmp_path)}))
+    assert absent({FOLDER: str(folder(tmp_path))}) is None
+
+
+def test_the_trace_is_read_as_it_is(tmp_path: Path) -> None:
+    files = folder(tmp_path)
+    assert [(node.name, node.gpus, node.cpu_milli) for node in read_nodes(files / NODES)] == [
+        ("n1", 8, 96000),
+        ("n2", 2, 8000),
+    ]
+    assert read_tasks(files / TASKS) == [
+        Ask(1, gpu_milli=460, cpu_milli=1000, host_memory_mb=1024),
+        Ask(2, cpu_milli=4000, host_memory_mb=1024),
+        Ask(0, cpu_milli=500, host_memory_mb=1024),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["best-fit", "fragmentation"])
+def test_tasks_arrive_until_they_ask_for_every_gpu(policy: str) -> None:
+    nodes = [Node(name="a", gpu_type="T4", gpus=4), Node(name="b", gpu_type="T4", gpus=4)]
+    whole = fill(nodes, [Ask(1)], policy, seed=1)
+    assert (whole.allocated, whole.tasks, whole.unplaced) == (100.0, 8, 0)
+    thirds = fill(nodes, [Ask(3)], policy, seed=1)
+    assert (thirds.allocated, thirds.tasks, thirds.unplaced) == (75.0, 3, 1)
+
+
+def test_allocation_is_the_mean_of_its_seeds(tmp_path: Path) -> None:
+    found = allocation(folder(tmp_path), [1, 2])
+    assert (found["nodes"], found["gpus"], found["seeds"]) == (2, 10, [1, 2])
+    one = found["fragmentation"]
+    assert one["allocated_percent"] == pytest.approx(sum(one["by_seed"]) / 2, abs=0.01)
+    assert found["best-fit"]["published_percent"] == 92.9
+
+
+def test_placements_are_timed() -> None:
+    found = speed(32, seed=1, samples=10)
+    assert found["nodes"] == 32
+    assert 0 < found["single_p50_us"] <= found["single_p99_us"]
