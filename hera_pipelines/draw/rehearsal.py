@@ -48,7 +48,7 @@ def rehearsal_of(heading: str, replay: Replay, begin: float, seconds: float, sho
     others = [queue.name for queue in queues.queues if queue.name not in shown]
     groups = {**{name: [name] for name in shown}, **({OTHERS: others} if others else {})}
     timeline = list(spans(replay))
-    inventory = None if queues.inventory is None else sum(stock.count for stock in queues.inventory.values())
+    inventory = None if queues.stock is None else sum(stock.count for stock in queues.stock.values())
     return Rehearsal(
         heading=heading,
         seconds=seconds,

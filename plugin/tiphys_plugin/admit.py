@@ -239,6 +239,7 @@ def _claim(
     """Claim attempt ``number``; what its key holds afterwards, ours or another caller's."""
     lease = admission if isinstance(admission, Admitted) else None
     untyped = call.spec.gpu is not None and call.spec.gpu.gpu_type is None
+    chosen = lease.pool if lease and untyped and lease.pool != ANY_TYPE else None
     wanted = AttemptClaim(
         run=call.run,
         step=call.step,
@@ -253,7 +254,7 @@ def _claim(
         lineage=lineage_of(call.run, call.step) if call.spec.checkpoints is not None else "",
         starts_from=choice.checkpoint,
         skipped=choice.skipped,
-        pod_patch=answers.pod_patch(call.spec, lease.pool if lease and untyped and lease.pool != ANY_TYPE else None),
+        pod_patch=answers.pod_patch(call.spec, chosen, lease.nodes[0] if lease and len(lease.nodes) == 1 else None),
         lease=lease.lease if lease else "",
         nodes=lease.nodes if lease else (),
     )

@@ -49,17 +49,19 @@ def checkpoint_uri(store: Store, spec: StepSpec, claim: AttemptClaim) -> str:
     return f"{root}/{LineageLayout(start.lineage).shards(start.attempt, start.global_step)}"
 
 
-def pod_patch(spec: StepSpec, chosen_type: str | None) -> str:
+def pod_patch(spec: StepSpec, chosen_type: str | None, node: str | None = None) -> str:
     """Strategic merge patch for the pod of a training attempt.
 
     ``chosen_type`` is the GPU type that the ledger counted a request without a
-    type against; the pod has to land there for the count to be true.
+    type against, ``node`` the one whose GPUs it took, where nodes are declared;
+    the pod has to land there for the count to be true.
     """
     if spec.kind is not Kind.TRAIN:
         return ""
     patch: dict[str, object] = {"terminationGracePeriodSeconds": math.ceil(spec.grace_seconds)}
-    if chosen_type is not None:
-        patch["nodeSelector"] = {_GPU_TYPE_LABEL: chosen_type}
+    wanted = {_GPU_TYPE_LABEL: chosen_type, gangs.HOSTNAME_LABEL: node}
+    if selector := {label: value for label, value in wanted.items() if value is not None}:
+        patch["nodeSelector"] = selector
     return json.dumps(patch, sort_keys=True)
 
 

@@ -18,7 +18,8 @@ from tiphys.records import AttemptClaim
 from tiphys.store import Store
 from tiphys_plugin.cluster import GangStatus, PodStatus
 
-_HOSTNAME = "kubernetes.io/hostname"
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+"""Where a pod has to run is said by it."""
 _TOLD_BY_ARGO = ("Succeeded", "Skipped", "Omitted")
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
@@ -41,8 +42,10 @@ def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatu
             member=f"pod {remembered.pod}",
         )
     failed = [pod for pod in found if pod.phase == "Failed" or (pod.reason and not pod.finished)]
+    if made_by is None:  # all went with it, and whether they still show that is a matter of moments
+        failed = [pod for pod in failed if pod.reason != "Deleted"]
     if not failed:
-        told = "none of its pods was seen" if not found else "none of its pods says why"
+        told = "no pod of it tells how it ended" if made_by else "what made its pods is gone, or never was"
         return Observation(status="Error", pod_seen=bool(found), pod_message=told)
     first = min(failed, key=_began)
     member = f"pod {first.name}" if first.rank is None else f"rank {first.rank} of {gang.members}"
@@ -93,9 +96,9 @@ def answers(claim: AttemptClaim, input_keys: str) -> dict[str, str]:
 def _requirements(claim: AttemptClaim) -> list[dict[str, Any]]:
     """Node selector requirements; the first is always there, because the list must not be empty."""
     if claim.nodes:
-        hosts: dict[str, Any] = {"key": _HOSTNAME, "operator": "In", "values": sorted(set(claim.nodes))}
+        hosts: dict[str, Any] = {"key": HOSTNAME_LABEL, "operator": "In", "values": sorted(set(claim.nodes))}
     else:
-        hosts = {"key": _HOSTNAME, "operator": "Exists"}
+        hosts = {"key": HOSTNAME_LABEL, "operator": "Exists"}
     chosen = json.loads(claim.pod_patch or "{}").get("nodeSelector") or {}
     return [hosts, *({"key": key, "operator": "In", "values": [value]} for key, value in sorted(chosen.items()))]
 

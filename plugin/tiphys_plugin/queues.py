@@ -17,22 +17,30 @@
     inventory:                      # optional: what the cluster has
       A100: {count: 16, memory_mb: 81920}
 
+In the place of the inventory, the nodes can be declared, and then each pod is given one:
+
+    nodes:
+      - {name: n1, gpu_type: A100, gpus: 8, rack: r1}
+      - {name: n2, gpu_type: A100, gpus: 8, rack: r1}
+    placement: fragmentation        # optional: keep holes large for requests as they usually come
+
 Without a queue file every queue name is accepted and nothing is limited.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from tiphys.errors import UsageError
+from tiphys_plugin.placement import Ask, Fragmentation, Inventory, Node, Policy, best_fit
 
 ANY_TYPE = "*"
 
@@ -115,7 +123,13 @@ class Queues(BaseModel):
 
     queues: tuple[Queue, ...]
     inventory: dict[str, Stock] | None = None
-    """None: not declared, and only quotas are held."""
+    """None: not declared, and only quotas are held, unless there are ``nodes``."""
+    nodes: tuple[Node, ...] | None = None
+    """None: not declared, and on which nodes pods run is left to Kubernetes."""
+    placement: Literal["best-fit", "fragmentation"] = "best-fit"
+    """Whether a pod takes the smallest hole that fits, or one where it breaks up least of what others want."""
+    typical_gpus: dict[PositiveInt, _Positive] = {1: 1, 2: 1, 4: 1, 8: 1}
+    """What pods usually ask for, for the placement by fragmentation: GPUs, and how often beside the others."""
     usage_half_life_hours: _Positive = 24.0
     """After so long, what a queue has used counts half when queues are compared."""
 
@@ -124,6 +138,14 @@ class Queues(BaseModel):
         names = [queue.name for queue in self.queues]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"queue {twice[0]!r} is declared twice")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_are_declared_once(self) -> "Queues":
+        if self.nodes is not None and self.inventory is not None:
+            raise ValueError("declare the inventory or the nodes: the inventory of declared nodes is counted")
+        if self.nodes is not None:
+            Inventory(self.nodes)  # refuses what it cannot tell apart
         return self
 
     def find(self, name: str) -> Queue | None:
@@ -143,6 +165,30 @@ class Queues(BaseModel):
     def preempts(self) -> bool:
         """Whether anybody that runs may have to go for another."""
         return any(queue.preempts_lower_priority or queue.reclaims for queue in self.queues)
+
+    def on(self, nodes: Iterable[Node]) -> "Queues":
+        """The same quotas on these nodes, whatever was declared."""
+        declared = {name: getattr(self, name) for name in Queues.model_fields}
+        return Queues(**{**declared, "nodes": tuple(nodes), "inventory": None})
+
+    @cached_property
+    def stock(self) -> dict[str, Stock] | None:
+        """GPUs that exist, by type, those of cordoned nodes included; None if nobody said."""
+        if self.nodes is None:
+            return self.inventory
+        kinds = sorted({node.gpu_type for node in self.nodes if node.gpus})
+        return {kind: _stock([node for node in self.nodes if node.gpus and node.gpu_type == kind]) for kind in kinds}
+
+    @cached_property
+    def fleet(self) -> Inventory | None:
+        """The nodes, as placements look at them; None if nobody declared them."""
+        return None if self.nodes is None else Inventory(self.nodes)
+
+    @cached_property
+    def placing(self) -> Policy:
+        """Which of the nodes that fit is taken."""
+        usual = {Ask(gpus): weight for gpus, weight in self.typical_gpus.items()}
+        return Policy(Fragmentation(usual) if self.placement == "fragmentation" and usual else best_fit)
 
     @property
     def usage_half_life(self) -> timedelta:
@@ -182,6 +228,12 @@ class Misconfigured:
 
 QueueRules = Queues | Misconfigured | None
 """What a decision goes by; None: nothing is limited."""
+
+
+def _stock(nodes: list[Node]) -> Stock:
+    memories = [node.memory_mb for node in nodes]
+    known = [memory for memory in memories if memory is not None]
+    return Stock(count=sum(node.gpus for node in nodes), memory_mb=max(known) if len(known) == len(memories) else None)
 
 
 def in_words(gpus: int, gpu_type: str | None) -> str:

@@ -3,6 +3,7 @@
 | law                                                                    | test          |
 |------------------------------------------------------------------------|---------------|
 | no queue above its ceiling, no cohort above its quotas, no type above its stock | `..._never_more_...` |
+| no node more than it has, no member without a node, none on a cordoned one | `..._no_node_...` |
 | one by one is decided as all together                                  | `..._agree`   |
 | the request that is next starts no later because of those behind it    | `..._delayed` |
 | a deferred request is told why, and what it is told is true            | `..._reason`  |
@@ -23,6 +24,7 @@ from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.line import admissible
 from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.ledger.standing import end_of
+from tiphys_plugin.ledger.verdict import Start
 from tiphys_plugin.queues import Queues
 
 OTHERS = {
@@ -49,14 +51,32 @@ def rules(draw: st.DrawFn) -> Queues:
             queue["lending_limit"] = {pool: draw(st.integers(0, gpus[pool])) for pool in limited}
         queues.append(queue)
     stock = st.fixed_dictionaries({name: st.integers(1, 12).map(lambda count: {"count": count}) for name in TYPES})
-    return Queues.model_validate({"queues": queues, "inventory": draw(st.none() | stock)})
+    exists = draw(st.one_of(st.just({}), st.builds(lambda it: {"inventory": it}, stock), clusters()))
+    return Queues.model_validate({"queues": queues, **exists})
+
+
+@st.composite
+def clusters(draw: st.DrawFn):
+    """Nodes of every type, in two racks, some of them cordoned."""
+    nodes = [
+        {
+            "name": f"n{number}",
+            "gpu_type": gpu_type,
+            "gpus": draw(st.sampled_from([1, 2, 4, 8])),
+            "rack": draw(st.sampled_from(["", "r1", "r2"])),
+            "cordoned": draw(st.sampled_from([False, False, False, True])),
+        }
+        for number, gpu_type in enumerate([*TYPES, *draw(st.lists(st.sampled_from(TYPES), max_size=3))])
+    ]
+    return {"nodes": nodes, "placement": draw(st.sampled_from(["best-fit", "fragmentation"]))}
 
 
 @st.composite
 def requests(draw: st.DrawFn, number: int, lengths: Sequence[int | None] = (None, 300, 900, 3600)):
     return ask(
-        draw(st.integers(1, 6)),
+        gpus := draw(st.integers(1, 6)),
         f"u{number}",
+        members=draw(st.sampled_from([1, 1, *(size for size in (2, 3) if gpus % size == 0)])),
         queue=draw(st.sampled_from(NAMES)),
         gpu_type=draw(st.sampled_from([*TYPES, None])),
         priority=draw(st.sampled_from([0, 0, 5])),
@@ -73,7 +93,7 @@ def states(draw: st.DrawFn, lengths: Sequence[int | None] = (None, 300, 900, 360
         request = draw(requests(number, lengths))
         answer = decide(State(found, tuple(leases)), request, 1, NOW)
         if isinstance(answer, Admitted):
-            leases.append(Lease(f"l{number}", request, answer.pool, NOW, NOW))
+            leases.append(Lease(f"l{number}", request, answer.pool, NOW, NOW, answer.nodes))
     line = [draw(requests(number)) for number in range(10, 10 + draw(st.integers(1, 6)))]
     possible = [one for one in line if isinstance(decide(State(found), one, 1, NOW), Admitted)]
     waiting = tuple(Waiting(one, arrival, NOW, NOW) for arrival, one in enumerate(possible, 1))
@@ -81,7 +101,7 @@ def states(draw: st.DrawFn, lengths: Sequence[int | None] = (None, 300, 900, 360
     return State(found, tuple(leases), waiting, tuple(Consumed(name, "A100", 4.0, NOW) for name in history))
 
 
-def started(state: State) -> list[tuple[Waiting, str]]:
+def started(state: State) -> list[Start]:
     return admissible(state.queues, state.leases, state.history, state.waiting, LATER)
 
 
@@ -94,7 +114,7 @@ def decided(state: State, one: Waiting):
 def test_never_more_than_there_is_is_given(state):
     queues = state.queues
     held = [(one.request, one.pool) for one in state.leases]
-    held += [(one.request, pool) for one, pool in started(state)]
+    held += [(one.request, pool) for one, pool, _ in started(state)]
     by_pool, by_type = Counter(), Counter()
     for request, pool in held:
         by_pool[request.queue, pools.counted_against(queues, request, pool)] += request.gpus
@@ -106,18 +126,34 @@ def test_never_more_than_there_is_is_given(state):
         members = [queue for queue in queues.queues if queue.cohort and pool in queue.gpus]
         used = sum(max(by_pool[queue.name, pool], queue.keeps(pool)) for queue in members)
         assert used <= sum(queue.gpus[pool] for queue in members)
-    for name, stock in (queues.inventory or {}).items():
+    for name, stock in (queues.stock or {}).items():
         assert by_type[name] <= stock.count
-    if queues.inventory is not None:
-        assert by_type.total() <= sum(stock.count for stock in queues.inventory.values())
+    if queues.stock is not None:
+        assert by_type.total() <= sum(stock.count for stock in queues.stock.values())
+
+
+@given(states())
+def test_no_node_gives_more_than_it_has_and_no_member_goes_without(state):
+    assume(state.queues.nodes is not None)
+    known = {node.name: node for node in state.queues.nodes or ()}
+    given_now = [(one.request, nodes) for one, _, nodes in started(state)]
+    used = Counter()
+    for request, nodes in [*((one.request, one.nodes) for one in state.leases), *given_now]:
+        assert len(nodes) == request.members
+        assert len({known[name].gpu_type for name in nodes}) == 1
+        assert request.gpu_type in (None, known[nodes[0]].gpu_type)
+        for name in nodes:
+            used[name] += request.gpus // request.members
+    assert all(used[name] <= node.gpus for name, node in known.items())
+    assert not any(known[name].cordoned for _, nodes in given_now for name in nodes)
 
 
 @given(states())
 def test_one_by_one_and_all_together_agree(state):
-    together = {one.arrival: pool for one, pool in started(state)}
+    together = {one.arrival: (pool, nodes) for one, pool, nodes in started(state)}
     for one in state.waiting:
         answer = decided(state, one)
-        assert together.get(one.arrival) == (answer.pool if isinstance(answer, Admitted) else None)
+        assert together.get(one.arrival) == ((answer.pool, answer.nodes) if isinstance(answer, Admitted) else None)
 
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
@@ -128,7 +164,7 @@ def test_the_one_that_is_next_is_not_delayed_by_those_behind_it(state):
     assume(expected)
     first, before = min(expected, key=lambda known: known[1].position)
     assume(before.position == 1)
-    given_now = [Lease(one.request.uid, one.request, pool, LATER, LATER) for one, pool in started(state)]
+    given_now = [Lease(one.request.uid, one.request, pool, LATER, LATER, nodes) for one, pool, nodes in started(state)]
     still_there = [one for one in (*state.leases, *given_now) if not is_over(one, before.start)]
     then = Capacity(state.queues, still_there)
     assert then.fitting(state.queues.find(first.request.queue), first.request)
@@ -168,7 +204,7 @@ def test_more_never_defers_a_lone_request(state, data):
     assume(isinstance(decide(lone, request, 1, LATER), Admitted))
     fewer = replace(lone, leases=tuple(one for one in state.leases if data.draw(st.booleans())))
     assert isinstance(decide(fewer, request, 1, LATER), Admitted)
-    document = state.queues.model_dump(mode="json")
+    document = state.queues.model_dump(mode="json", exclude_none=True)
     for queue in document["queues"]:
         queue["gpus"] = {pool: gpus + 1 for pool, gpus in queue["gpus"].items()}
         queue["borrowing_limit"] = {pool: limit + 1 for pool, limit in queue["borrowing_limit"].items()}

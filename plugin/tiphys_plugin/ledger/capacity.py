@@ -1,9 +1,9 @@
-"""What is held and what is free, by queue, cohort and GPU type, at one instant or a later one.
+"""What is held and what is free, by queue, cohort, GPU type and node, at one instant or a later one.
 
 A queue owns its quota. In a cohort it may also take what the others do not use,
 up to its borrowing limit and to what they lend (Kueue's nominalQuota,
 borrowingLimit and lendingLimit). Where an inventory is declared, GPUs that
-exist are a further limit.
+exist are a further limit; where nodes are, they must have room for each pod.
 
 Every number that decides and every number in a message comes from here. A
 question costs no more where there are more leases, because they are summed.
@@ -11,11 +11,12 @@ question costs no more where there are more leases, because they are summed.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.model import Lease, LeaseRequest
+from tiphys_plugin.placement import Ask, Free, Gang, Placement, Unplaceable, place
 from tiphys_plugin.queues import Queue, Queues
 
 
@@ -38,6 +39,8 @@ class Hold(NamedTuple):
     """The cohort that it borrows from or lends in; None if nobody else can be concerned."""
     keeps: int = 0
     """What its queue keeps for itself of this pool."""
+    placement: Placement | None = None
+    """Where its GPUs are; None where no nodes are declared."""
 
     @property
     def account(self) -> tuple[str, str]:
@@ -48,23 +51,28 @@ class Hold(NamedTuple):
 class Capacity:
     """Sums over ``leases``, under the quotas and the inventory of ``queues``."""
 
-    def __init__(self, queues: Queues, leases: Iterable[Lease] = ()) -> None:
+    def __init__(self, queues: Queues, leases: Sequence[Lease] = ()) -> None:
         self.queues = queues
         self._held: Counter[tuple[str, str]] = Counter()
         self._borrowed: Counter[tuple[str, str]] = Counter()
         self._of_type: Counter[str | None] = Counter()
         self._alike: dict[tuple[str, str | None, str], Hold] = {}
+        self._free = None if queues.fleet is None else Free(queues.fleet)
         alike: Counter[tuple[str, str | None, str]] = Counter()
         for lease in leases:
             alike[lease.request.queue, lease.request.gpu_type, lease.pool] += lease.request.gpus
         for (queue, gpu_type, pool), gpus in alike.items():
             self.take(self._hold(gpus, queue, gpu_type, pool))
+        if self._free is not None:
+            for lease in leases:
+                self._free.take(_placed(lease))
 
     def copy(self) -> "Capacity":
         """The same sums, to be changed without changing these."""
         twin = Capacity(self.queues)
         twin._held, twin._borrowed = self._held.copy(), self._borrowed.copy()
         twin._of_type = self._of_type.copy()
+        twin._free = None if self._free is None else self._free.copy()
         return twin
 
     def hold(self, request: LeaseRequest, pool: str) -> Hold:
@@ -76,15 +84,29 @@ class Capacity:
 
     def hold_of(self, lease: Lease) -> Hold:
         """How a lease is counted."""
-        return self.hold(lease.request, lease.pool)
+        hold = self.hold(lease.request, lease.pool)
+        return hold if self._free is None else hold._replace(placement=_placed(lease))
+
+    def placed(self, request: LeaseRequest, pool: str) -> Hold:
+        """How the request would be counted if it started now on ``pool``, which is among the `fitting` ones."""
+        hold, found = self.hold(request, pool), self.place(request, pool)
+        return hold if not isinstance(found, Placement) else hold._replace(placement=found)
+
+    def place(self, request: LeaseRequest, pool: str) -> Placement | Unplaceable | None:
+        """The nodes for GPUs of ``pool``, or what is in the way; None where no nodes are declared."""
+        return None if self._free is None else place(self._free, gang(request, pool), self.queues.placing)
 
     def take(self, hold: Hold) -> None:
         """Count more as held."""
         self._count(hold, hold.gpus)
+        if self._free is not None and hold.placement is not None:
+            self._free.take(hold.placement)
 
     def give_back(self, hold: Hold) -> None:
         """The opposite of `take`."""
         self._count(hold, -hold.gpus)
+        if self._free is not None and hold.placement is not None:
+            self._free.give_back(hold.placement)
 
     def held(self, queue: Queue, pool: str) -> int:
         return self._held[queue.name, pool]
@@ -107,7 +129,7 @@ class Capacity:
 
     def unused(self, request: LeaseRequest, pool: str) -> float:
         """GPUs of the inventory that no lease holds and the request could get; infinite without an inventory."""
-        inventory = self.queues.inventory
+        inventory = self.queues.stock
         if inventory is None:
             return math.inf
         wanted = pools.gpu_type(request, pool)
@@ -152,12 +174,15 @@ class Capacity:
             missing.add(Limit("queue", queue.name, pool))
         elif queue.cohort is not None and self.room(queue, pool) < request.gpus:
             missing.add(Limit("cohort", queue.cohort, pool))
-        if self.unused(request, pool) < request.gpus:
+        if self.unused(request, pool) < request.gpus or (not missing and self._has_no_place(request, pool)):
             missing |= self._types(request, pool)
         return missing
 
+    def _has_no_place(self, request: LeaseRequest, pool: str) -> bool:
+        return self._free is not None and isinstance(self.place(request, pool), Unplaceable)
+
     def _types(self, request: LeaseRequest, pool: str) -> set[Limit]:
-        if self.queues.inventory is None:
+        if self.queues.stock is None:
             return set()
         wanted = pools.gpu_type(request, pool)
         types = [wanted] if wanted else pools.fitting_types(self.queues, request)
@@ -178,3 +203,15 @@ class Capacity:
         if hold.cohort is not None:
             borrowed = max(0, before + gpus - hold.keeps) - max(0, before - hold.keeps)
             self._borrowed[hold.cohort, hold.pool] += borrowed
+
+
+def gang(request: LeaseRequest, pool: str) -> Gang:
+    """What the nodes are asked for."""
+    each = request.gpus // request.members
+    kind = pools.gpu_type(request, pool)
+    return Gang(Ask(each, kind, request.min_gpu_memory_mb), request.members, request.tensor_parallel)
+
+
+def _placed(lease: Lease) -> Placement:
+    """Where its GPUs are; nowhere for a lease of a time when no nodes were declared."""
+    return Placement(gang(lease.request, lease.pool), lease.nodes)

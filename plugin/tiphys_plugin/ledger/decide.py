@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tiphys_plugin.ledger import pools
-from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.capacity import Capacity, gang
 from tiphys_plugin.ledger.line import turn
 from tiphys_plugin.ledger.model import (
     Admission,
@@ -31,6 +31,7 @@ from tiphys_plugin.ledger.model import (
 from tiphys_plugin.ledger.reservation import Reservation
 from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.ledger.verdict import Seen, Turn
+from tiphys_plugin.placement import Free, Unplaceable, place
 from tiphys_plugin.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
 
 
@@ -63,7 +64,7 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
     line = sorted((*state.waiting, mine), key=lambda one: one.arrival)
     seen = turn(state.queues, state.leases, state.history, line, arrival, now)
     if seen.pool is not None:
-        return Admitted(lease="", pool=seen.pool)
+        return Admitted(lease="", pool=seen.pool, nodes=seen.nodes)
     because = tuple(_reasons(queue, mine, seen))
     message = f"{because[0].message}; position {seen.position}{_expected(seen.start)}"
     return Deferred(because[0].reason, message, seen.position, because, seen.start)
@@ -79,7 +80,7 @@ def _wait(waiting: tuple[Waiting, ...], request: LeaseRequest, arrival: int, rea
 
 def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
     """Why the request can never be satisfied, if so."""
-    inventory = queues.inventory
+    inventory = queues.stock
     if inventory is not None and request.gpu_type is not None and request.gpu_type not in inventory:
         types = ", ".join(sorted(inventory)) or "none"
         return Rejected(Reason.NO_MATCHING_GPU_TYPE, f"the cluster has no {request.gpu_type}; it has: {types}")
@@ -118,7 +119,23 @@ def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, open_to
             f"{_asked(request)} can never be had: of the types that queue {queue.name} may hold so many of, the "
             f"cluster has fewer; {at_once:g} at most",
         )
-    return None
+    return _reject_by_place(queues, request, open_to)
+
+
+def _reject_by_place(queues: Queues, request: LeaseRequest, open_to: list[str]) -> Rejected | None:
+    """Not even an empty cluster has room for its pods."""
+    if queues.fleet is None:
+        return None
+    found = [place(Free(queues.fleet, cordoned_too=True), gang(request, pool), queues.placing) for pool in open_to]
+    nowhere = [one for one in found if isinstance(one, Unplaceable)]
+    if len(nowhere) < len(found):
+        return None
+    nearest = max(nowhere, key=lambda one: (one.room, one.largest_node))
+    return Rejected(
+        Reason(nearest.reason.value),
+        f"{_asked(request)} can never be had: {nearest.message} even if nobody else ran; ask for at most "
+        f"{nearest.largest_node} on one node, or for several nodes",
+    )
 
 
 def _nearest(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
@@ -144,6 +161,8 @@ def _reasons(queue: Queue, mine: Waiting, seen: Turn) -> Iterator[Because]:
     short = [pool for pool in within_quota or open_to if held.unused(request, pool) < request.gpus]
     if short and len(short) == len(within_quota or open_to):
         yield Because(Reason.WAITING_FOR_INVENTORY, _stock(held, request, short[0]))
+    elif (nowhere := _nowhere(held, request, within_quota or open_to)) is not None:
+        yield nowhere
     if seen.reserved is not None and seen.reserved.start is not None:
         yield _kept(mine, seen.reserved)
     elif seen.first is not None:
@@ -169,6 +188,16 @@ def _stock(held: Capacity, request: LeaseRequest, pool: str) -> str:
     in_use = exist - held.unused(request, pool)
     stock = in_words(int(exist), pools.gpu_type(request, pool))
     return f"{in_use:g} of {stock} of the cluster are in use; {_asked(request)} asked"
+
+
+def _nowhere(held: Capacity, request: LeaseRequest, open_to: list[str]) -> Because | None:
+    """There are enough GPUs and they are not where the pods could use them."""
+    found = [held.place(request, pool) for pool in open_to]
+    nowhere = [one for one in found if isinstance(one, Unplaceable)]
+    if not nowhere or len(nowhere) < len(found):
+        return None
+    nearest = max(nowhere, key=lambda one: (one.room, one.free))
+    return Because(Reason(nearest.reason.value), f"{nearest.message}; {_asked(request)} asked")
 
 
 def _kept(mine: Waiting, reserved: Reservation) -> Because:

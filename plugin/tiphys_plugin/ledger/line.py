@@ -26,16 +26,16 @@ from itertools import groupby
 from math import ceil, inf
 
 from tiphys_plugin.ledger import pools
-from tiphys_plugin.ledger.capacity import Limit
+from tiphys_plugin.ledger.capacity import Hold, Limit
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
 from tiphys_plugin.ledger.reservation import Reservation
 from tiphys_plugin.ledger.same import Same
 from tiphys_plugin.ledger.shares import Consumed, Shares
 from tiphys_plugin.ledger.standing import End, Standing, end_of, end_time, standing
-from tiphys_plugin.ledger.verdict import Look, Rank, Seen, Turn, Verdict
+from tiphys_plugin.ledger.verdict import Look, Rank, Seen, Start, Turn, Verdict
 from tiphys_plugin.queues import Queue, Queues
 
-_Alike = tuple[str, str | None, int, int, int | None]
+_Alike = tuple[str, str | None, int, int, int, int | None]
 """All of a request that decides whether it fits."""
 
 
@@ -58,8 +58,8 @@ def turn(
 
 def admissible(
     queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed], waiting: Iterable[Waiting], now: datetime
-) -> list[tuple[Waiting, str]]:
-    """Everybody who may start now, in the order of their turns, each with its pool.
+) -> list[Start]:
+    """Everybody who may start now, in the order of their turns.
 
     Requests that their queue could never serve must not be among them.
     """
@@ -166,11 +166,12 @@ class _Walk:
             return self._lacks(queue, one, self._capacity.short_of(queue, request))
         held_up: list[Reservation] = []
         for pool in fitting:
-            delayed = self._delays(queue, request, pool)
+            hold, draws = self._capacity.placed(request, pool), self._capacity.draws_on(queue, request, pool)
+            end = end_of(request, self._now)
+            delayed = [kept for kept in self._reserved if kept.is_delayed_by(hold, draws, end)]
             if not delayed:
-                verdict = Verdict(self._capacity.draws_on(queue, request, pool), pool)
-                self._start(request, pool)
-                return verdict
+                self._start(request, hold, end)
+                return Verdict(draws, pool, hold.placement.nodes if hold.placement is not None else ())
             held_up.append(min(delayed, key=self._leaves))
         verdict = Verdict(self._wants(request), reserved=held_up[0])
         self._hopeless[_alike(request)] = max(map(self._leaves, held_up)), verdict
@@ -181,20 +182,11 @@ class _Walk:
         self._hopeless[_alike(one.request)] = -inf, verdict
         return replace(verdict, start=self._reserve(queue, one, short)) if short else verdict
 
-    def _delays(self, queue: Queue, request: LeaseRequest, pool: str) -> list[Reservation]:
-        """Those that would start later if this request got GPUs of ``pool``."""
-        if not self._reserved:
-            return []
-        draws = self._capacity.draws_on(queue, request, pool)
-        hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
-        return [one for one in self._reserved if one.is_delayed_by(hold, draws, end)]
-
     def _leaves(self, reservation: Reservation) -> float:
         """Seconds for which what is kept may still be used; none if it is not known when it is needed."""
         return -inf if reservation.start is None else (reservation.start - self._now).total_seconds()
 
-    def _start(self, request: LeaseRequest, pool: str) -> None:
-        hold, end = self._capacity.hold(request, pool), end_of(request, self._now)
+    def _start(self, request: LeaseRequest, hold: Hold, end: datetime | None) -> None:
         self._capacity.take(hold)
         self._borrows.clear()
         self._share.pop(request.queue, None)
@@ -227,7 +219,7 @@ class _Walk:
         return heapq.merge(*known, *(self._started_ends[account] for account in accounts), key=end_time)
 
     def _accounts(self, queue: Queue, request: LeaseRequest) -> frozenset[tuple[str, str]] | None:
-        if self._queues.inventory is not None:
+        if self._queues.stock is not None:
             return None
         return frozenset((queue.cohort or queue.name, pool) for pool in pools.of(self._queues, queue, request))
 
@@ -243,7 +235,8 @@ class _Walk:
 
 
 def _alike(request: LeaseRequest) -> _Alike:
-    return request.queue, request.gpu_type, request.gpus, request.members, request.min_gpu_memory_mb
+    shape = (request.gpus, request.members, request.tensor_parallel)
+    return request.queue, request.gpu_type, *shape, request.min_gpu_memory_mb
 
 
 def _length(request: LeaseRequest) -> float:

@@ -24,6 +24,8 @@ class Reason(StrEnum):
     WAITING_FOR_QUOTA = "WaitingForQuota"
     BORROWING_LIMIT_REACHED = "BorrowingLimitReached"
     WAITING_FOR_INVENTORY = "WaitingForInventory"
+    GANG_FRAGMENTED = "GangFragmented"
+    TOPOLOGY_PLACEMENT_FAILED = "TopologyPlacementFailed"
     BEHIND_HIGHER_PRIORITY = "BehindHigherPriority"
     BEHIND_SMALLER_SHARE = "BehindSmallerShare"
     BEHIND_EARLIER_REQUEST = "BehindEarlierRequest"
@@ -59,6 +61,8 @@ class LeaseRequest:
     """The longest that an attempt can hold them, since it is ended then; None: nobody said."""
     members: int = 1
     """Pods that share the ``gpus`` evenly: a gang, of which all start or none."""
+    tensor_parallel: int = 1
+    """So many members after one another form a group that stays within one NVLink domain."""
 
     @property
     def key(self) -> tuple[str, str, str]:

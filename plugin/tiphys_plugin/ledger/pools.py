@@ -17,7 +17,7 @@ def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
 
 def _may_serve(queues: Queues, pool: str, request: LeaseRequest) -> bool:
     """Whether a pool suits a request without a type: its GPUs exist and have the memory."""
-    return pool == ANY_TYPE or queues.inventory is None or pool in fitting_types(queues, request)
+    return pool == ANY_TYPE or queues.stock is None or pool in fitting_types(queues, request)
 
 
 def fitting_types(queues: Queues, request: LeaseRequest) -> list[str]:
@@ -25,7 +25,7 @@ def fitting_types(queues: Queues, request: LeaseRequest) -> list[str]:
     need = request.min_gpu_memory_mb or 0
     return [
         name
-        for name, stock in (queues.inventory or {}).items()
+        for name, stock in (queues.stock or {}).items()
         if request.gpu_type in (None, name) and (stock.memory_mb is None or stock.memory_mb >= need)
     ]
 
@@ -54,8 +54,8 @@ def pool_of(rules: QueueRules, queue_name: str, gpu_type: str | None) -> str:
 
 def existing(queues: Queues, request: LeaseRequest, pool: str) -> float:
     """GPUs in the inventory that the request could hold through ``pool``; infinite without an inventory."""
-    if queues.inventory is None:
+    if queues.stock is None:
         return math.inf
     wanted = gpu_type(request, pool)
     types = [wanted] if wanted else fitting_types(queues, request)
-    return sum(queues.inventory[name].count for name in types if name in queues.inventory)
+    return sum(queues.stock[name].count for name in types if name in queues.stock)

@@ -20,7 +20,7 @@ from tiphys_plugin.ledger.shares import Consumed
 
 VERSION = 3
 _NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
-_DEFAULTS = (("priority", 0), ("members", 1))
+_DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1))
 _Time = Annotated[AwareDatetime, Field(strict=False)]
 
 
@@ -99,6 +99,7 @@ class _Request(_Wire):
     priority: int = 0
     seconds: PositiveInt | None = None
     members: PositiveInt = 1
+    tensor_parallel: PositiveInt = 1
 
     def request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _NAMES})

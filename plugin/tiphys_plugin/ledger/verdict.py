@@ -29,9 +29,19 @@ class Verdict:
     uses: frozenset[Limit]
     """What others may lack because of it."""
     pool: str | None = None
+    nodes: tuple[str, ...] = ()
+    """The node of each member, where nodes are declared."""
     reserved: Reservation | None = None
     start: datetime | None = None
     """When it will fit, if it is the one that something is kept for."""
+
+
+class Start(NamedTuple):
+    """Who may start, on GPUs of which pool, and on which nodes, where nodes are declared."""
+
+    waiting: Waiting
+    pool: str
+    nodes: tuple[str, ...] = ()
 
 
 class Seen(NamedTuple):
@@ -56,6 +66,7 @@ class Turn:
     """
 
     pool: str | None
+    nodes: tuple[str, ...]
     position: int
     first: Seen | None
     reserved: Reservation | None
@@ -74,9 +85,10 @@ class Look:
     wants: Callable[[LeaseRequest], frozenset[Limit]]
 
     @property
-    def starts(self) -> Iterator[tuple[Waiting, str]]:
+    def starts(self) -> Iterator[Start]:
         """Who may start, in the order of their turns."""
-        return ((one, verdict.pool) for _, one, verdict in self.seen if verdict.pool is not None)
+        given = ((one, verdict) for _, one, verdict in self.seen)
+        return (Start(one, verdict.pool, verdict.nodes) for one, verdict in given if verdict.pool is not None)
 
     def turn(self, arrival: int) -> Turn:
         """How it stands with the request that arrived as this number, which was looked at."""
@@ -84,7 +96,7 @@ class Look:
         wanted = self.wants(one.request)
         ahead = [before for before in self._in_order[:place] if before.verdict.uses & wanted]
         first = ahead[0] if ahead else None
-        return Turn(verdict.pool, len(ahead) + 1, first, verdict.reserved, verdict.start, self.held)
+        return Turn(verdict.pool, verdict.nodes, len(ahead) + 1, first, verdict.reserved, verdict.start, self.held)
 
     @cached_property
     def _in_order(self) -> list[Seen]:

@@ -71,7 +71,7 @@ def outcome(replay: Replay) -> Outcome:
     unknown = sorted({job.queue or "" for job, _ in replay.rejected} - declared.keys())
     each = [_measured(replay, [name], name, timeline, total_seconds) for name in [*declared, *unknown]]
     total = _measured(replay, [*declared, *unknown], None, timeline, total_seconds)
-    inventory = replay.queues.inventory
+    inventory = replay.queues.stock
     exist = sum(stock.count for stock in inventory.values()) if inventory is not None else 0
     used = _share(total.gpu_hours, exist, total_seconds)
     return Outcome(tuple(each), total, total_seconds, used, fairness(replay.queues, timeline))

@@ -15,6 +15,7 @@ from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.capacity import Capacity
 from tiphys_plugin.ledger.line import admissible
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Reason, Waiting
+from tiphys_plugin.ledger.verdict import Start
 from tiphys_plugin.queues import Queues
 from tiphys_plugin.simulation.job import Job, request_of
 from tiphys_plugin.simulation.policies import Policy
@@ -86,7 +87,7 @@ class _World:
         while self._ends and self._ends[0][0] <= now:
             _, _, lease = heapq.heappop(self._ends)
             self._book = self._book.release(lease.id, self._queues, now)
-            self._capacity.give_back(self._capacity.hold(lease.request, lease.pool))
+            self._capacity.give_back(self._capacity.hold_of(lease))
 
     def arrive(self, number: int, job: Job, now: datetime) -> None:
         kind = (job.queue, job.gpu_type, job.gpus)
@@ -106,8 +107,9 @@ class _World:
         self._looks += 1
         book = self._book
         started = self._policy(self._queues, book.leases, book.history, tuple(self._line.values()), now)
-        for waiting, pool in started:
-            self._start(self._line.pop(waiting.arrival), pool, now)
+        for start in started:
+            self._line.pop(start.waiting.arrival)
+            self._start(start, now)
         self._advance(len(started))
 
     def replayed(self) -> Replay:
@@ -125,12 +127,13 @@ class _World:
         smallest = request_of(Job("", 0, 0, gpus, queue=kind[0], gpu_type=kind[1]), 0)
         return bool(self._capacity.fitting(queue, smallest))
 
-    def _start(self, waiting: Waiting, pool: str, now: datetime) -> None:
+    def _start(self, start: Start, now: datetime) -> None:
+        waiting, pool, nodes = start
         job, request = self._jobs[waiting.arrival], waiting.request
         self._leave(request)
-        lease = Lease(request.uid, request, pool, granted_at=now, check_at=now)
+        lease = Lease(request.uid, request, pool, granted_at=now, check_at=now, nodes=nodes)
         self._book = replace(self._book, leases=(*self._book.leases, lease))
-        self._capacity.take(self._capacity.hold(request, pool))
+        self._capacity.take(self._capacity.hold_of(lease))
         end = now + timedelta(seconds=job.held_seconds)
         heapq.heappush(self._ends, (end, waiting.arrival, lease))
         self._runs.append(Run(job, request.queue, pool, *map(_seconds, (waiting.since, now, end))))

@@ -101,7 +101,7 @@ def priority_is_not_read(plant):
 
 
 def who_starts_takes_nothing(plant):
-    plant(_Walk, "_start", lambda self, request, pool: None)
+    plant(_Walk, "_start", lambda self, request, hold, end: None)
 
 
 def a_repeated_request_gets_another_lease(plant):
