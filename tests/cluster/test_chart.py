@@ -35,6 +35,7 @@ from support.chart_rights import GUIDE, with_table
 from tiphys_plugin import server
 
 from hera_pipelines.compile.executor_plugins import executor_plugin
+from tiphys.protocol.gang import MEMBER_LABEL, SERVICE
 from tiphys.protocol.policy import STORE_ANNOTATION, STORE_SECRET
 
 pytestmark = pytest.mark.cluster
@@ -157,7 +158,7 @@ def test_in_agent_mode_no_tokens_are_reviewed_and_no_sidecar_is_installed() -> N
     objects = render(*MINIMAL, "mode=agent")
     assert not of_kind(objects, "ClusterRole")
     assert not [one for one in of_kind(objects, "ConfigMap", "ServiceAccount") if "executor" in one["metadata"]["name"]]
-    assert [one["metadata"]["name"] for one in of_kind(objects, "Service")] == ["ours-pods"]
+    assert {one["metadata"]["name"] for one in of_kind(objects, "Service")} == {"ours-pods", "tiphys-members"}
 
 
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
@@ -172,6 +173,7 @@ def test_a_workflow_namespace_has_what_argo_needs(namespace: str) -> None:
         ("Secret", "tiphys-workflow.service-account-token"),
         ("Role", "tiphys-workflow"),
         ("RoleBinding", "tiphys-workflow"),
+        ("Service", "tiphys-members"),
     }
     rules = named(objects, "Role", "tiphys-workflow", namespace)["rules"]
     assert {(rule["resources"][0], verb) for rule in rules for verb in rule["verbs"]} == {
@@ -180,6 +182,8 @@ def test_a_workflow_namespace_has_what_argo_needs(namespace: str) -> None:
         ("workflowtasksets", "list"),
         ("workflowtasksets", "watch"),
         ("workflowtasksets/status", "patch"),
+        ("jobs", "create"),
+        ("jobs", "get"),
     }
 
 
@@ -220,7 +224,27 @@ def test_services_select_the_pods_that_they_are_for(file: Path) -> None:
         for one in of_kind(objects, "Service")
     }
     assert chosen.pop("ours-pods") == {"ours-plugin", "ours-controller"}
+    assert chosen.pop("tiphys-members") == set(), "these are the pods of workflows"
     assert chosen in ({"ours-plugin": {"ours-plugin"}}, {})
+
+
+def test_members_of_a_gang_have_host_names_before_they_are_ready() -> None:
+    service = named(render(*MINIMAL), "Service", SERVICE, "system")["spec"]
+    assert service == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {MEMBER_LABEL: "true"},
+    }
+
+
+@pytest.mark.parametrize(("value", "resource"), [("jobSet", "jobsets"), ("pyTorchJob", "pytorchjobs")])
+def test_other_kinds_of_gangs_may_be_made_where_that_is_asked_for(value: str, resource: str) -> None:
+    def verbs(*values: str) -> set[str]:
+        rules = [rule for role in of_kind(render(*MINIMAL, *values), "Role") for rule in role["rules"]]
+        return {verb for rule in rules if resource in rule["resources"] for verb in rule["verbs"]}
+
+    assert verbs() == set()
+    assert verbs(f"gangs.{value}=true") == {"create", "get", "list", "delete"}
 
 
 def test_selectors_never_change_between_versions() -> None:

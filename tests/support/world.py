@@ -149,6 +149,7 @@ class Flow:
     uid: str
     run: str = ""
     submission: str = ""
+    namespace: str = "ml"
 
     def admit_node(self, step: str, retry: int | None, item: str = "") -> str:
         return self._node(step, retry, "[0].admit", item)
@@ -156,7 +157,7 @@ class Flow:
     def document(self, body: dict[str, Any], artifacts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         """The request that Argo's agent would post."""
         return {
-            "workflow": {"metadata": {"name": self.name, "namespace": "ml", "uid": self.uid}},
+            "workflow": {"metadata": {"name": self.name, "namespace": self.namespace, "uid": self.uid}},
             "template": {
                 "name": "any",
                 "inputs": {"artifacts": artifacts or []},

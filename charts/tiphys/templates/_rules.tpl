@@ -8,6 +8,7 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list]
+{{ include "tiphys.rules.gangs" (dict "root" . "verbs" "[get, delete]") }}
 {{- if eq .Values.mode "agent" }}
 - apiGroups: [argoproj.io]
   resources: [workflowtasksets]
@@ -51,6 +52,7 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{ include "tiphys.rules.gangs" (dict "root" . "verbs" "[list, delete]") }}
 {{- end }}
 
 {{/* Controller, in the namespace of the release. */}}
@@ -69,11 +71,36 @@
   verbs: [get, update]
 {{- end }}
 
+{{/* What makes the pods of a training on several nodes. Takes a dict of root and verbs. */}}
+{{- define "tiphys.rules.gangs" -}}
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: {{ .verbs }}
+{{- with .root.Values.gangs }}
+{{- if .jobSet }}
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
+  verbs: {{ $.verbs }}
+{{- end }}
+{{- if .pyTorchJob }}
+- apiGroups: [kubeflow.org]
+  resources: [pytorchjobs]
+  verbs: {{ $.verbs }}
+{{- end }}
+{{- if .trainJob }}
+- apiGroups: [trainer.kubeflow.org]
+  resources: [trainjobs]
+  verbs: {{ $.verbs }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Workflows, in their namespace: what Argo's executor and its agent do under the workflow's account. */}}
 {{- define "tiphys.rules.workflow" -}}
 - apiGroups: [argoproj.io]
   resources: [workflowtaskresults]
   verbs: [create, patch]
+{{ include "tiphys.rules.gangs" (dict "root" . "verbs" "[create, get]") }}
 {{- if eq .Values.mode "sidecar" }}
 - apiGroups: [argoproj.io]
   resources: [workflowtasksets]

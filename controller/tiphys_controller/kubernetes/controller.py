@@ -11,6 +11,7 @@ from tiphys.kube import KubeApi, LeaderLease
 from tiphys.kube.resources import LEASES
 from tiphys.records import utc_now
 from tiphys.store import Store
+from tiphys_controller.kubernetes.gangs import Gangs
 from tiphys_controller.kubernetes.healer import Healer
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.narrator import Narrator
@@ -87,10 +88,11 @@ class Controller:
         writer = Writer(given.api, lambda: self._lease.held, self.metrics, given.now, given.identity or COMPONENT)
         narrator = Narrator(view, given.stores, writer, self.metrics, given.now, given.monotonic)
         healer = Healer(view, writer, self.metrics)
+        gangs = Gangs(view, given.api, writer, self.metrics, given.monotonic)
         self._watching, self._narrator = Watching(given.api, given.namespaces, view, self.metrics), narrator
         workers = [
             threading.Thread(target=work, args=(over,), name=name, daemon=True)
-            for name, work in (("healer", healer.run), ("narrator", narrator.run))
+            for name, work in (("healer", healer.run), ("gangs", gangs.run), ("narrator", narrator.run))
         ]
         self.metrics.leads.set(1)
         self._watching.start(over)

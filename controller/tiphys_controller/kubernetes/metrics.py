@@ -19,6 +19,11 @@ class Metrics:
             "Failed agent pods of live Workflows that were deleted, so that Argo makes another.",
             registry=self.registry,
         )
+        self.gangs_ended = Counter(
+            "tiphys_controller_gangs_ended",
+            "Trainings on several nodes that were ended because their Workflow was stopped or over.",
+            registry=self.registry,
+        )
         self.events = Counter(
             "tiphys_controller_events_written", "Events written, by reason.", ("reason",), registry=self.registry
         )
@@ -30,7 +35,7 @@ class Metrics:
         self.looks = Counter("tiphys_controller_looks", "Looks at the storage of a run.", registry=self.registry)
         self.failures = Counter(
             "tiphys_controller_failures",
-            "What could not be done and is tried again: look (storage or API server), agent, watch.",
+            "What could not be done and is tried again: look (storage or API server), agent, gang, watch.",
             ("what",),
             registry=self.registry,
         )

@@ -1,15 +1,18 @@
 """What the controller keeps of a Workflow object: a few facts, because the object may be a megabyte of nodes."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tiphys.kube import Object
+from tiphys.protocol.gang import Backend
 from tiphys.protocol.pipeline import parameters_of
 from tiphys.protocol.policy import (
     DESCRIPTION_ANNOTATION,
     NARRATED_ANNOTATION,
     PIPELINE_ANNOTATION,
     RUN_PARAMETER,
+    STEP_ANNOTATION,
     STORE_ANNOTATION,
     TITLE_ANNOTATION,
 )
@@ -45,6 +48,8 @@ class SeenWorkflow(NamedTuple):
     """Which annotations the controller keeps: ``title``, ``description``."""
     annotations: Mapping[str, str]
     """The present text of those two."""
+    gangs: frozenset[Backend] = frozenset()
+    """What makes the pods of its trainings on several nodes."""
 
 
 def see(workflow: Object) -> SeenWorkflow:
@@ -69,6 +74,7 @@ def see(workflow: Object) -> SeenWorkflow:
         annotations={
             name.rpartition("/")[2]: annotations.get(name, "") for name in (TITLE_ANNOTATION, DESCRIPTION_ANNOTATION)
         },
+        gangs=frozenset(_gangs(spec.get("templates") or [])),
     )
 
 
@@ -83,6 +89,14 @@ def is_over(workflow: Object) -> bool:
     """Whether Argo has finished with it. One that Argo has not looked at yet has no status, and will run."""
     labels = workflow["metadata"].get("labels") or {}
     return labels.get(COMPLETED_LABEL) == "true" or (workflow.get("status") or {}).get("phase") in _OVER
+
+
+def _gangs(templates: Sequence[Object]) -> Iterator[Backend]:
+    """Read by hand: a Workflow changes each second, and few have a gang."""
+    for template in templates:
+        text = ((template.get("metadata") or {}).get("annotations") or {}).get(STEP_ANNOTATION) or ""
+        if '"gang"' in text and (gang := json.loads(text).get("gang")):
+            yield Backend(gang["backend"])
 
 
 def _admitted_run(nodes: Mapping[str, Object]) -> str:

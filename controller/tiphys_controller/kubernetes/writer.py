@@ -8,7 +8,9 @@ import structlog
 
 from tiphys.errors import FencedError, ObjectExistsError
 from tiphys.kube import KubeApi, Object
+from tiphys.kube.gangs import RESOURCES
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
+from tiphys.protocol.gang import Backend
 from tiphys.protocol.policy import DESCRIPTION_ANNOTATION, TITLE_ANNOTATION
 from tiphys_controller.kubernetes.agent_pods import StuckAgent
 from tiphys_controller.kubernetes.metrics import Metrics
@@ -69,6 +71,15 @@ class Writer:
             self._metrics.agents_deleted.inc()
             _log.info("agent.deleted", namespace=pod.namespace, pod=pod.name, reason=pod.reason)
         return deleted
+
+    def end_gang(self, backend: Backend, found: Object) -> None:
+        """Delete what makes the pods of a gang, this one and no other of its name; its pods get their grace period."""
+        self._check()
+        metadata = found["metadata"]
+        where, name = metadata["namespace"], metadata["name"]
+        if self._api.delete(RESOURCES[backend], where, name, uid=metadata["uid"], propagation="Background"):
+            self._metrics.gangs_ended.inc()
+            _log.info("gang.ended", namespace=where, kind=backend.value, name=name)
 
     def _check(self) -> None:
         if not self._may_write():

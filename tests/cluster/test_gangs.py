@@ -1,0 +1,270 @@
+"""A training on four nodes as a real Indexed Job: how it comes together, how it ends, and what is left.
+
+The plugin's own decisions, and Argo's part played by the test: it fills in the
+manifest that compile made, creates the Job, and asks to admit and to settle.
+
+| what happens | what must hold |
+|---|---|
+| all ranks start | they find each other by the host name of the first, and get their numbers |
+| one rank is deleted | the others are told, all end, the GPUs come back after the last, the cause is preemption |
+| one rank fails | the others are told, and its exit code is the cause, not theirs |
+| the pod that watched for Argo is lost | the Job is ended, and its pods get their grace period |
+| the Workflow is stopped | the controller ends the Job |
+| the Workflow is deleted | so are Job and pods |
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster import argo_kinds
+from cluster.client import Cluster, Json, Store
+from hera.workflows import DAG
+from support.argo_objects import NARRATED
+from support.gangs import filled_in
+from support.world import QUICK, Flow, outputs, phase, said
+from tiphys_controller.kubernetes.gangs import Gangs
+from tiphys_controller.kubernetes.metrics import Metrics
+from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.writer import Writer
+from tiphys_plugin import PluginCore, Queues, SqliteLedger
+from tiphys_plugin.kubernetes import KubernetesCluster
+
+from hera_pipelines import Checkpoints, Pipeline, Train
+from tiphys.kube import KubeApi, Synced, connect
+from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
+from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, SERVICE
+from tiphys.protocol.policy import PIPELINE_ANNOTATION
+from tiphys.records import utc_now
+from tiphys.store import open_store
+
+RANKS = 4
+QUEUES = {"queues": [{"name": "research", "gpus": {"*": RANKS}}]}
+PROGRAM = """
+import os, signal, socket, sys, time
+rank, members = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+first = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    server = socket.create_server(("", first[1]))
+    others = [server.accept()[0] for _ in range(members - 1)]
+else:
+    while True:
+        try:
+            line = socket.create_connection(first, timeout=5)
+            break
+        except OSError:
+            time.sleep(0.2)
+print(f"rank {rank} of {members} has met the others", flush=True)
+while not os.path.exists("/tmp/exit"):
+    time.sleep(0.1)
+sys.exit(int(open("/tmp/exit").read()))
+"""
+
+
+class Training:
+    """One Workflow with one step on four nodes, and who answers and executes it."""
+
+    def __init__(self, cluster: Cluster, api: KubeApi, store: Store, ledger: SqliteLedger, image: str) -> None:
+        self.cluster, self.api, self.ledger = cluster, api, ledger
+        self.core = PluginCore(
+            open_store(store.url), KubernetesCluster(api, None, "kubernetes:test"), ledger, settings=QUICK
+        )
+        self.manifest = _pipeline(store.url, image)
+        self.manifest["metadata"] |= {"name": "digits", "namespace": api.namespace}
+        self.manifest["metadata"]["annotations"] |= NARRATED
+        made = api.create(WORKFLOWS, api.namespace, {**self.manifest, "status": {"phase": "Running"}})
+        self.uid: str = made["metadata"]["uid"]
+        self.flow = Flow(self, "digits", self.uid, namespace=api.namespace)  # type: ignore[arg-type]  # the core is enough
+        self.job = ""
+
+    def begin(self, retry: int = 0) -> None:
+        """Admit an attempt and create its Job, as Argo's executor would; it runs once all ranks have met."""
+        admitted = self.flow.admit("fit", retry)
+        assert phase(admitted) == "Succeeded", said(admitted)
+        answers = outputs(admitted)
+        assert answers["run"] == "true", said(admitted)
+        [run] = [one for one in self.manifest["spec"]["templates"] if one["name"] == "fit-run"]
+        given = {f"inputs.parameters.tiphys-{name}": value for name, value in answers.items()}
+        node = f"digits.fit[0].attempts({retry})[1].run"
+        text = run["resource"]["manifest"]
+        manifest = filled_in(text, {**given, "workflow.uid": self.uid, "node.name": node})
+        owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits", "uid": self.uid}
+        manifest["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+        self.job = self.api.create(JOBS, self.api.namespace, manifest)["metadata"]["name"]
+        self.cluster.wait("all ranks have met", lambda: len(self.logs("has met the others")) == RANKS)
+
+    def pods(self) -> list[Json]:
+        """Those of the present attempt, by rank."""
+        found = self.api.list(PODS, self.api.namespace, f"{GANG_LABEL}={self.job}").items
+        return sorted(found, key=lambda pod: pod["metadata"]["name"])
+
+    def logs(self, words: str) -> list[str]:
+        """Lines of all ranks that hold ``words``."""
+        where = ["--namespace", self.api.namespace, "--selector", f"{GANG_LABEL}={self.job}"]
+        text = self.cluster.kubectl("logs", *where, "--max-log-requests=8", check=False)
+        return [line for line in text.splitlines() if words in line]
+
+    def delete(self, rank: int) -> None:
+        """As a drain or a person does, without waiting."""
+        name = self.pods()[rank]["metadata"]["name"]
+        self.cluster.kubectl("delete", "pod", name, "--namespace", self.api.namespace, "--wait=false")
+
+    def exit(self, code: int, *ranks: int) -> None:
+        """Have the programs of some ranks end."""
+        pods = self.pods()
+        for rank in ranks:
+            name = pods[rank]["metadata"]["name"]
+            command = ["--", "python", "-c", f"open('/tmp/exit.new', 'w').write('{code}')"]
+            self.cluster.kubectl("exec", name, "--namespace", self.api.namespace, *command)
+            rename = ["--", "python", "-c", "import os; os.rename('/tmp/exit.new', '/tmp/exit')"]
+            self.cluster.kubectl("exec", name, "--namespace", self.api.namespace, *rename, check=False)
+
+    def watched(self, condition: str) -> None:
+        """Wait until Argo's executor would see one of the conditions of the resource template."""
+        field, wanted = {"failed": ("failed", 1), "succeeded": ("succeeded", RANKS)}[condition]
+
+        def holds() -> bool:
+            found = self.api.get(JOBS, self.api.namespace, self.job) or {}
+            return int((found.get("status") or {}).get(field) or 0) >= wanted
+
+        self.cluster.wait(f"the Job has {condition}", holds)
+
+    def settle(self, status: str, retry: int = 0) -> str:
+        """What settle says in the end; while it waits, GPUs are held as long as any pod lives."""
+
+        def settled() -> str:
+            reply = self.flow.settle("fit", retry, status=status, exit_code="1")
+            if phase(reply) != "Pending":
+                return said(reply)
+            assert self.ledger.snapshot().leases, "GPUs came back while the attempt was waited for"
+            return ""
+
+        message: str = self.cluster.wait("settle decides", settled)
+        assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in self.pods())
+        assert not self.ledger.snapshot().leases
+        return message
+
+
+def _pipeline(store: str, image: str) -> Json:
+    with Pipeline("digits", store=store, entrypoint="main") as pipeline:
+        fit = Train(
+            name="fit",
+            image=image,
+            command=["python", "-c", PROGRAM],
+            gpus=1,
+            nodes=RANKS,
+            queue="research",
+            grace="60s",
+            checkpoints=Checkpoints(),
+        )
+        with DAG(name="main"):
+            fit()
+    return pipeline.compile()
+
+
+@pytest.fixture
+def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
+    argo_kinds.ensure(cluster)
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": SERVICE},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {MEMBER_LABEL: "true"}},
+    }
+    cluster.apply(service, namespace=namespace)
+    connected = connect(cluster.kubeconfig)
+    connected.namespace = namespace
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+def training(
+    cluster: Cluster,
+    api: KubeApi,
+    cluster_store: Store,
+    images: dict[str, str],
+    gpus: Callable[[str, int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Training]:
+    for name, value in cluster_store.environment.items():
+        monkeypatch.setenv(name, value)
+    gpus("node-1", RANKS)
+    ledger = SqliteLedger(tmp_path / "ledger.db", Queues.model_validate(QUEUES))
+    made = Training(cluster, api, cluster_store, ledger, images["tiphys-trainer"])
+    yield made
+    made.core.close()
+    ledger.close()
+
+
+def test_a_lost_rank_ends_all_and_the_next_attempt_gets_the_gpus(training: Training) -> None:
+    training.begin()
+    assert training.ledger.snapshot().leases
+    training.delete(2)
+    training.watched("failed")
+    message = training.settle("Failed")
+    assert "Attempt 1 ended by preemption" in message, message
+    assert "attempt 2 starts from the beginning" in message
+    training.begin(retry=1)
+    training.exit(0, *range(RANKS))
+    training.watched("succeeded")
+    assert training.settle("Succeeded", retry=1) == "Attempt 2 succeeded; its outputs are verified next"
+    assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
+
+
+def test_the_rank_that_failed_is_the_cause_and_not_those_that_were_told(training: Training) -> None:
+    training.begin()
+    training.exit(3, 1)
+    training.watched("failed")
+    message = training.settle("Failed")
+    assert "user error, rank 1 of 4: the program exited with 3" in message, message
+
+
+def test_what_nobody_watches_any_more_is_ended(training: Training) -> None:
+    training.begin()
+    message = training.settle("Error")
+    assert "Attempt 1 ended by infrastructure" in message, message
+    assert training.api.get(JOBS, training.api.namespace, training.job) is None
+
+
+def test_a_stopped_workflow_leaves_no_gang(cluster: Cluster, training: Training) -> None:
+    training.begin()
+    api = training.api
+    view, metrics = ClusterView(), Metrics()
+    gangs = Gangs(view, api, Writer(api, lambda: True, metrics, utc_now), metrics)
+
+    def look() -> list[Json]:
+        view.take_workflows(None, Synced(api.list(WORKFLOWS, api.namespace, PIPELINE_ANNOTATION).items))
+        gangs.end()
+        return training.pods()
+
+    assert len(look()) == RANKS
+    api.patch(WORKFLOWS, api.namespace, "digits", {"spec": {"shutdown": "Terminate"}})
+    look()
+    cluster.wait("all pods are gone", lambda: not look())
+    api.patch(WORKFLOWS, api.namespace, "digits", {"status": {"phase": "Failed"}})
+    training.core.close()
+    assert phase(training.flow.finalize("Failed")) == "Succeeded"
+    assert not training.ledger.snapshot().leases
+
+
+def test_a_deleted_workflow_takes_its_gang_along(cluster: Cluster, training: Training) -> None:
+    training.begin()
+    training.api.delete(WORKFLOWS, training.api.namespace, "digits")
+    cluster.wait("all pods are gone", lambda: not training.pods())
+    assert training.api.get(JOBS, training.api.namespace, training.job) is None
+
+
+def test_the_members_are_told_who_they_are(training: Training) -> None:
+    training.begin()
+    ranks = {pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: pod for pod in training.pods()}
+    command = ["--", "python", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    name = ranks["3"]["metadata"]["name"]
+    text = training.cluster.kubectl("exec", name, "--namespace", training.api.namespace, *command)
+    environ = json.loads(text)
+    expected = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_NPROC_PER_NODE": "1", "RANK": "3", "TIPHYS_ATTEMPT": "1"}
+    assert environ.items() >= expected.items()
+    assert environ["PET_MASTER_ADDR"] == environ["MASTER_ADDR"] == f"{training.job}-0.{SERVICE}"
