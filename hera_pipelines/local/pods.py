@@ -6,6 +6,7 @@ are stored, since GPUs are freed on it.
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ class _End(NamedTuple):
 
 
 _DELETED = _End(None, "pod deleted", "Deleted")
+_LOOK_SECONDS = 0.1
+"""How often a running pod is asked for that somebody outside of the engine has told to end."""
 _LATE = _End(None, "Pod was active on the node longer than the specified deadline", "DeadlineExceeded")
 
 
@@ -62,7 +65,7 @@ class Pods:
             return self._error(attempt, f"init: Error{code}: {error}", _End())
         self._deletions[pod.name] = asyncio.Event()
         try:
-            self._report(pod, "Running")
+            self._report(pod, "Running", grace_seconds=self._surroundings.grace_seconds(patch.grace_seconds))
             end = await self._execute(attempt, patch, shutdown)
         except UsageError as error:
             return self._error(attempt, f"main: Error: {error}", _End())
@@ -75,7 +78,7 @@ class Pods:
         process = await Process.start(attempt.command(patch))
         exited = asyncio.ensure_future(process.wait())
         denied = asyncio.ensure_future(shutdown.denied(pod.on_exit))
-        deleted = asyncio.ensure_future(self._deletions[pod.name].wait())
+        deleted = asyncio.ensure_future(self._deleted(pod.name))
         try:
             await asyncio.wait({exited, denied, deleted}, timeout=pod.seconds, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
@@ -89,6 +92,13 @@ class Pods:
             for waiting in (exited, denied, deleted):
                 waiting.cancel()
             process.kill()
+
+    async def _deleted(self, name: str) -> None:
+        """Return once the pod is told to end: by this engine, or through the cluster."""
+        told = self._deletions[name]
+        while not told.is_set() and not self._cluster.is_ending(name):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), _LOOK_SECONDS)
 
     async def _finish(self, attempt: Attempt, end: _End) -> Verdict:
         outputs = Outputs(exit_code=str(end.code))
@@ -109,7 +119,9 @@ class Pods:
         self._report(attempt.pod, "Failed", end, message)
         return Verdict(NodePhase.ERROR, message, log_tail=attempt.tail())
 
-    def _report(self, pod: Pod, phase: str, end: _End | None = None, message: str = "") -> None:
+    def _report(
+        self, pod: Pod, phase: str, end: _End | None = None, message: str = "", grace_seconds: float | None = None
+    ) -> None:
         self._cluster.write_pod(
             PodStatus(
                 name=pod.name,
@@ -121,5 +133,6 @@ class Pods:
                 exit_code=end.code if end else None,
                 reason=end.reason if end else "",
                 message=message,
+                grace_seconds=grace_seconds,
             )
         )

@@ -74,6 +74,7 @@ class LocalSession:
             opening.callback(ledger.close)
             core = PluginCore(self._store, self._cluster, ledger, settings=LOCAL)
             opening.callback(core.close)
+            opening.enter_context(core.preemptions())
             token = secrets.token_urlsafe(32)
             server = opening.enter_context(PluginServer(core, token, port=self._port))
             self._engine = self._new_engine(PluginEndpoint(server.url, token))

@@ -38,6 +38,7 @@ from tiphys_plugin.items import step_id
 from tiphys_plugin.ledger import AdmissionBackend
 from tiphys_plugin.locks import Busy, KeyedLocks
 from tiphys_plugin.metrics import Metrics
+from tiphys_plugin.preemption.job import Preemptions
 from tiphys_plugin.recovery import recover
 from tiphys_plugin.services import OnlyStore, Services, StepCall, Tenant, Waits
 from tiphys_plugin.settings import Settings
@@ -119,6 +120,17 @@ class PluginCore:
         answer = reply.node.phase.lower() if reply.node else "foreign"
         self.metrics.answers.labels(op=identity.op, answer=answer).inc()
         return reply
+
+    def preemptions(self) -> Preemptions:
+        """The job that has trainings go for others; for a plugin that is no tenant among others."""
+        services = self._services
+        return Preemptions(
+            services.ledger,
+            services.cluster,
+            services.stores,
+            every_seconds=services.settings.preemption_seconds,
+            clock=services.clock,
+        )
 
     def recover(self) -> None:
         """Record the leases of live attempts that the ledger does not know. Raises `StoreError`; then ask again."""

@@ -26,7 +26,7 @@ def serve(options: argparse.Namespace, stop: threading.Event) -> None:
     ledger = SqliteLedger(options.ledger, queues)
     core = PluginCore(open_store(options.store), DirectoryCluster(options.cluster_dir), ledger)
     try:
-        with PluginServer(core, token, options.host, options.port) as server:
+        with core.preemptions(), PluginServer(core, token, options.host, options.port) as server:
             _log.info("service.started", url=server.url, store=options.store, queues=str(options.queues or ""))
             stop.wait()
             _log.info("service.stopping")

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tiphys.errors import StoreError
+from tiphys.records import Preemption
 from tiphys_plugin.ledger import Snapshot
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.usage import usage
@@ -76,6 +77,30 @@ class Metrics:
             buckets=(1, 10, 60, 300, 900, 3600, 4 * 3600, 24 * 3600),
             registry=self.registry,
         )
+        self.preemptions = Counter(
+            "tiphys_preemptions",
+            "Attempts that went for another, by whether they left a committed checkpoint: with, without, unknown.",
+            ("checkpoint",),
+            registry=self.registry,
+        )
+        self.preemption_lost = Counter(
+            "tiphys_preemption_lost_gpu_seconds",
+            "GPU-seconds of training that attempts had done since their last checkpoint when they were asked to go.",
+            registry=self.registry,
+        )
+        self.preemption_seconds = Histogram(
+            "tiphys_preemption_seconds",
+            "Time from when an attempt was asked to go until its pods were seen to be gone.",
+            buckets=(1, 5, 15, 30, 60, 120, 300, 600, 1800),
+            registry=self.registry,
+        )
+
+    def count_preemption(self, preempted: Preemption) -> None:
+        """An attempt is over that was asked to go."""
+        unseen = "unknown" if preempted.seconds_lost is None else "without"
+        self.preemptions.labels(checkpoint="with" if preempted.committed else unseen).inc()
+        self.preemption_lost.inc(preempted.gpu_seconds_lost or 0.0)
+        self.preemption_seconds.observe((preempted.gone_at - preempted.asked_at).total_seconds())
 
     def watch_ledger(self, snapshot: Callable[[], Snapshot]) -> None:
         """Report held GPUs and waiting requests by queue, read at each scrape."""

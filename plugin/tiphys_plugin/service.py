@@ -9,6 +9,7 @@ import structlog
 from tiphys.kube import connect
 from tiphys_plugin.app import create_service_app
 from tiphys_plugin.kubernetes import ReviewedTokens
+from tiphys_plugin.preemption.job import Preemptions
 from tiphys_plugin.server import AppServer
 from tiphys_plugin.tenant_checks import TenantChecks
 from tiphys_plugin.wiring import Installation, build
@@ -29,6 +30,7 @@ def serve(options: argparse.Namespace, stop: threading.Event) -> None:
         reviewed = ReviewedTokens(api, tenants.stores.serves, tenants.registry)
         with (
             TenantChecks(tenants) as checks,
+            Preemptions(tenants.ledger, tenants.cluster, tenants.stores),
             AppServer(create_service_app(tenants, checks, reviewed), options.host, options.port) as server,
         ):
             _log.info("service.started", url=server.url, store=options.store, namespaces=options.namespaces or "all")

@@ -25,9 +25,11 @@ class Settings:
     """As many attempts that loaded one checkpoint have to die alike before it is quarantined."""
     suspect_steps: int = suspects.STEPS
     """So many steps after the load a death may still be that checkpoint's doing."""
+    preemption_seconds: float = 5.0
+    """How often it is looked whether trainings have to go for others."""
     outage_calls: int = 3
     """Calls in a row that storage may fail with 503, which Argo repeats in silence; then the step says so and waits."""
 
 
-LOCAL = Settings(requeue_min_seconds=0.2, requeue_max_seconds=2.0, pods_gone_seconds=60.0)
+LOCAL = Settings(requeue_min_seconds=0.2, requeue_max_seconds=2.0, pods_gone_seconds=60.0, preemption_seconds=0.5)
 """For a service on the same machine as the pods: nothing is gained by asking seldom."""

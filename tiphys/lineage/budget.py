@@ -4,7 +4,9 @@ One limit for every cause gives up on a healthy run after its tenth preemption,
 or grinds a broken program ten times. So each cause has a budget of its own, and
 an attempt that committed a checkpoint pays back what was charged before it. An
 end that made a checkpoint suspect is followed by one more, whatever was charged:
-the program may be sound, and it shall show that with an older checkpoint.
+the program may be sound, and it shall show that with an older checkpoint. An
+attempt that went because its queue gave its GPUs to another is charged nothing,
+whatever the budget of preemptions is: its author has no say in that.
 """
 
 from collections.abc import Sequence
@@ -43,12 +45,21 @@ def decide(ends: Sequence[AttemptEnd], policy: RetryPolicy, submission: int) -> 
     if last.outcome is not Outcome.FAILED:
         return Decision(False, 0, None, f"attempt {last.attempt} is {last.outcome.value}; nothing to try again")
     cause = last.cause or Cause.UNKNOWN
-    charged = sum(1 for end in window if end.outcome is Outcome.FAILED and (end.cause or Cause.UNKNOWN) is cause)
+    charged = sum(1 for end in window if end.outcome is Outcome.FAILED and _charges(end) is cause)
     budget = policy.budget(cause)
+    if _charges(last) is None:
+        return Decision(True, charged, budget, "its queue gave its GPUs to another, which is not charged")
     if last.suspect is not None:
         return Decision(True, charged, budget, f"checkpoint {last.suspect} is suspect, so an older one gets a try")
     again = budget is None or charged <= budget
     return Decision(again, charged, budget, _sentence(cause, charged, budget, refunded=window[0].progress))
+
+
+def _charges(end: AttemptEnd) -> Cause | None:
+    """The cause whose budget an end is charged to; None for none."""
+    if end.preempted is not None and end.cause is Cause.PREEMPTION:
+        return None
+    return end.cause or Cause.UNKNOWN
 
 
 def _since_progress(ends: list[AttemptEnd]) -> list[AttemptEnd]:

@@ -12,6 +12,7 @@ from tiphys.records.attempt import (
     Output,
     OutputKind,
     OutputObject,
+    Preemption,
     Skipped,
 )
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
@@ -50,6 +51,7 @@ __all__ = [
     "OutputKind",
     "OutputObject",
     "PinRecord",
+    "Preemption",
     "QuarantineRecord",
     "RankPart",
     "Record",

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field, NonNegativeInt
 
-from tiphys.records.base import Record, SealedRecord, StoredRecord
+from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp
 from tiphys.records.manifest import CheckpointRef
 
 
@@ -122,6 +122,26 @@ class CrashRecord(StoredRecord):
     """What it had restored, or was restoring."""
 
 
+class Preemption(Record):
+    """That an attempt was asked to save and go by the rules of its queue, and what that has cost."""
+
+    for_step: str
+    for_run: str = ""
+    """Of the step that its GPUs were wanted for; empty if that waited no more, and so nobody knows it."""
+    asked_at: Timestamp
+    gone_at: Timestamp
+    """When all its pods were seen to be gone."""
+    gpus: int
+    committed: CheckpointRef | None = None
+    """Its newest checkpoint; None if it has committed none that can be seen from outside of its pods."""
+    seconds_lost: float | None = None
+    """Training between that checkpoint, or its start, and the moment at which it was asked; None if nobody can say."""
+
+    @property
+    def gpu_seconds_lost(self) -> float | None:
+        return self.gpus * self.seconds_lost if self.seconds_lost is not None else None
+
+
 class AttemptEnd(SealedRecord):
     """``attempts/<step>/<k>.end.json``: the one answer to how attempt k ended.
 
@@ -142,6 +162,8 @@ class AttemptEnd(SealedRecord):
     """None where the end says nothing about a checkpoint."""
     suspect: CheckpointRef | None = None
     """The checkpoint that this end was one too many for: it is quarantined, and an older one gets its try."""
+    preempted: Preemption | None = None
+    """None where nobody asked it to go; the end may still have another cause, such as a crash while it saved."""
     step_key: str = ""
     outputs: tuple[Output, ...] = ()
 

@@ -14,6 +14,7 @@ from tiphys_plugin.agent.loop import Agent
 from tiphys_plugin.agent.metrics import AgentMetrics
 from tiphys_plugin.agent.settings import AgentSettings
 from tiphys_plugin.app import create_status_app
+from tiphys_plugin.preemption.job import Preemptions
 from tiphys_plugin.server import AppServer
 from tiphys_plugin.tenant_checks import TenantChecks
 from tiphys_plugin.wiring import Installation, build
@@ -54,7 +55,8 @@ def run(
         api, tenants.execute, installation.namespaces or (None,), lambda: lease.held, metrics, settings, time.monotonic
     )
     try:
-        with TenantChecks(tenants) as checks:
+        # Standbys look for preemptions, too: the ledger decides between them, and a leader may be slow to change.
+        with TenantChecks(tenants) as checks, Preemptions(tenants.ledger, tenants.cluster, tenants.stores):
             app = create_status_app(
                 lambda: _state(checks.state(), agent.trouble, lease.held),
                 lambda: tenants.render() + metrics.render(),

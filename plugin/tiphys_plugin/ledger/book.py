@@ -33,7 +33,7 @@ class Book:
         return self.waiting[-1].arrival + 1 if self.waiting else 1
 
     def snapshot(self, rules: QueueRules) -> Snapshot:
-        return Snapshot(self.leases, self.waiting, rules)
+        return Snapshot(self.leases, self.waiting, rules, self.history)
 
     def restore(
         self,

@@ -4,13 +4,16 @@
 GPUs, so that another authority can take the place of the built-in ledger.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tiphys_plugin.queues import QueueRules
+
+if TYPE_CHECKING:
+    from tiphys_plugin.ledger.shares import Consumed
 
 
 class Reason(StrEnum):
@@ -154,11 +157,12 @@ Admission = Admitted | Deferred | Rejected
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is held and what waits, at one instant, and the queues that it is held under."""
+    """What is held and what waits, at one instant, the queues that it is held under, and what was held before."""
 
     leases: tuple[Lease, ...]
     waiting: tuple[Waiting, ...]
     queues: QueueRules = field(default=None, compare=False)
+    history: "tuple[Consumed, ...]" = field(default=(), compare=False)
 
 
 class AdmissionBackend(Protocol):
@@ -181,6 +185,12 @@ class AdmissionBackend(Protocol):
 
     def release_workflow(self, uid: str) -> None:
         """Withdraw the workflow's requests and have its leases checked at the next `sweep`."""
+
+    def ask_to_leave(self, waiting: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
+        """Mark leases as leaving for the step (uid, step) that waits: all of them, if every law of preemption is kept
+        by what is there now, or none. ``grace_seconds`` names them by id, with the time that each may take. Those that
+        were marked.
+        """
 
     def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
         """Release the leases whose check is due and of which ``is_gone`` is true; the others are kept."""

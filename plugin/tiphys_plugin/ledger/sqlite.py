@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tiphys_plugin.ledger.admission import FORGET_AFTER, admit
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import Admission, Lease, LeaseRequest, Snapshot
 from tiphys_plugin.ledger.schema import migrate
+from tiphys_plugin.preemption.marking import mark
 from tiphys_plugin.queues import Queues
 
 
@@ -76,6 +77,12 @@ class SqliteLedger:
 
     def release_workflow(self, uid: str) -> None:
         self._turn(lambda book: book.release_workflow(uid, self._clock()))
+
+    def ask_to_leave(self, waiting: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
+        with self._writing() as (connection, book):
+            after, marked = mark(book, self._queues, waiting, grace_seconds, self._clock(), self._forget_after)
+            rows.store(connection, book, after)
+        return marked
 
     def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
         # The question goes to the cluster, so it is asked outside of any transaction.

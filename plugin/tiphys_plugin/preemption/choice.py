@@ -1,0 +1,227 @@
+"""Which trainings go, so that a request starts: those that lose the fewest GPU-seconds, and none too many.
+
+A pure function of what the ledger holds. Whether the request starts once they
+are gone is asked of the decision on GPUs itself, places included, so that nobody
+ever goes for nothing.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import islice
+
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.model import Admitted, Lease, LeaseRequest, Reason, Waiting
+from tiphys_plugin.preemption.rights import Candidates, Rights, protected_until
+from tiphys_plugin.preemption.words import called, clock
+from tiphys_plugin.queues import Queue, Queues
+
+OVERDUE = timedelta(minutes=2)
+"""Who is still there so long after its deadline is no longer expected to go: its node may be lost."""
+
+_MOST_TRIED = 200
+"""Sets of trainings of which it is asked whether the request would start without them."""
+_MOST_SETS = 20_000
+_MOST_WEIGHED = 128
+"""Candidates whose loss is looked up: those that have held their GPUs for the shortest time can lose least."""
+
+Lost = Callable[[Sequence[Lease]], Mapping[str, float]]
+"""GPU-seconds that each of these leases, by id, would lose if it ended now."""
+
+
+@dataclass(frozen=True)
+class Victims:
+    """Who is to be asked, those that lose least first, and the GPU-seconds that each would lose, by lease."""
+
+    leases: tuple[Lease, ...]
+    lost: Mapping[str, float]
+
+    @property
+    def gpu_seconds_lost(self) -> float:
+        return sum(self.lost[one.id] for one in self.leases)
+
+
+@dataclass(frozen=True)
+class Nobody:
+    """Why nobody is asked; ``reason`` where it is one that keeps the request waiting."""
+
+    message: str
+    reason: Reason | None = None
+
+
+def choose(state: State, mine: Waiting, lost: Lost, now: datetime) -> Victims | Nobody:
+    """Who has to go so that ``mine`` starts. ``mine`` is not among ``state.waiting``.
+
+    ``lost`` is asked once, and only of those who may be asked by the rules.
+    """
+    found = Case.of(state, mine, now)
+    if isinstance(found, Nobody):
+        return found
+    if not found.candidates.leases:
+        return found.nobody()
+    weighed = sorted(found.candidates.leases, key=lambda one: (held_gpu_seconds(one, now), one.id))[:_MOST_WEIGHED]
+    known = lost(weighed)
+    costs = {one.id: known.get(one.id, held_gpu_seconds(one, now)) for one in weighed}
+    chosen = found.cheapest(weighed, lambda one: costs[one.id])
+    if chosen is None:
+        return found.not_enough()
+    return Victims(chosen, {one.id: costs[one.id] for one in chosen})
+
+
+def objection(state: State, mine: Waiting, victims: Sequence[Lease], now: datetime) -> str | None:
+    """What speaks against asking ``victims`` to leave for ``mine``; None if every law is kept."""
+    found = Case.of(state, mine, now)
+    if isinstance(found, Nobody):
+        return found.message
+    known = {one.id for one in found.candidates.leases}
+    if strangers := [one for one in victims if one.id not in known]:
+        return f"{called(strangers[0].request)} may not be asked"
+    if not victims or not found.starts_without(tuple(victims)):
+        return "it would not start without them"
+    if needless := [one for one in victims if found.fits_without([other for other in victims if other is not one])]:
+        return f"{called(needless[0].request)} need not go"
+    return None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request that waits, and those who may be asked to leave for it."""
+
+    state: State
+    """Those who leave are gone, except who is long overdue."""
+    mine: Waiting
+    now: datetime
+    queue: Queue
+    queues: Queues
+    rights: Rights
+    candidates: Candidates
+
+    @classmethod
+    def of(cls, state: State, mine: Waiting, now: datetime) -> "Case | Nobody":
+        """None but a request that waits, whose queue preempts, and for which not enough leave already."""
+        queues, request = state.queues, mine.request
+        queue = queues.find(request.queue) if isinstance(queues, Queues) else None
+        if not isinstance(queues, Queues) or queue is None:
+            return Nobody("there are no queues to go by")
+        if not (queue.preempts_lower_priority or queue.reclaims):
+            return Nobody(
+                f"queue {queue.name} has nobody go for others: neither preempts_lower_priority nor reclaims is set"
+            )
+        coming = {one.id for one in state.leases if one.leaving is not None and one.leaving.deadline + OVERDUE > now}
+        if any(one.id in coming and _leaves_for(one, request) for one in state.leases):
+            return Nobody(f"others were asked to leave for {called(request)} already")
+        without = replace(state, leases=tuple(one for one in state.leases if one.id not in coming))
+        if isinstance(decide(without, request, mine.arrival, now), Admitted):
+            return Nobody(f"enough is free for {called(request)}, or will be when those are gone who leave already")
+        rights = Rights(queues, queue, state.leases, request)
+        return cls(without, mine, now, queue, queues, rights, rights.candidates(now))
+
+    def starts_without(self, victims: Sequence[Lease]) -> bool:
+        """Whether these may go, and the request starts when they are gone, whoever else waits."""
+        answer = self._decided(victims, self.state.waiting)
+        return isinstance(answer, Admitted) and self.rights.allow(victims, answer.pool)
+
+    def fits_without(self, victims: Sequence[Lease]) -> bool:
+        """Whether the request would start if nobody else waited."""
+        return isinstance(self._decided(victims, ()), Admitted)
+
+    def cheapest(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
+        """The set that loses least; where there are too many to look at, a good one of which nobody can stay."""
+        short = self.rights.short(self.state.leases)
+        sets = (victims for victims in _by_cost(leases, cost) if sum(one.request.gpus for one in victims) >= short)
+        for victims in islice(sets, _MOST_TRIED):
+            if self._holds(victims):
+                return victims
+        return self._greedy(leases, cost)
+
+    def nobody(self) -> Nobody:
+        """Why there are no candidates."""
+        if self.candidates.protected:
+            return self._protected(self.candidates.protected)
+        rules = [
+            *(["a lower priority in its own queue"] if self.queue.preempts_lower_priority else []),
+            *(["a queue of its cohort that borrows what it may take back"] if self.queue.reclaims else []),
+        ]
+        return Nobody(f"nobody has {' or '.join(rules)}")
+
+    def not_enough(self) -> Nobody:
+        """Why the candidates are of no use."""
+        if self.candidates.protected:
+            return self._protected(self.candidates.protected)
+        count = len(self.candidates.leases)
+        who = f"the {count} that may be asked" if count > 1 else "the one that may be asked"
+        return Nobody(f"it would not start if {who} went: others are before it, or hold what it needs")
+
+    def _holds(self, victims: Sequence[Lease]) -> bool:
+        """Whether the request fits without them, with nobody who could stay, and starts."""
+        return (
+            self.fits_without(victims)
+            and not any(self.fits_without([other for other in victims if other is not one]) for one in victims)
+            and self.starts_without(victims)
+        )
+
+    def _greedy(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
+        """Cheap ones until it fits; then those stay that need not go, the dearest first."""
+        victims: list[Lease] = []
+        for one in sorted(leases, key=lambda one: (cost(one) / one.request.gpus, one.id)):
+            victims.append(one)
+            if self.fits_without(victims):
+                break
+        else:
+            return None
+        for one in sorted(victims, key=cost, reverse=True):
+            rest = [other for other in victims if other is not one]
+            if rest and self.fits_without(rest):
+                victims = rest
+        return tuple(sorted(victims, key=cost)) if self.starts_without(victims) else None
+
+    def _decided(self, victims: Sequence[Lease], waiting: tuple[Waiting, ...]) -> object:
+        gone = {one.id for one in victims}
+        left = tuple(one for one in self.state.leases if one.id not in gone)
+        return decide(replace(self.state, leases=left, waiting=waiting), self.mine.request, self.mine.arrival, self.now)
+
+    def _protected(self, protected: Sequence[Lease]) -> Nobody:
+        until, first = min(((protected_until(self.queues, one), one) for one in protected), key=lambda pair: pair[0])
+        more = f", and {len(protected) - 1} more" if len(protected) > 1 else ""
+        return Nobody(
+            f"{called(first.request)}{more} may only be asked after min_runtime_seconds of queue "
+            f"{first.request.queue}, at {clock(until)}",
+            Reason.MIN_RUNTIME_PROTECTED,
+        )
+
+
+def held_gpu_seconds(lease: Lease, now: datetime) -> float:
+    """What a lease has used so far: the most that it can lose."""
+    return lease.request.gpus * max(0.0, (now - lease.granted_at).total_seconds())
+
+
+def _leaves_for(lease: Lease, request: LeaseRequest) -> bool:
+    return lease.leaving is not None and (lease.leaving.uid, lease.leaving.step) == (request.uid, request.step)
+
+
+def _by_cost(leases: Sequence[Lease], cost: Callable[[Lease], float]) -> Iterator[tuple[Lease, ...]]:
+    """Sets of leases, the cheapest first, and the smaller where they cost the same.
+
+    Of those that are alike in what they hold only the cheapest are ever in a
+    set, so that there are few sets where many are alike.
+    """
+    alike: defaultdict[tuple[object, ...], list[Lease]] = defaultdict(list)
+    for one in sorted(leases, key=lambda one: (cost(one), one.id)):
+        request = one.request
+        kind = (request.queue, request.gpu_type, one.pool, request.gpus, request.members, one.nodes)
+        alike[kind].append(one)
+    groups = list(alike.values())
+    heap: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, (0,) * len(groups))]
+    for _ in range(_MOST_SETS):
+        if not heap:
+            return
+        total, size, counts = heapq.heappop(heap)
+        if size:
+            yield tuple(one for group, count in zip(groups, counts, strict=True) for one in group[:count])
+        last = max((index for index, count in enumerate(counts) if count), default=0)
+        for index in range(last, len(groups)):
+            if counts[index] < len(groups[index]):
+                more = (*counts[:index], counts[index] + 1, *counts[index + 1 :])
+                heapq.heappush(heap, (total + cost(groups[index][counts[index]]), size + 1, more))

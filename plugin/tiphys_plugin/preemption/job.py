@@ -1,0 +1,139 @@
+"""The job of every service that has trainings go: choose, mark, ask, every few seconds.
+
+Any number of services may do it at the same time. The mark is one step of the
+book, decided by the book as it is at that instant, so that one of them wins; to
+ask twice does no more than to ask once. Whatever is marked is asked in every
+round until its pods are gone, so a service that dies between the two leaves
+nothing behind.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from types import TracebackType
+
+import structlog
+
+from tiphys.errors import TiphysError
+from tiphys.faults import failpoint
+from tiphys.records import utc_now
+from tiphys_plugin.cluster import Cluster
+from tiphys_plugin.ledger.admission import FORGET_AFTER
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.model import AdmissionBackend, Lease, Snapshot, Waiting
+from tiphys_plugin.preemption.asking import ask, grace_seconds, living_pods
+from tiphys_plugin.preemption.choice import Victims, choose
+from tiphys_plugin.preemption.loss import Losses
+from tiphys_plugin.preemption.marking import case_of
+from tiphys_plugin.preemption.words import called
+from tiphys_plugin.queues import Queues
+from tiphys_plugin.settings import Settings
+from tiphys_plugin.workflows import Stores
+
+_MOST_WEIGHED = 8
+"""Of each queue: those with the best places, for whom it is worked out who would have to go."""
+_log = structlog.get_logger()
+
+
+class Preemptions:
+    """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``. It does nothing where no queue preempts."""
+
+    def __init__(
+        self,
+        ledger: AdmissionBackend,
+        cluster: Cluster,
+        stores: Stores,
+        *,
+        every_seconds: float = Settings.preemption_seconds,
+        clock: Callable[[], datetime] = utc_now,
+        forget_after: timedelta = FORGET_AFTER,
+    ) -> None:
+        self._ledger = ledger
+        self._cluster = cluster
+        self._stores = stores
+        self._every = every_seconds
+        self._clock = clock
+        self._forget_after = forget_after
+        self._lost = Losses(stores, clock)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiphys-preemption", daemon=True)
+
+    def __enter__(self) -> "Preemptions":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """One round.
+
+        Raises:
+            StoreError: the ledger did not answer.
+        """
+        seen = self._ledger.snapshot()
+        for lease in seen.leases:
+            if lease.leaving is not None:
+                self._ask(lease)
+        if isinstance(seen.queues, Queues) and seen.queues.preempts:
+            for mine in _first_of_each_queue(seen, seen.queues):
+                self._help(mine)
+
+    def _help(self, mine: Waiting) -> None:
+        """Have others leave for one that waits, if the rules have it so."""
+        who = (mine.request.uid, mine.request.step)
+        seen, now = self._ledger.snapshot(), self._clock()
+        found = case_of(Book(seen.leases, seen.waiting, seen.history), seen.queues, who, now, self._forget_after)
+        if found is None:
+            return
+        chosen = choose(*found, self._lost, now)
+        if isinstance(chosen, Victims):
+            graces = {one.id: grace_seconds(living_pods(self._cluster, one)) for one in chosen.leases}
+            marked = self._ledger.ask_to_leave(who, graces)
+            failpoint("preemption.after_mark")
+            for lease in marked:
+                _tell(lease, mine, chosen)
+                self._ask(lease)
+
+    def _ask(self, lease: Lease) -> None:
+        """One that cannot be asked now is asked in the next round, and keeps nobody else from being asked."""
+        held = lease.request
+        try:
+            if self._stores.serves(held.namespace) and ask(self._cluster, lease):
+                _log.info("preemption.asked", run=held.run, step=held.step, attempt=held.attempt)
+        except TiphysError as error:
+            _log.error("preemption.not_asked", run=held.run, step=held.step, attempt=held.attempt, error=str(error))
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                self.look()
+            except TiphysError as error:
+                _log.warning("preemption.unreachable", error=str(error))
+            except Exception:  # noqa: BLE001  the worker loop: the next round begins anew
+                _log.exception("preemption.crashed")
+
+
+def _first_of_each_queue(seen: Snapshot, queues: Queues) -> Iterator[Waiting]:
+    """Those with the best places of each queue that preempts; who is like one of them fares no better."""
+    line = sorted(seen.waiting, key=lambda one: (-one.request.priority, one.arrival))
+    for queue in queues.queues:
+        if queue.preempts_lower_priority or queue.reclaims:
+            yield from [one for one in line if one.request.queue == queue.name][:_MOST_WEIGHED]
+
+
+def _tell(lease: Lease, mine: Waiting, chosen: Victims) -> None:
+    held, leaving = lease.request, lease.leaving
+    _log.info(
+        "preemption.decided",
+        run=held.run,
+        step=held.step,
+        attempt=held.attempt,
+        gpus=held.gpus,
+        for_whom=called(mine.request),
+        deadline=str(leaving.deadline) if leaving else "",
+        gpu_seconds_lost_at_most=round(chosen.lost.get(lease.id, 0.0)),
+    )

@@ -1,0 +1,71 @@
+"""What a training would lose if it ended now: the GPU-seconds since its last committed checkpoint.
+
+Only a commit counts, which is a manifest in storage. A training without one
+would lose all that it has done since it got its GPUs; so would one whose
+checkpoints lie on a volume that only its pods see, for all that is known here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import structlog
+
+from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, StoreError, UsageError
+from tiphys.lineage.verify import read_manifest
+from tiphys.records import CheckpointManifest
+from tiphys.store import LineageLayout, Store, lineage_of
+from tiphys.store.runs import concurrently
+from tiphys_plugin.ledger.model import Lease
+from tiphys_plugin.workflows import Stores
+
+REMEMBERED = timedelta(seconds=10)
+"""Trainings save every few minutes, and those who wait are looked at every few seconds."""
+_log = structlog.get_logger()
+
+
+class Losses:
+    """Looks them up in the stores of the tenants; see `Lost`."""
+
+    def __init__(self, stores: Stores, clock: Callable[[], datetime]) -> None:
+        self._stores = stores
+        self._clock = clock
+        self._known: dict[str, tuple[datetime, datetime]] = {}
+
+    def __call__(self, leases: Sequence[Lease]) -> Mapping[str, float]:
+        """GPU-seconds by lease."""
+        now = self._clock()
+        self._known = {one: seen for one, seen in self._known.items() if now - seen[0] < REMEMBERED}
+        unknown = [one for one in leases if one.id not in self._known]
+        for lease, saved_at in zip(unknown, concurrently(self._saved_at, unknown), strict=True):
+            self._known[lease.id] = (now, saved_at)
+        return {one.id: one.request.gpus * seconds_since(self._known[one.id][1], now) for one in leases}
+
+    def _saved_at(self, lease: Lease) -> datetime:
+        held = lease.request
+        try:
+            manifest = newest_commit(self._stores.store(held.namespace), held.run, held.step, held.attempt)
+        except (StoreError, NotFoundError, UsageError) as error:
+            _log.warning("preemption.loss_unknown", run=held.run, step=held.step, error=str(error))
+            return lease.granted_at
+        return max(manifest.written_at, lease.granted_at) if manifest is not None else lease.granted_at
+
+
+def newest_commit(store: Store, run: str, step: str, attempt: int) -> CheckpointManifest | None:
+    """The newest checkpoint that an attempt has committed; None if there is none. One listing and one read."""
+    layout = LineageLayout(lineage_of(run, step))
+    for info in store.list(layout.manifests):
+        ref = layout.parse_checkpoint(info.key)
+        if ref is None or ref.attempt > attempt:
+            continue
+        if ref.attempt < attempt:
+            break
+        try:
+            return read_manifest(store, ref)
+        except (IntegrityError, ObjectMissingError):
+            continue
+    return None
+
+
+def seconds_since(then: datetime, now: datetime) -> float:
+    """None are lost by clocks that disagree."""
+    return max(0.0, (now - then).total_seconds())
