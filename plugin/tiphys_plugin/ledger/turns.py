@@ -1,0 +1,94 @@
+"""Many threads want to change one book, and one write can store what all of them want.
+
+Whoever comes while another writes waits. Who has the next turn takes everybody
+along that has come in the meantime: their transitions are applied one after the
+other to the same book, and stored together.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from tiphys.errors import StoreError
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.stored import LedgerFullError
+from tiphys_plugin.queues import QueueRules
+
+_Answer = TypeVar("_Answer")
+Transition = Callable[[Book, QueueRules], tuple[Book, _Answer]]
+
+
+class Turn(Generic[_Answer]):
+    """One who waits for the book. If ``transition`` makes the line longer, ``spare_bytes`` must be left."""
+
+    def __init__(self, transition: Transition[_Answer], spare_bytes: int) -> None:
+        self.transition = transition
+        self.spare_bytes = spare_bytes
+        self.answer: Future[_Answer] = Future()
+
+
+class Turns:
+    """Gives everybody a turn.
+
+    Args:
+        apply: The answers to these turns in their order, once all of them are stored.
+        patience_seconds: How long one waits for the others.
+        what: Whose turns, for the error.
+    """
+
+    def __init__(
+        self, apply: Callable[[Sequence[Turn[Any]]], list[Any]], patience_seconds: float, what: object
+    ) -> None:
+        self._apply = apply
+        self._patience_seconds = patience_seconds
+        self._what = what
+        self._lock = threading.Lock()
+        self._waiting: deque[Turn[Any]] = deque()
+
+    def take(self, transition: Transition[_Answer], spare_bytes: int = 0) -> _Answer:
+        """The answer of ``transition``, once it is stored.
+
+        Raises:
+            StoreError: the others do not come to an end; or what ``apply`` raises.
+        """
+        turn = Turn(transition, spare_bytes)
+        self._waiting.append(turn)
+        try:
+            with self._alone():
+                if not turn.answer.done():
+                    come = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                    self._serve([one for one in come if one.answer.set_running_or_notify_cancel()])
+        except StoreError:
+            turn.answer.cancel()
+            raise
+        return turn.answer.result()
+
+    def _serve(self, turns: Sequence[Turn[Any]]) -> None:
+        try:
+            answers = self._apply(turns)
+        except LedgerFullError as full:
+            if len(turns) == 1:
+                turns[0].answer.set_exception(full)
+                return
+            for turn in turns:  # what has no room together with others may have it alone
+                self._serve([turn])
+        except Exception as error:  # noqa: BLE001 - it belongs to those who asked
+            for turn in turns:
+                turn.answer.set_exception(error)
+        else:
+            for turn, answer in zip(turns, answers, strict=True):
+                turn.answer.set_result(answer)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One write at a time: those of one process would only be refused in favour of each other."""
+        if not self._lock.acquire(timeout=self._patience_seconds):
+            waited = f"others have waited for the API server for {self._patience_seconds:g} s"
+            raise StoreError(f"{self._what} is busy: {waited}")
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -1,0 +1,110 @@
+"""One write for everybody who came while another wrote.
+
+| what happens                              | what follows                                   |
+|-------------------------------------------|------------------------------------------------|
+| many ask while one writes                 | one more write serves all of them, in order    |
+| one of them has no room                   | the others get theirs                          |
+| the API server refuses                    | all who shared the write are told              |
+| the one that writes does not come back    | `StoreError`, and nothing is decided later     |
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.ledger import LedgerApi, ask, ledger_api, queues
+from tiphys_plugin.ledger import Admitted, Deferred, Reason
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.stored import LedgerFullError
+from tiphys_plugin.ledger.turns import Turn, Turns
+
+from tiphys.errors import StoreError
+
+MANY = 20
+
+
+class Gate:
+    """Holds the first write until everybody else has come."""
+
+    def __init__(self, api: LedgerApi) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+        api.meanwhile = self._pass
+
+    def _pass(self) -> str:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.opened.wait(120)
+        return ""
+
+
+def all_at_once(ledger: KubernetesLedger, gate: Gate):
+    with ThreadPoolExecutor(MANY + 1) as pool:
+        first = pool.submit(ledger.request, ask(1, "first"))
+        assert gate.entered.wait(120)
+        others = [pool.submit(ledger.request, ask(1, f"u{number}")) for number in range(MANY)]
+        while len(ledger._turns._waiting) < MANY:
+            threading.Event().wait(0.001)
+        gate.opened.set()
+        return first.result(), [other.result() for other in others]
+
+
+def test_one_write_serves_all_who_came_while_another_wrote():
+    api = ledger_api(queues(research={"A100": 8}))
+    ledger = KubernetesLedger(api, "tiphys")
+    first, others = all_at_once(ledger, Gate(api))
+    assert api.calls.count("replace") == 2
+    assert isinstance(first, Admitted)
+    assert sum(isinstance(answer, Admitted) for answer in others) == 7
+    held = ledger.snapshot()
+    assert len(held.leases) == 8
+    assert {answer.lease for answer in others if isinstance(answer, Admitted)} < {lease.id for lease in held.leases}
+    assert sorted(answer.position for answer in others if isinstance(answer, Deferred)) == list(range(1, MANY - 6))
+
+
+def test_who_has_no_room_takes_it_from_nobody(monkeypatch):
+    api = ledger_api(queues(research={"A100": 100}))
+    ledger = KubernetesLedger(api, "tiphys")
+    write = ledger._stored.write
+
+    def small(version, book: Book, spare_bytes: int) -> None:
+        if len(book.leases) > 4:
+            raise LedgerFullError("no room for more")
+        write(version, book, spare_bytes)
+
+    monkeypatch.setattr(ledger._stored, "write", small)
+    first, others = all_at_once(ledger, Gate(api))
+    assert isinstance(first, Admitted)
+    assert sum(isinstance(answer, Admitted) for answer in others) == 3
+    assert {answer.reason for answer in others if isinstance(answer, Deferred)} == {Reason.LEDGER_FULL}
+
+
+def test_all_who_shared_a_write_are_told_that_it_failed():
+    def down(turns):
+        raise StoreError("the API server did not answer")
+
+    turns = Turns(down, 60, "the ledger")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(turns.take, lambda book, rules: (book, None)) for _ in range(4)]
+    assert [str(one.exception()) for one in asked] == ["the API server did not answer"] * 4
+
+
+def test_who_gives_up_waiting_is_not_decided_on_later():
+    entered, opened, served = threading.Event(), threading.Event(), []
+
+    def slow(turns: list[Turn]):
+        served.append(len(turns))
+        entered.set()
+        assert opened.wait(120)
+        return [None for _ in turns]
+
+    turns = Turns(slow, 0.05, "GPULedger tiphys/default")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(turns.take, lambda book, rules: (book, None))
+        assert entered.wait(120)
+        with pytest.raises(StoreError, match=r"GPULedger tiphys/default is busy: others have waited .* for 0.05 s"):
+            turns.take(lambda book, rules: (book, None))
+        opened.set()
+        first.result()
+    turns.take(lambda book, rules: (book, None))
+    assert served == [1, 1]
