@@ -118,6 +118,6 @@ class Room:
                 continue
             holes = {self._free.holes[one]: one for one in reversed(numbers[position:])}
             pick = policy.choose(holes, self._gang.member.times(members))
-            if pick is not None:
-                yield from [holes[pick.hole]] * members
+            assert pick is not None  # it has room for each of them, so it has for all
+            yield from [holes[pick.hole]] * members
             return

@@ -108,6 +108,17 @@ def test_a_gang_that_no_rack_holds_stays_in_one_block_and_in_few_racks() -> None
     assert where(place(nodes, Gang(Ask(8), 6), BEST_FIT)) == tuple("fghijm")
 
 
+def test_as_few_nodes_as_possible_and_the_rest_in_the_smallest_hole() -> None:
+    nodes = free(node("a", 2), node("b", 8), node("c", 4), node("d", 6))
+    assert where(place(nodes, Gang(Ask(2), 6), BEST_FIT)) == ("b",) * 4 + ("c",) * 2
+    assert where(place(nodes, Gang(Ask(2), 8), BEST_FIT)) == ("a",) + ("b",) * 4 + ("d",) * 3
+
+
+def test_ranks_follow_the_topology() -> None:
+    nodes = free(node("a", rack="r1"), node("b", rack="r2"), node("c", rack="r2"))
+    assert where(place(nodes, Gang(Ask(8), 3), BEST_FIT)) == ("a", "b", "c")
+
+
 def test_nodes_of_which_no_rack_is_known_are_not_taken_to_be_near_each_other() -> None:
     nodes = free(node("a"), node("b"), node("c", rack="r"), node("d", rack="r"), node("e", rack="r"))
     assert where(place(nodes, Gang(Ask(8), 2), BEST_FIT)) == ("c", "d")
