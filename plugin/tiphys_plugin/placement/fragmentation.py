@@ -25,6 +25,8 @@ class Fragmentation:
     free than the request needs of each. What is expected is the mean over
     ``typical`` requests. Source: Q. Weng et al., "Beware of Fragmentation:
     Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023.
+    There the growth is compared exactly; here in tenths of a GPU, and best fit
+    decides between equals.
     """
 
     def __init__(self, typical: Mapping[Ask, float]) -> None:

@@ -7,7 +7,7 @@ left empty, and no two nodes are taken to be near each other because of it.
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 _MOST_GPUS = 1024
 
@@ -22,7 +22,7 @@ class Node(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(min_length=1)]
-    gpu_type: str
+    gpu_type: str = ""
     gpus: Annotated[int, Field(ge=0, le=_MOST_GPUS)]
     memory_mb: PositiveInt | None = None
     block: str = ""
@@ -32,3 +32,9 @@ class Node(BaseModel):
     cordoned: bool = False
     cpu_milli: NonNegativeInt | None = None
     host_memory_mb: NonNegativeInt | None = None
+
+    @model_validator(mode="after")
+    def _gpus_have_a_type(self) -> "Node":
+        if self.gpus and not self.gpu_type:
+            raise ValueError(f"node {self.name!r} has GPUs of no type; add `gpu_type: NAME`")
+        return self

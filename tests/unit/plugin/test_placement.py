@@ -241,7 +241,9 @@ def test_what_cannot_be_meant_is_refused(wrong, message: str) -> None:
         wrong()
 
 
-@pytest.mark.parametrize("wrong", [{"gpus": -1}, {"gpus": 10_000}, {"memory_mb": 0}, {"name": ""}, {"racks": "r"}])
+@pytest.mark.parametrize(
+    "wrong", [{"gpus": -1}, {"gpus": 10_000}, {"memory_mb": 0}, {"name": ""}, {"racks": "r"}, {"gpu_type": ""}]
+)
 def test_a_node_is_declared_with_care(wrong) -> None:
     with pytest.raises(ValidationError):
         Node.model_validate({"name": "n", "gpu_type": "A100", "gpus": 8} | wrong)
