@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiphys_plugin.cluster import Cluster, DirectoryCluster, PodStatus
     from tiphys_plugin.core import PluginCore
-    from tiphys_plugin.ledger import AdmissionBackend, SqliteLedger
+    from tiphys_plugin.ledger import AdmissionBackend
+    from tiphys_plugin.ledger.sqlite import SqliteLedger
     from tiphys_plugin.queues import Queues, load_queues
     from tiphys_plugin.server import PluginServer
     from tiphys_plugin.settings import LOCAL, Settings
@@ -32,7 +33,8 @@ __all__ = [
 _HOMES = {
     "cluster": ("Cluster", "DirectoryCluster", "PodStatus"),
     "core": ("PluginCore",),
-    "ledger": ("AdmissionBackend", "SqliteLedger"),
+    "ledger": ("AdmissionBackend",),
+    "ledger.sqlite": ("SqliteLedger",),
     "queues": ("Queues", "load_queues"),
     "server": ("PluginServer",),
     "settings": ("LOCAL", "Settings"),

@@ -12,7 +12,7 @@ from tiphys.store import open_store
 from tiphys_plugin.cluster import DirectoryCluster
 from tiphys_plugin.commands import TOKEN, TOKEN_FILE
 from tiphys_plugin.core import PluginCore
-from tiphys_plugin.ledger import SqliteLedger
+from tiphys_plugin.ledger.sqlite import SqliteLedger
 from tiphys_plugin.queues import load_queues
 from tiphys_plugin.server import PluginServer
 

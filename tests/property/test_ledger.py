@@ -26,8 +26,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.ledger import ask, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, LeaseRequest, Reason, SqliteLedger
+from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, LeaseRequest, Reason
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.sqlite import SqliteLedger
 
 from tiphys.errors import StoreError
 

@@ -12,7 +12,6 @@ from tiphys_plugin.ledger.model import (
     Snapshot,
     Waiting,
 )
-from tiphys_plugin.ledger.sqlite import SqliteLedger
 
 __all__ = [
     "Admission",
@@ -24,6 +23,5 @@ __all__ = [
     "Reason",
     "Rejected",
     "Snapshot",
-    "SqliteLedger",
     "Waiting",
 ]

@@ -31,6 +31,7 @@ from tiphys_plugin.ledger.model import (
 from tiphys_plugin.ledger.reservation import Reservation
 from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.ledger.verdict import Seen, Turn
+from tiphys_plugin.ledger.words import called, waiting_for
 from tiphys_plugin.placement import Free, Unplaceable, place
 from tiphys_plugin.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
 
@@ -65,7 +66,8 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
     seen = turn(state.queues, state.leases, state.history, line, arrival, now)
     if seen.pool is not None:
         return Admitted(lease="", pool=seen.pool, nodes=seen.nodes)
-    because = tuple(_reasons(queue, mine, seen))
+    leaving = [one for one in state.leases if one.leaving is not None and one.leaving.is_for(request)]
+    because = (*([waiting_for(leaving)] if leaving else []), *_reasons(queue, mine, seen))
     message = f"{because[0].message}; position {seen.position}{_expected(seen.start)}"
     return Deferred(because[0].reason, message, seen.position, because, seen.start)
 
@@ -205,13 +207,13 @@ def _kept(mine: Waiting, reserved: Reservation) -> Because:
     return Because(
         Reason.RESERVED,
         f"{_asked(mine.request)} would be free, and {'are' if mine.request.gpus > 1 else 'is'} kept for "
-        f"{_name(first)} ({_asked(first)}){_expected(reserved.start)}",
+        f"{called(first)} ({_asked(first)}){_expected(reserved.start)}",
     )
 
 
 def _behind(seen: Seen, mine: Waiting) -> Because:
     first = seen.waiting
-    place = f"{_asked(mine.request)} asked; behind {_name(first.request)} ({_asked(first.request)}"
+    place = f"{_asked(mine.request)} asked; behind {called(first.request)} ({_asked(first.request)}"
     if seen.is_promised:
         return Because(Reason.RESERVED, f"{place}, for which others were asked to leave)")
     if first.request.priority > mine.request.priority:
@@ -221,10 +223,6 @@ def _behind(seen: Seen, mine: Waiting) -> Because:
     return Because(
         Reason.BEHIND_SMALLER_SHARE, f"{place}, of queue {first.request.queue}, which uses less of what it shares)"
     )
-
-
-def _name(request: LeaseRequest) -> str:
-    return f"{request.run}/{request.step}"
 
 
 def _asked(request: LeaseRequest) -> str:

@@ -84,6 +84,9 @@ class Leaving:
     asked_at: datetime
     deadline: datetime
 
+    def is_for(self, request: "LeaseRequest") -> bool:
+        return (self.uid, self.step) == (request.uid, request.step)
+
 
 @dataclass(frozen=True)
 class Lease:

@@ -14,8 +14,8 @@ from itertools import islice
 
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Admitted, Lease, LeaseRequest, Reason, Waiting
+from tiphys_plugin.ledger.words import called, clock
 from tiphys_plugin.preemption.rights import Candidates, Rights, protected_until
-from tiphys_plugin.preemption.words import called, clock
 from tiphys_plugin.queues import Queue, Queues
 
 OVERDUE = timedelta(minutes=2)

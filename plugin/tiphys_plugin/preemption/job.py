@@ -21,11 +21,11 @@ from tiphys_plugin.cluster import Cluster
 from tiphys_plugin.ledger.admission import FORGET_AFTER
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import AdmissionBackend, Lease, Snapshot, Waiting
+from tiphys_plugin.ledger.words import called
 from tiphys_plugin.preemption.asking import ask, grace_seconds, living_pods
 from tiphys_plugin.preemption.choice import Victims, choose
 from tiphys_plugin.preemption.loss import Losses
 from tiphys_plugin.preemption.marking import case_of
-from tiphys_plugin.preemption.words import called
 from tiphys_plugin.queues import Queues
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.workflows import Stores

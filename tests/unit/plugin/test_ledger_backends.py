@@ -5,8 +5,9 @@ from datetime import timedelta
 import pytest
 from support.ledger import ask, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, Rejected, SqliteLedger
+from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, Rejected
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.sqlite import SqliteLedger
 
 EIGHT = queues(research={"A100": 8})
 

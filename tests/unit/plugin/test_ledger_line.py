@@ -202,6 +202,8 @@ def test_what_is_about_to_leave_is_kept_for_whom_it_leaves():
     answer = decided(state, ask(8, "first"), arrival=2)
     assert isinstance(answer, Deferred), "nothing is free before it is gone"
     assert (answer.position, answer.start) == (1, NOW + timedelta(minutes=2))
+    assert answer.reason is Reason.WAITING_FOR_PREEMPTED_CHECKPOINT
+    assert "run-victim/fit was asked to save and go at 00:00:00, by 00:02:00 at the latest" in answer.message
 
 
 def test_nobody_takes_what_has_come_free_for_another():

@@ -13,12 +13,13 @@ import pytest
 from support.ledger import ledger_api
 from support.ledger_walk import PATIENCE, RULES, Walk
 from support.world import Clock
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, SqliteLedger, admission, kubernetes, line, rows, standing
+from tiphys_plugin.ledger import AdmissionBackend, Admitted, admission, kubernetes, line, rows, standing
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.capacity import Capacity
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.ledger.line import _Walk
 from tiphys_plugin.ledger.reservation import Reservation
+from tiphys_plugin.ledger.sqlite import SqliteLedger
 from tiphys_plugin.ledger.stored import StoredBook
 from tiphys_plugin.queues import Queue
 

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.ledger import ask, queues
 from support.world import Clock
-from tiphys_plugin.ledger import Admitted, Deferred, Snapshot, SqliteLedger
+from tiphys_plugin.ledger import Admitted, Deferred, Snapshot
+from tiphys_plugin.ledger.sqlite import SqliteLedger
 
 from tiphys.errors import StoreError
 from tiphys.faults import InjectedFaultError
