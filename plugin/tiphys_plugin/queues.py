@@ -144,8 +144,7 @@ class Queues(BaseModel):
     def _gpus_are_declared_once(self) -> "Queues":
         if self.nodes is not None and self.inventory is not None:
             raise ValueError("declare the inventory or the nodes: the inventory of declared nodes is counted")
-        if self.nodes is not None:
-            Inventory(self.nodes)  # refuses what it cannot tell apart
+        _ = self.fleet  # refuses nodes that it cannot tell apart
         return self
 
     def find(self, name: str) -> Queue | None:

@@ -69,7 +69,8 @@ class Capacity:
 
     def copy(self) -> "Capacity":
         """The same sums, to be changed without changing these."""
-        twin = Capacity(self.queues)
+        twin = Capacity.__new__(Capacity)
+        twin.queues, twin._alike = self.queues, self._alike
         twin._held, twin._borrowed = self._held.copy(), self._borrowed.copy()
         twin._of_type = self._of_type.copy()
         twin._free = None if self._free is None else self._free.copy()
