@@ -122,19 +122,21 @@ class Commits:
     def failed(self, global_step: int, error: Exception) -> None:
         """Count and tell a save that will not be tried again."""
         self.failures += 1
-        if self._gang:
-            self._give_up(self._gang, global_step, error)
+        self.leave_out(global_step, str(error))
         self._metrics.failed(cause_of(error))
         message = f"step {global_step} could not be saved: {error}"
         event = self._journal.event("checkpoint.save_failed", message, failed_saves=self.failures)
         # Storage has just failed: while the grace period runs, no more time is given to it.
         self._journal.record([event], store=not self._in_a_hurry())
 
-    def _give_up(self, gang: Gang, global_step: int, error: Exception) -> None:
+    def leave_out(self, global_step: int, reason: str) -> None:
+        """Tell the other ranks, if there are any, that this one has no share in the checkpoint of ``global_step``."""
+        if self._gang is None:
+            return
         try:
-            gang.give_up(global_step, str(error))
-        except TiphysError as second:
-            tell(f"the other ranks could not be told, and will wait for step {global_step}: {second}")
+            self._gang.give_up(global_step, reason)
+        except TiphysError as error:
+            tell(f"the other ranks could not be told, and will wait for step {global_step}: {error}")
 
     def _commit_together(
         self, gang: Gang, whole: CheckpointManifest, shards: Sequence[ShardSource], uploads: Uploads

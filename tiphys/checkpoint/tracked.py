@@ -170,10 +170,15 @@ class TrackedSession(Session):
         self._progress.report(global_step)
         self._metrics.step(global_step)
         save = None
-        if not self._stops_at(global_step) and self._due(global_step) and self._has_turn():
+        due = not self._stops_at(global_step) and self._due(global_step)
+        if due and self._has_turn():
             save = self._save(self._draft(global_step, metrics, epoch, data_position), self._plans(state), "due")
         if self._stops_at(global_step):
             self._land(self._draft(global_step, metrics, epoch, data_position), state)
+        if due and not save:
+            # The other ranks save this step, and would wait for this one's share until the grace period is over.
+            self._last_step = global_step
+            self._commits.leave_out(global_step, "it was told to stop while an earlier save was under way")
         return save
 
     def save(

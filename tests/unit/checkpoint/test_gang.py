@@ -6,6 +6,7 @@
 | one state for all | the first rank saves, every rank restores |
 | a rank dies before its shard | no commit, and nobody waits for ever |
 | SIGTERM reaches one rank | all save at one step and ask to be tried again |
+| SIGTERM reaches a rank that waits to begin a save | nobody waits for that save, and the last one lands |
 | a save is due by the first rank's clock | all save at one step |
 | a rank hears of a call too late | the save is given up at once |
 | one rank's shard is damaged | all ranks fall back together |
@@ -173,6 +174,23 @@ def test_a_sigterm_that_reaches_all_ranks_at_once_is_one_stop(store):
     training.run()
     assert training.ended == dict.fromkeys(range(RANKS), 75)
     assert len(commits_of(store, LINEAGE)) == 1
+
+
+def test_a_rank_that_is_told_to_stop_before_it_can_begin_a_save_holds_nobody_up(store):
+    def tell(rank, step):
+        session = training.sessions[rank]
+        if rank == 1 and step == 4:
+            session._has_turn = lambda: session._stop.request()  # while an earlier save is under way
+        elif rank == 1:
+            vars(session).pop("_has_turn", None)
+
+    training = Training(store, steps=100_000, every=Every(4, "steps"), grace_seconds=100.0)
+    training.at_step = tell
+    training.run()
+    assert training.ended == dict.fromkeys(range(RANKS), 75)
+    (committed,) = commits_of(store, LINEAGE)
+    assert committed.global_step > 4
+    assert read_manifest(store, committed).reason == "sigterm"
 
 
 def test_a_save_that_is_due_by_time_is_made_at_one_step_by_all(store):
