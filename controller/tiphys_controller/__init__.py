@@ -5,10 +5,12 @@ from tiphys_controller.phase import Phase
 from tiphys_controller.report import API_VERSION, ItemReport, PlanReport, StepReport, plan_run
 from tiphys_controller.resuming import Resumed, resume
 from tiphys_controller.starting import Started, start
-from tiphys_controller.submitter import LiveWorkflow, Submitter
+from tiphys_controller.submitter import ADDRESS, ClusterSubmitter, LiveWorkflow, Shutdown, Submitter, is_known
 
 __all__ = [
+    "ADDRESS",
     "API_VERSION",
+    "ClusterSubmitter",
     "ItemReport",
     "LiveWorkflow",
     "Phase",
@@ -16,10 +18,12 @@ __all__ = [
     "Resumed",
     "RunDetail",
     "RunSummary",
+    "Shutdown",
     "Started",
     "StepReport",
     "Submitter",
     "describe",
+    "is_known",
     "plan_run",
     "resume",
     "runs_table",

@@ -11,7 +11,7 @@ from tiphys.store import Attempt, Store, Submission, all_attempts, list_runs, re
 from tiphys_controller.phase import Phase, Seen, phase_of
 from tiphys_controller.planning import Planned, planned
 from tiphys_controller.report import Document, StepReport, report_of
-from tiphys_controller.submitter import Submitter
+from tiphys_controller.submitter import Submitter, is_known
 from tiphys_controller.turns import cluster_of, place
 
 _READERS = 8
@@ -155,11 +155,12 @@ def _summary(found: Planned, submitter: Submitter | None) -> RunSummary:
 def _seen(last: Submission | None, submitter: Submitter | None) -> Seen:
     if last is None or submitter is None:
         return Seen(visible=False)
-    if cluster_of(last) not in ("", submitter.cluster):
+    known = is_known(submitter.cluster)
+    if known and cluster_of(last) not in ("", submitter.cluster):
         return Seen(visible=False)
     live = submitter.find(*place(last))
     same = live is not None and (last.bound is None or live.uid == last.bound.uid)
-    return Seen(visible=True, live=live if same else None)
+    return Seen(visible=known or same, live=live if same else None)
 
 
 def _last_activity(found: Planned) -> datetime:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.pipeline import Manifest
-from tiphys.records import Event, Outcome, SubmissionBound, SubmissionClaim, SubmissionKind
+from tiphys.records import Event, Outcome, SubmissionClaim, SubmissionKind
 from tiphys.store import RunLayout, Store, append_events, claim
 from tiphys_controller.fencing import fence
 from tiphys_controller.identity import Identity, workflow_name
@@ -13,7 +13,7 @@ from tiphys_controller.planning import Planned, planned
 from tiphys_controller.prune import prune
 from tiphys_controller.report import PlanReport, report_of
 from tiphys_controller.sending import bind, check_free, send
-from tiphys_controller.submitter import LiveWorkflow, Submitter
+from tiphys_controller.submitter import LiveWorkflow, Submitter, is_known
 from tiphys_controller.turns import Turn, cluster_of, next_turn, place
 
 
@@ -65,7 +65,8 @@ def resume(
     if dry_run:
         return Resumed(run, report_of(found, store.url))
     if recovered := _recover(store, submitter, found):
-        return Resumed(run, report_of(found, store.url), recovered.submission, recovered.workflow_name, recovered.uid)
+        number = found.state.submissions[-1].claim.submission
+        return Resumed(run, report_of(found, store.url), number, recovered.name, recovered.uid)
     turn = _take_turn(store, submitter, found, force, namespace)
     fenced = fence(store, run, found.state.unfinished)
     failpoint("resume.after_fence")
@@ -80,14 +81,15 @@ def resume(
     return Resumed(run, report_of(found, store.url), claimed.submission, live.name, live.uid, taken)
 
 
-def _recover(store: Store, submitter: Submitter, found: Planned) -> SubmissionBound | None:
+def _recover(store: Store, submitter: Submitter, found: Planned) -> LiveWorkflow | None:
     """Bind a Workflow that was created by somebody who died before they could; None if there is none that runs."""
     last = found.state.submissions[-1] if found.state.submissions else None
     if last is None or last.bound or cluster_of(last) not in ("", submitter.cluster):
         return None
     live = submitter.find(*place(last))
-    bound = bind(store, submitter.cluster, last.claim, live) if live else None
-    return bound if live and live.running else None
+    if live and is_known(submitter.cluster):
+        bind(store, submitter.cluster, last.claim, live)
+    return live if live and live.running else None
 
 
 def _take_turn(store: Store, submitter: Submitter, found: Planned, force: bool, namespace: str) -> Turn:

@@ -11,7 +11,7 @@ from tiphys.protocol.pipeline import Manifest
 from tiphys.records import SubmissionBound, SubmissionClaim
 from tiphys.store import RunLayout, Store, claim, find_record
 from tiphys_controller.identity import workflow_name
-from tiphys_controller.submitter import LiveWorkflow, Submitter
+from tiphys_controller.submitter import LiveWorkflow, Submitter, is_known
 
 
 def check_free(store: Store, submitter: Submitter, namespace: str, run: str, submission: int) -> None:
@@ -33,13 +33,16 @@ def check_free(store: Store, submitter: Submitter, namespace: str, run: str, sub
 def send(store: Store, submitter: Submitter, claimed: SubmissionClaim, manifest: Manifest, verb: str) -> LiveWorkflow:
     """Create the Workflow of a claimed submission and bind it. ``verb`` begins the names of the failpoints.
 
+    Where nobody knows which cluster it went to, its first admit binds it, which does.
+
     Raises:
         ConflictError: another Workflow is bound to the submission already.
     """
     failpoint(f"{verb}.after_claim")
     live = _create(submitter, claimed, manifest)
     failpoint(f"{verb}.after_create")
-    bind(store, submitter.cluster, claimed, live)
+    if is_known(submitter.cluster):
+        bind(store, submitter.cluster, claimed, live)
     failpoint(f"{verb}.after_bind")
     return live
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError
 from tiphys.records import SubmissionClaim
 from tiphys.store import Submission
-from tiphys_controller.submitter import LiveWorkflow
+from tiphys_controller.submitter import LiveWorkflow, is_known
 
 
 class Turn(NamedTuple):
@@ -29,7 +29,7 @@ def next_turn(last: Submission | None, live: LiveWorkflow | None, cluster: str, 
     Args:
         last: Its last submission; None before the first.
         live: What `place` of that submission holds in ``cluster``; None for nothing.
-        cluster: Where the next one would go.
+        cluster: Where the next one would go; of a mere address (`is_known`) nothing is concluded but from a uid.
         namespace: Namespace of a first submission, and of the first one in this cluster.
         force: Go on although the last one may still be running.
 
@@ -38,10 +38,11 @@ def next_turn(last: Submission | None, live: LiveWorkflow | None, cluster: str, 
     """
     if last is None:
         return Turn(1, namespace)
-    after = Turn(last.claim.submission + 1, namespace if _elsewhere(last, cluster) else last.claim.namespace)
-    if force and (live is not None or _elsewhere(last, cluster)):
+    elsewhere = _elsewhere(last, live, cluster)
+    after = Turn(last.claim.submission + 1, namespace if elsewhere else last.claim.namespace)
+    if force and (live is not None or elsewhere):
         return after
-    if _elsewhere(last, cluster):
+    if elsewhere:
         if last.end:
             return after
         raise ConflictError(_out_of_sight(last, cluster))
@@ -61,8 +62,14 @@ def cluster_of(last: Submission) -> str:
     return last.bound.cluster if last.bound else last.claim.cluster
 
 
-def _elsewhere(last: Submission, cluster: str) -> bool:
-    return cluster_of(last) not in ("", cluster)
+def _elsewhere(last: Submission, live: LiveWorkflow | None, cluster: str) -> bool:
+    """Whether the submission may be where ``cluster`` does not show it.
+
+    A uid is that of one object, whatever its cluster is called: who shows it, shows the submission.
+    """
+    if last.bound and live and live.uid == last.bound.uid:
+        return False
+    return not is_known(cluster) or cluster_of(last) not in ("", cluster)
 
 
 def _out_of_sight(last: Submission, cluster: str) -> str:

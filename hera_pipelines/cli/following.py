@@ -18,7 +18,7 @@ from tiphys.protocol.pipeline import CompiledPipeline, Manifest
 from tiphys.store import Store
 
 if TYPE_CHECKING:
-    from tiphys_controller.kubernetes import KubernetesSubmitter
+    from tiphys_controller import ClusterSubmitter
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ClusterJob:
         return f"`{shlex.join(['tiphys', verb, self.run, *self.options, *chosen])}`"
 
 
-def follow(screen: Screen, submitter: "KubernetesSubmitter", job: ClusterJob, manifest: Manifest) -> None:
+def follow(screen: Screen, submitter: "ClusterSubmitter", job: ClusterJob, manifest: Manifest) -> None:
     """Show a submission until it is over, and say how it went.
 
     Raises:

@@ -1,14 +1,13 @@
 """``tiphys resume``: go on with a run from storage alone, where its last submission ran."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from tiphys_controller import Resumed
 from tiphys_controller import resume as resume_run
 
-from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption
+from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, NamespaceOption, Where
 from hera_pipelines.cli.execution import (
     CodeOption,
     EngineOptions,
@@ -66,6 +65,7 @@ def resume(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
+    argo_server: ArgoServerOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the plan.")] = Format.TABLE,
 ) -> None:
     """Run what is still missing of a run, where its last submission ran: here, or on a cluster.
@@ -92,7 +92,7 @@ def resume(
         return
     order = _Order(place, run, last, force, must_be_named(store), output)
     if on_cluster:
-        _on_cluster(screen, order, _Choice(kubeconfig, context, namespace, cluster))
+        _on_cluster(screen, order, Where(kubeconfig, context, namespace, argo_server), cluster)
     else:
         _here(screen, order, EngineOptions(state, queues, plugin_port, speed, code or remembered_code(place, run)))
 
@@ -109,16 +109,6 @@ class _Order:
     output: Format
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """Which cluster. ``forced`` takes it even if the run was in another one."""
-
-    kubeconfig: Path | None
-    context: str | None
-    namespace: str | None
-    forced: bool
-
-
 def _here(screen: Screen, order: _Order, options: EngineOptions) -> None:
     place, run = order.store, order.run
     with local_engine(place, options) as (session, watch):
@@ -128,9 +118,10 @@ def _here(screen: Screen, order: _Order, options: EngineOptions) -> None:
             carry_out(screen, session, watch, job)
 
 
-def _on_cluster(screen: Screen, order: _Order, choice: _Choice) -> None:
-    submitter, namespace = cluster_submitter(choice.kubeconfig, choice.context, choice.namespace)
-    if order.last is not None and ran_on(order.last) and not choice.forced:
+def _on_cluster(screen: Screen, order: _Order, where: Where, forced: bool) -> None:
+    """``forced`` takes this cluster even if the run was in another one."""
+    submitter, namespace = cluster_submitter(where, screen.note)
+    if order.last is not None and ran_on(order.last) and not forced:
         must_be_the_cluster_of(order.last, submitter.cluster, order.run)
     resumed = resume_run(order.store, submitter, order.run, order.force, namespace=namespace)
     if _tell(screen, order, resumed):
@@ -139,8 +130,7 @@ def _on_cluster(screen: Screen, order: _Order, choice: _Choice) -> None:
         if live is None:
             raise NotFoundError(f"Workflow {newest.namespace}/{newest.workflow_name} was deleted a moment ago")
         options = words([("--store", order.store.url if order.store_must_be_named else "")])
-        chosen = words([("--context", choice.context), ("--kubeconfig", choice.kubeconfig)])
-        job = ClusterJob(order.run, live, order.store, tuple(options), tuple(chosen))
+        job = ClusterJob(order.run, live, order.store, tuple(options), where.words)
         follow(screen, submitter, job, read_run(order.store, order.run).workflow)
 
 

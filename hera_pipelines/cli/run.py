@@ -8,7 +8,7 @@ import typer
 from tiphys_controller import start
 from tiphys_plugin import load_queues
 
-from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption
+from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, NamespaceOption, Where
 from hera_pipelines.cli.execution import (
     CodeOption,
     EngineOptions,
@@ -85,6 +85,7 @@ def run(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
+    argo_server: ArgoServerOption = None,
     service_account: Annotated[
         str,
         typer.Option(
@@ -107,7 +108,8 @@ def run(
         _here(screen, _Wanted(file, which, parameter or [], name, store), options)
         return
     refuse(command, ENGINE_OPTIONS, "this is for the local engine, which --cluster does not use; leave it out")
-    choice = _Choice(kubeconfig, context, namespace, service_account, executor_plugin, detach)
+    where = Where(kubeconfig, context, namespace, argo_server)
+    choice = _Choice(where, service_account, executor_plugin, detach)
     _on_cluster(screen, _Wanted(file, which, parameter or [], name, store), choice)
 
 
@@ -126,9 +128,7 @@ class _Wanted:
 class _Choice:
     """Where on a cluster, and how."""
 
-    kubeconfig: Path | None
-    context: str | None
-    namespace: str | None
+    where: Where
     service_account: str
     executor_plugin: Path | None
     detach: bool
@@ -162,8 +162,10 @@ def _on_cluster(screen: Screen, wanted: _Wanted, choice: _Choice) -> None:
     require_values(manifest)
     record_code_version(manifest, commit_of(wanted.file.parent))
     manifest["spec"].setdefault("serviceAccountName", choice.service_account)
-    submitter, at_hand = cluster_submitter(choice.kubeconfig, choice.context, choice.namespace)
-    namespace = choice.namespace or manifest["metadata"].get("namespace") or at_hand
+    submitter, at_hand = cluster_submitter(choice.where, screen.note)
+    namespace = choice.where.namespace or manifest["metadata"].get("namespace") or at_hand
+    if not namespace:
+        raise UsageError("nothing names the namespace that the Workflow goes to; give it with -n")
     started = start(place, submitter, manifest, wanted.name, namespace)
     screen.write(started.run)
     screen.out.file.flush()
@@ -176,7 +178,7 @@ def _on_cluster(screen: Screen, wanted: _Wanted, choice: _Choice) -> None:
         live,
         place,
         tuple(words([("--store", place.url if named else "")])),
-        tuple(words([("--context", choice.context), ("--kubeconfig", choice.kubeconfig)])),
+        choice.where.words,
     )
     screen.note(f"Workflow {namespace}/{live.name} in cluster {submitter.cluster}; end it with {job.command('stop')}")
     if not choice.detach:

@@ -1,15 +1,14 @@
 """``tiphys runs`` and ``tiphys get``: what lies in a store, and everything about one run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION, Phase, RunDetail, Submitter, describe, runs_table
 
-from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption
+from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, Where
 from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store
 from hera_pipelines.cli.places import cluster_submitter, refuse
 from hera_pipelines.cli.screen import Format, Screen, local_time
@@ -41,14 +40,14 @@ def runs(
     cluster: AskClusterOption = False,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
+    argo_server: ArgoServerOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the list.")] = Format.TABLE,
 ) -> None:
     """List the runs of a store."""
     screen: Screen = command.obj
     place = existing_store(screen, store)
-    found = sorted(
-        runs_table(place, _who_knows(command, place, cluster, kubeconfig, context)), key=lambda summary: summary.run
-    )
+    who = _who_knows(command, place, cluster, Where(kubeconfig, context, None, argo_server), screen.note)
+    found = sorted(runs_table(place, who), key=lambda summary: summary.run)
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "RunList", "store": place.url}
         screen.document({**document, "runs": [summary.model_dump(mode="json") for summary in found]}, output)
@@ -80,12 +79,14 @@ def get(
     cluster: AskClusterOption = False,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
+    argo_server: ArgoServerOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
 ) -> None:
     """Show one run: its submissions, its steps, every attempt and what came out."""
     screen: Screen = command.obj
     place = existing_store(screen, store)
-    detail = describe(place, run, _who_knows(command, place, cluster, kubeconfig, context))
+    who = _who_knows(command, place, cluster, Where(kubeconfig, context, None, argo_server), screen.note)
+    detail = describe(place, run, who)
     if output is not Format.TABLE:
         screen.document(detail.model_dump(mode="json", by_alias=True), output)
         return
@@ -99,12 +100,13 @@ def get(
 
 
 def _who_knows(
-    command: typer.Context, store: Store, cluster: bool, kubeconfig: Path | None, context: str | None
+    command: typer.Context, store: Store, cluster: bool, where: Where, note: Callable[[str], object]
 ) -> Submitter:
     """Whoever may know that a run is alive: the cluster that is asked for, else the engine of this folder."""
     if cluster:
-        return cluster_submitter(kubeconfig, context, None)[0]
-    refuse(command, {"context": "--context", "kubeconfig": "--kubeconfig"}, "this is for a cluster; add --cluster")
+        return cluster_submitter(where, note)[0]
+    options = {"context": "--context", "kubeconfig": "--kubeconfig", "argo_server": "--argo-server"}
+    refuse(command, options, "this is for a cluster; add --cluster")
     return LocalSession(store, DEFAULT_STATE)
 
 

@@ -13,6 +13,7 @@
 | TIPHYS_ARGO_QUEUE | ``NAME:GPUS``: a queue with a quota of ``nvidia.com/gpu``; the nodes have twice as many |
 | TIPHYS_ARGO_CRASH_<PART> | command that kills a part without warning and returns once its successor works |
 | TIPHYS_ARGO_NODE | command for a second node; its argument is ``start``, which prints the name, ``lose`` or ``stop`` |
+| TIPHYS_ARGO_SERVER | ``host:port`` of an argo-server; ARGO_TOKEN and ARGO_SECURE as Argo's own command has them |
 | TIPHYS_ARGO_PATIENCE_SECONDS | how long a workflow may take to get somewhere (default 300) |
 
 Parts are WORKFLOW_CONTROLLER, APISERVER and S3, which are somebody else's, and
@@ -48,6 +49,7 @@ class Settings:
     switch: str
     queue: str
     node: str
+    argo_server: str
     patience_seconds: float
     crash: Mapping[str, str] = field(default_factory=dict)
     aws: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +71,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         switch=own("SWITCH"),
         queue=own("QUEUE"),
         node=own("NODE"),
+        argo_server=own("SERVER"),
         patience_seconds=float(own("PATIENCE_SECONDS", "300")),
         crash={name.removeprefix(_CRASH): value for name, value in environ.items() if name.startswith(_CRASH)},
         aws={name: value for name, value in environ.items() if name.startswith("AWS_")},

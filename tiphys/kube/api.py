@@ -56,6 +56,7 @@ class KubeApi:
     ) -> None:
         self._transport = Transport(server, pool, authorization)
         self.namespace = namespace
+        self.authorization = authorization
         self.server = self._transport.server
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:

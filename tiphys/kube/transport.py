@@ -1,4 +1,4 @@
-"""One request to the API server and its answer: JSON in and out, and our own errors.
+"""One request to an API server and its answer: JSON in and out, and our own errors.
 
 Straight on urllib3, because the client library costs 25 MiB and a second of
 start-up in each process, repeats requests on its own, and changes with each
@@ -8,11 +8,12 @@ was lost may have happened, and only its caller can find out.
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, SSLError
 
 from tiphys.errors import (
     ConflictError,
@@ -38,6 +39,19 @@ class ExpiredError(NotFoundError):
     """The API server has forgotten this resource version (410); list again."""
 
 
+@dataclass(frozen=True)
+class Peer:
+    """Who is asked: its name in a sentence, and what a person can do if it is not found where it was looked for."""
+
+    name: str
+    refusal: Callable[[int, str, str, str], TiphysError]
+    """The error that a status means, from that, the body, the server's URL and the path."""
+    remedy_of_page: str
+    """What to do where a web page answers."""
+    remedy_of_tls: str = ""
+    """What to do where no trusted connection comes about."""
+
+
 class Transport:
     """Requests to one server. Thread-safe.
 
@@ -45,12 +59,21 @@ class Transport:
         server: Its URL.
         pool: Connections, which know whom to trust and the client's certificate.
         authorization: Value of the header, asked for each request because tokens expire; empty for none.
+        peer: Who is asked; None: the API server of Kubernetes.
     """
 
-    def __init__(self, server: str, pool: PoolManager, authorization: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self,
+        server: str,
+        pool: PoolManager,
+        authorization: Callable[[], str] = lambda: "",
+        peer: Peer | None = None,
+    ) -> None:
         self.server = server.rstrip("/")
         self._pool = pool
         self._authorization = authorization
+        self._peer = peer or _API_SERVER
+        self._name = f"{self._peer.name} {self.server}"
 
     def json(
         self,
@@ -62,14 +85,15 @@ class Transport:
     ) -> Object:
         """Send it and return the object of the answer."""
         response = self._send(method, path, query or {}, body, media_type)
+        if response.headers.get("Content-Type", "").startswith("text/html"):
+            response.drain_conn()
+            raise UsageError(f"{self._name} answered {method} {path} with a web page; {self._peer.remedy_of_page}")
         try:
             answer = json.loads(response.read())
         except (HTTPError, ValueError) as error:
-            raise StoreError(
-                f"the API server {self.server} broke off its answer to {method} {path}: {error}"
-            ) from error
+            raise StoreError(f"{self._name} broke off its answer to {method} {path}: {error}") from error
         if not isinstance(answer, dict):
-            raise StoreError(f"the API server {self.server} answered {method} {path} with no object; is it one?")
+            raise StoreError(f"{self._name} answered {method} {path} with no object; is it one?")
         return answer
 
     def text(self, path: str) -> tuple[int, str]:
@@ -78,20 +102,30 @@ class Transport:
         try:
             return response.status, response.read().decode(errors="replace")
         except HTTPError as error:
-            raise StoreError(f"the API server {self.server} broke off its answer to GET {path}: {error}") from error
+            raise StoreError(f"{self._name} broke off its answer to GET {path}: {error}") from error
 
     def events(self, path: str, query: Mapping[str, str], silence_seconds: float) -> Generator[Object, None, None]:
         """Open a watch at once; then its events, until the server ends it or says nothing for ``silence_seconds``."""
         return self._events(self._send("GET", path, query, silence_seconds=silence_seconds), path)
+
+    def stream(self, path: str, query: Mapping[str, str], silence_seconds: float) -> Generator[Object, None, None]:
+        """Open a stream of objects at once; then these, one of each line, ended like `events`."""
+        response = self._send("GET", path, query, silence_seconds=silence_seconds)
+        return self._parsed(response, path, json.loads)
 
     def close(self) -> None:
         """Close the connections that are not in use."""
         self._pool.clear()
 
     def _events(self, response: BaseHTTPResponse, path: str) -> Generator[Object, None, None]:
+        return self._parsed(response, path, lambda line: self._event(line, path))
+
+    def _parsed(
+        self, response: BaseHTTPResponse, path: str, parse: Callable[[bytes], Object]
+    ) -> Generator[Object, None, None]:
         try:
             for line in _lines(response):
-                yield self._event(line, path)
+                yield parse(line)
         except (HTTPError, ValueError, LookupError, TypeError) as error:
             raise StoreError(f"the watch of {path} at {self.server} broke off: {error!r}") from error
         finally:
@@ -101,7 +135,7 @@ class Transport:
         event: Object = json.loads(line)
         if event["type"] == "ERROR":
             status = int(event["object"].get("code") or 500)
-            raise _refusal(status, json.dumps(event["object"]), self.server, path)
+            raise self._peer.refusal(status, json.dumps(event["object"]), self.server, path)
         if not isinstance(event["object"]["metadata"]["resourceVersion"], str):
             raise TypeError("an event without a version")
         return event
@@ -133,9 +167,11 @@ class Transport:
             )
             refused = response.read().decode(errors="replace") if refuse and response.status >= 300 else None
         except (HTTPError, ValueError) as error:
-            raise StoreError(f"the API server {self.server} did not answer {method} {path}: {error}") from error
+            remedy = self._peer.remedy_of_tls if isinstance(error, SSLError) else ""
+            told = f"{self._name} did not answer {method} {path}: {error}"
+            raise StoreError(f"{told}; {remedy}" if remedy else told) from error
         if refused is not None:
-            raise _refusal(response.status, refused, self.server, path)
+            raise self._peer.refusal(response.status, refused, self.server, path)
         return response
 
 
@@ -184,3 +220,6 @@ def _words(body: str) -> tuple[str, str]:
         return str(answer.get("reason", "")), str(answer.get("message") or "no reason given")
     except (ValueError, AttributeError):
         return "", " ".join(body.split())[:300] or "no reason given"
+
+
+_API_SERVER = Peer("the API server", _refusal, "is it the API server of a Kubernetes cluster?")

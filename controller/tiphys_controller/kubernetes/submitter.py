@@ -1,29 +1,20 @@
-"""Workflow objects of a Kubernetes cluster, through its API server. No argo-server is needed."""
+"""Workflow objects of a Kubernetes cluster, through its API server. No argo-server is needed; see `argo_server`."""
 
 import threading
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 
 from tiphys.errors import NotFoundError, StoreError
 from tiphys.kube import Change, ChangeType, KubeApi, Object, Synced, changes
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.protocol.pipeline import Manifest
 from tiphys_controller.kubernetes.seen import is_over, live
-from tiphys_controller.submitter import LiveWorkflow
+from tiphys_controller.submitter import LiveWorkflow, Shutdown
 
 _NO_ARGO = "the cluster has no Workflows: Argo Workflows is not installed there; see `tiphys doctor --cluster`"
 
 
-class Shutdown(StrEnum):
-    """How a Workflow is ended; the value is Argo's ``spec.shutdown``."""
-
-    STOP = "Stop"
-    """Programs may save, and the exit handler runs."""
-    TERMINATE = "Terminate"
-
-
 class KubernetesSubmitter:
-    """A `tiphys_controller.Submitter`. ``cluster`` is what `tiphys.kube.cluster_name` says of the API server."""
+    """A `tiphys_controller.ClusterSubmitter`. ``cluster`` is what `tiphys.kube.cluster_name` says of the API server."""
 
     def __init__(self, api: KubeApi, cluster: str) -> None:
         self._api = api
@@ -52,12 +43,6 @@ class KubernetesSubmitter:
             raise NotFoundError(f"cannot create a Workflow in namespace {namespace}: {error}; {_NO_ARGO}") from error
 
     def stop(self, workflow: LiveWorkflow, how: Shutdown = Shutdown.STOP) -> None:
-        """Have Argo end this Workflow, and no other that took its name.
-
-        Raises:
-            NotFoundError: it is gone.
-            ConflictError: another one has its name now.
-        """
         patch: Object = {"metadata": {"uid": workflow.uid}, "spec": {"shutdown": how.value}}
         self._api.patch(WORKFLOWS, workflow.namespace, workflow.name, patch)
 
@@ -67,16 +52,6 @@ class KubernetesSubmitter:
         stop: threading.Event,
         lost: Callable[[StoreError], object] = lambda _: None,
     ) -> Iterator[Object]:
-        """The Workflow as it is and whenever it changes, until it is over or ``stop`` is set.
-
-        Args:
-            workflow: Which one.
-            stop: Ends it at the next change.
-            lost: Told when the API server is out of reach; the watch goes on once it is back.
-
-        Raises:
-            NotFoundError: it was deleted, or another one has its name.
-        """
         seen = changes(
             self._api,
             WORKFLOWS,

@@ -6,8 +6,8 @@ import pytest
 from support.argo_objects import put, workflow
 from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer
-from tiphys_controller import LiveWorkflow, resume, start
-from tiphys_controller.kubernetes import KubernetesSubmitter, Shutdown
+from tiphys_controller import LiveWorkflow, Shutdown, resume, start
+from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError
 from tiphys.kube import KubeApi, cluster_name

@@ -1,0 +1,309 @@
+"""Workflow objects through an argo-server: found, created, ended, watched; and which cluster it belongs to."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support import argo_rest, kube_server
+from support.argo_objects import put, workflow
+from support.argo_rest import ArgoRest
+from support.compiled import History, gated, pipeline_of
+from support.faults import dying_at
+from support.kube_server import KubeServer
+from tiphys_controller import LiveWorkflow, Phase, Shutdown, describe, is_known, resume, start
+from tiphys_controller.argo_server import ArgoServerSubmitter, argo_server
+from tiphys_controller.kubernetes import KubernetesSubmitter
+
+from tiphys.errors import (
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    ObjectExistsError,
+    StoreError,
+    TiphysError,
+    UsageError,
+)
+from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube.resources import WORKFLOWS
+from tiphys.records import SubmissionBound
+from tiphys.store import RunLayout, Store, submissions
+
+RUN = "digits-1"
+PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"))
+TOKEN = "Bearer of-the-test"
+
+
+@pytest.fixture
+def argo(api: KubeApi) -> Iterator[ArgoRest]:
+    with argo_rest.serving(api) as server:
+        server.token = TOKEN
+        yield server
+
+
+@pytest.fixture
+def alone(argo: ArgoRest) -> ArgoServerSubmitter:
+    """Of somebody who reaches no API server."""
+    return ArgoServerSubmitter(argo_server(argo.url, {"ARGO_TOKEN": TOKEN}))
+
+
+@pytest.fixture
+def witnessed(argo: ArgoRest, api: KubeApi) -> ArgoServerSubmitter:
+    """Of somebody who has a kubeconfig of its cluster, too."""
+    return ArgoServerSubmitter(argo_server(argo.url, {}, lambda: TOKEN), cluster_name(api), api)
+
+
+@pytest.fixture(params=["alone", "witnessed"])
+def submitter(request: pytest.FixtureRequest) -> ArgoServerSubmitter:
+    found: ArgoServerSubmitter = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[KubeApi]:
+    """The API server of another cluster."""
+    with kube_server.serving() as server:
+        yield server.api("ml")
+
+
+class Impatient(threading.Event):
+    """Waits for nothing."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
+def named(name: str = RUN) -> dict[str, object]:
+    return {"metadata": {"name": name, "namespace": "ml"}, "spec": {"entrypoint": "main"}}
+
+
+def test_a_workflow_is_created_and_found(submitter: ArgoServerSubmitter, api: KubeApi) -> None:
+    created = submitter.create(named())
+    assert (created.name, created.namespace, created.phase, created.running) == (RUN, "ml", "Pending", True)
+    assert submitter.find("ml", RUN) == created
+    assert submitter.find("ml", "digits-2") is None
+    assert (api.get(WORKFLOWS, "ml", RUN) or {})["metadata"]["uid"] == created.uid
+
+
+def test_a_name_is_taken_once(submitter: ArgoServerSubmitter) -> None:
+    submitter.create(named())
+    with pytest.raises(ObjectExistsError, match=RUN):
+        submitter.create(named())
+
+
+def test_one_that_is_only_archived_is_gone(alone: ArgoServerSubmitter, argo: ArgoRest) -> None:
+    document = workflow(phase="Failed")
+    document["metadata"]["labels"] = {"workflows.argoproj.io/workflow-archiving-status": "Persisted"}
+    argo.archived["ml/digits-1"] = document
+    assert alone.find("ml", RUN) is None
+
+
+@pytest.mark.parametrize("status", [0, 502, 504])
+def test_a_create_whose_answer_was_lost_is_looked_up_by_its_name(
+    submitter: ArgoServerSubmitter, argo: ArgoRest, server: KubeServer, status: int
+) -> None:
+    argo.fail_next("POST", status, done=True)
+    created = submitter.create(named())
+    [found] = server.objects("workflows")
+    assert created.uid == found["metadata"]["uid"]
+
+
+def test_a_create_that_did_not_arrive_is_told(submitter: ArgoServerSubmitter, argo: ArgoRest) -> None:
+    argo.fail_next("POST", 503, "upstream is away")
+    with pytest.raises(StoreError, match="answered 503: upstream is away"):
+        submitter.create(named())
+
+
+@pytest.mark.parametrize("how", list(Shutdown))
+def test_a_workflow_is_ended_and_a_namesake_is_not(
+    how: Shutdown, submitter: ArgoServerSubmitter, server: KubeServer
+) -> None:
+    created = submitter.create(named())
+    with pytest.raises(ConflictError, match="another Workflow has the name ml/digits-1"):
+        submitter.stop(created._replace(uid="uid-of-before"), how)
+    assert "shutdown" not in server.objects("workflows")[0]["spec"]
+    submitter.stop(created, how)
+    assert server.objects("workflows")[0]["spec"]["shutdown"] == how.value
+    with pytest.raises(NotFoundError, match="ml/digits-2 is gone"):
+        submitter.stop(created._replace(name="digits-2"), how)
+
+
+def test_a_workflow_is_watched_until_it_is_over_whatever_happens_to_the_line(
+    alone: ArgoServerSubmitter, argo: ArgoRest, server: KubeServer, api: KubeApi
+) -> None:
+    created = alone.create(named())
+    phases, lost = [], []
+    for document in alone.watch(created, Impatient(), lost.append):
+        phases.append(phase := (document.get("status") or {}).get("phase", ""))
+        if phase == "Running":
+            server.drop_watches()
+            argo.fail_next("GET", 503, "away")
+        if following := {"": "Pending", "Pending": "Running", "Running": "Succeeded"}.get(phase):
+            api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": following}})
+    assert phases == ["", "Pending", "Running", "Succeeded"]
+    assert all("answered 503: away" in str(error) for error in lost)
+
+
+def test_a_workflow_that_is_deleted_meanwhile_is_said(alone: ArgoServerSubmitter, api: KubeApi) -> None:
+    seen = alone.watch(alone.create(named()), Impatient())
+    next(seen)
+    api.delete(WORKFLOWS, "ml", RUN)
+    with pytest.raises(NotFoundError, match="ml/digits-1 was deleted"):
+        next(seen)
+
+
+def test_a_watch_that_is_stopped_ends(alone: ArgoServerSubmitter) -> None:
+    stop = threading.Event()
+    seen = alone.watch(alone.create(named()), stop)
+    next(seen)
+    stop.set()
+    assert list(seen) == []
+
+
+def test_an_argo_server_of_another_cluster_is_found_out(
+    argo: ArgoRest, server: KubeServer, elsewhere: KubeApi, store: Store
+) -> None:
+    wrong = ArgoServerSubmitter(argo_server(argo.url, {"ARGO_TOKEN": TOKEN}), cluster_name(elsewhere), elsewhere)
+    with pytest.raises(UsageError, match=r"belongs to another cluster than API server .* is deleted again"):
+        start(store, wrong, PIPELINE, RUN, namespace="ml")
+    assert not server.objects("workflows")
+    [first] = submissions(store, RUN)
+    assert first.bound is None
+
+    put(elsewhere, workflow(name="digits-1"))
+    with pytest.raises(UsageError, match="do not agree"):
+        wrong.find("ml", RUN)
+
+
+@pytest.mark.parametrize(
+    ("path", "environ", "status", "body", "kind", "told"),
+    [
+        ("", {}, None, "", ForbiddenError, r"does not accept these credentials: token not valid; set ARGO_TOKEN"),
+        ("", {}, 403, '{"code": 7, "message": "no"}', ForbiddenError, r"refused: no; let the account of ARGO_TOKEN"),
+        ("/argo", {"ARGO_TOKEN": TOKEN}, None, "", UsageError, r"with a web page; where it lies .*ARGO_BASE_HREF"),
+        ("", {}, 404, "404 page not found", UsageError, r"does not serve /api/v1/.*ARGO_BASE_HREF"),
+        ("", {}, 302, "", UsageError, r"sends /api/v1/\S+ elsewhere \(302\): a log-in"),
+        ("", {}, 400, "Client sent an HTTP request to an HTTPS server.", UsageError, r"leave ARGO_SECURE=false out"),
+    ],
+)
+def test_what_is_refused_is_told_with_what_to_do(
+    argo: ArgoRest,
+    path: str,
+    environ: dict[str, str],
+    status: int | None,
+    body: str,
+    kind: type[TiphysError],
+    told: str,
+) -> None:
+    if status:
+        argo.fail_next("GET", status, body)
+    with pytest.raises(kind, match=told):
+        ArgoServerSubmitter(argo_server(f"{argo.url}{path}", environ)).find("ml", RUN)
+
+
+def test_a_server_behind_a_path_is_found(argo: ArgoRest) -> None:
+    argo.base = "/argo"
+    address = argo.url.removeprefix("http://")
+    environ = {"ARGO_TOKEN": TOKEN, "ARGO_SECURE": "false", "ARGO_BASE_HREF": "/argo/"}
+    assert ArgoServerSubmitter(argo_server(address, environ)).find("ml", RUN) is None
+    assert argo.requests[-1] == ("GET", "/argo/api/v1/workflows/ml/digits-1")
+
+
+def test_who_speaks_no_tls_is_told_by_which_variables_to_say_so(argo: ArgoRest) -> None:
+    with pytest.raises(StoreError, match=r"SSL_CERT_FILE.* set ARGO_SECURE=false"):
+        ArgoServerSubmitter(argo_server(argo.url.removeprefix("http://"), {})).find("ml", RUN)
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "address"),
+    [
+        ("argo.example:2746", {}, "https://argo.example:2746"),
+        ("argo.example:2746", {"ARGO_SECURE": "false", "ARGO_BASE_HREF": "argo"}, "http://argo.example:2746/argo"),
+        ("http://argo.example/ours/", {"ARGO_BASE_HREF": "argo"}, "http://argo.example/ours"),
+    ],
+)
+def test_an_address_is_as_argos_own_command_takes_it_or_a_url(
+    given: str, environ: dict[str, str], address: str
+) -> None:
+    assert argo_server(given, environ).address == address
+
+
+@pytest.mark.parametrize("given", ["", "ftp://argo.example", "argo.example:port", "https://me:pw@argo.example"])
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="give host:port"):
+        argo_server(given, {})
+
+
+def bound_by_its_first_admit(store: Store, uid: str) -> None:
+    bound = SubmissionBound(
+        run=RUN, submission=1, cluster="kubernetes:real", namespace="ml", workflow_name=RUN, uid=uid
+    )
+    store.create(RunLayout(RUN).submission_bound(1), bound.to_bytes())
+
+
+@pytest.mark.parametrize("phase", ["Running", "Failed"])
+def test_without_a_name_of_its_cluster_a_uid_decides(
+    alone: ArgoServerSubmitter, api: KubeApi, store: Store, phase: str
+) -> None:
+    started = start(store, alone, PIPELINE, RUN, namespace="ml")
+    History(store, RUN).done("prep")
+    [first] = submissions(store, RUN)
+    assert (first.bound, is_known(first.claim.cluster)) == (None, False), "only its first admit knows the cluster"
+    bound_by_its_first_admit(store, started.uid)
+    api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": phase}})
+    assert describe(store, RUN, alone).summary.phase is Phase(phase)
+    if phase == "Running":
+        with pytest.raises(ConflictError, match="is still running"):
+            resume(store, alone, RUN)
+    else:
+        assert resume(store, alone, RUN).submission == 2
+        assert [(one["metadata"]["name"]) for one in api.list(WORKFLOWS, "ml").items] == [RUN, f"{RUN}-2"]
+
+
+@pytest.mark.parametrize("bound", [True, False], ids=["admitted", "never admitted"])
+def test_without_a_name_of_its_cluster_what_is_not_shown_may_be_running(
+    alone: ArgoServerSubmitter, api: KubeApi, store: Store, bound: bool
+) -> None:
+    started = start(store, alone, PIPELINE, RUN, namespace="ml")
+    History(store, RUN).done("prep")
+    if bound:
+        bound_by_its_first_admit(store, started.uid)
+    api.delete(WORKFLOWS, "ml", RUN)
+    assert describe(store, RUN, alone).summary.phase is Phase.UNKNOWN
+    with pytest.raises(ConflictError, match="--force"):
+        resume(store, alone, RUN)
+    assert resume(store, alone, RUN, force=True, namespace="ml").submission == 2
+
+
+def test_a_start_that_died_is_followed_up_without_a_name_of_its_cluster(
+    alone: ArgoServerSubmitter, server: KubeServer, store: Store
+) -> None:
+    with dying_at("start.after_create"):
+        start(store, alone, PIPELINE, RUN, namespace="ml")
+    assert resume(store, alone, RUN).submission == 1
+    assert len(server.objects("workflows")) == 1
+
+
+def test_a_run_sent_through_an_argo_server_goes_on_at_the_api_server(
+    alone: ArgoServerSubmitter, witnessed: ArgoServerSubmitter, api: KubeApi, store: Store
+) -> None:
+    started = start(store, alone, PIPELINE, RUN, namespace="ml")
+    History(store, RUN).done("prep")
+    bound_by_its_first_admit(store, started.uid)
+    direct = KubernetesSubmitter(api, cluster_name(api))
+    for submitter in (direct, witnessed):
+        with pytest.raises(ConflictError, match="is still running"):
+            resume(store, submitter, RUN)
+    api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
+    assert resume(store, direct, RUN).submission == 2
+
+
+def test_a_live_workflow_is_what_the_api_server_says_it_is(
+    witnessed: ArgoServerSubmitter, api: KubeApi, store: Store
+) -> None:
+    start(store, witnessed, PIPELINE, RUN, namespace="ml")
+    [first] = submissions(store, RUN)
+    assert first.bound is not None
+    assert first.bound.cluster == cluster_name(api)
+    found = KubernetesSubmitter(api, cluster_name(api)).find("ml", RUN)
+    assert isinstance(found, LiveWorkflow)
+    assert witnessed.find("ml", RUN) == found
