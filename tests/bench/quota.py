@@ -1,7 +1,8 @@
 """What GPU quotas cost and keep: ``python -m bench.quota``, with ``tests`` on PYTHONPATH.
 
-It needs no cluster: decisions are timed in memory, promises about waiting and
-sharing are measured in virtual time, by replays of seeded jobs through the
+Decisions are timed in memory, and through the ledger object of a real API server
+(of KUBECONFIG, or of the project's own cluster, which it starts; ``--quick`` needs
+none). Promises about waiting and sharing are measured in virtual time, by replays of seeded jobs through the
 service's own rules, a published trace of tasks is placed on its nodes, and many
 processes ask one ledger file while some of them are killed. The report goes to
 ``tests/bench/reports/quota.json``. How much of the nodes the trace fills is
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster_bench import machine
+from bench.place import place
 from bench.progress import say
 from bench.quota_campaign import campaign
+from bench.quota_cluster import admissions
 from bench.quota_core import CHANGE_EVERY, COHORTS, QUEUES, decisions
 from bench.quota_placement import FOLDER, absent, allocation, speed
 from bench.quota_workloads import (
@@ -48,6 +51,8 @@ QUICK_SEEDS = range(2)
 ALLOCATIONS = {"bestfit_alloc": "best-fit", "fgd_alloc": "fragmentation"}
 FLEETS = (1_000, 10_000)
 """Nodes among which a placement is timed."""
+SERVICES = (1, 2)
+CLUSTER_SECONDS = 20.0
 HOURS = 48.0
 QUICK_HOURS = 12.0
 
@@ -76,6 +81,9 @@ def main() -> int:
         report["campaigns"][str(processes)] = found = campaign(requests, processes, SEED)
         say(f"campaign: {json.dumps(found)}")
     if not options.quick:
+        with place() as here:
+            report["cluster"] = {str(services): admissions(here, services, CLUSTER_SECONDS) for services in SERVICES}
+        say(f"on a cluster: {json.dumps(report['cluster'])}")
         REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
     print(line(report))  # noqa: T201  the result
     return 0
@@ -126,6 +134,7 @@ def line(report: Mapping[str, Any]) -> str:
     values = {
         "core_per_second": core["per_second"],
         "core_p99_ms": core["p99_ms"],
+        **({"cluster_per_second": report["cluster"]["1"]["per_second"]} if "cluster" in report else {}),
         "skip_wait_ratio": report["starvation"]["ratio"],
         "jain": report["fairness"]["jain"],
         **{name: filled[policy]["allocated_percent"] for name, policy in ALLOCATIONS.items() if policy in filled},

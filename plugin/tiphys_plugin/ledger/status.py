@@ -5,12 +5,12 @@ exactly a book is refused: taken as empty, it would hand out GPUs that are held.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
@@ -24,59 +24,94 @@ _DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1))
 _Time = Annotated[AwareDatetime, Field(strict=False)]
 
 
-def encode(book: Book) -> dict[str, Any]:
+_Entry = TypeVar("_Entry")
+Content = Mapping[str, Any]
+Earlier = tuple[Content, Book]
+"""A status, and the book in it, of which most is the same in the next."""
+_NOTHING: Earlier = ({"leases": [], "waiting": []}, Book())
+
+
+def encode(book: Book, earlier: Earlier | None = None) -> dict[str, Any]:
     """The status for ``book``, the same for equal books; fields without a value are left out.
 
     ``summary`` is for the columns of `kubectl get gpuledgers`, and is not read back.
     """
+    before, old = earlier or _NOTHING
+    leases = {id(one): raw for raw, one in zip(before["leases"], old.leases, strict=True)}
+    waiting = {id(one): raw for raw, one in zip(before["waiting"], old.waiting, strict=True)}
     return {
         "version": _least_version(book),
         "summary": _summary(book),
-        "leases": [
-            {
-                "id": one.id,
-                "pool": one.pool,
-                "grantedAt": _time(one.granted_at),
-                "checkAt": _time(one.check_at),
-                **_request(one.request),
-                **_whereabouts(one),
-            }
-            for one in book.leases
-        ],
-        "waiting": [
-            {
-                "arrival": one.arrival,
-                "since": _time(one.since),
-                "seenAt": _time(one.seen_at),
-                **_request(one.request),
-            }
-            for one in book.waiting
-        ],
+        "leases": [leases.get(id(one)) or _lease(one) for one in book.leases],
+        "waiting": [waiting.get(id(one)) or _place(one) for one in book.waiting],
         "history": [
             {"queue": one.queue, "pool": one.pool, "gpus": one.gpus, "at": _time(one.at)} for one in book.history
         ],
     }
 
 
-def decode(status: object) -> Book:
-    """The book in a status that is there.
+def decode(status: object, earlier: Earlier | None = None) -> Book:
+    """The book in a status that is there; what is as ``earlier`` gives the objects that it gave then.
 
     Raises:
         IntegrityError: it is not exactly what `encode` writes; the message names the field.
     """
     if isinstance(status, dict) and isinstance(version := status.get("version"), int) and version > VERSION:
         raise IntegrityError(f"it has format {version}, this Tiphys knows up to {VERSION}; upgrade Tiphys")
+    before, old = earlier or _NOTHING
     try:
         read = _Status.model_validate(status)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise IntegrityError(f"{field}: {first['msg']}") from error
-    return Book(
-        tuple(one.lease() for one in read.leases),
-        tuple(one.place() for one in read.waiting),
+        raise _damaged(error) from error
+    leases = zip(before["leases"], old.leases, strict=True)
+    waiting = zip(before["waiting"], old.waiting, strict=True)
+    book = Book(
+        _entries("leases", read.leases, "id", leases, lambda raw: _Lease.model_validate(raw).lease()),
+        _entries("waiting", read.waiting, "arrival", waiting, lambda raw: _Waiting.model_validate(raw).place()),
         tuple(Consumed(one.queue, one.pool, one.gpus, one.at) for one in read.history),
     )
+    _check_that_nothing_is_there_twice(book)
+    return book
+
+
+def _entries(
+    part: str,
+    raws: Sequence[Content],
+    name: str,
+    known: Iterable[tuple[Content, _Entry]],
+    read: Callable[[Content], _Entry],
+) -> tuple[_Entry, ...]:
+    objects = {raw[name]: (raw, one) for raw, one in known}
+    found: list[_Entry] = []
+    for number, raw in enumerate(raws):
+        before = objects.get(raw.get(name))
+        try:
+            found.append(before[1] if before is not None and before[0] == raw else read(raw))
+        except ValidationError as error:
+            raise _damaged(error, part, number) from error
+    return tuple(found)
+
+
+def _damaged(error: ValidationError, *where: object) -> IntegrityError:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in (*where, *first["loc"])) or "the whole"
+    return IntegrityError(f"{field}: {first['msg']}")
+
+
+def _check_that_nothing_is_there_twice(book: Book) -> None:
+    _once("lease", (one.id for one in book.leases))
+    _once("lease of node", (one.request.key for one in book.leases))
+    _once("place in the line of step", ((one.request.uid, one.request.step) for one in book.waiting))
+    _once("mean of queue", ((one.queue, one.pool) for one in book.history))
+    arrivals = [one.arrival for one in book.waiting]
+    if arrivals != sorted(set(arrivals)):
+        raise IntegrityError("the whole: the waiting requests are not in order of arrival")
+
+
+def _once(what: str, names: Iterable[object]) -> None:
+    name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
+    if times > 1:
+        raise IntegrityError(f"the whole: {what} {name!r} is there twice")
 
 
 class _Wire(BaseModel):
@@ -144,27 +179,20 @@ class _Consumed(_Wire):
 class _Status(_Wire):
     version: Literal[1, 2, 3]
     summary: dict[str, Any] = {}
-    leases: list[_Lease]
-    waiting: list[_Waiting]
+    leases: list[dict[str, Any]]
+    waiting: list[dict[str, Any]]
     history: list[_Consumed] = []
     """Format 1 had none."""
 
-    @model_validator(mode="after")
-    def _nothing_is_there_twice(self) -> "_Status":
-        _once("lease", (one.id for one in self.leases))
-        _once("lease of node", ((one.uid, one.step, one.node) for one in self.leases))
-        _once("place in the line of step", ((one.uid, one.step) for one in self.waiting))
-        _once("mean of queue", ((one.queue, one.pool) for one in self.history))
-        arrivals = [one.arrival for one in self.waiting]
-        if arrivals != sorted(set(arrivals)):
-            raise ValueError("the waiting requests are not in order of arrival")
-        return self
+
+def _lease(one: Lease) -> dict[str, Any]:
+    times = {"grantedAt": _time(one.granted_at), "checkAt": _time(one.check_at)}
+    return {"id": one.id, "pool": one.pool, **times, **_request(one.request), **_whereabouts(one)}
 
 
-def _once(what: str, names: Iterable[object]) -> None:
-    name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
-    if times > 1:
-        raise ValueError(f"{what} {name!r} is there twice")
+def _place(one: Waiting) -> dict[str, Any]:
+    times = {"since": _time(one.since), "seenAt": _time(one.seen_at)}
+    return {"arrival": one.arrival, **times, **_request(one.request)}
 
 
 def _summary(book: Book) -> dict[str, Any]:

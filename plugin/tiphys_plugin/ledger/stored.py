@@ -44,6 +44,11 @@ class Version:
     def identity(self) -> tuple[str, str]:
         return _identity(self.object)
 
+    @property
+    def earlier(self) -> status.Earlier | None:
+        """What the next version will mostly be."""
+        return (self.object["status"], self.book) if "status" in self.object else None
+
 
 class StoredBook:
     """The object ``name`` in ``namespace``, made empty if there is none."""
@@ -77,7 +82,7 @@ class StoredBook:
             LedgerFullError: there is not so much room; nothing was written.
             StoreError: no answer; it may have been written.
         """
-        content = status.encode(book)
+        content = status.encode(book, version.earlier)
         self._check_room(book, content, spare_bytes)
         metadata = {key: version.object["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
         kept = {key: value for key, value in version.object.items() if key in ("apiVersion", "kind", "spec")}
@@ -123,15 +128,22 @@ class StoredBook:
         if "status" not in found:
             if self.known is not None and "status" in self.known.object:
                 raise self._lost("has lost its status")
-            return Version(found, rules_of(found), Book())
+            return Version(found, self._rules(found), Book())
         try:
-            return Version(found, rules_of(found), status.decode(found["status"]))
+            earlier = self.known.earlier if self.known is not None else None
+            return Version(found, self._rules(found), status.decode(found["status"], earlier))
         except IntegrityError as error:
             raise StoreError(
                 f"the status of {self} is damaged: {error}. Nothing is granted until it is repaired: with "
                 f"`kubectl edit gpuledgers {self._name} -n {self._namespace} --subresource=status`; or delete the "
                 "object, apply its queues again and restart the services, which record the leases of live pods"
             ) from error
+
+    def _rules(self, found: Object) -> QueueRules:
+        """The same object while the spec is the same, since much is remembered for it."""
+        if self.known is not None and self.known.object.get("spec") == found.get("spec"):
+            return self.known.rules
+        return rules_of(found)
 
     def _lost(self, what: str) -> StoreError:
         return StoreError(

@@ -1,14 +1,12 @@
 """Many threads want to change one book, and one write can store what all of them want.
 
-Whoever comes while another writes waits. Who has the next turn takes everybody
-along that has come in the meantime: their transitions are applied one after the
-other to the same book, and stored together.
+Whoever comes while another writes waits. Who goes on then takes everybody along
+that has come in the meantime: their transitions are applied one after the other
+to the same book, and stored together.
 """
 
-import contextlib
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -45,8 +43,9 @@ class Turns:
         self._apply = apply
         self._patience_seconds = patience_seconds
         self._what = what
-        self._lock = threading.Lock()
-        self._waiting: deque[Turn[Any]] = deque()
+        self._changed = threading.Condition()
+        self._is_serving = False
+        self._waiting: list[Turn[Any]] = []
 
     def take(self, transition: Transition[_Answer], spare_bytes: int = 0) -> _Answer:
         """The answer of ``transition``, once it is stored.
@@ -55,16 +54,28 @@ class Turns:
             StoreError: the others do not come to an end; or what ``apply`` raises.
         """
         turn = Turn(transition, spare_bytes)
-        self._waiting.append(turn)
-        try:
-            with self._alone():
-                if not turn.answer.done():
-                    come = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                    self._serve([one for one in come if one.answer.set_running_or_notify_cancel()])
-        except StoreError:
-            turn.answer.cancel()
-            raise
+        if turns := self._when_free(turn):
+            try:
+                self._serve(turns)
+            finally:
+                with self._changed:
+                    self._is_serving = False
+                    self._changed.notify_all()
         return turn.answer.result()
+
+    def _when_free(self, turn: Turn[Any]) -> list[Turn[Any]]:
+        """Everybody who waits, to be served by the caller; nobody if another has served it in the meantime."""
+        with self._changed:
+            self._waiting.append(turn)
+            if not self._changed.wait_for(lambda: turn.answer.done() or not self._is_serving, self._patience_seconds):
+                if turn in self._waiting:  # else it is being decided, and found by who asks again
+                    self._waiting.remove(turn)
+                waited = f"others have waited for the API server for {self._patience_seconds:g} s"
+                raise StoreError(f"{self._what} is busy: {waited}")
+            if turn.answer.done():
+                return []
+            self._is_serving, turns, self._waiting = True, self._waiting, []
+            return turns
 
     def _serve(self, turns: Sequence[Turn[Any]]) -> None:
         try:
@@ -81,14 +92,3 @@ class Turns:
         else:
             for turn, answer in zip(turns, answers, strict=True):
                 turn.answer.set_result(answer)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One write at a time: those of one process would only be refused in favour of each other."""
-        if not self._lock.acquire(timeout=self._patience_seconds):
-            waited = f"others have waited for the API server for {self._patience_seconds:g} s"
-            raise StoreError(f"{self._what} is busy: {waited}")
-        try:
-            yield
-        finally:
-            self._lock.release()

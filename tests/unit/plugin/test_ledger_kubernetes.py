@@ -375,3 +375,17 @@ def test_write_on_an_old_version_is_refused_by_the_server_over_http():
         with pytest.raises(ConflictError):
             one.write(old, Book())
         assert one.read().book == Book((lease,))
+
+
+def test_what_another_service_left_alone_is_the_very_same_as_before(api, clock):
+    one, other = service(api, clock), service(api, clock)
+    one.request(ask(4, "u1"))
+    one.request(ask(8, "u2"))
+    before = one.snapshot()
+    other.request(ask(2, "u3"))
+    other.request(ask(4, "u4"))
+    after = one.snapshot()
+    assert len(after.waiting) == 3
+    assert after.leases[0] is before.leases[0]
+    assert after.waiting[0] is before.waiting[0]
+    assert after.queues is before.queues, "much is remembered for these objects"

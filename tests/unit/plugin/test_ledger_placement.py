@@ -129,4 +129,4 @@ def test_a_lease_of_a_time_without_nodes_counts_among_all():
 )
 def test_nodes_that_make_no_sense_are_refused(changes, says):
     with pytest.raises(ValidationError, match=says):
-        Queues.model_validate({**cluster(8).model_dump(exclude_none=True), **changes})
+        Queues.model_validate({**cluster(8).model_dump(exclude_defaults=True), **changes})
