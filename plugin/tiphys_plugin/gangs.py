@@ -59,9 +59,13 @@ def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatu
     )
 
 
-def _began(pod: PodStatus) -> tuple[datetime, bool, str]:
-    """Order of the ends. Kubernetes tells seconds: in the same one, who was deleted followed who was not."""
-    return pod.trouble_at or _LATEST, pod.reason == "Deleted", pod.name
+def _began(pod: PodStatus) -> tuple[datetime, int, str]:
+    """Order of the ends. Kubernetes tells seconds: in the same one, who was deleted followed who was not.
+
+    And who ended by itself may have lost its connection to one that Kubernetes says something about.
+    """
+    weight = 2 if pod.reason == "Deleted" else 0 if pod.reason else 1
+    return pod.trouble_at or _LATEST, weight, pod.name
 
 
 def all_succeeded(gang: Gang, found: Sequence[PodStatus]) -> bool:

@@ -43,6 +43,13 @@ IMAGE = "TIPHYS_IMAGE"
 GIT_COMMIT = "TIPHYS_GIT_COMMIT"
 """Commit of the code that was compiled; ``-dirty`` behind it if files differed from it."""
 
+FILES = "TIPHYS_FILES"
+"""What one of several pods fetches and stores, in JSON: path of each input by its name, and of each output by its place
+below the attempt's prefix."""
+
+INPUT_KEYS = "TIPHYS_INPUT_KEYS"
+"""Where the inputs lie in the store, in JSON: key by name."""
+
 CHECKPOINT_URI = "CHECKPOINT_URI"
 
 EX_TEMPFAIL = 75

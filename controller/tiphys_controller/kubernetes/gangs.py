@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import structlog
 
-from tiphys.errors import ConflictError, TiphysError
+from tiphys.errors import ConflictError, FencedError, TiphysError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.gangs import RESOURCES, stage_of
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Backend, Stage
@@ -97,6 +97,8 @@ class Gangs:
             if (found["metadata"].get("labels") or {}).get(WORKFLOW_UID_LABEL) in uids and _goes_on(found):
                 try:
                     self._writer.end_gang(backend, found)
+                except FencedError:
+                    raise
                 except ConflictError:
                     continue  # another one has its name by now
 

@@ -10,13 +10,16 @@ from typing import NamedTuple
 
 from hera_pipelines.compile import names
 from hera_pipelines.compile.gang.pod import pod_template
-from hera_pipelines.compile.gang.ranks import rank_variables
+from hera_pipelines.compile.gang.ranks import processes, rank_variables
+from hera_pipelines.compile.gang.trainjob import RUNTIME_JOB, train_job
 from hera_pipelines.compile.gated import GatedStep
 from hera_pipelines.compile.operations import input_value
 from tiphys.protocol.gang import SERVICE, Backend
 from tiphys.protocol.pipeline import Manifest
 
 _NAME = input_value(names.answer("gang"))
+_JOB_OF_SET = "node"
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
 class Kind(NamedTuple):
@@ -35,9 +38,9 @@ def _members(step: GatedStep) -> int:
     return step.settings.gang.members
 
 
-def _indexed_job(step: GatedStep, template: Manifest, workflow: Manifest, first: str) -> Manifest:
+def _indexed(step: GatedStep, template: Manifest, workflow: Manifest, first: str) -> Manifest:
+    """Spec of an Indexed Job whose member 0 has the host name ``first``."""
     members = _members(step)
-    pod = pod_template(step, template, workflow, rank_variables(step, members, first))
     return {
         "completionMode": "Indexed",
         "completions": members,
@@ -52,16 +55,60 @@ def _indexed_job(step: GatedStep, template: Manifest, workflow: Manifest, first:
                 {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "NotIn", "values": [0]}},
             ]
         },
-        "template": pod,
+        "template": pod_template(step, template, workflow, rank_variables(step, members, first)),
     }
 
 
 def _job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
-    spec = _indexed_job(step, template, workflow, f"{_NAME}-0.{SERVICE}")
+    """Kubernetes, ``batch/v1``. A Service of the namespace gives the host names."""
+    spec = _indexed(step, template, workflow, f"{_NAME}-0.{SERVICE}")
     spec["template"]["spec"]["subdomain"] = SERVICE
     return spec
 
 
+def _job_set(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+    """JobSet, ``api/jobset/v1alpha2``. It makes a Service of its own name."""
+    job = _indexed(step, template, workflow, f"{_NAME}-{_JOB_OF_SET}-0-0.{_NAME}")
+    return {
+        "failurePolicy": {"maxRestarts": 0},
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "replicatedJobs": [{"name": _JOB_OF_SET, "replicas": 1, "template": {"spec": job}}],
+    }
+
+
+def _pytorch_job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+    """Kubeflow's training operator, ``pkg/apis/kubeflow.org/v1``. It tells the members who they are."""
+    pod = pod_template(step, template, workflow, [])
+    del pod["spec"]["restartPolicy"]
+    pod["spec"]["containers"][0]["name"] = "pytorch"  # the operator demands this name
+    pod["metadata"]["annotations"][_DEFAULT_CONTAINER] = "pytorch"
+    replicas = {"Master": 1, "Worker": _members(step) - 1}
+    per_node = processes(step).get("PET_NPROC_PER_NODE")
+    return {
+        "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running"},
+        **({"nprocPerNode": per_node} if per_node else {}),
+        "pytorchReplicaSpecs": {
+            role: {"replicas": count, "restartPolicy": "Never", "template": pod} for role, count in replicas.items()
+        },
+    }
+
+
 KINDS: Mapping[Backend, Kind] = {
     Backend.JOB: Kind("batch/v1", "Job", _job, "status.succeeded == {members}", "status.failed > 0"),
+    Backend.JOBSET: Kind(
+        *("jobset.x-k8s.io/v1alpha2", "JobSet", _job_set),
+        success="status.terminalState == Completed",
+        failure="status.terminalState == Failed",
+    ),
+    Backend.PYTORCHJOB: Kind(
+        *("kubeflow.org/v1", "PyTorchJob", _pytorch_job),
+        # For the operator, too, the job has succeeded once its master has.
+        success="status.replicaStatuses.Master.succeeded == 1",
+        failure="status.replicaStatuses.Master.failed > 0, status.replicaStatuses.Worker.failed > 0",
+    ),
+    Backend.TRAINJOB: Kind(
+        *("trainer.kubeflow.org/v1alpha1", "TrainJob", train_job),
+        success=f"status.jobsStatus.{RUNTIME_JOB}.succeeded == 1",
+        failure=f"status.jobsStatus.{RUNTIME_JOB}.failed > 0",
+    ),
 }

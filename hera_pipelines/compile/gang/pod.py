@@ -5,12 +5,14 @@ as in Argo's ``workflow/controller/workflowpod.go``.
 """
 
 import copy
+import json
 from typing import Any
 
 from hera_pipelines.compile import names
 from hera_pipelines.compile.gang.text import Inside
 from hera_pipelines.compile.gated import GatedStep, program_container
 from hera_pipelines.compile.operations import input_value
+from tiphys.protocol import environment
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, NODE_ANNOTATION, WORKFLOW_UID_LABEL
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
@@ -19,6 +21,9 @@ SCRIPT_ANNOTATION = "tiphys.dev/script"
 SCRIPT_VOLUME = f"{names.RESERVED}script"
 SCRIPT_FOLDER = "/tiphys/script"
 _FILE = "script"
+
+MEMBER = ("python", "-m", "tiphys.checkpoint.member", "--")
+"""What fetches inputs and stores outputs in the place of Argo's executor."""
 
 _OF_EITHER = (
     *("automountServiceAccountToken", "hostAliases", "nodeSelector", "priorityClassName", "schedulerName"),
@@ -48,7 +53,7 @@ def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, ranks:
         ranks: Variables that tell a member which one it is; the author's of the same name go before.
     """
     given = {**(workflow.get("templateDefaults") or {}), **template}
-    container = _container(template, ranks)
+    container = _container(step, template, ranks)
     spec: Manifest = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": step.grace_seconds,
@@ -77,10 +82,17 @@ def _metadata(step: GatedStep, template: Manifest, workflow: Manifest) -> Manife
     }
 
 
-def _container(template: Manifest, ranks: list[Manifest]) -> Manifest:
+def _container(step: GatedStep, template: Manifest, ranks: list[Manifest]) -> Manifest:
     container = copy.deepcopy(program_container(template))
     container["name"] = "main"
     container["env"] = [*ranks, *(container.get("env") or [])]
+    if (declared := files(step)) is not None:
+        container["command"] = [*MEMBER, *container["command"]]
+        keys = input_value(names.answer("input-keys"))
+        container["env"] += [
+            {"name": environment.FILES, "value": json.dumps(declared)},
+            {"name": environment.INPUT_KEYS, "value": keys},
+        ]
     if "script" in template:
         # Argo's executor would write the source into the pod; here kubelet does, from an annotation of the pod.
         del container["source"]
@@ -88,6 +100,14 @@ def _container(template: Manifest, ranks: list[Manifest]) -> Manifest:
         mount = {"name": SCRIPT_VOLUME, "mountPath": SCRIPT_FOLDER, "readOnly": True}
         container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]
     return container
+
+
+def files(step: GatedStep) -> Manifest | None:
+    """The declared inputs and outputs for `tiphys.checkpoint.member`; None where there are none."""
+    inputs = {artifact["name"]: artifact["path"] for artifact in step.input_artifacts}
+    outputs = {f"artifacts/{artifact['name']}": artifact["path"] for artifact in step.output_artifacts}
+    outputs |= {f"parameters/{one['name']}": one["valueFrom"]["path"] for one in step.output_parameters}
+    return {"inputs": inputs, "outputs": outputs} if inputs or outputs else None
 
 
 def _volumes(template: Manifest, workflow: Manifest, container: Manifest) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from hera_pipelines.compile.gang.pod import files
 from hera_pipelines.compile.gated import GatedStep, program_container
 from tiphys.protocol.pipeline import Manifest
 
@@ -40,10 +41,19 @@ def _fields(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
 
 def _program(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
     container = program_container(step.program)
-    if "tiphys-exec" in (container.get("command") or [""])[0]:
+    if (container.get("command") or [""])[0].rpartition("/")[2] == "tiphys-exec":
         return "tiphys-exec saves the folder of one pod; use tiphys.checkpoint in a training on several nodes"
     if len(container.get("source", "").encode()) > _LONGEST_SCRIPT:
         return f"its source is longer than the {_LONGEST_SCRIPT} bytes that fit into a pod; put it into the image"
+    return None
+
+
+def _files(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+    if files(step) is not None and not program_container(step.program).get("command"):
+        return (
+            "its pods fetch inputs and store outputs by themselves, around its command, and the entry point of its "
+            "image is not known here; give it a command"
+        )
     return None
 
 
@@ -55,4 +65,4 @@ def _claims(step: GatedStep, manifest: Manifest) -> str | None:
     return None
 
 
-_CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (_kind, _fields, _program, _claims)
+_CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (_kind, _fields, _program, _files, _claims)

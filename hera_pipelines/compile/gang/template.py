@@ -26,10 +26,9 @@ def gang_template(step: GatedStep, template: Manifest, workflow: Manifest) -> Ma
     assert step.settings.gang is not None
     kind = KINDS[step.settings.gang.backend]
     metadata = {"name": input_value(names.answer("gang")), "labels": gang_labels(step)}
-    manifest = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
-    manifest["spec"] = kind.spec(step, template, workflow)
+    head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     try:
-        text = manifest_text(manifest, _paths(template))
+        text = manifest_text({**head, "spec": kind.spec(step, template, workflow)}, _paths(template))
     except UsageError as error:
         raise UsageError(f"step {step.name!r}: {error}") from error
     members = step.settings.gang.members

@@ -1,0 +1,126 @@
+"""One of several pods of a step: it fetches inputs, runs the program, and the first stores what it has made.
+
+| program, pod | stored | exit code |
+|---|---|---|
+| ended well, first | every declared output that is there | 0 |
+| ended well, another | nothing | 0 |
+| failed | nothing | its own |
+| an input is gone | – | of storage: try again |
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiphys.checkpoint import member
+from tiphys.errors import ObjectMissingError, UsageError
+from tiphys.store import DirectoryStore, RunLayout, Store
+
+PREFIX = RunLayout("digits").outputs("fit", 2)
+PROGRAM = """
+import os, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+(folder / "out").mkdir()
+(folder / "out" / "weights").write_text((folder / "in" / "a").read_text())
+(folder / "out" / "deep").mkdir()
+(folder / "out" / "deep" / "more").write_text("more")
+(folder / "loss").write_text("0.5")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return DirectoryStore(tmp_path / "store")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, code: int = 0, **environ: str) -> int:
+    declared = {
+        "inputs": {"data": str(tmp_path / "in"), "absent": str(tmp_path / "absent")},
+        "outputs": {
+            "artifacts/model": str(tmp_path / "out"),
+            "parameters/loss": str(tmp_path / "loss"),
+            "artifacts/missing": str(tmp_path / "missing"),
+        },
+    }
+    given = {
+        "TIPHYS_STORE": store.url,
+        "TIPHYS_RUN": "digits",
+        "TIPHYS_STEP": "fit",
+        "TIPHYS_ATTEMPT": "2",
+        "TIPHYS_FILES": json.dumps(declared),
+        "TIPHYS_INPUT_KEYS": json.dumps({"data": "runs/digits/outputs/prep/data"}),
+        **environ,
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    return member.main(["--", sys.executable, "-c", PROGRAM, str(tmp_path), str(code)])
+
+
+def stored(store: Store) -> dict[str, bytes]:
+    return {info.key.removeprefix(PREFIX): store.read(info.key) for info in store.list(PREFIX)}
+
+
+@pytest.fixture
+def data(store: Store) -> None:
+    store.create("runs/digits/outputs/prep/data/a", b"weights")
+    store.create("runs/digits/outputs/prep/data-of-another/a", b"no")
+
+
+@pytest.mark.usefixtures("data")
+def test_the_first_stores_outputs_where_argo_would(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store
+) -> None:
+    assert run(monkeypatch, tmp_path, store, NODE_RANK="0") == 0
+    assert stored(store) == {
+        "artifacts/model/weights": b"weights",
+        "artifacts/model/deep/more": b"more",
+        "parameters/loss": b"0.5",
+    }
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("variable", ["NODE_RANK", "PET_NODE_RANK", "RANK"])
+def test_another_stores_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, variable: str) -> None:
+    assert run(monkeypatch, tmp_path, store, **{variable: "1"}) == 0
+    assert stored(store) == {}
+
+
+@pytest.mark.usefixtures("data")
+def test_a_program_that_fails_stores_nothing_and_its_exit_code_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store
+) -> None:
+    assert run(monkeypatch, tmp_path, store, 75) == 75
+    assert stored(store) == {}
+
+
+def test_an_input_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store) -> None:
+    assert run(monkeypatch, tmp_path, store) == ObjectMissingError.exit_code
+    assert not (tmp_path / "out").exists(), "the program was not started"
+
+
+@pytest.mark.usefixtures("data")
+def test_what_was_stored_before_a_reply_was_lost_is_stored(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "file").write_text("x")
+    for _ in range(2):
+        member.keep(store, tmp_path / "file", "outputs/file")
+    assert store.read("outputs/file") == b"x"
+
+
+@pytest.mark.usefixtures("data")
+def test_a_stop_that_comes_while_inputs_are_fetched_is_obeyed(tmp_path: Path, store: Store) -> None:
+    with pytest.raises(member._StoppedError):
+        member.fetch(store, "runs/digits/outputs/prep/data", tmp_path / "in", lambda: True)
+
+
+def test_a_single_file_is_fetched_as_one(tmp_path: Path, store: Store) -> None:
+    store.create("one", b"1")
+    member.fetch(store, "one", tmp_path / "deep" / "in")
+    assert (tmp_path / "deep" / "in").read_bytes() == b"1"
+
+
+def test_without_the_environment_of_a_step_it_says_what_it_is_for() -> None:
+    with pytest.raises(UsageError, match="started by a step of several nodes"):
+        member.Files.from_environment({"TIPHYS_FILES": "{}"})

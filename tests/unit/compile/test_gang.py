@@ -1,0 +1,280 @@
+"""A training on several nodes as the object that Argo is to create.
+
+| asked for | in the manifest |
+|---|---|
+| container, volumes, tolerations, service account, deadline, grace, … | as in a single pod of Argo |
+| a value that only the run knows | filled in so that no quote or line break in it changes the manifest |
+| a script | an annotation, which kubelet puts into the pod as a file |
+| declared inputs and outputs | the program below one that fetches and stores them |
+| what cannot be kept | refused by name |
+"""
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from support.authored import STORE, by_name, output_artifact, output_parameter, parameters, step, train, workflow
+from support.gangs import filled_in
+
+from hera_pipelines import Pipeline
+from hera_pipelines import train as train_function
+from hera_pipelines.compile import CompileOptions, SharedVolume, Spot, compile_workflow
+from tiphys.errors import UsageError
+from tiphys.protocol.gang import Backend, Gang, gang_name
+from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
+from tiphys.protocol.pipeline import CompiledPipeline, Manifest
+from tiphys.protocol.policy import CheckpointPolicy, GpuRequest
+
+ANSWERS = {
+    **{name: f"<{name}>" for name in (*ADMIT_OUTPUTS, *GANG_OUTPUTS)},
+    "node-requirements": '{"key": "kubernetes.io/hostname", "operator": "Exists"}',
+    "input-keys": '{"data": "runs/a/outputs/prep/000000001/artifacts/data"}',
+}
+KNOWN = {
+    **{f"inputs.parameters.tiphys-{name}": value for name, value in ANSWERS.items()},
+    "workflow.uid": "uid-1",
+    "node.name": 'digits.fit(0:lr:"a")[0].attempts(0)[1].run',
+    "inputs.parameters.learning-rate": 'a "quoted"\nvalue: {x}',
+    "workflow.parameters.epochs": "3",
+}
+
+
+def gang(
+    container: Manifest | None = None, backend: Backend = Backend.JOB, asked: Manifest | None = None, **fields: Any
+) -> Manifest:
+    """A training template on four nodes."""
+    wanted = {"gang": Gang(members=4, backend=backend), **(asked or {})}
+    return train(container=container, asked=wanted, **fields)
+
+
+def compiled(template: Manifest, **spec: Any) -> Manifest:
+    return by_name(compile_workflow(workflow(template, **spec), CompileOptions(store=STORE)))
+
+
+def made(template: Manifest, **spec: Any) -> Manifest:
+    """What Argo hands to its executor."""
+    return filled_in(compiled(template, **spec)["fit-run"]["resource"]["manifest"], KNOWN)
+
+
+def pod(template: Manifest, **spec: Any) -> Manifest:
+    found: Manifest = made(template, **spec)["spec"]["template"]
+    return found
+
+
+def env(container: Manifest) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+
+
+def test_it_is_an_indexed_job_that_ends_as_a_whole() -> None:
+    run = compiled(gang())["fit-run"]
+    job = made(gang())
+    assert (
+        run["resource"].items()
+        >= {
+            "action": "create",
+            "setOwnerReference": True,
+            "successCondition": "status.succeeded == 4",
+            "failureCondition": "status.failed > 0",
+        }.items()
+    )
+    assert (job["kind"], job["metadata"]["name"]) == ("Job", "<gang>")
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 4, 4)
+    assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (0, "Failed")
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert not {"container", "podSpecPatch", "outputs"} & run.keys(), "they would be of Argo's own executor"
+
+
+def test_it_bears_the_marks_by_which_plugin_and_controller_find_it() -> None:
+    job = made(gang())
+    found = {
+        "tiphys.dev/run": "<run-id>",
+        "tiphys.dev/step": "fit",
+        "tiphys.dev/attempt": "<attempt>",
+        "tiphys.dev/gang": "<gang>",
+        "tiphys.dev/workflow-uid": "uid-1",
+    }
+    assert job["metadata"]["labels"] == found
+    metadata = job["spec"]["template"]["metadata"]
+    assert metadata["labels"] == {**found, "tiphys.dev/member": "true"}
+    assert metadata["annotations"] == {"tiphys.dev/node": KNOWN["node.name"]}
+
+
+def test_members_are_told_who_they_are_as_torchrun_expects() -> None:
+    container = pod(gang(asked={"gpu": GpuRequest(gpus=32, members=4)}))["spec"]["containers"][0]
+    told = env(container)
+    first = dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), "<gang>-0.tiphys-members")
+    assert told.items() >= {**first, "PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "WORLD_SIZE": "4"}.items()
+    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    assert [told[name] for name in ("RANK", "NODE_RANK", "PET_NODE_RANK")] == [index] * 3
+    assert told.items() >= {"TIPHYS_ATTEMPT": "<attempt>", "TIPHYS_RUN": "<run-id>", "TIPHYS_STORE": STORE}.items()
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}, "of each node, not of all"
+
+
+def test_what_the_author_sets_goes_before_what_members_are_told() -> None:
+    container = pod(gang({"env": [{"name": "MASTER_PORT", "value": "1"}]}))["spec"]["containers"][0]
+    assert env(container)["MASTER_PORT"] == "1", "of two variables of one name the later one holds"
+
+
+def test_no_value_can_break_the_manifest() -> None:
+    arguments = ["--lr={{inputs.parameters.learning-rate}}!", "{{workflow.parameters.epochs}}"]
+    template = gang({"args": arguments}, inputs=parameters("learning-rate"))
+    found = pod(template)["spec"]["containers"][0]["args"]
+    assert found == [f"--lr={KNOWN['inputs.parameters.learning-rate']}!", "3"]
+
+
+def test_the_authors_own_expressions_are_kept() -> None:
+    text = compiled(gang({"args": ["{{=sprig.upper(inputs.parameters['lr'])}}"]}, inputs=parameters("lr")))
+    assert "{{=toJson(string(sprig.upper(inputs.parameters['lr'])))[1:-1]}}" in text["fit-run"]["resource"]["manifest"]
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_pods_are_placed_and_ended_like_single_ones(backend: Backend) -> None:
+    own = {
+        "nodeSelector": {"disk": "fast"},
+        "securityContext": {"runAsUser": 7},
+        "volumes": [{"name": "cache", "hostPath": {"path": "/cache"}}],
+    }
+    shared = {
+        "serviceAccountName": "trainer",
+        "imagePullSecrets": [{"name": "registry"}],
+        "nodeSelector": {"disk": "slow"},
+        "volumes": [{"name": "data", "emptyDir": {}}, {"name": "unused", "emptyDir": {}}],
+    }
+    mounts = [{"name": "data", "mountPath": "/data"}, {"name": "cache", "mountPath": "/cache"}]
+    asked = {
+        "spot": (Spot(label="spot"),),
+        "grace_seconds": 120,
+        "volume": SharedVolume(claim="shared"),
+        "checkpoints": CheckpointPolicy(),
+    }
+    job = made(gang({"volumeMounts": mounts}, backend, asked, **own), **shared)
+    spec, container = placed(job)
+    assert spec["terminationGracePeriodSeconds"] == 120
+    assert spec["serviceAccountName"] == "trainer"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["nodeSelector"] == {"disk": "fast", "spot": "true"}, "the template's own goes before the Workflow's"
+    assert spec["tolerations"] == [{"key": "spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}]
+    assert spec["securityContext"] == {"runAsUser": 7}
+    assert [volume["name"] for volume in spec["volumes"]] == ["cache", "tiphys-checkpoints", "data"]
+    assert [mount["name"] for mount in container["volumeMounts"]] == ["data", "cache", "tiphys-checkpoints"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [{"matchExpressions": [json.loads(ANSWERS["node-requirements"])]}]
+
+
+def placed(job: Manifest) -> tuple[Manifest, Manifest]:
+    """Pod spec and container of the members, wherever a kind keeps them."""
+    spec = job["spec"]
+    if job["kind"] == "JobSet":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    if job["kind"] == "PyTorchJob":
+        assert spec["pytorchReplicaSpecs"]["Master"]["template"] == spec["pytorchReplicaSpecs"]["Worker"]["template"]
+        spec = spec["pytorchReplicaSpecs"]["Master"]
+    if job["kind"] == "TrainJob":
+        patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+        spec = patch["template"]["spec"]
+    pod = spec["template"]
+    assert pod["metadata"]["labels"]["tiphys.dev/attempt"] == "<attempt>"
+    return pod["spec"], pod["spec"]["containers"][0]
+
+
+def test_what_admit_asks_of_nodes_is_added_to_every_alternative_of_the_author() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}, {}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    affinity = {"nodeAffinity": required, "podAntiAffinity": {"x": 1}}
+    found = pod(gang(affinity=affinity))["spec"]["affinity"]
+    hosts = json.loads(ANSWERS["node-requirements"])
+    assert found["podAntiAffinity"] == {"x": 1}
+    assert found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == [
+        {"matchExpressions": [{"key": "zone", "operator": "Exists"}, hosts]},
+        {"matchExpressions": [hosts]},
+    ]
+
+
+def test_a_deadline_is_that_of_each_pod_so_that_it_is_told_from_a_failure() -> None:
+    found = pod(gang(asked={"deadline_seconds": 3600}))
+    assert found["spec"]["activeDeadlineSeconds"] == 3600
+    assert "activeDeadlineSeconds" not in compiled(gang(asked={"deadline_seconds": 3600}))["fit-run"]
+
+
+def test_a_function_reaches_the_pod_as_a_file() -> None:
+    @train_function(image="python:3.12", nodes=2)
+    def fit(note: str) -> None:
+        sys.stdout.write(note)
+
+    with Pipeline("digits", store=STORE) as pipeline:
+        fit(note="x")
+    run = by_name(pipeline.compile())["fit-run"]
+    text = run["resource"]["manifest"]
+    assert "{{=toJson(string(toJson(inputs.parameters['note'])))[1:-1]}}" in text
+    given = {**KNOWN, "toJson(inputs.parameters.note)": '"x"'}
+    found = filled_in(text, given)["spec"]["template"]
+    [container] = found["spec"]["containers"]
+    [volume] = found["spec"]["volumes"]
+    assert "def fit(note):" in found["metadata"]["annotations"]["tiphys.dev/script"]
+    assert container["command"] + container["args"] == ["python", "/tiphys/script/script"]
+    assert volume["downwardAPI"]["items"][0]["fieldRef"] == {"fieldPath": "metadata.annotations['tiphys.dev/script']"}
+
+
+def test_a_program_with_files_is_started_by_one_that_fetches_and_stores_them() -> None:
+    template = gang(
+        {"args": ["{{inputs.artifacts.data.path}}"]},
+        inputs={"artifacts": [{"name": "data", "path": "/in/data"}]},
+        outputs={"artifacts": [output_artifact("model")], "parameters": [output_parameter("loss")]},
+    )
+    [container] = pod(template)["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "tiphys.checkpoint.member", "--", "fit"]
+    assert container["args"] == ["/in/data"]
+    assert json.loads(env(container)["TIPHYS_FILES"]) == {
+        "inputs": {"data": "/in/data"},
+        "outputs": {"artifacts/model": "/tmp/model", "parameters/loss": "/tmp/loss"},
+    }
+    assert json.loads(env(container)["TIPHYS_INPUT_KEYS"]) == json.loads(ANSWERS["input-keys"])
+    assert pod(gang())["spec"]["containers"][0]["command"] == ["fit"]
+    templates = compiled(template)
+    assert "artifacts" not in templates["fit-run"]["inputs"], "Argo would load them into a pod of its own"
+
+
+def test_the_plugin_reads_that_it_is_a_gang() -> None:
+    manifest = compile_workflow(workflow(gang()), CompileOptions(store=STORE))
+    assert CompiledPipeline.from_manifest(manifest).step("fit").gang == Gang(members=4)
+    single = compile_workflow(workflow(train()), CompileOptions(store=STORE))
+    assert "gang" not in json.dumps(single)
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (step("fit", asked={"gang": Gang(members=2)}), "use @train"),
+        (gang(asked={"gpu": GpuRequest(gpus=8, members=2)}), "its GPUs are for 2 pods and it has 4"),
+        (gang(sidecars=[{"name": "s"}]), "sidecars does not go with several nodes"),
+        (gang({"command": ["/opt/bin/tiphys-exec", "--dir", "/c"]}), "use tiphys.checkpoint"),
+        (gang({"command": None}, outputs={"artifacts": [output_artifact("model")]}), "give it a command"),
+        (gang({"args": ["{{inputs.parameters}}"]}), "{{inputs.parameters}} cannot be handed to several pods"),
+        (gang({"lifecycle": {}}, Backend.TRAINJOB), "a TrainJob has no place for lifecycle"),
+        (gang({"envFrom": [{"secretRef": {"name": "own"}}]}, Backend.TRAINJOB), "no place for envFrom"),
+    ],
+)
+def test_what_several_pods_cannot_keep_is_refused_by_name(template: Manifest, sentence: str) -> None:
+    with pytest.raises(UsageError, match="step 'fit'") as refused:
+        compiled(template)
+    assert sentence in str(refused.value)
+
+
+def test_a_claim_that_the_workflow_makes_is_refused() -> None:
+    template = gang({"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]})
+    with pytest.raises(UsageError, match="claim 'scratch' is made by the Workflow"):
+        compiled(template, volumeClaimTemplates=[{"metadata": {"name": "scratch"}}])
+
+
+@pytest.mark.parametrize(
+    ("run", "step_id"), [("digits-7xk2p", "fit"), ("a" * 63, "b" * 63), ("2026.run", "sweep.0a1b"), ("-", "1")]
+)
+def test_the_name_of_an_attempts_object_can_be_a_host_name_with_a_rank_behind_it(run: str, step_id: str) -> None:
+    name = gang_name(run, step_id, 1234)
+    assert name == gang_name(run, step_id, 1234)
+    assert len(f"{name}-node-0-99999") <= 63
+    assert name[0].isalpha()
+    assert all(letter.isalnum() or letter == "-" for letter in name)
+    assert name not in (gang_name(run, step_id, 1235), gang_name(f"{run}x", step_id, 1234))

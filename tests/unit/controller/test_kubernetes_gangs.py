@@ -1,0 +1,132 @@
+"""What makes the pods of a training on several nodes ends with its Workflow.
+
+| Workflow | its Job |
+|---|---|
+| runs | stays |
+| is stopped, or over | deleted, with its pods |
+| is over, and the Job as well | stays, for its logs |
+| has no training on several nodes | nothing is asked about it |
+"""
+
+import json
+
+import pytest
+from support.argo_objects import put, workflow
+from support.kube_server import KubeServer
+from tiphys_controller.kubernetes.gangs import LATE_SECONDS, Gangs
+from tiphys_controller.kubernetes.metrics import Metrics
+from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.writer import Writer
+
+from tiphys.kube import KubeApi, Object, Synced
+from tiphys.kube.gangs import first_failure, stage_of
+from tiphys.kube.resources import JOBS, WORKFLOWS
+from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, FirstFailure, Stage
+from tiphys.protocol.policy import STEP_ANNOTATION
+from tiphys.records import utc_now
+
+STEP = json.dumps({"name": "fit", "gang": {"members": 4, "backend": "job"}})
+TEMPLATES = {"templates": [{"name": "fit", "metadata": {"annotations": {STEP_ANNOTATION: STEP}}}]}
+
+
+class Bench:
+    def __init__(self, server: KubeServer, api: KubeApi) -> None:
+        self.server, self.api, self.moment, self.leads = server, api, 0.0, True
+        self.view, self.metrics = ClusterView(), Metrics()
+        writer = Writer(api, lambda: self.leads, self.metrics, utc_now)
+        self.gangs = Gangs(self.view, api, writer, self.metrics, lambda: self.moment)
+
+    def round(self) -> list[str]:
+        """All Workflows seen, and looked after; the Jobs that are left."""
+        self.view.take_workflows("ml", Synced(self.api.list(WORKFLOWS, "ml").items))
+        self.gangs.end()
+        return [job["metadata"]["name"] for job in self.server.objects("jobs")]
+
+    def job(self, owner: Object, name: str = "digits-fit-1", **status: object) -> None:
+        labels = {GANG_LABEL: name, WORKFLOW_UID_LABEL: owner["metadata"]["uid"]}
+        self.api.create(JOBS, "ml", {"metadata": {"name": name, "labels": labels}, "status": status})
+
+
+@pytest.fixture
+def bench(server: KubeServer, api: KubeApi) -> Bench:
+    return Bench(server, api)
+
+
+def conditions(*types: str, message: str = "") -> list[Object]:
+    return [{"type": one, "status": "True", "message": message} for one in types]
+
+
+def test_a_running_workflow_keeps_its_gang(bench: Bench) -> None:
+    bench.job(put(bench.api, workflow(spec=TEMPLATES)))
+    assert bench.round() == ["digits-fit-1"]
+    assert bench.server.count("list", "jobs") == 0
+
+
+@pytest.mark.parametrize(("phase", "shutdown"), [("Running", "Stop"), ("Running", "Terminate"), ("Failed", "")])
+def test_an_ended_one_does_not(bench: Bench, monkeypatch: pytest.MonkeyPatch, phase: str, shutdown: str) -> None:
+    deleted = []
+    delete = bench.api.delete
+    monkeypatch.setattr(bench.api, "delete", lambda *where, **how: deleted.append(how) or delete(*where, **how))
+    bench.job(put(bench.api, workflow(phase=phase, spec={**TEMPLATES, "shutdown": shutdown})))
+    bench.job(put(bench.api, workflow("digits-2", spec=TEMPLATES)), "of-another")
+    assert bench.round() == ["of-another"]
+    assert [how["propagation"] for how in deleted] == ["Background"], "a Job leaves its pods behind otherwise"
+    assert bench.metrics.registry.get_sample_value("tiphys_controller_gangs_ended_total") == 1
+
+
+def test_one_that_has_ended_by_itself_stays_for_its_logs(bench: Bench) -> None:
+    bench.job(put(bench.api, workflow(phase="Failed", spec=TEMPLATES)), conditions=conditions("Failed"))
+    assert bench.round() == ["digits-fit-1"]
+
+
+def test_one_that_is_created_while_its_workflow_ends_is_found_later(bench: Bench) -> None:
+    owner = put(bench.api, workflow(phase="Failed", spec=TEMPLATES))
+    assert bench.round() == []
+    bench.job(owner)
+    assert bench.round() == ["digits-fit-1"], "nobody asks all the time"
+    bench.moment += LATE_SECONDS
+    assert bench.round() == []
+    asked = bench.server.count("list", "jobs")
+    bench.moment += LATE_SECONDS
+    bench.round()
+    assert bench.server.count("list", "jobs") == asked, "that was the last look"
+
+
+def test_what_fails_is_tried_again(bench: Bench) -> None:
+    bench.job(put(bench.api, workflow(phase="Failed", spec=TEMPLATES)))
+    bench.server.fail_next(500, verb="delete", plural="jobs")
+    assert bench.round() == ["digits-fit-1"]
+    bench.leads = False
+    assert bench.round() == ["digits-fit-1"]
+    bench.leads = True
+    assert bench.round() == []
+
+
+@pytest.mark.parametrize(
+    ("found", "stage"),
+    [
+        ({}, Stage.ACTIVE),
+        ({"status": {"conditions": [{"type": "Failed", "status": "False"}]}}, Stage.ACTIVE),
+        ({"status": {"conditions": conditions("Suspended")}}, Stage.ACTIVE),
+        ({"status": {"conditions": conditions("FailureTarget")}}, Stage.ENDING),
+        ({"status": {"conditions": conditions("FailureTarget", "Failed")}}, Stage.OVER),
+        ({"status": {"conditions": conditions("Running", "Succeeded")}}, Stage.OVER),
+    ],
+)
+def test_stage_of_an_object_follows_from_its_conditions(found: Object, stage: Stage) -> None:
+    assert stage_of({"metadata": {}, **found}) is stage
+    deleted = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, **found}
+    assert stage_of(deleted) is (stage if stage is Stage.OVER else Stage.ENDING)
+
+
+@pytest.mark.parametrize(
+    ("message", "remembered"),
+    [
+        ("Container main for pod ml/a-2-x failed with exit code 75 matching FailJob rule at index 1", ("a-2-x", 75)),
+        ("Pod ml/a-2-x has condition DisruptionTarget matching FailJob rule at index 0", ("a-2-x", None)),
+        ("Job has reached the specified backoff limit", None),
+    ],
+)
+def test_a_job_remembers_the_pod_that_failed_first(message: str, remembered: tuple[str, int | None] | None) -> None:
+    found = {"metadata": {}, "status": {"conditions": conditions("FailureTarget", message=message)}}
+    assert first_failure(found) == (remembered and FirstFailure(*remembered, message))

@@ -1,0 +1,276 @@
+"""An attempt of several pods through admit, settle and conclude.
+
+| what is seen of it | cause | message names |
+|---|---|---|
+| a rank failed, the others were deleted after it | that of the rank | the rank |
+| several deleted, one before the others | preemption | the first |
+| a rank was killed for its memory, others crashed in the same second | out of memory | the rank |
+| the pods are gone, the Job remembers | what it remembers | the pod |
+| nothing | infrastructure | – |
+"""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.world import Flow, World, fit, gpus, outputs, phase, records, said, world
+from tiphys_plugin import DirectoryCluster, PluginCore, PodStatus, Queues, gangs
+from tiphys_plugin.cluster import GangStatus
+
+from tiphys.lineage.classify import classify
+from tiphys.protocol.gang import Backend, FirstFailure, Gang, Stage, gang_name
+from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
+from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, StepSpec
+from tiphys.records import AttemptClaim, Cause
+
+FOUR = Gang(members=4)
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+JOB = GangStatus(Backend.JOB, "ml", "job", "uid-of-job", Stage.OVER)
+
+
+class WithGangs(DirectoryCluster):
+    """A folder of pods, and in memory what would make them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.objects: dict[str, GangStatus] = {}
+        self.ended: list[str] = []
+
+    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
+        return self.objects.get(name)
+
+    def end_gang(self, gang: GangStatus) -> None:
+        self.ended.append(gang.name)
+        del self.objects[gang.name]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> World:
+    queues = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}]})
+    made = world(tmp_path, queues)
+    made.cluster = WithGangs(tmp_path / "cluster")
+    made.core = PluginCore(
+        made.store, made.cluster, made.ledger, clock=made.clock, settings=made.core._services.settings
+    )
+    return made
+
+
+def objects(here: World) -> WithGangs:
+    assert isinstance(here.cluster, WithGangs)
+    return here.cluster
+
+
+def spec(**changes: object) -> StepSpec:
+    return fit(artifacts=(), gang=FOUR, gpu=gpus(8, members=4), **changes)
+
+
+def started(here: World, flow: Flow, stage: Stage = Stage.ACTIVE) -> str:
+    """The first attempt, its object made, and all its pods running; the name of the object."""
+    answer = outputs(flow.admit("fit", 0))
+    assert answer["run"] == "true"
+    name = answer["gang"]
+    objects(here).objects[name] = replace(JOB, name=name, stage=stage)
+    for rank in range(4):
+        put(here, rank)
+    return name
+
+
+def put(here: World, rank: int, phase: str = "Running", after: float | None = None, **fields: object) -> None:
+    labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: "1"}
+    here.cluster.write_pod(pod(rank, phase, after, labels=labels, **fields))
+
+
+def pod(number: int, phase: str = "Failed", after: float | None = None, **fields: object) -> PodStatus:
+    """A member whose end began so many seconds after it had begun."""
+    given = {
+        "name": f"job-{number}",
+        "namespace": "ml",
+        "workflow_uid": "uid-1",
+        "node": "digits-abc12.fit[0].attempts(0)[1].run",
+        "phase": phase,
+        "rank": number,
+        "trouble_at": None if after is None else BEGAN + timedelta(seconds=after),
+        **fields,
+    }
+    return PodStatus.model_validate(given)
+
+
+def ends(here: World) -> list[tuple[str, str]]:
+    found = records(here.store, "runs/digits-abc12/attempts/fit/")
+    return [(one["cause"], one["message"]) for one in found if "outcome" in one]
+
+
+TOLD = {"reason": "Deleted", "exit_code": 75}
+
+
+@pytest.mark.parametrize(
+    ("found", "cause", "member"),
+    [
+        (
+            [pod(0, after=9, **TOLD), pod(1, after=8, exit_code=3), pod(2, after=9, **TOLD)],
+            Cause.USER_ERROR,
+            "rank 1 of 4",
+        ),
+        ([pod(0, after=8, **TOLD), pod(1, after=8, exit_code=3), pod(2)], Cause.USER_ERROR, "rank 1 of 4"),
+        ([pod(0, after=9, **TOLD), pod(3, after=5, **TOLD)], Cause.PREEMPTION, "rank 3 of 4"),
+        (
+            [pod(0, after=5, exit_code=1), pod(2, after=5, exit_code=137, reason="OOMKilled")],
+            Cause.OUT_OF_MEMORY,
+            "rank 2",
+        ),
+        ([pod(0, after=9, exit_code=1), pod(2, "Running", after=5, reason="NodeLost")], Cause.INFRASTRUCTURE, "rank 2"),
+        ([pod(1, rank=None, after=5, exit_code=3)], Cause.USER_ERROR, "pod job-1"),
+    ],
+)
+def test_the_pod_whose_end_began_first_decides(found: list[PodStatus], cause: Cause, member: str) -> None:
+    verdict = classify(gangs.observation(FOUR, JOB, found, "Failed"))
+    assert verdict.cause is cause
+    assert member in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "cause", "word"), [(75, Cause.PREEMPTION, "job-2"), (None, Cause.PREEMPTION, "DisruptionTarget")]
+)
+def test_a_pod_that_is_gone_is_remembered_by_what_made_it(exit_code: int | None, cause: Cause, word: str) -> None:
+    message = f"Pod ml/job-2 has condition DisruptionTarget, exit code {exit_code}"
+    job = replace(JOB, first_failure=FirstFailure("job-2", exit_code, message))
+    verdict = classify(gangs.observation(FOUR, job, [pod(0, after=9, **TOLD)], "Failed"))
+    assert verdict.cause is cause
+    assert word in verdict.evidence
+
+
+def test_without_what_made_them_deleted_pods_tell_nothing() -> None:
+    """Whether they are still there when somebody looks is a matter of moments, and must not decide."""
+    for found in ([], [pod(0, after=9, **TOLD)]):
+        assert classify(gangs.observation(FOUR, None, found, "Error")).cause is Cause.INFRASTRUCTURE
+    crashed = [pod(0, after=9, **TOLD), pod(1, after=10, exit_code=3)]
+    assert classify(gangs.observation(FOUR, None, crashed, "Error")).cause is Cause.USER_ERROR
+
+
+def test_admit_answers_what_the_manifest_needs(here: World) -> None:
+    flow = here.submit(spec())
+    reply = flow.admit("fit", 0)
+    answer = outputs(reply)
+    assert tuple(answer) == (*ADMIT_OUTPUTS, *GANG_OUTPUTS)
+    assert answer["gang"] == gang_name("digits-abc12", "fit", 1)
+    assert json.loads(f"[{answer['node-requirements']}]") == [{"key": "kubernetes.io/hostname", "operator": "Exists"}]
+    assert json.loads(answer["input-keys"]) == {}
+    assert said(reply).startswith("Attempt 1, 4 pods, holds 8 A100 of queue research")
+    assert outputs(flow.admit("fit", 0)) == answer, "asked again, it answers the same"
+
+
+def test_nodes_of_the_lease_and_the_chosen_type_become_requirements() -> None:
+    claim = AttemptClaim(
+        run="r",
+        step="fit",
+        attempt=1,
+        submission=1,
+        uid="u",
+        node="n",
+        instance="i",
+        step_key="k",
+        nodes=("b", "a", "a", "b"),
+        pod_patch=json.dumps({"nodeSelector": {"nvidia.com/gpu.product": "A100"}}),
+    )
+    assert json.loads(f"[{gangs.answers(claim, '{}')['node-requirements']}]") == [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["a", "b"]},
+        {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100"]},
+    ]
+
+
+def test_members_are_told_where_their_inputs_lie(here: World) -> None:
+    key = here.store.artifact_key("runs/digits-abc12/outputs/prep/000000001/artifacts/data")
+    given = [{"name": "data", "s3": {"key": key}}, {"name": "extra", "optional": True}]
+    answer = outputs(here.submit(spec()).admit("fit", 0, artifacts=given))
+    assert json.loads(answer["input-keys"]) == {"data": "runs/digits-abc12/outputs/prep/000000001/artifacts/data"}
+
+
+def test_an_input_from_elsewhere_is_refused_before_anything_is_held(here: World) -> None:
+    given = [{"name": "data", "http": {"url": "https://example.com/data"}}]
+    reply = here.submit(spec()).admit("fit", 0, artifacts=given)
+    assert outputs(reply)["run"] == "false"
+    assert "input artifact 'data' does not lie in" in said(reply)
+    assert not here.ledger.snapshot().leases
+
+
+def test_gpus_are_held_until_the_last_pod_is_gone(here: World) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    put(here, 1, "Failed", after=5, exit_code=3)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.ENDING)
+    assert phase(flow.settle("fit", 0)) == "Pending"
+    for rank in (0, 2, 3):
+        assert phase(flow.settle("fit", 0)) == "Pending"
+        assert len(here.ledger.snapshot().leases) == 1
+        put(here, rank, "Failed", after=6, **TOLD)
+    settled = flow.settle("fit", 0)
+    assert (phase(settled), objects(here).ended) == ("Succeeded", []), "it ended by itself"
+    assert ends(here) == [("user_error", "rank 1 of 4: the program exited with 3")]
+    assert not here.ledger.snapshot().leases
+
+
+def test_one_that_goes_on_without_its_watcher_is_ended(here: World) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    assert phase(flow.settle("fit", 0, status="Error")) == "Pending"
+    assert objects(here).ended == [name]
+    for rank in range(4):
+        put(here, rank, "Failed", after=6, **TOLD)
+    assert phase(flow.settle("fit", 0, status="Error")) == "Failed"
+    assert [cause for cause, _ in ends(here)] == ["infrastructure"]
+
+
+def test_an_object_whose_pods_are_still_to_come_is_ended_and_waited_for(here: World) -> None:
+    flow = here.submit(spec())
+    name = outputs(flow.admit("fit", 0))["gang"]
+    objects(here).objects[name] = replace(JOB, name=name, stage=Stage.ACTIVE)
+    assert phase(flow.settle("fit", 0, status="Error")) == "Pending"
+    assert len(here.ledger.snapshot().leases) == 1
+    assert phase(flow.settle("fit", 0, status="Error")) == "Failed"
+    assert not here.ledger.snapshot().leases
+
+
+def test_a_member_that_failed_is_not_deleted_before_its_end_is_read(here: World) -> None:
+    flow = here.submit(spec())
+    started(here, flow)
+    put(here, 1, "Failed", after=5, exit_code=3)
+    assert phase(flow.settle("fit", 0)) == "Pending"
+    assert objects(here).ended == [], "what made it has not yet noticed, and will remember it"
+
+
+def test_gpus_of_a_workflow_that_is_over_wait_for_pods_that_may_still_come(here: World) -> None:
+    flow = here.submit(spec())
+    name = outputs(flow.admit("fit", 0))["gang"]
+    objects(here).objects[name] = replace(JOB, name=name, stage=Stage.ACTIVE)
+    document = here.cluster.workflow("ml", "digits-abc12")
+    assert document is not None
+    here.cluster.write_workflow({**document, "status": {"phase": "Failed"}})
+    flow.finalize("Failed")
+    assert len(here.ledger.snapshot().leases) == 1
+    del objects(here).objects[name]
+    here.clock.advance(60)
+    flow.finalize("Failed")
+    assert not here.ledger.snapshot().leases
+
+
+def test_it_is_done_only_if_every_member_succeeded(here: World) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.OVER)
+    for rank in range(4):
+        put(here, rank, "Succeeded", exit_code=0)
+    assert said(flow.settle("fit", 0, status="Succeeded")) == "Attempt 1 succeeded; its outputs are verified next"
+    assert phase(flow.conclude("fit", 0, status="Failed")) == "Succeeded", "the agent pod was lost, not the training"
+
+
+@pytest.mark.parametrize("status", ["Failed", "Error"])
+def test_one_member_that_succeeded_makes_no_success(here: World, status: str) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.OVER)
+    put(here, 0, "Failed", after=5, exit_code=3)
+    for rank in (1, 2, 3):
+        put(here, rank, "Succeeded", exit_code=0)
+    assert phase(flow.conclude("fit", 0, status=status)) == "Failed"
