@@ -120,12 +120,11 @@ class Case:
 
     def starts_without(self, victims: Sequence[Lease]) -> bool:
         """Whether these may go, and the request starts when they are gone, whoever else waits."""
-        answer = self._decided(victims, self.state.waiting)
-        return isinstance(answer, Admitted) and self.rights.allow(victims, answer.pool)
+        return self._suffice(victims, self.state.waiting)
 
     def fits_without(self, victims: Sequence[Lease]) -> bool:
-        """Whether the request would start if nobody else waited."""
-        return isinstance(self._decided(victims, ()), Admitted)
+        """The same, if nobody else waited."""
+        return self._suffice(victims, ())
 
     def cheapest(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
         """The set that loses least; where there are too many to look at, a good one of which nobody can stay."""
@@ -177,10 +176,12 @@ class Case:
                 victims = rest
         return tuple(sorted(victims, key=cost)) if self.starts_without(victims) else None
 
-    def _decided(self, victims: Sequence[Lease], waiting: tuple[Waiting, ...]) -> object:
+    def _suffice(self, victims: Sequence[Lease], waiting: tuple[Waiting, ...]) -> bool:
         gone = {one.id for one in victims}
         left = tuple(one for one in self.state.leases if one.id not in gone)
-        return decide(replace(self.state, leases=left, waiting=waiting), self.mine.request, self.mine.arrival, self.now)
+        state = replace(self.state, leases=left, waiting=waiting)
+        answer = decide(state, self.mine.request, self.mine.arrival, self.now)
+        return isinstance(answer, Admitted) and self.rights.allow(victims, answer.pool)
 
     def _protected(self, protected: Sequence[Lease]) -> Nobody:
         until, first = min(((protected_until(self.queues, one), one) for one in protected), key=lambda pair: pair[0])

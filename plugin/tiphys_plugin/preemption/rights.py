@@ -1,15 +1,21 @@
 """Who may be asked to leave for a request, by what the queues say.
 
-Two rules make somebody a candidate, and nothing else does: a strictly lower
-priority in the queue of the request, or a queue of its cohort that holds more
-than its own quota while the request stays within that of its queue. So nobody
-who keeps to its quota has to go for another queue, and two never chase each
-other away in turn: priorities are strictly ordered, and what is taken back is
-taken from who is beyond its quota by who is not.
+Two rules make somebody a candidate, and nothing else does:
+
+* a strictly lower priority in the queue of the request;
+* GPUs that a queue of its cohort has borrowed, while the request stays within
+  the quota of its own.
+
+Which GPUs of a queue are borrowed follows from the order of its trainings, by
+priority and then by age: those that its quota has no room for any more. So a
+training that keeps to a quota is left alone by other queues, whatever its own
+queue borrows after it, and what a queue has lent comes back in full. Two never
+chase each other away in turn: priorities are strictly ordered, and who takes
+back is no borrower.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -35,9 +41,9 @@ class Rights:
         self._leases = leases
         self._request = request
         self._pools = pools.of(queues, queue, request)
-        # Who leaves counts for whoever is on one side of a rule as gone, and for who is on the other as there.
+        # Who leaves is still counted where that speaks against asking others, and no more where it speaks for it.
         self._held = Capacity(queues, leases)
-        self._staying = Capacity(queues, [one for one in leases if one.leaving is None])
+        self._borrowed = frozenset(_borrowed(queues, self._held, leases))
 
     def candidates(self, now: datetime) -> Candidates:
         """Everybody who may be asked; none of them is leaving already."""
@@ -50,15 +56,16 @@ class Rights:
     def allow(self, victims: Collection[Lease], pool: str) -> bool:
         """Whether these candidates may go together, so that the request starts in ``pool``.
 
-        Each has to be beyond the quota of its queue when it goes, which is so in
-        some order if it is so with the largest last; and who takes back has to
-        stay within its own quota.
+        Who has others go stays within its own quota. That each of them is beyond that of its own queue needs no look:
+        it is so for every borrower while those stay that come before it.
         """
-        others = [one for one in victims if not self._is_own(one)]
-        if not others:
+        if all(self._is_own(one) for one in victims):
             return True
-        own = [one for one in victims if self._is_own(one)]
-        return self._each_is_beyond(others) and self._stays_within(own, pool)
+        own: Counter[str] = Counter()
+        for one in victims:
+            if self._is_own(one):
+                own[self._held.hold_of(one).pool] += one.request.gpus
+        return self._held.left(self._queue, pool) + own[pool] >= self._request.gpus
 
     def short(self, leases: Sequence[Lease]) -> float:
         """GPUs that have to come back at the least, whoever goes, while these are held."""
@@ -71,8 +78,7 @@ class Rights:
             return self._queue.preempts_lower_priority and lease.request.priority < self._request.priority
         if not self._queue.reclaims or self._queue.cohort is None:
             return False
-        hold = self._held.hold_of(lease)
-        return hold.cohort == self._queue.cohort and self._beyond(hold) > 0
+        return self._held.hold_of(lease).cohort == self._queue.cohort and lease.id in self._borrowed
 
     def _is_own(self, lease: Lease) -> bool:
         return lease.request.queue == self._request.queue
@@ -88,26 +94,17 @@ class Rights:
         wanted = pools.gpu_type(self._request, pool)
         return wanted is None or hold.gpu_type is None or wanted == hold.gpu_type
 
-    def _beyond(self, hold: Hold) -> int:
-        """GPUs that its queue holds in this pool beyond its quota."""
-        owner = self._queues.find(hold.queue)
-        return self._staying.held(owner, hold.pool) - owner.gpus.get(hold.pool, 0) if owner is not None else 0
 
-    def _each_is_beyond(self, victims: Iterable[Lease]) -> bool:
-        places: defaultdict[tuple[str, str], list[Hold]] = defaultdict(list)
-        for one in victims:
-            hold = self._held.hold_of(one)
-            places[hold.queue, hold.pool].append(hold)
-        return all(
-            self._beyond(holds[0]) > sum(one.gpus for one in holds) - max(one.gpus for one in holds)
-            for holds in places.values()
-        )
-
-    def _stays_within(self, own: Iterable[Lease], pool: str) -> bool:
-        gone: Counter[str] = Counter()
-        for one in own:
-            gone[self._held.hold_of(one).pool] += one.request.gpus
-        return self._held.left(self._queue, pool) + gone[pool] >= self._request.gpus
+def _borrowed(queues: Queues, counted: Capacity, leases: Sequence[Lease]) -> Iterator[str]:
+    """Ids of the leases that the quotas of their queues have no room for; who leaves already is not counted."""
+    held: Counter[tuple[str, str]] = Counter()
+    staying = [one for one in leases if one.leaving is None]
+    for one in sorted(staying, key=lambda one: (-one.request.priority, one.granted_at, one.id)):
+        hold = counted.hold_of(one)
+        owner = queues.find(hold.queue)
+        held[hold.queue, hold.pool] += hold.gpus
+        if owner is not None and held[hold.queue, hold.pool] > owner.gpus.get(hold.pool, 0):
+            yield one.id
 
 
 def protected_until(queues: Queues, lease: Lease) -> datetime:

@@ -1,0 +1,199 @@
+"""The laws of preemption, held against an oracle that counts by hand and knows nothing else.
+
+| law                                                                              | how it is looked at            |
+|----------------------------------------------------------------------------------|--------------------------------|
+| only a strictly lower priority of the own queue, or who is beyond its quota      | for each that was marked       |
+| nobody of another cohort, nobody who leaves already, nobody within min. runtime  | for each that was marked       |
+| who takes back stays within its own quota                                        | for each decision              |
+| it starts when they are gone, whoever else waits                                 | for each decision, by `admit`  |
+| none of them could stay                                                          | for each decision, by `admit`  |
+| no other lawful set loses less                                                   | for each decision, all subsets |
+| what leaves for somebody goes to it                                              | when they are gone             |
+| nobody has one go that had it go, and it comes to rest                           | while nothing ends by itself   |
+"""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.ledger import ask
+from support.preempting import Arena, Mark
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.model import Admitted, Lease
+from tiphys_plugin.queues import Queue, Queues
+
+LIMITS = st.none() | st.sampled_from([0, 1, 2, 4])
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Queues:
+    """Three queues, the first two or all of one cohort, with or without an inventory."""
+    queues = []
+    for name, cohort in (("a", "lab"), ("b", "lab"), ("c", draw(st.sampled_from(["lab", "lab", "other"])))):
+        quota = draw(st.sampled_from([1, 2, 4, 6]))
+        lent, borrowed = draw(LIMITS), draw(LIMITS)
+        limits = {"lending_limit": {"A100": min(lent, quota)}} if lent is not None else {}
+        limits |= {"borrowing_limit": {"A100": borrowed}} if borrowed is not None else {}
+        flags = {"preempts_lower_priority": draw(st.booleans()), "reclaims": draw(st.booleans())}
+        spared = draw(st.sampled_from([0, 0, 0, 10]))
+        queues.append(
+            {"name": name, "gpus": {"A100": quota}, "cohort": cohort, **limits, **flags, "min_runtime_seconds": spared}
+        )
+    total = sum(queue["gpus"]["A100"] for queue in queues)
+    inventory = {"A100": {"count": max(1, total - 1)}} if draw(st.booleans()) else None
+    return Queues.model_validate({"queues": queues, "inventory": inventory})
+
+
+jobs = st.lists(
+    st.tuples(st.sampled_from([1, 1, 2, 3, 4]), st.sampled_from("abc"), st.sampled_from([0, 0, 1, 5])),
+    min_size=3,
+    max_size=14,
+)
+losses = st.lists(st.sampled_from([0.0, 1.0, 5.0, 50.0]), min_size=14, max_size=14)
+
+
+def quota(queue: Queue) -> int:
+    return queue.gpus["A100"]
+
+
+def held(leases: list[Lease], queue: str) -> int:
+    return sum(one.request.gpus for one in leases if one.request.queue == queue)
+
+
+def lawful(arena: Arena, mark: Mark, victims: tuple[Lease, ...]) -> bool:
+    """By hand: the fences, the guarantees and the ages."""
+    request, named = mark.mine.request, {queue.name: queue for queue in arena.rules.queues}
+    queue = named[request.queue]
+    there = [one for one in mark.before.leases if one.leaving is None]
+    for one in sorted(victims, key=lambda one: (one.request.priority, one.granted_at), reverse=False):
+        owner = named[one.request.queue]
+        if one.leaving is not None or (mark.now - one.granted_at).total_seconds() < owner.min_runtime_seconds:
+            return False
+        if owner is queue:
+            if not (queue.preempts_lower_priority and one.request.priority < request.priority):
+                return False
+        elif not (queue.reclaims and owner.cohort == queue.cohort):
+            return False
+    for name in {one.request.queue for one in victims} - {queue.name}:
+        of_queue = [one for one in victims if one.request.queue == name]
+        left = held(there, name) - sum(one.request.gpus for one in of_queue)
+        if left + max(one.request.gpus for one in of_queue) <= quota(named[name]):
+            return False
+    own = sum(one.request.gpus for one in victims if one.request.queue == queue.name)
+    takes_back = any(one.request.queue != queue.name for one in victims)
+    return not takes_back or held(list(mark.before.leases), queue.name) - own + request.gpus <= quota(queue)
+
+
+def starts(arena: Arena, mark: Mark, gone: tuple[Lease, ...], *, alone: bool) -> bool:
+    """Whether the decision on GPUs lets it start when ``gone`` and all who leave already are gone."""
+    leaving = {one.id for one in (*gone, *(one for one in mark.before.leases if one.leaving is not None))}
+    leases = tuple(one for one in mark.before.leases if one.id not in leaving)
+    waiting = () if alone else tuple(one for one in mark.before.waiting if one is not mark.mine)
+    state = State(arena.rules, leases, waiting, mark.before.history)
+    return isinstance(decide(state, mark.mine.request, mark.mine.arrival, mark.now), Admitted)
+
+
+def examine(arena: Arena, mark: Mark) -> None:
+    assert lawful(arena, mark, mark.victims), mark
+    assert starts(arena, mark, mark.victims, alone=False), "somebody goes for nothing"
+    assert not starts(arena, mark, (), alone=False), "somebody goes although it starts without that"
+    for one in mark.victims:
+        rest = tuple(other for other in mark.victims if other is not one)
+        assert not (lawful(arena, mark, rest) and starts(arena, mark, rest, alone=True)), (
+            f"{one.request.uid} could stay"
+        )
+
+
+@settings(max_examples=80, deadline=None)
+@given(rules(), jobs, losses)
+def test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles(rules, jobs, losses):
+    arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})
+    for number, (gpus, queue, priority) in enumerate(jobs):
+        arena.ask(ask(gpus, f"u{number}", queue=queue, priority=priority))
+        come_to_rest(arena)
+    for mark in arena.marks:
+        examine(arena, mark)
+    had_go = {(mark.mine.request.uid, one.request.uid) for mark in arena.marks for one in mark.victims}
+    assert not any((other, one) in had_go for one, other in had_go), "they chase each other"
+
+
+def come_to_rest(arena: Arena) -> None:
+    """Look, go and ask until nothing happens any more; what leaves for somebody must go to it at once."""
+    for _ in range(20):
+        count = len(arena.marks)
+        arena.look()
+        again = arena.leave()
+        for mark in arena.marks[count:]:
+            assert isinstance(arena.ask(mark.mine.request), Admitted), "what left for it went to somebody else"
+        for request in again:
+            arena.ask(request)
+        if not arena.all_ask() and len(arena.marks) == count:
+            return
+    raise AssertionError("it does not come to rest")
+
+
+@settings(max_examples=60, deadline=None)
+@given(rules(), jobs, losses, st.sampled_from([1, 2, 3, 4]), st.sampled_from("abc"))
+def test_no_other_lawful_set_loses_less(rules, jobs, losses, gpus, queue):
+    arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})
+    for number, (count, of, priority) in enumerate(jobs):
+        arena.ask(ask(count, f"u{number}", queue=of, priority=priority))
+    for one in arena.book.waiting:
+        arena.book = arena.book.withdraw(one.request.uid)
+    assume(not isinstance(arena.ask(ask(gpus, "mine", queue=queue, priority=9)), Admitted) and arena.book.waiting)
+    arena.look()
+    mine = arena.book.waiting[0]
+    [mark] = arena.marks or [Mark(arena.book, mine, (), arena.now)]
+
+    def cost(victims: tuple[Lease, ...]) -> float:
+        return sum(arena.losses(victims).values())
+
+    best = min(
+        (
+            cost(victims)
+            for size in range(1, len(mark.before.leases) + 1)
+            for victims in combinations(mark.before.leases, size)
+            if lawful(arena, mark, victims)
+            and borrowers_go_last_in_first_out(rules, mark, victims)
+            and starts(arena, mark, victims, alone=False)
+        ),
+        default=None,
+    )
+    assert best == (cost(mark.victims) if mark.victims else None)
+
+
+def borrowers_go_last_in_first_out(rules: Queues, mark: Mark, victims: tuple[Lease, ...]) -> bool:
+    """Whether each of another queue has borrowed: by priority, then by age, its quota had no more room for it."""
+    used: Counter[str] = Counter()
+    quotas = {queue.name: quota(queue) for queue in rules.queues}
+    for one in sorted(mark.before.leases, key=lambda one: (-one.request.priority, one.granted_at)):
+        used[one.request.queue] += one.request.gpus
+        is_other = one.request.queue != mark.mine.request.queue
+        if one in victims and is_other and used[one.request.queue] <= quotas[one.request.queue]:
+            return False
+    return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(rules(), jobs, losses, st.data())
+def test_a_mark_is_made_by_the_newest_book_or_not_at_all(rules, jobs, losses, data):
+    """Between the choice and the mark others leave, start, or are asked to go."""
+    arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})
+    for number, (gpus, queue, priority) in enumerate(jobs):
+        arena.ask(ask(gpus, f"u{number}", queue=queue, priority=priority))
+    chosen = {one.request.uid: arena.choose(one.request.uid) for one in arena.book.waiting}
+    plans = {uid: found.leases for uid, found in chosen.items() if hasattr(found, "leases")}
+    assume(plans)
+    for one in data.draw(st.lists(st.sampled_from(arena.book.leases), unique_by=lambda one: one.id, max_size=3)):
+        arena.book = arena.book.release(one.id, rules, arena.now)
+    if data.draw(st.booleans()):
+        arena.book = replace(arena.book, waiting=arena.book.waiting[1:])
+    for uid, victims in plans.items():
+        before = arena.book
+        marked = arena.mark(uid, victims)
+        assert {one.id for one in marked} in (set(), {one.id for one in victims}), "half of them were asked"
+        assert marked or arena.book is before
+    for mark in arena.marks:
+        examine(arena, mark)

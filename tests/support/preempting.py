@@ -1,0 +1,93 @@
+"""A cluster in which nothing ever ends by itself: trainings wait, start, are asked to leave, go and wait again.
+
+Only the book moves, by the same transitions that the ledgers store, so a search
+can afford thousands of preemptions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import count
+
+from tiphys_plugin.ledger.admission import admit
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.model import Admitted, Lease, LeaseRequest, Waiting
+from tiphys_plugin.preemption.choice import Nobody, Victims, choose
+from tiphys_plugin.preemption.marking import case_of, mark
+from tiphys_plugin.queues import Queues
+
+from support.ledger import NOW
+
+GRACE_SECONDS = 30.0
+_PATIENCE = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What was decided, and the book that it was decided by."""
+
+    before: Book
+    mine: Waiting
+    victims: tuple[Lease, ...]
+    now: datetime
+
+
+class Arena:
+    """``lost`` says what each attempt would lose, by uid; others lose one GPU-second for each GPU."""
+
+    def __init__(self, rules: Queues, lost: Mapping[str, float] | None = None) -> None:
+        self.rules = rules
+        self.book = Book()
+        self.now = NOW
+        self.marks: list[Mark] = []
+        self._lost = lost or {}
+        self._names = (f"lease-{number}" for number in count())
+
+    def ask(self, request: LeaseRequest) -> object:
+        """One that waits asks, or one that comes."""
+        self.now += timedelta(seconds=1)
+        self.book, answer = admit(self.book, self.rules, request, self.now, next(self._names), _PATIENCE)
+        return answer
+
+    def all_ask(self) -> bool:
+        """Everybody who waits asks, in the order of arrival; whether anybody started."""
+        answers = [self.ask(one.request) for one in self.book.waiting]
+        return any(isinstance(answer, Admitted) for answer in answers)
+
+    def choose(self, uid: str) -> Victims | Nobody | None:
+        found = case_of(self.book, self.rules, (uid, "fit"), self.now, _PATIENCE)
+        return choose(*found, self.losses, self.now) if found is not None else None
+
+    def losses(self, leases: Sequence[Lease]) -> dict[str, float]:
+        return {one.id: self._lost.get(one.request.uid, float(one.request.gpus)) for one in leases}
+
+    def look(self) -> int:
+        """As the job of a service does it; how many were asked to leave."""
+        asked = 0
+        for one in sorted(self.book.waiting, key=lambda one: (-one.request.priority, one.arrival)):
+            chosen = self.choose(one.request.uid)
+            if isinstance(chosen, Victims):
+                asked += len(self.mark(one.request.uid, chosen.leases))
+        return asked
+
+    def mark(self, uid: str, victims: Sequence[Lease]) -> tuple[Lease, ...]:
+        before = self.book
+        graces = {one.id: GRACE_SECONDS for one in victims}
+        self.book, marked = mark(before, self.rules, (uid, "fit"), graces, self.now, _PATIENCE)
+        if marked:
+            mine = next(one for one in before.waiting if one.request.uid == uid)
+            self.marks.append(Mark(before, mine, tuple(victims), self.now))
+        return marked
+
+    def leave(self) -> list[LeaseRequest]:
+        """Those who were asked are gone; their next attempts, which have not asked yet."""
+        gone = [one for one in self.book.leases if one.leaving is not None]
+        self.now += timedelta(seconds=1)
+        for one in gone:
+            self.book = self.book.release(one.id, self.rules, self.now)
+        return [_next(one.request) for one in gone]
+
+
+def _next(request: LeaseRequest) -> LeaseRequest:
+    attempt = request.attempt + 1
+    return replace(request, attempt=attempt, node=f"{request.uid}.fit[0].attempts({attempt - 1})[0].admit")
