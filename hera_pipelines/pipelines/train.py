@@ -66,6 +66,7 @@ class Training:
     grace: Duration | None = None
     deadline: Duration | None = None
     spot: bool | Spot = False
+    nodes: int = 1
 
 
 def train_pipeline(

@@ -26,7 +26,8 @@ from support.world import Flow, fit, gpus, workflow
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.kube import KubeApi, Object, connect
-from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS
+from tiphys.kube.resources import GPU_LEDGERS, JOBS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS
+from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Gang, gang_name
 from tiphys.protocol.policy import PIPELINE_ANNOTATION, STORE_ANNOTATION
 
 __all__ = ["release"]
@@ -81,30 +82,53 @@ def api(cluster: Cluster) -> Iterator[KubeApi]:
 
 
 class Tenant:
-    """One workflow of a tenant with a step that wants a GPU; what Argo would do about it is done by hand."""
+    """One workflow of a tenant with a step that wants a GPU, and one of several pods.
+
+    What Argo would do about it is done by hand.
+    """
 
     def __init__(self, api: KubeApi, cluster_store: Store, namespace: str, name: str = "digits") -> None:
         self.api = api
         self.namespace = namespace
         self.name = name
-        body = workflow([fit(gpu=gpus(1))], name)
+        body = workflow([fit(gpu=gpus(1)), fit(name="spread", gang=Gang(members=2))], name)
         store = f"s3://{cluster_store.bucket}/{namespace}/tiphys"
         annotations = {**body["metadata"]["annotations"], **NARRATED, STORE_ANNOTATION: store}
         metadata = {"name": name, "labels": {PIPELINE_ANNOTATION: "digits"}, "annotations": annotations}
         self.uid: str = api.create(WORKFLOWS, namespace, {**body, "metadata": metadata})["metadata"]["uid"]
         self._flow = Flow(None, name, self.uid)  # type: ignore[arg-type]  # only its words are needed
 
-    def call(self, op: str) -> Object:
-        """What Argo's agent asks about the step."""
+    def call(self, op: str, step: str = "fit") -> Object:
+        """What Argo's agent asks about a step."""
         outcome = {} if op == "admit" else {"status": "Failed", "exit_code": "1"}
-        document: Object = self._flow.document(self._flow.body(op, "fit", 0, **outcome))
+        document: Object = self._flow.document(self._flow.body(op, step, 0, **outcome))
         document["workflow"]["metadata"]["namespace"] = self.namespace
         return document
 
     def open_task_set(self) -> None:
-        tasks = {f"{self.name}-1": {"name": "fit-admit", **self.call("admit")["template"]}}
+        admits = [self.call("admit"), self.call("admit", "spread")]
+        tasks = {f"{self.name}-{number}": {"name": "admit", **one["template"]} for number, one in enumerate(admits)}
         made = task_set(tasks, self.name, self.namespace, self.uid)
         self.api.create(WORKFLOW_TASK_SETS, self.namespace, made)
+
+    def is_admitted(self) -> bool:
+        """Whether both steps have their answer."""
+        found = self.api.get(WORKFLOW_TASK_SETS, self.namespace, self.name) or {}
+        return len((found.get("status") or {}).get("nodes") or {}) == 2
+
+    def settle_by_task_set(self) -> None:
+        task = {f"{self.name}-2": {"name": "settle", **self.call("settle", "spread")["template"]}}
+        self.api.patch(WORKFLOW_TASK_SETS, self.namespace, self.name, {"spec": {"tasks": task}})
+
+    def make_job(self, name: str) -> None:
+        """What makes the pods of a training on several nodes, and waits; no pod of it is made."""
+        labels = {GANG_LABEL: name, WORKFLOW_UID_LABEL: self.uid}
+        pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]}
+        spec = {"suspend": True, "template": {"spec": pod}}
+        self.api.create(JOBS, self.namespace, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+
+    def stop(self) -> None:
+        self.api.patch(WORKFLOWS, self.namespace, self.name, {"spec": {"shutdown": "Stop"}})
 
     def touch_task_set(self, times: int) -> None:
         """Write to it all the time, as Argo's controller does while others answer."""
@@ -180,13 +204,19 @@ def test_every_right_is_used_and_none_is_missing(
         tenant = Tenant(api, cluster_store, namespace, f"digits-{number}")
         if number == 0:
             tenant.lose_agent_pod()
+        tenant.make_job(gang_name(tenant.name, "spread", 1))
         if mode == "sidecar":
             calls = [tenant.call("admit"), tenant.call("settle"), tenant.call("conclude")]
+            calls += [tenant.call("admit", "spread"), tenant.call("settle", "spread")]
             answers = ask(release, images["tiphys"], namespace, "tiphys-executor-plugin", calls)
-            assert [status for status, _ in answers] == [200] * 3, answers
+            assert [status for status, _ in answers] == [200] * len(calls), answers
         else:
             tenant.open_task_set()
             tenant.touch_task_set(times=200)
+            release.cluster.wait("the agent admits", tenant.is_admitted)
+            tenant.settle_by_task_set()
+        tenant.make_job(f"left-by-{tenant.name}")
+        tenant.stop()
         if not left() or time.monotonic() > deadline:
             break
     assert not left()

@@ -6,7 +6,9 @@ import pytest
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Retries, SharedVolume, Step, Train, step, train
 from hera_pipelines.compile import StepSettings
+from hera_pipelines.policies import Asked
 from tiphys.errors import UsageError
+from tiphys.protocol.gang import Backend, Gang
 from tiphys.protocol.keep import Best, Keep
 from tiphys.protocol.policy import STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, RetryPolicy
 
@@ -149,3 +151,26 @@ def test_a_misspelt_option_is_not_swallowed() -> None:
         train(checkpoint=Checkpoints())(nothing)
     with pytest.raises(TypeError, match="premption"):
         Retries(premption=1)  # type: ignore[call-arg]
+
+
+def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:
+    settings = Asked(Kind.TRAIN, gpus=8, nodes=4).settings("fit")
+    assert settings.gpu is not None
+    assert (settings.gpu.gpus, settings.gpu.members, settings.gang) == (32, 4, Gang(members=4))
+    without = Asked(Kind.TRAIN, nodes=2, backend="jobset").settings("fit")
+    assert (without.gpu, without.gang) == (None, Gang(members=2, backend=Backend.JOBSET))
+    assert Asked(Kind.TRAIN, gpus=8).settings("fit").gang is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"nodes": 0}, "members cannot be 0"),
+        ({"nodes": "2:4"}, "give the number of nodes"),
+        ({"nodes": 2, "backend": "mpi"}, "backend cannot be 'mpi'"),
+        ({"backend": "jobset"}, "add nodes=2"),
+    ],
+)
+def test_a_number_of_nodes_that_makes_no_sense_is_refused(asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        Asked(Kind.TRAIN, gpus=1, **asked).settings("fit")

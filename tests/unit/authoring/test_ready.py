@@ -9,6 +9,7 @@ from hera.workflows import Env
 from hera_pipelines import Checkpoints, Pipeline
 from hera_pipelines.pipelines import Program, Training, train_pipeline
 from tiphys.errors import UsageError
+from tiphys.protocol.gang import Gang
 from tiphys.protocol.pipeline import CompiledPipeline, template
 from tiphys.protocol.policy import Kind
 
@@ -73,6 +74,11 @@ def test_the_needs_of_training_are_the_training_steps() -> None:
     assert (spec.gpu.gpus, spec.gpu.queue, spec.grace_seconds) == (8, "research", 60)
     assert spec.checkpoints is not None
     assert spec.checkpoints.every == 60
+
+
+def test_it_trains_on_several_nodes() -> None:
+    pipeline = ready(training=Training(gpus=8, nodes=4))
+    assert CompiledPipeline.from_manifest(pipeline.compile()).step("train").gang == Gang(members=4)
 
 
 def test_parameters_and_container_options_arrive() -> None:
