@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import structlog
@@ -9,41 +10,33 @@ import typer
 from typer.main import get_command
 
 import tiphys
-from hera_pipelines.cli import (
-    checkpoint,
-    demo,
-    doctor,
-    events,
-    gc,
-    lineage,
-    plan,
-    queues,
-    resume,
-    run,
-    runs,
-    simulate,
-    stop,
-    verify,
-    why,
-)
-from hera_pipelines.cli import compile as compiling
 from hera_pipelines.cli.failures import EXIT_CODES, report
 from hera_pipelines.cli.screen import Screen
+
+# Where each command is, and the names of its function and of its examples there.
+_COMMANDS = {
+    "demo": ("demo", "demo", "EXAMPLES"),
+    "run": ("run", "run", "EXAMPLES"),
+    "compile": ("compile", "compile_file", "EXAMPLES"),
+    "plan": ("plan", "plan", "EXAMPLES"),
+    "resume": ("resume", "resume", "EXAMPLES"),
+    "stop": ("stop", "stop", "EXAMPLES"),
+    "why": ("why", "why", "EXAMPLES"),
+    "runs": ("runs", "runs", "RUNS_EXAMPLES"),
+    "get": ("runs", "get", "GET_EXAMPLES"),
+    "lineage": ("lineage", "lineage", "EXAMPLES"),
+    "events": ("events", "events", "EXAMPLES"),
+    "gc": ("gc", "gc", "EXAMPLES"),
+    "simulate": ("simulate", "simulate", "EXAMPLES"),
+    "verify": ("verify", "verify", "EXAMPLES"),
+    "doctor": ("doctor", "doctor", "EXAMPLES"),
+}
+_GROUPS = ("checkpoint", "queues")
 
 # These may stand anywhere on the line, as with kubectl.
 _ANYWHERE = ("--quiet", "--verbose", "--no-color")
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
-
-app = typer.Typer(
-    name="tiphys",
-    help="Machine-learning training on Argo Workflows that survives. Data goes to stdout, everything else to stderr.",
-    epilog=_EPILOG,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=True,
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     screen = Screen(quiet="--quiet" in given, color="--no-color" not in given, verbose="--verbose" in given)
     _log_to_stderr(screen.verbose)
     try:
-        result = get_command(app).main(args=given, prog_name="tiphys", standalone_mode=False)
+        result = get_command(_application(given)).main(args=given, prog_name="tiphys", standalone_mode=False)
     except BrokenPipeError:
         # The reader of stdout went away, as `head` does: nobody is left to tell.
         sys.stderr.close()
@@ -70,13 +63,36 @@ def _log_to_stderr(verbose: bool) -> None:
     )
 
 
+def _application(given: Sequence[str]) -> typer.Typer:
+    """The command that was asked for, or all: to import what the others need would take most of a second."""
+    app = typer.Typer(
+        name="tiphys",
+        help="Machine-learning training on Argo Workflows that survives. "
+        "Data goes to stdout, everything else to stderr.",
+        epilog=_EPILOG,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=True,
+    )
+    app.callback()(_globally)
+    first = next((argument for argument in given if argument not in _ANYWHERE), None)
+    for name, (module, function, examples) in _COMMANDS.items():
+        if first == name or first not in (*_COMMANDS, *_GROUPS):
+            found = import_module(f"hera_pipelines.cli.{module}")
+            app.command(name, epilog=getattr(found, examples))(getattr(found, function))
+    for name in _GROUPS:
+        if first == name or first not in (*_COMMANDS, *_GROUPS):
+            app.add_typer(import_module(f"hera_pipelines.cli.{name}").app, name=name)
+    return app
+
+
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"tiphys {tiphys.__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def _globally(
     context: typer.Context,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing beside data and errors.")] = False,
@@ -93,25 +109,3 @@ def _global_options_first(arguments: list[str]) -> list[str]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     front = [argument for argument in arguments[:end] if argument in _ANYWHERE]
     return front + [argument for argument in arguments[:end] if argument not in _ANYWHERE] + arguments[end:]
-
-
-for name, command, examples in (
-    ("demo", demo.demo, demo.EXAMPLES),
-    ("run", run.run, run.EXAMPLES),
-    ("compile", compiling.compile_file, compiling.EXAMPLES),
-    ("plan", plan.plan, plan.EXAMPLES),
-    ("resume", resume.resume, resume.EXAMPLES),
-    ("stop", stop.stop, stop.EXAMPLES),
-    ("why", why.why, why.EXAMPLES),
-    ("runs", runs.runs, runs.RUNS_EXAMPLES),
-    ("get", runs.get, runs.GET_EXAMPLES),
-    ("lineage", lineage.lineage, lineage.EXAMPLES),
-    ("events", events.events, events.EXAMPLES),
-    ("gc", gc.gc, gc.EXAMPLES),
-    ("simulate", simulate.simulate, simulate.EXAMPLES),
-    ("verify", verify.verify, verify.EXAMPLES),
-    ("doctor", doctor.doctor, doctor.EXAMPLES),
-):
-    app.command(name, epilog=examples)(command)
-app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(queues.app, name="queues")

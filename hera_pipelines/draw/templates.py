@@ -2,16 +2,21 @@
 
 import re
 from functools import cache
+from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _NOT_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LONGEST_MESSAGE = 46
 
 
 @cache
-def template(name: str) -> Template:
+def template(name: str) -> "Template":
     """The template ``name`` of this package."""
+    # Imported where a picture is drawn: every command that tells a size comes by here.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("hera_pipelines.draw", ""),
         autoescape=True,

@@ -5,7 +5,7 @@ Argo substitutes the variables first and evaluates what is left, so
 A text with hyphens needs quotes, here as there.
 """
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from lark import Lark
 from lark.exceptions import LarkError
@@ -50,13 +50,17 @@ STRING: /"(\\.|[^"\\])*"/s | /'(\\.|[^'\\])*'/s
 %ignore WS
 """
 
-_parser = Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
+
+@cache
+def _parser() -> Lark:
+    """Made when it is first needed, since that takes as long as many a command."""
+    return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
 
 
 @lru_cache(maxsize=512)
 def _parse(text: str) -> Expression:
     try:
-        tree: Expression = _parser.parse(text)
+        tree: Expression = _parser().parse(text)
     except LarkError as error:
         raise UsageError(
             f"invalid 'when' expression {text!r}: {str(error).splitlines()[0]}; "

@@ -5,7 +5,7 @@ refused before the workflow starts. Precedence follows expr-lang's own table
 (``parser/operator``): ``??`` binds tightest, a ``!`` binds tighter than ``==``.
 """
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from lark import Lark
@@ -67,7 +67,11 @@ STRING: /"(\\.|[^"\\])*"/s | /'(\\.|[^'\\])*'/s
 %ignore WS
 """
 
-_parser = Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
+
+@cache
+def _parser() -> Lark:
+    """Made when it is first needed, since that takes as long as many a command."""
+    return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
 
 
 @lru_cache(maxsize=512)
@@ -78,7 +82,7 @@ def parse(text: str) -> Expression:
         UsageError: it is not an expression of the subset, or calls an unknown function.
     """
     try:
-        tree: Expression = _parser.parse(text)
+        tree: Expression = _parser().parse(text)
     except LarkError as error:
         raise UsageError(f"the expression {text!r} cannot be read: {str(error).splitlines()[0]}") from error
     unknown = sorted(functions(tree) - FUNCTIONS.keys())

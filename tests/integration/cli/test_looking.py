@@ -162,9 +162,21 @@ def test_what_a_pipeline_file_prints_does_not_mix_with_the_manifest(tiphys: Comm
 
 
 def test_looking_does_not_wait_for_hera() -> None:
-    code = "import sys, hera_pipelines.cli; print([name for name in sys.modules if name.startswith('hera.')])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    code = (
+        "import sys; from hera_pipelines.cli import main; assert main(['--help']) == 0\n"
+        "assert 'hera_pipelines.cli.run' in sys.modules\n"
+        "assert not [name for name in sys.modules if name.startswith('hera.')]"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_a_command_does_not_wait_for_what_others_need(finished: Finished) -> None:
+    code = (
+        "import sys; from hera_pipelines.cli import main; assert main(sys.argv[1:]) == 0\n"
+        "assert not {'jinja2', 'lark', 'uvicorn', 'hera_pipelines.cli.run'} & set(sys.modules)"
+    )
+    line = [sys.executable, "-c", code, "verify", finished.run, "--store", finished.store]
+    subprocess.run(line, capture_output=True, check=True)
 
 
 def test_version_and_help(tiphys: Command) -> None:
