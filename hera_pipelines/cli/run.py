@@ -53,6 +53,7 @@ Examples:
   tiphys run digits.py -p lr=0.3 --run digits-hot
   tiphys run digits.py --queues queues.yaml --store s3://ml/tiphys
   tiphys run digits.py --cluster -n ml
+  tiphys run digits.py --cluster -n ml --argo-server argo.example.com:443
 """
 
 

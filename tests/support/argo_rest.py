@@ -7,6 +7,7 @@
 """
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -87,11 +88,13 @@ class ArgoRest:
 
 
 @contextmanager
-def serving(api: KubeApi) -> Iterator[ArgoRest]:
+def serving(api: KubeApi, tls: ssl.SSLContext | None = None) -> Iterator[ArgoRest]:
     """A server on a free port of the loopback device."""
     server = ArgoRest(api)
     http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"argo": server}))
-    server.url = f"http://127.0.0.1:{http.server_port}"
+    if tls:
+        http.socket = tls.wrap_socket(http.socket, server_side=True, do_handshake_on_connect=False)
+    server.url = f"{'https' if tls else 'http'}://127.0.0.1:{http.server_port}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from urllib3 import PoolManager
+from urllib3 import PoolManager, disable_warnings
+from urllib3.exceptions import InsecureRequestWarning
 
 from tiphys.errors import (
     ConflictError,
@@ -49,11 +50,12 @@ def argo_server(given: str, environ: Mapping[str, str], authorization: Callable[
         UsageError: this is no address.
     """
     address = _address(given, environ)
-    trust = "CERT_NONE" if environ.get(_UNTRUSTED) == "true" else "CERT_REQUIRED"
+    if untrusted := environ.get(_UNTRUSTED) == "true":
+        disable_warnings(InsecureRequestWarning)  # somebody has asked for it by a name that says as much
     token = environ.get(TOKEN, "").strip()
     # Argo wants the scheme in the variable; a bare token can only be meant as a bearer's.
     token = token if " " in token or not token else f"Bearer {token}"
-    pool = PoolManager(maxsize=4, cert_reqs=trust)
+    pool = PoolManager(maxsize=4, cert_reqs="CERT_NONE" if untrusted else "CERT_REQUIRED")
     return ArgoServer(address, Transport(address, pool, (lambda: token) if token else authorization, _PEER))
 
 
@@ -82,7 +84,7 @@ def _refusal(status: int, body: str, server: str, path: str) -> TiphysError:
                 f'`export {TOKEN}="Bearer $(kubectl create token ACCOUNT)"`, or see `argo auth token`'
             )
         case 403:
-            return ForbiddenError(f"{told}; let the account of {TOKEN} get, create, watch and update workflows")
+            return ForbiddenError(f"{told}; let the account of {TOKEN} get, create, watch and patch workflows")
         case 404 if code is None:
             return UsageError(f"argo-server {server} does not serve {path}: {message}; {_PAGE}")
         case 404:
@@ -90,7 +92,7 @@ def _refusal(status: int, body: str, server: str, path: str) -> TiphysError:
         case 409:
             return ObjectExistsError(message) if code == _ALREADY_EXISTS else ConflictError(message)
         case 400 | 405 | 413 | 415 | 422:
-            secure = f"; does it speak TLS? then leave {_TLS}=false out" if "HTTPS" in message else ""
+            secure = f" It speaks TLS: leave {_TLS}=false out, or write https://" if "HTTPS" in message else ""
             return UsageError(f"{told}{secure}")
     if 300 <= status < 400:
         return UsageError(f"argo-server {server} sends {path} elsewhere ({status}): a log-in, or a wrong URL; {_PAGE}")

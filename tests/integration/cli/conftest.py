@@ -51,7 +51,8 @@ def invoke(arguments: Sequence[str | Path], cwd: Path, **options: Any) -> Answer
 def tiphys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command within this process, which is much faster, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TIPHYS_STORE", raising=False)
+    for name in ("TIPHYS_STORE", "ARGO_SERVER", "ARGO_TOKEN", "ARGO_SECURE", "ARGO_BASE_HREF", "ARGO_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str | Path) -> Answer:
         code = main([str(argument) for argument in arguments])

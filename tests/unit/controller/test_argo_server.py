@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support import argo_rest, kube_server
 from support.argo_objects import put, workflow
 from support.argo_rest import ArgoRest
+from support.certificates import authority
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.kube_server import KubeServer
@@ -182,7 +184,14 @@ def test_an_argo_server_of_another_cluster_is_found_out(
         ("/argo", {"ARGO_TOKEN": TOKEN}, None, "", UsageError, r"with a web page; where it lies .*ARGO_BASE_HREF"),
         ("", {}, 404, "404 page not found", UsageError, r"does not serve /api/v1/.*ARGO_BASE_HREF"),
         ("", {}, 302, "", UsageError, r"sends /api/v1/\S+ elsewhere \(302\): a log-in"),
-        ("", {}, 400, "Client sent an HTTP request to an HTTPS server.", UsageError, r"leave ARGO_SECURE=false out"),
+        (
+            "",
+            {},
+            400,
+            "Client sent an HTTP request to an HTTPS server.",
+            UsageError,
+            r"leave ARGO_SECURE=false out, or write https://",
+        ),
     ],
 )
 def test_what_is_refused_is_told_with_what_to_do(
@@ -211,6 +220,19 @@ def test_a_server_behind_a_path_is_found(argo: ArgoRest) -> None:
 def test_who_speaks_no_tls_is_told_by_which_variables_to_say_so(argo: ArgoRest) -> None:
     with pytest.raises(StoreError, match=r"SSL_CERT_FILE.* set ARGO_SECURE=false"):
         ArgoServerSubmitter(argo_server(argo.url.removeprefix("http://"), {})).find("ml", RUN)
+
+
+def test_a_certificate_is_trusted_by_its_authority_or_by_request(
+    api: KubeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, tls = authority(tmp_path)
+    with argo_rest.serving(api, tls) as argo:
+        with pytest.raises(StoreError, match=r"CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE"):
+            ArgoServerSubmitter(argo_server(argo.url, {})).find("ml", RUN)
+        untrusted = {"ARGO_INSECURE_SKIP_VERIFY": "true"}
+        assert ArgoServerSubmitter(argo_server(argo.url, untrusted)).find("ml", RUN) is None
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert ArgoServerSubmitter(argo_server(argo.url, {})).find("ml", RUN) is None
 
 
 @pytest.mark.parametrize(
