@@ -7,6 +7,7 @@ manifest that compile made, creates the Job, and asks to admit and to settle.
 |---|---|
 | all ranks start | they find each other by the host name of the first, and get their numbers |
 | one rank is deleted | the others are told, all end, the GPUs come back after the last, the cause is preemption |
+| the ranks keep checkpoints | all save at one step when one is told to go, and the next attempt begins there |
 | one rank fails | the others are told, and its exit code is the cause, not theirs |
 | the pod that watched for Argo is lost | the Job is ended, and its pods get their grace period |
 | the Workflow is stopped | the controller ends the Job |
@@ -14,6 +15,7 @@ manifest that compile made, creates the Job, and asks to admit and to settle.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,7 +37,7 @@ from hera_pipelines import Checkpoints, Pipeline, Train
 from tiphys.kube import KubeApi, Synced, connect
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, SERVICE
-from tiphys.protocol.policy import PIPELINE_ANNOTATION
+from tiphys.protocol.policy import PIPELINE_ANNOTATION, STORE_SECRET
 from tiphys.records import utc_now
 from tiphys.store import open_store
 
@@ -62,16 +64,35 @@ while not os.path.exists("/tmp/exit"):
 sys.exit(int(open("/tmp/exit").read()))
 """
 
+TRAINER = """
+import time
+import numpy
+from tiphys import checkpoint
+with checkpoint.session() as session:
+    state = session.restore(default={"weights": numpy.zeros(4), "step": 0})
+    first = state["step"]
+    print(f"begins at {first} and has met the others", flush=True)
+    for step in range(first + 1, 1_000_000):
+        state["step"] = step
+        time.sleep(0.02)
+        if session.step(step, state):
+            print("saves", step, flush=True)
+        if first and step >= first + 50:
+            break
+"""
+
 
 class Training:
     """One Workflow with one step on four nodes, and who answers and executes it."""
 
-    def __init__(self, cluster: Cluster, api: KubeApi, store: Store, ledger: SqliteLedger, image: str) -> None:
+    def __init__(
+        self, cluster: Cluster, api: KubeApi, store: Store, ledger: SqliteLedger, image: str, program: str
+    ) -> None:
         self.cluster, self.api, self.ledger = cluster, api, ledger
         self.core = PluginCore(
             open_store(store.url), KubernetesCluster(api, None, "kubernetes:test"), ledger, settings=QUICK
         )
-        self.manifest = _pipeline(store.url, image)
+        self.manifest = _pipeline(store.url, image, program)
         self.manifest["metadata"] |= {"name": "digits", "namespace": api.namespace}
         self.manifest["metadata"]["annotations"] |= NARRATED
         made = api.create(WORKFLOWS, api.namespace, {**self.manifest, "status": {"phase": "Running"}})
@@ -142,22 +163,24 @@ class Training:
             return ""
 
         message: str = self.cluster.wait("settle decides", settled)
-        assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in self.pods())
+        # A pod that is being deleted says Running until it is gone; its containers tell the truth.
+        states = [one["state"] for pod in self.pods() for one in pod["status"].get("containerStatuses", [])]
+        assert all("terminated" in state for state in states), states
         assert not self.ledger.snapshot().leases
         return message
 
 
-def _pipeline(store: str, image: str) -> Json:
+def _pipeline(store: str, image: str, program: str) -> Json:
     with Pipeline("digits", store=store, entrypoint="main") as pipeline:
         fit = Train(
             name="fit",
             image=image,
-            command=["python", "-c", PROGRAM],
+            command=["python", "-c", program],
             gpus=1,
             nodes=RANKS,
             queue="research",
             grace="60s",
-            checkpoints=Checkpoints(),
+            checkpoints=Checkpoints(every="1000000 steps"),
         )
         with DAG(name="main"):
             fit()
@@ -189,12 +212,16 @@ def training(
     gpus: Callable[[str, int], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Training]:
+    credentials = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": STORE_SECRET}}
+    cluster.apply({**credentials, "stringData": cluster_store.environment}, namespace=api.namespace)
     for name, value in cluster_store.environment.items():
         monkeypatch.setenv(name, value)
     gpus("node-1", RANKS)
     ledger = SqliteLedger(tmp_path / "ledger.db", Queues.model_validate(QUEUES))
-    made = Training(cluster, api, cluster_store, ledger, images["tiphys-trainer"])
+    program = getattr(request, "param", PROGRAM)
+    made = Training(cluster, api, cluster_store, ledger, images["tiphys-trainer"], program)
     yield made
     made.core.close()
     ledger.close()
@@ -213,6 +240,20 @@ def test_a_lost_rank_ends_all_and_the_next_attempt_gets_the_gpus(training: Train
     training.watched("succeeded")
     assert training.settle("Succeeded", retry=1) == "Attempt 2 succeeded; its outputs are verified next"
     assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
+
+
+@pytest.mark.parametrize("training", [TRAINER], indirect=True, ids=["trainer"])
+def test_ranks_save_together_when_one_has_to_go_and_go_on_from_there(training: Training) -> None:
+    training.begin()
+    training.delete(2)
+    training.watched("failed")
+    message = training.settle("Failed")
+    found = re.search(r"ended by preemption.*attempt 2 resumes from step (\d+)", message)
+    assert found, message
+    training.begin(retry=1)
+    assert training.logs("begins at") == [f"begins at {found[1]} and has met the others"] * RANKS
+    training.watched("succeeded")
+    training.settle("Succeeded", retry=1)
 
 
 def test_the_rank_that_failed_is_the_cause_and_not_those_that_were_told(training: Training) -> None:
