@@ -145,7 +145,7 @@ def _end_previous(call: StepCall, previous: AttemptClaim) -> ExecuteReply | None
 def _open(call: StepCall, key: StepKey, attempts: Sequence[Attempt], damage: str) -> ExecuteReply:
     """Get the GPUs, choose the checkpoint, claim the attempt."""
     number = attempts[-1].claim.attempt + 1 if attempts else 1
-    admission = _request_gpus(call, number)
+    admission = _request_gpus(call, number, attempts)
     match admission:
         case Deferred():
             wait = requeue_seconds(call.services.settings, call.node, admission.position)
@@ -170,7 +170,7 @@ def _lost(call: StepCall, winner: AttemptClaim, admission: Admission | None) -> 
     return pending(f"Attempt {winner.attempt} was just opened by {winner.node}; looking again", 1)
 
 
-def _request_gpus(call: StepCall, number: int) -> Admission | None:
+def _request_gpus(call: StepCall, number: int, attempts: Sequence[Attempt]) -> Admission | None:
     """None for a step without GPUs."""
     gpu = call.spec.gpu
     if gpu is None:
@@ -179,7 +179,7 @@ def _request_gpus(call: StepCall, number: int) -> Admission | None:
     if is_stopping(services.cluster, binding):
         services.ledger.withdraw(binding.uid)
         raise FencedError(f"workflow {binding.workflow} is stopping, so {call.step} gets no GPUs")
-    request = _lease_request(call, gpu, number)
+    request = _lease_request(call, gpu, number, attempts)
     answer = _ask_ledger(call, request)
     if isinstance(answer, Deferred) and services.ledger.sweep(
         lambda lease: lease_is_gone(services.stores, services.cluster, lease)
@@ -198,7 +198,7 @@ def _ask_ledger(call: StepCall, request: LeaseRequest) -> Admission:
     return answer
 
 
-def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest:
+def _lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts: Sequence[Attempt]) -> LeaseRequest:
     binding = call.binding
     return LeaseRequest(
         uid=binding.uid,
@@ -209,8 +209,16 @@ def _lease_request(call: StepCall, gpu: GpuRequest, number: int) -> LeaseRequest
         instance=call.instance,
         run=call.run,
         attempt=number,
+        attained=gpu.gpus * sum(map(_held_seconds, attempts)),
         **gpu.model_dump(),
     )
+
+
+def _held_seconds(attempt: Attempt) -> float:
+    """How long an attempt that is over has had its GPUs; none where it had none, or its end is not known."""
+    if attempt.end is None or not attempt.claim.lease:
+        return 0.0
+    return max(0.0, (attempt.end.written_at - attempt.claim.written_at).total_seconds())
 
 
 def _refuse(call: StepCall, key: StepKey, number: int, why: str) -> ExecuteReply:

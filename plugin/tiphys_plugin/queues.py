@@ -14,6 +14,9 @@
         preempts_lower_priority: true  # optional: asks its own trainings of lower priority to save and go
         reclaims: true              # optional: asks those that borrow its quota to save and go
         min_runtime_seconds: 1800   # optional: its trainings are asked no earlier than so long after their start
+        order: attained             # optional: who has had the least GPU time goes first, not who came first
+        attained_gpu_hours: [1, 8, 64]  # optional: where one level of that ends and the next begins
+        preempts_longer: true       # optional: asks its own trainings of a higher level to save and go
     inventory:                      # optional: what the cluster has
       A100: {count: 16, memory_mb: 81920}
 
@@ -32,6 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -59,6 +63,10 @@ class Queue(BaseModel):
     ``stopped`` admits nobody; what runs goes on.
 
     Nobody that runs has to go for another unless a queue says so. With
+GPU_HOURS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
+"""Each level is four times as long as the one before: few enough that a training is seldom asked to go, and so
+short at the begin that who only tries something out hardly waits."""
+
     ``preempts_lower_priority`` a request that waits has trainings of its own
     queue asked to save and go that have a strictly lower priority. With
     ``reclaims`` one that stays within the quota of its queue has trainings asked
@@ -81,6 +89,14 @@ class Queue(BaseModel):
     reclaims: bool = False
     min_runtime_seconds: NonNegativeInt = 0
 
+    With the ``order`` ``attained``, who has had the least GPU time goes first
+    among those of one priority, which needs nobody to know how long a training
+    takes. GPU time is compared by levels that begin at ``attained_gpu_hours``,
+    so that trainings that had about as much keep the order in which they came.
+    With ``preempts_longer`` a request has trainings asked of its own queue that
+    have reached a higher level. Source: J. Gu et al., "Tiresias", NSDI 2019
+    (discretized two-dimensional least attained service).
+
     @model_validator(mode="after")
     def _limits_are_of_this_queue(self) -> "Queue":
         for field, limits in (("borrowing_limit", self.borrowing_limit), ("lending_limit", self.lending_limit)):
@@ -94,6 +110,9 @@ class Queue(BaseModel):
             if limit > self.gpus[pool]:
                 raise ValueError(f"queue {self.name!r} lends {limit} of its {self.gpus[pool]} {pool}")
         return self
+    order: Literal["arrival", "attained"] = "arrival"
+    attained_gpu_hours: tuple[_Positive, ...] = Field(default=GPU_HOURS, min_length=1, max_length=20)
+    preempts_longer: bool = False
 
     def keeps(self, pool: str) -> int:
         """GPUs of its quota that nobody else may hold."""
@@ -109,6 +128,25 @@ class Queue(BaseModel):
 
 class Stock(BaseModel):
     """GPUs of one type that the cluster has; ``memory_mb`` is the memory of each, None if not declared."""
+    @model_validator(mode="after")
+    def _levels_rise(self) -> "Queue":
+        if list(self.attained_gpu_hours) != sorted(set(self.attained_gpu_hours)):
+            raise ValueError(f"queue {self.name!r} has attained_gpu_hours that do not rise from one to the next")
+        if self.order != "attained":
+            levels = "attained_gpu_hours" if self.attained_gpu_hours != GPU_HOURS else None
+            if (field := "preempts_longer" if self.preempts_longer else levels) is not None:
+                raise ValueError(f"queue {self.name!r} has {field} and goes by arrival; add `order: attained`")
+        return self
+
+    @property
+    def preempts(self) -> bool:
+        """Whether anybody that runs may have to go for one of its requests."""
+        return self.preempts_lower_priority or self.reclaims or self.preempts_longer
+
+    def level(self, gpu_seconds: float) -> int:
+        """The level of a training that has had so much; 0 for all of them where the order is that of arrival."""
+        return bisect_right(self.attained_gpu_hours, gpu_seconds / 3600) if self.order == "attained" else 0
+
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -163,7 +201,7 @@ class Queues(BaseModel):
     @property
     def preempts(self) -> bool:
         """Whether anybody that runs may have to go for another."""
-        return any(queue.preempts_lower_priority or queue.reclaims for queue in self.queues)
+        return any(queue.preempts for queue in self.queues)
 
     def on(self, nodes: Iterable[Node]) -> "Queues":
         """The same quotas on these nodes, whatever was declared."""

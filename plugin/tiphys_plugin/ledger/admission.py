@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from tiphys_plugin.ledger.attained import as_it_counts
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Admission, Admitted, Deferred, Lease, LeaseRequest, Waiting
@@ -25,6 +26,7 @@ def admit(
     A waiting request that has not asked for ``forget_after`` stands in nobody's
     way; it keeps its place in case it comes back.
     """
+    request = as_it_counts(rules, request)
     if (held := _left_for(book, request)) is not None:
         return _hand_over(book, held, request), Admitted(lease=held.id, pool=held.pool, nodes=held.nodes)
     mine = _place(book, request, now)

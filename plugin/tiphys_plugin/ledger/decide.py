@@ -60,7 +60,7 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
         return never
     if queue.stopped:
         why = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
-        return _wait(state.waiting, request, arrival, Reason.QUEUE_STOPPED, why)
+        return _wait(state.waiting, request, arrival, Reason.QUEUE_STOPPED, why, queue)
     mine = Waiting(request, arrival, since=now, seen_at=now)
     line = sorted((*state.waiting, mine), key=lambda one: one.arrival)
     seen = turn(state.queues, state.leases, state.history, line, arrival, now)
@@ -72,11 +72,22 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
     return Deferred(because[0].reason, message, seen.position, because, seen.start)
 
 
-def _wait(waiting: tuple[Waiting, ...], request: LeaseRequest, arrival: int, reason: Reason, why: str) -> Deferred:
+def _wait(
+    waiting: tuple[Waiting, ...],
+    request: LeaseRequest,
+    arrival: int,
+    reason: Reason,
+    why: str,
+    queue: Queue | None = None,
+) -> Deferred:
     """Nothing is granted, and what was asked keeps its place in the line."""
-    mine = (-request.priority, arrival)
+
+    def place(asked: LeaseRequest, number: int) -> tuple[int, int, int]:
+        return -asked.priority, 0 if queue is None else queue.level(asked.attained), number
+
+    mine = place(request, arrival)
     line = [one for one in waiting if one.request.queue == request.queue]
-    ahead = [one for one in line if (-one.request.priority, one.arrival) < mine]
+    ahead = [one for one in line if place(one.request, one.arrival) < mine]
     return Deferred(reason, why, len(ahead) + 1, (Because(reason, why),))
 
 
@@ -168,7 +179,7 @@ def _reasons(queue: Queue, mine: Waiting, seen: Turn) -> Iterator[Because]:
     if seen.reserved is not None and seen.reserved.start is not None:
         yield _kept(mine, seen.reserved)
     elif seen.first is not None:
-        yield _behind(seen.first, mine)
+        yield _behind(queue, seen.first, mine)
 
 
 def _quota(held: Capacity, queue: Queue, request: LeaseRequest, open_to: list[str]) -> Because:
@@ -211,7 +222,7 @@ def _kept(mine: Waiting, reserved: Reservation) -> Because:
     )
 
 
-def _behind(seen: Seen, mine: Waiting) -> Because:
+def _behind(queue: Queue, seen: Seen, mine: Waiting) -> Because:
     first = seen.waiting
     place = f"{_asked(mine.request)} asked; behind {called(first.request)} ({_asked(first.request)}"
     if seen.is_promised:
@@ -231,3 +242,7 @@ def _asked(request: LeaseRequest) -> str:
 
 def _expected(start: datetime | None) -> str:
     return f", expected to start by {start:%Y-%m-%d %H:%M:%S %Z}" if start is not None else ""
+    hers, own = first.request.attained, mine.request.attained
+    if first.request.queue == queue.name and queue.level(hers) < queue.level(own):
+        had = f"which has had {hers / 3600:.1f} GPU-hours so far, and this one {own / 3600:.1f}"
+        return Because(Reason.BEHIND_LESS_ATTAINED, f"{place}, {had})")

@@ -2,7 +2,8 @@
 
 Whoever stays within the quota of its queue goes before whoever borrows; then
 higher priority, then the queue that uses the smaller share, then the earlier
-arrival. Who is next and fits is taken to start. Who is next and does not fit
+arrival. In a queue that goes by GPU time, who has had less of it goes before who
+came earlier. Who is next and fits is taken to start. Who is next and does not fit
 keeps what it waits for:
 
 * If all that it waits for ends at times that are known, it is expected to start
@@ -18,7 +19,7 @@ it: its wait is bounded by what runs, and by what is before it in the line.
 import heapq
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -134,14 +135,20 @@ class _Walk:
         for name, line in lines.items():
             queue = self._queues.find(name)
             if queue is not None and not queue.stopped:
-                push(queue, iter(sorted(line, key=self._place_in_queue)), (False, False, 0, 0.0, 0))
+                push(queue, iter(sorted(line, key=self._place_in(queue))), (False, False, 0, 0.0, 0))
         while heads:
             rank, _, queue, rest, one = heapq.heappop(heads)
             yield rank, queue, one
             push(queue, rest, rank)
 
-    def _place_in_queue(self, one: Waiting) -> tuple[bool, int, int]:
-        return not self._known.is_promised(one.request), -one.request.priority, one.arrival
+    def _place_in(self, queue: Queue) -> Callable[[Waiting], tuple[bool, int, int, int]]:
+        """Where one stands in the line of ``queue``."""
+        return lambda one: (
+            not self._known.is_promised(one.request),
+            -one.request.priority,
+            queue.level(one.request.attained),
+            one.arrival,
+        )
 
     def _rank(self, queue: Queue, one: Waiting) -> Rank:
         request = one.request

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     GANG_FRAGMENTED = "GangFragmented"
     TOPOLOGY_PLACEMENT_FAILED = "TopologyPlacementFailed"
     BEHIND_HIGHER_PRIORITY = "BehindHigherPriority"
+    BEHIND_LESS_ATTAINED = "BehindLessAttained"
     BEHIND_SMALLER_SHARE = "BehindSmallerShare"
     BEHIND_EARLIER_REQUEST = "BehindEarlierRequest"
     RESERVED = "Reserved"
@@ -66,6 +67,8 @@ class LeaseRequest:
     """Pods that share the ``gpus`` evenly: a gang, of which all start or none."""
     tensor_parallel: int = 1
     """So many members after one another form a group that stays within one NVLink domain."""
+    attained: float = 0.0
+    """GPU-seconds that earlier attempts of the step have had; counted in queues that go by it, and 0 in others."""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -83,7 +83,10 @@ def _store_waiting(connection: sqlite3.Connection, before: Book, after: Book) ->
 
 
 def _text(request: LeaseRequest) -> str:
-    return json.dumps(asdict(request))
+    said = asdict(request)
+    if not request.attained:  # what nobody needs is not written, so that who knows no such field reads on
+        del said["attained"]
+    return json.dumps(said)
 
 
 def _leaving_text(leaving: Leaving | None) -> str | None:

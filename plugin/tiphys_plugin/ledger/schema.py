@@ -39,7 +39,8 @@ _STEPS = (
             PRIMARY KEY (queue, pool)
         ) STRICT""",
     ),
-    # 3: nodes of the members as JSON, and a Leaving as JSON; a LeaseRequest may have ``members``.
+    # 3: nodes of the members as JSON, and a Leaving as JSON; a LeaseRequest may have ``members`` and
+    # ``attained``.
     (
         "ALTER TABLE leases ADD COLUMN nodes TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE leases ADD COLUMN leaving TEXT",

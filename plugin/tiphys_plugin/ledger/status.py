@@ -20,8 +20,9 @@ from tiphys_plugin.ledger.shares import Consumed
 
 VERSION = 3
 _NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
-_DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1))
+_DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1), ("attained", 0.0))
 _Time = Annotated[AwareDatetime, Field(strict=False)]
+_GpuSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
 _Entry = TypeVar("_Entry")
@@ -135,6 +136,7 @@ class _Request(_Wire):
     seconds: PositiveInt | None = None
     members: PositiveInt = 1
     tensor_parallel: PositiveInt = 1
+    attained: _GpuSeconds = 0.0
 
     def request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _NAMES})
@@ -210,7 +212,7 @@ def _summary(book: Book) -> dict[str, Any]:
 def _least_version(book: Book) -> int:
     """The oldest format that can say it: services of the version before read on while nobody needs more."""
     requests = [one.request for one in book.leases] + [one.request for one in book.waiting]
-    new = any(request.members > 1 for request in requests) or any(map(_whereabouts, book.leases))
+    new = any(request.members > 1 or request.attained for request in requests) or any(map(_whereabouts, book.leases))
     return VERSION if new else 2
 
 

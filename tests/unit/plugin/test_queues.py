@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tiphys_plugin import load_queues
+from tiphys_plugin.queues import Queue
 
 from tiphys.errors import UsageError
 
@@ -56,6 +57,18 @@ def test_file_that_is_no_text_is_named(tmp_path):
         ("queues: [{name: a, gpus: {A100: 4}, weight: 0}]", "queues.0.weight: Input should be greater than 0"),
         ("queues: [{name: a, gpus: {A100: 4}, weight: .nan}]", "queues.0.weight: Input should be a finite number"),
         ("queues: [{name: a, gpus: {A100: 4}, weight: .inf}]", "queues.0.weight: Input should be a finite number"),
+        ("queues: [{name: a, gpus: {}, order: shortest}]", "queues.0.order: Input should be 'arrival' or 'attained'"),
+        (
+            "queues: [{name: a, gpus: {}, order: attained, attained_gpu_hours: [4, 1]}]",
+            "do not rise",
+        ),
+        (
+            "queues: [{name: a, gpus: {}, order: attained, attained_gpu_hours: [4, 4]}]",
+            "do not rise",
+        ),
+        ("queues: [{name: a, gpus: {}, order: attained, attained_gpu_hours: []}]", "should have at least 1 item"),
+        ("queues: [{name: a, gpus: {}, attained_gpu_hours: [3]}]", "has attained_gpu_hours and goes by arrival"),
+        ("queues: [{name: a, gpus: {}, preempts_longer: true}]", "has preempts_longer and goes by arrival"),
         ("queues: []\nusage_half_life_hours: 0", "usage_half_life_hours: Input should be greater than 0"),
     ],
 )
@@ -71,3 +84,11 @@ def test_mistake_is_named_with_its_field_and_an_example(tmp_path, text, says):
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"none\.yaml cannot be read: No such file"):
         load_queues(tmp_path / "none.yaml")
+
+
+def test_level_is_told_by_the_gpu_hours_at_which_the_next_one_begins():
+    queue = Queue(name="a", gpus={}, order="attained", attained_gpu_hours=(1, 8))
+    hours = (0, 0.99, 1, 7.9, 8, 1000)
+    assert [queue.level(3600 * one) for one in hours] == [0, 0, 1, 1, 2, 2]
+    assert Queue(name="a", gpus={}).level(1e9) == 0
+    assert Queue.model_validate(queue.model_dump()) == queue

@@ -1,0 +1,133 @@
+"""Queues that go by the GPU time that a training has had: who is next, what is counted, and what the book keeps.
+
+| of two that wait in such a queue        | goes first         |
+|-----------------------------------------|--------------------|
+| higher priority                         | whatever it had    |
+| of the same: lower level of GPU time    | whoever came first |
+| of the same level                       | who came first     |
+"""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from support.ledger import NOW, ask, lease, queues, waiting
+from support.world import Clock, fit, gpus, records, world
+from tiphys_plugin.ledger import Admitted, Deferred, Reason
+from tiphys_plugin.ledger.attained import attained, level_of
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.ledger.status import decode, encode
+from tiphys_plugin.queues import Queues
+
+from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome
+from tiphys.store import RunLayout, claim
+
+HOUR = 3600.0
+
+
+def by_gpu_time(**changes) -> Queues:
+    queue = {"name": "research", "gpus": {"A100": 8}, "order": "attained", "attained_gpu_hours": [1, 8], **changes}
+    return Queues.model_validate({"queues": [queue]})
+
+
+RULES = by_gpu_time()
+
+
+def first(rules: Queues, *line) -> str:
+    """Who of those that each want all GPUs would get them."""
+    state = State(rules)
+    answers = {
+        one.request.uid: decide(
+            replace(state, waiting=tuple(other for other in line if other is not one)), one.request, one.arrival, NOW
+        )
+        for one in line
+    }
+    [name] = [name for name, answer in answers.items() if isinstance(answer, Admitted)]
+    return name
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "goes"),
+    [
+        ({"attained": 2 * HOUR}, {"attained": 0.9 * HOUR}, "later"),
+        ({"attained": 7 * HOUR}, {"attained": 2 * HOUR}, "earlier"),
+        ({"attained": 900 * HOUR}, {"attained": 9 * HOUR}, "earlier"),
+        ({"attained": 900 * HOUR, "priority": 1}, {}, "earlier"),
+    ],
+)
+def test_a_lower_level_goes_before_an_earlier_arrival_and_behind_a_higher_priority(earlier, later, goes):
+    line = waiting(8, 1, "earlier", **earlier), waiting(8, 2, "later", **later)
+    assert first(RULES, *line) == goes
+    if "priority" not in earlier:
+        assert first(queues(research={"A100": 8}), *line) == "earlier", "a queue that goes by arrival heeds none of it"
+
+
+def test_who_is_behind_less_gpu_time_is_told_so():
+    state = State(RULES, waiting=(waiting(8, 2, "new", attained=0.5 * HOUR),))
+    answer = decide(state, ask(8, "long", attained=20 * HOUR), 1, NOW)
+    assert isinstance(answer, Deferred)
+    assert (answer.reason, answer.position) == (Reason.BEHIND_LESS_ATTAINED, 2)
+    assert answer.message.startswith(
+        "8 A100 asked; behind run-new/fit (8 A100, which has had 0.5 GPU-hours so far, and this one 20.0)"
+    )
+
+
+def test_positions_in_a_stopped_queue_go_by_the_same_order():
+    state = State(by_gpu_time(stopped=True), waiting=(waiting(1, 1, "long", attained=9 * HOUR), waiting(1, 2, "new")))
+    answer = decide(state, ask(1, "mine", attained=2 * HOUR), 3, NOW)
+    assert isinstance(answer, Deferred)
+    assert (answer.reason, answer.position) == (Reason.QUEUE_STOPPED, 2)
+
+
+def test_gpu_time_of_a_lease_is_that_of_earlier_attempts_and_its_own():
+    held, queue = lease(4, attained=HOUR), RULES.queues[0]
+    assert attained(held, NOW) == HOUR
+    assert attained(held, NOW + timedelta(hours=2)) == 9 * HOUR
+    assert attained(held, NOW - timedelta(hours=2)) == HOUR, "a clock that was put back takes none away"
+    assert [level_of(queue, held, NOW + timedelta(hours=hours)) for hours in (0, 1, 2)] == [1, 1, 2]
+
+
+def test_admit_counts_what_the_attempts_before_have_had(tmp_path):
+    here = world(tmp_path, RULES)
+    flow = here.submit(fit(gpu=gpus(4)))
+    flow.admit("fit", 0)
+    [document] = records(here.store, "runs/digits-abc12/attempts/fit/")
+    begun = AttemptClaim.model_validate(document)
+    end = AttemptEnd(
+        run=begun.run,
+        step="fit",
+        attempt=1,
+        submission=1,
+        outcome=Outcome.FAILED,
+        cause=Cause.PREEMPTION,
+        written_at=begun.written_at + timedelta(hours=3),
+    )
+    claim(here.store, RunLayout("digits-abc12").attempt_end("fit", 1), end)
+    here.ledger.release(begun.lease)
+    flow.admit("fit", 1)
+    [held] = here.ledger.snapshot().leases
+    assert (held.request.attempt, held.request.attained) == (2, 12 * HOUR)
+
+
+def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path):
+    document = {"queues": [*RULES.model_dump()["queues"], {"name": "nightly", "gpus": {"A100": 8}}]}
+    ledger = SqliteLedger(tmp_path / "ledger.db", Queues.model_validate(document), clock=Clock())
+    ledger.request(ask(8, "u1", attained=5 * HOUR))
+    ledger.request(ask(8, "u2", attained=6 * HOUR))
+    ledger.request(ask(8, "u3", attained=7 * HOUR, queue="nightly"))
+    seen = ledger.snapshot()
+    kept = [one.request.attained for one in (*seen.leases, *seen.waiting)]
+    assert kept == [5 * HOUR, 0, 6 * HOUR]
+    assert isinstance(ledger.request(ask(8, "u1", attained=5 * HOUR)), Admitted), "the same answer again"
+    ledger.close()
+
+
+def test_the_status_of_a_ledger_says_it_in_the_new_format_and_only_then():
+    for one, version in ((lease(8, attained=1.5), 3), (lease(8), 2)):
+        status = json.loads(json.dumps(encode(Book((one,)))))
+        assert status["version"] == version
+        assert ("attained" in status["leases"][0]) == (version == 3)
+        assert decode(status) == Book((one,))
