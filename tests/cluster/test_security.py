@@ -21,14 +21,20 @@ from cluster.client import SECONDS, AuditLog, Cluster, Json, Store
 from cluster.rights import granted, refused, unused, used
 from cluster.test_install import Release, release
 from support.argo_objects import NARRATED
+from support.ledger import ask as ask_for
 from support.task_sets import task_set
 from support.world import Flow, fit, gpus, workflow
+from tiphys_plugin.kubernetes.judging import NODE_NAME
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.model import Lease, Leaving
+from tiphys_plugin.ledger.status import encode
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.kube import KubeApi, Object, connect
 from tiphys.kube.resources import GPU_LEDGERS, JOBS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Gang, gang_name
-from tiphys.protocol.policy import PIPELINE_ANNOTATION, STORE_ANNOTATION
+from tiphys.protocol.policy import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
+from tiphys.records import utc_now
 
 __all__ = ["release"]
 
@@ -136,6 +142,25 @@ class Tenant:
             body = {"metadata": {"annotations": {"touched": str(index)}}}
             self.api.patch(WORKFLOW_TASK_SETS, self.namespace, self.name, body)
 
+    def be_asked_to_leave(self, home: str) -> None:
+        """A pod of an attempt that holds GPUs, and has just been asked to leave for another."""
+        reference = {"apiVersion": WORKFLOWS.api_version, "kind": "Workflow", "name": self.name, "uid": self.uid}
+        held = ask_for(1, self.uid, namespace=self.namespace, run=self.name, instance=f"{self.name}.asked")
+        metadata = {
+            "name": f"{self.name}-asked",
+            "labels": {RUN_LABEL: self.name, ATTEMPT_LABEL: "1"},
+            "annotations": {NODE_NAME: f"{held.instance}[0].run"},
+            "ownerReferences": [reference],
+        }
+        container = {"name": "main", "image": "none", "securityContext": RESTRICTED}
+        self.api.create(
+            PODS, self.namespace, {"metadata": metadata, "spec": {"schedulerName": "nobody", "containers": [container]}}
+        )
+        now = utc_now()
+        leaving = Lease("asked", held, "A100", now, now, leaving=Leaving("other", "fit", now, now))
+        body = {"status": encode(Book((leaving,)))}
+        self.api.patch(GPU_LEDGERS, home, "default", body, subresource="status")
+
     def lose_agent_pod(self) -> None:
         """A pod of Argo's agent that has failed."""
         reference = {"apiVersion": WORKFLOWS.api_version, "kind": "Workflow", "name": self.name, "uid": self.uid}
@@ -204,6 +229,7 @@ def test_every_right_is_used_and_none_is_missing(
         tenant = Tenant(api, cluster_store, namespace, f"digits-{number}")
         if number == 0:
             tenant.lose_agent_pod()
+            tenant.be_asked_to_leave(release.home)
         tenant.make_job(gang_name(tenant.name, "spread", 1))
         if mode == "sidecar":
             calls = [tenant.call("admit"), tenant.call("settle"), tenant.call("conclude")]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena, Mark
 from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.model import Admitted, Lease
+from tiphys_plugin.ledger.model import Admitted, Lease, Waiting
 from tiphys_plugin.queues import Queue, Queues
 
 LIMITS = st.none() | st.sampled_from([0, 1, 2, 4])
@@ -66,7 +66,7 @@ def lawful(arena: Arena, mark: Mark, victims: tuple[Lease, ...]) -> bool:
     """By hand: the fences, the guarantees and the ages."""
     request, named = mark.mine.request, {queue.name: queue for queue in arena.rules.queues}
     queue = named[request.queue]
-    there = [one for one in mark.before.leases if one.leaving is None]
+    there = [*soon(arena, mark)[0]]
     for one in sorted(victims, key=lambda one: (one.request.priority, one.granted_at), reverse=False):
         owner = named[one.request.queue]
         if one.leaving is not None or (mark.now - one.granted_at).total_seconds() < owner.min_runtime_seconds:
@@ -83,15 +83,27 @@ def lawful(arena: Arena, mark: Mark, victims: tuple[Lease, ...]) -> bool:
             return False
     own = sum(one.request.gpus for one in victims if one.request.queue == queue.name)
     takes_back = any(one.request.queue != queue.name for one in victims)
-    return not takes_back or held(list(mark.before.leases), queue.name) - own + request.gpus <= quota(queue)
+    return not takes_back or held(there, queue.name) - own + request.gpus <= quota(queue)
+
+
+def soon(arena: Arena, mark: Mark) -> tuple[list[Lease], list[Waiting]]:
+    """Who holds and who waits when those are gone who leave already, and those for whom they left have started."""
+    leases = [one for one in mark.before.leases if one.leaving is None]
+    waiting = [one for one in mark.before.waiting if one is not mark.mine]
+    promised = {(one.leaving.uid, one.leaving.step) for one in mark.before.leases if one.leaving is not None}
+    for one in [one for one in waiting if (one.request.uid, one.request.step) in promised]:
+        state = State(arena.rules, tuple(leases), (), mark.before.history)
+        if isinstance(decide(state, one.request, one.arrival, mark.now), Admitted):
+            leases.append(Lease(f"of {one.request.uid}", one.request, "A100", mark.now, mark.now))
+            waiting.remove(one)
+    return leases, waiting
 
 
 def starts(arena: Arena, mark: Mark, gone: tuple[Lease, ...], *, alone: bool) -> bool:
     """Whether the decision on GPUs lets it start when ``gone`` and all who leave already are gone."""
-    leaving = {one.id for one in (*gone, *(one for one in mark.before.leases if one.leaving is not None))}
-    leases = tuple(one for one in mark.before.leases if one.id not in leaving)
-    waiting = () if alone else tuple(one for one in mark.before.waiting if one is not mark.mine)
-    state = State(arena.rules, leases, waiting, mark.before.history)
+    leases, waiting = soon(arena, mark)
+    left = tuple(one for one in leases if one.id not in {victim.id for victim in gone})
+    state = State(arena.rules, left, () if alone else tuple(waiting), mark.before.history)
     return isinstance(decide(state, mark.mine.request, mark.mine.arrival, mark.now), Admitted)
 
 

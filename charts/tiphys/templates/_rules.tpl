@@ -7,7 +7,7 @@
   verbs: [get]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list]
+  verbs: [list, delete]
 {{ include "tiphys.rules.gangs" (dict "root" . "verbs" "[get, delete]") }}
 {{- if eq .Values.mode "agent" }}
 - apiGroups: [argoproj.io]

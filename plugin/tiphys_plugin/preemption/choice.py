@@ -90,7 +90,7 @@ class Case:
     """A request that waits, and those who may be asked to leave for it."""
 
     state: State
-    """Those who leave are gone, except who is long overdue."""
+    """As it will be when those are gone who leave already; see `settled`."""
     mine: Waiting
     now: datetime
     queue: Queue
@@ -109,14 +109,14 @@ class Case:
             return Nobody(
                 f"queue {queue.name} has nobody go for others: neither preempts_lower_priority nor reclaims is set"
             )
-        coming = {one.id for one in state.leases if one.leaving is not None and one.leaving.deadline + OVERDUE > now}
-        if any(one.id in coming and _leaves_for(one, request) for one in state.leases):
+        if any(_comes_free(one, now) and _leaves_for(one, request) for one in state.leases):
             return Nobody(f"others were asked to leave for {called(request)} already")
-        without = replace(state, leases=tuple(one for one in state.leases if one.id not in coming))
-        if isinstance(decide(without, request, mine.arrival, now), Admitted):
+        then = settled(state, now)
+        if isinstance(decide(then, request, mine.arrival, now), Admitted):
             return Nobody(f"enough is free for {called(request)}, or will be when those are gone who leave already")
-        rights = Rights(queues, queue, state.leases, request)
-        return cls(without, mine, now, queue, queues, rights, rights.candidates(now))
+        rights = Rights(queues, queue, then.leases, request)
+        known = {one.id for one in state.leases}
+        return cls(then, mine, now, queue, queues, rights, rights.candidates(known, now))
 
     def starts_without(self, victims: Sequence[Lease]) -> bool:
         """Whether these may go, and the request starts when they are gone, whoever else waits."""
@@ -193,9 +193,31 @@ class Case:
         )
 
 
+def settled(state: State, now: datetime) -> State:
+    """As it will be when those are gone who leave: for whom they left holds its GPUs, and waits no more.
+
+    Who is long overdue is still there.
+    """
+    leases = [one for one in state.leases if not _comes_free(one, now)]
+    waiting = list(state.waiting)
+    for one in state.waiting:
+        if any(_comes_free(lease, now) and _leaves_for(lease, one.request) for lease in state.leases):
+            alone = replace(state, leases=tuple(leases), waiting=())
+            answer = decide(alone, one.request, one.arrival, now)
+            if isinstance(answer, Admitted):
+                leases.append(Lease(f"promised-{one.arrival}", one.request, answer.pool, now, now, answer.nodes))
+                waiting.remove(one)
+    return replace(state, leases=tuple(leases), waiting=tuple(waiting))
+
+
 def held_gpu_seconds(lease: Lease, now: datetime) -> float:
     """What a lease has used so far: the most that it can lose."""
     return lease.request.gpus * max(0.0, (now - lease.granted_at).total_seconds())
+
+
+def _comes_free(lease: Lease, now: datetime) -> bool:
+    """Whether it leaves, and can be expected to be gone soon."""
+    return lease.leaving is not None and lease.leaving.deadline + OVERDUE > now
 
 
 def _leaves_for(lease: Lease, request: LeaseRequest) -> bool:

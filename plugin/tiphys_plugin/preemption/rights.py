@@ -15,7 +15,7 @@ back is no borrower.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -41,13 +41,13 @@ class Rights:
         self._leases = leases
         self._request = request
         self._pools = pools.of(queues, queue, request)
-        # Who leaves is still counted where that speaks against asking others, and no more where it speaks for it.
         self._held = Capacity(queues, leases)
         self._borrowed = frozenset(_borrowed(queues, self._held, leases))
 
-    def candidates(self, now: datetime) -> Candidates:
-        """Everybody who may be asked; none of them is leaving already."""
-        may = [one for one in self._leases if one.leaving is None and self._may_go(one) and self._is_of_use(one)]
+    def candidates(self, known: Container[str], now: datetime) -> Candidates:
+        """Everybody of the leases with ``known`` ids who may be asked; none of them is leaving already."""
+        asked = [one for one in self._leases if one.leaving is None and one.id in known]
+        may = [one for one in asked if self._may_go(one) and self._is_of_use(one)]
         return Candidates(
             tuple(one for one in may if protected_until(self._queues, one) <= now),
             tuple(one for one in may if protected_until(self._queues, one) > now),
@@ -96,10 +96,9 @@ class Rights:
 
 
 def _borrowed(queues: Queues, counted: Capacity, leases: Sequence[Lease]) -> Iterator[str]:
-    """Ids of the leases that the quotas of their queues have no room for; who leaves already is not counted."""
+    """Ids of the leases that the quotas of their queues have no room for."""
     held: Counter[tuple[str, str]] = Counter()
-    staying = [one for one in leases if one.leaving is None]
-    for one in sorted(staying, key=lambda one: (-one.request.priority, one.granted_at, one.id)):
+    for one in sorted(leases, key=lambda one: (-one.request.priority, one.granted_at, one.id)):
         hold = counted.hold_of(one)
         owner = queues.find(hold.queue)
         held[hold.queue, hold.pool] += hold.gpus

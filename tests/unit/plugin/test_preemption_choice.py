@@ -1,0 +1,198 @@
+"""Who is asked to leave for a request, and what is said where nobody is.
+
+| the request waits, and                            | who is asked                              |
+|---------------------------------------------------|-------------------------------------------|
+| its queue says nothing                            | nobody                                    |
+| lower priorities hold its queue                   | those of them that lose least             |
+| others hold what its quota has lent               | borrowers, last in, first out by priority |
+| those who could go have only just started         | nobody: MinRuntimeProtected               |
+| enough leaves already, for it or for others       | nobody                                    |
+| who was asked is long overdue                     | others                                    |
+| it would not start all the same                   | nobody                                    |
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from support.ledger import NOW, ask, cohort, lease, waiting
+from tiphys_plugin.ledger.decide import State
+from tiphys_plugin.ledger.model import Lease, Leaving, Reason, Waiting
+from tiphys_plugin.preemption import choice
+from tiphys_plugin.preemption.choice import Nobody, Victims, choose
+from tiphys_plugin.queues import Queues
+
+HOUR = timedelta(hours=1)
+LATER = NOW + HOUR
+OWN = {"preempts_lower_priority": True}
+
+
+def one_queue(count: int = 8, **fields) -> Queues:
+    return Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": count}, **fields}]})
+
+
+def chosen(state: State, mine: Waiting, lost=None, now=LATER) -> Victims | Nobody:
+    weighed = lost or {}
+    return choose(state, mine, lambda leases: {one.id: weighed.get(one.request.uid, 1.0) for one in leases}, now)
+
+
+def names(found: Victims | Nobody) -> list[str]:
+    assert isinstance(found, Victims), found
+    return sorted(one.request.uid for one in found.leases)
+
+
+def why(found: Victims | Nobody) -> str:
+    assert isinstance(found, Nobody), found
+    return found.message
+
+
+def leaving(one: Lease, uid: str, after: timedelta = HOUR) -> Lease:
+    return replace(one, leaving=Leaving(uid, "fit", LATER, LATER + after))
+
+
+HIGH = waiting(4, 9, "high", priority=5)
+FOUR = (lease(2, "a"), lease(2, "b"), lease(2, "c"), lease(2, "d"))
+
+
+def test_those_go_that_lose_least_and_only_as_many_as_it_takes():
+    found = chosen(State(one_queue(**OWN), FOUR), HIGH, {"a": 50.0, "b": 3.0, "c": 40.0, "d": 2.0})
+    assert names(found) == ["b", "d"]
+    assert isinstance(found, Victims)
+    assert (found.lost, found.gpu_seconds_lost) == ({"lease-b": 3.0, "lease-d": 2.0}, 5.0)
+
+
+def test_one_that_loses_more_goes_if_it_makes_two_needless():
+    held = (lease(4, "big"), lease(2, "a"), lease(2, "b"))
+    assert names(chosen(State(one_queue(**OWN), held), HIGH, {"big": 9.0, "a": 5.0, "b": 5.0})) == ["big"]
+    assert names(chosen(State(one_queue(**OWN), held), HIGH, {"big": 11.0, "a": 5.0, "b": 5.0})) == ["a", "b"]
+
+
+def test_a_queue_that_says_nothing_has_nobody_go():
+    assert "neither preempts_lower_priority nor reclaims is set" in why(chosen(State(one_queue(), FOUR), HIGH))
+
+
+@pytest.mark.parametrize("priority", [5, 6])
+def test_nobody_goes_for_one_of_the_same_priority_or_a_lower_one(priority):
+    state = State(one_queue(4, **OWN), (lease(4, "a", priority=priority),))
+    assert why(chosen(state, HIGH)) == "nobody has a lower priority in its own queue"
+
+
+def test_who_has_only_just_started_is_left_alone_and_it_is_said_until_when():
+    state = State(one_queue(4, min_runtime_seconds=7200, **OWN), (lease(4, "a"),))
+    found = chosen(state, HIGH)
+    assert isinstance(found, Nobody)
+    assert found.reason is Reason.MIN_RUNTIME_PROTECTED
+    assert found.message == "run-a/fit may only be asked after min_runtime_seconds of queue research, at 02:00:00"
+    assert names(chosen(state, HIGH, now=NOW + 2 * HOUR)) == ["a"]
+
+
+def test_what_is_free_is_used_before_anybody_goes():
+    held = (lease(2, "a"), lease(4, "b"))
+    assert names(chosen(State(one_queue(8, **OWN), held), HIGH, {"a": 1.0, "b": 2.0})) == ["a"]
+    assert "enough is free" in why(chosen(State(one_queue(10, **OWN), held), HIGH))
+
+
+def test_nobody_more_goes_while_somebody_leaves_for_it():
+    held = (leaving(FOUR[0], "high"), *FOUR[1:])
+    assert why(chosen(State(one_queue(**OWN), held), HIGH)) == "others were asked to leave for run-high/fit already"
+
+
+def test_nobody_goes_while_those_who_leave_for_others_make_room_enough():
+    held = tuple(leaving(one, "gone") for one in FOUR[:2]) + FOUR[2:]
+    assert "when those are gone who leave already" in why(chosen(State(one_queue(**OWN), held), HIGH))
+
+
+def test_two_that_wait_have_different_ones_go():
+    other = waiting(4, 8, "other", priority=5)
+    held = tuple(leaving(one, "other") for one in FOUR[:2]) + FOUR[2:]
+    assert names(chosen(State(one_queue(**OWN), held, (other,)), HIGH)) == ["c", "d"]
+
+
+def test_who_does_not_go_in_time_is_not_waited_for():
+    overdue = timedelta(seconds=-1) - choice.OVERDUE
+    held = tuple(leaving(one, "high", overdue) for one in FOUR[:2]) + FOUR[2:]
+    assert names(chosen(State(one_queue(**OWN), held), HIGH)) == ["c", "d"]
+
+
+def test_nobody_goes_for_one_that_would_not_start():
+    state = State(one_queue(4, **OWN), (lease(2, "a"), lease(2, "b", priority=5)))
+    assert "it would not start if the one that may be asked went" in why(chosen(state, HIGH))
+    first = waiting(4, 1, "first", priority=7)
+    assert isinstance(chosen(State(one_queue(4, **OWN), (lease(4, "a"),), (first,)), HIGH), Nobody)
+
+
+LENT = {"gpus": {"A100": 4}}
+LAB = cohort(research={**LENT, "reclaims": True}, b=LENT, c=LENT)
+
+
+def borrowed(*leases: Lease) -> State:
+    return State(LAB, leases)
+
+
+def test_what_was_lent_comes_back_from_who_borrows():
+    late = replace(lease(4, "more", queue="b"), granted_at=NOW + timedelta(seconds=1))
+    state = borrowed(lease(4, "own", queue="b"), late, lease(4, "c", queue="c"))
+    mine = waiting(4, 9, "mine")
+    assert names(chosen(state, mine)) == ["more"]
+
+
+def test_who_keeps_to_its_quota_stays_although_its_queue_borrows_and_it_would_lose_less():
+    first = replace(lease(4, "own", queue="b"), granted_at=NOW - HOUR)
+    state = borrowed(first, lease(4, "more", queue="b"), lease(4, "c", queue="c"))
+    assert names(chosen(state, waiting(4, 9, "mine"), {"own": 0.0, "more": 99.0, "c": 0.0})) == ["more"]
+
+
+def test_the_higher_priority_of_a_queue_is_the_one_that_keeps_to_its_quota():
+    late = replace(lease(4, "urgent", queue="b", priority=9), granted_at=NOW + timedelta(minutes=1))
+    state = borrowed(lease(4, "early", queue="b"), late, lease(4, "c", queue="c"))
+    assert names(chosen(state, waiting(4, 9, "mine"))) == ["early"]
+
+
+def test_who_borrows_takes_nothing_back():
+    state = borrowed(lease(2, "own"), lease(6, "b", queue="b"), lease(4, "c", queue="c"))
+    assert isinstance(chosen(state, waiting(4, 9, "mine", priority=9)), Nobody)
+
+
+def test_a_queue_that_does_not_reclaim_has_nobody_go_of_another():
+    lab = cohort(research={**LENT, **OWN}, b=LENT)
+    state = State(lab, (lease(8, "b", queue="b"),))
+    assert why(chosen(state, waiting(4, 9, "mine", priority=9))) == "nobody has a lower priority in its own queue"
+
+
+def test_another_cohort_is_out_of_reach():
+    document = {"queues": [{"name": "research", **LENT, "cohort": "lab", "reclaims": True}, {"name": "b", **LENT}]}
+    stock = {"inventory": {"A100": {"count": 4}}}
+    state = State(Queues.model_validate({**document, **stock}), (lease(4, "b", queue="b"),))
+    assert isinstance(chosen(state, waiting(4, 9, "mine")), Nobody)
+
+
+def test_own_ones_of_lower_priority_go_before_it_takes_back_more_than_its_quota():
+    lab = cohort(research={**LENT, **OWN, "reclaims": True}, b={"gpus": {"A100": 2}}, c={"gpus": {"A100": 1}})
+    state = State(lab, (lease(2, "own"), lease(5, "b", queue="b")))
+    assert names(chosen(state, waiting(3, 9, "mine", priority=9))) == ["b", "own"]
+
+
+def test_the_search_ends_where_there_are_too_many_sets_and_still_nobody_goes_in_vain(monkeypatch):
+    monkeypatch.setattr(choice, "_MOST_TRIED", 3)
+    held = tuple(lease(1 + number % 3, f"u{number}", seconds=None) for number in range(12))
+    total = sum(one.request.gpus for one in held)
+    mine = waiting(total - 2, 99, "mine", priority=5)
+    found = chosen(State(one_queue(total, **OWN), held), mine, {f"u{n}": float(n) for n in range(12)})
+    assert isinstance(found, Victims)
+    gone = sum(one.request.gpus for one in found.leases)
+    assert gone >= total - 2
+    assert all(gone - one.request.gpus < total - 2 for one in found.leases)
+
+
+def test_what_is_not_known_counts_as_all_that_it_has_held():
+    state = State(one_queue(4, **OWN), (lease(4, "a"),))
+    found = choose(state, HIGH, lambda _: {}, LATER)
+    assert isinstance(found, Victims)
+    assert found.gpu_seconds_lost == 4 * 3600
+
+
+def test_without_queues_nobody_goes():
+    assert why(chosen(State(None, FOUR), HIGH)) == "there are no queues to go by"
+    assert why(chosen(State(one_queue(**OWN), FOUR), replace(HIGH, request=ask(4, queue="none")))) == (
+        "there are no queues to go by"
+    )
