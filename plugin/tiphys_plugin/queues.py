@@ -31,11 +31,11 @@ Without a queue file every queue name is accepted and nothing is limited.
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,6 +48,10 @@ from tiphys_plugin.placement import Ask, Fragmentation, Inventory, Node, Policy,
 
 ANY_TYPE = "*"
 
+
+GPU_HOURS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
+"""Each level is four times as long as the one before: few enough that a training is seldom asked to go, and so
+short at the begin that who only tries something out hardly waits."""
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -63,10 +67,6 @@ class Queue(BaseModel):
     ``stopped`` admits nobody; what runs goes on.
 
     Nobody that runs has to go for another unless a queue says so. With
-GPU_HOURS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
-"""Each level is four times as long as the one before: few enough that a training is seldom asked to go, and so
-short at the begin that who only tries something out hardly waits."""
-
     ``preempts_lower_priority`` a request that waits has trainings of its own
     queue asked to save and go that have a strictly lower priority. With
     ``reclaims`` one that stays within the quota of its queue has trainings asked
@@ -74,6 +74,14 @@ short at the begin that who only tries something out hardly waits."""
     queue are left alone for ``min_runtime_seconds`` after they got their GPUs.
     Source of the words: Kueue, "Cluster Queue" (withinClusterQueue,
     reclaimWithinCohort).
+
+    With the ``order`` ``attained``, who has had the least GPU time goes first
+    among those of one priority, which needs nobody to know how long a training
+    takes. GPU time is compared by levels that begin at ``attained_gpu_hours``,
+    so that trainings that had about as much keep the order in which they came.
+    With ``preempts_longer`` a request has trainings asked of its own queue that
+    have reached a higher level. Source: J. Gu et al., "Tiresias", NSDI 2019
+    (discretized two-dimensional least attained service).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,14 +96,9 @@ short at the begin that who only tries something out hardly waits."""
     preempts_lower_priority: bool = False
     reclaims: bool = False
     min_runtime_seconds: NonNegativeInt = 0
-
-    With the ``order`` ``attained``, who has had the least GPU time goes first
-    among those of one priority, which needs nobody to know how long a training
-    takes. GPU time is compared by levels that begin at ``attained_gpu_hours``,
-    so that trainings that had about as much keep the order in which they came.
-    With ``preempts_longer`` a request has trainings asked of its own queue that
-    have reached a higher level. Source: J. Gu et al., "Tiresias", NSDI 2019
-    (discretized two-dimensional least attained service).
+    order: Literal["arrival", "attained"] = "arrival"
+    attained_gpu_hours: tuple[_Positive, ...] = Field(default=GPU_HOURS, min_length=1, max_length=20)
+    preempts_longer: bool = False
 
     @model_validator(mode="after")
     def _limits_are_of_this_queue(self) -> "Queue":
@@ -110,24 +113,7 @@ short at the begin that who only tries something out hardly waits."""
             if limit > self.gpus[pool]:
                 raise ValueError(f"queue {self.name!r} lends {limit} of its {self.gpus[pool]} {pool}")
         return self
-    order: Literal["arrival", "attained"] = "arrival"
-    attained_gpu_hours: tuple[_Positive, ...] = Field(default=GPU_HOURS, min_length=1, max_length=20)
-    preempts_longer: bool = False
 
-    def keeps(self, pool: str) -> int:
-        """GPUs of its quota that nobody else may hold."""
-        lent = self.lending_limit.get(pool, self.gpus[pool]) if self.cohort is not None else 0
-        return self.gpus[pool] - lent
-
-    def ceiling(self, pool: str) -> float:
-        """The most it may hold, if the others of its cohort lend that much."""
-        if self.cohort is None:
-            return self.gpus[pool]
-        return self.gpus[pool] + self.borrowing_limit.get(pool, math.inf)
-
-
-class Stock(BaseModel):
-    """GPUs of one type that the cluster has; ``memory_mb`` is the memory of each, None if not declared."""
     @model_validator(mode="after")
     def _levels_rise(self) -> "Queue":
         if list(self.attained_gpu_hours) != sorted(set(self.attained_gpu_hours)):
@@ -147,6 +133,20 @@ class Stock(BaseModel):
         """The level of a training that has had so much; 0 for all of them where the order is that of arrival."""
         return bisect_right(self.attained_gpu_hours, gpu_seconds / 3600) if self.order == "attained" else 0
 
+    def keeps(self, pool: str) -> int:
+        """GPUs of its quota that nobody else may hold."""
+        lent = self.lending_limit.get(pool, self.gpus[pool]) if self.cohort is not None else 0
+        return self.gpus[pool] - lent
+
+    def ceiling(self, pool: str) -> float:
+        """The most it may hold, if the others of its cohort lend that much."""
+        if self.cohort is None:
+            return self.gpus[pool]
+        return self.gpus[pool] + self.borrowing_limit.get(pool, math.inf)
+
+
+class Stock(BaseModel):
+    """GPUs of one type that the cluster has; ``memory_mb`` is the memory of each, None if not declared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -229,6 +229,10 @@ def _behind(queue: Queue, seen: Seen, mine: Waiting) -> Because:
         return Because(Reason.RESERVED, f"{place}, for which others were asked to leave)")
     if first.request.priority > mine.request.priority:
         return Because(Reason.BEHIND_HIGHER_PRIORITY, f"{place}, priority {first.request.priority})")
+    hers, own = first.request.attained, mine.request.attained
+    if first.request.queue == queue.name and queue.level(hers) < queue.level(own):
+        had = f"which has had {hers / 3600:.1f} GPU-hours so far, and this one {own / 3600:.1f}"
+        return Because(Reason.BEHIND_LESS_ATTAINED, f"{place}, {had})")
     if first.arrival < mine.arrival:
         return Because(Reason.BEHIND_EARLIER_REQUEST, f"{place}, asked earlier)")
     return Because(
@@ -242,7 +246,3 @@ def _asked(request: LeaseRequest) -> str:
 
 def _expected(start: datetime | None) -> str:
     return f", expected to start by {start:%Y-%m-%d %H:%M:%S %Z}" if start is not None else ""
-    hers, own = first.request.attained, mine.request.attained
-    if first.request.queue == queue.name and queue.level(hers) < queue.level(own):
-        had = f"which has had {hers / 3600:.1f} GPU-hours so far, and this one {own / 3600:.1f}"
-        return Because(Reason.BEHIND_LESS_ATTAINED, f"{place}, {had})")
