@@ -7,7 +7,7 @@ is a fair guess of what it still needs (J. Gu et al., "Tiresias", NSDI 2019).
 from dataclasses import replace
 from datetime import datetime
 
-from tiphys_plugin.ledger.model import Lease, LeaseRequest
+from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
 from tiphys_plugin.queues import Queue, QueueRules, Queues
 
 
@@ -19,6 +19,11 @@ def attained(lease: Lease, now: datetime) -> float:
 def level_of(queue: Queue, lease: Lease, now: datetime) -> int:
     """The level that a lease of ``queue`` has reached. It never falls, not from one attempt to the next either."""
     return queue.level(attained(lease, now))
+
+
+def place_in_queue(queue: Queue, one: Waiting) -> tuple[int, int, int]:
+    """Where a request stands among those of its queue; the smallest is next."""
+    return -one.request.priority, queue.level(one.request.attained), one.arrival
 
 
 def as_it_counts(rules: QueueRules, request: LeaseRequest) -> LeaseRequest:

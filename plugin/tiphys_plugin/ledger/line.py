@@ -27,6 +27,7 @@ from itertools import groupby
 from math import ceil, inf
 
 from tiphys_plugin.ledger import pools
+from tiphys_plugin.ledger.attained import place_in_queue
 from tiphys_plugin.ledger.capacity import Hold, Limit
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
 from tiphys_plugin.ledger.reservation import Reservation
@@ -141,14 +142,9 @@ class _Walk:
             yield rank, queue, one
             push(queue, rest, rank)
 
-    def _place_in(self, queue: Queue) -> Callable[[Waiting], tuple[bool, int, int, int]]:
+    def _place_in(self, queue: Queue) -> Callable[[Waiting], tuple[bool, tuple[int, int, int]]]:
         """Where one stands in the line of ``queue``."""
-        return lambda one: (
-            not self._known.is_promised(one.request),
-            -one.request.priority,
-            queue.level(one.request.attained),
-            one.arrival,
-        )
+        return lambda one: (not self._known.is_promised(one.request), place_in_queue(queue, one))
 
     def _rank(self, queue: Queue, one: Waiting) -> Rank:
         request = one.request

@@ -105,9 +105,10 @@ class Case:
         queue = queues.find(request.queue) if isinstance(queues, Queues) else None
         if not isinstance(queues, Queues) or queue is None:
             return Nobody("there are no queues to go by")
-        if not (queue.preempts_lower_priority or queue.reclaims):
+        if not queue.preempts:
             return Nobody(
-                f"queue {queue.name} has nobody go for others: neither preempts_lower_priority nor reclaims is set"
+                f"queue {queue.name} has nobody go for others: neither preempts_lower_priority nor reclaims is set, "
+                "nor preempts_longer"
             )
         if any(_comes_free(one, now) and _leaves_for(one, request) for one in state.leases):
             return Nobody(f"others were asked to leave for {called(request)} already")
@@ -141,6 +142,7 @@ class Case:
             return self._protected(self.candidates.protected)
         rules = [
             *(["a lower priority in its own queue"] if self.queue.preempts_lower_priority else []),
+            *(["had more GPU time in its own queue"] if self.queue.preempts_longer else []),
             *(["a queue of its cohort that borrows what it may take back"] if self.queue.reclaims else []),
         ]
         return Nobody(f"nobody has {' or '.join(rules)}")

@@ -19,6 +19,7 @@ from tiphys.faults import failpoint
 from tiphys.records import utc_now
 from tiphys_plugin.cluster import Cluster
 from tiphys_plugin.ledger.admission import FORGET_AFTER
+from tiphys_plugin.ledger.attained import place_in_queue
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import AdmissionBackend, Lease, Snapshot, Waiting
 from tiphys_plugin.ledger.words import called
@@ -119,10 +120,9 @@ class Preemptions:
 
 def _first_of_each_queue(seen: Snapshot, queues: Queues) -> Iterator[Waiting]:
     """Those with the best places of each queue that preempts; who is like one of them fares no better."""
-    line = sorted(seen.waiting, key=lambda one: (-one.request.priority, one.arrival))
-    for queue in queues.queues:
-        if queue.preempts_lower_priority or queue.reclaims:
-            yield from [one for one in line if one.request.queue == queue.name][:_MOST_WEIGHED]
+    for queue in filter(lambda one: one.preempts, queues.queues):
+        line = [one for one in seen.waiting if one.request.queue == queue.name]
+        yield from sorted(line, key=lambda one: place_in_queue(queue, one))[:_MOST_WEIGHED]
 
 
 def _tell(lease: Lease, mine: Waiting, chosen: Victims) -> None:

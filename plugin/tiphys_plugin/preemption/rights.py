@@ -1,8 +1,9 @@
 """Who may be asked to leave for a request, by what the queues say.
 
-Two rules make somebody a candidate, and nothing else does:
+Three rules make somebody a candidate, and nothing else does:
 
 * a strictly lower priority in the queue of the request;
+* no higher priority there, and a level of GPU time that is above that of the request;
 * GPUs that a queue of its cohort has borrowed, while the request stays within
   the quota of its own.
 
@@ -10,8 +11,8 @@ Which GPUs of a queue are borrowed follows from the order of its trainings, by
 priority and then by age: those that its quota has no room for any more. So a
 training that keeps to a quota is left alone by other queues, whatever its own
 queue borrows after it, and what a queue has lent comes back in full. Two never
-chase each other away in turn: priorities are strictly ordered, and who takes
-back is no borrower.
+chase each other away in turn: priorities are strictly ordered, levels never
+fall, and who takes back is no borrower.
 """
 
 from collections import Counter
@@ -20,6 +21,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tiphys_plugin.ledger import pools
+from tiphys_plugin.ledger.attained import level_of
 from tiphys_plugin.ledger.capacity import Capacity, Hold
 from tiphys_plugin.ledger.model import Lease, LeaseRequest
 from tiphys_plugin.queues import Queue, Queues
@@ -47,7 +49,7 @@ class Rights:
     def candidates(self, known: Container[str], now: datetime) -> Candidates:
         """Everybody of the leases with ``known`` ids who may be asked; none of them is leaving already."""
         asked = [one for one in self._leases if one.leaving is None and one.id in known]
-        may = [one for one in asked if self._may_go(one) and self._is_of_use(one)]
+        may = [one for one in asked if self._may_go(one, now) and self._is_of_use(one)]
         return Candidates(
             tuple(one for one in may if protected_until(self._queues, one) <= now),
             tuple(one for one in may if protected_until(self._queues, one) > now),
@@ -73,12 +75,20 @@ class Rights:
         free = (min(held.room(self._queue, pool), held.unused(self._request, pool)) for pool in self._pools)
         return self._request.gpus - max(free, default=0)
 
-    def _may_go(self, lease: Lease) -> bool:
+    def _may_go(self, lease: Lease, now: datetime) -> bool:
         if self._is_own(lease):
-            return self._queue.preempts_lower_priority and lease.request.priority < self._request.priority
+            return self._is_lower(lease) or self._is_longer(lease, now)
         if not self._queue.reclaims or self._queue.cohort is None:
             return False
         return self._held.hold_of(lease).cohort == self._queue.cohort and lease.id in self._borrowed
+
+    def _is_lower(self, lease: Lease) -> bool:
+        return self._queue.preempts_lower_priority and lease.request.priority < self._request.priority
+
+    def _is_longer(self, lease: Lease, now: datetime) -> bool:
+        if not self._queue.preempts_longer or lease.request.priority > self._request.priority:
+            return False
+        return level_of(self._queue, lease, now) > self._queue.level(self._request.attained)
 
     def _is_own(self, lease: Lease) -> bool:
         return lease.request.queue == self._request.queue

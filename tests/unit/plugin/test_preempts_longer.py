@@ -1,0 +1,86 @@
+"""Who goes for a training that has had less GPU time, in a queue with ``preempts_longer``.
+
+| lease of the same queue                               | may be asked |
+|-------------------------------------------------------|--------------|
+| of a higher level, priority not higher                | yes          |
+| of the same or a lower level                          | no           |
+| of a higher level and a higher priority               | no           |
+| within ``min_runtime_seconds``                        | not yet      |
+| of another queue of the cohort                        | no           |
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from support.ledger import NOW, lease, waiting
+from tiphys_plugin.ledger.decide import State
+from tiphys_plugin.ledger.model import Lease, Reason, Waiting
+from tiphys_plugin.preemption.choice import Nobody, Victims, choose, held_gpu_seconds
+from tiphys_plugin.queues import Queues
+
+HOUR = 3600.0
+NEW = waiting(4, 9, "new")
+
+
+def rules(**changes) -> Queues:
+    queue = {"name": "research", "gpus": {"A100": 8}, "order": "attained", "attained_gpu_hours": [1, 8], **changes}
+    return Queues.model_validate({"queues": [{"preempts_longer": True, **queue}]})
+
+
+def chosen(queues: Queues, leases: tuple[Lease, ...], mine: Waiting = NEW, others: tuple[Waiting, ...] = ()):
+    return choose(State(queues, leases, others), mine, lost, NOW)
+
+
+def lost(leases) -> dict[str, float]:
+    return {one.id: held_gpu_seconds(one, NOW) for one in leases}
+
+
+def ran(seconds: float, name: str, gpus: int = 4, **changes) -> Lease:
+    return replace(lease(gpus, name, **changes), granted_at=NOW - timedelta(seconds=seconds))
+
+
+def names(found: Victims | Nobody) -> list[str]:
+    assert isinstance(found, Victims), found
+    return [one.request.uid for one in found.leases]
+
+
+def test_one_of_a_higher_level_goes_and_of_those_the_one_that_loses_least():
+    assert names(chosen(rules(), (ran(HOUR, "long"), ran(600, "short")))) == ["long"]
+    resumed = ran(60, "resumed", attained=20 * HOUR)
+    assert names(chosen(rules(), (ran(HOUR, "long"), resumed))) == ["resumed"], "its earlier attempts count"
+
+
+@pytest.mark.parametrize(
+    ("changes", "leases", "mine"),
+    [
+        ({"preempts_longer": False}, (ran(HOUR, "a"), ran(HOUR, "b")), NEW),
+        ({}, (ran(890, "a"), ran(600, "b")), NEW),
+        ({}, (ran(HOUR, "a"), ran(HOUR, "b")), waiting(4, 9, "new", attained=5 * HOUR)),
+        ({}, (ran(HOUR, "a", priority=1), ran(HOUR, "b", priority=1)), NEW),
+        ({"cohort": "lab"}, (ran(9 * HOUR, "a", queue="other"), ran(9 * HOUR, "b", queue="other")), NEW),
+    ],
+)
+def test_nobody_else_goes(changes, leases, mine):
+    queues = rules(**changes)
+    if "cohort" in changes:
+        other = {"name": "other", "gpus": {"A100": 0}, "cohort": "lab"}
+        queues = Queues.model_validate({"queues": [*queues.model_dump()["queues"], other]})
+    assert isinstance(chosen(queues, leases, mine), Nobody)
+
+
+def test_a_higher_priority_takes_from_a_higher_level_without_any_other_right():
+    mine = waiting(8, 9, "new", priority=3)
+    assert sorted(names(chosen(rules(), (ran(HOUR, "a"), ran(HOUR, "b", priority=3)), mine))) == ["a", "b"]
+
+
+def test_the_shortest_time_of_the_queue_protects():
+    found = chosen(rules(min_runtime_seconds=7200), (ran(HOUR, "a"), ran(HOUR, "b")))
+    assert isinstance(found, Nobody)
+    assert found.reason is Reason.MIN_RUNTIME_PROTECTED
+
+
+def test_who_is_not_next_has_nobody_go():
+    earlier = waiting(4, 1, "earlier")
+    found = chosen(rules(), (ran(HOUR, "long"), ran(600, "short")), NEW, (earlier,))
+    assert isinstance(found, Nobody), "what comes free would go to the earlier one"
