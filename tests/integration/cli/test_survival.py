@@ -178,6 +178,9 @@ def limited(file_bytes: int) -> Callable[[], None]:
 
 def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Path) -> None:
     file = tiny.write(tmp_path / "code")
+    programs = file.with_name("tiny_programs.py")
+    impatient = "from tiphys.checkpoint import saving\nsaving.PAUSES_SECONDS = (0.1, 0.2)\n"
+    programs.write_text(impatient + programs.read_text())
     answer = invoke(["run", file, "--run", "r", "-p", "steps=5"], tmp_path, preexec_fn=limited(39_900))
     store = DirectoryStore(tmp_path / ".tiphys/store")
     failed = [event for event in read_events(store, "r") if event.name == "checkpoint.save_failed"]
