@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena, Mark
@@ -24,6 +24,7 @@ from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Admitted, Lease, Waiting
 from tiphys_plugin.queues import Queue, Queues
 
+OFTEN = st.sampled_from([True, True, True, False])
 LIMITS = st.none() | st.sampled_from([0, 1, 2, 4])
 
 
@@ -36,7 +37,7 @@ def rules(draw: st.DrawFn) -> Queues:
         lent, borrowed = draw(LIMITS), draw(LIMITS)
         limits = {"lending_limit": {"A100": min(lent, quota)}} if lent is not None else {}
         limits |= {"borrowing_limit": {"A100": borrowed}} if borrowed is not None else {}
-        flags = {"preempts_lower_priority": draw(st.booleans()), "reclaims": draw(st.booleans())}
+        flags = {"preempts_lower_priority": draw(OFTEN), "reclaims": draw(OFTEN)}
         spared = draw(st.sampled_from([0, 0, 0, 10]))
         queues.append(
             {"name": name, "gpus": {"A100": quota}, "cohort": cohort, **limits, **flags, "min_runtime_seconds": spared}
@@ -154,7 +155,8 @@ def test_no_other_lawful_set_loses_less(rules, jobs, losses, gpus, queue):
         arena.ask(ask(count, f"u{number}", queue=of, priority=priority))
     for one in arena.book.waiting:
         arena.book = arena.book.withdraw(one.request.uid)
-    assume(not isinstance(arena.ask(ask(gpus, "mine", queue=queue, priority=9)), Admitted) and arena.book.waiting)
+    if isinstance(arena.ask(ask(gpus, "mine", queue=queue, priority=9)), Admitted) or not arena.book.waiting:
+        return
     arena.look()
     mine = arena.book.waiting[0]
     [mark] = arena.marks or [Mark(arena.book, mine, (), arena.now)]
@@ -197,9 +199,9 @@ def test_a_mark_is_made_by_the_newest_book_or_not_at_all(rules, jobs, losses, da
         arena.ask(ask(gpus, f"u{number}", queue=queue, priority=priority))
     chosen = {one.request.uid: arena.choose(one.request.uid) for one in arena.book.waiting}
     plans = {uid: found.leases for uid, found in chosen.items() if hasattr(found, "leases")}
-    assume(plans)
-    for one in data.draw(st.lists(st.sampled_from(arena.book.leases), unique_by=lambda one: one.id, max_size=3)):
-        arena.book = arena.book.release(one.id, rules, arena.now)
+    for number in data.draw(st.lists(st.integers(0, 13), max_size=3, unique=True)):
+        for one in arena.book.leases[number : number + 1]:
+            arena.book = arena.book.release(one.id, rules, arena.now)
     if data.draw(st.booleans()):
         arena.book = replace(arena.book, waiting=arena.book.waiting[1:])
     for uid, victims in plans.items():

@@ -1,0 +1,333 @@
+"""The handshake: marked, asked, given its grace period, ended as a preemption that is charged to nobody, and told of.
+
+| what happens                                     | what must hold                                             |
+|--------------------------------------------------|------------------------------------------------------------|
+| a service looks                                  | pods are told to end; their GPUs stay held                 |
+| it looks again, or several look                  | nobody more is asked                                       |
+| it dies between the mark and the deletion        | the next look asks                                         |
+| the pods are gone                                | the GPUs go to whom they were wanted for                   |
+| the program saved; saved before; never saved     | the end says what is left, and what is lost                |
+| it crashes while it saves                        | a crash, charged as one                                    |
+| the budget of preemptions is spent               | it is tried again all the same                             |
+| the book has changed since the choice            | nobody is marked                                           |
+"""
+
+from datetime import timedelta
+
+import pytest
+from support.counting import CountingStore
+from support.faults import dying_at
+from support.ledger import queues
+from support.polling import until
+from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said, world
+from tiphys_plugin import DirectoryCluster, Queues
+from tiphys_plugin.kubernetes.judging import pod_status
+from tiphys_plugin.ledger import Lease
+from tiphys_plugin.preemption import loss
+from tiphys_plugin.preemption.job import Preemptions
+from tiphys_plugin.services import OnlyStore
+
+from tiphys.errors import StoreError
+from tiphys.lineage import timeline
+from tiphys.protocol.policy import RetryPolicy
+from tiphys.records import CheckpointManifest, CrashRecord, Shard
+from tiphys.store import DirectoryStore, LineageLayout, claim
+
+RULES = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}]})
+GRACE_SECONDS = 120.0
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path, RULES)
+
+
+def begin(here: World, name: str = "low", **changes) -> Flow:
+    """A training of priority 0 on all GPUs, whose pod runs."""
+    flow = here.submit(fit(**{"gpu": gpus(8), **changes}), name=name, uid=f"uid-{name}")
+    assert outputs(flow.admit("fit", 0))["run"] == "true"
+    flow.pod("fit", 1, grace_seconds=GRACE_SECONDS)
+    return flow
+
+
+def want(here: World, name: str = "high", count: int = 8) -> Flow:
+    flow = here.submit(fit(gpu=gpus(count, priority=5)), name=name, uid=f"uid-{name}")
+    assert phase(flow.admit("fit", 0)) == "Pending"
+    return flow
+
+
+def job(here: World) -> Preemptions:
+    return Preemptions(here.ledger, here.cluster, OnlyStore(here.store), clock=here.clock)
+
+
+def only_lease(here: World) -> Lease:
+    [lease] = here.ledger.snapshot().leases
+    return lease
+
+
+def asked(here: World, **changes) -> tuple[Flow, Flow]:
+    """After one look, ten minutes after the start."""
+    low = begin(here, **changes)
+    here.clock.advance(600)
+    high = want(here)
+    job(here).look()
+    return low, high
+
+
+def end_pod(flow: Flow, exit_code: int = 75) -> None:
+    flow.pod("fit", 1, phase="Failed", exit_code=exit_code, reason="Deleted")
+
+
+def saved(here: World, flow: Flow, at_seconds: float, step: int = 7) -> None:
+    """A checkpoint of the first attempt, so many seconds after its start."""
+    layout = LineageLayout(f"{flow.name}/fit")
+    key = f"{layout.shards(1, step)}state.safetensors"
+    here.store.create(key, b"weights")
+    [granted_at] = [one.granted_at for one in here.ledger.snapshot().leases if one.request.run == flow.name]
+    manifest = CheckpointManifest(
+        lineage=f"{flow.name}/fit",
+        run=flow.name,
+        step="fit",
+        attempt=1,
+        global_step=step,
+        shards=(Shard(key=key, size=7, sha256="0" * 64),),
+        written_at=granted_at + timedelta(seconds=at_seconds),
+    )
+    claim(here.store, layout.manifest(1, step), manifest.sealed())
+
+
+def ended(here: World, run: str = "low") -> dict:
+    [end] = [one for one in records(here.store, f"runs/{run}/attempts/fit/") if "outcome" in one]
+    return end
+
+
+def test_pods_are_told_to_end_and_their_gpus_stay_held(here):
+    low, high = asked(here)
+    leaving = only_lease(here).leaving
+    assert leaving is not None
+    assert (leaving.uid, leaving.step) == (high.uid, "fit")
+    assert leaving.deadline - leaving.asked_at == timedelta(seconds=GRACE_SECONDS)
+    [pod] = here.cluster.pods_of(low.uid)
+    assert (pod.ending, pod.finished) == (True, False)
+    assert said(high.admit("fit", 0)).startswith(
+        "Deferred: WaitingForPreemptedCheckpoint: low/fit was asked to save and go at 00:10:00, by 00:12:00 at the"
+    )
+
+
+def test_nobody_is_asked_twice_however_many_look(here, monkeypatch):
+    asked(here)
+    told = only_lease(here).leaving
+    monkeypatch.setattr(DirectoryCluster, "end_pod", lambda *_: pytest.fail("told again"))
+    for _ in range(3):
+        here.clock.advance(5)
+        job(here).look()
+    assert only_lease(here).leaving == told
+
+
+def test_a_service_that_dies_between_mark_and_deletion_leaves_it_to_the_next(here):
+    low = begin(here)
+    want(here)
+    with dying_at("preemption.after_mark"):
+        job(here).look()
+    assert only_lease(here).leaving is not None
+    assert not here.cluster.pods_of(low.uid)[0].ending
+    job(here).look()
+    assert here.cluster.pods_of(low.uid)[0].ending
+
+
+def test_a_pod_that_comes_after_the_mark_is_told_too(here):
+    low = here.submit(fit(gpu=gpus(8)), name="low", uid="uid-low")
+    low.admit("fit", 0)
+    want(here)
+    job(here).look()
+    leaving = only_lease(here).leaving
+    assert leaving is not None
+    assert leaving.deadline - leaving.asked_at == timedelta(seconds=30)
+    low.pod("fit", 1)
+    job(here).look()
+    assert here.cluster.pods_of(low.uid)[0].ending
+
+
+def test_the_gpus_go_to_whom_they_were_wanted_for(here):
+    low, high = asked(here)
+    assert phase(low.settle("fit", 0, exit_code="75")) == "Pending"
+    assert phase(high.admit("fit", 0)) == "Pending"
+    end_pod(low)
+    assert phase(low.settle("fit", 0, exit_code="75")) == "Failed", "it is tried again"
+    assert phase(low.admit("fit", 1)) == "Pending"
+    assert outputs(high.admit("fit", 0))["run"] == "true"
+    job(here).look()
+    assert (only_lease(here).request.run, only_lease(here).leaving) == ("high", None)
+
+
+def test_the_end_of_one_that_saved_when_it_was_asked_says_that_nothing_is_lost(here):
+    low, _ = asked(here)
+    here.clock.advance(20)
+    saved(here, low, at_seconds=610)
+    end_pod(low)
+    message = said(low.settle("fit", 0, exit_code="75"))
+    assert message == (
+        "Attempt 1 ended by preemption, it was asked at 00:10:00 to save and go for high/fit; checkpoint 7 of attempt "
+        "1 is committed; attempt 2 resumes from step 7"
+    )
+    preempted = ended(here)["preempted"]
+    assert (preempted["for_run"], preempted["for_step"], preempted["gpus"]) == ("high", "fit", 8)
+    assert (preempted["committed"]["global_step"], preempted["seconds_lost"]) == (7, 0.0)
+    assert preempted["gone_at"] > preempted["asked_at"]
+    assert any("to save and go for high/fit" in event.message for event in timeline(here.store, "low"))
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "says", "lost"),
+    [
+        (450.0, "checkpoint 7 of attempt 1 is committed, 150 s (1200 GPU-seconds) of training lost since", 1200.0),
+        (None, "it had committed no checkpoint: 600 s (4800 GPU-seconds) of training lost", 4800.0),
+    ],
+)
+def test_the_end_of_one_that_did_not_save_says_what_is_lost(here, saved_at, says, lost):
+    low, _ = asked(here)
+    if saved_at is not None:
+        saved(here, low, saved_at)
+    end_pod(low, exit_code=137)
+    assert says in said(low.settle("fit", 0, exit_code="137"))
+    metrics = here.core.metrics.render().decode()
+    kept = "with" if saved_at is not None else "without"
+    assert f'tiphys_preemptions_total{{checkpoint="{kept}"}} 1.0' in metrics
+    assert f"tiphys_preemption_lost_gpu_seconds_total {lost}" in metrics
+    assert "tiphys_preemption_seconds_count 1.0" in metrics
+
+
+def test_one_for_whom_nobody_waits_any_more_says_so(here):
+    low, high = asked(here)
+    here.ledger.withdraw(high.uid)
+    end_pod(low)
+    assert "to save and go for another training" in said(low.settle("fit", 0, exit_code="75"))
+
+
+def test_a_crash_while_it_saves_is_a_crash(here):
+    low, _ = asked(here)
+    crash = CrashRecord(run="low", step="fit", attempt=1, error="OSError: no space left")
+    claim(here.store, "runs/low/attempts/fit/000000001.crash.json", crash)
+    end_pod(low, exit_code=1)
+    verdict = low.settle("fit", 0, exit_code="1")
+    assert phase(verdict) == "Succeeded", "it is not tried again"
+    assert said(verdict).startswith("Stopped trying: user error, the program exited with 1; it was asked at 00:10:00")
+    assert (ended(here)["cause"], ended(here)["preempted"]["for_run"]) == ("user_error", "high")
+
+
+def test_a_program_that_ends_well_although_it_was_asked_is_done(here):
+    low, high = asked(here)
+    low.pod("fit", 1, phase="Succeeded", exit_code=0)
+    assert phase(low.settle("fit", 0, "Succeeded", "0")) == "Succeeded"
+    assert outputs(high.admit("fit", 0))["run"] == "true"
+
+
+def test_no_budget_is_charged_for_going(here):
+    low, high = asked(here, retry=RetryPolicy(preemption=0))
+    end_pod(low)
+    assert phase(low.settle("fit", 0, exit_code="75")) == "Failed", "it is tried again"
+    high.admit("fit", 0)
+    assert phase(low.admit("fit", 1)) == "Pending"
+
+
+def test_a_preemption_by_others_is_charged_as_before(here):
+    low = begin(here, retry=RetryPolicy(preemption=0))
+    end_pod(low)
+    assert phase(low.settle("fit", 0, exit_code="75")) == "Succeeded", "it is not tried again"
+
+
+def test_those_that_lose_least_are_asked_by_what_is_committed(here):
+    first, second = (begin(here, name, gpu=gpus(4)) for name in ("first", "second"))
+    here.clock.advance(600)
+    saved(here, first, 100)
+    saved(here, second, 500)
+    want(here, count=4)
+    job(here).look()
+    assert [one.request.run for one in here.ledger.snapshot().leases if one.leaving] == ["second"]
+
+
+def test_what_is_lost_is_looked_up_seldom_and_is_the_whole_where_storage_fails(here, monkeypatch):
+    begin(here)
+    counting = CountingStore(here.store)
+    losses = loss.Losses(OnlyStore(counting), here.clock)
+    here.clock.advance(100)
+    lease = only_lease(here)
+    assert losses([lease]) == {lease.id: 800.0}
+    here.clock.advance(5)
+    assert losses([lease]) == {lease.id: 840.0}
+    assert counting.requests["list"] == 1
+    here.clock.advance(10)
+
+    def fails(*_):
+        raise StoreError("out of reach")
+
+    monkeypatch.setattr(CountingStore, "list", fails)
+    assert losses([lease]) == {lease.id: 920.0}
+
+
+def test_a_checkpoint_of_another_attempt_does_not_count(tmp_path):
+    store = DirectoryStore(tmp_path)
+    commit(store, "low/fit", 1, 50)
+    commit(store, "low/fit", 3, 10)
+    assert loss.newest_commit(store, "low", "fit", 2) is None
+    found = loss.newest_commit(store, "low", "fit", 3)
+    assert found is not None and found.global_step == 10
+
+
+def test_a_mark_is_not_made_by_a_book_that_has_changed(here):
+    begin(here)
+    high = want(here)
+    lease = only_lease(here)
+    graces = {lease.id: 30.0}
+    here.ledger.withdraw(high.uid)
+    assert here.ledger.ask_to_leave((high.uid, "fit"), graces) == ()
+    high.admit("fit", 0)
+    assert here.ledger.ask_to_leave((high.uid, "fit"), {**graces, "unknown": 30.0}) == ()
+    here.clock.advance(121)
+    assert here.ledger.ask_to_leave((high.uid, "fit"), graces) == (), "it has not asked for two minutes"
+    high.admit("fit", 0)
+    assert len(here.ledger.ask_to_leave((high.uid, "fit"), graces)) == 1
+    assert here.ledger.ask_to_leave((high.uid, "fit"), graces) == ()
+
+
+def test_one_that_cannot_be_told_keeps_nobody_else_from_being_told(here, monkeypatch):
+    flows = [begin(here, name, gpu=gpus(4)) for name in ("one", "two")]
+    want(here)
+    end = DirectoryCluster.end_pod
+
+    def refuses(self, pod):
+        if pod.name.startswith("one"):
+            raise StoreError("forbidden")
+        end(self, pod)
+
+    monkeypatch.setattr(DirectoryCluster, "end_pod", refuses)
+    job(here).look()
+    assert [here.cluster.pods_of(flow.uid)[0].ending for flow in flows] == [False, True]
+    monkeypatch.undo()
+    job(here).look()
+    assert here.cluster.pods_of(flows[0].uid)[0].ending
+
+
+def test_the_job_looks_by_itself_until_it_is_ended(here):
+    low = begin(here)
+    want(here)
+    running = Preemptions(here.ledger, here.cluster, OnlyStore(here.store), clock=here.clock, every_seconds=0.01)
+    with running:
+        until(lambda: here.cluster.pods_of(low.uid)[0].ending)
+    assert not running._thread.is_alive()
+
+
+def test_where_no_queue_says_so_nobody_is_asked(tmp_path):
+    here = world(tmp_path, queues(research={"A100": 8}))
+    begin(here)
+    want(here)
+    job(here).look()
+    assert only_lease(here).leaving is None
+
+
+def test_a_pod_says_how_long_it_may_take_and_whether_it_was_told():
+    pod = {"metadata": {"name": "p", "uid": "u"}, "spec": {"terminationGracePeriodSeconds": 90}, "status": {}}
+    seen = pod_status(pod)
+    assert (seen.uid, seen.grace_seconds, seen.ending) == ("u", 90, False)
+    told = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert pod_status(told).ending
