@@ -44,7 +44,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from tiphys.errors import UsageError
-from tiphys_plugin.placement import Ask, Fragmentation, Inventory, Node, Policy, best_fit
+from tiphys_plugin.placement import Ask, Fragmentation, Free, Inventory, Node, Policy, best_fit
 
 ANY_TYPE = "*"
 
@@ -220,6 +220,16 @@ class Queues(BaseModel):
     def fleet(self) -> Inventory | None:
         """The nodes, as placements look at them; None if nobody declared them."""
         return None if self.nodes is None else Inventory(self.nodes)
+
+    @cached_property
+    def emptied(self) -> Free | None:
+        """All of the nodes, as if nobody used them; to look at."""
+        return None if self.fleet is None else Free(self.fleet, cordoned_too=True)
+
+    @cached_property
+    def existing(self) -> float:
+        """GPUs of all types that exist; infinite if nobody said."""
+        return math.inf if self.stock is None else sum(stock.count for stock in self.stock.values())
 
     @cached_property
     def placing(self) -> Policy:

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,25 +11,33 @@ from typing import Any
 from bench.latency import percentile
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
+from tiphys_plugin.placement import Ask, Free, Gang, Inventory, Node, Placement, Policy, best_fit, place
 from tiphys_plugin.queues import Queues
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COHORTS = 3
 QUEUES = 12
 TYPES = ("A100", "H100", "*")
+KINDS = ("A100", "H100", "T4")
 SIZES = (1, 1, 1, 2, 4, 8)
+GPUS_PER_NODE = 8
+NODES_PER_RACK = 16
+FREE = 0.02
+"""Of each quota, and of the nodes."""
 CHANGE_EVERY = 10
 """Decisions, for each change of what is held: who waits asks every few seconds, and trainings take hours."""
 
 
-def decisions(leases: int, waiting: int, samples: int, seed: int) -> dict[str, Any]:
+def decisions(nodes: int, waiting: int, samples: int, seed: int) -> dict[str, Any]:
     """Milliseconds for each of ``samples`` decisions about requests that stand anywhere in the line.
+
+    Attempts run on all of ``nodes`` but for some 2 % of their GPUs.
 
     Before every tenth one a lease has gone and another one come, so what was
     worked out for the decisions before is of no use to it.
     """
     draw = random.Random(seed)
-    state = _state(leases, waiting, draw)
+    state = _state(nodes, waiting, draw)
     times, after_a_change = [], []
     for number, mine in enumerate(draw.choices(state.waiting, k=samples)):
         if changed := number % CHANGE_EVERY == 0:
@@ -39,7 +48,8 @@ def decisions(leases: int, waiting: int, samples: int, seed: int) -> dict[str, A
         times.append(1000 * (time.perf_counter() - began))
         after_a_change += times[-1:] if changed else []
     return {
-        "leases": leases,
+        "nodes": nodes,
+        "leases": len(state.leases),
         "waiting": waiting,
         "samples": samples,
         "p50_ms": percentile(times, 50),
@@ -49,30 +59,50 @@ def decisions(leases: int, waiting: int, samples: int, seed: int) -> dict[str, A
     }
 
 
-def _state(leases: int, waiting: int, draw: random.Random) -> State:
-    """A cluster that is full but for some 2 % of each quota."""
-    held = tuple(_leases(leases, draw))
-    quotas: dict[tuple[str, str], int] = {}
+def _state(nodes: int, waiting: int, draw: random.Random) -> State:
+    held = tuple(_leases(nodes, draw))
+    quotas: Counter[tuple[str, str]] = Counter()
     for one in held:
-        quotas[one.request.queue, one.pool] = quotas.get((one.request.queue, one.pool), 0) + one.request.gpus
-    document = [
+        quotas[one.request.queue, one.pool] += one.request.gpus
+    queues = [
         {
             "name": _queue(number),
             "cohort": f"cohort-{number % COHORTS}",
             "weight": 1 + number % 4,
-            "gpus": {pool: max(16, int(1.02 * quotas.get((_queue(number), pool), 0))) for pool in TYPES},
+            "gpus": {pool: max(16, int((1 + FREE) * quotas[_queue(number), pool])) for pool in TYPES},
         }
         for number in range(QUEUES)
     ]
-    line = tuple(Waiting(_request(leases + number, draw), number + 1, NOW, NOW) for number in range(waiting))
-    return State(Queues.model_validate({"queues": document}), held, line)
+    document = {"queues": queues, "nodes": [node.model_dump() for node in _fleet(nodes)]}
+    line = tuple(Waiting(_request(len(held) + number, draw), number + 1, NOW, NOW) for number in range(waiting))
+    return State(Queues.model_validate(document), held, line)
 
 
-def _leases(count: int, draw: random.Random) -> Iterator[Lease]:
-    for number in range(count):
+def _fleet(nodes: int) -> list[Node]:
+    return [
+        Node(
+            name=f"node-{number}",
+            gpu_type=KINDS[number % len(KINDS)],
+            gpus=GPUS_PER_NODE,
+            rack=f"rack-{number // NODES_PER_RACK}",
+        )
+        for number in range(nodes)
+    ]
+
+
+def _leases(nodes: int, draw: random.Random) -> Iterator[Lease]:
+    """Requests as they come, each on a node, until the nodes are nearly full."""
+    free, policy, left = Free(Inventory(_fleet(nodes))), Policy(best_fit), GPUS_PER_NODE * nodes * (1 - FREE)
+    number = 0
+    while left > 0:
+        number += 1
         request = _request(number, draw)
-        granted = NOW - timedelta(seconds=draw.uniform(0, 3600))
-        yield Lease(f"lease-{number}", request, _pool(request), granted, granted)
+        found = place(free, Gang(Ask(request.gpus, request.gpu_type)), policy)
+        if isinstance(found, Placement):
+            free.take(found)
+            left -= request.gpus
+            granted = NOW - timedelta(seconds=draw.uniform(0, 3600))
+            yield Lease(f"lease-{number}", request, _pool(request), granted, granted, found.nodes)
 
 
 def _request(number: int, draw: random.Random) -> LeaseRequest:
@@ -88,7 +118,7 @@ def _request(number: int, draw: random.Random) -> LeaseRequest:
         attempt=1,
         queue=_queue(draw.randrange(QUEUES)),
         gpus=draw.choice(SIZES),
-        gpu_type=draw.choice(("A100", "H100", "T4")),
+        gpu_type=draw.choice(KINDS),
         priority=draw.choice((0, 0, 0, 10)),
         seconds=draw.choice((None, draw.randint(3601, 86400))),
     )

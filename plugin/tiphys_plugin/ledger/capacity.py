@@ -12,6 +12,7 @@ question costs no more where there are more leases, because they are summed.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from tiphys_plugin.ledger import pools
@@ -130,14 +131,18 @@ class Capacity:
 
     def unused(self, request: LeaseRequest, pool: str) -> float:
         """GPUs of the inventory that no lease holds and the request could get; infinite without an inventory."""
-        inventory = self.queues.stock
-        if inventory is None:
+        if self.queues.stock is None:
             return math.inf
         wanted = pools.gpu_type(request, pool)
         everything = self._of_type.total()
         of_type = everything if wanted is None else self._of_type[wanted]
-        exist = sum(stock.count for stock in inventory.values())
-        return min(pools.existing(self.queues, request, pool) - of_type, exist - everything)
+        return min(pools.existing(self.queues, request, pool) - of_type, self.queues.existing - everything)
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """Whether more of a type is held than exists: the inventory was lowered since."""
+        stock = self.queues.stock or {}
+        return any(self._of_type[name] > one.count for name, one in stock.items())
 
     def fitting(self, queue: Queue, request: LeaseRequest) -> list[str]:
         """Pools that could serve the request now.
@@ -208,9 +213,13 @@ class Capacity:
 
 def gang(request: LeaseRequest, pool: str) -> Gang:
     """What the nodes are asked for."""
-    each = request.gpus // request.members
-    kind = pools.gpu_type(request, pool)
-    return Gang(Ask(each, kind, request.min_gpu_memory_mb), request.members, request.tensor_parallel)
+    each, kind = request.gpus // request.members, pools.gpu_type(request, pool)
+    return _gang(each, kind, request.min_gpu_memory_mb, request.members, request.tensor_parallel)
+
+
+@lru_cache(maxsize=4096)
+def _gang(gpus: int, gpu_type: str | None, memory_mb: int | None, members: int, tensor_parallel: int) -> Gang:
+    return Gang(Ask(gpus, gpu_type, memory_mb), members, tensor_parallel)
 
 
 def _placed(lease: Lease) -> Placement:

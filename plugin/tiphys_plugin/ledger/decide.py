@@ -32,7 +32,7 @@ from tiphys_plugin.ledger.reservation import Reservation
 from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.ledger.verdict import Seen, Turn
 from tiphys_plugin.ledger.words import called, waiting_for
-from tiphys_plugin.placement import Free, Unplaceable, place
+from tiphys_plugin.placement import Unplaceable, place
 from tiphys_plugin.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
 
 
@@ -66,8 +66,10 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
     seen = turn(state.queues, state.leases, state.history, line, arrival, now)
     if seen.pool is not None:
         return Admitted(lease="", pool=seen.pool, nodes=seen.nodes)
-    leaving = [one for one in state.leases if one.leaving is not None and one.leaving.is_for(request)]
-    because = (*([waiting_for(leaving)] if leaving else []), *_reasons(queue, mine, seen))
+    because = tuple(_reasons(queue, mine, seen))
+    if seen.is_promised:
+        leaving = [one for one in state.leases if one.leaving is not None and one.leaving.is_for(request)]
+        because = (waiting_for(leaving), *because)
     message = f"{because[0].message}; position {seen.position}{_expected(seen.start)}"
     return Deferred(because[0].reason, message, seen.position, because, seen.start)
 
@@ -137,9 +139,9 @@ def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, open_to
 
 def _reject_by_place(queues: Queues, request: LeaseRequest, open_to: list[str]) -> Rejected | None:
     """Not even an empty cluster has room for its pods."""
-    if queues.fleet is None:
+    if queues.emptied is None:
         return None
-    found = [place(Free(queues.fleet, cordoned_too=True), gang(request, pool), queues.placing) for pool in open_to]
+    found = [place(queues.emptied, gang(request, pool), queues.placing) for pool in open_to]
     nowhere = [one for one in found if isinstance(one, Unplaceable)]
     if len(nowhere) < len(found):
         return None

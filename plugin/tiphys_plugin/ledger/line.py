@@ -23,14 +23,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import groupby
 from math import ceil, inf
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.attained import place_in_queue
 from tiphys_plugin.ledger.capacity import Hold, Limit
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
-from tiphys_plugin.ledger.reservation import Reservation
+from tiphys_plugin.ledger.reservation import Reservation, Scope, first_fit
 from tiphys_plugin.ledger.same import Same
 from tiphys_plugin.ledger.shares import Consumed, Shares
 from tiphys_plugin.ledger.standing import End, Standing, end_of, end_time, standing
@@ -110,6 +109,7 @@ class _Walk:
         self._borrows: dict[_Alike, bool] = {}
         self._share: dict[str, float] = {}
         self._reserved: list[Reservation] = []
+        """The one that can spare least of what is kept for it comes first."""
         self._seen: list[Seen] = []
 
     def look(self, waiting: Iterable[Waiting]) -> Look:
@@ -171,11 +171,11 @@ class _Walk:
         for pool in fitting:
             hold, draws = self._capacity.placed(request, pool), self._capacity.draws_on(queue, request, pool)
             end = end_of(request, self._now)
-            delayed = [kept for kept in self._reserved if kept.is_delayed_by(hold, draws, end)]
-            if not delayed:
+            delayed = next((kept for kept in self._reserved if kept.is_delayed_by(hold, draws, end)), None)
+            if delayed is None:
                 self._start(request, hold, end)
                 return Verdict(draws, pool, hold.placement.nodes if hold.placement is not None else ())
-            held_up.append(min(delayed, key=self._leaves))
+            held_up.append(delayed)
         verdict = Verdict(self._wants(request), reserved=held_up[0])
         self._hopeless[_alike(request)] = max(map(self._leaves, held_up)), verdict
         return verdict
@@ -204,27 +204,27 @@ class _Walk:
         if any(other.queue is queue and other.short & short for other in self._reserved):
             return None
         then = self._capacity.copy()
-        for end, over in groupby(self._ends_that_matter(queue, one.request), key=end_time):
-            for _, hold in over:
-                then.give_back(hold)
-            if then.fitting(queue, one.request):
-                return self._keep(Reservation(one, queue, short, end, then, self._accounts(queue, one.request)))
-        return self._keep(Reservation(one, queue, short))
+        scope = self._scope(queue, one.request)
+        start = first_fit(then, self._ends_in(scope), queue, one.request)
+        known = (start, then, scope) if start is not None else ()
+        insort(self._reserved, Reservation(one, queue, short, *known), key=self._leaves)
+        return start
 
-    def _keep(self, reservation: Reservation) -> datetime | None:
-        self._reserved.append(reservation)
-        return reservation.start
-
-    def _ends_that_matter(self, queue: Queue, request: LeaseRequest) -> Iterable[End]:
-        """What ends, in order of time, where ``request`` would count: with an inventory that is everywhere."""
-        accounts = self._accounts(queue, request) or {*self._known.accounts, *self._started_ends}
+    def _ends_in(self, scope: Scope) -> Iterable[End]:
+        """What ends, in order of time, and makes a difference there."""
+        accounts = [one for one in {*self._known.accounts, *self._started_ends} if scope.may_have(one)]
         known = [self._known.ends(account, self._now) for account in accounts]
-        return heapq.merge(*known, *(self._started_ends[account] for account in accounts), key=end_time)
+        ends = heapq.merge(*known, *(self._started_ends[account] for account in accounts), key=end_time)
+        return (end for end in ends if scope.has(end[1]))
 
-    def _accounts(self, queue: Queue, request: LeaseRequest) -> frozenset[tuple[str, str]] | None:
-        if self._queues.stock is not None:
-            return None
-        return frozenset((queue.cohort or queue.name, pool) for pool in pools.of(self._queues, queue, request))
+    def _scope(self, queue: Queue, request: LeaseRequest) -> Scope:
+        open_to = pools.of(self._queues, queue, request)
+        accounts = frozenset((queue.cohort or queue.name, pool) for pool in open_to)
+        if self._queues.stock is None:
+            return Scope(accounts)
+        # Of a type of which more is held than there is, others have to do without.
+        every = self._known.held.is_overdrawn
+        return Scope(accounts, frozenset(self._queues.stock if every else pools.fitting_types(self._queues, request)))
 
     def _wants(self, request: LeaseRequest) -> frozenset[Limit]:
         """All that it could lack, beside what leases hold."""

@@ -4,12 +4,87 @@ If it is known when enough comes free, others may start before it as far as that
 does not delay it. If not, nobody behind it may take what it lacks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count, groupby, islice
 
 from tiphys_plugin.ledger.capacity import Capacity, Hold, Limit
-from tiphys_plugin.ledger.model import Waiting
-from tiphys_plugin.queues import Queue
+from tiphys_plugin.ledger.model import LeaseRequest, Waiting
+from tiphys_plugin.queues import ANY_TYPE, Queue
+
+End = tuple[datetime, Hold]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which holds can make a difference to a request: of its ``accounts`` (see `Hold`), or of GPUs that it could have.
+
+    ``types`` are those of the GPUs that it could have, where GPUs that exist are
+    a limit; empty where they are not.
+    """
+
+    accounts: frozenset[tuple[str, str]]
+    types: frozenset[str] = frozenset()
+
+    def has(self, hold: Hold) -> bool:
+        return hold.account in self.accounts or (hold.gpu_type in self.types if hold.gpu_type else bool(self.types))
+
+    def may_have(self, account: tuple[str, str]) -> bool:
+        """Whether any hold of an account may be in it."""
+        _, pool = account
+        return account in self.accounts or (pool in self.types if pool != ANY_TYPE else bool(self.types))
+
+
+NOWHERE = Scope(frozenset())
+
+
+def first_fit(then: Capacity, ends: Iterable[End], queue: Queue, request: LeaseRequest) -> datetime | None:
+    """When the request fits first, if holds come back at ``ends``, in order; ``then`` is left as it is at that time.
+
+    None if it never does. What has come back makes nothing worse, so the time
+    is searched in strides that grow and then shrink, and not looked for at each end.
+    """
+    instants = (list(over) for _, over in groupby(ends, key=lambda end: end[0]))
+    for length in (2**power for power in count()):
+        stride = list(islice(instants, length))
+        for over in stride:
+            _give_back(then, over)
+        if not stride:
+            return None
+        if then.fitting(queue, request):
+            return _last_needed(then, stride, queue, request)
+    raise AssertionError("the strides came to an end before the ends did")
+
+
+def _last_needed(then: Capacity, stride: list[list[End]], queue: Queue, request: LeaseRequest) -> datetime:
+    """The first instant of ``stride`` after which it fits; all of them have come back, and before it did not fit."""
+    needed, back = len(stride), len(stride)
+    too_few = 0
+    while needed - too_few > 1:
+        middle = (too_few + needed) // 2
+        _move(then, stride, back, middle)
+        back = middle
+        if then.fitting(queue, request):
+            needed = middle
+        else:
+            too_few = middle
+    _move(then, stride, back, needed)
+    return stride[needed - 1][0][0]
+
+
+def _move(then: Capacity, stride: list[list[End]], back: int, to: int) -> None:
+    """Have the first ``to`` instants of the stride be over, where the first ``back`` were."""
+    for over in stride[back:to]:
+        _give_back(then, over)
+    for over in stride[to:back]:
+        for _, hold in over:
+            then.take(hold)
+
+
+def _give_back(then: Capacity, over: list[End]) -> None:
+    for _, hold in over:
+        then.give_back(hold)
 
 
 @dataclass(frozen=True)
@@ -25,14 +100,13 @@ class Reservation:
     short: frozenset[Limit]
     start: datetime | None = None
     then: Capacity | None = None
-    accounts: frozenset[tuple[str, str]] | None = None
-    """Accounts (see `Hold`) that it counts in; None where an inventory makes everything count."""
+    scope: Scope = NOWHERE
 
     def is_delayed_by(self, hold: Hold, draws: frozenset[Limit], end: datetime | None) -> bool:
         """Whether a lease from now to ``end`` would keep the reserved request from starting when it is expected to."""
         if self.start is None or self.then is None:
             return bool(draws & self.short)
-        if (end is not None and end <= self.start) or (self.accounts is not None and hold.account not in self.accounts):
+        if (end is not None and end <= self.start) or not self.scope.has(hold):
             return False
         self.then.take(hold)
         delayed = not self.then.fitting(self.queue, self.waiting.request)

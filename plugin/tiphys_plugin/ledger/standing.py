@@ -46,7 +46,9 @@ class Standing:
         if 4 * (len(come) + len(gone)) > len(self.leases):
             return None
         twin = Standing.__new__(Standing)
-        twin.queues, twin.leases, twin._promised = self.queues, tuple(leases), _promised(leases)
+        twin.queues, twin.leases = self.queues, tuple(leases)
+        anybody_leaves = self._promised or any(one.leaving for one in come)
+        twin._promised = _promised(leases) if anybody_leaves else self._promised
         twin.held, twin.means = self.held.copy(), self.means.after(come, gone, history)
         twin._ends = defaultdict(list, {account: ends.copy() for account, ends in self._ends.items()})
         for lease in gone:

@@ -74,6 +74,8 @@ class Turn:
     """When it is expected to start, where that can be said."""
     held: Capacity
     """What leases hold, without those who only could start."""
+    is_promised: bool
+    """Whether somebody was asked to leave for it."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,16 @@ class Look:
         wanted = self.wants(one.request)
         ahead = [before for before in self._in_order[:place] if before.verdict.uses & wanted]
         first = ahead[0] if ahead else None
-        return Turn(verdict.pool, verdict.nodes, len(ahead) + 1, first, verdict.reserved, verdict.start, self.held)
+        return Turn(
+            verdict.pool,
+            verdict.nodes,
+            len(ahead) + 1,
+            first,
+            verdict.reserved,
+            verdict.start,
+            self.held,
+            self._in_order[place].is_promised,
+        )
 
     @cached_property
     def _in_order(self) -> list[Seen]:

@@ -35,6 +35,8 @@ class Ask:
 
     def times(self, pods: int) -> "Ask":
         """As much as so many pods need on one node; shares of GPUs do not add up."""
+        if pods == 1:
+            return self
         return replace(
             self, gpus=pods * self.gpus, cpu_milli=pods * self.cpu_milli, host_memory_mb=pods * self.host_memory_mb
         )
