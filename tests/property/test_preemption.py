@@ -12,7 +12,6 @@
 | nobody has one go that had it go, and it comes to rest                           | while nothing ends by itself   |
 """
 
-from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
@@ -20,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena, Mark
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.model import Admitted, Lease, Waiting
-from tiphys_plugin.queues import Queue, Queues
+from support.preemption_oracle import borrowers_go_last_in_first_out, come_to_rest, examine, lawful, starts
+from tiphys_plugin.ledger.model import Admitted, Lease
+from tiphys_plugin.queues import Queues
 
 OFTEN = st.sampled_from([True, True, True, False])
 LIMITS = st.none() | st.sampled_from([0, 1, 2, 4])
@@ -55,70 +54,6 @@ jobs = st.lists(
 losses = st.lists(st.sampled_from([0.0, 1.0, 5.0, 50.0]), min_size=14, max_size=14)
 
 
-def quota(queue: Queue) -> int:
-    return queue.gpus["A100"]
-
-
-def held(leases: list[Lease], queue: str) -> int:
-    return sum(one.request.gpus for one in leases if one.request.queue == queue)
-
-
-def lawful(arena: Arena, mark: Mark, victims: tuple[Lease, ...]) -> bool:
-    """By hand: the fences, the guarantees and the ages."""
-    request, named = mark.mine.request, {queue.name: queue for queue in arena.rules.queues}
-    queue = named[request.queue]
-    there = [*soon(arena, mark)[0]]
-    for one in sorted(victims, key=lambda one: (one.request.priority, one.granted_at), reverse=False):
-        owner = named[one.request.queue]
-        if one.leaving is not None or (mark.now - one.granted_at).total_seconds() < owner.min_runtime_seconds:
-            return False
-        if owner is queue:
-            if not (queue.preempts_lower_priority and one.request.priority < request.priority):
-                return False
-        elif not (queue.reclaims and owner.cohort == queue.cohort):
-            return False
-    for name in {one.request.queue for one in victims} - {queue.name}:
-        of_queue = [one for one in victims if one.request.queue == name]
-        left = held(there, name) - sum(one.request.gpus for one in of_queue)
-        if left + max(one.request.gpus for one in of_queue) <= quota(named[name]):
-            return False
-    own = sum(one.request.gpus for one in victims if one.request.queue == queue.name)
-    takes_back = any(one.request.queue != queue.name for one in victims)
-    return not takes_back or held(there, queue.name) - own + request.gpus <= quota(queue)
-
-
-def soon(arena: Arena, mark: Mark) -> tuple[list[Lease], list[Waiting]]:
-    """Who holds and who waits when those are gone who leave already, and those for whom they left have started."""
-    leases = [one for one in mark.before.leases if one.leaving is None]
-    waiting = [one for one in mark.before.waiting if one is not mark.mine]
-    promised = {(one.leaving.uid, one.leaving.step) for one in mark.before.leases if one.leaving is not None}
-    for one in [one for one in waiting if (one.request.uid, one.request.step) in promised]:
-        state = State(arena.rules, tuple(leases), (), mark.before.history)
-        if isinstance(decide(state, one.request, one.arrival, mark.now), Admitted):
-            leases.append(Lease(f"of {one.request.uid}", one.request, "A100", mark.now, mark.now))
-            waiting.remove(one)
-    return leases, waiting
-
-
-def starts(arena: Arena, mark: Mark, gone: tuple[Lease, ...], *, alone: bool) -> bool:
-    """Whether the decision on GPUs lets it start when ``gone`` and all who leave already are gone."""
-    leases, waiting = soon(arena, mark)
-    left = tuple(one for one in leases if one.id not in {victim.id for victim in gone})
-    state = State(arena.rules, left, () if alone else tuple(waiting), mark.before.history)
-    return isinstance(decide(state, mark.mine.request, mark.mine.arrival, mark.now), Admitted)
-
-
-def examine(arena: Arena, mark: Mark) -> None:
-    assert lawful(arena, mark, mark.victims), mark
-    assert starts(arena, mark, mark.victims, alone=False), "somebody goes for nothing"
-    assert not starts(arena, mark, (), alone=False), "somebody goes although it starts without that"
-    for one in mark.victims:
-        rest = tuple(other for other in mark.victims if other is not one)
-        assert not (lawful(arena, mark, rest) and starts(arena, mark, rest, alone=True)), (
-            f"{one.request.uid} could stay"
-        )
-
-
 @settings(max_examples=80, deadline=None)
 @given(rules(), jobs, losses)
 def test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles(rules, jobs, losses):
@@ -130,21 +65,6 @@ def test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles(rule
         examine(arena, mark)
     had_go = {(mark.mine.request.uid, one.request.uid) for mark in arena.marks for one in mark.victims}
     assert not any((other, one) in had_go for one, other in had_go), "they chase each other"
-
-
-def come_to_rest(arena: Arena) -> None:
-    """Look, go and ask until nothing happens any more; what leaves for somebody must go to it at once."""
-    for _ in range(20):
-        count = len(arena.marks)
-        arena.look()
-        again = arena.leave()
-        for mark in arena.marks[count:]:
-            assert isinstance(arena.ask(mark.mine.request), Admitted), "what left for it went to somebody else"
-        for request in again:
-            arena.ask(request)
-        if not arena.all_ask() and len(arena.marks) == count:
-            return
-    raise AssertionError("it does not come to rest")
 
 
 @settings(max_examples=60, deadline=None)
@@ -176,18 +96,6 @@ def test_no_other_lawful_set_loses_less(rules, jobs, losses, gpus, queue):
         default=None,
     )
     assert best == (cost(mark.victims) if mark.victims else None)
-
-
-def borrowers_go_last_in_first_out(rules: Queues, mark: Mark, victims: tuple[Lease, ...]) -> bool:
-    """Whether each of another queue has borrowed: by priority, then by age, its quota had no more room for it."""
-    used: Counter[str] = Counter()
-    quotas = {queue.name: quota(queue) for queue in rules.queues}
-    for one in sorted(mark.before.leases, key=lambda one: (-one.request.priority, one.granted_at)):
-        used[one.request.queue] += one.request.gpus
-        is_other = one.request.queue != mark.mine.request.queue
-        if one in victims and is_other and used[one.request.queue] <= quotas[one.request.queue]:
-            return False
-    return True
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,9 @@ from support.ledger import ask, ledger_api, queues
 from support.world import Clock
 from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, Rejected
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.model import Leaving
 from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.queues import Queues
 
 EIGHT = queues(research={"A100": 8})
 
@@ -220,3 +222,49 @@ def test_restored_lease_does_not_replace_the_one_that_the_node_holds(ledger):
     assert isinstance(first, Admitted)
     ledger.restore("other", ask(8, "u1"), None)
     assert [lease.id for lease in ledger.snapshot().leases] == [first.lease]
+
+
+PREEMPTING = Queues.model_validate(
+    {"queues": [{"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}]}
+)
+
+
+@pytest.fixture(params=["sqlite", "kubernetes"])
+def two_services(request, tmp_path, clock):
+    """Two services over one ledger whose queue has trainings go."""
+    if request.param == "kubernetes":
+        api = ledger_api(PREEMPTING)
+        yield [KubernetesLedger(api, "tiphys", clock=clock) for _ in range(2)]
+        return
+    opened = [SqliteLedger(tmp_path / "ledger.db", PREEMPTING, clock=clock) for _ in range(2)]
+    yield opened
+    for one in opened:
+        one.close()
+
+
+def test_who_is_asked_to_leave_is_marked_for_all_services_and_once(two_services, clock):
+    here, there = two_services
+    lease = here.request(ask(8, "u1"))
+    there.request(ask(8, "u2", priority=5))
+    graces = {lease.lease: 90.0}
+    [marked] = here.ask_to_leave(("u2", "fit"), graces)
+    assert marked.leaving == Leaving("u2", "fit", clock(), clock() + timedelta(seconds=90))
+    assert there.ask_to_leave(("u2", "fit"), graces) == ()
+    assert [one.leaving for one in there.snapshot().leases] == [marked.leaving]
+    there.sweep(lambda _: False)
+    assert isinstance(here.request(ask(8, "u2", priority=5)), Deferred), "it is still there"
+    there.release(lease.lease)
+    assert isinstance(here.request(ask(8, "u1", attempt=2, node="later", priority=0)), Deferred)
+    assert isinstance(here.request(ask(8, "u2", priority=5)), Admitted)
+
+
+def test_a_choice_that_the_book_has_left_behind_marks_nobody(two_services):
+    here, there = two_services
+    lease = here.request(ask(8, "u1"))
+    there.request(ask(8, "u2", priority=5))
+    there.release(lease.lease)
+    again = there.request(ask(8, "u3", priority=5))
+    assert isinstance(again, Deferred)
+    assert isinstance(there.request(ask(8, "u2", priority=5)), Admitted)
+    assert here.ask_to_leave(("u2", "fit"), {lease.lease: 30.0}) == ()
+    assert all(one.leaving is None for one in here.snapshot().leases)
