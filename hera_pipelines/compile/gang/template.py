@@ -35,7 +35,8 @@ def gang_template(step: GatedStep, template: Manifest, workflow: Manifest) -> Ma
     made = {
         **{field: template[field] for field in _KEPT if field in template},
         "resource": {
-            "action": "create",
+            # Not create: Argo makes its pod again that is lost without a word, and the new one finds what there is.
+            "action": "apply",
             # With the Workflow goes what it made.
             "setOwnerReference": True,
             "successCondition": kind.success.format(members=members),

@@ -72,7 +72,7 @@ def test_it_is_an_indexed_job_that_ends_as_a_whole() -> None:
     assert (
         run["resource"].items()
         >= {
-            "action": "create",
+            "action": "apply",
             "setOwnerReference": True,
             "successCondition": "status.succeeded == 4",
             "failureCondition": "status.failed > 0",

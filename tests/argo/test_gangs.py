@@ -1,0 +1,145 @@
+"""The story with its training on four nodes, which Argo only watches: it comes together, loses a part, and goes on.
+
+| what happens | what must hold |
+|---|---|
+| nothing | every rank reads the input, the first one's outputs are the step's |
+| one rank is deleted | all save, all end, preemption is the cause, the next attempt goes on there |
+| one rank is killed | the others are told, its exit code is the cause |
+| the pod that watches is lost | the attempt goes on, or its Job is deleted and the next one goes on |
+| `argo stop`, `argo terminate`, deletion | no rank is left |
+| a node with some of the ranks is lost | the attempt is given up, and the training moves |
+"""
+
+import pytest
+from hera.workflows.models import Affinity, Toleration
+from support.story.pipelines import expected_version, story
+from support.story.scenarios import check_starts, ended, version
+
+from tiphys.kube import Object
+from tiphys.kube.gangs import Stage, stage_of
+from tiphys.kube.resources import JOBS, NODES, PODS, WORKFLOWS
+from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, gang_name
+from tiphys.records import Cause, Outcome
+
+from .test_nodes import TAINT, SecondNode, lose, node
+from .world import Workflow, World, command
+
+__all__ = ["node"]
+
+RANKS = 4
+STEPS = 60
+
+
+def distributed(world: World, steps: int = STEPS, **options: object) -> Workflow:
+    """The story, its training begun on four nodes."""
+    pipeline = story(
+        world.place, steps=steps, pause=0.5, name="gang", training={"nodes": RANKS}, train_options=options or None
+    )
+    return world.submit(pipeline.compile())
+
+
+def members(workflow: Workflow, attempt: int = 1) -> list[Object]:
+    """Pods of an attempt, by rank."""
+    name = gang_name(workflow.run, "train", attempt)
+    settings = workflow.world.settings
+    labels = f"{GANG_LABEL}={name},{MEMBER_LABEL}=true"
+    found = workflow.world.api.list(PODS, settings.namespace, labels=labels).items
+    return sorted(found, key=lambda pod: pod["metadata"]["name"])
+
+
+def node_of(pod: Object) -> str:
+    return str(pod["metadata"]["annotations"]["workflows.argoproj.io/node-name"])
+
+
+def job(workflow: Workflow, attempt: int = 1) -> Object | None:
+    return workflow.world.api.get(JOBS, workflow.world.settings.namespace, gang_name(workflow.run, "train", attempt))
+
+
+def has_saved(workflow: Workflow, attempt: int = 1) -> None:
+    workflow.wait_for("a checkpoint is saved", lambda: any(ref.attempt == attempt for ref in workflow.checkpoints()))
+    assert len(members(workflow, attempt)) == RANKS
+
+
+def check_result(workflow: Workflow) -> None:
+    workflow.wait()
+    assert version(workflow.world.store, workflow.run) == expected_version(STEPS)
+    check_starts(workflow.world.store, workflow.run)
+
+
+def test_a_training_on_four_nodes_makes_what_one_would(world_in_each_mode: World) -> None:
+    workflow = distributed(world_in_each_mode)
+    check_result(workflow)
+    assert [ended(one).outcome for one in workflow.attempts("train")] == [Outcome.DONE]
+    assert [pod["status"]["phase"] for pod in members(workflow)] == ["Succeeded"] * RANKS
+
+
+def test_a_rank_that_is_deleted_has_all_save_and_go_on_from_there(world: World) -> None:
+    workflow = distributed(world)
+    has_saved(workflow)
+    world.api.delete(PODS, world.settings.namespace, members(workflow)[2]["metadata"]["name"])
+    check_result(workflow)
+    first, last = (ended(one) for one in workflow.attempts("train"))
+    assert (first.cause, last.outcome) == (Cause.PREEMPTION, Outcome.DONE)
+    start = workflow.attempts("train")[1].claim.starts_from
+    assert start is not None
+    assert start.global_step > 0
+    assert workflow.messages("train-settle")[0].endswith(f"attempt 2 resumes from step {start.global_step}")
+
+
+def test_a_rank_that_is_killed_is_the_cause_and_not_those_that_were_told(world: World) -> None:
+    workflow = distributed(world)
+    has_saved(workflow)
+    pod = members(workflow)[1]["metadata"]["name"]
+    where = ["--namespace", world.settings.namespace]
+    # Process 1 ignores a SIGKILL from inside, so the program that it started is killed.
+    kill = "import os, pathlib, signal; [os.kill(int(p.name), 9) for p in pathlib.Path('/proc').iterdir() "
+    kill += "if p.name.isdigit() and int(p.name) not in (1, os.getpid())]"
+    command(["kubectl", "exec", pod, *where, "--", "python", "-c", kill])
+    check_result(workflow)
+    first, last = (ended(one) for one in workflow.attempts("train"))
+    assert (first.cause, first.exit_code, last.outcome) == (Cause.INFRASTRUCTURE, 137, Outcome.DONE)
+    assert first.message.startswith(f"rank 1 of {RANKS}: ")
+
+
+def test_a_training_that_nobody_watches_goes_on_or_is_ended_before_the_next_attempt(world: World) -> None:
+    """Argo makes a pod again that is gone and never told its end, and that finds the Job; or it gives the node up."""
+    workflow = distributed(world)
+    has_saved(workflow)
+    [watcher] = [pod for pod in workflow.pods() if node_of(pod).endswith(".run") and "train" in node_of(pod)]
+    world.api.delete(PODS, world.settings.namespace, watcher["metadata"]["name"], grace=0)
+    check_result(workflow)
+    *given_up, last = (ended(one) for one in workflow.attempts("train"))
+    assert last.outcome is Outcome.DONE
+    assert [one.cause for one in given_up] in ([], [Cause.INFRASTRUCTURE])
+    assert all(job(workflow, attempt) is None for attempt in range(1, len(given_up) + 1))
+
+
+@pytest.mark.parametrize("how", ["stop", "terminate", "delete"])
+def test_no_rank_outlives_its_workflow(world: World, how: str) -> None:
+    workflow = distributed(world)
+    has_saved(workflow)
+    if how == "delete":
+        world.api.delete(WORKFLOWS, world.settings.namespace, workflow.name)
+    else:
+        world.argo(how, workflow.name)
+    world.until("all ranks are gone", lambda: not members(workflow), workflow.describe)
+    found = job(workflow)
+    assert found is None or stage_of(found) is not Stage.ACTIVE
+
+
+def test_a_lost_node_is_given_up_and_the_training_moves(world: World, node: SecondNode) -> None:
+    rule = "preferredDuringSchedulingIgnoredDuringExecution"
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {MEMBER_LABEL: "true"}}}
+    affinity = Affinity.model_validate({"podAntiAffinity": {rule: [{"weight": 100, "podAffinityTerm": apart}]}})
+    tolerated = Toleration(key=TAINT, operator="Exists", effect="NoSchedule")
+    workflow = distributed(world, affinity=affinity, tolerations=[tolerated])
+    has_saved(workflow)
+    places = {pod["spec"]["nodeName"] for pod in members(workflow)}
+    assert len(places) == 2, "some ranks are on the second node, some are not"
+    lose(world, node)
+    # What a cloud does with the object of a machine that is gone; until then Kubernetes waits for its word.
+    world.api.delete(NODES, None, node.name)
+    check_result(workflow)
+    *given_up, last = (ended(one) for one in workflow.attempts("train"))
+    assert last.outcome is Outcome.DONE
+    assert [one.cause for one in given_up] in ([Cause.PREEMPTION], [Cause.INFRASTRUCTURE])
