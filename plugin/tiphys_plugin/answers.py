@@ -9,10 +9,9 @@ from tiphys.protocol.wire import ExecuteReply, Outputs, ParameterValue, succeede
 from tiphys.records import AttemptClaim, Skipped
 from tiphys.store import LineageLayout, Store
 from tiphys_plugin import gangs
+from tiphys_plugin.nodes.settings import GPU_TYPE_LABEL
 from tiphys_plugin.queues import in_words
 from tiphys_plugin.services import StepCall
-
-_GPU_TYPE_LABEL = "nvidia.com/gpu.product"
 
 
 def skip(message: str) -> ExecuteReply:
@@ -59,7 +58,7 @@ def pod_patch(spec: StepSpec, chosen_type: str | None, node: str | None = None) 
     if spec.kind is not Kind.TRAIN:
         return ""
     patch: dict[str, object] = {"terminationGracePeriodSeconds": math.ceil(spec.grace_seconds)}
-    wanted = {_GPU_TYPE_LABEL: chosen_type, gangs.HOSTNAME_LABEL: node}
+    wanted = {GPU_TYPE_LABEL: chosen_type, gangs.HOSTNAME_LABEL: node}
     if selector := {label: value for label, value in wanted.items() if value is not None}:
         patch["nodeSelector"] = selector
     return json.dumps(patch, sort_keys=True)
@@ -67,7 +66,7 @@ def pod_patch(spec: StepSpec, chosen_type: str | None, node: str | None = None) 
 
 def chosen_type(patch: str) -> str | None:
     """The GPU type that `pod_patch` was made with."""
-    chosen: str | None = json.loads(patch or "{}").get("nodeSelector", {}).get(_GPU_TYPE_LABEL)
+    chosen: str | None = json.loads(patch or "{}").get("nodeSelector", {}).get(GPU_TYPE_LABEL)
     return chosen
 
 

@@ -27,6 +27,10 @@ In the place of the inventory, the nodes can be declared, and then each pod is g
       - {name: n2, gpu_type: A100, gpus: 8, rack: r1}
     placement: fragmentation        # optional: keep holes large for requests as they usually come
 
+or be those that the cluster has now, see `tiphys_plugin.nodes.settings`:
+
+    cluster_nodes: {}
+
 Without a queue file every queue name is accepted and nothing is limited.
 """
 
@@ -41,9 +45,19 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from tiphys.errors import UsageError
+from tiphys_plugin.nodes.settings import ClusterNodes
 from tiphys_plugin.placement import Ask, Fragmentation, Free, Inventory, Node, Policy, best_fit
 
 ANY_TYPE = "*"
@@ -164,12 +178,15 @@ class Queues(BaseModel):
     """None: not declared, and only quotas are held, unless there are ``nodes``."""
     nodes: tuple[Node, ...] | None = None
     """None: not declared, and on which nodes pods run is left to Kubernetes."""
+    cluster_nodes: ClusterNodes | None = None
+    """None: the nodes of the cluster are not looked at."""
     placement: Literal["best-fit", "fragmentation"] = "best-fit"
     """Whether a pod takes the smallest hole that fits, or one where it breaks up least of what others want."""
     typical_gpus: dict[PositiveInt, _Positive] = {1: 1, 2: 1, 4: 1, 8: 1}
     """What pods usually ask for, for the placement by fragmentation: GPUs, and how often beside the others."""
     usage_half_life_hours: _Positive = 24.0
     """After so long, what a queue has used counts half when queues are compared."""
+    _changing: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Queues":
@@ -182,6 +199,8 @@ class Queues(BaseModel):
     def _gpus_are_declared_once(self) -> "Queues":
         if self.nodes is not None and self.inventory is not None:
             raise ValueError("declare the inventory or the nodes: the inventory of declared nodes is counted")
+        if self.cluster_nodes is not None and (self.nodes is not None or self.inventory is not None):
+            raise ValueError("cluster_nodes takes the place of nodes and inventory; declare one of them")
         _ = self.fleet  # refuses nodes that it cannot tell apart
         return self
 
@@ -203,10 +222,35 @@ class Queues(BaseModel):
         """Whether anybody that runs may have to go for another."""
         return any(queue.preempts for queue in self.queues)
 
-    def on(self, nodes: Iterable[Node]) -> "Queues":
-        """The same quotas on these nodes, whatever was declared."""
+    def on(self, nodes: Iterable[Node] | None, *, changing: bool = False) -> "Queues":
+        """The same quotas on these nodes, whatever was declared; None: on no nodes that are known.
+
+        ``changing`` if they are those of today, so that what they could never serve another day's might.
+        """
         declared = {name: getattr(self, name) for name in Queues.model_fields}
-        return Queues(**{**declared, "nodes": tuple(nodes), "inventory": None})
+        where = {"nodes": None if nodes is None else tuple(nodes), "inventory": None, "cluster_nodes": None}
+        made = Queues(**{**declared, **where})
+        made._changing = changing
+        return made
+
+    @property
+    def changing(self) -> bool:
+        """Whether the nodes are those of today."""
+        return self._changing
+
+    @cached_property
+    def quotas(self) -> "Queues":
+        """The same, whatever GPUs exist."""
+        return self.on(None)
+
+    @cached_property
+    def foreign(self) -> Counter[str]:
+        """GPUs that are used by what Tiphys did not start, by type."""
+        used: Counter[str] = Counter()
+        for node in self.nodes or ():
+            if node.foreign_gpus:
+                used[node.gpu_type] += node.foreign_gpus
+        return used
 
     @cached_property
     def stock(self) -> dict[str, Stock] | None:

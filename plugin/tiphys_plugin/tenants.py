@@ -9,6 +9,7 @@ needs anybody to be in reach, and no tenant may occupy all threads.
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
@@ -61,6 +62,8 @@ class Tenants:
         self._calls: defaultdict[str, threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(CALLS_OF_ONE_TENANT)
         )
+        self.background = ExitStack()
+        """What goes on until `close`."""
         self.registry = CollectorRegistry()
         self.registry.register(LedgerCollector(ledger.snapshot))
         self.registry.register(TenantsCollector(self._metrics))
@@ -128,7 +131,8 @@ class Tenants:
         return generate_latest(self.registry)
 
     def close(self) -> None:
-        """Stop the background work of all cores."""
+        """Stop the background work, of all cores, too."""
+        self.background.close()
         with self._lock:
             for core in self._cores.values():
                 core.close()

@@ -10,6 +10,8 @@ from tiphys.kube import KubeApi, cluster_name
 from tiphys.store import TenantStores
 from tiphys_plugin.kubernetes import KubernetesCluster
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.nodes.leaving import Evacuation
+from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.tenants import Tenants
 
@@ -37,7 +39,11 @@ def build(api: KubeApi, installation: Installation, settings: Settings | None = 
     """
     stores = TenantStores(installation.store, installation.namespaces)
     cluster = KubernetesCluster(api, installation.namespaces, cluster_name(api))
-    ledger = KubernetesLedger(api, installation.release_namespace or api.namespace, installation.ledger)
+    nodes = ClusterInventory(api)
+    namespace = installation.release_namespace or api.namespace
+    ledger = KubernetesLedger(api, namespace, installation.ledger, rules=nodes.rules)
     tenants = Tenants(stores, cluster, ledger, settings)
+    tenants.background.enter_context(nodes)
+    tenants.background.enter_context(Evacuation(ledger, cluster, stores.serves, nodes))
     tenants.recover()
     return tenants

@@ -138,11 +138,13 @@ def test_no_rule_is_wider_than_it_looks(file: Path) -> None:
 
 
 def test_the_whole_cluster_is_read_only_if_asked_for() -> None:
-    """Kubernetes gives the right to review tokens by a ClusterRole only; nothing else is cluster-wide."""
-    [role] = of_kind(render(file=TENANTS), "ClusterRole")
-    assert role["rules"] == [
-        {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
-    ]
+    """Kubernetes gives the right to review tokens by a ClusterRole only, and nodes belong to no namespace."""
+    reviews = {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}
+    [role] = of_kind(render(*MINIMAL), "ClusterRole")
+    assert role["rules"] == [reviews]
+    found = {role["metadata"]["name"]: role["rules"] for role in of_kind(render(file=TENANTS), "ClusterRole")}
+    nodes = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}
+    assert found == {"system-ours-plugin-reviews": [reviews], "system-ours-plugin-nodes": [nodes]}
     wide = {role["metadata"]["name"] for role in of_kind(render(file=AGENT), "ClusterRole")}
     assert wide == {"system-ours-plugin-workflows", "system-ours-controller-workflows"}
 

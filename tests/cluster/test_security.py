@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from cluster.client import SECONDS, AuditLog, Cluster, Json, Store
-from cluster.rights import granted, refused, unused, used
+from cluster.rights import Right, granted, refused, unused, used
 from cluster.test_install import Release, release
 from support.argo_objects import NARRATED
 from support.ledger import ask as ask_for
@@ -206,11 +206,33 @@ def declare_quota(release: Release, api: KubeApi) -> None:
     api.patch(GPU_LEDGERS, release.home, "default", {"spec": QUEUES})
 
 
-@pytest.mark.parametrize("mode", ["sidecar", "agent"])
+def look_at_nodes(release: Release, api: KubeApi, audit: AuditLog) -> None:
+    """Have the service go by the nodes of the cluster, for a while."""
+    release.cluster.wait("there is a ledger", lambda: api.get(GPU_LEDGERS, release.home, "default"))
+    api.patch(GPU_LEDGERS, release.home, "default", {"spec": {**QUEUES, "cluster_nodes": {}}})
+    watches = {Right("watch", "", plural, "") for plural in ("nodes", "pods")}
+    account = f"{release.name}-plugin"
+    release.cluster.wait("the service sees them", lambda: watches <= used(audit, release.home, account))
+    api.patch(GPU_LEDGERS, release.home, "default", {"spec": {"cluster_nodes": None}})
+
+
+@pytest.mark.parametrize(
+    ("mode", "observe"),
+    [("sidecar", False), ("agent", False), ("sidecar", True)],
+    ids=["sidecar", "agent", "sidecar-with-nodes"],
+)
 def test_every_right_is_used_and_none_is_missing(
-    release: Release, api: KubeApi, audit: AuditLog, images: dict[str, str], cluster_store: Store, mode: str
+    release: Release,
+    api: KubeApi,
+    audit: AuditLog,
+    images: dict[str, str],
+    cluster_store: Store,
+    mode: str,
+    observe: bool,
 ) -> None:
-    release.apply("install", f"mode={mode}")
+    release.apply("install", f"mode={mode}", f"nodes.observe={str(observe).lower()}")
+    if observe:
+        look_at_nodes(release, api, audit)
     declare_quota(release, api)
     namespace = release.tenants[0]
     accounts = (f"{release.name}-plugin", f"{release.name}-controller")

@@ -41,6 +41,13 @@
 {{- end }}
 {{- end }}
 
+{{/* Plugin, in the whole cluster, behind nodes.observe. */}}
+{{- define "tiphys.rules.plugin.nodes" -}}
+- apiGroups: [""]
+  resources: [nodes, pods]
+  verbs: [list, watch]
+{{- end }}
+
 {{/* Controller, in each workflow namespace. */}}
 {{- define "tiphys.rules.controller.workflows" -}}
 - apiGroups: [argoproj.io]

@@ -56,7 +56,7 @@ class Capacity:
         self.queues = queues
         self._held: Counter[tuple[str, str]] = Counter()
         self._borrowed: Counter[tuple[str, str]] = Counter()
-        self._of_type: Counter[str | None] = Counter()
+        self._of_type: Counter[str | None] = Counter(queues.foreign)
         self._alike: dict[tuple[str, str | None, str], Hold] = {}
         self._free = None if queues.fleet is None else Free(queues.fleet)
         alike: Counter[tuple[str, str | None, str]] = Counter()

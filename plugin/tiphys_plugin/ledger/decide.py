@@ -13,6 +13,7 @@ from its turn in the line (`tiphys_plugin.ledger.line`); here it is put in words
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.capacity import Capacity, gang
@@ -29,6 +30,7 @@ from tiphys_plugin.ledger.model import (
     Waiting,
 )
 from tiphys_plugin.ledger.reservation import Reservation
+from tiphys_plugin.ledger.same import Same
 from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.ledger.verdict import Seen, Turn
 from tiphys_plugin.ledger.words import called, waiting_for
@@ -57,12 +59,14 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
         known = ", ".join(state.queues.names) or "none"
         return Rejected(Reason.QUEUE_UNKNOWN, f"there is no queue {request.queue!r}; the queues are: {known}")
     if (never := _reject(state.queues, queue, request)) is not None:
-        return never
+        if not state.queues.changing or _reject(state.queues.quotas, queue, request) is not None:
+            return never
+        return _wait(state.waiting, request, arrival, never.reason, f"for now, {never.message}", queue)
     if queue.stopped:
         why = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
         return _wait(state.waiting, request, arrival, Reason.QUEUE_STOPPED, why, queue)
     mine = Waiting(request, arrival, since=now, seen_at=now)
-    line = sorted((*state.waiting, mine), key=lambda one: one.arrival)
+    line = sorted((*_hopeful(state.queues, state.waiting), mine), key=lambda one: one.arrival)
     seen = turn(state.queues, state.leases, state.history, line, arrival, now)
     if seen.pool is not None:
         return Admitted(lease="", pool=seen.pool, nodes=seen.nodes)
@@ -91,6 +95,36 @@ def _wait(
     line = [one for one in waiting if one.request.queue == request.queue]
     ahead = [one for one in line if place(one.request, one.arrival) < mine]
     return Deferred(reason, why, len(ahead) + 1, (Because(reason, why),))
+
+
+def _hopeful(queues: Queues, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
+    """Those whom the nodes of today could serve: nobody else is held up by who waits for nodes to come."""
+    if not queues.changing:
+        return waiting
+    hopeless = _hopeless(_Line(queues, [one.request for one in waiting]))
+    return tuple(one for place, one in enumerate(waiting) if place not in hopeless) if hopeless else waiting
+
+
+class _Line(Same):
+    def __init__(self, queues: Queues, requests: list[LeaseRequest]) -> None:
+        super().__init__((queues,), requests)
+        self.queues, self.requests = queues, requests
+
+
+@lru_cache(maxsize=2)
+def _hopeless(line: _Line) -> frozenset[int]:
+    """Places in the line of those who want more than all nodes together could give them."""
+    found: dict[tuple[object, ...], bool] = {}
+
+    def is_hopeless(request: LeaseRequest) -> bool:
+        kind = (request.gpu_type, request.min_gpu_memory_mb, request.members, request.tensor_parallel)
+        alike = (request.queue, request.gpus, *kind)
+        if alike not in found:
+            queue = line.queues.find(request.queue)
+            found[alike] = queue is not None and _reject(line.queues, queue, request) is not None
+        return found[alike]
+
+    return frozenset(place for place, request in enumerate(line.requests) if is_hopeless(request))
 
 
 def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:

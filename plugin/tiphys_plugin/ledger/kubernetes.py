@@ -53,6 +53,7 @@ class KubernetesLedger:
         check_every: A lease is looked at by a `sweep` at most this often.
         forget_after: A waiting request that has not asked for so long stands in nobody's way.
         pause: Waits between two tries.
+        rules: The queues that a decision goes by, from those that were declared.
 
     Raises:
         StoreError: the API server does not answer, or the object must not be trusted.
@@ -68,12 +69,14 @@ class KubernetesLedger:
         check_every: timedelta = timedelta(seconds=30),
         forget_after: timedelta = FORGET_AFTER,
         pause: Callable[[float], object] = time.sleep,
+        rules: Callable[[QueueRules], QueueRules] = lambda declared: declared,
     ) -> None:
         self._stored = StoredBook(api, namespace, name)
         self._clock = clock
         self._check_every = check_every
         self._forget_after = forget_after
         self._pause = pause
+        self._rules = rules
         self._asked: dict[tuple[str, str, str], datetime] = {}
         self._turns = Turns(self._apply, _TURN_SECONDS, self._stored)
 
@@ -120,16 +123,17 @@ class KubernetesLedger:
 
     def snapshot(self) -> Snapshot:
         version = self._stored.read()
-        return version.book.snapshot(version.rules)
+        return version.book.snapshot(self._rules(version.rules))
 
     def _apply(self, turns: Sequence[Turn[Any]]) -> list[Any]:
         """The answers to ``turns``, one after the other, once all of them are stored."""
         for tried in range(_TRIES):
             version = self._stored.read()
+            rules = self._rules(version.rules)
             after, spare_bytes, answers = version.book.asked_again(self._asked), 0, []
             for turn in turns:
                 before = after
-                after, answer = turn.transition(before, version.rules)
+                after, answer = turn.transition(before, rules)
                 answers.append(answer)
                 if len(after.waiting) > len(before.waiting):
                     spare_bytes = max(spare_bytes, turn.spare_bytes)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tiphys.errors import StoreError
+from tiphys.errors import StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.records import utc_now
 from tiphys_plugin.ledger import rows
@@ -37,6 +37,7 @@ class SqliteLedger:
 
     Raises:
         StoreError: the file cannot be opened, read or written, or was made by a newer version.
+        UsageError: the queues go by the nodes of a cluster.
     """
 
     def __init__(
@@ -47,6 +48,10 @@ class SqliteLedger:
         check_every: timedelta = timedelta(seconds=30),
         forget_after: timedelta = FORGET_AFTER,
     ) -> None:
+        if queues is not None and queues.cluster_nodes is not None:
+            raise UsageError(
+                "the queues go by the nodes of a cluster (cluster_nodes), and there is none; declare `nodes`"
+            )
         self._path = path
         self._queues = queues
         self._clock = clock

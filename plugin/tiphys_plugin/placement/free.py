@@ -6,23 +6,24 @@ from itertools import chain
 
 from tiphys_plugin.placement.hole import Hole, empty, less, more
 from tiphys_plugin.placement.inventory import Inventory
+from tiphys_plugin.placement.node import Node
 from tiphys_plugin.placement.request import Placement
 
 
 class Free:
     """Holes, and the nodes that have them.
 
-    Nodes that are cordoned keep their books and offer nothing, unless
-    ``cordoned_too`` asks what the cluster could do with all its nodes. Nodes
-    that are not of the inventory are passed over: what ran there is no longer
-    of its GPUs.
+    Nodes that are cordoned keep their books and offer nothing, and GPUs that
+    others use are not free, unless ``cordoned_too`` asks what the cluster could
+    do with all its nodes to itself. Nodes that are not of the inventory are
+    passed over: what ran there is no longer of its GPUs.
     """
 
     def __init__(self, inventory: Inventory, *, cordoned_too: bool = False) -> None:
         self.inventory = inventory
         self.withheld = frozenset() if cordoned_too else inventory.cordoned
         """Numbers of the nodes that offer nothing."""
-        self.holes = [empty(node) for node in inventory.nodes]
+        self.holes = [empty(node) if cordoned_too else _open(node) for node in inventory.nodes]
         """By number of the node, those of cordoned nodes included."""
         self._at: dict[str, dict[Hole, list[int]]] = {}
         for number, hole in enumerate(self.holes):
@@ -74,3 +75,9 @@ class Free:
         if not numbers:
             del of_kind[before]
         insort(of_kind.setdefault(hole, []), number)
+
+
+def _open(node: Node) -> Hole:
+    """The hole of a node that nobody uses but others."""
+    hole = empty(node)
+    return hole._replace(whole=hole.whole - node.foreign_gpus) if node.foreign_gpus else hole

@@ -30,6 +30,8 @@ class Node(BaseModel):
     nvlink_domain: str = ""
     """Nodes whose GPUs reach each other over NVLink; empty: no further than those of one node."""
     cordoned: bool = False
+    foreign_gpus: NonNegativeInt = 0
+    """GPUs that are used by what Tiphys did not start."""
     cpu_milli: NonNegativeInt | None = None
     host_memory_mb: NonNegativeInt | None = None
 

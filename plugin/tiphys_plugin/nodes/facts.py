@@ -1,0 +1,108 @@
+"""What the watches of Nodes and pods have told so far, and the inventory that follows from it.
+
+It is the very same inventory until something changes that counts, because what
+follows from leases on it is remembered for as long as it is the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
+
+from tiphys.kube import Change, ChangeType, Object, Synced
+from tiphys_plugin.nodes.health import Evidence
+from tiphys_plugin.nodes.pods import PodFacts, facts_of, foreign_by_node
+from tiphys_plugin.nodes.reading import SeenNode, essence, hints_by_node, one_of_each_host, read
+from tiphys_plugin.nodes.settings import ClusterNodes
+
+FactsT = TypeVar("FactsT")
+
+
+@dataclass
+class Kept(Generic[FactsT]):
+    """Facts by uid of the object that tells them; ``version`` grows with each change."""
+
+    facts_of: Callable[[Object], FactsT | None]
+    facts: dict[str, FactsT] = field(default_factory=dict)
+    synced: bool = False
+    version: int = 0
+
+    def take(self, seen: Synced | Change) -> None:
+        """Take in what a watch says."""
+        if isinstance(seen, Synced):
+            present = {one["metadata"]["uid"] for one in seen.objects}
+            for uid in self.facts.keys() - present:
+                self._drop(uid)
+            for one in seen.objects:
+                self._put(one)
+            self.synced = True
+        elif seen.type is ChangeType.DELETED:
+            self._drop(seen.object["metadata"]["uid"])
+        else:
+            self._put(seen.object)
+
+    def _put(self, document: Object) -> None:
+        uid, facts = document["metadata"]["uid"], self.facts_of(document)
+        if facts is None:
+            self._drop(uid)
+        elif facts != self.facts.get(uid):
+            self.facts[uid] = facts
+            self.version += 1
+
+    def _drop(self, uid: str) -> None:
+        if self.facts.pop(uid, None) is not None:
+            self.version += 1
+
+
+class ClusterFacts:
+    """Nodes, foreign pods, and failures that point at nodes, also of pods that are gone by now."""
+
+    def __init__(self) -> None:
+        self.nodes: Kept[Object] = Kept(essence)
+        self.pods: Kept[PodFacts] = Kept(self._facts_of)
+        self._hints: dict[str, PodFacts] = {}
+
+    @property
+    def synced(self) -> bool:
+        """Whether all there is has been seen."""
+        return self.nodes.synced and self.pods.synced
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return self.nodes.version, self.pods.version
+
+    def inventory(self, settings: ClusterNodes, now: datetime) -> list[SeenNode]:
+        """All nodes that count, by name."""
+        self._forget(now - timedelta(hours=settings.suspect_hours))
+        foreign, hints = foreign_by_node(self.pods.facts.values()), hints_by_node(self._hints.values())
+        found = (self._read(one, settings, foreign, hints, now) for one in self.nodes.facts.values())
+        return one_of_each_host(one for one in found if one is not None)
+
+    def _read(
+        self,
+        node: Object,
+        settings: ClusterNodes,
+        foreign: dict[str, int],
+        hints: dict[str, tuple[Evidence, ...]],
+        now: datetime,
+    ) -> SeenNode | None:
+        name = node["metadata"]["name"]
+        return read(node, settings, foreign.get(name, 0), hints.get(name, ()), now)
+
+    def _facts_of(self, pod: Object) -> PodFacts | None:
+        facts = facts_of(pod)
+        if facts is not None and facts.hint is not None:  # failures outlive their pods, which are soon deleted
+            self._hints[pod["metadata"]["uid"]] = facts
+        return facts
+
+    def _forget(self, since: datetime) -> None:
+        self._hints = {uid: one for uid, one in self._hints.items() if _is_later(one.hint, since)}
+
+
+def next_change(nodes: Sequence[SeenNode]) -> datetime | None:
+    """When a verdict may change although nothing happens."""
+    return min((one.verdict.until for one in nodes if one.verdict.until is not None), default=None)
+
+
+def _is_later(hint: Evidence | None, moment: datetime) -> bool:
+    return hint is not None and (hint.at is None or hint.at > moment)

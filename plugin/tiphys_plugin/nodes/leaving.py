@@ -1,0 +1,79 @@
+"""Has trainings go from nodes that will go themselves: they save while there is time.
+
+A spot node's notice leaves a minute or two, and not every cluster has somebody
+who drains the node then. Pods that were told to end are not told again, so any
+number of services may do this, and each round begins anew.
+"""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+import structlog
+
+from tiphys.errors import TiphysError
+from tiphys_plugin.cluster import Cluster
+from tiphys_plugin.ledger.model import AdmissionBackend, Lease
+from tiphys_plugin.nodes.watching import ClusterInventory
+from tiphys_plugin.preemption.asking import ask
+
+_EVERY_SECONDS = 5.0
+_log = structlog.get_logger()
+
+
+class Evacuation:
+    """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``; ``serves`` says which namespaces count."""
+
+    def __init__(
+        self,
+        ledger: AdmissionBackend,
+        cluster: Cluster,
+        serves: Callable[[str], bool],
+        nodes: ClusterInventory,
+        every_seconds: float = _EVERY_SECONDS,
+    ) -> None:
+        self._ledger = ledger
+        self._cluster = cluster
+        self._serves = serves
+        self._nodes = nodes
+        self._every = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tiphys-evacuation", daemon=True)
+
+    def __enter__(self) -> "Evacuation":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+
+    def look(self) -> None:
+        """One round; costs nothing while no node is about to go.
+
+        Raises:
+            StoreError: the ledger did not answer.
+        """
+        going = {one.node.name for one in self._nodes.seen if one.verdict.leaving}
+        if going:
+            for lease in self._ledger.snapshot().leases:
+                if going & set(lease.nodes) and self._serves(lease.request.namespace):
+                    self._ask(lease, sorted(going & set(lease.nodes)))
+
+    def _ask(self, lease: Lease, nodes: list[str]) -> None:
+        held = lease.request
+        try:
+            if ask(self._cluster, lease):
+                _log.info("node.left", run=held.run, step=held.step, attempt=held.attempt, nodes=nodes)
+        except TiphysError as error:
+            _log.error("node.not_left", run=held.run, step=held.step, attempt=held.attempt, error=str(error))
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                self.look()
+            except TiphysError as error:
+                _log.warning("evacuation.unreachable", error=str(error))
+            except Exception:  # noqa: BLE001  the worker loop: the next round begins anew
+                _log.exception("evacuation.crashed")

@@ -1,0 +1,100 @@
+"""What a Node object says of the node's health: a table of conditions, labels and taints.
+
+They are those of kubelet, node-problem-detector, NVIDIA's NVSentinel, and of the
+monitors and termination handlers of clouds. Each is set by somebody who looked
+at the hardware, or knows what will happen to the machine.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tiphys.kube import Object
+from tiphys_plugin.nodes.health import Evidence
+from tiphys_plugin.nodes.settings import ClusterNodes, Sign
+
+_FALSE = ("False",)
+USUAL: tuple[Sign, ...] = (
+    Sign(kind="condition", name="Ready", values=("False", "Unknown")),
+    # node-problem-detector
+    *(Sign(kind="condition", name=name) for name in ("KernelDeadlock", "ReadonlyFilesystem")),
+    *(
+        Sign(kind="condition", name=name, means="hint")
+        for name in ("FrequentKubeletRestart", "FrequentUnregisterNetDevice")
+    ),
+    # NVSentinel: what it takes for fatal becomes a condition (memory and ECC, bus, NVLink, heat, power, Xid)
+    *(
+        Sign(kind="condition", name=f"Gpu{part}Watch")
+        for part in (
+            "Mem",
+            "Pcie",
+            "Nvlink",
+            "Nvswitch",
+            "NvswitchFatal",
+            "Thermal",
+            "Power",
+            "Inforom",
+            "Driver",
+            "Sm",
+            "Mcu",
+        )
+    ),
+    *(Sign(kind="condition", name=f"SysLogs{what}") for what in ("XIDError", "SXIDError", "GPUFallenOff")),
+    Sign(
+        kind="label",
+        name="dgxc.nvidia.com/nvsentinel-state",
+        values=("quarantined", "draining", "drain-succeeded", "drain-failed", "remediating", "remediation-failed"),
+    ),
+    # AKS, EKS, Nebius
+    *(
+        Sign(kind="condition", name=name)
+        for name in ("GPUMissing", "XIDErrors", "NVLinkStatusInactive", "NebiusGPUError")
+    ),
+    Sign(kind="condition", name="IBLinkFlapping", means="hint"),
+    Sign(kind="condition", name="AcceleratedHardwareReady", values=_FALSE),
+    Sign(kind="condition", name="NetworkingReady", values=_FALSE, means="hint"),
+    # machines that go: a spot node's notice, maintenance, a smaller cluster
+    *(
+        Sign(kind="taint", name=name, means="notice")
+        for name in (
+            "aws-node-termination-handler/spot-itn",
+            "aws-node-termination-handler/scheduled-maintenance",
+            "aws-node-termination-handler/asg-lifecycle-termination",
+            "cloud.google.com/impending-node-termination",
+            "karpenter.sh/disrupted",
+            "ToBeDeletedByClusterAutoscaler",
+        )
+    ),
+    *(
+        Sign(kind="taint", name=name)
+        for name in ("node.kubernetes.io/out-of-service", "node.cloudprovider.kubernetes.io/shutdown")
+    ),
+)
+
+
+def signs_of(node: Object, settings: ClusterNodes) -> Iterator[Evidence]:
+    """The evidence that a Node object gives now."""
+    table = _table((*settings.signs, *USUAL))
+    spec, status = node.get("spec") or {}, node.get("status") or {}
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    if "Ready" not in conditions:
+        yield Evidence("condition Ready", "its kubelet has not reported yet", "fault")
+    for name, condition in sorted(conditions.items()):
+        told = str(condition.get("message") or condition.get("reason") or "")
+        yield from _says(table, "condition", name, condition["status"], told)
+    for name, value in sorted(((node["metadata"].get("labels")) or {}).items()):
+        yield from _says(table, "label", name, value, value)
+    for taint in spec.get("taints") or ():
+        yield from _says(table, "taint", taint["key"], taint.get("value", ""), taint.get("value", ""))
+
+
+def _says(table: Mapping[tuple[str, str], Sign], kind: str, name: str, value: str, message: str) -> Iterator[Evidence]:
+    sign = table.get((kind, name))
+    if sign is None or sign.means == "nothing":
+        return
+    values = sign.values or (("True",) if kind == "condition" else ())
+    if not values or value in values:
+        yield Evidence(f"{kind} {name}", message, sign.means)
+
+
+def _table(signs: Sequence[Sign]) -> dict[tuple[str, str], Sign]:
+    """By kind and name; the first of several counts."""
+    return {(sign.kind, sign.name): sign for sign in reversed(signs)}

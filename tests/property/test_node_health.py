@@ -1,0 +1,55 @@
+"""Laws of the verdict on a node: what it takes, that it ends, and that nobody's word counts twice."""
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tiphys_plugin.nodes.health import APART, Evidence, State, judge
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FORGET = timedelta(hours=6)
+WORSE = [State.HEALTHY, State.SUSPECT, State.UNHEALTHY]
+
+moments = st.integers(-600, 30).map(lambda minutes: NOW + timedelta(minutes=minutes))
+hints = st.builds(Evidence, st.sampled_from("abc"), st.just(""), st.just("hint"), st.none() | moments)
+faults = st.builds(Evidence, st.sampled_from("abc"), st.just(""), st.sampled_from(["fault", "notice"]), st.none())
+evidence = st.lists(hints | faults, max_size=6)
+
+
+@given(evidence, st.randoms(use_true_random=False))
+def test_less_evidence_never_makes_it_worse_and_the_order_does_not_matter(known, random):
+    verdict = judge(known, NOW, FORGET)
+    shuffled = random.sample(known, len(known))
+    assert judge(shuffled, NOW, FORGET).state is verdict.state
+    for left_out in range(len(known)):
+        fewer = judge(known[:left_out] + known[left_out + 1 :], NOW, FORGET)
+        assert WORSE.index(fewer.state) <= WORSE.index(verdict.state)
+
+
+@given(st.lists(hints, max_size=6))
+def test_suspicion_takes_more_than_one_source_or_time_and_nothing_else_brings_it(known):
+    verdict = judge(known, NOW, FORGET)
+    assert verdict.state is not State.UNHEALTHY
+    assert not verdict.leaving
+    if verdict.state is State.SUSPECT:
+        times = [one.at for one in verdict.evidence if one.at]
+        assert len({one.source for one in verdict.evidence}) > 1 or max(times) - min(times) >= APART
+
+
+@given(evidence)
+def test_every_verdict_ends_with_its_evidence(known):
+    now, looks = NOW, 0
+    while (until := judge(known, now, FORGET).until) is not None:
+        assert until > now, "it says itself when to look again"
+        now, looks = until, looks + 1
+    assert looks <= len(known)
+    lasting = [one for one in known if one.at is None]
+    assert judge(known, now, FORGET) == judge(lasting, now, FORGET)
+    assert judge([], now, FORGET).state is State.HEALTHY
+
+
+@given(evidence)
+def test_nothing_changes_before_it_is_said_to(known):
+    verdict = judge(known, NOW, FORGET)
+    if verdict.until is not None:
+        assert judge(known, verdict.until - timedelta(microseconds=1), FORGET) == verdict

@@ -1,0 +1,57 @@
+"""Nodes and pods of others, as an API server holds them."""
+
+from typing import Any
+
+Object = dict[str, Any]
+MODEL = "NVIDIA-A100"
+SPOT = "aws-node-termination-handler/spot-itn"
+
+
+def condition(name: str, status: str = "True", message: str = "") -> Object:
+    return {"type": name, "status": status, "message": message, "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+
+
+def node(
+    name: str = "n1",
+    gpus: int = 8,
+    *conditions: Object,
+    installed: int | None = None,
+    labels: dict[str, str] | None = None,
+    taints: tuple[str, ...] = (),
+    **spec: Any,
+) -> Object:
+    """A node that is ready; ``installed`` is its capacity where that is more than what it offers."""
+    known = {"kubernetes.io/hostname": name, "nvidia.com/gpu.product": MODEL, **(labels or {})}
+    ready = () if any(one["type"] == "Ready" for one in conditions) else (condition("Ready"),)
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", "labels": {key: one for key, one in known.items() if one}},
+        "spec": {**({"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]} if taints else {}), **spec},
+        "status": {
+            "conditions": [*ready, *conditions],
+            "allocatable": {"nvidia.com/gpu": str(gpus), "cpu": "128"},
+            "capacity": {"nvidia.com/gpu": str(gpus if installed is None else installed)},
+        },
+    }
+
+
+def foreign_pod(name: str = "notebook", gpus: int = 2, on: str = "n1", phase: str = "Running") -> Object:
+    """A pod of somebody else."""
+    container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    spec = {"containers": [container], **({"nodeName": on} if on else {})}
+    return {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": spec, "status": {"phase": phase}}
+
+
+def failed_pod(
+    reason: str = "UnexpectedAdmissionError", step: str = "fit", on: str = "n1", at: str = "2026-01-01T00:00:00Z"
+) -> Object:
+    """A pod of an attempt that did not get as far as its program."""
+    labels = {"tiphys.dev/attempt": "1", "tiphys.dev/run": "digits", "tiphys.dev/step": step}
+    name = f"digits-{step}-{on}"
+    metadata = {"name": name, "uid": f"uid-{name}-{at}", "labels": labels, "creationTimestamp": at}
+    spec = {"nodeName": on, "containers": [{"name": "main", "image": "none"}]}
+    ended = {"name": "main", "state": {"terminated": {"exitCode": 1, "finishedAt": at}}}
+    return {
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"phase": "Failed", "reason": reason, "containerStatuses": [ended]},
+    }

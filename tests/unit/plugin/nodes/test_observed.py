@@ -1,0 +1,258 @@
+"""The nodes of a cluster as the inventory that decisions go by.
+
+| what happens | what follows |
+|---|---|
+| nobody asks for the nodes | nobody looks at them |
+| they are not listed yet, or may not be | nothing new is granted, and the reason says so |
+| nothing changes that counts | the very same queues |
+| a node comes, changes, goes; a pod of others does | other queues |
+| the watch is lost | what was seen last goes on to count |
+| GPUs that exist on no node of today | wait, and hold nobody up |
+| a node says that it will go | what runs there is asked to save and go |
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
+from support.kube_server import KubeServer, serving
+from support.ledger import NOW, ask, lease, waiting
+from support.polling import until
+from support.world import Clock
+from tiphys_plugin.cluster import PodStatus
+from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.nodes.leaving import Evacuation
+from tiphys_plugin.nodes.watching import ClusterInventory
+from tiphys_plugin.placement import Node
+from tiphys_plugin.queues import Misconfigured, Queues, parse_queues
+
+from tiphys.errors import UsageError
+from tiphys.kube import KubeApi
+from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
+
+DECLARED = {"queues": [{"name": "research", "gpus": {"*": 64}}], "cluster_nodes": {}}
+RULES = parse_queues(DECLARED, "the test")
+
+
+@pytest.fixture
+def server() -> Iterator[KubeServer]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def api(server: KubeServer) -> KubeApi:
+    return server.api("tiphys")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def inventory(api: KubeApi, clock: Clock) -> Iterator[ClusterInventory]:
+    with ClusterInventory(api, clock) as made:
+        yield made
+
+
+def add(api: KubeApi, found) -> None:
+    body = {**found, "metadata": {key: value for key, value in found["metadata"].items() if key != "uid"}}
+    if "containers" in body["spec"]:
+        api.create(PODS, "tiphys", body)
+    else:
+        api.create(NODES, None, body)
+
+
+def nodes(inventory: ClusterInventory, declared: Queues = RULES) -> tuple[Node, ...]:
+    """Those of today; none while they have not been listed."""
+    rules = inventory.rules(declared)
+    return rules.nodes or () if isinstance(rules, Queues) else ()
+
+
+def names(inventory: ClusterInventory) -> list[str]:
+    return [one.name for one in nodes(inventory)]
+
+
+def test_queues_that_declare_what_there_is_cost_nothing(server, inventory):
+    for document in (
+        {"nodes": [{"name": "n", "gpu_type": MODEL, "gpus": 8}]},
+        {"inventory": {MODEL: {"count": 8}}},
+        {},
+    ):
+        declared = parse_queues({"queues": DECLARED["queues"], **document}, "the test")
+        assert inventory.rules(declared) is declared
+    assert inventory.rules(None) is None
+    assert server.requests == []
+
+
+def test_the_inventory_follows_the_cluster(api, inventory):
+    add(api, node("n1"))
+    until(lambda: names(inventory) == ["n1"])
+    add(api, node("n2", 4))
+    until(lambda: names(inventory) == ["n1", "n2"])
+    add(api, foreign_pod(on="n2", gpus=3))
+    until(lambda: nodes(inventory)[1].foreign_gpus == 3)
+    api.delete(PODS, "tiphys", "notebook")
+    until(lambda: nodes(inventory)[1].foreign_gpus == 0)
+    api.patch(NODES, None, "n1", {"spec": {"unschedulable": True}})
+    until(lambda: nodes(inventory)[0].cordoned)
+    api.delete(NODES, None, "n1")
+    until(lambda: names(inventory) == ["n2"])
+
+
+def test_it_is_the_very_same_until_something_changes_that_counts(api, inventory):
+    add(api, node("n1"))
+    until(lambda: names(inventory))
+    first = inventory.rules(RULES)
+    heartbeat = [{**condition("Ready"), "lastHeartbeatTime": "2026-01-01T00:05:00Z"}]
+    api.patch(NODES, None, "n1", {"status": {"conditions": heartbeat, "images": [{"names": ["a"]}]}})
+    add(api, foreign_pod("web", gpus=0))
+    assert inventory.rules(parse_queues(DECLARED, "the test, read again")) is first
+    add(api, node("n2"))
+    until(lambda: len(names(inventory)) == 2)
+    assert inventory.rules(RULES) is inventory.rules(RULES) is not first
+
+
+def test_what_was_seen_last_counts_while_the_watch_is_lost(api, server, inventory):
+    add(api, node("n1"))
+    until(lambda: names(inventory) == ["n1"])
+    server.pause()
+    assert names(inventory) == ["n1"]
+    server.resume()
+    add(api, node("n2"))
+    server.compact()
+    until(lambda: names(inventory) == ["n1", "n2"])
+
+
+def test_without_the_right_to_see_nodes_nothing_is_granted_and_the_reason_says_what_to_do(api, server, clock):
+    server.authorize = lambda request: request.plural not in ("nodes", "pods")
+    api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}, "spec": DECLARED})
+    with ClusterInventory(api, clock) as inventory:
+        ledger = KubernetesLedger(api, "tiphys", clock=clock, rules=inventory.rules)
+        until(lambda: "nodes.observe: true" in ledger.request(ask(1, gpu_type=None)).message)
+        answer = ledger.request(ask(1, gpu_type=None))
+        assert isinstance(answer, Deferred)
+        assert answer.reason is Reason.MISCONFIGURED
+        server.authorize = lambda _: True
+        add(api, node("n1"))
+        until(lambda: isinstance(ledger.request(ask(1, gpu_type=None)), Admitted))
+    [held] = ledger.snapshot().leases
+    assert held.nodes == ("n1",)
+
+
+def test_before_nodes_are_listed_nothing_is_granted(inventory):
+    assert isinstance(inventory.rules(RULES), Misconfigured)
+
+
+def test_failures_are_remembered_when_their_pods_are_gone_and_forgotten_in_time(api, clock, inventory):
+    add(api, node("n1"))
+    for step in ("fit", "tune"):
+        add(api, failed_pod(step=step, at=clock().isoformat()))
+    until(lambda: names(inventory) and nodes(inventory)[0].cordoned)
+    for step in ("fit", "tune"):
+        api.delete(PODS, "tiphys", f"digits-{step}-n1")
+    add(api, node("n2"))
+    until(lambda: len(names(inventory)) == 2)
+    assert [one.cordoned for one in nodes(inventory)] == [True, False]
+    clock.advance(6 * 3600 + 1)
+    assert not any(one.cordoned for one in nodes(inventory))
+
+
+def decided(rules: Queues, request, *leases, waiting=()):
+    return decide(State(rules, leases, waiting), request, 100, NOW)
+
+
+def today(*gpus: int, foreign: int = 0) -> Queues:
+    return RULES.on(
+        [
+            Node(name=f"n{number}", gpu_type="A100", gpus=count, foreign_gpus=foreign)
+            for number, count in enumerate(gpus, 1)
+        ],
+        changing=True,
+    )
+
+
+def test_gpus_of_others_are_not_free():
+    assert decided(today(8, 8, foreign=2), ask(6)).nodes == ("n1",)
+    answer = decided(today(8, 8, foreign=2), ask(8))
+    assert isinstance(answer, Deferred), "a pod of somebody else will end one day"
+    assert "at most 6 on one node" in answer.message
+    answer = decided(today(8, 8, foreign=2), ask(14, members=2))
+    assert isinstance(answer, Deferred)
+    assert answer.reason is Reason.WAITING_FOR_INVENTORY
+    assert "4 of 16 A100 of the cluster are in use" in answer.message
+
+
+def test_what_no_node_of_today_could_serve_waits_and_holds_nobody_up():
+    for request, reason in (
+        (ask(16, "large"), Reason.GANG_FRAGMENTED),
+        (ask(1, "other", gpu_type="H100"), Reason.NO_MATCHING_GPU_TYPE),
+        (ask(32, "most", members=4), Reason.EXCEEDS_MAX_QUOTA),
+    ):
+        answer = decided(today(8, 8), request)
+        assert isinstance(answer, Deferred)
+        assert answer.reason is reason
+        assert answer.message.startswith("for now, ")
+        ahead = waiting(request.gpus, 1, members=request.members, gpu_type=request.gpu_type)
+        assert isinstance(decided(today(8, 8), ask(8), waiting=(ahead,)), Admitted)
+    assert isinstance(decided(today(8, 8, 16), ask(16)), Admitted), "until such a node comes"
+
+
+def test_what_quotas_forbid_is_rejected_whatever_nodes_come():
+    assert isinstance(decided(today(8), ask(65)), Rejected)
+    assert isinstance(decided(RULES.on([Node(name="n", gpu_type="A100", gpus=8)]), ask(16)), Rejected), (
+        "declared ones stay"
+    )
+
+
+@pytest.mark.parametrize("beside", [{"inventory": {"A100": {"count": 1}}}, {"nodes": []}])
+def test_nodes_are_declared_or_looked_at(beside):
+    with pytest.raises(UsageError, match="cluster_nodes takes the place of nodes and inventory"):
+        parse_queues({**DECLARED, **beside}, "queue file q.yaml")
+
+
+def test_one_machine_has_no_cluster_to_look_at(tmp_path):
+    with pytest.raises(UsageError, match="declare `nodes`"):
+        SqliteLedger(tmp_path / "ledger.db", RULES)
+
+
+class Asked:
+    """A cluster in which every attempt has one living pod."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def pods(self, namespace, run, uid, attempt):
+        return [PodStatus(name=run, namespace=namespace, workflow_uid=uid, node=f"wf-{uid}.fit[0].attempts(0)[1].run")]
+
+    def end_pod(self, pod):
+        self.ended.append(pod.name)
+
+
+class Held:
+    def __init__(self, *leases) -> None:
+        self.leases = leases
+
+    def snapshot(self):
+        return self
+
+
+def test_what_runs_on_a_node_that_will_go_is_asked_to_go(api, inventory):
+    add(api, node("n1", taints=(SPOT,)))
+    add(api, node("n2", 8, condition("GpuMemWatch")))
+    until(lambda: names(inventory) == ["n1", "n2"])
+    held = [placed(uid, on) for uid, on in (("a", "n1"), ("b", "n2"))]
+    cluster = Asked()
+    Evacuation(Held(*held), cluster, lambda _: True, inventory).look()
+    assert cluster.ended == ["run-a"]
+    Evacuation(Held(*held), cluster, lambda _: False, inventory).look()
+    assert cluster.ended == ["run-a"], "the namespaces of others are theirs"
+
+
+def placed(uid: str, node_name: str):
+    return replace(lease(1, uid), nodes=(node_name,))

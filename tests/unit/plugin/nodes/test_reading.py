@@ -1,0 +1,162 @@
+"""Nodes of Kubernetes as nodes of the inventory.
+
+| what the cluster says | what follows |
+|---|---|
+| labels, allocatable GPUs | type, memory, place, number |
+| no GPU, other labels than wanted, no host name | not of the inventory |
+| cordoned, not ready, a fault, a notice | kept, and nothing new starts there |
+| a GPU that the device plugin has taken out | counts as gone, and as a hint |
+| pods of others | their GPUs are used |
+| pods of trainings that could not start | hints |
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
+from tiphys_plugin.nodes.health import State
+from tiphys_plugin.nodes.pods import gpus_of
+from tiphys_plugin.nodes.reading import SeenNode, observe
+from tiphys_plugin.nodes.settings import ClusterNodes, Sign
+from tiphys_plugin.placement import Node
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+USUAL = ClusterNodes()
+
+
+def only(seen: list[SeenNode]) -> SeenNode:
+    [one] = seen
+    return one
+
+
+def looked_at(found, *pods, settings: ClusterNodes = USUAL, now: datetime = NOW) -> SeenNode:
+    return only(observe([found], pods, settings, now))
+
+
+def test_a_node_is_what_its_labels_say():
+    labels = {
+        "nvidia.com/gpu.memory": "81920",
+        "nvidia.com/gpu.clique": "domain.0",
+        "topology.kubernetes.io/zone": "z1",
+        "topology.kubernetes.io/rack": "r1",
+    }
+    seen = looked_at(node("n1", 8, labels=labels))
+    place = {"block": "z1", "rack": "r1", "nvlink_domain": "domain.0"}
+    assert seen.node == Node(name="n1", gpu_type=MODEL, gpus=8, memory_mb=81920, **place)
+    assert seen.verdict.state is State.HEALTHY
+
+
+def test_labels_may_be_others_and_the_host_name_is_what_pods_are_sent_by():
+    found = node("object", labels={"kubernetes.io/hostname": "host", "rack": "r7", "mb": "10", "pool": "training"})
+    settings = ClusterNodes(rack_label="rack", memory_label="mb", selector={"pool": "training"})
+    seen = looked_at(found, settings=settings)
+    assert (seen.node.name, seen.object_name, seen.node.rack, seen.node.memory_mb) == ("host", "object", "r7", 10)
+
+
+def test_what_does_not_count_is_left_out():
+    others = [
+        node("none", 0),
+        node("other", labels={"pool": "web"}),
+        node("nameless", labels={"kubernetes.io/hostname": ""}),
+    ]
+    assert observe(others, [], ClusterNodes(selector={"pool": "training"}), NOW) == []
+    assert [one.node.name for one in observe(others, [], USUAL, NOW)] == ["other"]
+
+
+def test_two_nodes_of_one_host_name_count_once():
+    twice = [node("b", labels={"kubernetes.io/hostname": "h"}), node("a", labels={"kubernetes.io/hostname": "h"})]
+    assert only(observe(twice, [], USUAL, NOW)).object_name == "a"
+
+
+def test_gpus_of_no_type_serve_who_does_not_ask_for_one():
+    assert looked_at(node("n1", labels={"nvidia.com/gpu.product": ""})).node.gpu_type == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "leaving"),
+    [
+        (node("n1", 8, unschedulable=True), State.HEALTHY, False),
+        (node("n1", 8, condition("Ready", "False", "kubelet stopped")), State.UNHEALTHY, False),
+        (node("n1", 8, condition("Ready", "Unknown")), State.UNHEALTHY, False),
+        (node("n1", 8, condition("GpuMemWatch", message="ECC")), State.UNHEALTHY, False),
+        (node("n1", 8, condition("AcceleratedHardwareReady", "False")), State.UNHEALTHY, False),
+        (node("n1", 8, labels={"dgxc.nvidia.com/nvsentinel-state": "quarantined"}), State.UNHEALTHY, False),
+        (node("n1", 8, taints=(SPOT,)), State.UNHEALTHY, True),
+    ],
+    ids=["cordoned", "not-ready", "lost", "fault", "fault-when-false", "label", "notice"],
+)
+def test_nothing_new_starts_on_a_node_of_which_somebody_says_so(found, state, leaving):
+    seen = looked_at(found)
+    assert seen.node.cordoned
+    assert (seen.verdict.state, seen.verdict.leaving) == (state, leaving)
+    assert seen.node.gpus == 8, "what runs there goes on"
+
+
+def test_a_kubelet_that_never_reported_is_not_ready():
+    found = node()
+    found["status"]["conditions"] = []
+    assert looked_at(found).verdict.why == "condition Ready: its kubelet has not reported yet"
+
+
+def test_a_condition_that_is_well_says_nothing():
+    well = (condition("GpuMemWatch", "False"), condition("AcceleratedHardwareReady"), condition("DiskPressure"))
+    assert looked_at(node("n1", 8, *well)).verdict.evidence == ()
+
+
+def test_settings_come_before_what_is_known_anyway():
+    signs = (
+        Sign(kind="condition", name="GpuMemWatch", means="nothing"),
+        Sign(kind="label", name="health", values=("bad",)),
+        Sign(kind="taint", name="leaves", means="notice"),
+    )
+    settings = ClusterNodes(signs=signs)
+    ill = node("n1", 8, condition("GpuMemWatch"))
+    assert looked_at(ill, settings=settings).verdict.evidence == ()
+    assert looked_at(node(labels={"health": "bad"}), settings=settings).node.cordoned
+    assert not looked_at(node(labels={"health": "good"}), settings=settings).node.cordoned
+    assert looked_at(node(taints=("leaves",)), settings=settings).verdict.leaving
+
+
+def test_gpus_that_the_device_plugin_took_out_are_gone_and_a_hint():
+    seen = looked_at(node("n1", 7, installed=8))
+    assert (seen.node.gpus, seen.node.cordoned) == (7, False)
+    assert "1 of 8 GPUs are not offered" in seen.verdict.why
+    assert looked_at(node("n1", 7, installed=8), failed_pod()).verdict.state is State.SUSPECT
+
+
+def test_gpus_of_others_are_used():
+    pods = [
+        foreign_pod("a", 2),
+        foreign_pod("b", 1),
+        foreign_pod("c", 4, phase="Succeeded"),
+        foreign_pod("d", 1, on="n2"),
+    ]
+    pods += [foreign_pod("e", 2, on=""), foreign_pod("f", 0)]
+    ours = foreign_pod("ours", 4)
+    ours["metadata"]["labels"] = {"tiphys.dev/attempt": "1"}
+    assert looked_at(node(), *pods, ours).node.foreign_gpus == 3
+
+
+def test_a_pod_needs_what_its_containers_need_at_the_worst_moment():
+    def container(gpus, **fields):
+        return {"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}, **fields}
+
+    assert gpus_of({"spec": {"containers": [container(2), container(1), {}]}}) == 3
+    assert gpus_of({"spec": {"containers": [container(2)], "initContainers": [container(4), container(1)]}}) == 4
+    beside = [container(1, restartPolicy="Always"), container(2)]
+    assert gpus_of({"spec": {"containers": [container(1)], "initContainers": beside}}) == 3
+
+
+def test_trainings_that_could_not_start_make_a_node_suspect_until_that_is_forgotten():
+    pods = [failed_pod(step="fit"), failed_pod(step="tune", reason="StartError")]
+    assert looked_at(node(), pods[0]).verdict.state is State.HEALTHY, "one may have many causes"
+    seen = looked_at(node(), *pods)
+    assert (seen.verdict.state, seen.node.cordoned) == (State.SUSPECT, True)
+    assert "attempts of digits/tune: attempt 1 ended as StartError" in seen.verdict.why
+    assert seen.verdict.until == NOW + timedelta(hours=6)
+    assert not looked_at(node(), *pods, now=NOW + timedelta(hours=6)).node.cordoned
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "OOMKilled", "Error", ""])
+def test_a_training_that_failed_for_another_reason_says_nothing_of_its_node(reason):
+    assert looked_at(node(), failed_pod(reason), failed_pod(reason, "tune")).verdict.evidence == ()
