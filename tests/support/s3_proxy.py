@@ -165,6 +165,8 @@ class S3Proxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # Head and body are two writes, of which the second would wait 40 ms for an acknowledgement of the first.
+            disable_nagle_algorithm = True
 
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
