@@ -41,6 +41,8 @@ class Pod:
     seconds: float | None = None
     """How long it may run."""
     wants_result: bool = False
+    rank: int | None = None
+    """Which member of a gang it is."""
 
     @property
     def labels(self) -> dict[str, str]:

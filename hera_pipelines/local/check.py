@@ -8,9 +8,12 @@ is refused: to ignore it silently could change what the program does.
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import yaml
+
 from hera_pipelines.local import conditions, expressions, fields
 from hera_pipelines.local.binding import paths_as_variables
 from hera_pipelines.local.durations import seconds
+from hera_pipelines.local.gangs import member_templates
 from hera_pipelines.local.graph import Graph
 from hera_pipelines.local.interpreter import kind_of
 from hera_pipelines.local.paths import declared_paths, mentions, program_of, texts_of
@@ -94,8 +97,20 @@ def _template(template: Manifest, names: set[str], volumes: set[str]) -> Iterato
     if program := program_of(template):
         yield from _program(program, volumes)
         yield from _paths(template)
+    if "resource" in template:
+        yield from _members(template["resource"], names, volumes)
     if "{{" not in (patch := template.get("podSpecPatch") or ""):
         yield from _refusal(read_patch, patch)
+
+
+def _members(resource: Manifest, names: set[str], volumes: set[str]) -> Iterator[str]:
+    """Of a training on several nodes; all of them are alike."""
+    try:
+        first = member_templates(yaml.safe_load(replace_every_tag(resource.get("manifest") or "{}", "x")))[0]
+    except (UsageError, yaml.YAMLError) as error:
+        yield str(error)
+        return
+    yield from _template(first, names, volumes | _volume_names(first))
 
 
 def _times(template: Manifest) -> Iterator[str]:

@@ -172,6 +172,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _sliceable(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise EvaluationError(f"{value!r} is neither a text nor a list, and has no parts")
+    return value
+
+
 def _to_string(value: Any) -> str:
     return value if isinstance(value, str) else go_json(value)
 
@@ -207,6 +213,7 @@ _RULES: dict[str, Callable[[Branch, Environment], Any]] = {
 }
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
+    "slice": lambda whole, begin, end: _sliceable(whole)[int(_numeric(begin)) : int(_numeric(end))],
     "list": lambda *elements: list(elements),
     "equal": _equal,
     "unequal": lambda left, right: not _equal(left, right),

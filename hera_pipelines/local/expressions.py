@@ -54,6 +54,7 @@ _GRAMMAR = r"""
     | postfix "." NAME -> member
     | postfix "?." NAME -> optional_member
     | postfix "[" expression "]" -> member
+    | postfix "[" expression ":" expression "]" -> slice
 ?atom: NUMBER | STRING | CONSTANT
     | "(" expression ")"
     | "[" [expression ("," expression)*] "]" -> list

@@ -56,6 +56,7 @@ TEMPLATE = _PLACEMENT | {
     "plugin",
     "podSpecPatch",
     "priority",
+    "resource",
     "retryStrategy",
     "script",
     "steps",

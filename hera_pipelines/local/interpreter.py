@@ -5,6 +5,7 @@ waits for its children, which gives the same order of phases and is far shorter.
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from hera_pipelines.local.conditions import holds
 from hera_pipelines.local.dag import run_dag
 from hera_pipelines.local.definitions import Definitions
 from hera_pipelines.local.durations import seconds
+from hera_pipelines.local.gangs import member_templates, run_members
 from hera_pipelines.local.names import attempt_name, pod_name
 from hera_pipelines.local.nodes import Node, NodeTable
 from hera_pipelines.local.pods import Pods
@@ -30,7 +32,14 @@ from hera_pipelines.local.volumes import Volumes
 from tiphys.errors import UsageError
 from tiphys.protocol.pipeline import Manifest
 
-KINDS = {"dag": "DAG", "steps": "Steps", "container": "Pod", "script": "Pod", "plugin": "Plugin"}
+KINDS = {
+    "dag": "DAG",
+    "steps": "Steps",
+    "container": "Pod",
+    "script": "Pod",
+    "plugin": "Plugin",
+    "resource": "Pod",
+}
 """Template types that are understood, and the kind of node each makes."""
 
 
@@ -188,8 +197,16 @@ class Interpreter:
             if reason := self.shutdown.reason(call.on_exit):
                 return self._finish(node, Verdict(NodePhase.FAILED, reason))
             self.nodes.mark(node, NodePhase.RUNNING)
-            verdict = await self.pods.run(self._pod(call, template, seconds_left), self.shutdown)
+            if "resource" in template:
+                verdict = await run_members(self.pods, self._members(call, template, seconds_left), self.shutdown)
+            else:
+                verdict = await self.pods.run(self._pod(call, template, seconds_left), self.shutdown)
         return self._finish(node, verdict)
+
+    def _members(self, call: Call, template: Manifest, seconds_left: float | None) -> list[Pod]:
+        made = member_templates(json.loads(template["resource"]["manifest"]))
+        pods = [self._pod(call, member, seconds_left) for member in made]
+        return [replace(pod, name=f"{pod.name}-{rank}", rank=rank) for rank, pod in enumerate(pods)]
 
     def _pod(self, call: Call, template: Manifest, seconds_left: float | None) -> Pod:
         limits = [seconds_left]

@@ -22,6 +22,7 @@ from hera_pipelines.local.shutdown import Shutdown
 from hera_pipelines.local.surroundings import Surroundings
 from hera_pipelines.local.verdict import Verdict
 from tiphys.errors import NotFoundError, TiphysError, UsageError
+from tiphys.records import utc_now
 
 
 class _End(NamedTuple):
@@ -134,5 +135,7 @@ class Pods:
                 reason=end.reason if end else "",
                 message=message,
                 grace_seconds=grace_seconds,
+                rank=pod.rank,
+                trouble_at=utc_now() if phase == "Failed" else None,
             )
         )

@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hera_pipelines.compile.gang.pod import MEMBER
 from tiphys.protocol import environment as variables
 
 _INTERPRETERS = ("python", "python3")
 _INHERITED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _INHERITED_PREFIXES = ("AWS_", "TIPHYS_FAILPOINTS", "CUDA_", "NVIDIA_", "OMP_", "COVERAGE_")
+
+
+def _started(arguments: Sequence[str]) -> list[str]:
+    first, *rest = arguments
+    return [sys.executable if first in _INTERPRETERS else first, *rest]
 
 
 @dataclass(frozen=True)
@@ -24,9 +30,10 @@ class Surroundings:
     """Grace periods are cut to this, if set."""
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """``python`` is the interpreter that Tiphys runs in."""
-        first, *rest = arguments
-        return [sys.executable if first in _INTERPRETERS else first, *rest]
+        """``python`` is the interpreter that Tiphys runs in; so it is below the one that fetches and stores files."""
+        if tuple(arguments[: len(MEMBER)]) == MEMBER:
+            return [*_started(MEMBER), *_started(arguments[len(MEMBER) :])]
+        return _started(arguments)
 
     def environment(self, declared: Mapping[str, str]) -> dict[str, str]:
         """The variables of the template, on top of the few that are inherited.

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from tiphys.protocol.gang import Backend, FirstFailure, Stage
+from tiphys.protocol.gang import GANG_LABEL, Backend, FirstFailure, Stage
 from tiphys.protocol.policy import ATTEMPT_LABEL
 
 
@@ -137,11 +137,16 @@ class DirectoryCluster:
         """Whether the pod was told to end. The engine that runs it asks."""
         return self._end_of(pod).exists()
 
-    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:  # noqa: ARG002  one machine
-        return None
+    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
+        # The engine that runs the pods is what makes them: it ends them all, and makes no more.
+        found = [pod for pod in self._pods() if pod.labels.get(GANG_LABEL) == name]
+        if not found:
+            return None
+        stage = Stage.OVER if all(pod.finished for pod in found) else Stage.ENDING
+        return GangStatus(backend, namespace, name, name, stage)
 
     def end_gang(self, gang: GangStatus) -> None:
-        """There is none here."""
+        """The engine does that."""
 
     def workflows(self) -> list[dict[str, Any]]:
         """All Workflow objects, by name."""

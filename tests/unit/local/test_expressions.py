@@ -34,6 +34,9 @@ ENVIRONMENT: dict[str, Any] = {
         ("lastRetry.message startsWith 'main' and lastRetry.message endsWith ')'", True),
         ("(asInt(retries) + 1) * 64", 256),
         ("retries == '3' ? 'three' : 'other'", "three"),
+        ("toJson(string(retries))[1:-1]", "3"),
+        ("toJson('a \"b\"')[1:-1]", 'a \\"b\\"'),
+        ("steps.list.items[0:1]", [1]),
         ("not true or true", True),
         ("!true == false", True),  # ! binds tighter than ==
         ("not (true == false)", True),
