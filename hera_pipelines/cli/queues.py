@@ -13,7 +13,7 @@ from tiphys_plugin.ledger import status
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import LeaseRequest
 from tiphys_plugin.ledger.usage import Usage, usage
-from tiphys_plugin.queues import Misconfigured, QueueRules, Queues, in_words
+from tiphys_plugin.queues import Misconfigured, Queue, QueueRules, Queues, in_words
 
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from hera_pipelines.cli.screen import Format, Screen, local_time
@@ -37,6 +37,9 @@ A queue file:
       lending_limit: {A100: 6}   # optional: no more than so many to others
       weight: 2                  # optional: twice the share of what is left over
       stopped: false             # optional: true, and nothing new starts
+      preempts_lower_priority: true # optional: asks its own of lower priority to save and go
+      reclaims: true             # optional: asks those that borrow its quota to save and go
+      min_runtime_seconds: 1800  # optional: its own are asked no earlier after their start
   inventory:                     # optional: what the cluster has
     A100: {count: 16, memory_mb: 81920}
 """
@@ -101,7 +104,7 @@ def show(
     if output is not Format.TABLE:
         screen.document(_document(api.namespace, name, rules, book), output)
         return
-    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""), map(_row, usage(rules, book)))
+    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""), _rows(rules, book))
     if book.leases or book.waiting:
         screen.show("")
         screen.table(("GPUS", "QUEUE", "NAMESPACE", "RUN", "STEP", "ATTEMPT", "SINCE"), _people(book))
@@ -205,15 +208,29 @@ def _warn(screen: Screen, rows: list[Usage]) -> None:
             )
 
 
-def _row(one: Usage) -> Sequence[str | Text]:
-    held = Text(str(one.held), style="bold red" if one.quota is not None and one.exceeded else "")
-    quota, most = (_NONE if number is None else str(number) for number in (one.quota, one.most))
-    return one.queue, one.gpu_type, quota, most, held, str(one.waiting), "stopped" if one.stopped else ""
+def _rows(rules: QueueRules, book: Book) -> Iterator[Sequence[str | Text]]:
+    said = {queue.name: _habits(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
+    for one in usage(rules, book):
+        held = Text(str(one.held), style="bold red" if one.quota is not None and one.exceeded else "")
+        quota, most = (_NONE if number is None else str(number) for number in (one.quota, one.most))
+        yield one.queue, one.gpu_type, quota, most, held, str(one.waiting), said.get(one.queue, "")
+
+
+def _habits(queue: Queue) -> str:
+    """What a queue does that others do not."""
+    words = {
+        "stopped": queue.stopped,
+        "preempts lower priority": queue.preempts_lower_priority,
+        "preempts longer": queue.preempts_longer,
+        "reclaims": queue.reclaims,
+        f"spares {queue.min_runtime_seconds} s": queue.min_runtime_seconds > 0,
+    }
+    return ", ".join(word for word, holds in words.items() if holds)
 
 
 def _people(book: Book) -> Iterator[Sequence[str]]:
     for lease in book.leases:
-        yield _person(lease.request, lease.granted_at, "holds")
+        yield _person(lease.request, lease.granted_at, "holds" if lease.leaving is None else "gives back")
     for one in book.waiting:
         yield _person(one.request, one.since, "waits for")
 
@@ -244,5 +261,8 @@ def _document(namespace: str, name: str, rules: QueueRules, book: Book) -> dict[
         told["misconfigured"] = rules.why
     if isinstance(rules, Queues):
         told |= rules.model_dump(mode="json", include={"inventory"}, exclude_none=True)
+        habits = {"preempts_lower_priority", "preempts_longer", "reclaims", "min_runtime_seconds"}
+        by_name = {queue.name: queue.model_dump(include=habits, exclude_defaults=True) for queue in rules.queues}
+        rows = [{**row, **by_name.get(str(row["name"]), {})} for row in rows]
     told |= {"limited": rules is not None, "queues": rows}
     return {**told, "leases": encoded["leases"], "waiting": encoded["waiting"]}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.text import Text
@@ -12,10 +12,13 @@ from tiphys_plugin.ledger.admission import FORGET_AFTER, in_line
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Because
+from tiphys_plugin.preemption.choice import Nobody, Victims
 from tiphys_plugin.queues import QueueRules, in_words
 
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from hera_pipelines.cli.nodes import on_nodes_of_today
 from hera_pipelines.cli.queues import NameOption, existing_ledger, understood
+from hera_pipelines.cli.rehearsing import document, leaves, losses, rehearsed, told
 from hera_pipelines.cli.screen import Format, Screen, local_time
 from tiphys.errors import NotFoundError
 from tiphys.records import utc_now
@@ -24,6 +27,7 @@ EXAMPLES = """\b
 Examples:
   tiphys why digits-7xk2p -n tiphys
   tiphys why digits-7xk2p/fit -n tiphys
+  tiphys why digits-7xk2p/fit -n tiphys --store 's3://ml/{namespace}/tiphys'
   tiphys why digits-7xk2p -n tiphys -o json | jq -r '.waiting[].reasons[].reason'
 """
 _UNKNOWN = "when it starts cannot be said: what it waits for has no deadline, or others are before it"
@@ -37,17 +41,29 @@ def why(
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Where runs are kept, {namespace} in it for those of each; then what trainings would lose is counted "
+            "from their last checkpoint.",
+        ),
+    ] = None,
 ) -> None:
     """Say why steps of a run wait for GPUs: every reason, who is ahead, and when it can be expected to end.
 
-    It decides anew on what the ledger holds now, as the service would, and
-    changes nothing. The namespace is the one that Tiphys is installed in.
+    It also says which trainings would be asked to save and go for them, or why
+    nobody is. It decides anew on what the ledger holds now, as the service
+    would, and changes nothing. The namespace is the one that Tiphys is installed
+    in.
     """
     screen: Screen = command.obj
     run, _, step = what.partition("/")
     api = connect(kubeconfig, context, namespace)
     command.call_on_close(api.close)
     rules, book = understood(existing_ledger(api, name))
+    rules = on_nodes_of_today(api, rules, screen)
     holding = [one for one in book.leases if one.request.run == run and step in ("", one.request.step)]
     waiting = [one for one in book.waiting if one.request.run == run and step in ("", one.request.step)]
     if not holding and not waiting:
@@ -56,15 +72,27 @@ def why(
             f"`tiphys get {run}` shows how its steps are"
         )
     now = utc_now()
-    answers = [(one, _decided(rules, book, one, now)) for one in waiting]
+    lost = losses(store, now)
+    answers = [_Answer(one, _decided(rules, book, one, now), rehearsed(rules, book, one, lost, now)) for one in waiting]
     if output is not Format.TABLE:
         screen.document(_document(what, holding, answers), output)
         return
     for lease in holding:
         screen.show(_holds(lease))
-    for one, answer in answers:
-        for line in _waits(one, answer, now):
+    for answer in answers:
+        for line in _waits(answer, now):
             screen.show(line)
+        if isinstance(answer.admission, Deferred):
+            for line in told(answer.goes, exactly=store is not None):
+                screen.show(line)
+
+
+class _Answer(NamedTuple):
+    """What the service would say to one that waits, and who would be asked to leave for it."""
+
+    waiting: Waiting
+    admission: Admission
+    goes: Victims | Nobody
 
 
 def _decided(rules: QueueRules, book: Book, one: Waiting, now: datetime) -> Admission:
@@ -77,10 +105,12 @@ def _holds(lease: Lease) -> Text:
     gpus = in_words(request.gpus, request.gpu_type)
     return Text(
         f"{request.run}/{request.step} holds {gpus} of queue {request.queue} since {local_time(lease.granted_at)}"
+        f"{leaves(lease)}"
     )
 
 
-def _waits(one: Waiting, answer: Admission, now: datetime) -> Iterator[Text]:
+def _waits(given: _Answer, now: datetime) -> Iterator[Text]:
+    one, answer = given.waiting, given.admission
     request = one.request
     gpus = in_words(request.gpus, request.gpu_type)
     waited = str(now - one.since).split(".")[0]
@@ -97,7 +127,7 @@ def _waits(one: Waiting, answer: Admission, now: datetime) -> Iterator[Text]:
             yield Text(f"  position {answer.position}; {expected}")
 
 
-def _document(what: str, holding: list[Lease], answers: list[tuple[Waiting, Admission]]) -> dict[str, Any]:
+def _document(what: str, holding: list[Lease], answers: list[_Answer]) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "GpuReasons",
@@ -105,11 +135,12 @@ def _document(what: str, holding: list[Lease], answers: list[tuple[Waiting, Admi
         "holding": [
             {"step": one.request.step, "gpus": one.request.gpus, "since": one.granted_at.isoformat()} for one in holding
         ],
-        "waiting": [_waiting(one, answer) for one, answer in answers],
+        "waiting": [_waiting(answer) for answer in answers],
     }
 
 
-def _waiting(one: Waiting, answer: Admission) -> dict[str, Any]:
+def _waiting(given: _Answer) -> dict[str, Any]:
+    one, answer = given.waiting, given.admission
     deferred = answer if isinstance(answer, Deferred) else None
     because = deferred.because if deferred else ()
     if isinstance(answer, Rejected):
@@ -122,4 +153,5 @@ def _waiting(one: Waiting, answer: Admission) -> dict[str, Any]:
         "position": deferred.position if deferred else None,
         "expectedStart": deferred.start.isoformat() if deferred and deferred.start else None,
         "reasons": [{"reason": str(each.reason), "message": each.message} for each in because],
+        **({"preemption": document(given.goes)} if deferred else {}),
     }

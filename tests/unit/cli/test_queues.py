@@ -213,3 +213,26 @@ def test_a_kind_that_drops_what_it_does_not_know_is_noticed(desk, monkeypatch):
     code, _, err = desk.queues("apply", text=LAB)
     assert code != 0
     assert "the kind GPULedger of this cluster is older than this command" in err
+
+
+GOING = """
+queues:
+  - {name: research, gpus: {A100: 8}, cohort: lab, preempts_lower_priority: true, reclaims: true}
+  - {name: nightly, gpus: {A100: 8}, cohort: lab, min_runtime_seconds: 1800}
+"""
+
+
+def test_queues_that_have_trainings_go_say_so_and_who_goes_is_marked(desk):
+    desk.queues("apply", text=GOING)
+    ledger = desk.ledger()
+    ledger.request(ask(16))
+    ledger.request(ask(8, "u2", priority=5))
+    [lease] = ledger.snapshot().leases
+    assert ledger.ask_to_leave(("u2", "fit"), {lease.id: 60.0})
+    told = rows(desk.queues("show")[1])
+    assert told[1][-4:] == ["preempts", "lower", "priority,", "reclaims"]
+    assert told[2][-3:] == ["spares", "1800", "s"]
+    assert [line[:4] for line in told if line[:1] == ["gives"]] == [["gives", "back", "16", "A100"]]
+    first, second = json.loads(desk.queues("show", "-o", "json")[1])["queues"]
+    assert (first["preempts_lower_priority"], first["reclaims"]) == (True, True)
+    assert second["min_runtime_seconds"] == 1800

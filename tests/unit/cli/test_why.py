@@ -1,11 +1,15 @@
 """``tiphys why``: what a person is told about GPUs that a step waits for."""
 
 import json
+import re
 
 import pytest
 from support.desk import Desk
 from support.kube_server import serving
 from support.ledger import ask
+from support.world import commit
+
+from tiphys.store import DirectoryStore
 
 QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
 
@@ -84,3 +88,57 @@ def test_a_run_that_nobody_knows_is_named_with_what_to_do(desk):
     code, _, err = why(desk, "run-u9/fit")
     assert code != 0
     assert "run-u9/fit neither holds GPUs nor waits for any in GPULedger ml/default; `tiphys get run-u9` shows" in err
+
+
+PREEMPTING = "queues: [{name: research, gpus: {A100: 8}, preempts_lower_priority: true, min_runtime_seconds: %d}]"
+
+
+def preempting(desk: Desk, min_runtime_seconds: int = 0):
+    desk.queues("apply", text=PREEMPTING % min_runtime_seconds)
+    ledger = desk.ledger()
+    ledger.request(ask(4, "u1"))
+    ledger.request(ask(4, "u2", priority=1))
+    ledger.request(ask(4, "u3", priority=5))
+    return ledger
+
+
+def test_it_is_told_who_would_go_and_what_that_would_lose(desk, tmp_path):
+    preempting(desk)
+    store = DirectoryStore(tmp_path / "store")
+    commit(store, "run-u2/fit", 1, 7)
+    _, out, _ = why(desk, "run-u3")
+    assert re.search(
+        r"  run-u[12]/fit \(4 A100 of queue research, priority [01]\) would be asked to save and go, and lose at most "
+        r"\d s, \d+ GPU-seconds if it saved nothing",
+        out,
+    )
+    _, out, _ = why(desk, "run-u3", "--store", str(tmp_path / "store"))
+    assert "run-u2/fit (4 A100 of queue research, priority 1) would be asked" in out
+    assert "at most" not in out
+    _, out, _ = why(desk, "run-u3", "-o", "json", "--store", str(tmp_path / "store"))
+    [waiting] = json.loads(out)["waiting"]
+    [victim] = waiting["preemption"]["victims"]
+    assert (victim["run"], victim["step"], victim["gpus"]) == ("run-u2", "fit", 4)
+
+
+def test_it_is_told_why_nobody_goes(desk):
+    preempting(desk, min_runtime_seconds=3600)
+    _, out, _ = why(desk, "run-u3")
+    assert "nobody goes for it: MinRuntimeProtected: run-u" in out
+    _, out, _ = why(desk, "run-u3", "-o", "json")
+    [waiting] = json.loads(out)["waiting"]
+    assert waiting["preemption"]["reason"] == "MinRuntimeProtected"
+    desk.queues("apply", text=QUEUES)
+    _, out, _ = why(desk, "run-u3")
+    assert "nobody goes for it: queue research has nobody go for others" in out
+
+
+def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
+    ledger = preempting(desk)
+    first = ledger.snapshot().leases[0]
+    assert ledger.ask_to_leave(("u3", "fit"), {first.id: 60.0})
+    _, out, _ = why(desk, "run-u1")
+    assert "; it was asked to save and go at " in out
+    _, out, _ = why(desk, "run-u3")
+    assert "WaitingForPreemptedCheckpoint: run-u1/fit was asked to save and go at" in out
+    assert "nobody goes for it: others were asked to leave for run-u3/fit already" in out
