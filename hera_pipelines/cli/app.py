@@ -31,7 +31,7 @@ _COMMANDS = {
     "verify": ("verify", "verify", "EXAMPLES"),
     "doctor": ("doctor", "doctor", "EXAMPLES"),
 }
-_GROUPS = ("checkpoint", "queues")
+_GROUPS = ("checkpoint", "queues", "nodes")
 
 # These may stand anywhere on the line, as with kubectl.
 _ANYWHERE = ("--quiet", "--verbose", "--no-color")

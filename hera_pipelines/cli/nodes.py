@@ -1,0 +1,197 @@
+"""``tiphys nodes``: the nodes with GPUs, who uses them, and why some get nothing new."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+from tiphys_controller import API_VERSION
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.nodes.health import State
+from tiphys_plugin.nodes.settings import ClusterNodes
+from tiphys_plugin.queues import QueueRules, Queues
+
+from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from hera_pipelines.cli.queues import NameOption, existing_ledger, understood
+from hera_pipelines.cli.screen import Format, Screen
+from tiphys.errors import ForbiddenError, NotFoundError
+from tiphys.records import utc_now
+
+if TYPE_CHECKING:
+    from tiphys_plugin.nodes.reading import SeenNode
+
+    from tiphys.kube import KubeApi
+
+NODES_EXAMPLES = """\b
+Examples:
+  tiphys nodes -n tiphys
+  tiphys nodes -n tiphys -o json | jq -r '.nodes[] | select(.verdict != "healthy").name'
+  tiphys nodes cordon gpu-7
+"""
+CORDON_EXAMPLES = """\b
+Examples:
+  tiphys nodes cordon gpu-7
+  tiphys nodes uncordon gpu-7
+"""
+_COLUMNS = ("NODE", "TYPE", "GPUS", "HELD", "OTHERS", "FREE", "BLOCK", "RACK", "NVLINK", "VERDICT", "")
+_STYLES = {State.HEALTHY: "", State.SUSPECT: "yellow", State.UNHEALTHY: "bold red"}
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `tiphys nodes` shows it.")]
+
+app = typer.Typer(
+    help="Nodes with GPUs: what is held and free of each, and which get nothing new.", invoke_without_command=True
+)
+
+
+@app.callback(epilog=NODES_EXAMPLES)
+def nodes(
+    command: typer.Context,
+    name: NameOption = "default",
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+) -> None:
+    """Show the nodes with GPUs: what trainings and others use of them, and why some get nothing new.
+
+    They are judged anew from what the cluster says now; a service also remembers
+    failures of pods that are gone. The namespace is the one that Tiphys is
+    installed in.
+    """
+    if command.invoked_subcommand is not None:
+        return
+    screen: Screen = command.obj
+    api = connect(kubeconfig, context, namespace)
+    command.call_on_close(api.close)
+    rules, book = understood(existing_ledger(api, name))
+    if not isinstance(rules, Queues) or rules.cluster_nodes is None:
+        screen.note(
+            "the queues do not go by the nodes of the cluster: they do with `cluster_nodes: {}` in the queue file; "
+            "what follows are the nodes as they would be read"
+        )
+    settings = rules.cluster_nodes if isinstance(rules, Queues) and rules.cluster_nodes is not None else ClusterNodes()
+    seen, held = _seen(api, settings), _held(book)
+    if output is not Format.TABLE:
+        found = [_document(one, held[one.node.name]) for one in seen]
+        screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": found}, output)
+        return
+    screen.table(_COLUMNS, (_row(one, held[one.node.name]) for one in seen))
+
+
+@app.command(epilog=CORDON_EXAMPLES)
+def cordon(
+    command: typer.Context, node: NodeArgument, context: ContextOption = None, kubeconfig: KubeconfigOption = None
+) -> None:
+    """Have a node get nothing new, as `kubectl cordon` does; what runs on it goes on."""
+    _mark(command, node, context, kubeconfig, unschedulable=True)
+
+
+@app.command(epilog=CORDON_EXAMPLES)
+def uncordon(
+    command: typer.Context, node: NodeArgument, context: ContextOption = None, kubeconfig: KubeconfigOption = None
+) -> None:
+    """Take that back. Whatever else speaks against the node goes on to count."""
+    _mark(command, node, context, kubeconfig, unschedulable=False)
+
+
+def on_nodes_of_today(api: "KubeApi", rules: QueueRules, screen: Screen) -> QueueRules:
+    """The queues as a service goes by them; on quotas alone if this account may not see nodes, which is said."""
+    if not isinstance(rules, Queues) or rules.cluster_nodes is None:
+        return rules
+    try:
+        return rules.on([one.node for one in _seen(api, rules.cluster_nodes)], changing=True)
+    except ForbiddenError as error:
+        screen.note(f"nodes are left out of this, because this account may not see them: {error}")
+        return rules.quotas
+
+
+def _seen(api: "KubeApi", settings: ClusterNodes) -> "list[SeenNode]":
+    from tiphys_plugin.nodes.reading import observe
+
+    from tiphys.kube.resources import NODES, PODS
+
+    pods = api.list(PODS, None, fields="spec.nodeName!=,status.phase!=Succeeded").items
+    return observe(api.list(NODES).items, pods, settings, utc_now())
+
+
+def _held(book: Book) -> Counter[str]:
+    """GPUs that leases hold, by node."""
+    held: Counter[str] = Counter()
+    for lease in book.leases:
+        for name in lease.nodes:
+            held[name] += lease.request.gpus // lease.request.members
+    return held
+
+
+def _mark(command: typer.Context, host: str, context: str | None, kubeconfig: Any, *, unschedulable: bool) -> None:
+    from tiphys_plugin.nodes.reading import observe
+
+    from tiphys.kube.resources import NODES
+
+    screen: Screen = command.obj
+    api = connect(kubeconfig, context, None)
+    command.call_on_close(api.close)
+    found = _called(host, observe(api.list(NODES).items, (), ClusterNodes(), utc_now()))
+    api.patch(NODES, None, found.object_name, {"spec": {"unschedulable": unschedulable or None}})
+    screen.note(
+        f"{host} gets nothing new; what runs on it goes on" if unschedulable else f"{host} is no longer cordoned"
+    )
+
+
+def _called(host: str, seen: "Iterable[SeenNode]") -> "SeenNode":
+    for one in seen:
+        if host in (one.node.name, one.object_name):
+            return one
+    raise NotFoundError(f"there is no node {host} with GPUs; `tiphys nodes` shows those that there are")
+
+
+def _verdict(one: "SeenNode") -> str:
+    healthy = one.verdict.state is State.HEALTHY
+    return (
+        "cordoned" if one.unschedulable and healthy else "leaving" if one.verdict.leaving else one.verdict.state.value
+    )
+
+
+def _row(one: "SeenNode", held: int) -> Sequence[str | Text]:
+    node = one.node
+    free = 0 if node.cordoned else max(0, node.gpus - held - node.foreign_gpus)
+    numbers = (str(number) for number in (node.gpus, held, node.foreign_gpus, free))
+    place = (text or "-" for text in (node.block, node.rack, node.nvlink_domain))
+    return (
+        node.name,
+        node.gpu_type,
+        *numbers,
+        *place,
+        Text(_verdict(one), style=_STYLES[one.verdict.state]),
+        one.verdict.why,
+    )
+
+
+def _document(one: "SeenNode", held: int) -> dict[str, Any]:
+    verdict, node = one.verdict, one.node
+    evidence = [
+        {
+            "source": each.source,
+            "message": each.message,
+            "means": each.means,
+            **({"at": each.at.isoformat()} if each.at else {}),
+        }
+        for each in verdict.evidence
+    ]
+    return {
+        "name": node.name,
+        "gpuType": node.gpu_type,
+        "gpus": node.gpus,
+        "held": held,
+        "foreign": node.foreign_gpus,
+        "memoryMb": node.memory_mb,
+        "block": node.block,
+        "rack": node.rack,
+        "nvlinkDomain": node.nvlink_domain,
+        "getsNothingNew": node.cordoned,
+        "cordoned": one.unschedulable,
+        "leaving": verdict.leaving,
+        "verdict": verdict.state.value,
+        "evidence": evidence,
+    }

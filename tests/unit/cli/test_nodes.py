@@ -1,0 +1,95 @@
+"""``tiphys nodes``: what a person sees of the nodes, and what cordon does."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.cluster_nodes import MODEL, SPOT, condition, foreign_pod, node
+from support.desk import Desk
+from support.kube_server import serving
+from support.ledger import lease, waiting
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.status import encode
+
+from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
+
+BY_NODES = "queues: [{name: research, gpus: {'*': 64}}]\ncluster_nodes: {}\n"
+
+
+@pytest.fixture
+def desk(tmp_path, capsys):
+    with serving() as server:
+        made = Desk(server, tmp_path, capsys)
+        rack = {"topology.kubernetes.io/rack": "r1"}
+        for found in (
+            node("n1", 8, labels=rack),
+            node("n2", 8, unschedulable=True),
+            node("n3", 8, condition("GpuMemWatch", message="a double bit error")),
+            node("n4", 8, taints=(SPOT,)),
+        ):
+            made.api.create(NODES, None, found)
+        made.api.create(PODS, "ml", foreign_pod(on="n1", gpus=3))
+        yield made
+
+
+def hold(desk: Desk) -> None:
+    """Two members of a gang, two GPUs each, on the first node; and one that waits for more than there is."""
+    held = replace(lease(4, members=2, gpu_type=MODEL), nodes=("n1", "n1"))
+    book = Book((held,), (waiting(6, 1, uid="u7", gpu_type=MODEL),))
+    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode(book)}, subresource="status")
+
+
+def test_every_node_is_shown_with_what_is_used_and_why_it_is_not(desk):
+    desk.queues("apply", text=BY_NODES)
+    hold(desk)
+    code, out, err = desk.tiphys("nodes")
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["NODE", "TYPE", "GPUS", "HELD", "OTHERS", "FREE", "BLOCK", "RACK", "NVLINK", "VERDICT"]
+    assert rows[1] == ["n1", MODEL, "8", "4", "3", "1", "-", "r1", "-", "healthy"]
+    assert rows[2] == ["n2", MODEL, "8", "0", "0", "0", "-", "-", "-", "cordoned"]
+    assert rows[3][9:] == ["unhealthy", "condition", "GpuMemWatch:", "a", "double", "bit", "error"]
+    assert rows[4][9:] == ["leaving", "taint", SPOT]
+
+
+def test_a_program_gets_the_evidence(desk):
+    desk.queues("apply", text=BY_NODES)
+    code, out, _ = desk.tiphys("nodes", "-o", "json")
+    found = {one["name"]: one for one in json.loads(out)["nodes"]}
+    assert code == 0
+    assert [one["getsNothingNew"] for one in found.values()] == [False, True, True, True]
+    assert (found["n2"]["cordoned"], found["n2"]["verdict"]) == (True, "healthy")
+    said = {"source": "condition GpuMemWatch", "message": "a double bit error", "means": "fault"}
+    assert found["n3"]["evidence"] == [said]
+    assert found["n4"]["leaving"]
+
+
+def test_who_does_not_go_by_nodes_is_told_so_and_shown_them(desk):
+    desk.queues("apply")
+    code, out, err = desk.tiphys("nodes")
+    assert code == 0
+    assert "n1" in out
+    assert "the queues do not go by the nodes of the cluster" in err
+
+
+def test_a_node_is_cordoned_and_back(desk):
+    desk.queues("apply", text=BY_NODES)
+    assert desk.tiphys("nodes", "cordon", "n1")[0] == 0
+    assert desk.api.get(NODES, None, "n1")["spec"]["unschedulable"] is True
+    assert desk.tiphys("nodes", "uncordon", "n1")[0] == 0
+    assert "unschedulable" not in desk.api.get(NODES, None, "n1")["spec"]
+    code, _, err = desk.tiphys("nodes", "cordon", "n9")
+    assert code == 3
+    assert "there is no node n9 with GPUs" in err
+
+
+def test_why_goes_by_the_nodes_that_there_are(desk):
+    desk.queues("apply", text=BY_NODES)
+    hold(desk)
+    _, out, _ = desk.tiphys("why", "run-u7")
+    assert "1 NVIDIA-A100 is free" in out
+    assert "24 more are free on cordoned nodes" in out
+    desk.server.authorize = lambda request: request.plural not in ("nodes", "pods")
+    _, out, err = desk.tiphys("why", "run-u7")
+    assert "this account may not see them" in err
+    assert "nothing stands in its way now" in out, "as far as quotas tell"
