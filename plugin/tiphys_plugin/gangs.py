@@ -7,6 +7,7 @@ A pod that was taken away leaves nothing but what the object remembers of it.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -34,12 +35,13 @@ def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatu
     remembered = made_by.first_failure if made_by else None
     if remembered and remembered.pod not in {pod.name for pod in found}:
         # A pod that fails by itself stays; this one was deleted.
+        code = remembered.exit_code
         return Observation(
             status=status,
-            exit_code=remembered.exit_code,
+            exit_code=code,
             pod_reason="Deleted",
-            pod_message=remembered.message,
-            member=f"pod {remembered.pod}",
+            pod_message=remembered.message if code is None else f"exit code {code}",
+            member=_called(gang, remembered.pod, _rank(made_by, remembered.pod)),
         )
     failed = [pod for pod in found if pod.phase == "Failed" or (pod.reason and not pod.finished)]
     if made_by is None:  # all went with it, and whether they still show that is a matter of moments
@@ -48,15 +50,24 @@ def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatu
         told = "no pod of it tells how it ended" if made_by else "what made its pods is gone, or never was"
         return Observation(status="Error", pod_seen=bool(found), pod_message=told)
     first = min(failed, key=_began)
-    member = f"pod {first.name}" if first.rank is None else f"rank {first.rank} of {gang.members}"
     return Observation(
         status="Failed",
         exit_code=first.exit_code,
         pod_seen=True,
         pod_reason=first.reason,
         pod_message=first.message,
-        member=member,
+        member=_called(gang, first.name, first.rank),
     )
+
+
+def _called(gang: Gang, pod: str, rank: int | None) -> str:
+    return f"pod {pod}" if rank is None else f"rank {rank} of {gang.members}"
+
+
+def _rank(made_by: GangStatus | None, pod: str) -> int | None:
+    """Of a pod that is gone; an Indexed Job puts it behind its own name."""
+    found = re.match(rf"{re.escape(made_by.name)}-(\d+)-", pod) if made_by else None
+    return int(found[1]) if found else None
 
 
 def _began(pod: PodStatus) -> tuple[datetime, int, str]:

@@ -131,14 +131,15 @@ def test_the_pod_whose_end_began_first_decides(found: list[PodStatus], cause: Ca
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "cause", "word"), [(75, Cause.PREEMPTION, "job-2"), (None, Cause.PREEMPTION, "DisruptionTarget")]
+    ("exit_code", "cause", "word"), [(75, Cause.PREEMPTION, "code 75"), (None, Cause.PREEMPTION, "DisruptionTarget")]
 )
 def test_a_pod_that_is_gone_is_remembered_by_what_made_it(exit_code: int | None, cause: Cause, word: str) -> None:
-    message = f"Pod ml/job-2 has condition DisruptionTarget, exit code {exit_code}"
-    job = replace(JOB, first_failure=FirstFailure("job-2", exit_code, message))
+    message = f"Pod ml/job-2-xyz has condition DisruptionTarget, exit code {exit_code}"
+    job = replace(JOB, first_failure=FirstFailure("job-2-xyz", exit_code, message))
     verdict = classify(gangs.observation(FOUR, job, [pod(0, after=9, **TOLD)], "Failed"))
     assert verdict.cause is cause
     assert word in verdict.evidence
+    assert verdict.evidence.startswith("rank 2 of 4: ")
 
 
 def test_without_what_made_them_deleted_pods_tell_nothing() -> None:
