@@ -1,13 +1,16 @@
-"""Ends what makes the pods of a training on several nodes, once its Workflow is stopped or over.
+"""Ends what makes the pods of a training on several nodes: its Workflow is stopped or over, or a node is lost.
 
 Argo stops its own pods. Of what a step has created it stops only the pod that
 watched; the members would train on, and hold their GPUs, until the Workflow is
-deleted.
+deleted. And a member whose node nobody reaches keeps the others waiting: what
+made it makes no other, nor counts it as failed, before somebody has heard from
+that node.
 """
 
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import NamedTuple
 
 import structlog
@@ -15,7 +18,10 @@ import structlog
 from tiphys.errors import ConflictError, FencedError, TiphysError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.gangs import RESOURCES, stage_of
-from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Backend, Stage
+from tiphys.kube.resources import PODS
+from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, Backend, Stage
+from tiphys.records import utc_now
+from tiphys_controller.kubernetes.agent_pods import OVERDUE
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.seen import SeenWorkflow
 from tiphys_controller.kubernetes.view import ClusterView
@@ -24,6 +30,8 @@ from tiphys_controller.kubernetes.writer import Writer
 _PAUSE_SECONDS = 2.0
 LATE_SECONDS = 30.0
 """When to look a second time: a pod of Argo that was just about to create something does so before it ends."""
+PATROL_SECONDS = 30.0
+"""How often the members of running trainings are looked at; a lost node takes minutes to be found out."""
 _log = structlog.get_logger()
 
 
@@ -50,12 +58,15 @@ class Gangs:
         writer: Writer,
         metrics: Metrics,
         monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._view = view
         self._api = api
         self._writer = writer
         self._metrics = metrics
         self._monotonic = monotonic
+        self._now = now
+        self._patrolled = monotonic()
         self._first_looks: dict[_Watched, float] = {}
         self._done: set[_Watched] = set()
 
@@ -65,6 +76,9 @@ class Gangs:
         while not over.is_set():
             version = self._view.wait(version, _PAUSE_SECONDS)
             self.end()
+            if self._monotonic() - self._patrolled >= PATROL_SECONDS:
+                self._patrolled = self._monotonic()
+                self.end_lost()
 
     def end(self) -> None:
         """Delete what goes on for an ended Workflow; what could not be looked at is so in the next round."""
@@ -74,13 +88,38 @@ class Gangs:
         due = {key: one for key, one in ended.items() if self._is_due(key)}
         for namespace, backend in sorted({(one.namespace, kind) for one in due.values() for kind in one.gangs}):
             try:
-                self._end_of(backend, namespace, {key.uid for key in due if key.namespace == namespace})
+                self._end_where(
+                    backend, namespace, WORKFLOW_UID_LABEL, {key.uid for key in due if key.namespace == namespace}
+                )
             except TiphysError as error:
                 self._metrics.failures.labels("gang").inc()
                 _log.warning("gang.not_ended", namespace=namespace, kind=backend.value, error=str(error))
                 due = {key: one for key, one in due.items() if key.namespace != namespace}
         for key in due:
             self._note(key)
+
+    def end_lost(self) -> None:
+        """Delete what waits for a member that its node has not ended long after it was told to."""
+        live = [one for one in self._view.workflows() if one.gangs and not one.finished]
+        for namespace in sorted({one.namespace for one in live}):
+            backends = {kind for one in live if one.namespace == namespace for kind in one.gangs}
+            try:
+                lost = {name for pod in self._members(namespace) if (name := self._gang_of_lost(pod))}
+                for backend in sorted(backends) if lost else ():
+                    self._end_where(backend, namespace, GANG_LABEL, lost)
+            except TiphysError as error:
+                self._metrics.failures.labels("gang").inc()
+                _log.warning("gang.not_ended", namespace=namespace, error=str(error))
+
+    def _members(self, namespace: str) -> list[Object]:
+        return self._api.list(PODS, namespace, f"{MEMBER_LABEL}=true").items
+
+    def _gang_of_lost(self, pod: Object) -> str:
+        """Name of the gang of a pod that should be gone; empty for any other pod."""
+        gone_by = pod["metadata"].get("deletionTimestamp")
+        overdue = gone_by is not None and self._now() - datetime.fromisoformat(gone_by) > OVERDUE
+        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        return str(pod["metadata"]["labels"].get(GANG_LABEL, "")) if overdue and not ended else ""
 
     def _is_due(self, key: _Watched) -> bool:
         first = self._first_looks.get(key)
@@ -92,9 +131,9 @@ class Gangs:
         else:
             self._first_looks[key] = self._monotonic()
 
-    def _end_of(self, backend: Backend, namespace: str, uids: set[str]) -> None:
+    def _end_where(self, backend: Backend, namespace: str, label: str, values: set[str]) -> None:
         for found in self._api.list(RESOURCES[backend], namespace, GANG_LABEL).items:
-            if (found["metadata"].get("labels") or {}).get(WORKFLOW_UID_LABEL) in uids and _goes_on(found):
+            if found["metadata"]["labels"].get(label) in values and _goes_on(found):
                 try:
                     self._writer.end_gang(backend, found)
                 except FencedError:

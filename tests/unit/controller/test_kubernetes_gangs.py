@@ -5,10 +5,12 @@
 | runs | stays |
 | is stopped, or over | deleted, with its pods |
 | is over, and the Job as well | stays, for its logs |
+| runs, and a member's node is lost | deleted, since it would wait for that node |
 | has no training on several nodes | nothing is asked about it |
 """
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from support.argo_objects import put, workflow
@@ -20,8 +22,8 @@ from tiphys_controller.kubernetes.writer import Writer
 
 from tiphys.kube import KubeApi, Object, Synced
 from tiphys.kube.gangs import first_failure, stage_of
-from tiphys.kube.resources import JOBS, WORKFLOWS
-from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, FirstFailure, Stage
+from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
+from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, FirstFailure, Stage
 from tiphys.protocol.policy import STEP_ANNOTATION
 from tiphys.records import utc_now
 
@@ -34,7 +36,8 @@ class Bench:
         self.server, self.api, self.moment, self.leads = server, api, 0.0, True
         self.view, self.metrics = ClusterView(), Metrics()
         writer = Writer(api, lambda: self.leads, self.metrics, utc_now)
-        self.gangs = Gangs(self.view, api, writer, self.metrics, lambda: self.moment)
+        self.now = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+        self.gangs = Gangs(self.view, api, writer, self.metrics, lambda: self.moment, lambda: self.now)
 
     def round(self) -> list[str]:
         """All Workflows seen, and looked after; the Jobs that are left."""
@@ -100,6 +103,35 @@ def test_what_fails_is_tried_again(bench: Bench) -> None:
     assert bench.round() == ["digits-fit-1"]
     bench.leads = True
     assert bench.round() == []
+
+
+def member(bench: Bench, name: str, phase: str, deleted_at: str) -> None:
+    labels = {GANG_LABEL: name, MEMBER_LABEL: "true"}
+    metadata = {"name": f"{name}-0", "labels": labels, "deletionTimestamp": deleted_at}
+    bench.api.create(PODS, "ml", {"metadata": metadata, "status": {"phase": phase}})
+
+
+def test_a_gang_that_waits_for_a_lost_node_is_ended(bench: Bench) -> None:
+    owner = put(bench.api, workflow(spec=TEMPLATES))
+    told = {
+        "lost": ("Running", "2026-05-04T11:58:00Z"),
+        "still-in-time": ("Running", "2026-05-04T11:59:30Z"),
+        "has-ended": ("Failed", "2026-05-04T11:58:00Z"),
+    }
+    for name, (phase, deleted_at) in told.items():
+        bench.job(owner, name)
+        member(bench, name, phase, deleted_at)
+    assert bench.round() == sorted(told)
+    bench.gangs.end_lost()
+    assert bench.round() == ["has-ended", "still-in-time"]
+
+
+def test_nobody_looks_at_pods_where_no_training_runs_on_several_nodes(bench: Bench) -> None:
+    put(bench.api, workflow())
+    put(bench.api, workflow("digits-2", phase="Failed", spec=TEMPLATES))
+    bench.round()
+    bench.gangs.end_lost()
+    assert bench.server.count("list", "pods") == 0
 
 
 @pytest.mark.parametrize(
