@@ -48,7 +48,8 @@ def members(workflow: Workflow, attempt: int = 1) -> list[Object]:
 
 
 def node_of(pod: Object) -> str:
-    return str(pod["metadata"]["annotations"]["workflows.argoproj.io/node-name"])
+    """Name of the node that a pod of Argo runs; empty for the one that answers plugin steps."""
+    return str((pod["metadata"].get("annotations") or {}).get("workflows.argoproj.io/node-name", ""))
 
 
 def job(workflow: Workflow, attempt: int = 1) -> Object | None:
