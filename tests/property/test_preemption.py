@@ -54,7 +54,7 @@ jobs = st.lists(
 losses = st.lists(st.sampled_from([0.0, 1.0, 5.0, 50.0]), min_size=14, max_size=14)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rules(), jobs, losses)
 def test_every_law_holds_for_every_decision_and_nobody_is_chased_in_circles(rules, jobs, losses):
     arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})

@@ -7,7 +7,7 @@ ever goes for nothing.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -51,12 +51,15 @@ class Nobody:
     reason: Reason | None = None
 
 
-def choose(state: State, mine: Waiting, lost: Lost, now: datetime) -> Victims | Nobody:
+def choose(
+    state: State, mine: Waiting, lost: Lost, now: datetime, out_of_reach: Container[str] = ()
+) -> Victims | Nobody:
     """Who has to go so that ``mine`` starts. ``mine`` is not among ``state.waiting``.
 
-    ``lost`` is asked once, and only of those who may be asked by the rules.
+    ``lost`` is asked once, and only of those who may be asked by the rules. Nobody
+    can ask the leases ``out_of_reach``, by id.
     """
-    found = Case.of(state, mine, now)
+    found = Case.of(state, mine, now, out_of_reach)
     if isinstance(found, Nobody):
         return found
     if not found.candidates.leases:
@@ -99,7 +102,7 @@ class Case:
     candidates: Candidates
 
     @classmethod
-    def of(cls, state: State, mine: Waiting, now: datetime) -> "Case | Nobody":
+    def of(cls, state: State, mine: Waiting, now: datetime, out_of_reach: Container[str] = ()) -> "Case | Nobody":
         """None but a request that waits, whose queue preempts, and for which not enough leave already."""
         queues, request = state.queues, mine.request
         queue = queues.find(request.queue) if isinstance(queues, Queues) else None
@@ -110,25 +113,31 @@ class Case:
                 f"queue {queue.name} has nobody go for others: neither preempts_lower_priority nor reclaims is set, "
                 "nor preempts_longer"
             )
-        if any(_comes_free(one, now) and _leaves_for(one, request) for one in state.leases):
+        if any(comes_free(one, now) and _leaves_for(one, request) for one in state.leases):
             return Nobody(f"others were asked to leave for {called(request)} already")
         then = settled(state, now)
         if isinstance(decide(then, request, mine.arrival, now), Admitted):
             return Nobody(f"enough is free for {called(request)}, or will be when those are gone who leave already")
         rights = Rights(queues, queue, then.leases, request)
-        known = {one.id for one in state.leases}
+        known = {one.id for one in state.leases if one.id not in out_of_reach}
         return cls(then, mine, now, queue, queues, rights, rights.candidates(known, now))
 
     def starts_without(self, victims: Sequence[Lease]) -> bool:
         """Whether these may go, and the request starts when they are gone, whoever else waits."""
-        return self._suffice(victims, self.state.waiting)
+        gone = {one.id for one in victims}
+        left = tuple(one for one in self.state.leases if one.id not in gone)
+        answer = decide(replace(self.state, leases=left), self.mine.request, self.mine.arrival, self.now)
+        return isinstance(answer, Admitted) and self.rights.allow(victims, answer.pool)
 
     def fits_without(self, victims: Sequence[Lease]) -> bool:
-        """The same, if nobody else waited."""
-        return self._suffice(victims, ())
+        """The same, if nobody else waited. Hundreds of sets are tried, so this is counted and not decided."""
+        pool = self.rights.pool_without(victims)
+        return pool is not None and self.rights.allow(victims, pool)
 
     def cheapest(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
         """The set that loses least; where there are too many to look at, a good one of which nobody can stay."""
+        if not self.starts_without(leases):
+            return None  # it would not even start if all of them went
         short = self.rights.short(self.state.leases)
         sets = (victims for victims in _by_cost(leases, cost) if sum(one.request.gpus for one in victims) >= short)
         for victims in islice(sets, _MOST_TRIED):
@@ -178,13 +187,6 @@ class Case:
                 victims = rest
         return tuple(sorted(victims, key=cost)) if self.starts_without(victims) else None
 
-    def _suffice(self, victims: Sequence[Lease], waiting: tuple[Waiting, ...]) -> bool:
-        gone = {one.id for one in victims}
-        left = tuple(one for one in self.state.leases if one.id not in gone)
-        state = replace(self.state, leases=left, waiting=waiting)
-        answer = decide(state, self.mine.request, self.mine.arrival, self.now)
-        return isinstance(answer, Admitted) and self.rights.allow(victims, answer.pool)
-
     def _protected(self, protected: Sequence[Lease]) -> Nobody:
         until, first = min(((protected_until(self.queues, one), one) for one in protected), key=lambda pair: pair[0])
         more = f", and {len(protected) - 1} more" if len(protected) > 1 else ""
@@ -200,10 +202,10 @@ def settled(state: State, now: datetime) -> State:
 
     Who is long overdue is still there.
     """
-    leases = [one for one in state.leases if not _comes_free(one, now)]
+    leases = [one for one in state.leases if not comes_free(one, now)]
     waiting = list(state.waiting)
     for one in state.waiting:
-        if any(_comes_free(lease, now) and _leaves_for(lease, one.request) for lease in state.leases):
+        if any(comes_free(lease, now) and _leaves_for(lease, one.request) for lease in state.leases):
             alone = replace(state, leases=tuple(leases), waiting=())
             answer = decide(alone, one.request, one.arrival, now)
             if isinstance(answer, Admitted):
@@ -217,7 +219,7 @@ def held_gpu_seconds(lease: Lease, now: datetime) -> float:
     return lease.request.gpus * max(0.0, (now - lease.granted_at).total_seconds())
 
 
-def _comes_free(lease: Lease, now: datetime) -> bool:
+def comes_free(lease: Lease, now: datetime) -> bool:
     """Whether it leaves, and can be expected to be gone soon."""
     return lease.leaving is not None and lease.leaving.deadline + OVERDUE > now
 

@@ -8,7 +8,7 @@ nothing behind.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import TracebackType
 
@@ -24,15 +24,15 @@ from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import AdmissionBackend, Lease, Snapshot, Waiting
 from tiphys_plugin.ledger.words import called
 from tiphys_plugin.preemption.asking import ask, grace_seconds, living_pods
-from tiphys_plugin.preemption.choice import Victims, choose
+from tiphys_plugin.preemption.choice import Victims, choose, comes_free
 from tiphys_plugin.preemption.loss import Losses
 from tiphys_plugin.preemption.marking import case_of
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.queues import Queue, Queues
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.workflows import Stores
 
-_MOST_WEIGHED = 8
-"""Of each queue: those with the best places, for whom it is worked out who would have to go."""
+_MOST_IN_VAIN = 4
+"""After so many of a queue for whom nobody goes, those who wait behind them are not looked at in this round."""
 _log = structlog.get_logger()
 
 
@@ -79,25 +79,43 @@ class Preemptions:
         for lease in seen.leases:
             if lease.leaving is not None:
                 self._ask(lease)
-        if isinstance(seen.queues, Queues) and seen.queues.preempts:
-            for mine in _first_of_each_queue(seen, seen.queues):
-                self._help(mine)
+        if isinstance(seen.queues, Queues):
+            for queue in filter(lambda one: one.preempts, seen.queues.queues):
+                self._help_queue(queue)
 
-    def _help(self, mine: Waiting) -> None:
-        """Have others leave for one that waits, if the rules have it so."""
-        who = (mine.request.uid, mine.request.step)
-        seen, now = self._ledger.snapshot(), self._clock()
+    def _help_queue(self, queue: Queue) -> None:
+        """Have others leave for those with the best places of a queue, until it was in vain for some of them."""
+        seen, in_vain = self._ledger.snapshot(), 0
+        coming = [one.leaving for one in seen.leases if one.leaving is not None and comes_free(one, self._clock())]
+        promised = {(leaving.uid, leaving.step) for leaving in coming}
+        line = [one for one in seen.waiting if one.request.queue == queue.name]
+        for mine in sorted(line, key=lambda one: place_in_queue(queue, one)):
+            if in_vain == _MOST_IN_VAIN:
+                return
+            if (mine.request.uid, mine.request.step) in promised:
+                continue
+            if self._help(mine, seen):
+                seen = self._ledger.snapshot()
+            else:
+                in_vain += 1
+
+    def _help(self, mine: Waiting, seen: Snapshot) -> bool:
+        """Have others leave for one that waits, if the rules have it so; whether they do."""
+        who, now = (mine.request.uid, mine.request.step), self._clock()
         found = case_of(Book(seen.leases, seen.waiting, seen.history), seen.queues, who, now, self._forget_after)
         if found is None:
-            return
-        chosen = choose(*found, self._lost, now)
-        if isinstance(chosen, Victims):
-            graces = {one.id: grace_seconds(living_pods(self._cluster, one)) for one in chosen.leases}
-            marked = self._ledger.ask_to_leave(who, graces)
-            failpoint("preemption.after_mark")
-            for lease in marked:
-                _tell(lease, mine, chosen)
-                self._ask(lease)
+            return False
+        out_of_reach = {one.id for one in seen.leases if not self._stores.serves(one.request.namespace)}
+        chosen = choose(*found, self._lost, now, out_of_reach)
+        if not isinstance(chosen, Victims):
+            return False
+        graces = {one.id: grace_seconds(living_pods(self._cluster, one)) for one in chosen.leases}
+        marked = self._ledger.ask_to_leave(who, graces)
+        failpoint("preemption.after_mark")
+        for lease in marked:
+            _tell(lease, mine, chosen)
+            self._ask(lease)
+        return bool(marked)
 
     def _ask(self, lease: Lease) -> None:
         """One that cannot be asked now is asked in the next round, and keeps nobody else from being asked."""
@@ -116,13 +134,6 @@ class Preemptions:
                 _log.warning("preemption.unreachable", error=str(error))
             except Exception:  # noqa: BLE001  the worker loop: the next round begins anew
                 _log.exception("preemption.crashed")
-
-
-def _first_of_each_queue(seen: Snapshot, queues: Queues) -> Iterator[Waiting]:
-    """Those with the best places of each queue that preempts; who is like one of them fares no better."""
-    for queue in filter(lambda one: one.preempts, queues.queues):
-        line = [one for one in seen.waiting if one.request.queue == queue.name]
-        yield from sorted(line, key=lambda one: place_in_queue(queue, one))[:_MOST_WEIGHED]
 
 
 def _tell(lease: Lease, mine: Waiting, chosen: Victims) -> None:

@@ -69,6 +69,13 @@ class Rights:
                 own[self._held.hold_of(one).pool] += one.request.gpus
         return self._held.left(self._queue, pool) + own[pool] >= self._request.gpus
 
+    def pool_without(self, victims: Collection[Lease]) -> str | None:
+        """The pool in which the request fits when these are gone; None if there is none."""
+        left = self._held.copy()
+        for one in victims:
+            left.give_back(self._held.hold_of(one))
+        return next(iter(left.fitting(self._queue, self._request)), None)
+
     def short(self, leases: Sequence[Lease]) -> float:
         """GPUs that have to come back at the least, whoever goes, while these are held."""
         held = Capacity(self._queues, leases)

@@ -17,7 +17,7 @@ from datetime import timedelta
 import pytest
 from support.counting import CountingStore
 from support.faults import dying_at
-from support.ledger import queues
+from support.ledger import ask, queues
 from support.polling import until
 from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said, world
 from tiphys_plugin import DirectoryCluster, Queues
@@ -306,6 +306,42 @@ def test_one_that_cannot_be_told_keeps_nobody_else_from_being_told(here, monkeyp
     monkeypatch.undo()
     job(here).look()
     assert here.cluster.pods_of(flows[0].uid)[0].ending
+
+
+def test_those_for_whom_others_leave_already_keep_nobody_behind_them_from_being_looked_at(here):
+    for number in range(8):
+        begin(here, f"low-{number}", gpu=gpus(1))
+    for number in range(7):
+        want(here, f"high-{number}", count=1)
+        job(here).look()
+    assert len([one for one in here.ledger.snapshot().leases if one.leaving is not None]) == 7
+
+
+def test_one_whose_node_is_lost_is_not_waited_for(here):
+    low = begin(here, "low", gpu=gpus(4))
+    other = begin(here, "other", gpu=gpus(4))
+    high = want(here, count=4)
+    job(here).look()
+    [first] = [one.request.run for one in here.ledger.snapshot().leases if one.leaving is not None]
+    here.clock.advance(GRACE_SECONDS + 121)
+    high.admit("fit", 0)
+    job(here).look()
+    assert {one.request.run for one in here.ledger.snapshot().leases if one.leaving is not None} == {"low", "other"}
+    assert first in (low.name, other.name)
+
+
+def test_a_lease_of_a_namespace_that_is_not_served_is_passed_over(here):
+    begin(here, "low", gpu=gpus(4))
+    stray = ask(4, "stray", namespace="gone")
+    here.ledger.request(stray)
+    here.ledger.request(ask(4, "high", priority=5))
+
+    class Ours(OnlyStore):
+        def serves(self, namespace: str) -> bool:
+            return namespace == "ml"
+
+    Preemptions(here.ledger, here.cluster, Ours(here.store), clock=here.clock).look()
+    assert [one.request.run for one in here.ledger.snapshot().leases if one.leaving is not None] == ["low"]
 
 
 def test_the_job_looks_by_itself_until_it_is_ended(here):
