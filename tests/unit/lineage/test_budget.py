@@ -7,7 +7,7 @@ from support.lineage import end_of
 
 from tiphys.lineage.budget import decide
 from tiphys.protocol.policy import RetryPolicy
-from tiphys.records import Cause, Outcome
+from tiphys.records import AttemptEnd, Cause, Outcome, Preemption, utc_now
 
 POLICY = RetryPolicy(preemption=None, infrastructure=2, user_error=0, out_of_memory=1)
 INFRA, PREEMPTED, OOM = Cause.INFRASTRUCTURE, Cause.PREEMPTION, Cause.OUT_OF_MEMORY
@@ -90,3 +90,24 @@ def test_one_retry_is_spoken_of_as_one():
     assert decide([end_of(k, INFRA) for k in (1, 2)], policy, 1).message == (
         "the only retry after infrastructure is used up"
     )
+
+
+def went(attempt: int, cause: Cause = PREEMPTED) -> AttemptEnd:
+    """The end of an attempt that was asked to go by the rules of its queue."""
+    card = Preemption(for_run="other", for_step="fit", asked_at=utc_now(), gone_at=utc_now(), gpus=4)
+    return end_of(attempt, cause).model_copy(update={"preempted": card})
+
+
+def test_going_for_another_by_the_rules_of_the_queue_is_never_charged():
+    strict = RetryPolicy(preemption=0)
+    assert decide([went(1)], strict, 1) == (
+        True,
+        0,
+        0,
+        "its queue gave its GPUs to another, which is not charged",
+    )
+    assert decide([went(1), went(2), end_of(3, PREEMPTED)], RetryPolicy(preemption=1), 1)[:3] == (True, 1, 1)
+
+
+def test_a_crash_of_one_that_was_asked_to_go_is_charged():
+    assert not decide([went(1, Cause.USER_ERROR)], RetryPolicy(), 1).again

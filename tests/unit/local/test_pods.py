@@ -126,6 +126,21 @@ def test_a_deleted_pod_gets_sigterm_and_keeps_its_exit_code(bench: Bench) -> Non
     assert (pod.exit_code, pod.reason, bench.last("wf.run").message) == (75, "Deleted", "pod deleted")
 
 
+def test_a_pod_that_is_told_to_end_through_the_cluster_ends_like_a_deleted_one(bench: Bench) -> None:
+    def tell(name: str) -> None:
+        [seen] = [one for one in bench.cluster.pods_of(uid(bench)) if one.name == name]
+        bench.cluster.end_pod(seen)
+
+    when_it_says(bench, "ready", tell)
+    assert bench.run(only(WAIT_FOR_TERM, podSpecPatch='{"terminationGracePeriodSeconds": 90}')) == "Failed"
+    [pod] = bench.cluster.pods_of(uid(bench))
+    assert (pod.exit_code, pod.reason, pod.ending) == (75, "Deleted", True)
+
+
+def uid(bench: Bench) -> str:
+    return str(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
+
+
 def test_a_handler_that_exits_0_makes_the_node_succeed_without_outputs(bench: Bench) -> None:
     when_it_says(bench, "ready", bench.engine.delete_pod)
     source = WAIT_FOR_TERM.replace("75", "0").replace("echo ready", "echo x > /out; echo ready")

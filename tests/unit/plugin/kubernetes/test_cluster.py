@@ -2,6 +2,7 @@
 
 import pytest
 from support.argo_pods import ended, pod
+from tiphys_plugin.cluster import PodStatus
 from tiphys_plugin.kubernetes import KubernetesCluster
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
@@ -125,3 +126,27 @@ def test_api_server_in_trouble_is_said(server, cluster):
     server.fail_next(403, plural="workflows", message="workflows is forbidden")
     with pytest.raises(ForbiddenError, match="workflows is forbidden"):
         cluster.workflow("ml", "digits")
+
+
+def test_a_pod_is_told_to_end_with_its_own_grace_period(server, api, cluster):
+    api.create(PODS, "ml", pod(name="mine"))
+    [found] = cluster.pods("ml", "digits-abc12", "uid-1", "1")
+    cluster.end_pod(found)
+    assert api.get(PODS, "ml", "mine") is None
+    cluster.end_pod(found)
+    assert server.count("delete", "pods") == 2
+
+
+def test_another_pod_that_has_the_name_by_now_is_left_alone(api, cluster):
+    api.create(PODS, "ml", pod(name="mine"))
+    [found] = cluster.pods("ml", "digits-abc12", "uid-1", "1")
+    api.delete(PODS, "ml", "mine")
+    api.create(PODS, "ml", pod(name="mine"))
+    cluster.end_pod(found)
+    assert api.get(PODS, "ml", "mine") is not None
+
+
+def test_a_pod_of_a_namespace_that_is_not_served_is_left_alone(cluster):
+    foreign = PodStatus(name="p", namespace="foreign", workflow_uid="u", node="n")
+    with pytest.raises(ConflictError, match="does not look into namespace foreign"):
+        cluster.end_pod(foreign)
