@@ -6,6 +6,7 @@ so that there is no second log which could tell another story.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from tiphys.lineage.tree import AttemptNode, CheckpointNode, LineageTree, Status, tree_of
 from tiphys.records import AttemptClaim, AttemptEnd, Event, Outcome, RunRecord
@@ -77,7 +78,7 @@ def _of_attempt(attempt: Attempt) -> Iterator[Event]:
             step=end.step,
             attempt=end.attempt,
             message=_ended(end),
-            data={"outcome": end.outcome.value, "cause": end.cause.value if end.cause else ""},
+            data={"outcome": end.outcome.value, "cause": end.cause.value if end.cause else "", **_preempted(end)},
         )
     if end and end.outcome is Outcome.DONE:
         yield Event(
@@ -88,6 +89,14 @@ def _of_attempt(attempt: Attempt) -> Iterator[Event]:
             message=f"step {end.step} is done",
             data={"outputs": [output.name for output in end.outputs]},
         )
+
+
+def _preempted(end: AttemptEnd) -> dict[str, Any]:
+    """What it has cost that an attempt was asked to go; nothing for others."""
+    if end.preempted is None:
+        return {}
+    told = end.preempted.model_dump(mode="json", exclude_none=True)
+    return {"preempted": {**told, "gpu_seconds_lost": end.preempted.gpu_seconds_lost}}
 
 
 def _of_checkpoints(lineages: LineageTree) -> Iterator[Event]:

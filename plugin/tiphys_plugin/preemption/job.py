@@ -33,6 +33,8 @@ from tiphys_plugin.workflows import Stores
 
 _MOST_IN_VAIN = 4
 """After so many of a queue for whom nobody goes, those who wait behind them are not looked at in this round."""
+_LONGEST_END_SECONDS = 20.0
+"""How long a service that ends waits for a round under way; the API server may hang."""
 _log = structlog.get_logger()
 
 
@@ -67,7 +69,7 @@ class Preemptions:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_LONGEST_END_SECONDS)
 
     def look(self) -> None:
         """One round.

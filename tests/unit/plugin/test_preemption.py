@@ -174,7 +174,9 @@ def test_the_end_of_one_that_saved_when_it_was_asked_says_that_nothing_is_lost(h
     assert (preempted["for_run"], preempted["for_step"], preempted["gpus"]) == ("high", "fit", 8)
     assert (preempted["committed"]["global_step"], preempted["seconds_lost"]) == (7, 0.0)
     assert preempted["gone_at"] > preempted["asked_at"]
-    assert any("to save and go for high/fit" in event.message for event in timeline(here.store, "low"))
+    [event] = [event for event in timeline(here.store, "low") if event.name == "attempt.ended"]
+    assert "to save and go for high/fit" in event.message
+    assert (event.data["preempted"]["for_run"], event.data["preempted"]["gpu_seconds_lost"]) == ("high", 0.0)
 
 
 @pytest.mark.parametrize(

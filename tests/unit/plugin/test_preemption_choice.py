@@ -196,3 +196,26 @@ def test_without_queues_nobody_goes():
     assert why(chosen(State(one_queue(**OWN), FOUR), replace(HIGH, request=ask(4, queue="none")))) == (
         "there are no queues to go by"
     )
+
+
+def test_those_go_who_make_room_on_one_node_although_others_would_lose_less():
+    nodes = [{"name": name, "gpu_type": "A100", "gpus": 8} for name in ("n1", "n2")]
+    rules = Queues.model_validate(
+        {"queues": [{"name": "research", "gpus": {"A100": 16}, "preempts_lower_priority": True}], "nodes": nodes}
+    )
+    held = tuple(
+        replace(lease(4, name), nodes=(node,)) for name, node in (("a", "n1"), ("b", "n1"), ("c", "n2"), ("d", "n2"))
+    )
+    mine = waiting(8, 9, "mine", priority=5)
+    assert names(chosen(State(rules, held), mine, {"a": 1.0, "b": 9.0, "c": 2.0, "d": 7.0})) == ["c", "d"]
+    assert names(chosen(State(rules, held), mine, {"a": 1.0, "b": 5.0, "c": 2.0, "d": 7.0})) == ["a", "b"]
+
+
+def test_only_those_of_the_wanted_type_go():
+    rules = Queues.model_validate(
+        {"queues": [{"name": "research", "gpus": {"A100": 4, "T4": 4}, "preempts_lower_priority": True}]}
+    )
+    held = (lease(4, "a"), lease(4, "t", gpu_type="T4", pool="T4"))
+    assert names(chosen(State(rules, held), HIGH, {"a": 9.0, "t": 0.0})) == ["a"]
+    untyped = waiting(4, 9, "any", priority=5, gpu_type=None)
+    assert names(chosen(State(rules, held), untyped, {"a": 9.0, "t": 0.0})) == ["t"]
