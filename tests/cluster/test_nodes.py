@@ -1,0 +1,229 @@
+"""The nodes of a real cluster as the inventory: a hundred of them that cost nothing, and what becomes of trainings.
+
+| what the cluster says | what must hold |
+|---|---|
+| a hundred nodes in two racks | they are the inventory, with type, GPUs and rack |
+| a pod of somebody else | its GPUs are not free |
+| a node is cordoned, not ready, broken | nothing new goes there |
+| a gang that just fits into what is left of a rack | it goes there, and its pods run where its lease says |
+| a spot node's notice | what runs there is asked to save and go |
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from cluster import argo_kinds
+from cluster.client import Cluster, Json, Store
+from cluster.fixtures import FAKE, FakeNodes
+from hera.workflows import DAG
+from hera.workflows.models import Toleration
+from support.argo_objects import NARRATED
+from support.chart import CHART
+from support.gangs import filled_in
+from support.ledger import ask
+from support.world import QUICK, Flow, outputs, phase, said
+from tiphys_plugin import PluginCore
+from tiphys_plugin.kubernetes import KubernetesCluster
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.nodes.leaving import Evacuation
+from tiphys_plugin.nodes.watching import ClusterInventory
+from tiphys_plugin.placement import Node
+from tiphys_plugin.queues import Queues
+
+from hera_pipelines import Pipeline, Train
+from tiphys.kube import KubeApi, connect
+from tiphys.kube.resources import GPU_LEDGERS, JOBS, NODES, PODS, WORKFLOWS
+from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL
+from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
+from tiphys.store import open_store
+
+MODEL = "NVIDIA-A100-SXM4-80GB"
+RACK, MEMORY, POOL = "tiphys.test/rack", "nvidia.com/gpu.memory", "tiphys.test/pool"
+GANG = 4
+SPOT = "aws-node-termination-handler/spot-itn"
+
+
+@pytest.fixture
+def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
+    argo_kinds.ensure(cluster)
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CHART / "crds"))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/gpuledgers.tiphys.dev", "--timeout=120s")
+    connected = connect(cluster.kubeconfig)
+    connected.namespace = namespace
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+def inventory(api: KubeApi) -> Iterator[ClusterInventory]:
+    with ClusterInventory(api) as made:
+        yield made
+
+
+@pytest.fixture
+def ledger(api: KubeApi, namespace: str, inventory: ClusterInventory) -> KubernetesLedger:
+    """It goes by the nodes of this test alone."""
+    spec = {
+        "queues": [{"name": "research", "gpus": {MODEL: 1000}}],
+        "cluster_nodes": {"selector": {POOL: namespace}, "rack_label": RACK},
+    }
+    api.create(GPU_LEDGERS, namespace, {"metadata": {"name": "default"}, "spec": spec})
+    return KubernetesLedger(api, namespace, rules=inventory.rules)
+
+
+def nodes(ledger: KubernetesLedger) -> dict[str, Node]:
+    """Those that decisions go by now."""
+    rules = ledger.snapshot().queues
+    return {one.name: one for one in (rules.nodes or ())} if isinstance(rules, Queues) else {}
+
+
+def labels(namespace: str, rack: str) -> dict[str, str]:
+    return {POOL: namespace, RACK: rack, MEMORY: "81920"}
+
+
+def foreign_pod(node: str) -> Json:
+    container = {"name": "main", "image": "nowhere.test/none:1", "resources": {"limits": {"nvidia.com/gpu": "5"}}}
+    spec = {"tolerations": [FAKE], "nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "notebook"}, "spec": spec}
+
+
+def break_node(api: KubeApi, node: str) -> None:
+    """Have a monitor say that its memory is broken."""
+    known = (api.get(NODES, None, node) or {})["status"]["conditions"]
+    told = {"type": "GpuMemWatch", "status": "True", "reason": "Ecc", "message": "said by the test"}
+    api.patch(NODES, None, node, {"status": {"conditions": [*known, told]}}, subresource="status")
+
+
+@pytest.fixture
+def node_without_kubelet(api: KubeApi, namespace: str) -> Iterator[str]:
+    """It is never ready."""
+    name = f"lost-{namespace}"
+    hardware = {"nvidia.com/gpu": "8", "cpu": "128", "memory": "1Ti", "pods": "110"}
+    known = {"kubernetes.io/hostname": name, "nvidia.com/gpu.product": MODEL, **labels(namespace, "small")}
+    status = {"allocatable": hardware, "capacity": hardware}
+    api.create(NODES, None, {"metadata": {"name": name, "labels": known}, "status": status})
+    yield name
+    api.delete(NODES, None, name)
+
+
+def pipeline(store: str) -> Json:
+    with Pipeline("digits", store=store, entrypoint="main") as made:
+        fit = Train(
+            name="fit",
+            image="nowhere.test/none:1",
+            command=["python", "train.py"],
+            gpus=8,
+            gpu_type=MODEL,
+            nodes=GANG,
+            queue="research",
+            tolerations=[Toleration(**FAKE)],
+        )
+        with DAG(name="main"):
+            fit()
+    return made.compile()
+
+
+def test_a_hundred_nodes_are_the_inventory_and_a_gang_runs_where_its_lease_says(
+    cluster: Cluster,
+    api: KubeApi,
+    namespace: str,
+    ledger: KubernetesLedger,
+    fake_nodes: FakeNodes,
+    node_without_kubelet: str,
+    cluster_store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = fake_nodes("small", GANG + 3, gpus=8, model=MODEL, labels=labels(namespace, "small"))
+    fake_nodes("large", 99 - len(small), gpus=8, model=MODEL, labels=labels(namespace, "large"))
+    cluster.wait("all nodes are seen", lambda: len(nodes(ledger)) == 100)
+    expected = {"gpu_type": MODEL, "gpus": 8, "memory_mb": 81920, "rack": "small"}
+    assert nodes(ledger)["small-1"] == Node(name="small-1", **expected)
+
+    used, cordoned, broken, *good = small
+    cluster.apply(foreign_pod(used), namespace=namespace)
+    cluster.kubectl("cordon", cordoned)
+    break_node(api, broken)
+    cluster.wait("a foreign pod is seen", lambda: nodes(ledger)[used].foreign_gpus == 5)
+    out = {cordoned, node_without_kubelet, broken}
+    cluster.wait("so is what is wrong", lambda: {one.name for one in nodes(ledger).values() if one.cordoned} == out)
+
+    for name, value in cluster_store.environment.items():
+        monkeypatch.setenv(name, value)
+    manifest = pipeline(cluster_store.url)
+    manifest["metadata"] |= {"name": "digits", "namespace": namespace}
+    manifest["metadata"]["annotations"] |= NARRATED
+    made = api.create(WORKFLOWS, namespace, {**manifest, "status": {"phase": "Running"}})
+    site = KubernetesCluster(api, None, "kubernetes:test")
+    core = PluginCore(open_store(cluster_store.url), site, ledger, settings=QUICK)
+    # Of a world, the core is enough.
+    flow = Flow(SimpleNamespace(core=core), "digits", made["metadata"]["uid"], namespace=namespace)  # type: ignore[arg-type]
+    try:
+        admitted = flow.admit("fit")
+    finally:
+        core.close()
+    assert phase(admitted) == "Succeeded", said(admitted)
+    [held] = ledger.snapshot().leases
+    assert sorted(held.nodes) == good, "the last place in the small rack, so that the large one stays whole"
+    where = run_pods(cluster, api, manifest, outputs(admitted), made["metadata"]["uid"])
+    assert where == good
+
+
+def run_pods(cluster: Cluster, api: KubeApi, manifest: Json, answers: dict[str, str], uid: str) -> list[str]:
+    """Create the Job as Argo's executor would; the nodes on which its pods run, or ran."""
+    [run] = [one for one in manifest["spec"]["templates"] if one["name"] == "fit-run"]
+    given = {f"inputs.parameters.tiphys-{name}": value for name, value in answers.items()}
+    node = "digits.fit[0].attempts(0)[1].run"
+    job = filled_in(run["resource"]["manifest"], {**given, "workflow.uid": uid, "node.name": node})
+    name = api.create(JOBS, api.namespace, job)["metadata"]["name"]
+
+    def placed() -> list[str]:
+        pods = api.list(PODS, api.namespace, f"{GANG_LABEL}={name}").items
+        return sorted(pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName"))
+
+    cluster.wait("every pod has a node", lambda: len(placed()) == GANG)
+    return placed()
+
+
+def test_what_runs_on_a_node_that_will_go_is_told_to_end(
+    cluster: Cluster,
+    api: KubeApi,
+    namespace: str,
+    ledger: KubernetesLedger,
+    inventory: ClusterInventory,
+    fake_nodes: FakeNodes,
+) -> None:
+    [goes, stays] = fake_nodes("spot", 2, gpus=8, model=MODEL, labels=labels(namespace, "spot"))
+    cluster.wait("both are seen", lambda: len(nodes(ledger)) == 2)
+    for node in (goes, stays):
+        request = ask(8, f"uid-{node}", namespace=namespace, gpu_type=MODEL, run=node)
+        ledger.restore(f"lease-{node}", request, None, (node,))
+        cluster.apply(training_pod(node, request.uid, request.instance), namespace=namespace)
+    cluster.wait("both run", lambda: set(running(cluster, namespace)) == {goes, stays})
+    evacuation = Evacuation(ledger, KubernetesCluster(api, None, "kubernetes:test"), lambda _: True, inventory)
+    evacuation.look()
+    cluster.kubectl("taint", "node", goes, f"{SPOT}=now:NoSchedule")
+
+    def left() -> bool:
+        nodes(ledger)
+        evacuation.look()
+        return running(cluster, namespace) == [stays]
+
+    cluster.wait("only one goes on", left)
+
+
+def training_pod(node: str, uid: str, instance: str) -> Json:
+    """The pod of an attempt of a Workflow that is not there."""
+    metadata = {
+        "name": node,
+        "labels": {ATTEMPT_LABEL: "1", RUN_LABEL: node, STEP_LABEL: "fit", WORKFLOW_UID_LABEL: uid},
+        "annotations": {"workflows.argoproj.io/node-name": f"{instance}[0].run"},
+    }
+    container = {"name": "main", "image": "nowhere.test/none:1", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
+    spec = {"tolerations": [FAKE], "nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def running(cluster: Cluster, namespace: str) -> list[str]:
+    pods = cluster.get("pods", namespace=namespace)["items"]
+    return sorted(one["metadata"]["name"] for one in pods if one["status"].get("phase") == "Running")
