@@ -8,6 +8,7 @@ of steps, in its first attempt only: ``kill@7`` and the like.
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -43,6 +44,7 @@ def train(steps: str, pause: str, fate: str = "") -> None:
     with checkpoint.session() as session:
         state = session.restore(default={"step": 0, "value": seed})
         say(f"starts from {state['step']}")
+        meet_others()
         while state["step"] < int(steps):
             state["step"] += 1
             state["value"] = advance(state["value"], state["step"])
@@ -54,6 +56,26 @@ def train(steps: str, pause: str, fate: str = "") -> None:
             time.sleep(float(pause))
     outputs.path("model").write_text(str(state["value"]))
     outputs.path("metrics").write_text(json.dumps({"loss": 1 / state["step"]}))
+
+
+def meet_others() -> None:
+    """Several ranks begin together, as those do that average their gradients: none saves before all have restored."""
+    others = int(os.environ.get("WORLD_SIZE", "1")) - 1
+    first = (os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0")))
+    if others and os.environ["RANK"] == "0":
+        with socket.create_server(("", first[1])) as server:
+            lines = [server.accept()[0] for _ in range(others)]
+        for line in lines:
+            line.sendall(b"!")
+            line.close()
+    elif others:
+        answer = b""
+        while not answer:
+            try:
+                with socket.create_connection(first, timeout=60) as line:
+                    answer = line.recv(1)
+            except OSError:
+                time.sleep(0.1)
 
 
 def meet(fate: str) -> None:
