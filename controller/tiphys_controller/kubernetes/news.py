@@ -104,6 +104,9 @@ def _submission(event: Event, log: RunLog) -> int | None:
 
 
 def _of_workflow(workflow: SeenWorkflow, resume: str) -> Iterator[News]:
+    for wait, message in sorted(workflow.waits.items()):
+        # Each reason once for each attempt: the message of the node has the numbers of this moment.
+        yield News(f"waits/{wait.node}/{wait.reason}", wait.reason, f"{wait.step} waits for GPUs: {message}")
     if workflow.shutdown:
         how = "terminated" if workflow.shutdown == "Terminate" else "stopped"
         message = f"the Workflow is being {how}; what is finished is kept: go on with {resume} once it has ended"

@@ -1,11 +1,14 @@
 """What the controller keeps of a Workflow object: a few facts, because the object may be a megabyte of nodes."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tiphys.kube import Object
 from tiphys.protocol.gang import Backend
+from tiphys.protocol.operations import instance_of
 from tiphys.protocol.pipeline import parameters_of
 from tiphys.protocol.policy import (
     DESCRIPTION_ANNOTATION,
@@ -21,6 +24,16 @@ from tiphys_controller.submitter import LiveWorkflow
 COMPLETED_LABEL = "workflows.argoproj.io/completed"
 _RUN_ANSWER = "run-id"
 _OVER = frozenset({"Succeeded", "Failed", "Error"})
+_DEFERRED = re.compile(r"Deferred: (?P<reason>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
+"""What the plugin answers to a step that waits for GPUs."""
+
+
+class Wait(NamedTuple):
+    """A node that waits for GPUs, and for which reason."""
+
+    node: str
+    step: str
+    reason: str
 
 
 class SeenWorkflow(NamedTuple):
@@ -50,6 +63,8 @@ class SeenWorkflow(NamedTuple):
     """The present text of those two."""
     gangs: frozenset[Backend] = frozenset()
     """What makes the pods of its trainings on several nodes."""
+    waits: Mapping[Wait, str] = MappingProxyType({})
+    """What is told of each, with numbers that change all the time."""
 
 
 def see(workflow: Object) -> SeenWorkflow:
@@ -75,6 +90,7 @@ def see(workflow: Object) -> SeenWorkflow:
             name.rpartition("/")[2]: annotations.get(name, "") for name in (TITLE_ANNOTATION, DESCRIPTION_ANNOTATION)
         },
         gangs=frozenset(_gangs(spec.get("templates") or [])),
+        waits=dict(_waits(metadata["name"], status.get("nodes") or {})),
     )
 
 
@@ -97,6 +113,15 @@ def _gangs(templates: Sequence[Object]) -> Iterator[Backend]:
         text = ((template.get("metadata") or {}).get("annotations") or {}).get(STEP_ANNOTATION) or ""
         if '"gang"' in text and (gang := json.loads(text).get("gang")):
             yield Backend(gang["backend"])
+
+
+def _waits(workflow: str, nodes: Mapping[str, Object]) -> Iterator[tuple[Wait, str]]:
+    for node in nodes.values():
+        if node.get("type") != "Plugin" or node.get("phase") != "Pending":
+            continue
+        if (told := _DEFERRED.match(node.get("message") or "")) is not None:
+            step = instance_of(node["name"]).removeprefix(f"{workflow}.")
+            yield Wait(node["name"], step, told["reason"]), told["message"]
 
 
 def _admitted_run(nodes: Mapping[str, Object]) -> str:

@@ -11,6 +11,7 @@ from tiphys_controller.kubernetes.description import narration
 from tiphys_controller.kubernetes.news import news_of
 from tiphys_controller.kubernetes.place import Place, find_place
 from tiphys_controller.kubernetes.run_log import RunLog
+from tiphys_controller.kubernetes.schedule import AFTER_CHANGE_SECONDS, Look, is_due
 from tiphys_controller.kubernetes.seen import see
 
 from tiphys.errors import StoreError
@@ -216,3 +217,33 @@ def test_the_place_of_a_workflow_is_where_its_uid_is_bound(store: MemoryStore) -
     bound(store, "digits-1-uid-o", 1, "uid-before")
     bound(store, "digits-1-uid-o", 2, "uid-of-digits-1")
     assert find_place(store, see(workflow())) == Place("digits-1-uid-o", 2)
+
+
+def waiting(reason: str, message: str, name: str = "digits-1.fit[0].attempts(0)[0].admit") -> Object:
+    said = f"Deferred: {reason}: {message}"
+    node = {"name": name, "type": "Plugin", "phase": "Pending", "message": said}
+    return workflow(
+        status={"nodes": {"one": node, "two": {**node, "phase": "Succeeded"}, "three": {**node, "type": "Pod"}}}
+    )
+
+
+def test_a_step_that_waits_is_told_of_once_for_each_reason() -> None:
+    def keys(found: Object) -> list[str]:
+        return [one.key for one in news_of(see(found), None, None, RESUME)]
+
+    first = waiting("WaitingForQuota", "queue research holds 8 of 8 A100; 4 A100 asked; position 3")
+    [one] = news_of(see(first), None, None, RESUME)
+    assert (one.reason, one.warning) == ("WaitingForQuota", False)
+    assert one.message == "fit waits for GPUs: queue research holds 8 of 8 A100; 4 A100 asked; position 3"
+    assert keys(first) == keys(waiting("WaitingForQuota", "queue research holds 6 of 8 A100; position 2"))
+    assert keys(first) != keys(waiting("BehindHigherPriority", "behind digits-2/fit; position 2"))
+    again = waiting("WaitingForQuota", "the next attempt", "digits-1.fit[0].attempts(1)[0].admit")
+    assert keys(first) != keys(again)
+
+    assert keys(workflow()) == []
+
+
+def test_numbers_that_change_while_a_step_waits_are_no_reason_to_look_at_storage() -> None:
+    last = Look(0.0, see(waiting("WaitingForQuota", "position 3")), complete=True)
+    assert not is_due(see(waiting("WaitingForQuota", "position 2")), last, AFTER_CHANGE_SECONDS)
+    assert is_due(see(waiting("Reserved", "position 1")), last, AFTER_CHANGE_SECONDS)
