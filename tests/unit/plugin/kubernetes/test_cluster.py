@@ -1,12 +1,15 @@
 """What is asked of the API server, how often, and what may be answered from memory."""
 
+from datetime import timedelta
+
 import pytest
-from support.argo_pods import ended, pod
+from support.argo_pods import BEGAN, ended, pod
 from tiphys_plugin.cluster import PodStatus
 from tiphys_plugin.kubernetes import KubernetesCluster
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
-from tiphys.kube.resources import PODS, WORKFLOWS
+from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
+from tiphys.protocol.gang import Backend, Stage
 
 
 class Seconds:
@@ -57,6 +60,50 @@ def test_end_of_a_pod_is_seen_at_once(server, api, cluster):
     api.replace(PODS, "ml", {**found, "status": done}, "status")
     assert cluster.pods("ml", "digits-abc12", "uid-1", "1")[0].exit_code == 75
     assert server.count("list", "pods") == 2
+
+
+def member(name: str, rank: int, **fields):
+    """A pod of an Indexed Job: nothing of Argo is on it."""
+    labels = {
+        "tiphys.dev/run": "digits-abc12",
+        "tiphys.dev/attempt": "1",
+        "tiphys.dev/workflow-uid": "uid-1",
+        "batch.kubernetes.io/job-completion-index": str(rank),
+    }
+    metadata = {
+        "name": name,
+        "namespace": "ml",
+        "labels": labels,
+        "annotations": {"tiphys.dev/node": "digits-abc12.fit[0].attempts(0)[1].run"},
+        "ownerReferences": [{"kind": "Job", "name": "digits", "uid": "uid-of-job"}],
+    }
+    return {"metadata": metadata, "spec": {"containers": [{"name": "main"}]}, **fields}
+
+
+def test_pods_of_a_gang_are_found_though_argo_did_not_make_them(api, cluster):
+    status = {"phase": "Failed", "containerStatuses": [ended("main", 3, after=7)]}
+    api.create(PODS, "ml", member("job-0", 0, status={"phase": "Running"}))
+    api.create(PODS, "ml", member("job-1", 1, status=status))
+    first, second = sorted(cluster.pods("ml", "digits-abc12", "uid-1", "1"), key=lambda one: one.name)
+    assert (first.rank, first.trouble_at, first.finished) == (0, None, False)
+    assert (second.rank, second.exit_code, second.trouble_at) == (1, 3, BEGAN + timedelta(seconds=7))
+    assert {one.node for one in (first, second)} == {"digits-abc12.fit[0].attempts(0)[1].run"}
+
+
+def test_what_makes_the_pods_of_a_gang_is_read_and_ended(api, cluster):
+    assert cluster.gang(Backend.JOB, "ml", "digits-fit-1") is None
+    conditions = [{"type": "FailureTarget", "status": "True", "message": "…"}]
+    api.create(JOBS, "ml", {"metadata": {"name": "digits-fit-1"}, "status": {"conditions": conditions}})
+    found = cluster.gang(Backend.JOB, "ml", "digits-fit-1")
+    assert (found.stage, found.first_failure) == (Stage.ENDING, None)
+    api.delete(JOBS, "ml", "digits-fit-1")
+    api.create(JOBS, "ml", {"metadata": {"name": "digits-fit-1"}})
+    cluster.end_gang(found)
+    again = cluster.gang(Backend.JOB, "ml", "digits-fit-1")
+    assert again is not None, "another one had its name by then"
+    cluster.end_gang(again)
+    cluster.end_gang(again)
+    assert cluster.gang(Backend.JOB, "ml", "digits-fit-1") is None
 
 
 def test_attempt_pods_are_those_of_the_served_namespaces(server, api, cluster):
