@@ -6,8 +6,8 @@ from hera_pipelines.compile.gang.pod import files
 from hera_pipelines.compile.gated import GatedStep, program_container
 from tiphys.protocol.pipeline import Manifest
 
-_LONGEST_SCRIPT = 200_000
-"""Bytes. All annotations of a pod together may have 256 KiB."""
+_LONGEST_SCRIPT = 100_000
+"""Bytes. Annotations may have 256 KiB together, and ``kubectl apply`` keeps the whole object in one."""
 _UNDERSTOOD = frozenset(
     {
         *("activeDeadlineSeconds", "affinity", "archiveLocation", "automountServiceAccountToken", "container"),

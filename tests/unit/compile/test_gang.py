@@ -48,6 +48,13 @@ def gang(
     return train(container=container, asked=wanted, **fields)
 
 
+def as_script(source: str) -> Manifest:
+    """The same with a source instead of a program in the image."""
+    template = gang({"source": source})
+    template["script"] = template.pop("container")
+    return template
+
+
 def compiled(template: Manifest, **spec: Any) -> Manifest:
     return by_name(compile_workflow(workflow(template, **spec), CompileOptions(store=STORE)))
 
@@ -251,6 +258,7 @@ def test_the_plugin_reads_that_it_is_a_gang() -> None:
         (gang(sidecars=[{"name": "s"}]), "sidecars does not go with several nodes"),
         (gang({"command": ["/opt/bin/tiphys-exec", "--dir", "/c"]}), "use tiphys.checkpoint"),
         (gang({"command": None}, outputs={"artifacts": [output_artifact("model")]}), "give it a command"),
+        (as_script("x" * 100_001), "longer than the 100000 bytes"),
         (gang({"args": ["{{inputs.parameters}}"]}), "{{inputs.parameters}} cannot be handed to several pods"),
         (gang({"lifecycle": {}}, Backend.TRAINJOB), "a TrainJob has no place for lifecycle"),
         (gang({"envFrom": [{"secretRef": {"name": "own"}}]}, Backend.TRAINJOB), "no place for envFrom"),
