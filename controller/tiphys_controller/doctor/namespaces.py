@@ -20,6 +20,8 @@ AGENT_RIGHTS = (
     Right("patch", "workflowtasksets/status"),
 )
 """What Argo's agent pod does."""
+GANG_RIGHTS = (Right("create", "jobs", "batch"), Right("get", "jobs", "batch"))
+"""What Argo's executor does for a training on several nodes."""
 
 
 def check_namespace(namespace: WorkflowNamespace, mode: Mode | None) -> list[Finding]:
@@ -34,6 +36,7 @@ def check_namespace(namespace: WorkflowNamespace, mode: Mode | None) -> list[Fin
         ]
     sidecar = mode is not Mode.AGENT
     findings = [*_accounts(namespace, sidecar), *_tokens(namespace, sidecar), _rights(namespace, sidecar)]
+    findings += _gang_rights(namespace)
     findings += [_plugin_config(namespace)] if sidecar else []
     return [*findings, _store_secret(namespace)]
 
@@ -94,6 +97,18 @@ def _rights(namespace: WorkflowNamespace, sidecar: bool) -> Finding:
             _upgrade(namespace),
         )
     return ok(name, f"account {WORKFLOW_ACCOUNT} may do what Argo's pods do")
+
+
+def _gang_rights(namespace: WorkflowNamespace) -> Iterator[Finding]:
+    """A warning only: who trains on one node has no use for these."""
+    if isinstance(namespace.rights, Unknown):
+        return
+    if lacking := [str(right) for right in GANG_RIGHTS if not namespace.rights.get(right, False)]:
+        yield warning(
+            _named(namespace, "jobs"),
+            f"account {WORKFLOW_ACCOUNT} may not {', '.join(lacking)}: a training on several nodes ends in Error",
+            _upgrade(namespace),
+        )
 
 
 def _plugin_config(namespace: WorkflowNamespace) -> Finding:

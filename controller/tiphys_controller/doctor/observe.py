@@ -24,6 +24,7 @@ from tiphys_controller.doctor.deployments import is_argo_controller
 from tiphys_controller.doctor.namespaces import (
     AGENT_RIGHTS,
     EXECUTOR_RIGHTS,
+    GANG_RIGHTS,
     PLUGIN_ACCOUNT,
     PLUGIN_CONFIG,
     STORE_SECRET,
@@ -181,8 +182,13 @@ def _namespace(api: KubeApi, name: str) -> WorkflowNamespace:
         accounts=_seen(lambda: names(SERVICE_ACCOUNTS, (WORKFLOW_ACCOUNT, PLUGIN_ACCOUNT))),
         config_maps=_seen(lambda: names(CONFIG_MAPS, (PLUGIN_CONFIG,))),
         secrets={one: _seen(partial(_keys, api, name, one)) for one in secrets},
-        rights=_seen(lambda: {right: _may(api, name, right) for right in EXECUTOR_RIGHTS + AGENT_RIGHTS}),
+        rights=_seen(
+            lambda: {right: _may(api, name, right) for right in (*EXECUTOR_RIGHTS, *AGENT_RIGHTS, *GANG_RIGHTS)}
+        ),
     )
+
+
+_RIGHTS = (*EXECUTOR_RIGHTS, *AGENT_RIGHTS, *GANG_RIGHTS)
 
 
 def _keys(api: KubeApi, namespace: str, secret: str) -> frozenset[str]:

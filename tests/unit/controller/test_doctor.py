@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from tiphys_controller.doctor import Finding, State, examine, usable
 from tiphys_controller.doctor.argo import duration_seconds
-from tiphys_controller.doctor.namespaces import AGENT_RIGHTS, EXECUTOR_RIGHTS
+from tiphys_controller.doctor.namespaces import AGENT_RIGHTS, EXECUTOR_RIGHTS, GANG_RIGHTS
 from tiphys_controller.doctor.observe import clocks_of, settings_of
 from tiphys_controller.doctor.observed import (
     Clock,
@@ -42,7 +42,7 @@ GOOD_ENV = {
     "ARGO_EXECUTOR_PLUGINS": "true",
     "ARGO_POD_STATUS_CAPTURE_FINALIZER": "true",
 }
-RIGHTS: Mapping[Right, bool] = dict.fromkeys(EXECUTOR_RIGHTS + AGENT_RIGHTS, True)
+RIGHTS: Mapping[Right, bool] = dict.fromkeys(EXECUTOR_RIGHTS + AGENT_RIGHTS + GANG_RIGHTS, True)
 SECRETS: Mapping[str, frozenset[str] | Unknown] = {
     "tiphys-store": frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}),
     "tiphys-workflow.service-account-token": frozenset({"token", "ca.crt"}),
@@ -317,6 +317,13 @@ CASES: list[tuple[str, dict[str, Any], str, State, str]] = [
         State.FAILED,
         "account tiphys-workflow may not patch workflowtasksets/status: the agent pod crashes",
     ),
+    (
+        "right to make Jobs",
+        {"rights": {**RIGHTS, Right("create", "jobs", "batch"): False}},
+        "ml/jobs",
+        State.WARNING,
+        "account tiphys-workflow may not create jobs: a training on several nodes ends in Error",
+    ),
     ("plugin", {"config_maps": frozenset()}, "ml/plugin", State.FAILED, "there is no ConfigMap tiphys-executor-plugin"),
     (
         "store secret",
@@ -344,10 +351,10 @@ def test_agent_mode_needs_less_in_a_namespace() -> None:
         accounts=frozenset({"tiphys-workflow"}),
         config_maps=frozenset(),
         secrets={"tiphys-store": SECRETS["tiphys-store"]},
-        rights=dict.fromkeys(EXECUTOR_RIGHTS, True),
+        rights=dict.fromkeys(EXECUTOR_RIGHTS + GANG_RIGHTS, True),
     )
     assert bad(replace(AGENT, namespaces=(lean,))) == {}
-    found = only(replace(AGENT, namespaces=(replace(lean, rights={}),)))
+    found = only(replace(AGENT, namespaces=(replace(lean, rights=dict.fromkeys(GANG_RIGHTS, True)),)))
     assert "may not create workflowtaskresults, patch workflowtaskresults: steps end in Error" in found.sentence
 
 
