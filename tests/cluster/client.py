@@ -123,7 +123,7 @@ class AuditLog:
             file.seek(self.start)
             lines = file.read().split(b"\n")[:-1]
         records = (json.loads(line) for line in lines)
-        return [record for record in records if record["user"]["username"] == user]
+        return [record for record in records if record["user"].get("username") == user]
 
 
 def _environment() -> dict[str, str]:

@@ -145,7 +145,7 @@ class Tenant:
     def be_asked_to_leave(self, home: str) -> None:
         """A pod of an attempt that holds GPUs, and has just been asked to leave for another."""
         reference = {"apiVersion": WORKFLOWS.api_version, "kind": "Workflow", "name": self.name, "uid": self.uid}
-        held = ask_for(1, self.uid, namespace=self.namespace, run=self.name, instance=f"{self.name}.asked")
+        held = ask_for(1, self.uid, "asked", namespace=self.namespace, run=self.name, instance=f"{self.name}.asked")
         metadata = {
             "name": f"{self.name}-asked",
             "labels": {RUN_LABEL: self.name, ATTEMPT_LABEL: "1"},
@@ -216,10 +216,35 @@ def look_at_nodes(release: Release, api: KubeApi, audit: AuditLog) -> None:
     api.patch(GPU_LEDGERS, release.home, "default", {"spec": {"cluster_nodes": None}})
 
 
+def show_ledger(release: Release, api: KubeApi) -> None:
+    """A queue and a lease that come, change and go, so that the controller shows that."""
+    home = release.home
+    release.cluster.wait("there is a ledger", lambda: api.get(GPU_LEDGERS, home, "default"))
+    lease = Lease("shown", held("shown"), "A100", utc_now(), utc_now())
+    later = replace(lease, request=replace(lease.request, attempt=2))
+    spare = {"queues": [*QUEUES["queues"], {"name": "spare", "gpus": {"A100": 1}}]}
+
+    def say(spec: Json, *leases: Lease) -> None:
+        body = {"spec": spec, "status": encode(Book(leases))}
+        api.patch(GPU_LEDGERS, home, "default", {"spec": body["spec"]})
+        api.patch(GPU_LEDGERS, home, "default", {"status": body["status"]}, subresource="status")
+
+    def attempt() -> int | None:
+        found = api.get(GPU_LEASES, home, "shown")
+        return found["status"]["attempt"] if found else None
+
+    say(spare, lease)
+    release.cluster.wait("the lease is shown", lambda: attempt() == 1 and api.get(GPU_QUEUES, home, "spare"))
+    say(spare, later)
+    release.cluster.wait("its next attempt is", lambda: attempt() == 2)
+    say(QUEUES)
+    release.cluster.wait("they are gone", lambda: not attempt() and not api.get(GPU_QUEUES, home, "spare"))
+
+
 @pytest.mark.parametrize(
     ("mode", "observe"),
     [("sidecar", False), ("agent", False), ("sidecar", True)],
-    ids=["sidecar", "agent", "sidecar-with-nodes"],
+    ids=["sidecar", "agent", "sidecar-with-nodes-and-projections"],
 )
 def test_every_right_is_used_and_none_is_missing(
     release: Release,
@@ -230,9 +255,11 @@ def test_every_right_is_used_and_none_is_missing(
     mode: str,
     observe: bool,
 ) -> None:
-    release.apply("install", f"mode={mode}", f"nodes.observe={str(observe).lower()}")
+    more = ["nodes.observe=true", "projections.enabled=true"] if observe else []
+    release.apply("install", f"mode={mode}", *more)
     if observe:
         look_at_nodes(release, api, audit)
+        show_ledger(release, api)
     declare_quota(release, api)
     namespace = release.tenants[0]
     accounts = (f"{release.name}-plugin", f"{release.name}-controller")

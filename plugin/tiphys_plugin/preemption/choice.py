@@ -25,7 +25,8 @@ _MOST_TRIED = 200
 """Sets of trainings of which it is asked whether the request would start without them."""
 _MOST_SETS = 20_000
 _MOST_WEIGHED = 128
-"""Candidates whose loss is looked up: those that have held their GPUs for the shortest time can lose least."""
+"""Candidates whose loss is looked up, and more for a large request: those that have held their GPUs for the shortest
+time can lose least."""
 
 Lost = Callable[[Sequence[Lease]], Mapping[str, float]]
 """GPU-seconds that each of these leases, by id, would lose if it ended now."""
@@ -64,7 +65,8 @@ def choose(
         return found
     if not found.candidates.leases:
         return found.nobody()
-    weighed = sorted(found.candidates.leases, key=lambda one: (held_gpu_seconds(one, now), one.id))[:_MOST_WEIGHED]
+    weighed = sorted(found.candidates.leases, key=lambda one: (held_gpu_seconds(one, now), one.id))
+    weighed = weighed[: max(_MOST_WEIGHED, 2 * mine.request.gpus)]
     known = lost(weighed)
     costs = {one.id: known.get(one.id, held_gpu_seconds(one, now)) for one in weighed}
     chosen = found.cheapest(weighed, lambda one: costs[one.id])

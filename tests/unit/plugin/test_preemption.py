@@ -12,17 +12,19 @@
 | the book has changed since the choice            | nobody is marked                                           |
 """
 
+import contextlib
 from datetime import timedelta
 
 import pytest
 from support.counting import CountingStore
 from support.faults import dying_at
-from support.ledger import ask, queues
+from support.ledger import ask, ledger_api, queues
 from support.polling import until
 from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said, world
 from tiphys_plugin import DirectoryCluster, Queues
 from tiphys_plugin.kubernetes.judging import pod_status
 from tiphys_plugin.ledger import Lease
+from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.preemption import loss
 from tiphys_plugin.preemption.job import Preemptions
 from tiphys_plugin.services import OnlyStore
@@ -133,6 +135,26 @@ def test_a_service_that_dies_between_mark_and_deletion_leaves_it_to_the_next(her
     assert not here.cluster.pods_of(low.uid)[0].ending
     job(here).look()
     assert here.cluster.pods_of(low.uid)[0].ending
+
+
+@pytest.mark.parametrize("fault", ["lost", "refused", "conflict"])
+def test_a_mark_that_meets_a_fault_is_made_once_all_the_same(here, fault):
+    """Over the ledger object of a cluster, with two services: an answer gets lost, a write is refused, or beaten."""
+    api = ledger_api(RULES)
+    ledgers = [KubernetesLedger(api, "tiphys", clock=here.clock, pause=lambda _: None) for _ in range(2)]
+    held = ledgers[0].request(ask(8, "low", namespace="ml", run="low", instance="low.fit"))
+    ledgers[0].request(ask(8, "high", priority=5))
+    low = Flow(here, "low", "low")
+    low.pod("fit", 1, grace_seconds=GRACE_SECONDS)
+    faults = [fault]
+    api.meanwhile = lambda: faults.pop() if faults else ""
+    for ledger in (*ledgers, *ledgers):
+        with contextlib.suppress(StoreError):
+            Preemptions(ledger, here.cluster, OnlyStore(here.store), clock=here.clock).look()
+        here.clock.advance(1)
+    [lease] = ledgers[1].snapshot().leases
+    assert (lease.id, lease.leaving and lease.leaving.uid) == (held.lease, "high")
+    assert here.cluster.pods_of("low")[0].ending
 
 
 def test_a_pod_that_comes_after_the_mark_is_told_too(here):

@@ -219,3 +219,12 @@ def test_only_those_of_the_wanted_type_go():
     assert names(chosen(State(rules, held), HIGH, {"a": 9.0, "t": 0.0})) == ["a"]
     untyped = waiting(4, 9, "any", priority=5, gpu_type=None)
     assert names(chosen(State(rules, held), untyped, {"a": 9.0, "t": 0.0})) == ["t"]
+
+
+def test_a_gang_larger_than_what_is_usually_weighed_has_as_many_go_as_it_takes():
+    count = choice._MOST_WEIGHED + 40
+    held = tuple(lease(1, f"u{number:03}") for number in range(count + 8))
+    mine = waiting(count, 999, "mine", priority=5)
+    found = chosen(State(one_queue(count + 8, **OWN), held), mine)
+    assert isinstance(found, Victims)
+    assert len(found.leases) == count
