@@ -9,6 +9,7 @@ from rich.text import Text
 from tiphys_plugin.simulation import Outcome, QueueOutcome
 
 _NONE = "-"
+_SELDOM = ("REJECTED", "NOT STARTED", "PREEMPTED", "LOST")
 _ALL = "all"
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 Value = float | None
@@ -48,13 +49,15 @@ MEASURES = (
     Measure("GPU-HOURS", Unit.COUNT, lambda outcome: outcome.gpu_hours),
     Measure("BORROWED", Unit.COUNT, lambda outcome: outcome.borrowed_gpu_hours),
     Measure("OF QUOTA", Unit.SHARE, lambda outcome: outcome.quota_utilisation),
+    Measure("PREEMPTED", Unit.COUNT, lambda outcome: outcome.preemptions),
+    Measure("LOST", Unit.COUNT, lambda outcome: outcome.lost_gpu_hours),
     Measure("LINE", Unit.COUNT, lambda outcome: outcome.longest_line),
 )
 
 
 def columns(outcome: Outcome) -> tuple[list[str], list[list[str | Text]]]:
-    """Header and rows: one for each queue, and one for all. Columns of jobs that went wrong only where some did."""
-    shown = [one for one in MEASURES if one.name not in ("REJECTED", "NOT STARTED") or one.of(outcome.total)]
+    """Header and rows: one for each queue, and one for all. Columns of what need not happen only where it did."""
+    shown = [one for one in MEASURES if one.name not in _SELDOM or one.of(outcome.total)]
     rows: list[list[str | Text]] = [
         [each.queue or _ALL, *(told(one.unit, one.of(each)) for one in shown)]
         for each in (*outcome.queues, outcome.total)

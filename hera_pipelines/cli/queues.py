@@ -40,6 +40,8 @@ A queue file:
       preempts_lower_priority: true # optional: asks its own of lower priority to save and go
       reclaims: true             # optional: asks those that borrow its quota to save and go
       min_runtime_seconds: 1800  # optional: its own are asked no earlier after their start
+      order: attained            # optional: who has had the least GPU time goes first, not who came first
+      preempts_longer: true      # optional: asks its own that have had more GPU time to save and go
   inventory:                     # optional: what the cluster has
     A100: {count: 16, memory_mb: 81920}
 """
@@ -220,6 +222,7 @@ def _habits(queue: Queue) -> str:
     """What a queue does that others do not."""
     words = {
         "stopped": queue.stopped,
+        "by GPU time": queue.order == "attained",
         "preempts lower priority": queue.preempts_lower_priority,
         "preempts longer": queue.preempts_longer,
         "reclaims": queue.reclaims,

@@ -15,6 +15,7 @@ from tiphys_plugin import load_queues
 from tiphys_plugin.queues import Queues
 from tiphys_plugin.simulation import (
     POLICIES,
+    Costs,
     Job,
     Outcome,
     Replay,
@@ -25,18 +26,21 @@ from tiphys_plugin.simulation import (
     read_trace,
     replay,
     shared_out,
+    spread,
 )
 
 from hera_pipelines.cli.outcomes import columns, facts, side_by_side, told
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.draw import largest, rehearsal_of, rehearsal_svg
-from tiphys.errors import StoreError
+from hera_pipelines.policies import duration
+from tiphys.errors import StoreError, UsageError
 
 EXAMPLES = """\b
 Examples:
   tiphys simulate jobs.csv --queues queues.yaml
   tiphys simulate jobs.csv --queues queues.yaml --against proposed.yaml --plot both.svg
   tiphys simulate jobs.csv --queues queues.yaml --queue research --declare-durations
+  tiphys simulate jobs.csv --queues queues.yaml --checkpoint-every 30m --save-seconds 60
   tiphys simulate jobs.csv --queues queues.yaml --policy skip -o json | jq '.replays[0].total.wait'
 
 \b
@@ -72,6 +76,15 @@ def simulate(
     declare_durations: Annotated[
         bool, typer.Option("--declare-durations", help="As if each job had said how long it takes.")
     ] = False,
+    checkpoint_every: Annotated[
+        str, typer.Option("--checkpoint-every", metavar="TIME", help="Training between two checkpoints: 10m, 1h.")
+    ] = "10m",
+    save_seconds: Annotated[
+        float, typer.Option("--save-seconds", min=0, help="From being asked to go to being saved and gone.")
+    ] = Costs.save_seconds,
+    restart_seconds: Annotated[
+        float, typer.Option("--restart-seconds", min=0, help="From having GPUs again to training again.")
+    ] = Costs.restart_seconds,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="For drawing queues; the same seed, the same.")] = 0,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Write an SVG picture of GPUs held and waited for.")
@@ -82,24 +95,40 @@ def simulate(
 
     Nothing is started and no cluster is asked. Jobs that name no queue are those
     of --queue, or drawn over the queues of --queues in proportion to their quotas.
+    Where a queue has trainings go for others, they save and come back, as they
+    would in a cluster: how long that takes is up to the last three options.
     """
     screen: Screen = context.obj
     files = {path: load_queues(path) for path in (queues, against) if path is not None}
     found = read_trace(trace)
     jobs = _prepared(found, list(files.values()), queue, declare_durations, seed)
+    costs = Costs(_above_zero(checkpoint_every), save_seconds, restart_seconds)
     with _progress(screen, len(jobs) * len(files)) as advance:
-        replays = {path: replay(rules, jobs, POLICIES[policy], advance) for path, rules in files.items()}
+        replays = {
+            path: replay(
+                rules, spread(jobs, rules), POLICIES[policy], advance, costs if policy is PolicyName.TIPHYS else None
+            )
+            for path, rules in files.items()
+        }
     outcomes = {path: outcome(one) for path, one in replays.items()}
     if output is Format.TABLE:
         _show(screen, outcomes)
     else:
-        about = {"policy": policy.value, "seed": seed, "trace": _trace(trace, found)}
+        about = {"policy": policy.value, "seed": seed, "costs": asdict(costs), "trace": _trace(trace, found)}
         screen.document(_document(about, outcomes), output)
     for note in _notes(found, jobs, outcomes, drawn=queue is None, seed=seed):
         screen.note(note)
     if plot:
         _draw(plot, f"{trace.name}, policy {policy.value}", jobs, replays)
         screen.note(f"wrote {plot}")
+
+
+def _above_zero(checkpoint_every: str) -> float:
+    """Seconds between two checkpoints."""
+    every = duration(checkpoint_every, "--checkpoint-every")
+    if every <= 0:
+        raise UsageError(f"--checkpoint-every {checkpoint_every}: checkpoints are some time apart, such as 10m")
+    return every
 
 
 def _prepared(

@@ -66,7 +66,7 @@ def largest(replays: Sequence[Replay]) -> list[str]:
     used = dict.fromkeys(names, 0.0)
     for replay in replays:
         for run in replay.runs:
-            used[run.queue] += run.job.gpus * (run.ended_seconds - run.started_seconds)
+            used[run.queue] += run.gpu_seconds
     first = set(sorted(names, key=lambda name: -used[name])[: MOST_BANDS - 1])
     return [name for name in names if name in first]
 

@@ -4,16 +4,20 @@ Nothing here decides. Time is virtual, jobs are numbers, and the rest is the
 book and the line that the service uses, so what is rehearsed is what happens.
 """
 
+from tiphys_plugin.simulation.costs import Costs
 from tiphys_plugin.simulation.job import Job, Trace
 from tiphys_plugin.simulation.outcome import Outcome, QueueOutcome, Spread, outcome
 from tiphys_plugin.simulation.policies import POLICIES, Policy
-from tiphys_plugin.simulation.preparing import declared, given_to, shared_out
-from tiphys_plugin.simulation.replay import Replay, Run, replay
+from tiphys_plugin.simulation.preparing import declared, given_to, shared_out, spread
+from tiphys_plugin.simulation.replay import replay
+from tiphys_plugin.simulation.runs import Attempt, Replay, Run
 from tiphys_plugin.simulation.timeline import Span, spans
 from tiphys_plugin.simulation.trace import read_trace
 
 __all__ = [
     "POLICIES",
+    "Attempt",
+    "Costs",
     "Job",
     "Outcome",
     "Policy",
@@ -30,4 +34,5 @@ __all__ = [
     "replay",
     "shared_out",
     "spans",
+    "spread",
 ]

@@ -18,6 +18,8 @@ class Job:
     gpu_type: str | None = None
     priority: int = 0
     limit_seconds: int | None = None
+    members: int = 1
+    """Pods that share its GPUs evenly, each on one node."""
 
     @property
     def held_seconds(self) -> float:
@@ -52,4 +54,5 @@ def request_of(job: Job, number: int) -> LeaseRequest:
         gpu_type=job.gpu_type,
         priority=job.priority,
         seconds=job.limit_seconds,
+        members=job.members,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tiphys_plugin.ledger.model import Reason
 from tiphys_plugin.queues import Queue
 from tiphys_plugin.simulation.fairness import fairness
-from tiphys_plugin.simulation.replay import Replay, Run
+from tiphys_plugin.simulation.runs import Replay, Run
 from tiphys_plugin.simulation.timeline import Span, spans
 
 _SLOWDOWN_BOUND_SECONDS = 10.0
@@ -48,6 +48,10 @@ class QueueOutcome:
     borrowed_gpu_hours: float
     quota_utilisation: float | None
     """Of the quota, from the first submission to the last end; above 1 with GPUs of others."""
+    preemptions: int
+    """How often a job of the queue had to go for another."""
+    lost_gpu_hours: float
+    """Of the GPU-hours, those in which it came to that: saves, training done again, and the ways back."""
     longest_line: int
     """Most jobs that waited at the same time."""
 
@@ -84,7 +88,7 @@ def _measured(
     rejected = Counter(why for job, why in replay.rejected if (job.queue or "") in names)
     waiting = sum(job.queue in names for job in replay.waiting)
     declared = [queue for name in names if (queue := replay.queues.find(name)) is not None]
-    gpu_hours = sum(run.job.gpus * (run.ended_seconds - run.started_seconds) for run in runs) / 3600
+    gpu_hours = sum(run.gpu_seconds for run in runs) / 3600
     return QueueOutcome(
         queue=told,
         jobs=len(runs) + rejected.total() + waiting,
@@ -97,12 +101,14 @@ def _measured(
         gpu_hours=gpu_hours,
         borrowed_gpu_hours=sum(_borrowed(queue, timeline) for queue in declared) / 3600,
         quota_utilisation=_share(gpu_hours, sum(sum(queue.gpus.values()) for queue in declared), total_seconds),
+        preemptions=sum(run.preemptions for run in runs),
+        lost_gpu_hours=sum(run.lost_gpu_seconds for run in runs) / 3600,
         longest_line=max((sum(span.waiting_jobs[name] for name in names) for span in timeline), default=0),
     )
 
 
 def _slowdown(run: Run) -> float:
-    duration = max(run.ended_seconds - run.started_seconds, _SLOWDOWN_BOUND_SECONDS)
+    duration = max(run.job.held_seconds, _SLOWDOWN_BOUND_SECONDS)
     return max(1.0, (run.ended_seconds - run.submitted_seconds) / duration)
 
 

@@ -17,6 +17,19 @@ def declared(jobs: Sequence[Job]) -> tuple[Job, ...]:
     return tuple(replace(job, limit_seconds=max(1, math.ceil(job.duration_seconds))) for job in jobs)
 
 
+def spread(jobs: Sequence[Job], queues: Queues) -> tuple[Job, ...]:
+    """Each job that is larger than the largest node of ``queues`` over the fewest nodes that can share it evenly."""
+    largest = max((node.gpus for node in queues.nodes or ()), default=0)
+
+    def over_nodes(job: Job) -> Job:
+        if not largest or job.members > 1 or job.gpus <= largest:
+            return job
+        fewest = -(-job.gpus // largest)
+        return replace(job, members=next(n for n in range(fewest, job.gpus + 1) if job.gpus % n == 0))
+
+    return tuple(map(over_nodes, jobs))
+
+
 def given_to(jobs: Sequence[Job], queues: Queues, name: str) -> tuple[Job, ...]:
     """Each job that names no queue in the queue ``name``.
 

@@ -1,14 +1,10 @@
 """Which jobs the service would turn away, and why: whatever is held, and whoever waits."""
 
-from datetime import UTC, datetime
-
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Reason, Rejected
 from tiphys_plugin.queues import Queues
+from tiphys_plugin.simulation.clock import EPOCH
 from tiphys_plugin.simulation.job import Job, request_of
-
-EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-"""Second zero of a trace."""
 
 
 def never(queues: Queues, job: Job) -> Reason | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from tiphys_plugin.simulation.replay import Replay
+from tiphys_plugin.simulation.runs import Replay
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ def spans(replay: Replay) -> Iterator[Span]:
 def _changes(replay: Replay) -> Iterator[_Change]:
     for run in replay.runs:
         gpus = run.job.gpus
-        yield _Change(run.submitted_seconds, run.queue, run.pool, 0, gpus)
-        yield _Change(run.started_seconds, run.queue, run.pool, gpus, -gpus)
-        yield _Change(run.ended_seconds, run.queue, run.pool, -gpus, 0)
+        for one in run.attempts:
+            yield _Change(one.asked_seconds, run.queue, one.pool, 0, gpus)
+            yield _Change(one.started_seconds, run.queue, one.pool, gpus, -gpus)
+            yield _Change(one.ended_seconds, run.queue, one.pool, -gpus, 0)
     for job in replay.waiting:
         yield _Change(job.submit_seconds, job.queue or "", "", 0, job.gpus)

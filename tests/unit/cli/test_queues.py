@@ -201,6 +201,11 @@ def test_queues_that_share_show_how_far_they_may_go(desk):
     assert (borrower["most"], borrower["borrowed"]) == (10, 2)
 
 
+def test_a_queue_that_goes_by_gpu_time_says_so(desk):
+    desk.queues("apply", text="queues: [{name: research, gpus: {A100: 8}, order: attained, preempts_longer: true}]")
+    assert "by GPU time, preempts longer" in desk.queues("show")[1]
+
+
 def test_a_kind_that_drops_what_it_does_not_know_is_noticed(desk, monkeypatch):
     """The API server prunes fields that an older kind does not declare, and says nothing."""
     create = desk.server.store.create

@@ -217,3 +217,35 @@ def test_the_page_shows_what_happens(desk):
         assert main(command.split()) == 0
         found = iter(desk.read().splitlines())
         assert [line for line in shown if line != "…" and line not in found] == []
+
+
+ATTAINED = 'queues: [{name: research, gpus: {"*": 4}, order: attained, preempts_longer: true}]'
+LONG_AND_SHORT = "submit_seconds,duration_seconds,gpus,queue\n0,36000,4,research\n7500,600,4,research\n"
+
+
+def test_trainings_that_go_are_counted_with_what_it_cost(desk):
+    desk.write("jobs.csv", LONG_AND_SHORT)
+    desk.write("queues.yaml", ATTAINED)
+    code, out, _ = desk.simulate("--save-seconds", "100", "--restart-seconds", "800")
+    assert code == 0
+    header, line, _ = [cells(row) for row in out.splitlines()]
+    row = dict(zip(header, line, strict=True))
+    assert (row["PREEMPTED"], row["LOST"], row["MAX"]) == ("1", "1", "1m 40s")
+    found = desk.document("--checkpoint-every", "30m")
+    assert found["costs"]["checkpoint_every_seconds"] == 1800
+    assert found["replays"][0]["total"]["lost_gpu_hours"] == pytest.approx(4 * (30 + 60) / 3600)
+
+
+def test_nobody_goes_under_the_plain_policies(desk):
+    desk.write("jobs.csv", LONG_AND_SHORT)
+    desk.write("queues.yaml", ATTAINED)
+    code, out, _ = desk.simulate("--policy", "skip")
+    assert code == 0
+    assert "PREEMPTED" not in out
+
+
+@pytest.mark.parametrize("text", ["0s", "soon"])
+def test_an_interval_that_is_none_is_refused(desk, text):
+    code, _, err = desk.simulate("--checkpoint-every", text)
+    assert code == 2
+    assert "--checkpoint-every" in err
