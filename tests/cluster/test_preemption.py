@@ -4,12 +4,14 @@ The plugin's own decisions over the ledger object, and Argo's part played by the
 test: it makes the pods of attempts, and asks to admit and to settle.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import argo_kinds
 from cluster.client import Cluster, Json, Store
+from cluster.test_gangs import RANKS, TRAINER, Training, api, training
 from support.argo_objects import NARRATED
 from support.ledger import spec
 from support.world import QUICK, Flow, fit, gpus, outputs, phase, said, workflow
@@ -18,6 +20,7 @@ from tiphys_plugin.kubernetes import KubernetesCluster
 from tiphys_plugin.kubernetes.judging import NODE_NAME
 from tiphys_plugin.ledger import Lease
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.preemption.asking import ask
 from tiphys_plugin.preemption.job import Preemptions
 from tiphys_plugin.services import OnlyStore
 
@@ -25,6 +28,8 @@ from tiphys.kube import KubeApi, connect
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
 from tiphys.protocol.policy import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STEP_LABEL
 from tiphys.store import open_store
+
+__all__ = ["api", "training"]
 
 CRD = Path(__file__).parents[2] / "charts/tiphys/crds/gpuledger.yaml"
 QUEUES = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 4}, "preempts_lower_priority": True}]})
@@ -142,3 +147,18 @@ def test_a_pod_is_asked_and_its_gpus_come_back_only_when_it_is_gone(place: Place
     assert phase(low.admit("fit", 1)) == "Pending"
     place.job.look()
     assert (place.lease().request.run, place.lease().leaving) == ("high", None)
+
+
+@pytest.mark.parametrize("training", [TRAINER], indirect=True, ids=["trainer"])
+def test_all_ranks_of_a_gang_are_asked_save_together_and_go_on_from_there(training: Training) -> None:
+    training.begin()
+    [lease] = training.ledger.snapshot().leases
+    assert ask(KubernetesCluster(training.api, None, "kubernetes:test"), lease) == RANKS
+    training.watched("failed")
+    message = training.settle("Failed")
+    found = re.search(r"ended by preemption.*attempt 2 resumes from step (\d+)", message)
+    assert found, message
+    training.begin(retry=1)
+    assert training.logs("begins at") == [f"begins at {found[1]} and has met the others"] * RANKS
+    training.watched("succeeded")
+    training.settle("Succeeded", retry=1)
