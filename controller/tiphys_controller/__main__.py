@@ -44,7 +44,9 @@ def _run(options: argparse.Namespace) -> None:
     api = connect()
     identity = os.environ.get(_POD_NAME) or socket.gethostname()
     controller = Controller(
-        Surroundings(api, namespaces, stores.store, identity, options.lease_namespace or api.namespace)
+        Surroundings(
+            api, namespaces, stores.store, identity, options.lease_namespace or api.namespace, options.project_ledger
+        )
     )
     with HealthServer(controller, options.host, options.port) as health:
         _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
@@ -61,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     watched.add_argument("--namespace", action="append", help="namespace of workflows; may be repeated")
     watched.add_argument("--all-namespaces", action="store_true", help="workflows of the whole cluster")
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease (default: that of this pod)")
+    parser.add_argument(
+        "--project-ledger",
+        default="",
+        metavar="NAME",
+        help="GPULedger beside the Lease that is shown as GPUQueue and GPULease objects (default: none)",
+    )
     parser.add_argument(
         "--host",
         default="0.0.0.0",  # noqa: S104  probes and scrapes come from outside of the pod

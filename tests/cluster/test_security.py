@@ -14,6 +14,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from tiphys_plugin.ledger.status import encode
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.kube import KubeApi, Object, connect
-from tiphys.kube.resources import GPU_LEDGERS, JOBS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS
+from tiphys.kube.resources import GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, JOBS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Gang, gang_name
 from tiphys.protocol.policy import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
 from tiphys.records import utc_now
@@ -220,14 +221,13 @@ def show_ledger(release: Release, api: KubeApi) -> None:
     """A queue and a lease that come, change and go, so that the controller shows that."""
     home = release.home
     release.cluster.wait("there is a ledger", lambda: api.get(GPU_LEDGERS, home, "default"))
-    lease = Lease("shown", held("shown"), "A100", utc_now(), utc_now())
+    lease = Lease("shown", ask_for(1, "shown"), "A100", utc_now(), utc_now())
     later = replace(lease, request=replace(lease.request, attempt=2))
     spare = {"queues": [*QUEUES["queues"], {"name": "spare", "gpus": {"A100": 1}}]}
 
     def say(spec: Json, *leases: Lease) -> None:
-        body = {"spec": spec, "status": encode(Book(leases))}
-        api.patch(GPU_LEDGERS, home, "default", {"spec": body["spec"]})
-        api.patch(GPU_LEDGERS, home, "default", {"status": body["status"]}, subresource="status")
+        api.patch(GPU_LEDGERS, home, "default", {"spec": spec})
+        api.patch(GPU_LEDGERS, home, "default", {"status": encode(Book(leases))}, subresource="status")
 
     def attempt() -> int | None:
         found = api.get(GPU_LEASES, home, "shown")

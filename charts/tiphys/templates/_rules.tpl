@@ -65,6 +65,15 @@
 {{/* Controller, in the namespace of the release. */}}
 {{- define "tiphys.rules.controller.home" -}}
 {{ include "tiphys.rules.lease" "tiphys-controller" }}
+{{- if .Values.projections.enabled }}
+- apiGroups: [tiphys.dev]
+  resources: [gpuledgers]
+  resourceNames: [default]
+  verbs: [get]
+- apiGroups: [tiphys.dev]
+  resources: [gpuqueues, gpuleases]
+  verbs: [list, create, update, delete]
+{{- end }}
 {{- end }}
 
 {{/* Lead by a Lease: a name cannot restrict `create`. */}}

@@ -15,6 +15,7 @@ from tiphys_controller.kubernetes.gangs import Gangs
 from tiphys_controller.kubernetes.healer import Healer
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.narrator import Narrator
+from tiphys_controller.kubernetes.projections import Projector
 from tiphys_controller.kubernetes.view import ClusterView
 from tiphys_controller.kubernetes.watching import Watching
 from tiphys_controller.kubernetes.writer import COMPONENT, Writer
@@ -34,6 +35,8 @@ class Surroundings:
     identity: str
     """Name of the pod; unique among the controllers."""
     lease_namespace: str
+    ledger: str = ""
+    """Name of the `GPULedger` beside the Lease that is shown as objects; empty: none is."""
     now: Callable[[], datetime] = utc_now
     monotonic: Callable[[], float] = time.monotonic
 
@@ -90,10 +93,11 @@ class Controller:
         healer = Healer(view, writer, self.metrics)
         gangs = Gangs(view, given.api, writer, self.metrics, given.monotonic)
         self._watching, self._narrator = Watching(given.api, given.namespaces, view, self.metrics), narrator
-        workers = [
-            threading.Thread(target=work, args=(over,), name=name, daemon=True)
-            for name, work in (("healer", healer.run), ("gangs", gangs.run), ("narrator", narrator.run))
-        ]
+        works = [("healer", healer.run), ("gangs", gangs.run), ("narrator", narrator.run)]
+        if given.ledger:
+            where = (given.lease_namespace, view, writer, self.metrics, given.monotonic, given.ledger)
+            works.append(("projector", Projector(given.api, *where).run))
+        workers = [threading.Thread(target=work, args=(over,), name=name, daemon=True) for name, work in works]
         self.metrics.leads.set(1)
         self._watching.start(over)
         for worker in workers:

@@ -32,10 +32,15 @@ class Metrics:
             "Changes of a Workflow's title or description.",
             registry=self.registry,
         )
+        self.projected = Counter(
+            "tiphys_controller_projections_written",
+            "Writes of objects that show the GPU ledger.",
+            registry=self.registry,
+        )
         self.looks = Counter("tiphys_controller_looks", "Looks at the storage of a run.", registry=self.registry)
         self.failures = Counter(
             "tiphys_controller_failures",
-            "What could not be done and is tried again: look (storage or API server), agent, gang, watch.",
+            "What could not be done and is tried again: look (storage or API server), agent, gang, watch, projection.",
             ("what",),
             registry=self.registry,
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from tiphys.kube import Object
 from tiphys.records import Event, Outcome
 from tiphys_controller.kubernetes.place import Place
 from tiphys_controller.kubernetes.run_log import AttemptKey, Ended, Opened, RunLog
@@ -48,6 +49,16 @@ def agent_deleted(pod: str, uid: str, why: str) -> News:
     """Its agent pod did not work, and was deleted."""
     message = f"agent pod {pod} did not work ({why}) and was deleted, so that Argo makes another"
     return News(f"agent/{uid}", "AgentPodDeleted", message, warning=True)
+
+
+def leaving(lease: Object) -> News:
+    """A training was asked to save and go; ``lease`` as the ledger stores it."""
+    asked, deadline = (datetime.fromisoformat(lease["leaving"][when]) for when in ("askedAt", "deadline"))
+    message = (
+        f"{lease['step']}: attempt {lease['attempt']} was asked to save and go, because another step needs its "
+        f"{lease['gpus']} GPUs and goes before it; it is ended at {deadline:%H:%M:%S %Z} at the latest"
+    )
+    return News(f"leaving/{lease['id']}/{lease['leaving']['askedAt']}", "AttemptPreempted", message, True, asked)
 
 
 def _recorded(news: News) -> datetime:

@@ -9,7 +9,7 @@ import structlog
 from tiphys.errors import FencedError, ObjectExistsError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.gangs import RESOURCES
-from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
+from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS, Resource
 from tiphys.protocol.gang import Backend
 from tiphys.protocol.policy import DESCRIPTION_ANNOTATION, TITLE_ANNOTATION
 from tiphys_controller.kubernetes.agent_pods import StuckAgent
@@ -80,6 +80,25 @@ class Writer:
         if self._api.delete(RESOURCES[backend], where, name, uid=metadata["uid"], propagation="Background"):
             self._metrics.gangs_ended.inc()
             _log.info("gang.ended", namespace=where, kind=backend.value, name=name)
+
+    def project(self, resource: Resource, body: Object, over: Object | None = None) -> Object:
+        """Make an object, or write it over the version that was read; what the server made of it."""
+        self._check()
+        namespace = body["metadata"]["namespace"]
+        if over is None:
+            written = self._api.create(resource, namespace, body)
+        else:
+            metadata = {**body["metadata"], "resourceVersion": over["metadata"]["resourceVersion"]}
+            written = self._api.replace(resource, namespace, {**body, "metadata": metadata})
+        self._metrics.projected.inc()
+        return written
+
+    def withdraw(self, resource: Resource, found: Object) -> None:
+        """Delete an object, this one and no other of its name."""
+        self._check()
+        metadata = found["metadata"]
+        if self._api.delete(resource, metadata["namespace"], metadata["name"], uid=metadata["uid"]):
+            self._metrics.projected.inc()
 
     def _check(self) -> None:
         if not self._may_write():
