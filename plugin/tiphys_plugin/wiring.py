@@ -11,6 +11,7 @@ from tiphys.store import TenantStores
 from tiphys_plugin.kubernetes import KubernetesCluster
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.nodes.leaving import Evacuation
+from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.tenants import Tenants
@@ -43,6 +44,7 @@ def build(api: KubeApi, installation: Installation, settings: Settings | None = 
     namespace = installation.release_namespace or api.namespace
     ledger = KubernetesLedger(api, namespace, installation.ledger, rules=nodes.rules)
     tenants = Tenants(stores, cluster, ledger, settings)
+    tenants.registry.register(NodesCollector(lambda: nodes.seen))
     tenants.background.enter_context(nodes)
     tenants.background.enter_context(Evacuation(ledger, cluster, stores.serves, nodes))
     tenants.recover()

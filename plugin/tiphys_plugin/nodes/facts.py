@@ -61,6 +61,7 @@ class ClusterFacts:
         self.nodes: Kept[Object] = Kept(essence)
         self.pods: Kept[PodFacts] = Kept(self._facts_of)
         self._hints: dict[str, PodFacts] = {}
+        self._read_before: dict[str, tuple[tuple[object, ...], SeenNode | None]] = {}
 
     @property
     def synced(self) -> bool:
@@ -75,19 +76,22 @@ class ClusterFacts:
         """All nodes that count, by name."""
         self._forget(now - timedelta(hours=settings.suspect_hours))
         foreign, hints = foreign_by_node(self.pods.facts.values()), hints_by_node(self._hints.values())
-        found = (self._read(one, settings, foreign, hints, now) for one in self.nodes.facts.values())
-        return one_of_each_host(one for one in found if one is not None)
+        found = {}
+        for one in self.nodes.facts.values():
+            name = one["metadata"]["name"]
+            found[name] = self._read(one, settings, foreign.get(name, 0), hints.get(name, ()), now)
+        self._read_before = found
+        return one_of_each_host(seen for _, seen in found.values() if seen is not None)
 
     def _read(
-        self,
-        node: Object,
-        settings: ClusterNodes,
-        foreign: dict[str, int],
-        hints: dict[str, tuple[Evidence, ...]],
-        now: datetime,
-    ) -> SeenNode | None:
-        name = node["metadata"]["name"]
-        return read(node, settings, foreign.get(name, 0), hints.get(name, ()), now)
+        self, node: Object, settings: ClusterNodes, foreign: int, hints: tuple[Evidence, ...], now: datetime
+    ) -> tuple[tuple[object, ...], SeenNode | None]:
+        """What was read last time, if it was read from the same; on a large cluster little changes at a time."""
+        source = (settings, foreign, hints)
+        before = self._read_before.get(node["metadata"]["name"])
+        if before is not None and before[0][0] is node and before[0][1:] == source and _holds(before[1], now):
+            return before
+        return (node, *source), read(node, settings, foreign, hints, now)
 
     def _facts_of(self, pod: Object) -> PodFacts | None:
         facts = facts_of(pod)
@@ -106,3 +110,7 @@ def next_change(nodes: Sequence[SeenNode]) -> datetime | None:
 
 def _is_later(hint: Evidence | None, moment: datetime) -> bool:
     return hint is not None and (hint.at is None or hint.at > moment)
+
+
+def _holds(seen: SeenNode | None, now: datetime) -> bool:
+    return seen is None or seen.verdict.until is None or now < seen.verdict.until

@@ -5,7 +5,8 @@ monitors and termination handlers of clouds. Each is set by somebody who looked
 at the hardware, or knows what will happen to the machine.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from tiphys.kube import Object
 from tiphys_plugin.nodes.health import Evidence
@@ -72,7 +73,7 @@ USUAL: tuple[Sign, ...] = (
 
 def signs_of(node: Object, settings: ClusterNodes) -> Iterator[Evidence]:
     """The evidence that a Node object gives now."""
-    table = _table((*settings.signs, *USUAL))
+    table = _table(settings.signs)
     spec, status = node.get("spec") or {}, node.get("status") or {}
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     if "Ready" not in conditions:
@@ -95,6 +96,7 @@ def _says(table: Mapping[tuple[str, str], Sign], kind: str, name: str, value: st
         yield Evidence(f"{kind} {name}", message, sign.means)
 
 
-def _table(signs: Sequence[Sign]) -> dict[tuple[str, str], Sign]:
-    """By kind and name; the first of several counts."""
-    return {(sign.kind, sign.name): sign for sign in reversed(signs)}
+@lru_cache(maxsize=4)
+def _table(signs: tuple[Sign, ...]) -> Mapping[tuple[str, str], Sign]:
+    """These and the usual ones, by kind and name; the first of several counts."""
+    return {(sign.kind, sign.name): sign for sign in reversed((*signs, *USUAL))}

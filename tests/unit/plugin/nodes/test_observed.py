@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry
 from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
 from support.kube_server import KubeServer, serving
 from support.ledger import NOW, ask, lease, waiting
@@ -26,6 +27,7 @@ from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.ledger.sqlite import SqliteLedger
 from tiphys_plugin.nodes.leaving import Evacuation
+from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.placement import Node
 from tiphys_plugin.queues import Misconfigured, Queues, parse_queues
@@ -161,6 +163,23 @@ def test_failures_are_remembered_when_their_pods_are_gone_and_forgotten_in_time(
     assert [one.cordoned for one in nodes(inventory)] == [True, False]
     clock.advance(6 * 3600 + 1)
     assert not any(one.cordoned for one in nodes(inventory))
+
+
+def test_metrics_count_verdicts_and_gpus_and_nothing_where_nobody_goes_by_nodes(api, inventory):
+    registry = CollectorRegistry()
+    registry.register(NodesCollector(lambda: inventory.seen))
+    value = registry.get_sample_value
+    assert value("tiphys_nodes", {"verdict": "healthy"}) is None
+    for found in (
+        node("n1"),
+        node("n2", 4, unschedulable=True),
+        node("n3", 8, condition("GpuMemWatch")),
+        foreign_pod(),
+    ):
+        add(api, found)
+    until(lambda: len(names(inventory)) == 3 and nodes(inventory)[0].foreign_gpus)
+    assert [value("tiphys_nodes", {"verdict": one}) for one in ("healthy", "suspect", "unhealthy")] == [2, 0, 1]
+    assert [value("tiphys_node_gpus", {"what": one}) for one in ("others", "cordoned", "usable")] == [2, 12, 6]
 
 
 def decided(rules: Queues, request, *leases, waiting=()):
