@@ -73,7 +73,7 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
     because = tuple(_reasons(queue, mine, seen))
     if seen.is_promised:
         leaving = [one for one in state.leases if one.leaving is not None and one.leaving.is_for(request)]
-        because = (waiting_for(leaving), *because)
+        because = (*([waiting_for(leaving)] if leaving else []), *because)
     message = f"{because[0].message}; position {seen.position}{_expected(seen.start)}"
     return Deferred(because[0].reason, message, seen.position, because, seen.start)
 

@@ -111,6 +111,8 @@ class _Walk:
         self._reserved: list[Reservation] = []
         """The one that can spare least of what is kept for it comes first."""
         self._seen: list[Seen] = []
+        self._first: set[int] = set()
+        """Arrivals of those who go before all others, see `_go_first`."""
 
     def look(self, waiting: Iterable[Waiting]) -> Look:
         for rank, queue, one in self._in_order(waiting):
@@ -136,6 +138,7 @@ class _Walk:
         for name, line in lines.items():
             queue = self._queues.find(name)
             if queue is not None and not queue.stopped:
+                self._first |= self._go_first(queue, line)
                 push(queue, iter(sorted(line, key=self._place_in(queue))), (False, False, 0, 0.0, 0))
         while heads:
             rank, _, queue, rest, one = heapq.heappop(heads)
@@ -144,7 +147,22 @@ class _Walk:
 
     def _place_in(self, queue: Queue) -> Callable[[Waiting], tuple[bool, tuple[int, int, int]]]:
         """Where one stands in the line of ``queue``."""
-        return lambda one: (not self._known.is_promised(one.request), place_in_queue(queue, one))
+        return lambda one: (one.arrival not in self._first, place_in_queue(queue, one))
+
+    def _go_first(self, queue: Queue, line: Sequence[Waiting]) -> set[int]:
+        """Those for whom somebody was asked to leave, and those that were before them when that was decided.
+
+        For one of the latter others may have left a moment ago: what it has come
+        to have must not go to the next for whom somebody leaves.
+        """
+        promised = [one for one in line if self._known.is_promised(one.request)] if self._known.promises else []
+        places = [(place_in_queue(queue, one), one.arrival) for one in promised] if queue.preempts else []
+        before = [
+            one
+            for one in (line if places else ())
+            if any(place_in_queue(queue, one) < place and one.arrival < arrival for place, arrival in places)
+        ]
+        return {one.arrival for one in (*promised, *before)}
 
     def _rank(self, queue: Queue, one: Waiting) -> Rank:
         request = one.request
@@ -155,7 +173,7 @@ class _Walk:
             borrows = self._borrows[alike] = queue.cohort is not None and short
         if (share := self._share.get(queue.name)) is None:
             share = self._share[queue.name] = self._shares.of(queue, self._capacity)
-        return not self._known.is_promised(request), borrows, -request.priority, share, one.arrival
+        return one.arrival not in self._first, borrows, -request.priority, share, one.arrival
 
     def _known_verdict(self, request: LeaseRequest) -> Verdict | None:
         """What was found out about one like it, if that holds for as long as this one takes."""

@@ -67,6 +67,11 @@ class Standing:
         known = self._ends.get(account, [])
         return known[bisect_right(known, now, key=end_time) :]
 
+    @property
+    def promises(self) -> bool:
+        """Whether somebody was asked to leave for anybody."""
+        return bool(self._promised)
+
     def is_promised(self, request: LeaseRequest) -> bool:
         """Whether somebody was asked to leave for it."""
         return bool(self._promised) and (request.uid, request.step) in self._promised

@@ -19,6 +19,7 @@ from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Leaving
 from tiphys_plugin.ledger.shares import Consumed
+from tiphys_plugin.queues import Queues
 
 EIGHT = queues(research={"A100": 8})
 PAIR = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}})
@@ -222,6 +223,16 @@ def test_who_has_to_wait_as_well_is_told_why_another_goes_first():
     answer = decided(state, ask(8, "other", priority=9), arrival=1)
     assert isinstance(answer, Deferred)
     assert "behind run-first/fit (8 A100, for which others were asked to leave)" in answer.because[1].message
+
+
+def test_what_has_left_for_one_does_not_go_to_the_next_for_whom_somebody_leaves():
+    """The four free ones are those that left for ``first``; nothing says so any more, but that it came before."""
+    queue = {"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}
+    rules = Queues.model_validate({"queues": [queue]})
+    state = State(rules, (leaving(4, "victim", whom="second"),), (waiting(4, 2, "second", priority=9),))
+    assert admits(state, ask(4, "first", priority=9), arrival=1)
+    assert not admits(state, ask(4, "late", priority=99), arrival=3), "who came later takes nothing from the second"
+    assert not admits(state, ask(4, "low"), arrival=1), "nor does one that was behind it"
 
 
 def test_who_should_be_gone_and_is_not_holds_on():
