@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from hera_pipelines.pipeline import Pipeline
     from hera_pipelines.plugins import PluginTemplate
     from hera_pipelines.policies import AKS_SPOT, EKS_SPOT, GKE_SPOT, KARPENTER_SPOT, Checkpoints, Retries
+    from hera_pipelines.sweeps import choice, grid, integers, log_uniform, random_search, uniform
+    from hera_pipelines.sweeps.best import best
 
 __all__ = [
     "AKS_SPOT",
@@ -27,9 +29,16 @@ __all__ = [
     "Spot",
     "Step",
     "Train",
+    "best",
+    "choice",
+    "grid",
+    "integers",
     "load_pipeline",
+    "log_uniform",
+    "random_search",
     "step",
     "train",
+    "uniform",
 ]
 
 # Importing Hera takes half a second, and neither the `tiphys` command nor a training program should wait for it.
@@ -38,6 +47,8 @@ _HOMES = {
     **dict.fromkeys(("Step", "Train"), "containers"),
     **dict.fromkeys(("step", "train"), "functions"),
     **dict.fromkeys(("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "Checkpoints", "Retries"), "policies"),
+    **dict.fromkeys(("choice", "grid", "integers", "log_uniform", "random_search", "uniform"), "sweeps"),
+    "best": "sweeps.best",
     "CronPipeline": "cron",
     "Pipeline": "pipeline",
     "PluginTemplate": "plugins",

@@ -2,6 +2,7 @@
 
 Hera takes ``arguments={…}`` and leaves the dependencies to the author. Here
 ``fit(data, lr=0.1)`` works too: a task that is passed stands for its output.
+So does ``fit(data, sweep=grid(lr=[0.1, 0.01]), parallel=2)``.
 """
 
 import inspect
@@ -15,15 +16,16 @@ from hera.workflows._context import _context
 from hera.workflows.models import Template
 from hera.workflows.protocol import Templatable
 
+from hera_pipelines.sweeps import calls as sweeps
 from tiphys.errors import UsageError
 
 TASK_OPTIONS = frozenset(
     (
         *("name", "arguments", "with_items", "with_param", "with_sequence", "when", "depends", "dependencies"),
-        *("continue_on", "hooks", "on_exit", "template", "template_ref", "inline"),
+        *("continue_on", "hooks", "on_exit", "template", "template_ref", "inline", "sweep", "parallel"),
     )
 )
-"""Keywords that are Hera's; an input of such a name is given by ``arguments={…}``."""
+"""Keywords that are Hera's, and two of ours; an input of such a name is given by ``arguments={…}``."""
 
 
 @runtime_checkable
@@ -54,12 +56,23 @@ def invoke(template: Any, slots: list[Slot], call: Callable[..., Any], args: tup
     options = {name: value for name, value in given.items() if name in TASK_OPTIONS}
     values = {name: value for name, value in given.items() if name not in TASK_OPTIONS}
     _check_same_template(template)
+    sweep, parallel = options.pop("sweep", None), options.pop("parallel", None)
+    if sweep is not None:
+        inputs = {name: (slot.name, slot.artifact) for slot in slots for name in (slot.python_name, slot.name)}
+        options["with_items"] = sweeps.items_of(template.name, sweep, options, inputs)
     arguments = [*_listed(options.get("arguments")), *_bind(template.name, slots, args, values)]
+    if sweep is not None:
+        _check_not_given(template.name, options["with_items"][0], arguments)
     arguments += _from_items(slots, options.get("with_items"), arguments)
     if arguments:
         options["arguments"] = arguments
     with _open_dag():
-        return call(**options)
+        task = call(**options)
+        if sweep is not None:
+            sweeps.describe(_open_pieces()[0], task.name, sweep)
+        if parallel is not None:
+            sweeps.limit(_open_pieces()[-1], template.name, parallel, options)
+        return task
 
 
 def function_slots(function: Callable[..., Any]) -> list[Slot]:
@@ -88,6 +101,11 @@ def _open_dag() -> Iterator[None]:
             yield
     else:
         yield
+
+
+def _open_pieces() -> list[Any]:
+    """What is open, the workflow first and the DAG last."""
+    return list(_context.pieces or [])
 
 
 def _check_same_template(template: Any) -> None:
@@ -159,10 +177,18 @@ def _from_items(slots: list[Slot], items: Any, arguments: list[Any]) -> list[Par
     """Inputs that are keys of the items. Hera would hand a whole item to an input that is its only key."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         return []
-    given = {name for argument in arguments for name in (argument if isinstance(argument, dict) else [argument.name])}
     keys = {key for item in items for key in item}
-    wanted = [slot.name for slot in slots if slot.name in keys - given]
+    wanted = [slot.name for slot in slots if slot.name in keys - _names_of(arguments)]
     return [Parameter(name=name, value=f"{{{{item.{name}}}}}") for name in wanted]
+
+
+def _check_not_given(step: str, item: Mapping[str, Any], arguments: list[Any]) -> None:
+    if twice := sorted(item.keys() & _names_of(arguments)):
+        raise UsageError(f"step {step!r}: {twice[0]!r} is swept, and given a value, too; keep one")
+
+
+def _names_of(arguments: list[Any]) -> set[str]:
+    return {name for argument in arguments for name in (argument if isinstance(argument, dict) else [argument.name])}
 
 
 def _listed(arguments: Any) -> list[Any]:

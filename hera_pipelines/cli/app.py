@@ -25,6 +25,7 @@ _COMMANDS = {
     "runs": ("runs", "runs", "RUNS_EXAMPLES"),
     "get": ("runs", "get", "GET_EXAMPLES"),
     "lineage": ("lineage", "lineage", "EXAMPLES"),
+    "sweep": ("sweep", "sweep", "EXAMPLES"),
     "events": ("events", "events", "EXAMPLES"),
     "gc": ("gc", "gc", "EXAMPLES"),
     "simulate": ("simulate", "simulate", "EXAMPLES"),

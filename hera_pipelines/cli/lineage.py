@@ -10,12 +10,13 @@ from tiphys_controller import API_VERSION
 from hera_pipelines.cli.location import StoreOption, existing_store
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.draw import lineage_svg, lineage_tree, lineages_of
-from tiphys.errors import StoreError, UsageError
+from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.lineage import LineageTree, tree
 
 EXAMPLES = """\b
 Examples:
   tiphys lineage digits-7xk2p
+  tiphys lineage digits-7xk2p/fit
   tiphys lineage digits-7xk2p -o svg --output lineage.svg
   tiphys lineage digits-7xk2p -o json | jq '.steps[].attempts[].checkpoints[].status'
 """
@@ -32,7 +33,7 @@ class LineageFormat(StrEnum):
 
 def lineage(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    where: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of one step of it.")],
     store: StoreOption = None,
     output: Annotated[
         LineageFormat, typer.Option("-o", "--format", help="svg is a self-contained picture.")
@@ -45,7 +46,8 @@ def lineage(
     screen: Screen = context.obj
     if output_file and output is not LineageFormat.SVG:
         raise UsageError("--output is for pictures; add -o svg, or redirect stdout")
-    found = tree(existing_store(screen, store), run)
+    run, _, step = where.partition("/")
+    found = _only(tree(existing_store(screen, store), run), step)
     if output is LineageFormat.SVG:
         _picture(screen, found, output_file)
     elif output is LineageFormat.TABLE:
@@ -61,6 +63,15 @@ def write_picture(found: LineageTree, path: Path) -> None:
         path.write_text(lineage_svg(f"Lineage of {found.run}", lineages_of(found)), encoding="utf-8")
     except OSError as error:
         raise StoreError(f"cannot write the picture to {path}: {error.strerror}; name another file") from error
+
+
+def _only(found: LineageTree, step: str) -> LineageTree:
+    """``found`` without the steps that were not asked for; a fanned-out step stands for all of its items."""
+    steps = tuple(one for one in found.steps if step in ("", one.step, one.step.partition(".")[0]))
+    if step and not steps:
+        known = ", ".join(one.step for one in found.steps) or "none"
+        raise NotFoundError(f"run {found.run} has no training step {step!r} that keeps checkpoints; it has: {known}")
+    return found.model_copy(update={"steps": steps})
 
 
 def _picture(screen: Screen, found: LineageTree, path: Path | None) -> None:

@@ -1,6 +1,6 @@
 """``tiphys runs`` and ``tiphys get``: what lies in a store, and everything about one run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_sto
 from hera_pipelines.cli.places import cluster_submitter, refuse
 from hera_pipelines.cli.screen import Format, Screen, local_time
 from hera_pipelines.local.session import LocalSession
+from tiphys.protocol.fan_out import given_by, in_words
 from tiphys.store import Store
 
 RUNS_EXAMPLES = """\b
@@ -92,11 +93,14 @@ def get(
         return
     _show_summary(screen, detail)
     screen.show("")
-    screen.table(("STEP", "ATTEMPT", "SUBMISSION", "OUTCOME", "STARTED FROM", "MESSAGE"), _attempts(detail))
+    items = {item.step: in_words(given_by(item.item)) for step in detail.steps for item in step.items if item.item}
+    named = ("STEP", "ITEM") if items else ("STEP",)
+    columns = (*named, "ATTEMPT", "SUBMISSION", "OUTCOME", "STARTED FROM", "MESSAGE")
+    screen.table(columns, _with_item(_attempts(detail), items))
     outputs = list(_outputs(detail))
     if outputs:
         screen.show("")
-        screen.table(("STEP", "OUTPUT", "VALUE"), outputs)
+        screen.table((*named, "OUTPUT", "VALUE"), _with_item(outputs, items))
 
 
 def _who_knows(
@@ -133,6 +137,12 @@ def _outputs(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
         for attempt in step.attempts:
             for name, value in attempt.outputs.items():
                 yield attempt.step, name, value
+
+
+def _with_item(rows: Iterable[tuple[str, ...]], items: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Rows that begin with a step id, with what people know that item by behind it, where there are items."""
+    for step, *rest in rows:
+        yield (step, *([items.get(step, "")] if items else []), *rest)
 
 
 def _phase(phase: Phase) -> Text:

@@ -61,3 +61,10 @@ class Lineage:
     lanes: tuple[Lane, ...]
     note: str = ""
     """Why checkpoints may be missing."""
+    item: str = ""
+    """What this item of a fan-out was given."""
+
+    @property
+    def title(self) -> str:
+        """The step, and for an item what people know it by."""
+        return f"{self.step}  {self.item}" if self.item else self.step

@@ -11,7 +11,9 @@ from tiphys.records import CheckpointRef, Facts
 def lineages_of(tree: LineageTree) -> list[Lineage]:
     """One `Lineage` per training step of the run."""
     return [
-        Lineage(tree.run, step.step, tuple(_lane(attempt, _facts(step)) for attempt in step.attempts), step.note)
+        Lineage(
+            tree.run, step.step, tuple(_lane(attempt, _facts(step)) for attempt in step.attempts), step.note, step.item
+        )
         for step in tree.steps
     ]
 

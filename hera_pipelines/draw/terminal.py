@@ -22,7 +22,7 @@ _ENDING_STYLES = {Ending.DONE: "green", Ending.FAILED: "red", Ending.FENCED: "ye
 
 def lineage_tree(lineage: Lineage) -> Tree:
     """Attempts below the step, checkpoints below their attempt."""
-    root = Tree(Text(f"{lineage.run}/{lineage.step}", style="bold"), guide_style="dim")
+    root = Tree(Text(f"{lineage.run}/{lineage.title}", style="bold"), guide_style="dim")
     if lineage.note:
         root.add(Text(lineage.note, style="yellow"))
     for lane, shown in collapse(lineage, MOST_STEPS):

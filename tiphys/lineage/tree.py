@@ -13,6 +13,7 @@ from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError
 from tiphys.lineage.choose import StartsFrom, chain, commits_of, inferred_starts, restored_by, starts_of
 from tiphys.lineage.quarantine import quarantine_records
 from tiphys.lineage.verify import read_manifest
+from tiphys.protocol.fan_out import given_by, in_words, is_fan_out, written_items
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import (
     Cause,
@@ -88,6 +89,8 @@ class StepLineage(Record):
 
     step: str
     lineage: str
+    item: str = ""
+    """What this item of a fan-out was given, such as ``lr=0.1 width=64``; empty where only the run could tell."""
     attempts: tuple[AttemptNode, ...]
     note: str = ""
     """Why checkpoints are missing here, when their store cannot be reached from where one looks."""
@@ -116,9 +119,16 @@ def tree_of(
     cards = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
     pipeline = CompiledPipeline.from_manifest(record.workflow)
     training = {step: tries for step, tries in sorted(attempts.items()) if tries[-1].claim.lineage}
-    return LineageTree(
-        run=record.run, steps=tuple(_lineage(store, pipeline, step, tries, cards) for step, tries in training.items())
-    )
+    items = _items(pipeline)
+    lineages = (_lineage(store, pipeline, step, tries, cards) for step, tries in training.items())
+    named = (one.model_copy(update={"item": items.get(one.step, "")}) for one in lineages)
+    return LineageTree(run=record.run, steps=tuple(named))
+
+
+def _items(pipeline: CompiledPipeline) -> dict[str, str]:
+    """What items are, by step id, as far as the Workflow says so."""
+    written = (written_items(task) for task in pipeline.tasks() if is_fan_out(task))
+    return {item.step: in_words(given_by(item.text)) for items in written for item in items or ()}
 
 
 def _lineage(

@@ -6,14 +6,26 @@ processItem, processAggregateNodeOutputs).
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
 from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.placeholders import placeholders
+from tiphys.records import item_hash, item_step
 
 FIELDS = ("withItems", "withParam", "withSequence")
+SWEEP_ANNOTATION = "sweep.tiphys.dev/"
+"""Before the name of a task: an annotation of the Workflow that says how the items of its sweep came about."""
 _FORMAT = re.compile(r"([^%]|%%)*%0?\d*[dxX]([^%]|%%)*")
+
+
+class Item(NamedTuple):
+    """One item: its step id, and its value as Argo puts it in place of ``{{item}}``."""
+
+    step: str
+    text: str
 
 
 def is_fan_out(task: Manifest) -> bool:
@@ -38,6 +50,51 @@ def values(task: Manifest) -> list[Any]:
     if not isinstance(found, list):
         raise UsageError(f"{task['name']}: withParam is not a JSON list: {task['withParam'].strip()[:200]!r}")
     return found
+
+
+def written_items(task: Manifest) -> list[Item] | None:
+    """The items of a fanned-out task, in their order; None where only a run can tell."""
+    if not task.get("withItems") or any(placeholders(task["withItems"])):
+        return None
+    return identified(task["name"], values(task))
+
+
+def given_by(text: str) -> dict[str, Any]:
+    """What the item ``text`` gives to its step, by name; under ``item`` where it is no map."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return value if isinstance(value, dict) else {"item": value}
+
+
+def in_words(parameters: Mapping[str, Any]) -> str:
+    """``lr=0.1 width=64``: an item as people know it."""
+    return " ".join(f"{name}={value_text(value)}" for name, value in parameters.items())
+
+
+def value_text(value: Any) -> str:
+    """One value of an item, as its program gets it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def identified(name: str, found: Iterable[Any]) -> list[Item]:
+    """The items of the task ``name`` whose values are ``found``, in their order.
+
+    Equal items are interchangeable, so any order of ordinals among them will do.
+    """
+    seen: Counter[str] = Counter()
+    items = []
+    for text in map(_text, found):
+        kind = item_hash(text)
+        items.append(Item(item_step(name, text, seen[kind]), text))
+        seen[kind] += 1
+    return items
+
+
+def _text(value: Any) -> str:
+    """What takes the place of ``{{item}}``; `item_hash` knows the item however its JSON is spelled."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def aggregate(items: Iterable[Mapping[str, str]]) -> dict[str, str]:
