@@ -13,60 +13,20 @@ validate runs each time, since it is the one that looks at the outside world;
 the rest is not repeated while its fingerprint stays the same.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from hera.workflows import Artifact, Parameter
-from hera.workflows.models import ValueFrom
+from hera.workflows import Parameter
 
-from hera_pipelines.compile.settings import Spot
-from hera_pipelines.containers import Step, Train
 from hera_pipelines.pipeline import Pipeline
-from hera_pipelines.policies import Checkpoints, Duration, Retries
-
-_PATHS = "/tmp/tiphys"  # noqa: S108  a path in the container; programs are told by variable
-# Kubernetes makes the folder around an input as root, and a program that is not root puts its outputs elsewhere.
-_INPUTS = "/tmp/tiphys-inputs"  # noqa: S108
-
-
-@dataclass(frozen=True)
-class Program:
-    """What one step runs.
-
-    Attributes:
-        image: Image, best by digest.
-        command: Command and arguments. ``{{workflow.parameters.lr}}`` stands
-            for a parameter of the pipeline, and ``{{inputs.parameters.source}}``
-            for an input of the step.
-        options: Any other argument of Hera's `Container`, such as ``env``,
-            ``env_from``, ``resources`` or ``service_account_name``.
-    """
-
-    image: str
-    command: Sequence[str]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def container(self) -> dict[str, Any]:
-        """The arguments of Hera's `Container`."""
-        return {"image": self.image, "command": list(self.command), **self.options}
-
-
-@dataclass(frozen=True)
-class Training:
-    """What one attempt of the training step needs; the fields are those of `hera_pipelines.train`."""
-
-    gpus: int = 0
-    gpu_type: str | None = None
-    min_gpu_memory_mb: int | None = None
-    queue: str = "default"
-    priority: int = 0
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    retries: Retries | None = None
-    grace: Duration | None = None
-    deadline: Duration | None = None
-    spot: bool | Spot = False
-    nodes: int = 1
+from hera_pipelines.pipelines.programs import (
+    Program,
+    Training,
+    preprocess_step,
+    register_step,
+    train_step,
+    validate_step,
+)
 
 
 def train_pipeline(
@@ -106,54 +66,8 @@ def train_pipeline(
     arguments = [Parameter(name=key, value=value) for key, value in given.items()]
     with Pipeline(name, store=store, run_name=run_name, arguments=arguments, **workflow) as pipeline:
         raw = pipeline.get_parameter("source")
-        fingerprint = _validate(validate)(source=raw)
-        data = _preprocess(preprocess)(source=raw, fingerprint=fingerprint)
-        model = _train(train, training or Training())(data=data)
-        _register(register)(model=model, metrics=model)
+        fingerprint = validate_step(validate)(source=raw)
+        data = preprocess_step(preprocess)(source=raw, fingerprint=fingerprint)
+        model = train_step(train, training or Training())(data=data)
+        register_step(register)(model=model, metrics=model)
     return pipeline
-
-
-def _validate(program: Program) -> Step:
-    return Step(
-        name="validate",
-        inputs=Parameter(name="source"),
-        outputs=Parameter(name="fingerprint", value_from=ValueFrom(path=f"{_PATHS}/fingerprint")),
-        cache=False,
-        **program.container(),
-    )
-
-
-def _preprocess(program: Program) -> Step:
-    return Step(
-        name="preprocess",
-        inputs=[Parameter(name="source"), Parameter(name="fingerprint")],
-        outputs=_artifact("data"),
-        **program.container(),
-    )
-
-
-def _train(program: Program, training: Training) -> Train:
-    return Train(
-        name="train",
-        inputs=_input("data"),
-        outputs=[_artifact("model"), _artifact("metrics")],
-        **vars(training),
-        **program.container(),
-    )
-
-
-def _register(program: Program) -> Step:
-    return Step(
-        name="register",
-        inputs=[_input("model"), _input("metrics")],
-        outputs=Parameter(name="version", value_from=ValueFrom(path=f"{_PATHS}/version")),
-        **program.container(),
-    )
-
-
-def _artifact(name: str) -> Artifact:
-    return Artifact(name=name, path=f"{_PATHS}/{name}")
-
-
-def _input(name: str) -> Artifact:
-    return Artifact(name=name, path=f"{_INPUTS}/{name}")

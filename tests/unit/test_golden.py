@@ -45,12 +45,16 @@ def test_the_ready_pipeline_is_committed_as_a_cron_workflow() -> None:
     hold(TEMPLATES / "train-nightly.yaml", to_workflow_yaml(nightly))
 
 
+def test_the_ready_sweep_is_committed_as_a_workflow_template() -> None:
+    hold(TEMPLATES / "sweep.yaml", to_workflow_yaml(workflow_template(_ready("11-ready-sweep"), "sweep")))
+
+
 def test_every_golden_file_belongs_to_an_example() -> None:
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == {path.stem for path in EXAMPLES}
 
 
-def _ready() -> Manifest:
-    pipeline = load_pipeline(ROOT / "examples" / "07-ready-pipeline.py")
+def _ready(example: str = "07-ready-pipeline") -> Manifest:
+    pipeline = load_pipeline(ROOT / "examples" / f"{example}.py")
     assert isinstance(pipeline, Pipeline)
     return pipeline.compile()
 

@@ -9,8 +9,7 @@ from typing import Any
 from hera.workflows import Artifact
 
 from hera_pipelines import Checkpoints, Pipeline, Retries, Step, Train
-from hera_pipelines.pipelines import train_pipeline
-from hera_pipelines.pipelines.train import Program, Training
+from hera_pipelines.pipelines import Program, Training, train_pipeline
 from support.story import programs
 
 SOURCE = "raw-data"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hera.workflows import Env
 
-from hera_pipelines import Checkpoints, Pipeline
-from hera_pipelines.pipelines import Program, Training, train_pipeline
+from hera_pipelines import Checkpoints, Pipeline, grid
+from hera_pipelines.pipelines import Program, Training, sweep_pipeline, train_pipeline
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import Gang
 from tiphys.protocol.pipeline import CompiledPipeline, template
@@ -52,6 +52,40 @@ def test_each_program_gets_what_the_one_before_made() -> None:
             },
         ),
     }
+
+
+def swept(**fields: Any) -> CompiledPipeline:
+    programs = {name: program(name) for name in ("validate", "preprocess", "train", "register")}
+    given = {"sweep": grid(lr=[0.1, 0.2], width=[64]), "metric": "loss", **programs, **fields}
+    return CompiledPipeline.from_manifest(
+        sweep_pipeline("digits", store="s3://ml/t", source="s3://raw", **given).compile()
+    )
+
+
+def test_a_sweep_trains_many_times_on_the_same_data_and_registers_the_best() -> None:
+    made = swept(parallel=2)
+    tasks = {task["name"]: task for task in made.tasks()}
+
+    assert list(tasks) == ["validate", "preprocess", "train", "best", "register"]
+    assert tasks["train"]["withItems"] == [{"lr": 0.1, "width": 64}, {"lr": 0.2, "width": 64}]
+    assert tasks["train"]["arguments"]["artifacts"] == [
+        {"name": "data", "from": "{{tasks.preprocess.outputs.artifacts.data}}"}
+    ]
+    assert {one["from"] for one in tasks["register"]["arguments"]["artifacts"]} == {
+        "{{tasks.best.outputs.artifacts.model}}",
+        "{{tasks.best.outputs.artifacts.metrics}}",
+    }
+    assert template(made.manifest, "main")["parallelism"] == 2
+
+
+def test_a_sweep_keeps_the_checkpoint_that_a_trial_is_compared_by() -> None:
+    def keeps(**fields: Any) -> str:
+        checkpoints = swept(mode="max", **fields).step("train").checkpoints
+        return str(checkpoints.keep_best if checkpoints else None)
+
+    assert keeps() == "loss:max:1"
+    assert keeps(training=Training(checkpoints=Checkpoints(keep_best="error:min"))) == "error:min:1"
+    assert keeps(training=Training(checkpoints=Checkpoints(keep_last=None))) == "None"
 
 
 def test_only_validation_is_repeated_when_nothing_changed() -> None:
