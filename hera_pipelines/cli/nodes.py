@@ -147,10 +147,9 @@ def _called(host: str, seen: "Iterable[SeenNode]") -> "SeenNode":
 
 
 def _verdict(one: "SeenNode") -> str:
-    healthy = one.verdict.state is State.HEALTHY
-    return (
-        "cordoned" if one.unschedulable and healthy else "leaving" if one.verdict.leaving else one.verdict.state.value
-    )
+    if one.verdict.going:
+        return "leaving"
+    return "cordoned" if one.unschedulable and one.verdict.state is State.HEALTHY else one.verdict.state.value
 
 
 def _row(one: "SeenNode", held: int) -> Sequence[str | Text]:
@@ -191,7 +190,8 @@ def _document(one: "SeenNode", held: int) -> dict[str, Any]:
         "nvlinkDomain": node.nvlink_domain,
         "getsNothingNew": node.cordoned,
         "cordoned": one.unschedulable,
-        "leaving": verdict.leaving,
+        "broken": verdict.broken,
+        "leaving": verdict.going,
         "verdict": verdict.state.value,
         "evidence": evidence,
     }

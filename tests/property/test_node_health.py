@@ -12,7 +12,9 @@ WORSE = [State.HEALTHY, State.SUSPECT, State.UNHEALTHY]
 
 moments = st.integers(-600, 30).map(lambda minutes: NOW + timedelta(minutes=minutes))
 hints = st.builds(Evidence, st.sampled_from("abc"), st.just(""), st.just("hint"), st.none() | moments)
-faults = st.builds(Evidence, st.sampled_from("abc"), st.just(""), st.sampled_from(["fault", "notice"]), st.none())
+faults = st.builds(
+    Evidence, st.sampled_from("abc"), st.just(""), st.sampled_from(["cordon", "fault", "notice"]), st.none()
+)
 evidence = st.lists(hints | faults, max_size=6)
 
 
@@ -30,7 +32,8 @@ def test_less_evidence_never_makes_it_worse_and_the_order_does_not_matter(known,
 def test_suspicion_takes_more_than_one_source_or_time_and_nothing_else_brings_it(known):
     verdict = judge(known, NOW, FORGET)
     assert verdict.state is not State.UNHEALTHY
-    assert not verdict.leaving
+    assert not verdict.broken
+    assert not verdict.going
     if verdict.state is State.SUSPECT:
         times = [one.at for one in verdict.evidence if one.at]
         assert len({one.source for one in verdict.evidence}) > 1 or max(times) - min(times) >= APART

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
-Means = Literal["fault", "notice", "hint"]
+Means = Literal["cordon", "fault", "notice", "hint"]
 APART = timedelta(minutes=10)
 """Hints of one source count twice if they lie so far apart: what happens at one time has one cause."""
 
@@ -41,11 +41,19 @@ class Verdict:
     """``evidence`` is all that speaks against the node now, also where that is not enough."""
 
     state: State = State.HEALTHY
-    leaving: bool = False
-    """Whether the node will go, so that what runs there has to go before."""
     evidence: tuple[Evidence, ...] = ()
     until: datetime | None = None
     """When the next piece of evidence is forgotten; None if none is."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether what runs there should go on elsewhere."""
+        return any(one.means == "fault" for one in self.evidence)
+
+    @property
+    def going(self) -> bool:
+        """Whether the node will go, so that what runs there has to go before."""
+        return any(one.means == "notice" for one in self.evidence)
 
     @property
     def why(self) -> str:
@@ -56,11 +64,9 @@ class Verdict:
 def judge(evidence: Iterable[Evidence], now: datetime, forget_after: timedelta) -> Verdict:
     """The verdict at ``now``; hints count for ``forget_after``."""
     known = tuple(one for one in evidence if one.at is None or now - one.at < forget_after)
-    faults = [one for one in known if one.means != "hint"]
     hints = [one for one in known if one.means == "hint"]
-    state = State.UNHEALTHY if faults else State.SUSPECT if _agree(hints) else State.HEALTHY
-    leaving = any(one.means == "notice" for one in faults)
-    return Verdict(state, leaving, known, min((one.at + forget_after for one in known if one.at), default=None))
+    state = State.UNHEALTHY if len(hints) < len(known) else State.SUSPECT if _agree(hints) else State.HEALTHY
+    return Verdict(state, known, min((one.at + forget_after for one in known if one.at), default=None))
 
 
 def _agree(hints: Sequence[Evidence]) -> bool:

@@ -1,12 +1,15 @@
-"""Has trainings go from nodes that will go themselves: they save while there is time.
+"""Has trainings go from nodes that are broken or will go themselves: they save while they can.
 
 A spot node's notice leaves a minute or two, and not every cluster has somebody
 who drains the node then. Pods that were told to end are not told again, so any
 number of services may do this, and each round begins anew.
+
+If most nodes are said to be broken at once, rather the monitor is: nothing is
+asked to go then, and only new trainings stay away. A notice is always believed.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import structlog
@@ -14,11 +17,19 @@ import structlog
 from tiphys.errors import TiphysError
 from tiphys_plugin.cluster import Cluster
 from tiphys_plugin.ledger.model import AdmissionBackend, Lease
+from tiphys_plugin.nodes.reading import SeenNode
 from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.preemption.asking import ask
 
 _EVERY_SECONDS = 5.0
 _log = structlog.get_logger()
+
+
+def to_leave(nodes: Sequence[SeenNode]) -> set[str]:
+    """Names of the nodes on which nothing should go on."""
+    broken = [one for one in nodes if one.verdict.broken]
+    believed = broken if 2 * len(broken) <= len(nodes) else []
+    return {one.node.name for one in (*believed, *(one for one in nodes if one.verdict.going))}
 
 
 class Evacuation:
@@ -55,7 +66,7 @@ class Evacuation:
         Raises:
             StoreError: the ledger did not answer.
         """
-        going = {one.node.name for one in self._nodes.seen if one.verdict.leaving}
+        going = to_leave(self._nodes.seen)
         if going:
             for lease in self._ledger.snapshot().leases:
                 if going & set(lease.nodes) and self._serves(lease.request.namespace):

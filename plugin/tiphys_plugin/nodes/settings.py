@@ -24,10 +24,12 @@ class Sign(BaseModel):
     """A condition, label or taint of a node that says something about its health.
 
     Without ``values`` a condition says it while it is ``True``, a label or
-    taint while it is there. A ``fault`` is believed as it stands: nothing new
-    starts on the node. A ``notice`` says that the node will go, so what runs
-    there has to save and go, too. A ``hint`` alone does nothing: see
-    `tiphys_plugin.nodes.health`.
+    taint while it is there. All but hints are believed as they stand:
+
+    * ``cordon``: nothing new starts on the node;
+    * ``fault``: its hardware is broken, so what runs there is asked to save and go, too;
+    * ``notice``: the node will go, and what runs there before it;
+    * ``hint``: does nothing alone, see `tiphys_plugin.nodes.health`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,7 +37,7 @@ class Sign(BaseModel):
     kind: Literal["condition", "label", "taint"]
     name: _Name
     values: tuple[str, ...] = ()
-    means: Literal["fault", "notice", "hint", "nothing"] = "fault"
+    means: Literal["cordon", "fault", "notice", "hint", "nothing"] = "cordon"
 
 
 class ClusterNodes(BaseModel):

@@ -7,67 +7,48 @@ at the hardware, or knows what will happen to the machine.
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Literal
 
 from tiphys.kube import Object
 from tiphys_plugin.nodes.health import Evidence
 from tiphys_plugin.nodes.settings import ClusterNodes, Sign
 
-_FALSE = ("False",)
+_NOT_WELL = ("False",)
+
+
+def _conditions(means: Literal["cordon", "fault", "hint"], *names: str, values: tuple[str, ...] = ()) -> Iterator[Sign]:
+    return (Sign(kind="condition", name=name, values=values, means=means) for name in names)
+
+
+def _taints(means: Literal["cordon", "notice"], *names: str) -> Iterator[Sign]:
+    return (Sign(kind="taint", name=name, means=means) for name in names)
+
+
 USUAL: tuple[Sign, ...] = (
-    Sign(kind="condition", name="Ready", values=("False", "Unknown")),
+    *_conditions("cordon", "Ready", values=("False", "Unknown")),
     # node-problem-detector
-    *(Sign(kind="condition", name=name) for name in ("KernelDeadlock", "ReadonlyFilesystem")),
-    *(
-        Sign(kind="condition", name=name, means="hint")
-        for name in ("FrequentKubeletRestart", "FrequentUnregisterNetDevice")
-    ),
-    # NVSentinel: what it takes for fatal becomes a condition (memory and ECC, bus, NVLink, heat, power, Xid)
-    *(
-        Sign(kind="condition", name=f"Gpu{part}Watch")
-        for part in (
-            "Mem",
-            "Pcie",
-            "Nvlink",
-            "Nvswitch",
-            "NvswitchFatal",
-            "Thermal",
-            "Power",
-            "Inforom",
-            "Driver",
-            "Sm",
-            "Mcu",
-        )
-    ),
-    *(Sign(kind="condition", name=f"SysLogs{what}") for what in ("XIDError", "SXIDError", "GPUFallenOff")),
+    *_conditions("cordon", "KernelDeadlock", "ReadonlyFilesystem"),
+    *_conditions("hint", "FrequentKubeletRestart", "FrequentUnregisterNetDevice"),
+    # NVSentinel: what it takes for fatal becomes a condition; memory and ECC, bus, NVLink, firmware, Xid, heat, power
+    *_conditions("fault", "GpuMemWatch", "GpuPcieWatch", "GpuNvlinkWatch", "GpuNvswitchFatalWatch", "GpuInforomWatch"),
+    *_conditions("fault", "GpuDriverWatch", "SysLogsXIDError", "SysLogsSXIDError", "SysLogsGPUFallenOff"),
+    *_conditions("cordon", "GpuThermalWatch", "GpuPowerWatch"),
     Sign(
         kind="label",
         name="dgxc.nvidia.com/nvsentinel-state",
         values=("quarantined", "draining", "drain-succeeded", "drain-failed", "remediating", "remediation-failed"),
+        means="fault",
     ),
     # AKS, EKS, Nebius
-    *(
-        Sign(kind="condition", name=name)
-        for name in ("GPUMissing", "XIDErrors", "NVLinkStatusInactive", "NebiusGPUError")
-    ),
-    Sign(kind="condition", name="IBLinkFlapping", means="hint"),
-    Sign(kind="condition", name="AcceleratedHardwareReady", values=_FALSE),
-    Sign(kind="condition", name="NetworkingReady", values=_FALSE, means="hint"),
-    # machines that go: a spot node's notice, maintenance, a smaller cluster
-    *(
-        Sign(kind="taint", name=name, means="notice")
-        for name in (
-            "aws-node-termination-handler/spot-itn",
-            "aws-node-termination-handler/scheduled-maintenance",
-            "aws-node-termination-handler/asg-lifecycle-termination",
-            "cloud.google.com/impending-node-termination",
-            "karpenter.sh/disrupted",
-            "ToBeDeletedByClusterAutoscaler",
-        )
-    ),
-    *(
-        Sign(kind="taint", name=name)
-        for name in ("node.kubernetes.io/out-of-service", "node.cloudprovider.kubernetes.io/shutdown")
-    ),
+    *_conditions("fault", "GPUMissing", "XIDErrors", "NVLinkStatusInactive", "NebiusGPUError"),
+    *_conditions("fault", "AcceleratedHardwareReady", values=_NOT_WELL),
+    *_conditions("hint", "IBLinkFlapping"),
+    *_conditions("hint", "NetworkingReady", values=_NOT_WELL),
+    # machines that go: a spot node's notice, maintenance, a cluster that shrinks
+    *_taints("notice", "aws-node-termination-handler/spot-itn", "aws-node-termination-handler/scheduled-maintenance"),
+    *_taints("notice", "aws-node-termination-handler/asg-lifecycle-termination", "karpenter.sh/disrupted"),
+    *_taints("notice", "cloud.google.com/impending-node-termination", "ToBeDeletedByClusterAutoscaler"),
+    *_taints("cordon", "node.kubernetes.io/out-of-service", "node.cloudprovider.kubernetes.io/shutdown"),
 )
 
 
@@ -77,7 +58,7 @@ def signs_of(node: Object, settings: ClusterNodes) -> Iterator[Evidence]:
     spec, status = node.get("spec") or {}, node.get("status") or {}
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     if "Ready" not in conditions:
-        yield Evidence("condition Ready", "its kubelet has not reported yet", "fault")
+        yield Evidence("condition Ready", "its kubelet has not reported yet", "cordon")
     for name, condition in sorted(conditions.items()):
         told = str(condition.get("message") or condition.get("reason") or "")
         yield from _says(table, "condition", name, condition["status"], told)

@@ -61,7 +61,8 @@ def test_a_program_gets_the_evidence(desk):
     assert (found["n2"]["cordoned"], found["n2"]["verdict"]) == (True, "healthy")
     said = {"source": "condition GpuMemWatch", "message": "a double bit error", "means": "fault"}
     assert found["n3"]["evidence"] == [said]
-    assert found["n4"]["leaving"]
+    assert [one["broken"] for one in found.values()] == [False, False, True, False]
+    assert [one["leaving"] for one in found.values()] == [False, False, False, True]
 
 
 def test_who_does_not_go_by_nodes_is_told_so_and_shown_them(desk):

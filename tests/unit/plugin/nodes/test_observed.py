@@ -8,7 +8,8 @@
 | a node comes, changes, goes; a pod of others does | other queues |
 | the watch is lost | what was seen last goes on to count |
 | GPUs that exist on no node of today | wait, and hold nobody up |
-| a node says that it will go | what runs there is asked to save and go |
+| a node is broken, or says that it will go | what runs there is asked to save and go |
+| most nodes are said to be broken | rather the monitor is |
 """
 
 from collections.abc import Iterator
@@ -26,8 +27,10 @@ from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.ledger.sqlite import SqliteLedger
-from tiphys_plugin.nodes.leaving import Evacuation
+from tiphys_plugin.nodes.leaving import Evacuation, to_leave
 from tiphys_plugin.nodes.metrics import NodesCollector
+from tiphys_plugin.nodes.reading import observe
+from tiphys_plugin.nodes.settings import ClusterNodes
 from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.placement import Node
 from tiphys_plugin.queues import Misconfigured, Queues, parse_queues
@@ -264,13 +267,25 @@ class Held:
 def test_what_runs_on_a_node_that_will_go_is_asked_to_go(api, inventory):
     add(api, node("n1", taints=(SPOT,)))
     add(api, node("n2", 8, condition("GpuMemWatch")))
-    until(lambda: names(inventory) == ["n1", "n2"])
-    held = [placed(uid, on) for uid, on in (("a", "n1"), ("b", "n2"))]
+    add(api, node("n3", 8, condition("GpuThermalWatch")))
+    add(api, node("n4"))
+    until(lambda: names(inventory) == ["n1", "n2", "n3", "n4"])
+    held = [placed(uid, on) for uid, on in (("a", "n1"), ("b", "n2"), ("c", "n3"), ("d", "n4"))]
     cluster = Asked()
     Evacuation(Held(*held), cluster, lambda _: True, inventory).look()
-    assert cluster.ended == ["run-a"]
+    assert cluster.ended == ["run-a", "run-b"]
     Evacuation(Held(*held), cluster, lambda _: False, inventory).look()
-    assert cluster.ended == ["run-a"], "the namespaces of others are theirs"
+    assert cluster.ended == ["run-a", "run-b"], "the namespaces of others are theirs"
+
+
+def test_a_monitor_that_takes_most_nodes_for_broken_is_not_believed_but_a_notice_is():
+    def left(*found):
+        return to_leave(observe(found, (), ClusterNodes(), NOW))
+
+    broken = [node(name, 8, condition("SysLogsXIDError")) for name in ("b1", "b2")]
+    assert left(*broken, node("n1"), node("n2")) == {"b1", "b2"}
+    assert left(*broken, node("n1")) == set()
+    assert left(*broken, node("s1", taints=(SPOT,))) == {"s1"}
 
 
 def placed(uid: str, node_name: str):

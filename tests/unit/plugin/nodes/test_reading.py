@@ -4,7 +4,7 @@
 |---|---|
 | labels, allocatable GPUs | type, memory, place, number |
 | no GPU, other labels than wanted, no host name | not of the inventory |
-| cordoned, not ready, a fault, a notice | kept, and nothing new starts there |
+| cordoned, not ready, a fault, a notice | kept, and nothing new starts there; a fault or notice: what runs has to go |
 | a GPU that the device plugin has taken out | counts as gone, and as a hint |
 | pods of others | their GPUs are used |
 | pods of trainings that could not start | hints |
@@ -73,22 +73,23 @@ def test_gpus_of_no_type_serve_who_does_not_ask_for_one():
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "leaving"),
+    ("found", "state", "broken", "going"),
     [
-        (node("n1", 8, unschedulable=True), State.HEALTHY, False),
-        (node("n1", 8, condition("Ready", "False", "kubelet stopped")), State.UNHEALTHY, False),
-        (node("n1", 8, condition("Ready", "Unknown")), State.UNHEALTHY, False),
-        (node("n1", 8, condition("GpuMemWatch", message="ECC")), State.UNHEALTHY, False),
-        (node("n1", 8, condition("AcceleratedHardwareReady", "False")), State.UNHEALTHY, False),
-        (node("n1", 8, labels={"dgxc.nvidia.com/nvsentinel-state": "quarantined"}), State.UNHEALTHY, False),
-        (node("n1", 8, taints=(SPOT,)), State.UNHEALTHY, True),
+        (node("n1", 8, unschedulable=True), State.HEALTHY, False, False),
+        (node("n1", 8, condition("Ready", "False", "kubelet stopped")), State.UNHEALTHY, False, False),
+        (node("n1", 8, condition("Ready", "Unknown")), State.UNHEALTHY, False, False),
+        (node("n1", 8, condition("GpuThermalWatch", message="hot")), State.UNHEALTHY, False, False),
+        (node("n1", 8, condition("GpuMemWatch", message="ECC")), State.UNHEALTHY, True, False),
+        (node("n1", 8, condition("AcceleratedHardwareReady", "False")), State.UNHEALTHY, True, False),
+        (node("n1", 8, labels={"dgxc.nvidia.com/nvsentinel-state": "quarantined"}), State.UNHEALTHY, True, False),
+        (node("n1", 8, taints=(SPOT,)), State.UNHEALTHY, False, True),
     ],
-    ids=["cordoned", "not-ready", "lost", "fault", "fault-when-false", "label", "notice"],
+    ids=["cordoned", "not-ready", "lost", "hot", "fault", "fault-when-false", "label", "notice"],
 )
-def test_nothing_new_starts_on_a_node_of_which_somebody_says_so(found, state, leaving):
+def test_nothing_new_starts_on_a_node_of_which_somebody_says_so(found, state, broken, going):
     seen = looked_at(found)
     assert seen.node.cordoned
-    assert (seen.verdict.state, seen.verdict.leaving) == (state, leaving)
+    assert (seen.verdict.state, seen.verdict.broken, seen.verdict.going) == (state, broken, going)
     assert seen.node.gpus == 8, "what runs there goes on"
 
 
@@ -114,7 +115,7 @@ def test_settings_come_before_what_is_known_anyway():
     assert looked_at(ill, settings=settings).verdict.evidence == ()
     assert looked_at(node(labels={"health": "bad"}), settings=settings).node.cordoned
     assert not looked_at(node(labels={"health": "good"}), settings=settings).node.cordoned
-    assert looked_at(node(taints=("leaves",)), settings=settings).verdict.leaving
+    assert looked_at(node(taints=("leaves",)), settings=settings).verdict.going
 
 
 def test_gpus_that_the_device_plugin_took_out_are_gone_and_a_hint():
