@@ -3,10 +3,10 @@
 Decisions are timed in memory, and through the ledger object of a real API server
 (of KUBECONFIG, or of the project's own cluster, which it starts; ``--quick`` needs
 none). Promises about waiting and sharing are measured in virtual time, by replays of seeded jobs through the
-service's own rules, a published trace of tasks is placed on its nodes, and many
-processes ask one ledger file while some of them are killed. The report goes to
-``tests/bench/reports/quota.json``. How much of the nodes the trace fills is
-measured where ``TIPHYS_TRACES`` names its folder.
+service's own rules, a published trace of tasks is placed on its nodes, one of
+trainings is replayed, and many processes ask one ledger file while some of them
+are killed. The report goes to ``tests/bench/reports/quota.json``. What needs a
+published trace is measured where ``TIPHYS_TRACES`` names the folder of both.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench import quota_attained
 from bench.cluster_bench import machine
 from bench.place import place
 from bench.progress import say
@@ -24,6 +25,7 @@ from bench.quota_campaign import campaign
 from bench.quota_cluster import admissions
 from bench.quota_core import CHANGE_EVERY, COHORTS, QUEUES, decisions
 from bench.quota_placement import FOLDER, absent, allocation, speed
+from bench.quota_preemption import OTHER_SAVES, preemption
 from bench.quota_workloads import (
     ARRIVES_SECONDS,
     GPUS,
@@ -46,6 +48,9 @@ HORIZON_SECONDS = 20_000.0
 CAMPAIGNS = ((2, 10_000), (16, 60_000), (64, 40_000))
 """Processes on one ledger file, and what they ask together."""
 QUICK_CAMPAIGNS = ((8, 3_000),)
+LOADS = ((1.0, 2.0, 4.0, 8.0), 300)
+QUICK_LOADS = ((1.0, 4.0), 100)
+"""What jobs of no priority ask for, as a multiple of all GPUs, and how many of high priority come."""
 SEEDS = range(10)
 QUICK_SEEDS = range(2)
 ALLOCATIONS = {"bestfit_alloc": "best-fit", "fgd_alloc": "fragmentation"}
@@ -65,6 +70,14 @@ def main() -> int:
     say(f"starvation: {json.dumps(report['starvation'])}")
     report["fairness"] = fairness(QUICK_HOURS if options.quick else HOURS)
     say(f"fairness: {json.dumps(report['fairness'])}")
+    report["preemption"] = preemption(*QUICK_LOADS, SEED) if options.quick else preemption(*LOADS, SEED, OTHER_SAVES)
+    say(f"preemption: {json.dumps(report['preemption'])}")
+    if (why := quota_attained.absent(os.environ)) is None:
+        trace = Path(os.environ[FOLDER]) / quota_attained.TRACE
+        report["attained"] = quota_attained.attained(trace, () if options.quick else quota_attained.OTHER_SAVES)
+        say(f"trainings of unknown duration: {json.dumps(report['attained'])}")
+    else:
+        say(why)
     report["core"] = {}
     for waiting, nodes, samples in QUICK_SIZES if options.quick else SIZES:
         report["core"][f"{waiting} on {nodes}"] = found = decisions(nodes, waiting, samples, SEED)
@@ -131,17 +144,21 @@ def line(report: Mapping[str, Any]) -> str:
     """``key=value`` of what is compared; decisions are those on a thousand nodes beside a thousand that wait."""
     core = report["core"]["1000 on 1000"]
     filled = report.get("allocation", {})
+    unknown = report.get("attained", {})
     values = {
+        **{name: unknown[name] for name in ("tiresias_ratio", "fifo_ratio") if name in unknown},
+        **{name: filled[policy]["allocated_percent"] for name, policy in ALLOCATIONS.items() if policy in filled},
         "core_per_second": core["per_second"],
         "core_p99_ms": core["p99_ms"],
         **({"cluster_per_second": report["cluster"]["1"]["per_second"]} if "cluster" in report else {}),
-        "skip_wait_ratio": report["starvation"]["ratio"],
-        "jain": report["fairness"]["jain"],
-        **{name: filled[policy]["allocated_percent"] for name, policy in ALLOCATIONS.items() if policy in filled},
+        "high_priority_wait_ratio": report["preemption"]["wait_ratio"],
+        "preempt_loss_ratio": report["preemption"]["loss_ratio"],
         **{
             name: sum(one[name] for one in report["campaigns"].values())
-            for name in ("over_admissions", "double_grants", "leaks")
+            for name in ("over_admissions", "leaks", "double_grants")
         },
+        "skip_wait_ratio": report["starvation"]["ratio"],
+        "jain": report["fairness"]["jain"],
     }
     return " ".join(f"{name}={value:g}" for name, value in values.items())
 

@@ -24,6 +24,8 @@ def test_the_last_line_holds_what_is_compared() -> None:
         },
         "cluster": {"1": {"per_second": 121.8}, "2": {"per_second": 90.0}},
         "starvation": {"ratio": 0.0133},
+        "preemption": {"wait_ratio": 0.9, "loss_ratio": 0.04},
+        "attained": {"tiresias_ratio": 0.66, "fifo_ratio": 0.4, "jobs": 1494},
         "fairness": {"jain": 0.998},
         "allocation": {"best-fit": {"allocated_percent": 93.9}, "fragmentation": {"allocated_percent": 95.26}},
         "campaigns": {
@@ -32,8 +34,9 @@ def test_the_last_line_holds_what_is_compared() -> None:
         },
     }
     assert line(report) == (
-        "core_per_second=512.5 core_p99_ms=18.2 cluster_per_second=121.8 skip_wait_ratio=0.0133 jain=0.998 "
-        "bestfit_alloc=93.9 fgd_alloc=95.26 over_admissions=0 double_grants=3 leaks=0"
+        "tiresias_ratio=0.66 fifo_ratio=0.4 bestfit_alloc=93.9 fgd_alloc=95.26 core_per_second=512.5 core_p99_ms=18.2 "
+        "cluster_per_second=121.8 high_priority_wait_ratio=0.9 preempt_loss_ratio=0.04 over_admissions=0 leaks=0 "
+        "double_grants=3 skip_wait_ratio=0.0133 jain=0.998"
     )
 
 

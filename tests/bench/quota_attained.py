@@ -1,0 +1,88 @@
+"""A trace of trainings whose durations nobody knows: by attained GPU time, and first come first served.
+
+The trace is data of others and not part of the project: ``TIPHYS_TRACES`` is the
+folder that holds ``trace1.csv`` of the simulator of Muri (Y. Zhao et al.,
+"Multi-Resource Interleaving for Deep Learning Training", SIGCOMM 2022) under the
+name ``muri_trace1.csv``, from which its authors report a mean time from
+submission to end of 3,330,371 s by Tiresias, on 8 nodes with 8 GPUs each.
+
+What is compared: a queue that goes by GPU time in the levels that every queue
+has that says nothing else, in which trainings save and go for those that have
+had less; against whoever fits in order of arrival, passing over who does not.
+Both are placed on the nodes. Each preemption costs a save of 30 s and then the
+300 s of a restart. Nothing is fitted to the trace.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.quota_placement import FOLDER
+from tiphys_plugin.queues import GPU_HOURS, Queues
+from tiphys_plugin.simulation import POLICIES, Costs, Replay, given_to, outcome, read_trace, replay, spread
+
+TRACE = "muri_trace1.csv"
+NODES, GPUS_PER_NODE = 8, 8
+TIRESIAS_SECONDS = 3_330_371
+SAVE_SECONDS = 30.0
+OTHER_SAVES = (0.0, 15.0, 45.0)
+"""A little more or less at the begin changes which trainings meet years later: how far the number moves by that."""
+RESTART_SECONDS = 300.0
+
+
+def absent(environ: Mapping[str, str]) -> str | None:
+    """What keeps the trace from being replayed, in a sentence; None if nothing does."""
+    folder = environ.get(FOLDER)
+    if not folder:
+        return f"trainings of unknown duration are not measured: set {FOLDER} to the folder that holds {TRACE}"
+    if not (Path(folder) / TRACE).is_file():
+        return f"trainings of unknown duration are not measured: {TRACE} not found in {folder}, the folder of {FOLDER}"
+    return None
+
+
+def attained(path: Path, saves: tuple[float, ...] = ()) -> dict[str, Any]:
+    """Mean seconds from submission to end, and their ratios to Tiresias and to first come first served.
+
+    ``saves`` are seconds that a save might take in its place.
+    """
+    jobs = spread(given_to(read_trace(path).jobs, _queues(), "all"), _queues())
+    by_time = _queues(order="attained", preempts_longer=True)
+    ours = _summary(replay(by_time, jobs, costs=Costs(save_seconds=SAVE_SECONDS, restart_seconds=RESTART_SECONDS)))
+    fifo = _summary(replay(_queues(), jobs, POLICIES["skip"]))
+    others = {
+        f"{save:g}": _summary(replay(by_time, jobs, costs=Costs(save_seconds=save, restart_seconds=RESTART_SECONDS)))
+        for save in saves
+    }
+    return {
+        "jobs": len(jobs),
+        "levels_gpu_hours": list(GPU_HOURS),
+        "save_seconds": SAVE_SECONDS,
+        "restart_seconds": RESTART_SECONDS,
+        "attained": ours,
+        "fifo_skip": fifo,
+        "published_tiresias_seconds": TIRESIAS_SECONDS,
+        "tiresias_ratio": round(ours["mean_completion_seconds"] / TIRESIAS_SECONDS, 4),
+        "fifo_ratio": round(ours["mean_completion_seconds"] / fifo["mean_completion_seconds"], 4),
+        **({"with_other_save_seconds": others} if others else {}),
+    }
+
+
+def _queues(**changes: object) -> Queues:
+    nodes = [{"name": f"n{number}", "gpu_type": "V100", "gpus": GPUS_PER_NODE} for number in range(NODES)]
+    queue = {"name": "all", "gpus": {"*": NODES * GPUS_PER_NODE}, **changes}
+    return Queues.model_validate({"queues": [queue], "nodes": nodes})
+
+
+def _summary(done: Replay) -> dict[str, Any]:
+    found = outcome(done)
+    total = found.total
+    assert total.completion_seconds is not None
+    assert len(done.runs) == total.jobs, "some never ran, and a mean over the others says nothing"
+    return {
+        "mean_completion_seconds": round(total.completion_seconds),
+        "preemptions": total.preemptions,
+        "lost_gpu_hours": round(total.lost_gpu_hours),
+        "gpu_hours": round(total.gpu_hours),
+        "last_end_seconds": round(found.span_seconds),
+        "in_use": round(found.inventory_utilisation or 0.0, 4),
+    }
