@@ -7,15 +7,18 @@
 | a node is cordoned, not ready, broken | nothing new goes there |
 | a gang that just fits into what is left of a rack | it goes there, and its pods run where its lease says |
 | a spot node's notice | what runs there is asked to save and go |
+| what a queue file says of nodes | is kept by the API server, or refused |
 | the ledger is shown as objects | kubectl lists them, and refuses or loses what others write into them |
 """
 
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from cluster import argo_kinds
 from cluster.client import Cluster, Json, Store
 from cluster.fixtures import FAKE, FakeNodes
@@ -34,11 +37,14 @@ from tiphys_plugin import PluginCore
 from tiphys_plugin.kubernetes import KubernetesCluster
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.nodes.leaving import Evacuation
+from tiphys_plugin.nodes.settings import ClusterNodes
 from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.placement import Node
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.queues import Queues, load_queues, parse_queues
 
 from hera_pipelines import Pipeline, Train
+from hera_pipelines.cli import main
+from tiphys.errors import UsageError
 from tiphys.kube import KubeApi, connect
 from tiphys.kube.resources import GPU_LEDGERS, JOBS, NODES, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL
@@ -274,3 +280,31 @@ def test_kubectl_shows_queues_and_leases(cluster: Cluster, api: KubeApi, namespa
     assert cluster.get("gpuleases", namespace=namespace)["items"] == []
     cluster.kubectl("delete", "gpuledger", "default", "--namespace", namespace)
     cluster.wait("they go with the ledger", lambda: not cluster.get("gpuqueues", namespace=namespace)["items"])
+
+
+def test_what_a_queue_file_says_of_nodes_is_kept(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
+    sign = {"kind": "taint", "name": "example.com/maintenance", "values": ["soon"], "means": "notice"}
+    labels = {f"{what}_label": f"example.com/{what}" for what in ("memory", "block", "rack", "nvlink")}
+    read = {**labels, "selector": {"pool": "training"}, "signs": [sign], "suspect_hours": 1.5}
+    assert read.keys() == ClusterNodes.model_fields.keys()
+    file = tmp_path / "queues.yaml"
+    file.write_text(yaml.safe_dump({"queues": [{"name": "research", "gpus": {"*": 8}}], "cluster_nodes": read}))
+    place = ["-n", api.namespace, "--kubeconfig", str(cluster.kubeconfig)]
+    assert main(["queues", "apply", "-f", str(file), *place]) == 0
+    kept = (api.get(GPU_LEDGERS, api.namespace, "default") or {})["spec"]
+    assert parse_queues(kept, "the ledger") == load_queues(file)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"cluster_nodes": {}, "inventory": {}}, "cluster_nodes takes the place of nodes and inventory"),
+        ({"cluster_nodes": {}, "nodes": []}, "cluster_nodes takes the place of nodes and inventory"),
+        ({"cluster_nodes": {"signs": [{"kind": "taint", "name": "x", "means": "fatal"}]}}, "supported values"),
+        ({"cluster_nodes": {"suspect_hours": 0}}, "should be greater than 0"),
+    ],
+)
+def test_what_is_wrong_about_nodes_is_refused_by_the_server(api: KubeApi, spec: Json, says: str) -> None:
+    body = {"metadata": {"name": "default"}, "spec": {"queues": [], **spec}}
+    with pytest.raises(UsageError, match=says):
+        api.create(GPU_LEDGERS, api.namespace, body)
