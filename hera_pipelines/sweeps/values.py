@@ -8,6 +8,8 @@ from typing import Any
 from tiphys.errors import UsageError
 from tiphys.records import canonical_json, item_hash
 
+_LARGEST = 2**63 - 1
+
 Value = str | bool | int | float
 """A parameter of Argo is a text in the end; these have one spelling each."""
 
@@ -25,6 +27,8 @@ def checked(value: Any, where: str) -> Value:
     if isinstance(value, bool):
         return value
     if isinstance(value, Integral):
+        if abs(int(value)) > _LARGEST:
+            raise UsageError(f"{where} cannot be {value}: Kubernetes keeps no whole number of that size; write a text")
         return int(value)
     if isinstance(value, Real):
         if not math.isfinite(value):

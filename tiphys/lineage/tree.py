@@ -5,7 +5,7 @@ what must not be used. None of them says it all, so they are brought together
 here, once, for every picture and table.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -120,7 +120,9 @@ def tree_of(
     pipeline = CompiledPipeline.from_manifest(record.workflow)
     training = {step: tries for step, tries in sorted(attempts.items()) if tries[-1].claim.lineage}
     items = _items(pipeline)
-    lineages = (_lineage(store, pipeline, step, tries, cards) for step, tries in training.items())
+    # Each of them reads in turn where there are several, or a sweep would ask storage for hundreds of things at once.
+    read = concurrently if len(training) < 2 else _in_turn
+    lineages = concurrently(lambda one: _lineage(store, pipeline, *one, cards, read), list(training.items()))
     named = (one.model_copy(update={"item": items.get(one.step, "")}) for one in lineages)
     return LineageTree(run=record.run, steps=tuple(named))
 
@@ -137,11 +139,12 @@ def _lineage(
     step: str,
     attempts: Sequence[Attempt],
     cards: Mapping[tuple[str, int | None], Event],
+    read: "_Reader",
 ) -> StepLineage:
     lineage = attempts[-1].claim.lineage
     volume, note = pipeline.volume(step.partition(".")[0]), ""
     try:
-        found = _read(open_store(volume, must_exist=True) if volume else store, lineage)
+        found = _read(open_store(volume, must_exist=True) if volume else store, lineage, read)
     except NotFoundError as error:
         found, note = _Found([], {}, {}), f"the checkpoints cannot be seen from here: {error}"
     starts = _starts(lineage, attempts, found) if volume else starts_of(attempts)
@@ -167,6 +170,12 @@ def _starts(lineage: str, attempts: Sequence[Attempt], found: "_Found") -> Start
     return inferred_starts(found.commits, lineage, [attempt.claim.attempt for attempt in attempts], restored)
 
 
+_Reader = Callable[
+    [Callable[[CheckpointRef], CheckpointManifest | str], Sequence[CheckpointRef]], list[CheckpointManifest | str]
+]
+"""Reads the manifest of each checkpoint; a string says why there is none that can be read."""
+
+
 class _Found(NamedTuple):
     commits: list[CheckpointRef]
     barred: dict[CheckpointRef, QuarantineRecord]
@@ -174,7 +183,13 @@ class _Found(NamedTuple):
     """A string says why there is none that can be read."""
 
 
-def _read(store: Store, lineage: str) -> _Found:
+def _in_turn(
+    read: Callable[[CheckpointRef], CheckpointManifest | str], commits: Sequence[CheckpointRef]
+) -> list[CheckpointManifest | str]:
+    return [read(ref) for ref in commits]
+
+
+def _read(store: Store, lineage: str, gather: "_Reader") -> _Found:
     commits = commits_of(store, lineage)
 
     def read(ref: CheckpointRef) -> CheckpointManifest | str:
@@ -183,7 +198,7 @@ def _read(store: Store, lineage: str) -> _Found:
         except (IntegrityError, ObjectMissingError) as error:
             return str(error)
 
-    manifests = dict(zip(commits, concurrently(read, commits), strict=True))
+    manifests = dict(zip(commits, gather(read, commits), strict=True))
     return _Found(commits, quarantine_records(store, lineage), manifests)
 
 

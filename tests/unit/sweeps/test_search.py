@@ -99,6 +99,7 @@ def test_how_trials_came_about_can_be_read() -> None:
         ({"lr": "0.1"}, r"grid: lr is '0.1', which is no list of values; write \['0.1'\]"),
         ({"lr": 0.1}, "no list of values"),
         ({"layers": [[64, 64]]}, "write a list as a text"),
+        ({"seed": [2**63]}, "Kubernetes keeps no whole number of that size"),
         ({"lr": [None]}, "grid: lr cannot be None"),
         ({"name": ["{{workflow.name}}"]}, "a tag of its own"),
         ({"a": range(1000), "b": range(1000)}, "grid has 1000000 trials, and one Workflow holds 500"),
