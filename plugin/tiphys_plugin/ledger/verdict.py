@@ -16,7 +16,8 @@ from tiphys_plugin.ledger.model import LeaseRequest, Waiting
 from tiphys_plugin.ledger.reservation import Reservation
 
 Rank = tuple[bool, bool, int, float, int]
-"""Nobody was asked to leave for it, borrows, priority from the highest, share of the queue, arrival."""
+"""Nobody was asked to leave for it, nor for one behind it; borrows, priority from the highest, share of the queue,
+arrival."""
 
 
 @dataclass(frozen=True)
