@@ -359,10 +359,11 @@ def test_workflow_templates_are_made_for_their_namespace(namespace: str) -> None
 
 
 def test_a_workflow_template_is_otherwise_as_it_was_compiled() -> None:
-    objects = render(*MINIMAL, "workflows.templates.enabled=true")
-    installed = named(objects, "WorkflowTemplate", "train")
-    compiled = yaml.safe_load((ROOT / "templates" / "train.yaml").read_text())
-    assert installed["spec"] == {**compiled["spec"], "serviceAccountName": "tiphys-workflow"}
+    objects = render(*MINIMAL, "workflows.templates.enabled=true", "workflows.templates.sweep=true")
+    for name in ("train", "sweep"):
+        installed = named(objects, "WorkflowTemplate", name)
+        compiled = yaml.safe_load((ROOT / "templates" / f"{name}.yaml").read_text())
+        assert installed["spec"] == {**compiled["spec"], "serviceAccountName": "tiphys-workflow"}
 
 
 def test_a_workflow_template_starts_the_image_that_was_chosen() -> None:
