@@ -16,7 +16,7 @@ from tiphys_plugin.ledger.model import LeaseRequest, Reason, Waiting
 from tiphys_plugin.queues import Queues
 from tiphys_plugin.simulation.clock import at, next_tick
 from tiphys_plugin.simulation.costs import Costs
-from tiphys_plugin.simulation.going import somebody_goes
+from tiphys_plugin.simulation.going import Going
 from tiphys_plugin.simulation.job import Job
 from tiphys_plugin.simulation.policies import Policy
 from tiphys_plugin.simulation.rejections import never
@@ -56,6 +56,7 @@ class _World:
         self._gpus = _all_gpus(queues)
         self._running = Running(queues, self._costs)
         self._waiters = Waiters(self._place if policy is admissible else _by_arrival)
+        self._going = Going(queues, self._running, self._waiters, self._gpus)
         self._rejected: list[tuple[Job, Reason]] = []
         self._verdicts: dict[tuple[str | None, str | None, int, int], Reason | None] = {}
         self._next_look: datetime | None = None
@@ -88,7 +89,7 @@ class _World:
         if due > now:
             return
         self._start_who_may(now)
-        while self._some_may_go and somebody_goes(self._queues, self._running, self._waiters, self._gpus, now):
+        while self._some_may_go and self._going.look(now):
             self.end_what_is_over(now)
             self._start_who_may(now)
 
