@@ -64,8 +64,8 @@ def why(
     command.call_on_close(api.close)
     rules, book = understood(existing_ledger(api, name))
     rules = on_nodes_of_today(api, rules, screen)
-    holding = [one for one in book.leases if one.request.run == run and step in ("", one.request.step)]
-    waiting = [one for one in book.waiting if one.request.run == run and step in ("", one.request.step)]
+    holding = [one for one in book.leases if one.request.run == run and _is_meant(step, one.request.step)]
+    waiting = [one for one in book.waiting if one.request.run == run and _is_meant(step, one.request.step)]
     if not holding and not waiting:
         raise NotFoundError(
             f"{what} neither holds GPUs nor waits for any in GPULedger {api.namespace}/{name}; "
@@ -93,6 +93,11 @@ class _Answer(NamedTuple):
     waiting: Waiting
     admission: Admission
     goes: Victims | Nobody
+
+
+def _is_meant(asked: str, step: str) -> bool:
+    """A fanned-out step stands for all of its items."""
+    return asked in ("", step, step.partition(".")[0])
 
 
 def _decided(rules: QueueRules, book: Book, one: Waiting, now: datetime) -> Admission:

@@ -55,6 +55,15 @@ def test_who_holds_gpus_is_told_since_when(desk):
     assert out.startswith("run-u1/fit holds 6 A100 of queue research since 20")
 
 
+def test_a_fanned_out_step_stands_for_all_of_its_items(desk):
+    ledger = desk.ledger()
+    for step in ("fit.0123456789ab.0", "fit.ba9876543210.0", "fitter"):
+        ledger.request(ask(4, "u1", step=step))
+    _, out, _ = why(desk, "run-u1/fit")
+    assert {line.split()[0] for line in out.splitlines()} == {"run-u1/fit.0123456789ab.0", "run-u1/fit.ba9876543210.0"}
+    assert "fit.ba9876543210.0 holds" in why(desk, "run-u1/fit.ba9876543210.0")[1]
+
+
 def test_a_step_that_could_start_is_told_so(desk):
     ledger = desk.ledger()
     ledger.request(ask(8, "u1"))
