@@ -15,11 +15,19 @@ from tiphys.errors import NotFoundError
 from tiphys.kube.resources import Resource
 from tiphys.kube.transport import Body, ExpiredError, Object, Transport
 
-__all__ = ["Body", "ExpiredError", "KubeApi", "Listing", "Object", "Patch"]
+__all__ = ["Body", "ExpiredError", "Keep", "KubeApi", "Listing", "Object", "Patch"]
 
 _PAGE = 500
 _SILENCE_SECONDS = 90.0
 """A server sends a bookmark each minute; a watch that says nothing for longer has lost its line."""
+
+
+Keep = Callable[[Object], Object | None]
+"""What is kept of an object."""
+
+
+def _whole(found: Object) -> Object | None:
+    return found
 
 
 class Patch(StrEnum):
@@ -67,17 +75,26 @@ class KubeApi:
             return None
 
     def list(
-        self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", limit: int = _PAGE
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        limit: int = _PAGE,
+        keep: Keep = _whole,
     ) -> Listing:
         """All objects that match the selectors, read in pages of ``limit``; whole if pages expire meanwhile.
+
+        ``keep`` says what is kept of each object, as soon as its page is read; None: nothing. All pods of a large
+        cluster, for one, would take more memory than a service has.
 
         Raises:
             NotFoundError: the API server does not know this kind of object.
         """
         try:
-            return self._list(resource, namespace, labels, fields, limit)
+            return self._list(resource, namespace, labels, fields, limit, keep)
         except ExpiredError:
-            return self._list(resource, namespace, labels, fields, 0)
+            return self._list(resource, namespace, labels, fields, 0, keep)
 
     def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
         """Create an object, or ask for a review; the answer is what the server made of it.
@@ -175,12 +192,15 @@ class KubeApi:
         """Close the connections that are not in use; the next request opens new ones."""
         self._transport.close()
 
-    def _list(self, resource: Resource, namespace: str | None, labels: str, fields: str, limit: int) -> Listing:
+    def _list(
+        self, resource: Resource, namespace: str | None, labels: str, fields: str, limit: int, keep: Keep
+    ) -> Listing:
         items: list[Object] = []
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(limit) if limit else ""}
         while True:
             page = self._transport.json("GET", resource.path(namespace), query)
-            items += [_typed(resource, item) for item in page.get("items") or []]
+            kept = (keep(_typed(resource, item)) for item in page.get("items") or [])
+            items += [one for one in kept if one is not None]
             metadata = page.get("metadata") or {}
             if not (token := metadata.get("continue")):
                 return Listing(items, metadata.get("resourceVersion", ""))

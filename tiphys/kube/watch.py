@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.errors import NotFoundError, StoreError
-from tiphys.kube.api import ExpiredError, KubeApi, Object
+from tiphys.kube.api import ExpiredError, Keep, KubeApi, Object
 from tiphys.kube.resources import Resource
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
@@ -45,6 +45,7 @@ def changes(
     labels: str = "",
     fields: str = "",
     timeout_seconds: int = 300,
+    keep: Keep = lambda found: found,
     pause: Callable[[float], object],
     stopped: Callable[[], bool] = lambda: False,
     lost: Callable[[StoreError], object] = lambda _: None,
@@ -58,6 +59,7 @@ def changes(
         labels: Label selector.
         fields: Field selector.
         timeout_seconds: After this time the server ends a watch, and the next one goes on where it ended.
+        keep: What is kept of each object of a list, see `KubeApi.list`; changes are told whole.
         pause: Waits before the next try while the server is out of reach.
         stopped: Asked after each event. One that must stop at once runs this in a daemon thread: a watch of a
             quiet kind waits for ``timeout_seconds``.
@@ -70,7 +72,7 @@ def changes(
     while not stopped():
         try:
             if not version:
-                listing = api.list(resource, namespace, labels, fields)
+                listing = api.list(resource, namespace, labels, fields, keep=keep)
                 version = listing.resource_version
                 yield Synced(listing.items)
                 if stopped():

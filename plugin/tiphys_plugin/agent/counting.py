@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 
 from tiphys.kube import KubeApi, Listing, Object, Patch, Resource
-from tiphys.kube.api import Body
+from tiphys.kube.api import Body, Keep
 
 
 class CountedApi(KubeApi):
@@ -19,10 +19,16 @@ class CountedApi(KubeApi):
         return super().get(resource, namespace, name)
 
     def list(
-        self, resource: Resource, namespace: str | None = None, labels: str = "", fields: str = "", limit: int = 500
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        limit: int = 500,
+        keep: Keep = lambda found: found,
     ) -> Listing:
         self._count("list", resource.plural)
-        return super().list(resource, namespace, labels, fields, limit)
+        return super().list(resource, namespace, labels, fields, limit, keep)
 
     def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
         self._count("create", resource.plural)

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
+from typing import NamedTuple
 
 import structlog
 
 from tiphys.errors import StoreError, TiphysError
-from tiphys.kube import KubeApi, Resource, changes
+from tiphys.kube import Change, KubeApi, Object, Resource, Synced, changes
 from tiphys.kube.resources import NODES, PODS
 from tiphys.records import utc_now
-from tiphys_plugin.nodes.facts import ClusterFacts, Kept, next_change
+from tiphys_plugin.nodes.facts import ClusterFacts, next_change
+from tiphys_plugin.nodes.pods import facts_of
 from tiphys_plugin.nodes.reading import SeenNode
 from tiphys_plugin.queues import Misconfigured, QueueRules, Queues
 
@@ -27,6 +29,14 @@ _WATCH_SECONDS = 60
 """A watch that nobody needs any more ends only with its next event, or after this time."""
 _PAUSE_SECONDS = 10.0
 _log = structlog.get_logger()
+
+
+class _Subject(NamedTuple):
+    resource: Resource
+    fields: str
+    keep: Callable[[Object], Object | None]
+    """What is kept of each object of a list: there may be ten thousand pods, of which few count."""
+    take: Callable[[Synced | Change], None]
 
 
 @dataclass(frozen=True)
@@ -104,44 +114,55 @@ class ClusterInventory:
         if self._watches:
             return
         self._watches = True
-        self._start(NODES, "", self._facts.nodes)
-        self._start(PODS, _UNFINISHED, self._facts.pods)
+        for subject in (
+            _Subject(NODES, "", _without_images, self._facts.nodes.take),
+            _Subject(PODS, _UNFINISHED, _if_it_counts, self._facts.pods.take),
+        ):
+            name = f"watch {subject.resource.plural} of the cluster"
+            threading.Thread(target=self._watch, args=(subject,), name=name, daemon=True).start()
 
-    def _start(self, resource: Resource, fields: str, kept: "Kept[object] | Kept[dict[str, object]]") -> None:
-        name = f"watch {resource.plural} of the cluster"
-        threading.Thread(target=self._watch, args=(resource, fields, kept), name=name, daemon=True).start()
-
-    def _watch(self, resource: Resource, fields: str, kept: "Kept[object]") -> None:
+    def _watch(self, subject: _Subject) -> None:
         while not self._over.is_set():
             try:
-                self._follow(resource, fields, kept)
+                self._follow(subject)
             except TiphysError as error:
-                self._lost(resource, error)
+                self._lost(subject.resource, error)
             except Exception as error:  # noqa: BLE001  the worker loop: without its watch nothing is known
-                _log.exception("nodes.crashed", what=resource.plural)
-                self._lost(resource, error)
+                _log.exception("nodes.crashed", what=subject.resource.plural)
+                self._lost(subject.resource, error)
             self._over.wait(_PAUSE_SECONDS)
 
-    def _follow(self, resource: Resource, fields: str, kept: "Kept[object]") -> None:
+    def _follow(self, subject: _Subject) -> None:
         def lost(error: StoreError) -> None:
-            self._lost(resource, error)
+            self._lost(subject.resource, error)
 
         for change in changes(
             self._api,
-            resource,
+            subject.resource,
             None,
-            fields=fields,
+            fields=subject.fields,
             timeout_seconds=_WATCH_SECONDS,
+            keep=subject.keep,
             pause=self._over.wait,
             stopped=self._over.is_set,
             lost=lost,
         ):
             with self._lock:
-                self._troubles.pop(resource.plural, None)
-                kept.take(change)
+                self._troubles.pop(subject.resource.plural, None)
+                subject.take(change)
 
     def _lost(self, resource: Resource, error: Exception) -> None:
         if not self._over.is_set():
             with self._lock:
                 self._troubles[resource.plural] = str(error)
             _log.warning("nodes.unseen", what=resource.plural, error=str(error))
+
+
+def _without_images(node: Object) -> Object:
+    """The images that a node has are most of what it says."""
+    status = node.get("status") or {}
+    return {**node, "status": {key: value for key, value in status.items() if key != "images"}}
+
+
+def _if_it_counts(pod: Object) -> Object | None:
+    return pod if facts_of(pod) is not None else None

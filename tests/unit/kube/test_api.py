@@ -25,7 +25,7 @@ from tiphys.errors import (
     StoreError,
     UsageError,
 )
-from tiphys.kube import KubeApi, Patch, Resource
+from tiphys.kube import KubeApi, Object, Patch, Resource
 from tiphys.kube.api import ExpiredError
 from tiphys.kube.resources import CONFIG_MAPS, GPU_LEDGERS, LEASES, PODS, TOKEN_REVIEWS, WORKFLOWS
 
@@ -338,3 +338,15 @@ def test_garbage_in_a_watch_is_trouble_of_the_server(api: KubeApi, server: KubeS
     server.fail_next(200, body=line + b"\n", verb="watch")
     with pytest.raises(StoreError):
         list(api.watch(PODS, "ml", "1"))
+
+
+def test_of_each_object_of_a_list_is_kept_what_is_wanted(api: KubeApi) -> None:
+    for index in range(5):
+        api.create(PODS, "ml", {"metadata": {"name": f"pod-{index}"}, "spec": {"index": index}})
+
+    def odd(pod: Object) -> Object | None:
+        return {"name": pod["metadata"]["name"]} if pod["spec"]["index"] % 2 else None
+
+    listing = api.list(PODS, "ml", limit=2, keep=odd)
+    assert listing.items == [{"name": "pod-1"}, {"name": "pod-3"}]
+    assert listing.resource_version
