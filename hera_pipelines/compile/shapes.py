@@ -126,6 +126,8 @@ def _admit(step: GatedStep) -> Manifest:
 
 def _run(step: GatedStep) -> Manifest:
     given = _handed_down(step, item=False)
+    if step.settings.gang is not None:
+        given.pop("artifacts", None)  # its pods fetch them by themselves, told by admit
     answered = [
         {"name": names.answer(name), "value": f"{{{{steps.admit.outputs.parameters.{name}}}}}"}
         for name in answers(step)
