@@ -15,8 +15,9 @@ from typing import Any
 import structlog
 from prometheus_client import Gauge
 
-from tiphys.errors import TiphysError
+from tiphys.errors import TiphysError, UsageError
 from tiphys.records import utc_now
+from tiphys_plugin.queues import Misconfigured
 from tiphys_plugin.tenants import Tenants
 
 _EVERY_SECONDS = 30.0
@@ -73,7 +74,7 @@ class TenantChecks:
 
     def look(self) -> None:
         """Look at all of them once."""
-        self._ledger = _error_of(self._tenants.ledger.snapshot)
+        self._ledger = _error_of(self._read_ledger)
         known = self._tenants.known
         for namespace, error in zip(known, self._pool.map(self._store_error, known), strict=True):
             if error and error != self._stores.get(namespace):
@@ -81,6 +82,11 @@ class TenantChecks:
             self._stores[namespace] = error
             self._up.labels(tenant=namespace).set(0 if error else 1)
         self._checked_at = self._clock().isoformat(timespec="seconds")
+
+    def _read_ledger(self) -> None:
+        queues = self._tenants.ledger.snapshot().queues
+        if isinstance(queues, Misconfigured):
+            raise UsageError(queues.why)
 
     def _store_error(self, namespace: str) -> str:
         return _error_of(lambda: self._tenants.core(namespace).check_store())

@@ -28,6 +28,8 @@ _UNFINISHED = "spec.nodeName!=,status.phase!=Succeeded"
 _WATCH_SECONDS = 60
 """A watch that nobody needs any more ends only with its next event, or after this time."""
 _PAUSE_SECONDS = 10.0
+_FIRST_LOOK_SECONDS = 5.0
+"""How long the first call waits for the lists, which then are there for all others."""
 _log = structlog.get_logger()
 
 
@@ -63,7 +65,7 @@ class ClusterInventory:
         self._facts = ClusterFacts()
         self._troubles: dict[str, str] = {}
         self._answer: _Answer | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._over = threading.Event()
         self._watches = False
 
@@ -81,6 +83,8 @@ class ClusterInventory:
             return declared
         with self._lock:
             self._begin()
+            if not self._lock.wait_for(lambda: self._facts.synced or self._troubles, _FIRST_LOOK_SECONDS):
+                return Misconfigured("the nodes of the cluster have not been listed yet; it may take some seconds")
             if not self._facts.synced:
                 return Misconfigured(self._blind())
             now, version = self._clock(), self._facts.version
@@ -102,8 +106,6 @@ class ClusterInventory:
         return declared.on(nodes, changing=True)
 
     def _blind(self) -> str:
-        if not self._troubles:
-            return "the nodes of the cluster have not been listed yet; it takes some seconds"
         why = "; ".join(f"{what}: {told}" for what, told in sorted(self._troubles.items()))
         return (
             f"the queues go by the nodes of the cluster (cluster_nodes), which cannot be seen: {why}. Give the service "
@@ -150,11 +152,13 @@ class ClusterInventory:
             with self._lock:
                 self._troubles.pop(subject.resource.plural, None)
                 subject.take(change)
+                self._lock.notify_all()
 
     def _lost(self, resource: Resource, error: Exception) -> None:
         if not self._over.is_set():
             with self._lock:
                 self._troubles[resource.plural] = str(error)
+                self._lock.notify_all()
             _log.warning("nodes.unseen", what=resource.plural, error=str(error))
 
 

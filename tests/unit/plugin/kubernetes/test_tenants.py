@@ -21,7 +21,7 @@ from tiphys_plugin.tenants import CALLS_OF_ONE_TENANT, TrespassError
 from tiphys_plugin.wiring import Installation, build
 
 from tiphys.errors import StoreError, UsageError
-from tiphys.kube.resources import WORKFLOWS
+from tiphys.kube.resources import GPU_LEDGERS, WORKFLOWS
 from tiphys.protocol.wire import NOT_MINE
 from tiphys.records import AttemptEnd, Outcome, SubmissionBound
 from tiphys.store import RunLayout, claim
@@ -283,6 +283,19 @@ def test_checks_name_the_store_that_is_broken_and_why(here):
     assert str(here.root / "stores" / "vision") in state["tenants"][1]["error"]
     assert 'tiphys_store_up{tenant="vision"} 0.0' in here.tenants.render().decode()
     here.mend_store("vision")
+    checks.look()
+    assert checks.state()["status"] == "ok"
+
+
+def test_checks_name_queues_that_grant_nothing(here):
+    checks = TenantChecks(here.tenants)
+    here.server.authorize = lambda request: request.plural != "nodes"
+    here.api.patch(GPU_LEDGERS, RELEASE, "default", {"spec": {"cluster_nodes": {}}})
+    checks.look()
+    state = checks.state()
+    assert state["status"] == "degraded"
+    assert "`nodes.observe: true` in the values of the chart" in state["ledger"]["error"]
+    here.api.patch(GPU_LEDGERS, RELEASE, "default", {"spec": {"cluster_nodes": None}})
     checks.look()
     assert checks.state()["status"] == "ok"
 

@@ -150,8 +150,11 @@ def test_without_the_right_to_see_nodes_nothing_is_granted_and_the_reason_says_w
     assert held.nodes == ("n1",)
 
 
-def test_before_nodes_are_listed_nothing_is_granted(inventory):
-    assert isinstance(inventory.rules(RULES), Misconfigured)
+def test_while_nodes_cannot_be_listed_nothing_is_granted(server, inventory):
+    server.pause()
+    rules = inventory.rules(RULES)
+    assert isinstance(rules, Misconfigured)
+    assert "which cannot be seen" in rules.why
 
 
 def test_failures_are_remembered_when_their_pods_are_gone_and_forgotten_in_time(api, clock, inventory):
