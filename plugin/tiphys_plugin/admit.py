@@ -210,6 +210,7 @@ def _lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts: Seque
         run=call.run,
         attempt=number,
         attained=gpu.gpus * sum(map(_held_seconds, attempts)),
+        first_start=min((one.claim.written_at.timestamp() for one in attempts if one.claim.lease), default=None),
         **gpu.model_dump(),
     )
 

@@ -92,7 +92,7 @@ class Queue(BaseModel):
     With the ``order`` ``attained``, who has had the least GPU time goes first
     among those of one priority, which needs nobody to know how long a training
     takes. GPU time is compared by levels that begin at ``attained_gpu_hours``,
-    so that trainings that had about as much keep the order in which they came.
+    so that trainings that had about as much keep the order in which they began.
     With ``preempts_longer`` a request has trainings asked of its own queue that
     have reached a higher level. Source: J. Gu et al., "Tiresias", NSDI 2019
     (discretized two-dimensional least attained service).

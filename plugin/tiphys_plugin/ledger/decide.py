@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import lru_cache
 
 from tiphys_plugin.ledger import pools
+from tiphys_plugin.ledger.attained import place_in_queue
 from tiphys_plugin.ledger.capacity import Capacity, gang
 from tiphys_plugin.ledger.line import turn
 from tiphys_plugin.ledger.model import (
@@ -87,13 +88,9 @@ def _wait(
     queue: Queue | None = None,
 ) -> Deferred:
     """Nothing is granted, and what was asked keeps its place in the line."""
-
-    def place(asked: LeaseRequest, number: int) -> tuple[int, int, int]:
-        return -asked.priority, 0 if queue is None else queue.level(asked.attained), number
-
-    mine = place(request, arrival)
+    mine = place_in_queue(queue, request, arrival)
     line = [one for one in waiting if one.request.queue == request.queue]
-    ahead = [one for one in line if place(one.request, one.arrival) < mine]
+    ahead = [one for one in line if place_in_queue(queue, one.request, one.arrival) < mine]
     return Deferred(reason, why, len(ahead) + 1, (Because(reason, why),))
 
 
@@ -271,6 +268,8 @@ def _behind(queue: Queue, seen: Seen, mine: Waiting) -> Because:
         return Because(Reason.BEHIND_LESS_ATTAINED, f"{place}, {had})")
     if first.arrival < mine.arrival:
         return Because(Reason.BEHIND_EARLIER_REQUEST, f"{place}, asked earlier)")
+    if first.request.queue == queue.name:
+        return Because(Reason.BEHIND_EARLIER_REQUEST, f"{place}, began earlier)")
     return Because(
         Reason.BEHIND_SMALLER_SHARE, f"{place}, of queue {first.request.queue}, which uses less of what it shares)"
     )

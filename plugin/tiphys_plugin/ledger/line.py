@@ -26,7 +26,7 @@ from functools import lru_cache
 from math import ceil, inf
 
 from tiphys_plugin.ledger import pools
-from tiphys_plugin.ledger.attained import place_in_queue
+from tiphys_plugin.ledger.attained import Place, place_in_queue
 from tiphys_plugin.ledger.capacity import Hold, Limit
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
 from tiphys_plugin.ledger.reservation import Reservation, Scope, first_fit
@@ -145,9 +145,9 @@ class _Walk:
             yield rank, queue, one
             push(queue, rest, rank)
 
-    def _place_in(self, queue: Queue) -> Callable[[Waiting], tuple[bool, tuple[int, int, int]]]:
+    def _place_in(self, queue: Queue) -> Callable[[Waiting], tuple[bool, Place]]:
         """Where one stands in the line of ``queue``."""
-        return lambda one: (one.arrival not in self._first, place_in_queue(queue, one))
+        return lambda one: (one.arrival not in self._first, place_in_queue(queue, one.request, one.arrival))
 
     def _go_first(self, queue: Queue, line: Sequence[Waiting]) -> set[int]:
         """Those for whom somebody was asked to leave, and those that were before them when that was decided.
@@ -155,14 +155,17 @@ class _Walk:
         For one of the latter others may have left a moment ago: what it has come
         to have must not go to the next for whom somebody leaves.
         """
-        promised = [one for one in line if self._known.is_promised(one.request)] if self._known.promises else []
-        places = [(place_in_queue(queue, one), one.arrival) for one in promised] if queue.preempts else []
+        if not self._known.promises:
+            return set()
+        places = {one.arrival: place_in_queue(queue, one.request, one.arrival) for one in line}
+        promised = [one.arrival for one in line if self._known.is_promised(one.request)]
+        others = promised if queue.preempts else []
         before = [
-            one
-            for one in (line if places else ())
-            if any(place_in_queue(queue, one) < place and one.arrival < arrival for place, arrival in places)
+            arrival
+            for arrival, place in places.items()
+            if any(place < places[other] and arrival < other for other in others)
         ]
-        return {one.arrival for one in (*promised, *before)}
+        return {*promised, *before}
 
     def _rank(self, queue: Queue, one: Waiting) -> Rank:
         request = one.request

@@ -69,6 +69,8 @@ class LeaseRequest:
     """So many members after one another form a group that stays within one NVLink domain."""
     attained: float = 0.0
     """GPU-seconds that earlier attempts of the step have had; counted in queues that go by it, and 0 in others."""
+    first_start: float | None = None
+    """When the first of these attempts got its GPUs, in seconds of Unix time; counted where ``attained`` is."""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -83,10 +83,9 @@ def _store_waiting(connection: sqlite3.Connection, before: Book, after: Book) ->
 
 
 def _text(request: LeaseRequest) -> str:
-    said = asdict(request)
-    if not request.attained:  # what nobody needs is not written, so that who knows no such field reads on
-        del said["attained"]
-    return json.dumps(said)
+    # What nobody needs is not written, so that who knows no such field reads on.
+    seldom = {"attained": 0.0, "first_start": None}
+    return json.dumps({name: value for name, value in asdict(request).items() if seldom.get(name, ...) != value})
 
 
 def _leaving_text(leaving: Leaving | None) -> str | None:

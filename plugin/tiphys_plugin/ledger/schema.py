@@ -40,7 +40,7 @@ _STEPS = (
         ) STRICT""",
     ),
     # 3: nodes of the members as JSON, and a Leaving as JSON; a LeaseRequest may have ``members`` and
-    # ``attained``.
+    # ``attained`` with ``first_start``.
     (
         "ALTER TABLE leases ADD COLUMN nodes TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE leases ADD COLUMN leaving TEXT",

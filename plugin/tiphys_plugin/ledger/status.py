@@ -22,7 +22,7 @@ VERSION = 3
 _NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
 _DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1), ("attained", 0.0))
 _Time = Annotated[AwareDatetime, Field(strict=False)]
-_GpuSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
 _Entry = TypeVar("_Entry")
@@ -136,7 +136,8 @@ class _Request(_Wire):
     seconds: PositiveInt | None = None
     members: PositiveInt = 1
     tensor_parallel: PositiveInt = 1
-    attained: _GpuSeconds = 0.0
+    attained: _Seconds = 0.0
+    first_start: _Seconds | None = None
 
     def request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _NAMES})
@@ -212,8 +213,12 @@ def _summary(book: Book) -> dict[str, Any]:
 def _least_version(book: Book) -> int:
     """The oldest format that can say it: services of the version before read on while nobody needs more."""
     requests = [one.request for one in book.leases] + [one.request for one in book.waiting]
-    new = any(request.members > 1 or request.attained for request in requests) or any(map(_whereabouts, book.leases))
+    new = any(map(_needs_newest, requests)) or any(map(_whereabouts, book.leases))
     return VERSION if new else 2
+
+
+def _needs_newest(request: LeaseRequest) -> bool:
+    return request.members > 1 or request.attained > 0 or request.first_start is not None
 
 
 def _request(request: LeaseRequest) -> dict[str, Any]:

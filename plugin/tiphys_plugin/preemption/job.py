@@ -91,7 +91,7 @@ class Preemptions:
         coming = [one.leaving for one in seen.leases if one.leaving is not None and comes_free(one, self._clock())]
         promised = {(leaving.uid, leaving.step) for leaving in coming}
         line = [one for one in seen.waiting if one.request.queue == queue.name]
-        for mine in sorted(line, key=lambda one: place_in_queue(queue, one)):
+        for mine in sorted(line, key=lambda one: place_in_queue(queue, one.request, one.arrival)):
             if in_vain == _MOST_IN_VAIN:
                 return
             if (mine.request.uid, mine.request.step) in promised:

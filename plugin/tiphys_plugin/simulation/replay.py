@@ -115,8 +115,7 @@ class _World:
         return queue is not None and not queue.stopped and bool(self._running.capacity.fitting(queue, request))
 
     def _place(self, one: Waiting) -> Place:
-        queue = self._queues.find(one.request.queue)
-        return place_in_queue(queue, one) if queue is not None else _by_arrival(one)
+        return place_in_queue(self._queues.find(one.request.queue), one.request, one.arrival)
 
 
 def _by_arrival(one: Waiting) -> Place:

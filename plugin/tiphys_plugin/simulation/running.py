@@ -152,6 +152,7 @@ class Running:
             node=f"{held.number}.{attempt}",
             attempt=attempt,
             attained=attained(held.lease, now),
+            first_start=at(self._attempts[held.number][0].started_seconds).timestamp(),
             seconds=None if job.limit_seconds is None else job.limit_seconds + longer,
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from tiphys_plugin.ledger.model import LeaseRequest, Waiting
 
-Place = tuple[int, ...]
+Place = tuple[float, ...]
 """Where one stands among those of its queue; the smallest is next. No two have the same."""
 Kind = tuple[str, str | None, int, int, int | None]
 """Queue, GPU type, GPUs, members, and the longest that it takes: of two that agree in these, the one with the better

@@ -4,7 +4,8 @@
 |-----------------------------------------|--------------------|
 | higher priority                         | whatever it had    |
 | of the same: lower level of GPU time    | whoever came first |
-| of the same level                       | who came first     |
+| of the same level                       | who began first    |
+| of the same, neither has begun          | who came first     |
 """
 
 import json
@@ -56,6 +57,8 @@ def first(rules: Queues, *line) -> str:
         ({"attained": 7 * HOUR}, {"attained": 2 * HOUR}, "earlier"),
         ({"attained": 900 * HOUR}, {"attained": 9 * HOUR}, "earlier"),
         ({"attained": 900 * HOUR, "priority": 1}, {}, "earlier"),
+        ({"attained": 3 * HOUR, "first_start": 200.0}, {"attained": 5 * HOUR, "first_start": 100.0}, "later"),
+        ({}, {"attained": 60, "first_start": 100.0}, "later"),
     ],
 )
 def test_a_lower_level_goes_before_an_earlier_arrival_and_behind_a_higher_priority(earlier, later, goes):
@@ -73,6 +76,14 @@ def test_who_is_behind_less_gpu_time_is_told_so():
     assert answer.message.startswith(
         "8 A100 asked; behind run-new/fit (8 A100, which has had 0.5 GPU-hours so far, and this one 20.0)"
     )
+
+
+def test_who_is_behind_one_that_began_earlier_is_told_so():
+    state = State(RULES, waiting=(waiting(8, 2, "old", attained=HOUR, first_start=100.0),))
+    answer = decide(state, ask(8, "young", attained=HOUR, first_start=200.0), 1, NOW)
+    assert isinstance(answer, Deferred)
+    assert answer.reason is Reason.BEHIND_EARLIER_REQUEST
+    assert "behind run-old/fit (8 A100, began earlier)" in answer.message
 
 
 def test_positions_in_a_stopped_queue_go_by_the_same_order():
@@ -110,23 +121,24 @@ def test_admit_counts_what_the_attempts_before_have_had(tmp_path):
     flow.admit("fit", 1)
     [held] = here.ledger.snapshot().leases
     assert (held.request.attempt, held.request.attained) == (2, 12 * HOUR)
+    assert held.request.first_start == begun.written_at.timestamp()
 
 
 def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path):
     document = {"queues": [*RULES.model_dump()["queues"], {"name": "nightly", "gpus": {"A100": 8}}]}
     ledger = SqliteLedger(tmp_path / "ledger.db", Queues.model_validate(document), clock=Clock())
-    ledger.request(ask(8, "u1", attained=5 * HOUR))
+    ledger.request(ask(8, "u1", attained=5 * HOUR, first_start=1.5))
     ledger.request(ask(8, "u2", attained=6 * HOUR))
-    ledger.request(ask(8, "u3", attained=7 * HOUR, queue="nightly"))
+    ledger.request(ask(8, "u3", attained=7 * HOUR, first_start=2.5, queue="nightly"))
     seen = ledger.snapshot()
-    kept = [one.request.attained for one in (*seen.leases, *seen.waiting)]
-    assert kept == [5 * HOUR, 0, 6 * HOUR]
+    kept = [(one.request.attained, one.request.first_start) for one in (*seen.leases, *seen.waiting)]
+    assert kept == [(5 * HOUR, 1.5), (0, None), (6 * HOUR, None)]
     assert isinstance(ledger.request(ask(8, "u1", attained=5 * HOUR)), Admitted), "the same answer again"
     ledger.close()
 
 
 def test_the_status_of_a_ledger_says_it_in_the_new_format_and_only_then():
-    for one, version in ((lease(8, attained=1.5), 3), (lease(8), 2)):
+    for one, version in ((lease(8, attained=1.5, first_start=9.25), 3), (lease(8), 2)):
         status = json.loads(json.dumps(encode(Book((one,)))))
         assert status["version"] == version
         assert ("attained" in status["leases"][0]) == (version == 3)
