@@ -3,6 +3,7 @@
 | what | must hold |
 |---|---|
 | rights of plugin and controller | each one is used, and none is missing |
+| the nodes of the cluster | where the service may see them, it gives GPUs on them |
 | a caller of another namespace | can neither admit nor conclude for a run, nor read what is stored about it |
 | an account that is not the plugin's | gets nothing from the service |
 | processes | no root, no capabilities, seccomp, a root file system that they cannot write |
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 from cluster.client import SECONDS, AuditLog, Cluster, Json, Store
+from cluster.fixtures import FakeNodes
 from cluster.rights import Right, granted, refused, unused, used
 from cluster.test_install import Release, release
 from support.argo_objects import NARRATED
@@ -296,6 +298,25 @@ def test_every_right_is_used_and_none_is_missing(
             break
     assert not left()
     assert not any(refused(audit, release.home, who) for who in accounts)
+
+
+def test_the_installed_service_gives_gpus_on_nodes_that_there_are(
+    release: Release, api: KubeApi, images: dict[str, str], cluster_store: Store, fake_nodes: FakeNodes
+) -> None:
+    namespace = release.tenants[0]
+    [there] = fake_nodes("there", 1, gpus=8, model="A100", labels={"tiphys.test/pool": namespace})
+    release.apply("install", "nodes.observe=true")
+    release.cluster.wait("there is a ledger", lambda: api.get(GPU_LEDGERS, release.home, "default"))
+    observed = {"selector": {"tiphys.test/pool": namespace}}
+    api.patch(GPU_LEDGERS, release.home, "default", {"spec": {**QUEUES, "cluster_nodes": observed}})
+    tenant = Tenant(api, cluster_store, namespace)
+    [(status, answer)] = ask(release, images["tiphys"], namespace, "tiphys-executor-plugin", [tenant.call("admit")])
+    assert status == 200, answer
+    assert given(answer)["run"] == "true", answer
+    selector = json.loads(given(answer)["pod-patch"])["nodeSelector"]
+    assert selector["kubernetes.io/hostname"] == there
+    [lease] = (api.get(GPU_LEDGERS, release.home, "default") or {})["status"]["leases"]
+    assert lease["nodes"] == [there]
 
 
 def test_a_tenant_reaches_nothing_of_another(
