@@ -140,7 +140,7 @@ class Case:
         """The set that loses least; where there are too many to look at, a good one of which nobody can stay."""
         if not self.starts_without(leases):
             return None  # it would not even start if all of them went
-        short = self.rights.short(self.state.leases)
+        short = self.rights.short()
         sets = (victims for victims in _by_cost(leases, cost) if sum(one.request.gpus for one in victims) >= short)
         for victims in islice(sets, _MOST_TRIED):
             if self._holds(victims):

@@ -16,7 +16,7 @@ fall, and who takes back is no borrower.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -44,7 +44,8 @@ class Rights:
         self._request = request
         self._pools = pools.of(queues, queue, request)
         self._held = Capacity(queues, leases)
-        self._borrowed = frozenset(_borrowed(queues, self._held, leases))
+        self._holds = {one.id: self._held.hold_of(one) for one in leases}
+        self._borrowed = frozenset(_borrowed(queues, self._holds, leases) if queue.reclaims else ())
 
     def candidates(self, known: Container[str], now: datetime) -> Candidates:
         """Everybody of the leases with ``known`` ids who may be asked; none of them is leaving already."""
@@ -66,19 +67,19 @@ class Rights:
         own: Counter[str] = Counter()
         for one in victims:
             if self._is_own(one):
-                own[self._held.hold_of(one).pool] += one.request.gpus
+                own[self._holds[one.id].pool] += one.request.gpus
         return self._held.left(self._queue, pool) + own[pool] >= self._request.gpus
 
     def pool_without(self, victims: Collection[Lease]) -> str | None:
         """The pool in which the request fits when these are gone; None if there is none."""
         left = self._held.copy()
         for one in victims:
-            left.give_back(self._held.hold_of(one))
+            left.give_back(self._holds[one.id])
         return next(iter(left.fitting(self._queue, self._request)), None)
 
-    def short(self, leases: Sequence[Lease]) -> float:
-        """GPUs that have to come back at the least, whoever goes, while these are held."""
-        held = Capacity(self._queues, leases)
+    def short(self) -> float:
+        """GPUs that have to come back at the least, whoever goes."""
+        held = self._held
         free = (min(held.room(self._queue, pool), held.unused(self._request, pool)) for pool in self._pools)
         return self._request.gpus - max(free, default=0)
 
@@ -87,7 +88,7 @@ class Rights:
             return self._is_lower(lease) or self._is_longer(lease, now)
         if not self._queue.reclaims or self._queue.cohort is None:
             return False
-        return self._held.hold_of(lease).cohort == self._queue.cohort and lease.id in self._borrowed
+        return self._holds[lease.id].cohort == self._queue.cohort and lease.id in self._borrowed
 
     def _is_lower(self, lease: Lease) -> bool:
         return self._queue.preempts_lower_priority and lease.request.priority < self._request.priority
@@ -102,7 +103,7 @@ class Rights:
 
     def _is_of_use(self, lease: Lease) -> bool:
         """Whether the request could gain anything by what the lease gives back."""
-        hold = self._held.hold_of(lease)
+        hold = self._holds[lease.id]
         return hold.pool in self._pools or (
             self._queues.inventory is not None and any(self._meets(hold, pool) for pool in self._pools)
         )
@@ -112,11 +113,11 @@ class Rights:
         return wanted is None or hold.gpu_type is None or wanted == hold.gpu_type
 
 
-def _borrowed(queues: Queues, counted: Capacity, leases: Sequence[Lease]) -> Iterator[str]:
+def _borrowed(queues: Queues, holds: Mapping[str, Hold], leases: Sequence[Lease]) -> Iterator[str]:
     """Ids of the leases that the quotas of their queues have no room for."""
     held: Counter[tuple[str, str]] = Counter()
     for one in sorted(leases, key=lambda one: (-one.request.priority, one.granted_at, one.id)):
-        hold = counted.hold_of(one)
+        hold = holds[one.id]
         owner = queues.find(hold.queue)
         held[hold.queue, hold.pool] += hold.gpus
         if owner is not None and held[hold.queue, hold.pool] > owner.gpus.get(hold.pool, 0):
