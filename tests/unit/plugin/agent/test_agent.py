@@ -115,7 +115,8 @@ def test_one_pending_is_written_for_each_reason(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task()})
     core = ScriptedCore(prep=[pending("position 2", 0.001)])
-    with Running(server, core):
+    never = AgentSettings(fade_seconds=3600, lost_seconds=3600)  # however slow the machine is
+    with Running(server, core, settings=never):
         until(lambda: len(core.calls) > 20)
         assert server.count("patch", "workflowtasksets") == 1
 
