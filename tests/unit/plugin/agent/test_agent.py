@@ -115,9 +115,9 @@ def test_one_pending_is_written_for_each_reason(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task()})
     core = ScriptedCore(prep=[pending("position 2", 0.001)])
-    never = AgentSettings(fade_seconds=3600, lost_seconds=3600)  # however slow the machine is
+    never = AgentSettings(collect_seconds=0, fade_seconds=3600, lost_seconds=3600)  # however slow the machine is
     with Running(server, core, settings=never):
-        until(lambda: len(core.calls) > 20)
+        until(lambda: server.count("patch", "workflowtasksets") and len(core.calls) > 20)
         assert server.count("patch", "workflowtasksets") == 1
 
 
