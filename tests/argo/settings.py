@@ -11,6 +11,7 @@
 | TIPHYS_ARGO_MODE | ``sidecar`` (default) or ``agent``: how the release is installed now |
 | TIPHYS_ARGO_SWITCH | command that brings Argo and the release to the mode given as its last argument |
 | TIPHYS_ARGO_QUEUE | ``NAME:GPUS``: a queue with a quota of ``nvidia.com/gpu``; the nodes have twice as many |
+| TIPHYS_ARGO_PREEMPTING_QUEUE | as above, another one, with ``preempts_lower_priority: true``; 2 GPUs will do |
 | TIPHYS_ARGO_CRASH_<PART> | command that kills a part without warning and returns once its successor works |
 | TIPHYS_ARGO_NODE | command for a second node; its argument is ``start``, which prints the name, ``lose`` or ``stop`` |
 | TIPHYS_ARGO_SERVER | ``host:port`` of an argo-server; ARGO_TOKEN and ARGO_SECURE as Argo's own command has them |
@@ -48,6 +49,7 @@ class Settings:
     mode: Mode
     switch: str
     queue: str
+    preempting_queue: str
     node: str
     argo_server: str
     patience_seconds: float
@@ -70,6 +72,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         mode=Mode(own("MODE", "sidecar")),
         switch=own("SWITCH"),
         queue=own("QUEUE"),
+        preempting_queue=own("PREEMPTING_QUEUE"),
         node=own("NODE"),
         argo_server=own("SERVER"),
         patience_seconds=float(own("PATIENCE_SECONDS", "300")),

@@ -135,6 +135,16 @@ class World:
             pytest.skip("scenarios about GPUs need a queue: give its name and quota as TIPHYS_ARGO_QUEUE=story:4")
         return name, int(quota)
 
+    def preempting_queue(self) -> tuple[str, int]:
+        """Another one, in which who has a higher priority has others go."""
+        name, _, quota = self.settings.preempting_queue.partition(":")
+        if not quota:
+            pytest.skip(
+                "scenarios about priorities need a queue with preempts_lower_priority: true: "
+                "give its name and quota as TIPHYS_ARGO_PREEMPTING_QUEUE=preempting:2"
+            )
+        return name, int(quota)
+
     def until(
         self, what: str, happened: Callable[[], T], told: Callable[[], str] = lambda: "", patience: float = 1
     ) -> T:

@@ -11,10 +11,12 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 from tiphys import checkpoint, inputs, outputs
 
 MODULUS = 2**61 - 1
+MAY_GO = "/tmp/may-go"
 
 
 def advance(value: int, step: int) -> int:
@@ -52,7 +54,7 @@ def train(steps: str, pause: str, fate: str = "") -> None:
             if save and (saved := save.wait()):
                 say(f"saved {saved}")
             if what and state["step"] == int(when):
-                meet(what)
+                meet(what, session)
             time.sleep(float(pause))
     outputs.path("model").write_text(str(state["value"]))
     outputs.path("metrics").write_text(json.dumps({"loss": 1 / state["step"]}))
@@ -78,9 +80,16 @@ def meet_others() -> None:
                 time.sleep(0.1)
 
 
-def meet(fate: str) -> None:
-    """What happens to a program that cannot help it; ``wait`` leaves it to somebody outside."""
+def meet(fate: str, session: checkpoint.Session) -> None:
+    """What happens to a program that cannot help it; ``wait`` leaves it to somebody outside.
+
+    ``linger`` takes its time once it was told to stop: until somebody makes the file `MAY_GO`.
+    """
     say(f"meets {fate}")
+    while fate == "linger" and not (session.should_stop and Path(MAY_GO).exists()):
+        time.sleep(0.1)
+    if fate == "linger":
+        return
     if fate == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fate == "error":
