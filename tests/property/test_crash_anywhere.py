@@ -120,6 +120,7 @@ def test_the_checker_notices_a_commit_before_its_shards(monkeypatch):
         die_at_every_call(after_effect=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("after_effect", [False, True])
 def test_two_deaths_in_a_row_are_no_worse(after_effect):
     """The second attempt dies too, at calls spread over its life; retention of both may be half done."""
