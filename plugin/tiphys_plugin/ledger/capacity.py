@@ -154,8 +154,12 @@ class Capacity:
         def rank(pool: str) -> tuple[bool, int, str]:
             return self.left(queue, pool) < request.gpus, self.room(queue, pool), pool
 
-        open_to = pools.of(self.queues, queue, request)
-        return sorted((pool for pool in open_to if not self._missing(queue, request, pool)), key=rank)
+        found = [pool for pool in pools.of(self.queues, queue, request) if self._serves(queue, request, pool)]
+        return found if len(found) < 2 else sorted(found, key=rank)
+
+    def fits(self, queue: Queue, request: LeaseRequest) -> bool:
+        """Whether one of its pools could serve the request now."""
+        return any(self._serves(queue, request, pool) for pool in pools.of(self.queues, queue, request))
 
     def short_of(self, queue: Queue, request: LeaseRequest) -> frozenset[Limit]:
         """The limits that keep the request from every one of its pools; empty if one of them serves it."""
@@ -173,6 +177,12 @@ class Capacity:
         if queue.cohort is not None and self.held(queue, pool) + request.gpus > queue.keeps(pool):
             limits.add(Limit("cohort", queue.cohort, pool))
         return frozenset(limits)
+
+    def _serves(self, queue: Queue, request: LeaseRequest, pool: str) -> bool:
+        """Whether nothing is `_missing`."""
+        if self.room(queue, pool) < request.gpus or self.unused(request, pool) < request.gpus:
+            return False
+        return not self._has_no_place(request, pool)
 
     def _missing(self, queue: Queue, request: LeaseRequest, pool: str) -> set[Limit]:
         missing: set[Limit] = set()

@@ -129,8 +129,9 @@ class _Walk:
         def push(queue: Queue, rest: Iterator[Waiting], before: Rank) -> None:
             for one in rest:
                 # Nobody goes before those of its own queue that have the better place there.
-                before = max(before, self._rank(queue, one))
-                if (verdict := self._known_verdict(one.request)) is None:
+                alike = _alike(one.request)
+                before = max(before, self._rank(queue, one, alike))
+                if (verdict := self._known_verdict(one.request, alike)) is None:
                     heapq.heappush(heads, (before, queue.name, queue, rest, one))
                     return
                 self._seen.append(Seen(before, one, verdict))
@@ -167,9 +168,8 @@ class _Walk:
         ]
         return {*promised, *before}
 
-    def _rank(self, queue: Queue, one: Waiting) -> Rank:
+    def _rank(self, queue: Queue, one: Waiting, alike: _Alike) -> Rank:
         request = one.request
-        alike = _alike(request)
         if (borrows := self._borrows.get(alike)) is None:
             open_to = pools.of(self._queues, queue, request)
             short = all(self._capacity.left(queue, pool) < request.gpus for pool in open_to)
@@ -178,9 +178,9 @@ class _Walk:
             share = self._share[queue.name] = self._shares.of(queue, self._capacity)
         return one.arrival not in self._first, borrows, -request.priority, share, one.arrival
 
-    def _known_verdict(self, request: LeaseRequest) -> Verdict | None:
+    def _known_verdict(self, request: LeaseRequest, alike: _Alike) -> Verdict | None:
         """What was found out about one like it, if that holds for as long as this one takes."""
-        known = self._hopeless.get(_alike(request))
+        known = self._hopeless.get(alike)
         return known[1] if known is not None and _length(request) > known[0] else None
 
     def _judge(self, queue: Queue, one: Waiting) -> Verdict:

@@ -52,7 +52,7 @@ def first_fit(then: Capacity, ends: Iterable[End], queue: Queue, request: LeaseR
             _give_back(then, over)
         if not stride:
             return None
-        if then.fitting(queue, request):
+        if then.fits(queue, request):
             return _last_needed(then, stride, queue, request)
     raise AssertionError("the strides came to an end before the ends did")
 
@@ -65,7 +65,7 @@ def _last_needed(then: Capacity, stride: list[list[End]], queue: Queue, request:
         middle = (too_few + needed) // 2
         _move(then, stride, back, middle)
         back = middle
-        if then.fitting(queue, request):
+        if then.fits(queue, request):
             needed = middle
         else:
             too_few = middle
@@ -109,6 +109,6 @@ class Reservation:
         if (end is not None and end <= self.start) or not self.scope.has(hold):
             return False
         self.then.take(hold)
-        delayed = not self.then.fitting(self.queue, self.waiting.request)
+        delayed = not self.then.fits(self.queue, self.waiting.request)
         self.then.give_back(hold)
         return delayed
