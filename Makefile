@@ -58,7 +58,7 @@ bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tes
 bench-checkpoint: setup  ## measure what checkpoints cost; writes tests/bench/reports/checkpoint.json (QUICK=1: no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.checkpoint $(if $(QUICK),--quick)
 
-bench-quota: setup  ## measure the GPU ledger without a cluster; writes tests/bench/reports/quota.json (QUICK=1: no report)
+bench-quota: setup  ## measure the GPU ledger; writes tests/bench/reports/quota.json (QUICK=1: no cluster, no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.quota $(if $(QUICK),--quick)
 
 lint: setup  ## style, types and import contracts

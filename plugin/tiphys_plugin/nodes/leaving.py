@@ -8,9 +8,7 @@ If most nodes are said to be broken at once, rather the monitor is: nothing is
 asked to go then, and only new trainings stay away. A notice is always believed.
 """
 
-import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 import structlog
 
@@ -20,6 +18,7 @@ from tiphys_plugin.ledger.model import AdmissionBackend, Lease
 from tiphys_plugin.nodes.reading import SeenNode
 from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.preemption.asking import ask
+from tiphys_plugin.rounds import Rounds
 
 _EVERY_SECONDS = 5.0
 _log = structlog.get_logger()
@@ -32,7 +31,7 @@ def to_leave(nodes: Sequence[SeenNode]) -> set[str]:
     return {one.node.name for one in (*believed, *(one for one in nodes if one.verdict.going))}
 
 
-class Evacuation:
+class Evacuation(Rounds):
     """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``; ``serves`` says which namespaces count."""
 
     def __init__(
@@ -43,22 +42,11 @@ class Evacuation:
         nodes: ClusterInventory,
         every_seconds: float = _EVERY_SECONDS,
     ) -> None:
+        super().__init__("evacuation", every_seconds)
         self._ledger = ledger
         self._cluster = cluster
         self._serves = serves
         self._nodes = nodes
-        self._every = every_seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tiphys-evacuation", daemon=True)
-
-    def __enter__(self) -> "Evacuation":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
 
     def look(self) -> None:
         """One round; costs nothing while no node is about to go.
@@ -79,12 +67,3 @@ class Evacuation:
                 _log.info("node.left", run=held.run, step=held.step, attempt=held.attempt, nodes=nodes)
         except TiphysError as error:
             _log.error("node.not_left", run=held.run, step=held.step, attempt=held.attempt, error=str(error))
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._every):
-            try:
-                self.look()
-            except TiphysError as error:
-                _log.warning("evacuation.unreachable", error=str(error))
-            except Exception:  # noqa: BLE001  the worker loop: the next round begins anew
-                _log.exception("evacuation.crashed")

@@ -7,10 +7,8 @@ round until its pods are gone, so a service that dies between the two leaves
 nothing behind.
 """
 
-import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from types import TracebackType
 
 import structlog
 
@@ -28,6 +26,7 @@ from tiphys_plugin.preemption.choice import Victims, choose, comes_free
 from tiphys_plugin.preemption.loss import Losses
 from tiphys_plugin.preemption.marking import case_of
 from tiphys_plugin.queues import Queue, Queues
+from tiphys_plugin.rounds import Rounds
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.workflows import Stores
 
@@ -38,7 +37,7 @@ _LONGEST_END_SECONDS = 20.0
 _log = structlog.get_logger()
 
 
-class Preemptions:
+class Preemptions(Rounds):
     """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``. It does nothing where no queue preempts."""
 
     def __init__(
@@ -51,25 +50,13 @@ class Preemptions:
         clock: Callable[[], datetime] = utc_now,
         forget_after: timedelta = FORGET_AFTER,
     ) -> None:
+        super().__init__("preemption", every_seconds, _LONGEST_END_SECONDS)
         self._ledger = ledger
         self._cluster = cluster
         self._stores = stores
-        self._every = every_seconds
         self._clock = clock
         self._forget_after = forget_after
         self._lost = Losses(stores, clock)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tiphys-preemption", daemon=True)
-
-    def __enter__(self) -> "Preemptions":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(_LONGEST_END_SECONDS)
 
     def look(self) -> None:
         """One round.
@@ -127,15 +114,6 @@ class Preemptions:
                 _log.info("preemption.asked", run=held.run, step=held.step, attempt=held.attempt)
         except TiphysError as error:
             _log.error("preemption.not_asked", run=held.run, step=held.step, attempt=held.attempt, error=str(error))
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._every):
-            try:
-                self.look()
-            except TiphysError as error:
-                _log.warning("preemption.unreachable", error=str(error))
-            except Exception:  # noqa: BLE001  the worker loop: the next round begins anew
-                _log.exception("preemption.crashed")
 
 
 def _tell(lease: Lease, mine: Waiting, chosen: Victims) -> None:

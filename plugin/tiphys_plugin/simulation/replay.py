@@ -112,7 +112,7 @@ class _World:
     def _fits(self, request: LeaseRequest) -> bool:
         """Whether it would start if nobody else waited; mostly none of any kind would."""
         queue = self._queues.find(request.queue)
-        return queue is not None and not queue.stopped and bool(self._running.capacity.fitting(queue, request))
+        return queue is not None and not queue.stopped and self._running.capacity.fits(queue, request)
 
     def _place(self, one: Waiting) -> Place:
         return place_in_queue(self._queues.find(one.request.queue), one.request, one.arrival)
