@@ -18,7 +18,7 @@ from functools import lru_cache
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.attained import place_in_queue
 from tiphys_plugin.ledger.capacity import Capacity, gang
-from tiphys_plugin.ledger.line import turn
+from tiphys_plugin.ledger.line import Alike, alike_of, turn
 from tiphys_plugin.ledger.model import (
     Admission,
     Admitted,
@@ -111,11 +111,10 @@ class _Line(Same):
 @lru_cache(maxsize=2)
 def _hopeless(line: _Line) -> frozenset[int]:
     """Places in the line of those who want more than all nodes together could give them."""
-    found: dict[tuple[object, ...], bool] = {}
+    found: dict[Alike, bool] = {}
 
     def is_hopeless(request: LeaseRequest) -> bool:
-        kind = (request.gpu_type, request.min_gpu_memory_mb, request.members, request.tensor_parallel)
-        alike = (request.queue, request.gpus, *kind)
+        alike = alike_of(request)
         if alike not in found:
             queue = line.queues.find(request.queue)
             found[alike] = queue is not None and _reject(line.queues, queue, request) is not None

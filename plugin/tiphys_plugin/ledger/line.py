@@ -36,7 +36,7 @@ from tiphys_plugin.ledger.standing import End, Standing, end_of, end_time, stand
 from tiphys_plugin.ledger.verdict import Look, Rank, Seen, Start, Turn, Verdict
 from tiphys_plugin.queues import Queue, Queues
 
-_Alike = tuple[str, str | None, int, int, int, int | None]
+Alike = tuple[str, str | None, int, int, int, int | None]
 """All of a request that decides whether it fits."""
 
 
@@ -105,8 +105,8 @@ class _Walk:
         self._capacity = known.held.copy()
         self._shares = Shares(queues, known.means, now)
         self._started_ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
-        self._hopeless: dict[_Alike, tuple[float, Verdict]] = {}
-        self._borrows: dict[_Alike, bool] = {}
+        self._hopeless: dict[Alike, tuple[float, Verdict]] = {}
+        self._borrows: dict[Alike, bool] = {}
         self._share: dict[str, float] = {}
         self._reserved: list[Reservation] = []
         """The one that can spare least of what is kept for it comes first."""
@@ -129,7 +129,7 @@ class _Walk:
         def push(queue: Queue, rest: Iterator[Waiting], before: Rank) -> None:
             for one in rest:
                 # Nobody goes before those of its own queue that have the better place there.
-                alike = _alike(one.request)
+                alike = alike_of(one.request)
                 before = max(before, self._rank(queue, one, alike))
                 if (verdict := self._known_verdict(one.request, alike)) is None:
                     heapq.heappush(heads, (before, queue.name, queue, rest, one))
@@ -168,7 +168,7 @@ class _Walk:
         ]
         return {*promised, *before}
 
-    def _rank(self, queue: Queue, one: Waiting, alike: _Alike) -> Rank:
+    def _rank(self, queue: Queue, one: Waiting, alike: Alike) -> Rank:
         request = one.request
         if (borrows := self._borrows.get(alike)) is None:
             open_to = pools.of(self._queues, queue, request)
@@ -178,7 +178,7 @@ class _Walk:
             share = self._share[queue.name] = self._shares.of(queue, self._capacity)
         return one.arrival not in self._first, borrows, -request.priority, share, one.arrival
 
-    def _known_verdict(self, request: LeaseRequest, alike: _Alike) -> Verdict | None:
+    def _known_verdict(self, request: LeaseRequest, alike: Alike) -> Verdict | None:
         """What was found out about one like it, if that holds for as long as this one takes."""
         known = self._hopeless.get(alike)
         return known[1] if known is not None and _length(request) > known[0] else None
@@ -198,12 +198,12 @@ class _Walk:
                 return Verdict(draws, pool, hold.placement.nodes if hold.placement is not None else ())
             held_up.append(delayed)
         verdict = Verdict(self._wants(request), reserved=held_up[0])
-        self._hopeless[_alike(request)] = max(map(self._leaves, held_up)), verdict
+        self._hopeless[alike_of(request)] = max(map(self._leaves, held_up)), verdict
         return verdict
 
     def _lacks(self, queue: Queue, one: Waiting, short: frozenset[Limit]) -> Verdict:
         verdict = Verdict(short or self._wants(one.request))
-        self._hopeless[_alike(one.request)] = -inf, verdict
+        self._hopeless[alike_of(one.request)] = -inf, verdict
         return replace(verdict, start=self._reserve(queue, one, short)) if short else verdict
 
     def _leaves(self, reservation: Reservation) -> float:
@@ -258,7 +258,8 @@ class _Walk:
         return frozenset(limits | {Limit("cohort", queue.cohort, pool) for pool in open_to if queue.cohort is not None})
 
 
-def _alike(request: LeaseRequest) -> _Alike:
+def alike_of(request: LeaseRequest) -> Alike:
+    """Requests for which this is the same fit where one of them does."""
     shape = (request.gpus, request.members, request.tensor_parallel)
     return request.queue, request.gpu_type, *shape, request.min_gpu_memory_mb
 
