@@ -17,7 +17,7 @@ from tiphys.checkpoint.metrics import NoMetrics, cause_of
 from tiphys.checkpoint.settings import Settings
 from tiphys.errors import IntegrityError, ObjectExistsError, StoreError, TiphysError, UsageError
 from tiphys.lineage.retention import Retention
-from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Facts
+from tiphys.records import AttemptClaim, Began, CheckpointManifest, CheckpointRef, Facts, utc_now
 from tiphys.store import RunLayout, Store, find_record
 
 
@@ -54,6 +54,7 @@ class Commits:
         self.restored: CheckpointRef | None = None
         self.newest: CheckpointRef | None = None
         self.failures = 0
+        self._began = Began(opened_at=utc_now())
 
     @property
     def base(self) -> CheckpointRef | None:
@@ -63,7 +64,13 @@ class Commits:
     def restored_from(self, ref: CheckpointRef) -> None:
         """The attempt goes on from ``ref``, whose every hash was compared."""
         self.restored = ref
+        self._began = self._began.model_copy(update={"restored_at": utc_now()})
         self._retention.trust(ref)
+
+    def stepped(self) -> None:
+        """Note that a step is complete; only the first one counts."""
+        if self._began.first_step_at is None:
+            self._began = self._began.model_copy(update={"first_step_at": utc_now()})
 
     def draft(
         self,
@@ -91,6 +98,7 @@ class Commits:
             facts=facts,
             framework=framework,
             reason=reason,
+            began=self._began,
         )
 
     def claim(self) -> AttemptClaim | None:

@@ -271,6 +271,7 @@ class TrackedSession(Session):
 
     def _note_step(self, global_step: int) -> None:
         self._saver.check()
+        self._commits.stepped()
         self._told_step = global_step
         newest = max(known.global_step if known else 0 for known in (self._newest, self._commits.restored))
         if global_step < newest:

@@ -18,7 +18,7 @@ from tiphys.records.attempt import (
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
 from tiphys.records.event import Event, EventBatch
 from tiphys.records.gang import RankPart, SaveCall, SaveLost
-from tiphys.records.manifest import CheckpointManifest, CheckpointRef, Facts, QuarantineRecord, Shard
+from tiphys.records.manifest import Began, CheckpointManifest, CheckpointRef, Facts, QuarantineRecord, Shard
 from tiphys.records.names import (
     canonical_json,
     check_run,
@@ -35,6 +35,7 @@ __all__ = [
     "AdoptedRecord",
     "AttemptClaim",
     "AttemptEnd",
+    "Began",
     "Cause",
     "CheckpointManifest",
     "CheckpointRef",

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
 
-from tiphys.records.base import Record, StoredRecord, seal
+from tiphys.records.base import Record, StoredRecord, Timestamp, seal
 
 Metric = Annotated[float, PlainSerializer(lambda value: value if math.isfinite(value) else str(value))]
 """A float whose JSON form is text where JSON has no number: ``"nan"`` or ``"inf"``."""
@@ -57,6 +57,17 @@ class Facts(Record):
     """Versions of Python and of the frameworks that were loaded, by package."""
 
 
+class Began(Record):
+    """When an attempt got to train, by the clock of its machine; every manifest of the attempt says it."""
+
+    opened_at: Timestamp
+    """When the program opened its session: until then its pod was scheduled and its libraries were loaded."""
+    restored_at: Timestamp | None = None
+    """When it had restored a checkpoint; None if it began without one."""
+    first_step_at: Timestamp | None = None
+    """When its first step was complete; None for a program that does not tell its steps."""
+
+
 class CheckpointManifest(StoredRecord):
     """``manifests/…json``: names every byte of a checkpoint. Without it there is none.
 
@@ -84,6 +95,8 @@ class CheckpointManifest(StoredRecord):
     """How long the training waited while its state was copied."""
     upload_seconds: float = 0.0
     """How long the bytes travelled, hashing included."""
+    began: Began | None = None
+    """None in what was saved before this was told."""
     seal: str = ""
     """Digest of all other fields of the stored document."""
 

@@ -521,3 +521,20 @@ def test_an_image_without_numpy_is_told_what_to_install(monkeypatch, tmp_path):
     }
     with pytest.raises(UsageError, match=r"install tiphys\[numpy\]"):
         checkpoint.session(environ=environ)
+
+
+def test_every_manifest_tells_when_its_attempt_got_to_train(store):
+    admitted(store, 1)
+    with open_session(store, 1) as session:
+        session.restore(default=state_at(0))
+        first = read_manifest(store, session.step(1, state_at(1)).wait()).began
+        second = read_manifest(store, session.step(2, state_at(2)).wait()).began
+    assert first == second
+    assert first.restored_at is None
+    assert first.opened_at <= first.first_step_at
+    write_end(store, end_of(1))
+    admitted(store, 2, ref(1, 2))
+    with open_session(store, 2) as session:
+        session.restore(default=state_at(0))
+        resumed = read_manifest(store, session.step(3, state_at(3)).wait()).began
+    assert resumed.opened_at <= resumed.restored_at <= resumed.first_step_at

@@ -129,6 +129,7 @@ class TrackedRanks(DistributedSession):
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
         self._told_step = global_step
+        self._commits.stepped()
         self._progress.report(global_step)
         self._metrics.step(global_step)
         busy = self._running is not None and not self._running.done
