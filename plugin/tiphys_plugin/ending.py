@@ -6,17 +6,18 @@ found by nobody.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from tiphys.faults import failpoint
-from tiphys.lineage.choose import commits_of
 from tiphys.lineage.classify import Observation, classify
 from tiphys.protocol.gang import Gang, gang_name
 from tiphys.protocol.wire import ExecuteReply, pending
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output, Preemption
+from tiphys.records import AttemptClaim, AttemptEnd, Cause, CheckpointManifest, Outcome, Output, Preemption, Saved
 from tiphys.store import claim as claim_record
 from tiphys_plugin import gangs, pods, poison
 from tiphys_plugin.cluster import GangStatus, PodStatus
 from tiphys_plugin.pacing import requeue_seconds
+from tiphys_plugin.preemption.loss import newest_commit
 from tiphys_plugin.preemption.report import as_it_ended, report
 from tiphys_plugin.preemption.words import went
 from tiphys_plugin.services import StepCall
@@ -91,6 +92,7 @@ def end_failed(call: StepCall, attempt: AttemptClaim, seen: Observation, unjudge
         message=message,
         exit_code=seen.known_exit_code,
         preempted=preempted,
+        over_at=seen.at,
     )
 
 
@@ -109,11 +111,13 @@ def end(
     exit_code: int | None = None,
     outputs: tuple[Output, ...] = (),
     preempted: Preemption | None = None,
+    over_at: datetime | None = None,
 ) -> AttemptEnd:
     """Write the end record of ``attempt`` unless it has one, and release its GPUs.
 
     A failed end may bar the checkpoint that the attempt had loaded; see `poison`.
     """
+    newest = _newest_commit(call, attempt)
     wanted = AttemptEnd(
         run=attempt.run,
         step=attempt.step,
@@ -123,10 +127,12 @@ def end(
         cause=cause,
         message=message,
         exit_code=exit_code,
-        progress=made_progress(call, attempt),
+        progress=newest is not None or _noted_progress(call, attempt),
         step_key=attempt.step_key,
         outputs=outputs,
         preempted=preempted,
+        over_at=over_at,
+        saved=Saved(checkpoint=newest.ref, at=newest.written_at, began=newest.began) if newest else None,
     )
     wanted = poison.judged(call, attempt, wanted)
     failpoint("end.before_record")
@@ -146,10 +152,12 @@ def release(call: StepCall, attempt: AttemptClaim) -> None:
         call.services.ledger.release(attempt.lease)
 
 
-def made_progress(call: StepCall, attempt: AttemptClaim) -> bool:
-    """Whether the attempt committed a checkpoint; on a volume, whether its program left a note of that."""
-    if not attempt.lineage:
-        return False
-    if call.volume:
-        return next(call.store.list(call.layout.progress(attempt.step, attempt.attempt)), None) is not None
-    return any(ref.attempt == attempt.attempt for ref in commits_of(call.store, attempt.lineage))
+def _newest_commit(call: StepCall, attempt: AttemptClaim) -> CheckpointManifest | None:
+    """The newest checkpoint of the attempt; None where there is none, or none that can be seen from here."""
+    return newest_commit(call.store, attempt.lineage, attempt.attempt) if attempt.lineage and not call.volume else None
+
+
+def _noted_progress(call: StepCall, attempt: AttemptClaim) -> bool:
+    """Whether a program whose checkpoints lie on a volume has left a note that it committed one."""
+    key = call.layout.progress(attempt.step, attempt.attempt)
+    return bool(call.volume and attempt.lineage) and next(call.store.list(key), None) is not None

@@ -57,6 +57,7 @@ def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatu
         pod_reason=first.reason,
         pod_message=first.message,
         member=_called(gang, first.name, first.rank),
+        at=first.trouble_at,
     )
 
 

@@ -77,4 +77,5 @@ def observation(pods: Sequence[PodStatus], status: str, exit_code: str) -> Obser
         pod_seen=True,
         pod_reason=last.reason,
         pod_message=last.message,
+        at=last.trouble_at,
     )

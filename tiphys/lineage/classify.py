@@ -10,6 +10,7 @@ OOM kills and deadlines.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
@@ -62,6 +63,8 @@ class Observation:
     """The sentence beside it, or the message of the run node."""
     member: str = ""
     """Which of several pods it was that ended first, for a person; empty where there was one."""
+    at: datetime | None = None
+    """When that pod began to end."""
 
     @property
     def known_exit_code(self) -> int | None:

@@ -13,6 +13,7 @@ from tiphys.records.attempt import (
     OutputKind,
     OutputObject,
     Preemption,
+    Saved,
     Skipped,
 )
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
@@ -29,7 +30,16 @@ from tiphys.records.names import (
     run_name,
 )
 from tiphys.records.retention import ExpiryRecord, PinRecord
-from tiphys.records.run import ItemBound, RunRecord, RunSealed, SubmissionBound, SubmissionClaim, SubmissionKind
+from tiphys.records.run import (
+    ItemBound,
+    RunRecord,
+    RunSealed,
+    StartKey,
+    SubmissionBound,
+    SubmissionClaim,
+    SubmissionKind,
+    WorkflowRecord,
+)
 
 __all__ = [
     "AdoptedRecord",
@@ -60,14 +70,17 @@ __all__ = [
     "RunSealed",
     "SaveCall",
     "SaveLost",
+    "Saved",
     "SealedRecord",
     "Shard",
     "Skipped",
+    "StartKey",
     "StoredRecord",
     "SubmissionBound",
     "SubmissionClaim",
     "SubmissionKind",
     "Timestamp",
+    "WorkflowRecord",
     "canonical_json",
     "check_run",
     "check_step",

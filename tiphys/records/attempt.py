@@ -5,7 +5,7 @@ from enum import StrEnum
 from pydantic import Field, NonNegativeInt
 
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp
-from tiphys.records.manifest import CheckpointRef
+from tiphys.records.manifest import Began, CheckpointRef
 
 
 class Cause(StrEnum):
@@ -142,6 +142,15 @@ class Preemption(Record):
         return self.gpus * self.seconds_lost if self.seconds_lost is not None else None
 
 
+class Saved(Record):
+    """The newest checkpoint of an attempt that is over; retention may remove it, and what it tells of time stays."""
+
+    checkpoint: CheckpointRef
+    at: Timestamp
+    """The moment that its state is of."""
+    began: Began | None = None
+
+
 class AttemptEnd(SealedRecord):
     """``attempts/<step>/<k>.end.json``: the one answer to how attempt k ended.
 
@@ -164,6 +173,10 @@ class AttemptEnd(SealedRecord):
     """The checkpoint that this end was one too many for: it is quarantined, and an older one gets its try."""
     preempted: Preemption | None = None
     """None where nobody asked it to go; the end may still have another cause, such as a crash while it saved."""
+    over_at: Timestamp | None = None
+    """When its pod began to end, as the cluster tells it; None if nobody saw that."""
+    saved: Saved | None = None
+    """Its newest checkpoint; None if it committed none that can be seen from outside of its pods."""
     step_key: str = ""
     outputs: tuple[Output, ...] = ()
 

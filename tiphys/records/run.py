@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Any
 
+from pydantic import Field, PositiveInt
+
 from tiphys.records.base import StoredRecord
 
 
@@ -19,6 +21,35 @@ class RunRecord(StoredRecord):
     digest: str
     parameters: dict[str, str] = {}
     code_version: str | None = None
+    parent: str = Field(default="", exclude_if=lambda parent: not parent)
+    """The run that this one is a fork of; empty for a run of its own."""
+    key: str = Field(default="", exclude_if=lambda key: not key)
+    """Digest of the idempotency key under which it was begun; empty where none was given."""
+
+
+class WorkflowRecord(StoredRecord):
+    """``workflows/<digest>.json``: another Workflow that a run went on with, because its code or parameters changed.
+
+    ``run.json`` stays what it was; the claim of a submission names the one that it was made of.
+    """
+
+    run: str
+    workflow: dict[str, Any]
+    digest: str
+    parameters: dict[str, str] = {}
+    code_version: str | None = None
+
+
+class StartKey(StoredRecord):
+    """``keys/<digest of the key>.json``: which run was begun under an idempotency key, and with what content.
+
+    Written before anything of that run, so that the same key never begins a second one.
+    """
+
+    run: str
+    namespace: str
+    content: str
+    """Digest of everything that was asked for."""
 
 
 class SubmissionKind(StrEnum):
@@ -26,6 +57,8 @@ class SubmissionKind(StrEnum):
 
     ORIGINAL = "original"
     RESUME = "resume"
+    FORK = "fork"
+    """The first of a run that goes on from another one."""
 
 
 class SubmissionClaim(StoredRecord):
@@ -44,6 +77,15 @@ class SubmissionClaim(StoredRecord):
     """Where it is to be sent; empty where the one who claims is that Workflow's own plugin."""
     steps: tuple[str, ...] = ()
     """Names of the steps this submission is to run; empty means all of them."""
+    again: tuple[str, ...] = Field(default=(), exclude_if=lambda again: not again)
+    """Steps that a person wanted to run again although they were done."""
+    fresh_since: dict[str, PositiveInt] = Field(default={}, exclude_if=lambda since: not since)
+    """By step: results and checkpoints of this run count from that submission on, and those of other runs never.
+    Holds what earlier submissions demanded, too."""
+    workflow: str = Field(default="", exclude_if=lambda workflow: not workflow)
+    """Digest of the `WorkflowRecord` that it was made of; empty for the Workflow of ``run.json``."""
+    key: str = Field(default="", exclude_if=lambda key: not key)
+    """Digest of the idempotency key of whoever asked for it; empty where none was given."""
 
 
 class SubmissionBound(StoredRecord):

@@ -43,16 +43,16 @@ class Losses:
     def _saved_at(self, lease: Lease) -> datetime:
         held = lease.request
         try:
-            manifest = newest_commit(self._stores.store(held.namespace), held.run, held.step, held.attempt)
+            manifest = newest_commit(self._stores.store(held.namespace), lineage_of(held.run, held.step), held.attempt)
         except (StoreError, NotFoundError, UsageError) as error:
             _log.warning("preemption.loss_unknown", run=held.run, step=held.step, error=str(error))
             return lease.granted_at
         return max(manifest.written_at, lease.granted_at) if manifest is not None else lease.granted_at
 
 
-def newest_commit(store: Store, run: str, step: str, attempt: int) -> CheckpointManifest | None:
+def newest_commit(store: Store, lineage: str, attempt: int) -> CheckpointManifest | None:
     """The newest checkpoint that an attempt has committed; None if there is none. One listing and one read."""
-    layout = LineageLayout(lineage_of(run, step))
+    layout = LineageLayout(lineage)
     for info in store.list(layout.manifests):
         ref = layout.parse_checkpoint(info.key)
         if ref is None or ref.attempt > attempt:

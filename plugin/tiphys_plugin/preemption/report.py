@@ -20,7 +20,7 @@ def report(call: StepCall, attempt: AttemptClaim) -> Preemption | None:
     for_run = next((request.run for request in wanted), "")
     manifest = None
     if attempt.lineage and not call.volume:
-        manifest = newest_commit(call.store, attempt.run, attempt.step, attempt.attempt)
+        manifest = newest_commit(call.store, attempt.lineage, attempt.attempt)
     saved_at = manifest.written_at if manifest is not None else lease.granted_at
     return Preemption(
         for_run=for_run,

@@ -293,8 +293,8 @@ def test_a_checkpoint_of_another_attempt_does_not_count(tmp_path):
     store = DirectoryStore(tmp_path)
     commit(store, "low/fit", 1, 50)
     commit(store, "low/fit", 3, 10)
-    assert loss.newest_commit(store, "low", "fit", 2) is None
-    found = loss.newest_commit(store, "low", "fit", 3)
+    assert loss.newest_commit(store, "low/fit", 2) is None
+    found = loss.newest_commit(store, "low/fit", 3)
     assert found is not None and found.global_step == 10
 
 

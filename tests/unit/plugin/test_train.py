@@ -23,6 +23,9 @@ def here(tmp_path) -> World:
     return world(tmp_path)
 
 
+OVER_AT = "2026-03-01T12:00:00.250Z"
+
+
 def ends(here: World) -> list[dict]:
     return [r for r in records(here.store, "runs/digits-abc12/attempts/fit/") if "outcome" in r]
 
@@ -230,3 +233,18 @@ def test_a_volume_that_is_the_store_of_the_run_is_no_volume(here):
     commit(here.store, "digits-abc12/fit", 1, 40)
     flow.settle("fit", 0, exit_code="75")
     assert outputs(flow.admit("fit", 1))["resume-from"] == "1-40"
+
+
+def test_an_end_keeps_when_the_pod_ended_and_what_was_saved_by_then(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    commit(here.store, "digits-abc12/fit", attempt=1, step=1190)
+    flow.pod("fit", 1, phase="Failed", exit_code=75, trouble_at=OVER_AT)
+    flow.settle("fit", 0, exit_code="75")
+    (end,) = ends(here)
+    assert end["over_at"] == OVER_AT
+    assert end["saved"]["checkpoint"] == {"lineage": "digits-abc12/fit", "attempt": 1, "global_step": 1190}
+    flow.admit("fit", 1)
+    flow.pod("fit", 2, retry=1, phase="Failed", exit_code=75)
+    flow.settle("fit", 1, exit_code="75")
+    assert not {"over_at", "saved"} & ends(here)[1].keys()
