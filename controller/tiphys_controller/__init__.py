@@ -1,6 +1,7 @@
 """Plans and resumes runs from storage alone."""
 
 from tiphys_controller.inspecting import RunDetail, RunSummary, describe, runs_table
+from tiphys_controller.once import start_once
 from tiphys_controller.phase import Phase
 from tiphys_controller.report import API_VERSION, ItemReport, PlanReport, StepReport, plan_run
 from tiphys_controller.resuming import Resumed, resume
@@ -28,4 +29,5 @@ __all__ = [
     "resume",
     "runs_table",
     "start",
+    "start_once",
 ]

@@ -1,13 +1,13 @@
 """Begin a run: record it, claim its first submission, create its Workflow."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.faults import failpoint
 from tiphys.protocol.pipeline import CompiledPipeline, Manifest, parameters_of
-from tiphys.protocol.policy import RUN_PARAMETER, SUBMISSION_PARAMETER
+from tiphys.protocol.policy import CODE_VERSION_ANNOTATION, RUN_PARAMETER, SUBMISSION_PARAMETER
 from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run, digest, run_name
 from tiphys.store import RunLayout, Store, claim
 from tiphys_controller.identity import Identity, identified, workflow_name
@@ -23,12 +23,24 @@ _NAME_ATTEMPTS = 5
 
 
 class Started(NamedTuple):
-    """The first submission of a new run."""
+    """The first submission of a run. ``created`` is False where an earlier call under the same key had sent it."""
 
     run: str
     submission: int
     workflow_name: str
     uid: str
+    created: bool = True
+
+
+class Origin(NamedTuple):
+    """Where a new run comes from: ``parent`` is the run that it is a fork of, ``key`` the digest of its key."""
+
+    parent: str = ""
+    key: str = ""
+    again: tuple[str, ...] = ()
+    """Steps of a fork that were asked to run again."""
+    fresh: tuple[str, ...] = ()
+    """Those and all behind them: they take over nothing from the parent."""
 
 
 def random_suffix() -> str:
@@ -61,21 +73,80 @@ def start(
         ConflictError: the run, or a Workflow of its name, exists.
     """
     pipeline = CompiledPipeline.from_manifest(manifest)
-    record = _recorded(store, submitter, pipeline, run, namespace, suffix)
+    return begin(store, submitter, pipeline, run, namespace, suffix, Origin())
+
+
+def begin(
+    store: Store,
+    submitter: Submitter,
+    pipeline: CompiledPipeline,
+    run: str | None,
+    namespace: str,
+    suffix: Callable[[], str],
+    origin: Origin,
+) -> Started:
+    """Like `start`, for a run that may go on from another one."""
+    record = _recorded(store, submitter, pipeline, run, namespace, suffix, origin)
     failpoint("start.after_record")
-    wanted = SubmissionClaim(
-        run=record.run,
-        submission=1,
-        kind=SubmissionKind.ORIGINAL,
-        workflow_name=workflow_name(record.run, 1),
-        namespace=namespace,
-        cluster=submitter.cluster,
-    )
+    wanted = first_claim(record, submitter.cluster, namespace, origin)
     taken = claim(store, RunLayout(record.run).submission(1), wanted)
     if not taken.won:
         raise ConflictError(f"run {record.run} was submitted by somebody else in this moment; see `tiphys get`")
     live = send(store, submitter, wanted, record.workflow, "start")
     return Started(record.run, 1, live.name, live.uid)
+
+
+def first_claim(record: RunRecord, cluster: str, namespace: str, origin: Origin) -> SubmissionClaim:
+    """The claim of the first submission of a run."""
+    return SubmissionClaim(
+        run=record.run,
+        submission=1,
+        kind=SubmissionKind.FORK if origin.parent else SubmissionKind.ORIGINAL,
+        workflow_name=workflow_name(record.run, 1),
+        namespace=namespace,
+        cluster=cluster,
+        again=origin.again,
+        fresh_since=dict.fromkeys(origin.fresh, 1),
+        key=origin.key,
+    )
+
+
+def candidate_names(pipeline: CompiledPipeline, run: str | None, suffix: Callable[[], str]) -> Iterator[str]:
+    """Names to try for a run: the one that is given or made by its author, else some that nobody is likely to have.
+
+    Raises:
+        UsageError: the name is not valid, or not the one that the pipeline makes.
+    """
+    run = _authored_name(pipeline, run) or run
+    for _ in range(1 if run else _NAME_ATTEMPTS):
+        yield check_run(run or f"{pipeline.name[:_LONGEST_PIPELINE].rstrip('-.')}-{suffix()}")
+
+
+def run_record(pipeline: CompiledPipeline, run: str, namespace: str, origin: Origin) -> RunRecord:
+    """The record of a run of ``pipeline`` under the name ``run``."""
+    workflow = identified(pipeline.manifest, Identity(run, 1, workflow_name(run, 1), namespace))
+    return RunRecord(
+        run=run,
+        pipeline=pipeline.name,
+        workflow=workflow,
+        digest=digest(workflow),
+        parameters=own_parameters(workflow),
+        code_version=code_version(workflow),
+        parent=origin.parent,
+        key=origin.key,
+    )
+
+
+def own_parameters(workflow: Manifest) -> dict[str, str]:
+    """Values of the workflow parameters that an author declared."""
+    ours = (RUN_PARAMETER, SUBMISSION_PARAMETER)
+    return {name: value for name, value in parameters_of(workflow).items() if name not in ours}
+
+
+def code_version(workflow: Manifest) -> str | None:
+    """Commit of the code that a Workflow was compiled from; None if nobody knew it."""
+    version: str | None = (workflow["metadata"].get("annotations") or {}).get(CODE_VERSION_ANNOTATION)
+    return version
 
 
 def _recorded(
@@ -85,12 +156,12 @@ def _recorded(
     run: str | None,
     namespace: str,
     suffix: Callable[[], str],
+    origin: Origin,
 ) -> RunRecord:
-    run = _authored_name(pipeline, run) or run
-    for _ in range(1 if run else _NAME_ATTEMPTS):
-        name = check_run(run or f"{pipeline.name[:_LONGEST_PIPELINE].rstrip('-.')}-{suffix()}")
+    name = ""
+    for name in candidate_names(pipeline, run, suffix):
         check_free(store, submitter, namespace, name, 1)
-        wanted = _record(pipeline, name, namespace)
+        wanted = run_record(pipeline, name, namespace, origin)
         if claim(store, RunLayout(name).record, wanted).won:
             return wanted
     raise ConflictError(
@@ -114,15 +185,3 @@ def _authored_name(pipeline: CompiledPipeline, wanted: str | None) -> str:
             "out, change the parameters that it is made from, or take run_name out of the pipeline"
         )
     return name
-
-
-def _record(pipeline: CompiledPipeline, run: str, namespace: str) -> RunRecord:
-    workflow = identified(pipeline.manifest, Identity(run, 1, workflow_name(run, 1), namespace))
-    ours = (RUN_PARAMETER, SUBMISSION_PARAMETER)
-    return RunRecord(
-        run=run,
-        pipeline=pipeline.name,
-        workflow=workflow,
-        digest=digest(workflow),
-        parameters={name: value for name, value in parameters_of(workflow).items() if name not in ours},
-    )

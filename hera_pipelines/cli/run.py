@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tiphys_controller import start
+from tiphys_controller import Started, Submitter, start, start_once
 from tiphys_plugin import load_queues
 
 from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, NamespaceOption, Where
@@ -43,6 +43,7 @@ from hera_pipelines.cli.screen import Screen
 from hera_pipelines.compile.code_version import commit_of, record_code_version
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.protocol.pipeline import Manifest
+from tiphys.store import Store
 
 if TYPE_CHECKING:
     from hera_pipelines.loading import AnyPipeline
@@ -53,12 +54,15 @@ Examples:
   tiphys run digits.py -p lr=0.3 --run digits-hot
   tiphys run digits.py --queues queues.yaml --store s3://ml/tiphys
   tiphys run digits.py --cluster -n ml
+  tiphys run digits.py --cluster -n ml --idempotency-key nightly-2026-05-04
   tiphys run digits.py --cluster -n ml --argo-server argo.example.com:443
 """
 
 
 SERVICE_ACCOUNT = "tiphys-workflow"
 """The chart makes it, with the rights that Argo's pods need."""
+
+_BEFORE = "it was begun before, under the same idempotency key"
 
 _ONLY_CLUSTER = {
     **CLUSTER_OPTIONS,
@@ -95,6 +99,14 @@ def run(
     ] = SERVICE_ACCOUNT,
     executor_plugin: ExecutorPluginOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Submit to the cluster and do not watch.")] = False,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            "--idempotency-key",
+            metavar="KEY",
+            help="Repeating the command with this key finds the run that it began, and begins no other.",
+        ),
+    ] = None,
 ) -> None:
     """Run a pipeline here, with real processes and the same plugin as on a cluster; or, with --cluster, there.
 
@@ -106,12 +118,12 @@ def run(
     if not cluster:
         refuse(command, _ONLY_CLUSTER, "this is for a cluster; add --cluster")
         options = EngineOptions(state, queues, plugin_port, speed, code or file.parent)
-        _here(screen, _Wanted(file, which, parameter or [], name, store), options)
+        _here(screen, _Wanted(file, which, parameter or [], name, store, idempotency_key), options)
         return
     refuse(command, ENGINE_OPTIONS, "this is for the local engine, which --cluster does not use; leave it out")
     where = Where(kubeconfig, context, namespace, argo_server)
     choice = _Choice(where, service_account, executor_plugin, detach)
-    _on_cluster(screen, _Wanted(file, which, parameter or [], name, store), choice)
+    _on_cluster(screen, _Wanted(file, which, parameter or [], name, store, idempotency_key), choice)
 
 
 @dataclass(frozen=True)
@@ -123,6 +135,13 @@ class _Wanted:
     parameters: list[str]
     name: str | None
     store: str | None
+    key: str | None
+
+    def begin(self, place: Store, submitter: Submitter, manifest: Manifest, namespace: str) -> Started:
+        """Start the run, or find it where it was started under the same key before."""
+        if self.key is None:
+            return start(place, submitter, manifest, self.name, namespace)
+        return start_once(place, submitter, manifest, self.key, self.name, namespace)
 
 
 @dataclass(frozen=True)
@@ -143,10 +162,13 @@ def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
     record_code_version(manifest, commit_of(wanted.file.parent))
     remember_code(manifest, options.code or wanted.file.parent)
     with local_engine(place, options) as (session, watch):
-        started = start(place, session, manifest, wanted.name)
+        started = wanted.begin(place, session, manifest, "default")
         screen.write(started.run)
         screen.out.file.flush()
         job = Job(started.run, started.workflow_name, place, options.state, must_be_named(wanted.store, pipeline.store))
+        if not started.created:
+            screen.note(f"{_BEFORE}; see {job.command('get')}, go on with {job.command('resume')}")
+            return
         carry_out(screen, session, watch, job)
 
 
@@ -167,10 +189,14 @@ def _on_cluster(screen: Screen, wanted: _Wanted, choice: _Choice) -> None:
     namespace = choice.where.namespace or manifest["metadata"].get("namespace") or at_hand
     if not namespace:
         raise UsageError("nothing names the namespace that the Workflow goes to; give it with -n")
-    started = start(place, submitter, manifest, wanted.name, namespace)
+    started = wanted.begin(place, submitter, manifest, namespace)
     screen.write(started.run)
     screen.out.file.flush()
     live = submitter.find(namespace, started.workflow_name)
+    if not started.created:
+        screen.note(_BEFORE)
+    if live is None and not started.created:
+        return
     if live is None:
         raise NotFoundError(f"Workflow {namespace}/{started.workflow_name} was deleted a moment ago")
     named = must_be_named(wanted.store, pipeline.store)

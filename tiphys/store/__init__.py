@@ -3,7 +3,7 @@
 from tiphys.store.base import ObjectInfo, Store, check_key
 from tiphys.store.claims import Claim, claim, find_record, read_record
 from tiphys.store.directory import DirectoryStore
-from tiphys.store.layout import LineageLayout, RunLayout, lineage_of, memo_key
+from tiphys.store.layout import LineageLayout, RunLayout, lineage_of, memo_key, start_key
 from tiphys.store.opening import open_store
 from tiphys.store.runs import (
     Attempt,
@@ -46,6 +46,7 @@ __all__ = [
     "read_events",
     "read_record",
     "read_run",
+    "start_key",
     "step_attempts",
     "submissions",
 ]

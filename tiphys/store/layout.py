@@ -58,6 +58,10 @@ class RunLayout:
     def submission_end(self, submission: int) -> str:
         return f"{self.submissions}{_number(submission)}.end.json"
 
+    def workflow(self, workflow_digest: str) -> str:
+        """A Workflow other than the first one that the run went on with."""
+        return f"{self.prefix}workflows/{workflow_digest}.json"
+
     def items(self, submission: int) -> str:
         return f"{self.prefix}items/{_number(submission)}/"
 
@@ -239,6 +243,11 @@ def lineage_of(run: str, step: str) -> str:
 def memo_key(step_key: str) -> str:
     """Key of the pointer that shares a step's result between runs."""
     return f"memo/{step_key}.json"
+
+
+def start_key(key_digest: str) -> str:
+    """Key of the record of which run was begun under an idempotency key."""
+    return f"keys/{key_digest}.json"
 
 
 def parse_submission(key: str) -> tuple[int, str] | None:

@@ -28,7 +28,7 @@ PIPELINE = pipeline_of(gated("prep"), parameters={"lr": "0.1"})
 def test_a_started_run_is_recorded_claimed_created_and_bound(store: Store, submitter: FakeSubmitter) -> None:
     started = start(store, submitter, PIPELINE, "digits-1", "ml")
 
-    assert started == ("digits-1", 1, "digits-1", "uid-of-digits-1")
+    assert started == ("digits-1", 1, "digits-1", "uid-of-digits-1", True)
     record = read_run(store, "digits-1")
     assert record.pipeline == "digits"
     assert record.parameters == {"lr": "0.1"}

@@ -1,0 +1,113 @@
+"""Begin a run once for each idempotency key, whoever asks how often and whatever dies in between.
+
+The key names the run before anything of the run is written. Every later write is
+create-only and says under which key it was made, so that the same call, repeated
+anywhere, finds what there is and adds what is missing.
+"""
+
+from collections.abc import Callable
+
+from tiphys.errors import ConflictError
+from tiphys.faults import failpoint
+from tiphys.protocol.pipeline import CompiledPipeline, Manifest
+from tiphys.records import RunRecord, StartKey, SubmissionBound, SubmissionClaim, digest
+from tiphys.store import RunLayout, Store, claim, find_record, start_key
+from tiphys_controller.keys import key_digest
+from tiphys_controller.sending import bind, check_free, send
+from tiphys_controller.starting import Origin, Started, candidate_names, first_claim, random_suffix, run_record
+from tiphys_controller.submitter import LiveWorkflow, Submitter, is_known
+
+
+def start_once(
+    store: Store,
+    submitter: Submitter,
+    manifest: Manifest,
+    key: str,
+    run: str | None = None,
+    namespace: str = "default",
+    suffix: Callable[[], str] = random_suffix,
+) -> Started:
+    """Start a run of a compiled pipeline, or find the one that was started under ``key`` before.
+
+    The first submission is answered, with ``created`` False where it had been
+    sent before this call. Arguments beside ``key`` are those of `start`.
+
+    Raises:
+        UsageError: the key or the name is not valid, or Tiphys did not compile the Workflow.
+        ConflictError: the key was used for something else; the name is taken by
+            a run without this key; or the run was begun for another cluster.
+    """
+    pipeline = CompiledPipeline.from_manifest(manifest)
+    wanted = digest({"workflow": manifest, "run": run or "", "namespace": namespace})
+    held = find_record(store, start_key(key_digest(key)), StartKey)
+    if held is None:
+        name = _free_name(store, submitter, pipeline, run, namespace, suffix)
+        reserved = StartKey(run=name, namespace=namespace, content=wanted)
+        held = claim(store, start_key(key_digest(key)), reserved).record
+    if held.content != wanted:
+        raise ConflictError(
+            f"idempotency key {key!r} was used at {held.written_at:%Y-%m-%d %H:%M:%S} UTC to start run {held.run} "
+            f"(content {held.content[:12]}), and this call asks for something else ({run or 'a run'} of pipeline "
+            f"{pipeline.name}, content {wanted[:12]}); repeat the call as it was, or choose another key"
+        )
+    failpoint("start.after_key")
+    origin = Origin(key=key_digest(key))
+    return _submitted(store, submitter, _recorded(store, pipeline, held, origin), namespace, origin)
+
+
+def _free_name(
+    store: Store,
+    submitter: Submitter,
+    pipeline: CompiledPipeline,
+    run: str | None,
+    namespace: str,
+    suffix: Callable[[], str],
+) -> str:
+    name = ""
+    for name in candidate_names(pipeline, run, suffix):
+        check_free(store, submitter, namespace, name, 1)
+        if find_record(store, RunLayout(name).record, RunRecord) is None:
+            return name
+    raise _taken(store, name)
+
+
+def _recorded(store: Store, pipeline: CompiledPipeline, held: StartKey, origin: Origin) -> RunRecord:
+    record = run_record(pipeline, held.run, held.namespace, origin)
+    found = claim(store, RunLayout(held.run).record, record).record
+    if found.key != origin.key:
+        raise _taken(store, held.run)
+    failpoint("start.after_record")
+    return found
+
+
+def _submitted(store: Store, submitter: Submitter, record: RunRecord, namespace: str, origin: Origin) -> Started:
+    layout = RunLayout(record.run)
+    wanted = first_claim(record, submitter.cluster, namespace, origin)
+    held = claim(store, layout.submission(1), wanted).record
+    bound = find_record(store, layout.submission_bound(1), SubmissionBound)
+    if bound is not None:
+        return Started(record.run, 1, bound.workflow_name, bound.uid, created=False)
+    if held.cluster not in ("", submitter.cluster):
+        raise ConflictError(
+            f"run {record.run} was begun under this key for cluster {held.cluster} and may run there; from cluster "
+            f"{submitter.cluster} nobody can tell: repeat the call there, or `tiphys resume {record.run} --force` here"
+        )
+    if live := _found(store, submitter, held):
+        return Started(record.run, 1, live.name, live.uid, created=False)
+    live = send(store, submitter, held, record.workflow, "start")
+    return Started(record.run, 1, live.name, live.uid)
+
+
+def _found(store: Store, submitter: Submitter, held: SubmissionClaim) -> LiveWorkflow | None:
+    """The Workflow that somebody created who died before they could say so."""
+    live = submitter.find(held.namespace, held.workflow_name)
+    if live is not None and is_known(submitter.cluster):
+        bind(store, submitter.cluster, held, live)
+    return live
+
+
+def _taken(store: Store, name: str) -> ConflictError:
+    return ConflictError(
+        f"{store.url} already has a run {name!r}, which was not begun under this key; choose another name, or go on "
+        f"with it by `tiphys resume {name}`"
+    )

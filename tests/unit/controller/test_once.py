@@ -1,0 +1,142 @@
+"""Beginning a run under an idempotency key.
+
+| the call before, under this key | this call | outcome |
+|---|---|---|
+| none | – | started |
+| done | the same | the same run, nothing created |
+| died anywhere | the same | the same run, what is missing is added |
+| any | another pipeline, parameter, name or namespace | refused, both named |
+| died before the Workflow was sent | the same, from another cluster | refused |
+| none, and the name is taken | – | refused |
+"""
+
+import pytest
+from support.compiled import gated, pipeline_of
+from support.faults import dying_at
+from support.submitter import FakeSubmitter
+from tiphys_controller import resume, start, start_once
+
+from tiphys.errors import ConflictError, UsageError
+from tiphys.store import Store, list_runs, read_run, submissions
+
+PIPELINE = pipeline_of(gated("prep"), parameters={"lr": "0.1"})
+HOT = pipeline_of(gated("prep"), parameters={"lr": "0.9"})
+KEY = "nightly/2026-05-04 ✓"
+POINTS = ("after_key", "after_record", "after_claim", "after_create", "after_bind")
+
+
+def keys(store: Store) -> list[str]:
+    return [info.key for info in store.list("")]
+
+
+def test_the_same_key_begins_one_run(store: Store, submitter: FakeSubmitter) -> None:
+    first = start_once(store, submitter, PIPELINE, KEY)
+    written = keys(store)
+    submitter.end(first.run)
+    submitter.delete(first.run)
+    second = start_once(store, submitter, PIPELINE, KEY)
+
+    assert first.created
+    assert second == first._replace(created=False)
+    assert list(list_runs(store)) == [first.run]
+    assert keys(store) == written
+    assert submitter.names() == []
+
+
+def test_two_keys_begin_two_runs(store: Store, submitter: FakeSubmitter) -> None:
+    runs = {start_once(store, submitter, PIPELINE, key).run for key in ("one", "two")}
+
+    assert set(list_runs(store)) == runs
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_call_that_died_is_completed_by_the_same_call(store: Store, submitter: FakeSubmitter, point: str) -> None:
+    with dying_at(f"start.{point}"):
+        start_once(store, submitter, PIPELINE, KEY)
+
+    started = start_once(store, submitter, PIPELINE, KEY)
+
+    assert started.created == (point in ("after_key", "after_record", "after_claim"))
+    assert list(list_runs(store)) == [started.run]
+    assert submitter.names() == [started.run]
+    [only] = submissions(store, started.run)
+    assert only.bound is not None
+    assert only.bound.uid == started.uid
+
+
+@pytest.mark.parametrize("point", ["after_record", "after_claim", "after_create"])
+def test_what_a_resume_completed_is_found_by_the_same_call(store: Store, submitter: FakeSubmitter, point: str) -> None:
+    with dying_at(f"start.{point}"):
+        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+    resume(store, submitter, "digits-1")
+
+    started = start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+
+    assert started == ("digits-1", 1, "digits-1", "uid-of-digits-1", False)
+    assert submitter.names() == ["digits-1"]
+
+
+@pytest.mark.parametrize("other", [{"manifest": HOT}, {"run": "digits-2"}, {"namespace": "ml"}])
+def test_a_key_that_was_used_for_something_else_is_refused(
+    store: Store, submitter: FakeSubmitter, other: dict[str, str]
+) -> None:
+    asked = {"manifest": PIPELINE, "key": KEY, "run": "digits-1"}
+    start_once(store, submitter, **asked)
+    before = keys(store)
+
+    wanted = rf"start run digits-1 .*asks for something else \({other.get('run', 'digits-1')} of pipeline digits"
+    with pytest.raises(ConflictError, match=wanted):
+        start_once(store, submitter, **(asked | other))
+
+    assert keys(store) == before
+    assert submitter.names() == ["digits-1"]
+
+
+def test_a_run_that_was_begun_for_another_cluster_is_not_begun_here(store: Store, submitter: FakeSubmitter) -> None:
+    with dying_at("start.after_claim"):
+        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+    east = FakeSubmitter(submitter.folder / "east", cluster="east")
+
+    with pytest.raises(ConflictError, match="begun under this key for cluster west"):
+        start_once(store, east, PIPELINE, KEY, run="digits-1")
+
+    assert east.names() == []
+
+
+def test_a_name_that_another_run_has_is_refused(store: Store, submitter: FakeSubmitter) -> None:
+    start(store, submitter, PIPELINE, "digits-1")
+    submitter.delete("digits-1")
+    before = keys(store)
+
+    with pytest.raises(ConflictError, match="already has a run 'digits-1', which was not begun under this key"):
+        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+
+    assert keys(store) == before
+
+
+def test_a_name_that_another_run_took_in_between_is_refused(store: Store, submitter: FakeSubmitter) -> None:
+    with dying_at("start.after_key"):
+        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+    start(store, submitter, PIPELINE, "digits-1")
+
+    with pytest.raises(ConflictError, match="which was not begun under this key"):
+        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+
+    assert read_run(store, "digits-1").key == ""
+
+
+@pytest.mark.parametrize("key", ["", "a" * 256, "a\nb", "\x00"])
+def test_a_key_that_nobody_can_repeat_is_refused(store: Store, submitter: FakeSubmitter, key: str) -> None:
+    with pytest.raises(UsageError, match="idempotency key"):
+        start_once(store, submitter, PIPELINE, key)
+
+    assert keys(store) == []
+
+
+@pytest.mark.parametrize("key", ["../../etc/passwd", "runs/digits-1", "%2e%2e/"])
+def test_a_key_cannot_name_a_place_in_the_store(store: Store, submitter: FakeSubmitter, key: str) -> None:
+    start_once(store, submitter, PIPELINE, key, run="digits-1")
+
+    [held] = store.list("keys/")
+    assert held.key.removeprefix("keys/").removesuffix(".json").isalnum()
