@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hera_pipelines.loading import load_pipeline
     from hera_pipelines.pipeline import Pipeline
     from hera_pipelines.plugins import PluginTemplate
-    from hera_pipelines.policies import AKS_SPOT, EKS_SPOT, GKE_SPOT, KARPENTER_SPOT, Checkpoints, Retries
+    from hera_pipelines.policies import AKS_SPOT, EKS_SPOT, GKE_SPOT, KARPENTER_SPOT, AutoResume, Checkpoints, Retries
     from hera_pipelines.sweeps import choice, grid, integers, log_uniform, random_search, uniform
     from hera_pipelines.sweeps.best import best
 
@@ -20,6 +20,7 @@ __all__ = [
     "EKS_SPOT",
     "GKE_SPOT",
     "KARPENTER_SPOT",
+    "AutoResume",
     "Checkpoints",
     "CronPipeline",
     "Pipeline",
@@ -46,7 +47,9 @@ _HOMES = {
     **dict.fromkeys(("SharedVolume", "Spot"), "compile.settings"),
     **dict.fromkeys(("Step", "Train"), "containers"),
     **dict.fromkeys(("step", "train"), "functions"),
-    **dict.fromkeys(("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "Checkpoints", "Retries"), "policies"),
+    **dict.fromkeys(
+        ("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "AutoResume", "Checkpoints", "Retries"), "policies"
+    ),
     **dict.fromkeys(("choice", "grid", "integers", "log_uniform", "random_search", "uniform"), "sweeps"),
     "best": "sweeps.best",
     "CronPipeline": "cron",

@@ -10,6 +10,7 @@ from hera.workflows import DAG
 from hera_pipelines.compile import CompileOptions, read_executor_plugin, to_workflow_yaml
 from hera_pipelines.compile.names import pipeline_name
 from hera_pipelines.plugins import PluginTemplate
+from hera_pipelines.policies import AutoResume
 from tiphys.errors import UsageError
 from tiphys.protocol.pipeline import Manifest
 
@@ -24,6 +25,7 @@ class Compiled:
         store: str
         run_name: str
         executor_plugin: Mapping[str, Any] | Path | None
+        auto_resume: AutoResume | None
         entrypoint: str | None
         name: str | None
         generate_name: str | None
@@ -77,6 +79,7 @@ class Compiled:
             run_name=self.run_name,
             queues=None if queues is None else frozenset(queues),
             executor_plugin=read_executor_plugin(plugin) if isinstance(plugin, Path) else plugin,
+            auto_resume=None if self.auto_resume is None else self.auto_resume.policy(),
         )
 
     def _put_bodies_back(self, templates: list[Manifest]) -> None:

@@ -11,6 +11,7 @@ from hera_pipelines.local.durations import seconds
 from tiphys.checkpoint.exposure import Exposure
 from tiphys.checkpoint.settings import AUTO_BOUNDS, Bounds
 from tiphys.errors import UsageError
+from tiphys.protocol.auto_resume import OUTER_CAUSES, AutoResumePolicy
 from tiphys.protocol.gang import Backend, Gang
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, parse_best, parse_every
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy, WhenBusy
@@ -125,6 +126,42 @@ class Checkpoints:
             asynchronous=self.asynchronous,
             when_busy=self.when_busy,
             cache=self.cache,
+        )
+
+
+@dataclass(frozen=True)
+class AutoResume:
+    """That a run goes on by itself after it failed from outside, or its Workflow was deleted.
+
+    A run that a person has stopped, or that failed by its own program, is left
+    alone. Needs the controller of Tiphys in the cluster; see docs/auto-resume.md.
+
+    Attributes:
+        max_without_progress: So many resumes in a row may end without a new checkpoint or a newly finished step.
+        cooldown: Wait after the first of those; it doubles with each further one. A run that gets ahead never waits.
+        cooldown_cap: The longest of these waits.
+        retry_after: Once there were too many: when to try again, twice as long each time. None: never by itself.
+        causes: Causes to go on after, such as ``("preemption",)``; None: preemption, infrastructure and unknown.
+    """
+
+    max_without_progress: int = 2
+    cooldown: Duration = "1m"
+    cooldown_cap: Duration = "1h"
+    retry_after: Duration | None = "6h"
+    causes: tuple[str, ...] | None = None
+
+    def policy(self) -> AutoResumePolicy:
+        """The policy as the controller reads it."""
+        return _checked(
+            AutoResumePolicy,
+            "AutoResume",
+            max_without_progress=self.max_without_progress,
+            cooldown_seconds=duration(self.cooldown, "AutoResume(cooldown=…)"),
+            cooldown_cap_seconds=duration(self.cooldown_cap, "AutoResume(cooldown_cap=…)"),
+            retry_after_seconds=(
+                None if self.retry_after is None else duration(self.retry_after, "AutoResume(retry_after=…)")
+            ),
+            causes=OUTER_CAUSES if self.causes is None else self.causes,
         )
 
 

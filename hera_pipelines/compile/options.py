@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tiphys.protocol.auto_resume import AutoResumePolicy
+
 
 @dataclass(frozen=True)
 class CompileOptions:
@@ -20,6 +22,7 @@ class CompileOptions:
             skips the check.
         executor_plugin: The executor plugin that the Workflow brings along, as
             an ExecutorPlugin or its ConfigMap; None: Argo is set up with one.
+        auto_resume: When its runs go on by themselves; None: never.
     """
 
     pipeline: str = ""
@@ -27,3 +30,4 @@ class CompileOptions:
     run_name: str = ""
     queues: frozenset[str] | None = None
     executor_plugin: Mapping[str, Any] | None = None
+    auto_resume: AutoResumePolicy | None = None

@@ -13,6 +13,7 @@ from hera_pipelines.compile.options import CompileOptions
 from hera_pipelines.compile.references import add_dependencies
 from hera_pipelines.compile.refusals import check_steps, check_workflow
 from hera_pipelines.compile.shapes import step_templates
+from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION
 from tiphys.protocol.pipeline import Manifest, parameters_of, template
 from tiphys.protocol.policy import PIPELINE_ANNOTATION, RUN_PARAMETER, STORE_ANNOTATION, SUBMISSION_PARAMETER
 
@@ -41,7 +42,7 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     _point_to_wrappers(entry, steps)
     spec["templates"] = [t for t in spec["templates"] if settings_text(t) is None] + made
     _add_parameters(workflow)
-    _describe(workflow, name, options.store)
+    _describe(workflow, name, options)
     if options.executor_plugin is not None:
         spec["executorPlugins"] = [*(spec.get("executorPlugins") or []), executor_plugin(options.executor_plugin)]
     return workflow
@@ -62,8 +63,10 @@ def _add_parameters(workflow: Manifest) -> None:
     arguments["parameters"] = [*(arguments.get("parameters") or []), *ours]
 
 
-def _describe(workflow: Manifest, pipeline: str, store: str) -> None:
-    metadata = workflow.setdefault("metadata", {})
+def _describe(workflow: Manifest, pipeline: str, options: CompileOptions) -> None:
+    metadata, store = workflow.setdefault("metadata", {}), options.store
     annotations = {PIPELINE_ANNOTATION: pipeline} | ({STORE_ANNOTATION: store} if store else {})
+    if options.auto_resume is not None:
+        annotations[AUTO_RESUME_ANNOTATION] = options.auto_resume.model_dump_json()
     metadata["annotations"] = narrate({**(metadata.get("annotations") or {}), **annotations}, pipeline, store)
     metadata["labels"] = {**(metadata.get("labels") or {}), PIPELINE_ANNOTATION: pipeline}

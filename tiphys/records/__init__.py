@@ -16,6 +16,7 @@ from tiphys.records.attempt import (
     Saved,
     Skipped,
 )
+from tiphys.records.automatic import Advance, AlertDone, AlertRecord, AlertTaken, AutomaticResume, LeftAlone
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
 from tiphys.records.event import Event, EventBatch
 from tiphys.records.gang import RankPart, SaveCall, SaveLost
@@ -43,8 +44,13 @@ from tiphys.records.run import (
 
 __all__ = [
     "AdoptedRecord",
+    "Advance",
+    "AlertDone",
+    "AlertRecord",
+    "AlertTaken",
     "AttemptClaim",
     "AttemptEnd",
+    "AutomaticResume",
     "Began",
     "Cause",
     "CheckpointManifest",
@@ -56,6 +62,7 @@ __all__ = [
     "ExpiryRecord",
     "Facts",
     "ItemBound",
+    "LeftAlone",
     "MemoRecord",
     "Outcome",
     "Output",

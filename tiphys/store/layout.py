@@ -7,8 +7,13 @@ checkpoint lists first.
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from tiphys.records import CheckpointRef, check_run, check_step
+
+RUNS = "runs/"
+LINEAGES = "lineages/"
+ALERTS = "alerts/"
 
 PIN_NAME = r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"
 
@@ -18,10 +23,8 @@ _CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
 _PIN = re.compile(r"(\d{9})-(\d{15})/(" + PIN_NAME + r")\.json")
 _EXPIRED = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
 _SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
+_ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|taken|done)\.json")
 _DONE = re.compile(r"(\d{9})-([0-9a-f]{64})")
-
-RUNS = "runs/"
-LINEAGES = "lineages/"
 
 
 def _number(value: int) -> str:
@@ -61,6 +64,13 @@ class RunLayout:
     def workflow(self, workflow_digest: str) -> str:
         """A Workflow other than the first one that the run went on with."""
         return f"{self.prefix}workflows/{workflow_digest}.json"
+
+    def automatic(self, submission: int) -> str:
+        """That the controller was about to make this submission by itself."""
+        return f"{self.prefix}automatic/{_number(submission)}.json"
+
+    def left_alone(self, submission: int) -> str:
+        return f"{self.prefix}automatic/{_number(submission)}.left.json"
 
     def items(self, submission: int) -> str:
         return f"{self.prefix}items/{_number(submission)}/"
@@ -248,6 +258,17 @@ def memo_key(step_key: str) -> str:
 def start_key(key_digest: str) -> str:
     """Key of the record of which run was begun under an idempotency key."""
     return f"keys/{key_digest}.json"
+
+
+def alert_key(alert: str, what: Literal["firing", "resolved", "taken", "done"]) -> str:
+    """Key of a record about one alert, by its id."""
+    return f"{ALERTS}{alert}/{what}.json"
+
+
+def parse_alert(key: str) -> tuple[str, str] | None:
+    """(id, what) of a key below ``alerts/``; None for any other key."""
+    match = _ALERT.fullmatch(key)
+    return (match[1], match[2]) if match else None
 
 
 def parse_submission(key: str) -> tuple[int, str] | None:
