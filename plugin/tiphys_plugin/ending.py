@@ -10,6 +10,7 @@ from datetime import datetime
 
 from tiphys.faults import failpoint
 from tiphys.lineage.classify import Observation, classify
+from tiphys.lineage.newest import newest_commit
 from tiphys.protocol.gang import Gang, gang_name
 from tiphys.protocol.wire import ExecuteReply, pending
 from tiphys.records import AttemptClaim, AttemptEnd, Cause, CheckpointManifest, Outcome, Output, Preemption, Saved
@@ -17,7 +18,6 @@ from tiphys.store import claim as claim_record
 from tiphys_plugin import gangs, pods, poison
 from tiphys_plugin.cluster import GangStatus, PodStatus
 from tiphys_plugin.pacing import requeue_seconds
-from tiphys_plugin.preemption.loss import newest_commit
 from tiphys_plugin.preemption.report import as_it_ended, report
 from tiphys_plugin.preemption.words import went
 from tiphys_plugin.services import StepCall
@@ -132,7 +132,7 @@ def end(
         outputs=outputs,
         preempted=preempted,
         over_at=over_at,
-        saved=Saved(checkpoint=newest.ref, at=newest.written_at, began=newest.began) if newest else None,
+        saved=Saved.of(newest) if newest else None,
     )
     wanted = poison.judged(call, attempt, wanted)
     failpoint("end.before_record")

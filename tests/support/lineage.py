@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, CheckpointPolicy, Kind, StepSpec
+from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, StepSpec
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
@@ -101,10 +101,17 @@ def resealed(data: bytes, **changes: Any) -> bytes:
 
 
 def write_run(
-    store: Store, *, checkpoint_store: str = "", run: str = RUN, step: str = STEP, **fields: Any
+    store: Store,
+    *,
+    checkpoint_store: str = "",
+    run: str = RUN,
+    step: str = STEP,
+    gpu: GpuRequest | None = None,
+    **fields: Any,
 ) -> RunRecord:
     """Record a run of one training step, as the first admit does; ``fields`` of the record may be given."""
-    spec = StepSpec(name=step, kind=Kind.TRAIN, template="t" * 64, checkpoints=CheckpointPolicy(store=checkpoint_store))
+    policy = CheckpointPolicy(store=checkpoint_store)
+    spec = StepSpec(name=step, kind=Kind.TRAIN, template="t" * 64, checkpoints=policy, gpu=gpu)
     workflow = {
         "metadata": {"annotations": {PIPELINE_ANNOTATION: "digits"}},
         "spec": {

@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp
-from tiphys.records.manifest import Began, CheckpointRef
+from tiphys.records.manifest import Began, CheckpointManifest, CheckpointRef
 
 
 class Cause(StrEnum):
@@ -58,6 +58,8 @@ class AttemptClaim(SealedRecord):
     """Id of the GPU lease; empty for a step without GPUs."""
     nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
     """The node that each of its pods has to run on, by rank; empty where that is left to Kubernetes."""
+    members: PositiveInt | None = Field(default=None, exclude_if=lambda members: members is None)
+    """With how many pods it starts, where the author left that open; None: with as many as the step says."""
 
 
 class OutputKind(StrEnum):
@@ -149,6 +151,10 @@ class Saved(Record):
     at: Timestamp
     """The moment that its state is of."""
     began: Began | None = None
+
+    @classmethod
+    def of(cls, manifest: CheckpointManifest) -> "Saved":
+        return cls(checkpoint=manifest.ref, at=manifest.written_at, began=manifest.began)
 
 
 class AttemptEnd(SealedRecord):

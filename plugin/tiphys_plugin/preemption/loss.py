@@ -10,10 +10,9 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, StoreError, UsageError
-from tiphys.lineage.verify import read_manifest
-from tiphys.records import CheckpointManifest
-from tiphys.store import LineageLayout, Store, lineage_of
+from tiphys.errors import NotFoundError, StoreError, UsageError
+from tiphys.lineage.newest import newest_commit
+from tiphys.store import lineage_of
 from tiphys.store.runs import concurrently
 from tiphys_plugin.ledger.model import Lease
 from tiphys_plugin.workflows import Stores
@@ -48,22 +47,6 @@ class Losses:
             _log.warning("preemption.loss_unknown", run=held.run, step=held.step, error=str(error))
             return lease.granted_at
         return max(manifest.written_at, lease.granted_at) if manifest is not None else lease.granted_at
-
-
-def newest_commit(store: Store, lineage: str, attempt: int) -> CheckpointManifest | None:
-    """The newest checkpoint that an attempt has committed; None if there is none. One listing and one read."""
-    layout = LineageLayout(lineage)
-    for info in store.list(layout.manifests):
-        ref = layout.parse_checkpoint(info.key)
-        if ref is None or ref.attempt > attempt:
-            continue
-        if ref.attempt < attempt:
-            break
-        try:
-            return read_manifest(store, ref)
-        except (IntegrityError, ObjectMissingError):
-            continue
-    return None
 
 
 def seconds_since(then: datetime, now: datetime) -> float:

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from tiphys.lineage.classify import Observation
+from tiphys.lineage.newest import newest_commit
 from tiphys.records import AttemptClaim, CrashRecord, Preemption
 from tiphys.store import find_record
-from tiphys_plugin.preemption.loss import newest_commit, seconds_since
+from tiphys_plugin.preemption.loss import seconds_since
 from tiphys_plugin.services import StepCall
 
 

@@ -33,6 +33,7 @@ from tiphys.errors import StoreError
 from tiphys.lineage import timeline
 from tiphys.protocol.policy import RetryPolicy
 from tiphys.records import CheckpointManifest, CrashRecord, Shard
+from tiphys.lineage.newest import newest_commit
 from tiphys.store import DirectoryStore, LineageLayout, claim
 
 RULES = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}]})
@@ -293,8 +294,8 @@ def test_a_checkpoint_of_another_attempt_does_not_count(tmp_path):
     store = DirectoryStore(tmp_path)
     commit(store, "low/fit", 1, 50)
     commit(store, "low/fit", 3, 10)
-    assert loss.newest_commit(store, "low/fit", 2) is None
-    found = loss.newest_commit(store, "low/fit", 3)
+    assert newest_commit(store, "low/fit", 2) is None
+    found = newest_commit(store, "low/fit", 3)
     assert found is not None and found.global_step == 10
 
 

@@ -1,0 +1,193 @@
+"""Where the time of a run went.
+
+Time is written as seconds after noon. Attempt 1 is admitted at 0, opens its
+session at 10, has its first step at 15, and so on.
+
+| what is told of an attempt | what becomes of its time |
+|---|---|
+| the next one went on from a checkpoint of it | useful up to the moment of that checkpoint, lost from there on |
+| a later one went back past it | lost as a whole, but for getting there |
+| it is done | useful to its end |
+| it saved nothing | lost: nobody knows when it began to train |
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
+from support.memory import MemoryStore
+from tiphys_controller.economics import Phase, accounts, by_queue
+
+from tiphys.protocol.policy import GpuRequest
+from tiphys.records import Began, Cause, Event, Outcome, Saved, SubmissionBound, SubmissionClaim, SubmissionKind
+from tiphys.store import RunLayout, append_events
+from tiphys.store import claim as claim_record
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def began(opened: float, restored: float | None, first_step: float) -> Began:
+    return Began(
+        opened_at=at(opened), restored_at=None if restored is None else at(restored), first_step_at=at(first_step)
+    )
+
+
+@pytest.fixture
+def store():
+    place = MemoryStore()
+    write_run(place, gpu=GpuRequest(gpus=4, queue="research"))
+    return place
+
+
+def opened(store, number, seconds, start=None, submission=1):
+    claim = claim_of(number, start, submission=submission)
+    write_claim(store, claim.model_copy(update={"written_at": at(seconds)}))
+
+
+def ended(store, number, seconds, over=None, saved=None, **fields):
+    end = end_of(number, **fields)
+    told = {"written_at": at(seconds), "over_at": None if over is None else at(over), "saved": saved}
+    write_end(store, end.model_copy(update=told))
+
+
+def saved(attempt, step, seconds, when):
+    return Saved(checkpoint=ref(attempt, step), at=at(seconds), began=when)
+
+
+def account(store, now=1000.0):
+    (found,) = accounts(store, [RUN], at(now))
+    return found
+
+
+def seconds(entry):
+    return {phase.value: entry.seconds(phase) for phase in Phase if entry.seconds(phase)}
+
+
+def test_time_up_to_the_checkpoint_that_was_gone_on_from_is_useful_and_the_rest_is_lost(store):
+    opened(store, 1, 0)
+    ended(store, 1, 103, over=100, saved=saved(1, 50, 80, began(10, None, 15)))
+    opened(store, 2, 110, ref(1, 50))
+    ended(store, 2, 200, outcome=Outcome.DONE, saved=saved(2, 90, 195, began(118, 120, 125)))
+    (step,) = account(store).steps
+    first, second = step.entries
+    assert seconds(first) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20, "detecting": 3}
+    assert seconds(second) == {"starting": 8, "loading": 2, "first_step": 5, "useful": 75}
+    (recovery,) = step.recoveries
+    assert (recovery.after, recovery.failed_by) == (1, "preemption")
+    assert recovery.model_dump(include={"detect", "decide", "submit", "wait", "start", "load", "first_step"}) == {
+        "detect": 3,
+        "decide": 0,
+        "submit": 0,
+        "wait": 7,
+        "start": 8,
+        "load": 2,
+        "first_step": 5,
+    }
+    assert recovery.seconds == 25
+
+
+def test_goodput_counts_gpus_and_the_time_that_nobody_held_them(store):
+    opened(store, 1, 0)
+    ended(store, 1, 103, over=100, saved=saved(1, 50, 80, began(10, None, 15)))
+    opened(store, 2, 110, ref(1, 50))
+    ended(store, 2, 200, outcome=Outcome.DONE, saved=saved(2, 90, 195, began(118, 120, 125)))
+    found = account(store)
+    assert found.goodput == pytest.approx((65 + 75) / 200)
+    assert found.held == 4 * (103 + 90)
+    cost = found.costs["preemption"]
+    assert (cost.failures, cost.lost, cost.recovery) == (1, 4 * (103 - 65), 25)
+    assert found.failures == 1
+
+
+def test_an_attempt_that_a_later_one_went_back_past_is_lost(store):
+    opened(store, 1, 0)
+    ended(store, 1, 100, over=100, saved=saved(1, 50, 80, began(0, None, 0)))
+    opened(store, 2, 100, ref(1, 50))
+    ended(store, 2, 200, over=200, saved=saved(2, 90, 180, began(100, 100, 100)), cause=Cause.USER_ERROR)
+    opened(store, 3, 200, ref(1, 50))
+    ended(store, 3, 300, outcome=Outcome.DONE)
+    first, second, third = account(store).steps[0].entries
+    assert (first.seconds(Phase.USEFUL), second.seconds(Phase.USEFUL)) == (80, 0)
+    assert second.seconds(Phase.LOST) == 100
+    assert third.seconds(Phase.USEFUL) == 100
+
+
+def test_what_the_program_restored_goes_before_what_it_was_told_to(store):
+    """The newest checkpoint was damaged, which only its reader could see."""
+    opened(store, 1, 0)
+    ended(store, 1, 100, over=100, saved=saved(1, 50, 80, began(0, None, 0)))
+    commit(store, ref(1, 20), written_at=at(30))
+    opened(store, 2, 100, ref(1, 50))
+    append_events(store, RUN, "trainer", [restored(2, "1-20")])
+    ended(store, 2, 200, outcome=Outcome.DONE)
+    first, _ = account(store).steps[0].entries
+    assert seconds(first) == {"useful": 30, "lost": 70}
+
+
+def restored(attempt, checkpoint):
+    return Event(name="checkpoint.restored", step="fit", attempt=attempt, message="", data={"checkpoint": checkpoint})
+
+
+def test_an_attempt_that_saved_nothing_is_lost_as_a_whole(store):
+    opened(store, 1, 0)
+    ended(store, 1, 100, over=90, cause=Cause.INFRASTRUCTURE)
+    opened(store, 2, 100)
+    ended(store, 2, 200, outcome=Outcome.DONE)
+    assert seconds(account(store).steps[0].entries[0]) == {"lost": 90, "detecting": 10}
+
+
+def test_what_runs_counts_up_to_its_newest_checkpoint_and_to_now(store):
+    opened(store, 1, 0)
+    commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
+    found = account(store, now=100)
+    assert seconds(found.steps[0].entries[0]) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20}
+    assert (found.failures, found.goodput) == (0, 0.65)
+
+
+def test_a_recovery_by_another_submission_tells_deciding_and_submitting_apart(store):
+    opened(store, 1, 0)
+    ended(store, 1, 100, over=100, outcome=Outcome.FENCED)
+    layout = RunLayout(RUN)
+    claim = SubmissionClaim(
+        run=RUN, submission=2, kind=SubmissionKind.RESUME, workflow_name="w", namespace="n", written_at=at(102)
+    )
+    claim_record(store, layout.submission(2), claim)
+    bound = SubmissionBound(
+        run=RUN, submission=2, cluster="c", namespace="n", workflow_name="w", uid="u", written_at=at(103)
+    )
+    claim_record(store, layout.submission_bound(2), bound)
+    opened(store, 2, 107, submission=2)
+    (recovery,) = account(store).steps[0].recoveries
+    assert (recovery.decide, recovery.submit, recovery.wait, recovery.failed_by) == (2, 1, 4, "fenced")
+
+
+def test_clocks_that_disagree_make_no_negative_time(store):
+    opened(store, 1, 50)
+    ended(store, 1, 40, over=200, saved=saved(1, 5, 10, began(500, 400, 300)))
+    opened(store, 2, 30, ref(1, 5))
+    ended(store, 2, 60, outcome=Outcome.DONE)
+    (step,) = account(store).steps
+    assert all(span.seconds > 0 for entry in step.entries for span in entry.spans)
+    assert all(value >= 0 for one in step.recoveries for value in one.model_dump().values() if isinstance(value, float))
+
+
+def test_queues_gather_the_steps_that_they_gave_gpus_to(store):
+    opened(store, 1, 0)
+    ended(store, 1, 100, outcome=Outcome.DONE)
+    (queue,) = by_queue([account(store), account(store)])
+    assert (queue.name, len(queue.steps), queue.goodput) == ("research", 2, 1.0)
+
+
+def test_a_run_that_never_began_has_no_goodput(store):
+    assert account(store).goodput is None
+
+
+def test_lineage_of_another_run_is_not_this_runs_time(store):
+    opened(store, 1, 0, ref(7, 10, "parent-1/fit"))
+    ended(store, 1, 100, outcome=Outcome.DONE)
+    assert account(store).goodput == 1.0
+    assert LINEAGE != "parent-1/fit"
