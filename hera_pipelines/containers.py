@@ -61,7 +61,7 @@ class Train(_GatedContainer):
     queue: str = "default"
     priority: int = 0
     checkpoints: Checkpoints | None = None
-    nodes: int = 1
+    nodes: int | str = 1
     backend: Backend | str = Backend.JOB
 
     def _asked(self) -> Asked:

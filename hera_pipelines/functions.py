@@ -71,7 +71,7 @@ def train(
     queue: str = "default",
     priority: int = 0,
     checkpoints: Checkpoints | None = None,
-    nodes: int = 1,
+    nodes: int | str = 1,
     backend: Backend | str = Backend.JOB,
     cache: bool = True,
     share: bool = False,
@@ -92,7 +92,8 @@ def train(
         priority: Higher goes first within the queue.
         checkpoints: When to save and what to keep; None: it starts over each time.
         nodes: Pods of one attempt, which train together: torchrun's ``--nnodes``. If one is lost, all save if they
-            can and end, and the next attempt goes on from the checkpoint.
+            can and end, and the next attempt goes on from the checkpoint. ``"2:4"``, for torchrun's c10d rendezvous:
+            it starts with as many as find room, at least 2, and goes on without those that are lost.
         backend: What makes the pods of several nodes: ``job``, an Indexed Job, needs nothing but Kubernetes;
             ``jobset``, ``pytorchjob`` and ``trainjob`` need the controller of that name.
         cache: As in `step`.

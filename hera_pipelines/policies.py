@@ -188,7 +188,7 @@ class Asked:
     queue: str = "default"
     priority: int = 0
     checkpoints: Checkpoints | None = None
-    nodes: int = 1
+    nodes: int | str = 1
     backend: Backend | str = Backend.JOB
 
     def settings(self, step: str) -> StepSettings:
@@ -221,28 +221,37 @@ class Asked:
             if self.backend != Backend.JOB:
                 raise UsageError(f"{where} has a backend, which is for several nodes; add nodes=2, or drop it")
             return None
-        if isinstance(self.nodes, str):
-            raise UsageError(
-                f"{where}: nodes={self.nodes!r} would let it go on with fewer nodes, which is not supported; give the "
-                "number of nodes, and a training that loses one goes on from its checkpoint"
-            )
-        return _checked(Gang, where, members=self.nodes, backend=self.backend)
+        fewest, most = _nodes(self.nodes, where)
+        return _checked(Gang, where, members=most, min_members=fewest, backend=self.backend)
 
     def _gpu(self, where: str) -> GpuRequest | None:
         if not self.gpus:
             if self.gpu_type is not None or self.min_gpu_memory_mb is not None:
                 raise UsageError(f"{where} asks for a type of GPU, but for no GPU; add gpus=1")
             return None
+        fewest, most = _nodes(self.nodes, where)
         return _checked(
             GpuRequest,
             where,
-            gpus=self.gpus * self.nodes,
-            members=self.nodes,
+            gpus=self.gpus * most,
+            members=most,
+            min_members=fewest,
             gpu_type=self.gpu_type,
             min_gpu_memory_mb=self.min_gpu_memory_mb,
             queue=self.queue,
             priority=self.priority,
         )
+
+
+def _nodes(asked: int | str, where: str) -> tuple[int | None, int]:
+    """The fewest nodes, None for all of them, and the most."""
+    if isinstance(asked, int):
+        return None, asked
+    if (found := re.fullmatch(r"(\d{1,6}):(\d{1,6})", asked)) is None:
+        raise UsageError(
+            f"{where}: nodes={asked!r} is not valid: write a number, or the fewest and the most as in '2:4'"
+        )
+    return int(found[1]), int(found[2])
 
 
 def duration(value: Duration, where: str) -> float:

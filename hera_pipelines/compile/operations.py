@@ -5,7 +5,7 @@ from typing import Any
 from hera_pipelines.compile import names
 from hera_pipelines.compile.gated import GatedStep
 from hera_pipelines.compile.references import workflow_parameters
-from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS, PLUGIN, Admit, Conclude, Finalize, Settle
+from tiphys.protocol.operations import ADMIT_OUTPUTS, PLUGIN, Admit, Conclude, Finalize, Settle, gang_outputs
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import RUN_PARAMETER, SUBMISSION_PARAMETER
 
@@ -53,7 +53,7 @@ def admit_template(step: GatedStep, identity: Identity) -> Manifest:
         "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
         "artifacts": [plain_artifact(a) for a in step.input_artifacts],
     }
-    answered = ADMIT_OUTPUTS + (GANG_OUTPUTS if step.settings.gang else ())
+    answered = ADMIT_OUTPUTS + gang_outputs(step.settings.gang)
     return without_empty(
         {
             "name": step.names.admit,

@@ -8,7 +8,7 @@ from hera_pipelines.compile.gated import GatedStep, program_container
 from hera_pipelines.compile.operations import input_value, plain_artifact, without_empty
 from hera_pipelines.compile.placement import place
 from hera_pipelines.compile.retries import step_strategy
-from tiphys.protocol.operations import GANG_OUTPUTS
+from tiphys.protocol.operations import gang_outputs
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_ANNOTATION, STEP_LABEL, STORE_SECRET
 
@@ -23,7 +23,7 @@ _CREDENTIALS: Manifest = {"secretRef": {"name": STORE_SECRET, "optional": True}}
 def answers(step: GatedStep) -> tuple[str, ...]:
     """Names of admit's answers that the container of ``step`` takes."""
     checkpoints = _CHECKPOINTS if step.settings.checkpoints else ()
-    place = GANG_OUTPUTS if step.settings.gang else _TRAIN
+    place = gang_outputs(step.settings.gang) or _TRAIN
     return _EVERY_STEP + checkpoints + (place if step.trains else ())
 
 

@@ -50,6 +50,9 @@ below the attempt's prefix."""
 INPUT_KEYS = "TIPHYS_INPUT_KEYS"
 """Where the inputs lie in the store, in JSON: key by name."""
 
+ELASTIC = "TIPHYS_ELASTIC"
+"""Set where a training goes on with fewer nodes: the fewest and the most, ``2:4``."""
+
 CHECKPOINT_URI = "CHECKPOINT_URI"
 
 EX_TEMPFAIL = 75

@@ -8,7 +8,7 @@ import hashlib
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from tiphys.records import Record
 
@@ -57,10 +57,25 @@ class FirstFailure(NamedTuple):
 
 
 class Gang(Record):
-    """That a training step is several pods, one on each node, which start and end together."""
+    """That a training step is several pods, one on each node, which start and end together.
+
+    With ``min_members`` it is elastic: it starts with as many of its ``members``
+    as find room, and goes on while so many are left, the first among them.
+    """
 
     members: PositiveInt = Field(ge=2)
     backend: Backend = Backend.JOB
+    min_members: PositiveInt | None = Field(default=None, exclude_if=lambda fewest: fewest is None)
+
+    @model_validator(mode="after")
+    def _can_be_elastic(self) -> "Gang":
+        if self.min_members is None:
+            return self
+        if self.min_members >= self.members:
+            raise ValueError(f"{self.min_members} to {self.members} members leave nothing between; give one number")
+        if self.backend is not Backend.JOB:
+            raise ValueError(f"{self.backend.value} cannot go on with fewer members; only the backend 'job' can")
+        return self
 
 
 def gang_name(run: str, step: str, attempt: int) -> str:

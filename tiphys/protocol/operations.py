@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tiphys.protocol.gang import Gang
+
 PLUGIN = "tiphys"
 
 
@@ -86,6 +88,16 @@ ADMIT_OUTPUTS = (
 # may run on, as the inside of a JSON list of Kubernetes' node selector requirements, never empty, and the keys of the
 # step's input artifacts, as a JSON object.
 GANG_OUTPUTS = ("gang", "node-requirements", "input-keys")
+# Beside those for an elastic one: with how many pods it starts, and how many of them it can go on without.
+ELASTIC_OUTPUTS = ("members", "spare")
+
+
+def gang_outputs(gang: Gang | None) -> tuple[str, ...]:
+    """What admit answers beside `ADMIT_OUTPUTS`."""
+    if gang is None:
+        return ()
+    return GANG_OUTPUTS if gang.min_members is None else (*GANG_OUTPUTS, *ELASTIC_OUTPUTS)
+
 
 _SUFFIX = re.compile(r"(\[\d+\]\.attempts\(\d+\))?\[\d+\]\.(admit|settle|conclude)$")
 _RETRY = re.compile(r"\.attempts\((\d+)\)\[\d+\]\.(admit|settle)$")

@@ -64,6 +64,10 @@ class RetryPolicy(Record):
         return budget
 
 
+SpotUse = Literal["no", "allowed", "only"]
+"""Whether a step may run on nodes that can be taken away, or runs on no others."""
+
+
 class GpuRequest(Record):
     """GPUs that one attempt needs, all of them or none.
 
@@ -80,6 +84,10 @@ class GpuRequest(Record):
     members: PositiveInt = Field(default=1, exclude_if=lambda members: members == 1)
     tensor_parallel: PositiveInt = Field(default=1, exclude_if=lambda size: size == 1)
     """So many pods after one another form a group that stays within one NVLink domain."""
+    spot: SpotUse = Field(default="no", exclude_if=lambda use: use == "no")
+
+    min_members: PositiveInt | None = Field(default=None, exclude_if=lambda fewest: fewest is None)
+    """With so many pods it starts if there is room for no more; None: with all or none."""
 
     @model_validator(mode="after")
     def _members_get_the_same(self) -> "GpuRequest":
@@ -87,6 +95,8 @@ class GpuRequest(Record):
             raise ValueError(f"{self.gpus} GPUs cannot be shared evenly by {self.members} pods")
         if self.members % self.tensor_parallel:
             raise ValueError(f"{self.members} pods cannot form groups of {self.tensor_parallel}")
+        if self.min_members is not None and self.min_members >= self.members:
+            raise ValueError(f"{self.min_members} to {self.members} pods leave nothing between; give one number")
         return self
 
 

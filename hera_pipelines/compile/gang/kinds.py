@@ -1,8 +1,9 @@
 """The kinds of objects that can make the members of a gang, and when each has succeeded or failed.
 
-All end as a whole when one member does: no member is started again alone, since
-the next attempt begins with admission. Argo tries the conditions on the object's
-JSON; of a failure condition each part counts alone.
+All end as a whole when one member does, but for an elastic one, which ends with
+its first member, or when too few are left. No member is started again alone,
+since the next attempt begins with admission. Argo tries the conditions on the
+object's JSON; of a failure condition each part counts alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,11 +11,12 @@ from typing import NamedTuple
 
 from hera_pipelines.compile import names
 from hera_pipelines.compile.gang.pod import pod_template
-from hera_pipelines.compile.gang.ranks import processes, rank_variables
+from hera_pipelines.compile.gang.ranks import elastic_variables, processes, rank_variables
+from hera_pipelines.compile.gang.text import Inside
 from hera_pipelines.compile.gang.trainjob import RUNTIME_JOB, train_job
 from hera_pipelines.compile.gated import GatedStep
 from hera_pipelines.compile.operations import input_value
-from tiphys.protocol.gang import SERVICE, Backend
+from tiphys.protocol.gang import SERVICE, Backend, Gang
 from tiphys.protocol.pipeline import Manifest
 
 _NAME = input_value(names.answer("gang"))
@@ -66,6 +68,25 @@ def _job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
     return spec
 
 
+def _elastic_job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+    """The same with as many members as admit says, of which some may be lost."""
+    pod = pod_template(step, template, workflow, elastic_variables(step, f"{_NAME}-0.{SERVICE}"))
+    pod["spec"]["subdomain"] = SERVICE
+    members = Inside(names.answer("members"))
+    return {
+        "completionMode": "Indexed",
+        "completions": members,
+        "parallelism": members,
+        # Who is lost is not made anew: the next attempt asks for all of them again.
+        "backoffLimitPerIndex": 0,
+        "maxFailedIndexes": Inside(names.answer("spare")),
+        # With the first member all have ended well, and it alone stores the outputs.
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+        "podReplacementPolicy": "Failed",
+        "template": pod,
+    }
+
+
 def _job_set(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
     """JobSet, ``api/jobset/v1alpha2``. It makes a Service of its own name."""
     job = _indexed(step, template, workflow, f"{_NAME}-{_JOB_OF_SET}-0-0.{_NAME}")
@@ -112,3 +133,16 @@ KINDS: Mapping[Backend, Kind] = {
         failure=f"status.jobsStatus.{RUNTIME_JOB}.failed > 0",
     ),
 }
+
+_ELASTIC = Kind(
+    *("batch/v1", "Job", _elastic_job),
+    # A count of pods would not tell which of them. The verdict comes first among the conditions, and before its last
+    # pod is gone (KEP-3998, KEP-3850): one whose node is lost would hold a success up for minutes.
+    success="status.conditions.0.type in (SuccessCriteriaMet, Complete)",
+    failure="status.conditions.0.type in (FailureTarget, Failed)",
+)
+
+
+def kind_of(gang: Gang) -> Kind:
+    """The kind of object that makes the members of ``gang``."""
+    return KINDS[gang.backend] if gang.min_members is None else _ELASTIC

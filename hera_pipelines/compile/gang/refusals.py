@@ -29,7 +29,9 @@ def _kind(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
     if not step.trains:
         return "several nodes need the attempts of a training step; use @train(…) or Train(…)"
     gpu, gang = step.settings.gpu, step.settings.gang
-    if gpu is not None and gang is not None and gpu.members != gang.members:
+    if gpu is None or gang is None:
+        return None
+    if (gpu.members, gpu.min_members) != (gang.members, gang.min_members):
         return f"its GPUs are for {gpu.members} pods and it has {gang.members}; let @train(gpus=…, nodes=…) write both"
     return None
 

@@ -1,7 +1,7 @@
 """The resource template of a step of several pods."""
 
 from hera_pipelines.compile import names
-from hera_pipelines.compile.gang.kinds import KINDS
+from hera_pipelines.compile.gang.kinds import kind_of
 from hera_pipelines.compile.gang.pod import gang_labels
 from hera_pipelines.compile.gang.text import manifest_text
 from hera_pipelines.compile.gated import GatedStep
@@ -24,7 +24,7 @@ def gang_template(step: GatedStep, template: Manifest, workflow: Manifest) -> Ma
         UsageError: a value is used that cannot be handed to several pods.
     """
     assert step.settings.gang is not None
-    kind = KINDS[step.settings.gang.backend]
+    kind = kind_of(step.settings.gang)
     metadata = {"name": input_value(names.answer("gang")), "labels": gang_labels(step)}
     head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     try:

@@ -24,14 +24,14 @@ _HARMLESS = frozenset(
         "workflow.uid",
         *(
             f"inputs.parameters.{names.answer(name)}"
-            for name in ("attempt", "gang", "outputs", "resume-from", "run-id")
+            for name in ("attempt", "gang", "members", "outputs", "resume-from", "run-id")
         ),
     }
 )
 
 
 class Inside:
-    """A place in a list where the text of a parameter goes as it is: the inside of a JSON list."""
+    """A place where the text of a parameter goes as it is: the inside of a JSON list, or a number."""
 
     def __init__(self, parameter: str) -> None:
         self.mark = f"\x00{parameter}\x00"

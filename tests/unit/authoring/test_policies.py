@@ -160,13 +160,19 @@ def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:
     without = Asked(Kind.TRAIN, nodes=2, backend="jobset").settings("fit")
     assert (without.gpu, without.gang) == (None, Gang(members=2, backend=Backend.JOBSET))
     assert Asked(Kind.TRAIN, gpus=8).settings("fit").gang is None
+    elastic = Asked(Kind.TRAIN, gpus=8, nodes="2:4").settings("fit")
+    assert elastic.gpu is not None
+    assert (elastic.gpu.gpus, elastic.gpu.members, elastic.gpu.min_members) == (32, 4, 2)
+    assert elastic.gang == Gang(members=4, min_members=2)
 
 
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
         ({"nodes": 0}, "members cannot be 0"),
-        ({"nodes": "2:4"}, "give the number of nodes"),
+        ({"nodes": "two"}, "the fewest and the most as in '2:4'"),
+        ({"nodes": "4:2"}, "leave nothing between"),
+        ({"nodes": "2:4", "backend": "jobset"}, "jobset cannot go on with fewer members"),
         ({"nodes": 2, "backend": "mpi"}, "backend cannot be 'mpi'"),
         ({"backend": "jobset"}, "add nodes=2"),
     ],

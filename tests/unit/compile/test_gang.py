@@ -93,6 +93,37 @@ def test_it_is_an_indexed_job_that_ends_as_a_whole() -> None:
     assert not {"container", "podSpecPatch", "outputs"} & run.keys(), "they would be of Argo's own executor"
 
 
+def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_them() -> None:
+    asked = {"gang": Gang(members=4, min_members=2), "gpu": GpuRequest(gpus=32, members=4, min_members=2)}
+    found = compiled(gang(asked=asked))
+    answered = {one["name"] for one in found["fit-admit"]["outputs"]["parameters"]}
+    assert {"members", "spare"} < answered
+    resource = found["fit-run"]["resource"]
+    assert resource["successCondition"] == "status.conditions.0.type in (SuccessCriteriaMet, Complete)"
+    assert resource["failureCondition"] == "status.conditions.0.type in (FailureTarget, Failed)"
+    job = filled_in(
+        resource["manifest"], {**KNOWN, "inputs.parameters.tiphys-members": "3", "inputs.parameters.tiphys-spare": "1"}
+    )
+    spec = job["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["maxFailedIndexes"]) == (3, 3, 1)
+    assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed")
+    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert "podFailurePolicy" not in spec, "a member that is lost must not end the others"
+    told = env(spec["template"]["spec"]["containers"][0])
+    expected = {
+        "PET_NNODES": "2:3",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "<gang>-0.tiphys-members:29500",
+        "PET_RDZV_ID": "<gang>",
+        "PET_MAX_RESTARTS": "4",
+        "PET_NPROC_PER_NODE": "8",
+        "TIPHYS_ELASTIC": "2:4",
+    }
+    assert told.items() >= expected.items()
+    assert "NODE_RANK" in told
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & told.keys(), "they change, and torchrun tells them"
+
+
 def test_it_bears_the_marks_by_which_plugin_and_controller_find_it() -> None:
     job = made(gang())
     found = {
