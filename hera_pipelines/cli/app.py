@@ -27,6 +27,7 @@ _COMMANDS = {
     "lineage": ("lineage", "lineage", "EXAMPLES"),
     "sweep": ("sweep", "sweep", "EXAMPLES"),
     "events": ("events", "events", "EXAMPLES"),
+    "report": ("report", "report", "EXAMPLES"),
     "gc": ("gc", "gc", "EXAMPLES"),
     "simulate": ("simulate", "simulate", "EXAMPLES"),
     "verify": ("verify", "verify", "EXAMPLES"),

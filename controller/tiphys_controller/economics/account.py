@@ -137,8 +137,12 @@ def _known(store: Store | None, attempts: Sequence[Attempt], told: Iterable[Even
         saved[last.attempt] = Saved.of(newest)
     remembered = {one.checkpoint for one in saved.values()}
     wanted = [ref for ref in starts.values() if ref is not None and ref.lineage == lineage and ref not in remembered]
-    read = zip(wanted, concurrently(lambda ref: _saved(store, ref), wanted), strict=True)
-    return Known(starts=starts, saved=saved, at={ref: found.at for ref, found in read if found is not None})
+    at: dict[CheckpointRef, datetime] = {}
+    for ref, found in zip(wanted, concurrently(lambda ref: _saved(store, ref), wanted), strict=True):
+        if found is not None:
+            at[ref] = found.at
+            saved.setdefault(ref.attempt, found)  # an end that a takeover wrote knows nothing of it
+    return Known(starts=starts, saved=saved, at=at)
 
 
 def _named(event: Event, lineage: str) -> CheckpointRef | None:

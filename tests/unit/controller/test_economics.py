@@ -132,6 +132,16 @@ def restored(attempt, checkpoint):
     return Event(name="checkpoint.restored", step="fit", attempt=attempt, message="", data={"checkpoint": checkpoint})
 
 
+def test_a_checkpoint_tells_of_an_attempt_whose_end_somebody_else_wrote(store):
+    opened(store, 1, 0)
+    commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
+    ended(store, 1, 100, outcome=Outcome.FENCED)
+    opened(store, 2, 100, ref(1, 50))
+    ended(store, 2, 200, outcome=Outcome.DONE)
+    first, _ = account(store).steps[0].entries
+    assert seconds(first) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20}
+
+
 def test_an_attempt_that_saved_nothing_is_lost_as_a_whole(store):
     opened(store, 1, 0)
     ended(store, 1, 100, over=90, cause=Cause.INFRASTRUCTURE)

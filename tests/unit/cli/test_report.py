@@ -1,0 +1,127 @@
+"""``tiphys report``: a table that adds up, a document for programs, a page for whoever would rather look.
+
+The run: attempt 1 trains from 15 to 100 s and is saved at 80; attempt 2 goes on from there and ends well at 200.
+"""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from xml.etree import ElementTree
+
+import pytest
+from support.lineage import RUN, claim_of, end_of, ref, write_claim, write_end, write_run
+from tiphys_controller.economics import accounts
+
+from hera_pipelines.cli import main
+from hera_pipelines.draw.economics import CHART_WIDTH, LEFT, report_page
+from tiphys.protocol.policy import GpuRequest
+from tiphys.records import Began, Outcome, Saved
+from tiphys.store import DirectoryStore
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def at(seconds):
+    return NOON + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def store(tmp_path):
+    place = DirectoryStore(tmp_path / "store")
+    write_run(place, gpu=GpuRequest(gpus=4, queue="research"))
+    saved = Saved(checkpoint=ref(1, 50), at=at(80), began=Began(opened_at=at(10), first_step_at=at(15)))
+    write_claim(place, claim_of(1).model_copy(update={"written_at": at(0)}))
+    write_end(place, end_of(1).model_copy(update={"written_at": at(103), "over_at": at(100), "saved": saved}))
+    write_claim(place, claim_of(2, ref(1, 50)).model_copy(update={"written_at": at(110)}))
+    write_end(place, end_of(2, outcome=Outcome.DONE).model_copy(update={"written_at": at(200)}))
+    return place
+
+
+@pytest.fixture
+def tiphys(store, tmp_path, capsys):
+    def call(*arguments):
+        code = main(["report", *map(str, arguments), "--store", str(tmp_path / "store")])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call
+
+
+def cells(line):
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_the_table_of_a_run_tells_phases_causes_and_recoveries(tiphys):
+    code, out, _ = tiphys(RUN)
+    steps, causes, recoveries, figures = out.strip().split("\n\n")
+    assert code == 0
+    header, row = map(cells, steps.splitlines())
+    assert dict(zip(header, row, strict=True)) == {
+        "STEP": "fit",
+        "GPUS": "4",
+        "ATTEMPTS": "2",
+        "SPAN": "3m 20s",
+        "STARTING": "10.0s",
+        "FIRST STEP": "5.0s",
+        "USEFUL": "2m 35s",
+        "LOST": "20.0s",
+        "DETECTING": "3.0s",
+        "WAITING": "7.0s",
+        "GOODPUT": "77.5%",
+    }
+    assert cells(causes.splitlines()[1]) == ["preemption", "1", "2m 32s", "10.0s"]
+    assert cells(recoveries.splitlines()[1])[:3] == ["fit/1", "preemption", "3.0s"]
+    assert figures.startswith("goodput 77.5%, failures 1, GPU time held 12m 52s")
+
+
+def test_without_a_name_every_run_and_every_queue_is_told(tiphys, store):
+    write_run(store, run="idle-1")
+    _, out, _ = tiphys()
+    runs, queues = out.strip().split("\n\n")
+    assert [cells(line)[0] for line in runs.splitlines()] == ["RUN", RUN, "idle-1"]
+    assert cells(runs.splitlines()[2])[-1] == "-"
+    assert [cells(line)[0] for line in queues.splitlines()] == ["QUEUE", "research"]
+
+
+def test_the_document_adds_up_to_what_was_held(tiphys):
+    _, out, _ = tiphys(RUN, "-o", "json")
+    document = json.loads(out)
+    (run,) = document["runs"]
+    times = run["gpu_seconds"]
+    assert times.pop("held") == pytest.approx(sum(times.values())) == 4 * (103 + 90)
+    assert (run["goodput"], run["costs"]["preemption"]["failures"]) == (0.775, 1)
+    assert [queue["name"] for queue in document["queues"]] == ["research"]
+
+
+def test_the_page_draws_every_phase_at_its_place(store):
+    (found,) = accounts(store, [RUN], at(200))
+    page = report_page("What failures have cost <digits>", [("goodput", "77.5%")], found)
+    assert "&lt;digits&gt;" in page
+    times, recovery = (ElementTree.fromstring(drawing) for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    bars = {
+        bar[0].text: (float(bar.get("x")), float(bar.get("width")))
+        for bar in times.iter("{http://www.w3.org/2000/svg}rect")
+    }
+    per_second = CHART_WIDTH / 200
+    x, width = bars["attempt 1: lost 20.0 s; it ended by preemption"]
+    assert (x, width) == (pytest.approx(LEFT + 80 * per_second, abs=0.01), pytest.approx(20 * per_second, abs=0.01))
+    drawn = sum(float(bar.get("width")) for bar in recovery.iter("{http://www.w3.org/2000/svg}rect"))
+    assert drawn == pytest.approx(CHART_WIDTH, abs=0.1)
+
+
+def test_a_page_tells_of_one_run(tiphys, tmp_path):
+    code, _, err = tiphys("-o", "html")
+    assert (code, "a page tells of one run" in err) == (2, True)
+    assert tiphys(RUN, "--output", "x.html")[0] == 2
+    code, out, err = tiphys(RUN, "-o", "html", "--output", tmp_path / "report.html")
+    assert (code, out) == (0, "")
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert tiphys(RUN, "-o", "html", "--output", tmp_path / "none" / "report.html")[0] != 0
+
+
+def test_a_run_that_is_not_there_is_named(tiphys):
+    code, out, err = tiphys("digits-2")
+    assert code != 0
+    assert out == ""
+    assert "digits-2" in err
+    assert "digits-1" in err
