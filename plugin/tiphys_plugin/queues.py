@@ -31,6 +31,8 @@ or be those that the cluster has now, see `tiphys_plugin.nodes.settings`:
 
     cluster_nodes: {}
 
+GPUs of one type can be told apart as `flavors`, see `tiphys_plugin.flavors`; then a quota is of a flavor.
+
 Without a queue file every queue name is accepted and nothing is limited.
 """
 
@@ -53,10 +55,12 @@ from pydantic import (
     PositiveInt,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
 from tiphys.errors import UsageError
+from tiphys_plugin.flavors import Flavor, Flavors, complaint
 from tiphys_plugin.nodes.settings import ClusterNodes
 from tiphys_plugin.placement import Ask, Fragmentation, Free, Inventory, Node, Policy, best_fit
 
@@ -71,7 +75,11 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Queue(BaseModel):
-    """``gpus`` is the quota by GPU type; ``*`` is shared by all types that are not named.
+    """``gpus`` is the quota by flavor or GPU type; ``*`` is shared by all types that are not named and have no flavors.
+
+    Flavors are tried in the order of ``flavor_order``, then as they are declared:
+    the first that suits and has room within the quota, else the first from which
+    it can borrow (Kueue's flavor fungibility with ``whenCanBorrow: TryNextFlavor``).
 
     Queues of one ``cohort`` lend each other what is free. ``borrowing_limit``
     is the most that a queue may hold beyond its quota, ``lending_limit`` the
@@ -105,6 +113,7 @@ class Queue(BaseModel):
     cohort: str | None = None
     borrowing_limit: dict[str, NonNegativeInt] = {}
     lending_limit: dict[str, NonNegativeInt] = {}
+    flavor_order: tuple[str, ...] = ()
     weight: _Positive = 1.0
     stopped: bool = False
     preempts_lower_priority: bool = False
@@ -121,6 +130,8 @@ class Queue(BaseModel):
                 raise ValueError(f"queue {self.name!r} has a {field} and no cohort to share with; add `cohort: NAME`")
             if unknown := sorted(limits.keys() - self.gpus.keys()):
                 raise ValueError(f"queue {self.name!r} limits {unknown[0]} in its {field} and has no quota of it")
+        if strange := [name for name in self.flavor_order if name not in self.gpus or name == ANY_TYPE]:
+            raise ValueError(f"queue {self.name!r} has {strange[0]} in its flavor_order and no quota of it")
         if self.reclaims and self.cohort is None:
             raise ValueError(f"queue {self.name!r} reclaims and has no cohort to lend to; add `cohort: NAME`")
         for pool, limit in self.lending_limit.items():
@@ -160,7 +171,7 @@ class Queue(BaseModel):
 
 
 class Stock(BaseModel):
-    """GPUs of one type that the cluster has; ``memory_mb`` is the memory of each, None if not declared."""
+    """GPUs of one flavor or type that the cluster has; ``memory_mb`` is the memory of each, None if not declared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -174,8 +185,10 @@ class Queues(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     queues: tuple[Queue, ...]
+    flavors: tuple[Flavor, ...] = ()
+    """Types that none of them names mean themselves."""
     inventory: dict[str, Stock] | None = None
-    """None: not declared, and only quotas are held, unless there are ``nodes``."""
+    """By flavor or type. None: not declared, and only quotas are held, unless there are ``nodes``."""
     nodes: tuple[Node, ...] | None = None
     """None: not declared, and on which nodes pods run is left to Kubernetes."""
     cluster_nodes: ClusterNodes | None = None
@@ -204,6 +217,36 @@ class Queues(BaseModel):
         _ = self.fleet  # refuses nodes that it cannot tell apart
         return self
 
+    @model_validator(mode="after")
+    def _flavors_are_told_apart(self, info: ValidationInfo) -> "Queues":
+        if (wrong := complaint(self.flavors)) is not None:
+            raise ValueError(wrong)
+        for queue in self.queues:
+            self._check_names(f"queue {queue.name!r}", queue.gpus)
+            if queue.flavor_order and not self.flavors:
+                raise ValueError(f"queue {queue.name!r} has a flavor_order, and there are no flavors; declare them")
+        self._check_names("the inventory", self.inventory or {})
+        if self.flavors and self.stock is not None and not (info.context or {}).get("changing"):
+            self._check_existence(self.stock)
+        return self
+
+    def _check_names(self, where: str, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self.kinds.of_type and name not in self.kinds.by_name:
+                known = ", ".join(one.name for one in self.kinds.of_type[name])
+                raise ValueError(f"{where} names {name}, which has flavors; name one of them: {known}")
+
+    def _check_existence(self, stock: Mapping[str, Stock]) -> None:
+        """Of GPUs that somebody declared, so that what is not there was forgotten, or has another name."""
+        if missing := [one.name for one in self.flavors if one.name not in stock]:
+            raise ValueError(f"there are no GPUs of flavor {missing[0]!r}; declare them, or drop the flavor")
+        for queue in self.queues:
+            if unknown := [name for name in queue.gpus if name != ANY_TYPE and name not in stock]:
+                raise ValueError(
+                    f"queue {queue.name!r} names {unknown[0]}, which is no flavor and no type of the GPUs that are "
+                    f"declared; these are: {', '.join(stock)}"
+                )
+
     def find(self, name: str) -> Queue | None:
         return self._by_name.get(name)
 
@@ -229,7 +272,7 @@ class Queues(BaseModel):
         """
         declared = {name: getattr(self, name) for name in Queues.model_fields}
         where = {"nodes": None if nodes is None else tuple(nodes), "inventory": None, "cluster_nodes": None}
-        made = Queues(**{**declared, **where})
+        made = Queues.model_validate({**declared, **where}, context={"changing": changing})
         made._changing = changing
         return made
 
@@ -244,26 +287,63 @@ class Queues(BaseModel):
         return self.on(None)
 
     @cached_property
+    def kinds(self) -> Flavors:
+        """What the flavors mean. A kind of GPUs is a flavor, or a type that means itself."""
+        return Flavors(self.flavors)
+
+    @cached_property
     def foreign(self) -> Counter[str]:
-        """GPUs that are used by what Tiphys did not start, by type."""
+        """GPUs that are used by what Tiphys did not start, by kind."""
         used: Counter[str] = Counter()
-        for node in self.nodes or ():
-            if node.foreign_gpus:
+        for node in self._nodes_by_kind or ():
+            if node.foreign_gpus and node.gpu_type:
                 used[node.gpu_type] += node.foreign_gpus
         return used
 
     @cached_property
     def stock(self) -> dict[str, Stock] | None:
-        """GPUs that exist, by type, those of cordoned nodes included; None if nobody said."""
-        if self.nodes is None:
-            return self.inventory
-        kinds = sorted({node.gpu_type for node in self.nodes if node.gpus})
-        return {kind: _stock([node for node in self.nodes if node.gpus and node.gpu_type == kind]) for kind in kinds}
+        """GPUs that exist, by kind, those of cordoned nodes included; None if nobody said."""
+        nodes, inventory = self._nodes_by_kind, self.inventory
+        if nodes is None:
+            return inventory and {kind: self._remembered(kind, stock) for kind, stock in inventory.items()}
+        kinds = sorted({node.gpu_type for node in nodes if node.gpus})
+        return {kind: _stock([node for node in nodes if node.gpus and node.gpu_type == kind]) for kind in kinds}
+
+    @cached_property
+    def types(self) -> frozenset[str]:
+        """GPU types of the stock."""
+        return frozenset(self.kinds.type_of(kind) for kind in self.stock or ())
 
     @cached_property
     def fleet(self) -> Inventory | None:
         """The nodes, as placements look at them; None if nobody declared them."""
-        return None if self.nodes is None else Inventory(self.nodes)
+        return None if self._nodes_by_kind is None else Inventory(self._nodes_by_kind)
+
+    @cached_property
+    def _nodes_by_kind(self) -> tuple[Node, ...] | None:
+        """The nodes, each with the kind of its GPUs for a type; those of no flavor offer none."""
+        if self.nodes is None or not self.flavors:
+            return self.nodes
+        return tuple(map(self._by_kind, self.nodes))
+
+    def _by_kind(self, node: Node) -> Node:
+        kind = self.kinds.kind_of(node)
+        if not kind:
+            return node.model_copy(update={"gpus": 0, "gpu_type": "", "foreign_gpus": 0})
+        return node.model_copy(update={"gpu_type": kind, "memory_mb": node.memory_mb or self._declared_memory(kind)})
+
+    def _remembered(self, kind: str, stock: Stock) -> Stock:
+        memory = stock.memory_mb or self._declared_memory(kind)
+        return stock if memory == stock.memory_mb else Stock(count=stock.count, memory_mb=memory)
+
+    def _declared_memory(self, kind: str) -> int | None:
+        flavor = self.kinds.by_name.get(kind)
+        return None if flavor is None else flavor.memory_mb
+
+    @cached_property
+    def drawn(self) -> dict[tuple[object, ...], list[str]]:
+        """What requests may draw from where there are flavors, as it was found; see `ledger.pools`."""
+        return {}
 
     @cached_property
     def emptied(self) -> Free | None:

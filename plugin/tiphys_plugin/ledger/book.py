@@ -47,7 +47,7 @@ class Book:
         """Record a lease that was given before, whether or not it fits; the same book if it is recorded."""
         if any(known.id == lease or known.request.key == request.key for known in self.leases):
             return self
-        pool = pools.counted_against(rules, request, gpu_type)
+        pool = gpu_type or pools.counted_against(rules, request, None)
         restored = Lease(lease, request, pool, granted_at=now, check_at=now, nodes=nodes)
         return replace(self, leases=(*self.leases, restored))
 

@@ -1,4 +1,4 @@
-"""What is held and what is free, by queue, cohort, GPU type and node, at one instant or a later one.
+"""What is held and what is free, by queue, cohort, kind of GPUs and node, at one instant or a later one.
 
 A queue owns its quota. In a cohort it may also take what the others do not use,
 up to its borrowing limit and to what they lend (Kueue's nominalQuota,
@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """GPUs as they are counted: against which quota and as which type, by the queues of today."""
+    """GPUs as they are counted: against which quota and as which kind, by the queues of today."""
 
     gpus: int
     queue: str
@@ -135,27 +135,44 @@ class Capacity:
             return math.inf
         wanted = pools.gpu_type(request, pool)
         everything = self._of_type.total()
-        of_type = everything if wanted is None else self._of_type[wanted]
+        of_type = everything if wanted is None else self._of_type[wanted] + self._astray(wanted)
         return min(pools.existing(self.queues, request, pool) - of_type, self.queues.existing - everything)
+
+    def _astray(self, kind: str) -> int:
+        """GPUs that may be of a flavor or not: theirs is gone, or had not been declared when they were given."""
+        if not self.queues.flavors:
+            return 0
+        known, kinds = {*(self.queues.stock or {}), *self.queues.kinds.by_name}, self.queues.kinds
+        wanted = kinds.type_of(kind)
+        return sum(
+            gpus
+            for held, gpus in self._of_type.items()
+            if held not in known and (held is None or kinds.is_plain(held) or held == wanted)
+        )
 
     @property
     def is_overdrawn(self) -> bool:
-        """Whether more of a type is held than exists: the inventory was lowered since."""
+        """Whether more of a kind is held than exists: the inventory was lowered since."""
         stock = self.queues.stock or {}
-        return any(self._of_type[name] > one.count for name, one in stock.items())
+        return any(self._of_type[kind] + self._astray(kind) > one.count for kind, one in stock.items())
 
     def fitting(self, queue: Queue, request: LeaseRequest) -> list[str]:
         """Pools that could serve the request now.
 
-        The best comes first: rather one's own than borrowed GPUs, and the
-        smallest hole that is large enough, so that large ones stay for large requests.
+        The best comes first: rather one's own than borrowed GPUs, then flavors in
+        their order; where there are none, the smallest hole that is large enough,
+        so that large ones stay for large requests.
         """
 
         def rank(pool: str) -> tuple[bool, int, str]:
             return self.left(queue, pool) < request.gpus, self.room(queue, pool), pool
 
         found = [pool for pool in pools.of(self.queues, queue, request) if self._serves(queue, request, pool)]
-        return found if len(found) < 2 else sorted(found, key=rank)
+        if len(found) < 2:
+            return found
+        if self.queues.flavors:
+            return sorted(found, key=lambda pool: self.left(queue, pool) < request.gpus)
+        return sorted(found, key=rank)
 
     def fits(self, queue: Queue, request: LeaseRequest) -> bool:
         """Whether one of its pools could serve the request now."""
@@ -205,8 +222,8 @@ class Capacity:
         return {Limit("type", name) for name in types}
 
     def _hold(self, gpus: int, queue_name: str, asked_type: str | None, pool: str) -> Hold:
-        pool_today = pools.pool_of(self.queues, queue_name, asked_type or pool)
-        gpu_type = asked_type or pools.type_of(pool)
+        pool_today = pools.pool_of(self.queues, queue_name, asked_type, pool)
+        gpu_type = pools.kind_of(self.queues, asked_type, pool)
         queue = self.queues.find(queue_name)
         if queue is None or queue.cohort is None or pool_today not in queue.gpus:
             return Hold(gpus, queue_name, pool_today, gpu_type)

@@ -1,17 +1,17 @@
 """May these GPUs be held now? A pure function, so that its laws can be proved by search.
 
-Quota is kept per queue and pool; a pool is a GPU type named in the queue file,
-or ``*`` for all the types it does not name. A typed request draws from the pool
-of its type, or from ``*`` where the queue does not name the type. A request
-without a type may draw from any pool. Where an inventory is declared, GPUs that
-exist are a second limit, across queues.
+Quota is kept per queue and pool; a pool is a flavor or a GPU type named in the
+queue file, or ``*`` for all the types it does not name. A typed request draws
+from the flavors of its type, or from its type, or from ``*`` where the queue
+does not name it. A request without a type may draw from any pool. Where an
+inventory is declared, GPUs that exist are a second limit, across queues.
 
 What can never be had is rejected at once. Whether the rest is admitted follows
 from its turn in the line (`tiphys_plugin.ledger.line`); here it is put in words.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 
@@ -126,20 +126,38 @@ def _hopeless(line: _Line) -> frozenset[int]:
 def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
     """Why the request can never be satisfied, if so."""
     inventory = queues.stock
-    if inventory is not None and request.gpu_type is not None and request.gpu_type not in inventory:
-        types = ", ".join(sorted(inventory)) or "none"
-        return Rejected(Reason.NO_MATCHING_GPU_TYPE, f"the cluster has no {request.gpu_type}; it has: {types}")
+    if inventory is not None and request.gpu_type is not None and request.gpu_type not in queues.types:
+        has = ", ".join(sorted(queues.types)) or "none"
+        return Rejected(Reason.NO_MATCHING_GPU_TYPE, f"the cluster has no {request.gpu_type}; it has: {has}")
     if inventory is not None and not pools.fitting_types(queues, request):
+        return _reject_by_kind(queues, inventory, request)
+    open_to = pools.of(queues, queue, request)
+    if not open_to:
+        has = ", ".join(sorted(queue.gpus)) or "none"
+        wanted = request.gpu_type or "GPU that fits"
+        why = f"queue {queue.name} has no {wanted}; it has: {has}{_spot(queues, request)}"
+        return Rejected(Reason.NO_MATCHING_GPU_TYPE, why)
+    return _reject_by_size(queues, queue, request, open_to)
+
+
+def _reject_by_kind(queues: Queues, kinds: Iterable[str], request: LeaseRequest) -> Rejected:
+    """There are GPUs of its type, and none that suits."""
+    anyway = replace(request, min_gpu_memory_mb=None)
+    if not queues.flavors or any(pools.suits(queues, kind, anyway) for kind in kinds):
         return Rejected(
             Reason.GPU_MEMORY_TOO_SMALL,
             f"no GPU of the wanted type has {request.min_gpu_memory_mb} MB; ask for less memory or another type",
         )
-    open_to = pools.of(queues, queue, request)
-    if not open_to:
-        types = ", ".join(sorted(queue.gpus)) or "none"
-        wanted = request.gpu_type or "GPU that fits"
-        return Rejected(Reason.NO_MATCHING_GPU_TYPE, f"queue {queue.name} has no {wanted}; it has: {types}")
-    return _reject_by_size(queues, queue, request, open_to)
+    why = f"no flavor of {request.gpu_type or 'any type'} is for this step{_spot(queues, request)}"
+    return Rejected(Reason.NO_MATCHING_GPU_TYPE, why)
+
+
+def _spot(queues: Queues, request: LeaseRequest) -> str:
+    """That the use of spot nodes may be what excludes flavors."""
+    if not any(one.spot for one in queues.flavors) or request.spot == "allowed":
+        return ""
+    only = "; it asks for spot nodes alone"
+    return only if request.spot == "only" else "; those of spot nodes are for steps with spot=True"
 
 
 def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, open_to: list[str]) -> Rejected | None:

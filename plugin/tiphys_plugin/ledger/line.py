@@ -36,7 +36,7 @@ from tiphys_plugin.ledger.standing import End, Standing, end_of, end_time, stand
 from tiphys_plugin.ledger.verdict import Look, Rank, Seen, Start, Turn, Verdict
 from tiphys_plugin.queues import Queue, Queues
 
-Alike = tuple[str, str | None, int, int, int, int | None]
+Alike = tuple[str, str | None, int, int, int, int | None, str]
 """All of a request that decides whether it fits."""
 
 
@@ -261,7 +261,7 @@ class _Walk:
 def alike_of(request: LeaseRequest) -> Alike:
     """Requests for which this is the same fit where one of them does."""
     shape = (request.gpus, request.members, request.tensor_parallel)
-    return request.queue, request.gpu_type, *shape, request.min_gpu_memory_mb
+    return request.queue, request.gpu_type, *shape, request.min_gpu_memory_mb, request.spot
 
 
 def _length(request: LeaseRequest) -> float:

@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from tiphys.protocol.policy import SpotUse
 from tiphys_plugin.queues import QueueRules
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class LeaseRequest:
     """Pods that share the ``gpus`` evenly: a gang, of which all start or none."""
     tensor_parallel: int = 1
     """So many members after one another form a group that stays within one NVLink domain."""
+    spot: SpotUse = "no"
+    """Whether flavors of nodes that may be taken away are for it."""
     attained: float = 0.0
     """GPU-seconds that earlier attempts of the step have had; counted in queues that go by it, and 0 in others."""
     first_start: float | None = None
@@ -100,7 +103,7 @@ class Lease:
     id: str
     request: LeaseRequest
     pool: str
-    """GPU type of the quota that it counts against; ``*`` for the quota of any other type."""
+    """Flavor or GPU type that it was given; ``*`` from the quota of all types that its queue does not name."""
     granted_at: datetime
     check_at: datetime
     nodes: tuple[str, ...] = ()
@@ -120,7 +123,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Admitted:
-    """The GPUs are reserved. ``pool`` is a GPU type, or ``*`` when the ledger did not choose one."""
+    """The GPUs are reserved. ``pool`` is a flavor or a GPU type, or ``*`` when the ledger did not choose one."""
 
     lease: str
     pool: str

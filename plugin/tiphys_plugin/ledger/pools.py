@@ -1,4 +1,9 @@
-"""Which pools a request may draw from, where a lease counts, and which GPUs exist: what no lease changes."""
+"""Which pools a request may draw from, where a lease counts, and which GPUs exist: what no lease changes.
+
+A pool is what a queue has a quota of: a flavor, a GPU type that means itself, or
+``*`` for all such types that the queue does not name. The kind of a lease is the
+flavor or type of its GPUs, as far as it is known.
+"""
 
 import math
 
@@ -7,12 +12,45 @@ from tiphys_plugin.queues import ANY_TYPE, Queue, QueueRules, Queues
 
 
 def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
-    """Pools of ``queue`` that the request may draw from, in order of name."""
+    """Pools of ``queue`` that the request may draw from: in the order of its flavors, without these by name."""
+    if queues.flavors:
+        alike = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.spot)
+        if (known := queues.drawn.get(alike)) is None:
+            known = queues.drawn[alike] = _of_flavors(queues, queue, request)
+        return known
     if request.gpu_type is None:
         return [pool for pool in sorted(queue.gpus) if _may_serve(queues, pool, request)]
     if request.gpu_type in queue.gpus:
         return [request.gpu_type]
     return [ANY_TYPE] if ANY_TYPE in queue.gpus else []
+
+
+def _of_flavors(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
+    """Who names no type does not draw from ``*``: nobody could say which nodes its pods have to stay away from."""
+    wanted = request.gpu_type
+    found = [pool for pool in in_order(queues, queue) if suits(queues, pool, request)]
+    if found or wanted is None or not queues.kinds.is_plain(wanted):
+        return found
+    return [ANY_TYPE] if ANY_TYPE in queue.gpus and wanted not in queue.gpus else []
+
+
+def in_order(queues: Queues, queue: Queue) -> list[str]:
+    """What the queue has a quota of by name, in the order in which it is tried."""
+    first = list(queue.flavor_order)
+    return first + queues.kinds.sorted(pool for pool in queue.gpus if pool != ANY_TYPE and pool not in first)
+
+
+def suits(queues: Queues, kind: str, request: LeaseRequest) -> bool:
+    """Whether GPUs of this kind are what the request wants; memory that is not declared is taken as enough."""
+    flavor = queues.kinds.by_name.get(kind)
+    if request.gpu_type not in (None, kind if flavor is None else flavor.gpu_type):
+        return False
+    if queues.stock is not None and kind not in queues.stock:
+        return False
+    if flavor is not None and not flavor.serves(request.spot):
+        return False
+    memory = queues.stock[kind].memory_mb if queues.stock is not None else flavor and flavor.memory_mb
+    return memory is None or memory >= (request.min_gpu_memory_mb or 0)
 
 
 def _may_serve(queues: Queues, pool: str, request: LeaseRequest) -> bool:
@@ -21,35 +59,46 @@ def _may_serve(queues: Queues, pool: str, request: LeaseRequest) -> bool:
 
 
 def fitting_types(queues: Queues, request: LeaseRequest) -> list[str]:
-    """Types of the inventory that satisfy the request; memory that is not declared is taken as enough."""
-    need = request.min_gpu_memory_mb or 0
-    return [
-        name
-        for name, stock in (queues.stock or {}).items()
-        if request.gpu_type in (None, name) and (stock.memory_mb is None or stock.memory_mb >= need)
-    ]
+    """Kinds of the inventory that satisfy the request."""
+    return [kind for kind in queues.stock or {} if suits(queues, kind, request)]
 
 
 def gpu_type(request: LeaseRequest, pool: str) -> str | None:
-    """The type that the request would hold in ``pool``; None if it may be any."""
-    return request.gpu_type or type_of(pool)
-
-
-def type_of(pool: str) -> str | None:
-    """The type of all GPUs of ``pool``; None if there are several."""
-    return None if pool == ANY_TYPE else pool
+    """The kind that the request would hold in ``pool``; None if it may be any."""
+    return request.gpu_type if pool == ANY_TYPE else pool
 
 
 def counted_against(rules: QueueRules, request: LeaseRequest, chosen: str | None) -> str:
-    """Pool of a lease that was given under these queues or others; ``chosen`` is the type that an untyped one got."""
-    return pool_of(rules, request.queue, request.gpu_type or chosen)
+    """Pool of a lease that was given under these queues or others; ``chosen`` is the kind that it got, if known."""
+    return pool_of(rules, request.queue, request.gpu_type, chosen)
 
 
-def pool_of(rules: QueueRules, queue_name: str, gpu_type: str | None) -> str:
-    """Pool of a queue in which GPUs of this type count; None: they may be of any."""
+def pool_of(rules: QueueRules, queue_name: str, gpu_type: str | None, chosen: str | None = None) -> str:
+    """Pool of a queue in which GPUs count that were asked for as this type; None: as any."""
     queue = rules.find(queue_name) if isinstance(rules, Queues) else None
-    wanted = gpu_type or ANY_TYPE
+    if isinstance(rules, Queues) and queue is not None and rules.flavors:
+        return _pool_of_flavor(rules, queue, kind_of(rules, gpu_type, chosen) or ANY_TYPE)
+    wanted = gpu_type or chosen or ANY_TYPE
     return wanted if queue is None or wanted in queue.gpus else ANY_TYPE
+
+
+def _pool_of_flavor(queues: Queues, queue: Queue, kind: str) -> str:
+    """The kind itself; of a flavor that the queue does not name, or names no more, the first of the same type."""
+    if kind in queue.gpus:
+        return kind
+    wanted = queues.kinds.type_of(kind)
+    alike = (pool for pool in in_order(queues, queue) if queues.kinds.type_of(pool) == wanted)
+    return next(alike, ANY_TYPE)
+
+
+def kind_of(queues: Queues, asked_type: str | None, pool: str | None) -> str | None:
+    """The kind of a lease that was given under these queues or others; None if it may be any.
+
+    Where its flavor is gone, or had not been declared when it was given, it is the type that was asked for: a kind
+    that counts in every flavor of the type.
+    """
+    given = None if pool == ANY_TYPE else pool
+    return given if given in queues.kinds.by_name else asked_type or given
 
 
 def existing(queues: Queues, request: LeaseRequest, pool: str) -> float:
@@ -57,5 +106,5 @@ def existing(queues: Queues, request: LeaseRequest, pool: str) -> float:
     if queues.stock is None:
         return math.inf
     wanted = gpu_type(request, pool)
-    types = [wanted] if wanted else fitting_types(queues, request)
-    return sum(queues.stock[name].count for name in types if name in queues.stock)
+    kinds = [wanted] if wanted else fitting_types(queues, request)
+    return sum(queues.stock[kind].count for kind in kinds if kind in queues.stock)

@@ -84,7 +84,7 @@ def _store_waiting(connection: sqlite3.Connection, before: Book, after: Book) ->
 
 def _text(request: LeaseRequest) -> str:
     # What nobody needs is not written, so that who knows no such field reads on.
-    seldom = {"attained": 0.0, "first_start": None}
+    seldom = {"attained": 0.0, "first_start": None, "spot": "no"}
     return json.dumps({name: value for name, value in asdict(request).items() if seldom.get(name, ...) != value})
 
 

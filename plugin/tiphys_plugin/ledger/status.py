@@ -14,13 +14,14 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, V
 from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
+from tiphys.protocol.policy import SpotUse
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Leaving, Waiting
 from tiphys_plugin.ledger.shares import Consumed
 
-VERSION = 3
+VERSION = 4
 _NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
-_DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1), ("attained", 0.0))
+_DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1), ("spot", "no"), ("attained", 0.0))
 _Time = Annotated[AwareDatetime, Field(strict=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
@@ -136,6 +137,7 @@ class _Request(_Wire):
     seconds: PositiveInt | None = None
     members: PositiveInt = 1
     tensor_parallel: PositiveInt = 1
+    spot: SpotUse = "no"
     attained: _Seconds = 0.0
     first_start: _Seconds | None = None
 
@@ -180,7 +182,7 @@ class _Consumed(_Wire):
 
 
 class _Status(_Wire):
-    version: Literal[1, 2, 3]
+    version: Literal[1, 2, 3, 4]
     summary: dict[str, Any] = {}
     leases: list[dict[str, Any]]
     waiting: list[dict[str, Any]]
@@ -213,11 +215,12 @@ def _summary(book: Book) -> dict[str, Any]:
 def _least_version(book: Book) -> int:
     """The oldest format that can say it: services of the version before read on while nobody needs more."""
     requests = [one.request for one in book.leases] + [one.request for one in book.waiting]
-    new = any(map(_needs_newest, requests)) or any(map(_whereabouts, book.leases))
-    return VERSION if new else 2
+    if any(request.spot != "no" for request in requests):
+        return VERSION
+    return 3 if any(map(_needs_third, requests)) or any(map(_whereabouts, book.leases)) else 2
 
 
-def _needs_newest(request: LeaseRequest) -> bool:
+def _needs_third(request: LeaseRequest) -> bool:
     return request.members > 1 or request.attained > 0 or request.first_start is not None
 
 

@@ -15,7 +15,7 @@ _Sums = Counter[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Usage:
-    """GPUs of one type, or of all types that the queue does not name (``*``)."""
+    """GPUs of one flavor or type, or of all types that the queue does not name (``*``)."""
 
     queue: str
     gpu_type: str
@@ -63,7 +63,15 @@ def _held(rules: QueueRules, book: Book) -> _Sums:
 
 
 def _waiting(rules: QueueRules, book: Book) -> _Sums:
-    return _sum(rules, [(one.request, None) for one in book.waiting])
+    return _sum(rules, [(one.request, _first_choice(rules, one.request)) for one in book.waiting])
+
+
+def _first_choice(rules: QueueRules, request: LeaseRequest) -> str | None:
+    """The flavor that a request would rather have than the others; None where it draws from none by name."""
+    queue = rules.find(request.queue) if isinstance(rules, Queues) and rules.flavors else None
+    if not isinstance(rules, Queues) or queue is None:
+        return None
+    return next(iter(pools.of(rules, queue, request)), None)
 
 
 def _sum(rules: QueueRules, requests: list[tuple[LeaseRequest, str | None]]) -> _Sums:

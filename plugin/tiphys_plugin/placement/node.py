@@ -29,6 +29,8 @@ class Node(BaseModel):
     rack: str = ""
     nvlink_domain: str = ""
     """Nodes whose GPUs reach each other over NVLink; empty: no further than those of one node."""
+    labels: dict[str, str] = {}
+    """Labels of the node by which flavors are told apart."""
     cordoned: bool = False
     foreign_gpus: NonNegativeInt = 0
     """GPUs that are used by what Tiphys did not start."""

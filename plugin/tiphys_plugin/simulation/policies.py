@@ -38,9 +38,9 @@ def _first_fit(
     queues: Queues, leases: Sequence[Lease], waiting: Iterable[Waiting], *, passes_over: bool
 ) -> Iterator[Start]:
     capacity = Capacity(queues, tuple(leases))
-    too_large: set[tuple[str, str | None, int | None, int]] = set()
+    too_large: set[tuple[str, str | None, int | None, int, str]] = set()
     for queue, one in _by_arrival(queues, waiting):
-        kind = (queue.name, one.request.gpu_type, one.request.min_gpu_memory_mb, one.request.gpus)
+        kind = (queue.name, one.request.gpu_type, one.request.min_gpu_memory_mb, one.request.gpus, one.request.spot)
         pool = next(iter(capacity.fitting(queue, one.request)), None) if kind not in too_large else None
         if pool is not None:
             hold = capacity.placed(one.request, pool)

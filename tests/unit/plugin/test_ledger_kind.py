@@ -4,6 +4,7 @@ from pathlib import Path
 
 import yaml
 from support.ledger import NOW, lease, waiting
+from tiphys_plugin.flavors import Flavor, Toleration
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.shares import Consumed
 from tiphys_plugin.ledger.status import encode
@@ -25,6 +26,9 @@ def test_names_are_those_that_the_service_asks_for():
 def test_spec_declares_every_field_of_a_queue_file():
     assert SPEC.keys() == Queues.model_fields.keys()
     assert SPEC["queues"]["items"]["properties"].keys() == Queue.model_fields.keys()
+    flavor = SPEC["flavors"]["items"]["properties"]
+    assert flavor.keys() == Flavor.model_fields.keys()
+    assert flavor["tolerations"]["items"]["properties"].keys() == Toleration.model_fields.keys()
     assert SPEC["inventory"]["additionalProperties"]["properties"].keys() == Stock.model_fields.keys()
 
 

@@ -222,7 +222,7 @@ def test_status_that_is_taken_away_is_not_an_empty_book(api, ledger):
         ({}, "version: Field required"),
         ({"leases": []}, "version: Field required"),
         ({"version": 1, "leases": []}, "waiting: Field required"),
-        ({"version": 4, "leases": [], "waiting": []}, "format 4, this Tiphys knows up to 3; upgrade"),
+        ({"version": 5, "leases": [], "waiting": []}, "format 5, this Tiphys knows up to 4; upgrade"),
         ({"version": 1, "leases": None, "waiting": []}, "leases: Input should be a valid list"),
         ({"version": 1, "leases": [{"id": "a"}], "waiting": []}, r"leases\.0\.uid: Field required"),
     ],

@@ -1,0 +1,230 @@
+"""Flavors: which GPUs a request gets, what a lease of a flavor counts against, and what a file may not say of them.
+
+| request                                  | draws from                                               |
+|------------------------------------------|----------------------------------------------------------|
+| of a type with flavors                   | the first flavor of its queue, in order, that has room   |
+| the same, where only others can lend     | room within a quota goes before borrowing                |
+| of a type without flavors                | its type, or ``*``, as ever                              |
+| of no type                               | what its queue names; never ``*``                        |
+| with spot "no", "allowed", "only"        | no spot flavor, any, only those                          |
+| on nodes                                 | nodes of the flavor, and no others                       |
+"""
+
+from dataclasses import replace
+
+import pytest
+from support.ledger import NOW, ask, lease, waiting
+from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.decide import State, decide
+from tiphys_plugin.ledger.usage import usage
+from tiphys_plugin.queues import Queues, parse_queues
+
+from tiphys.errors import UsageError
+
+OWN = {"name": "own", "gpu_type": "A100", "memory_mb": 81920, "node_labels": {"pool": "own"}}
+SPOT = {
+    "name": "spot",
+    "gpu_type": "A100",
+    "memory_mb": 40960,
+    "node_labels": {"pool": "spot"},
+    "tolerations": [{"key": "spot", "operator": "Exists"}],
+    "spot": True,
+}
+BIG = {"name": "big", "gpu_type": "H100", "node_labels": {"pool": "big"}}
+
+
+def rules(*queues: dict, flavors=(OWN, SPOT, BIG), **more) -> Queues:
+    return Queues.model_validate({"queues": queues, "flavors": flavors, **more})
+
+
+def queue(name: str = "research", **fields) -> dict:
+    return {"name": name, "gpus": {"own": 8, "spot": 8, "T4": 2, "*": 2}, **fields}
+
+
+def given(declared: Queues, request, *leases, line=()):
+    return decide(State(declared, tuple(leases), tuple(line)), request, 10, NOW)
+
+
+def pool(answer) -> str:
+    assert isinstance(answer, Admitted), answer
+    return answer.pool
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (ask(4), "own"),
+        (ask(4, spot="allowed"), "own"),
+        (ask(4, spot="only"), "spot"),
+        (ask(4, gpu_type=None), "own"),
+        (ask(2, gpu_type="T4"), "T4"),
+        (ask(2, gpu_type="L4"), "*"),
+        (ask(4, spot="allowed", min_gpu_memory_mb=50_000), "own"),
+    ],
+)
+def test_a_request_gets_the_first_flavor_that_suits(request_, expected):
+    assert pool(given(rules(queue()), request_)) == expected
+
+
+def test_the_queue_says_which_flavor_is_tried_first():
+    cheap = rules(queue(flavor_order=["spot"]))
+    assert pool(given(cheap, ask(4, spot="allowed"))) == "spot"
+    assert pool(given(cheap, ask(4))) == "own"
+    assert pool(given(cheap, ask(4, spot="allowed"), lease(6, "a", "spot"))) == "own"
+
+
+def test_room_within_a_quota_goes_before_gpus_of_others():
+    shared = rules(
+        {"name": "research", "gpus": {"own": 2, "spot": 4}, "cohort": "lab"},
+        {"name": "nightly", "gpus": {"own": 8}, "cohort": "lab"},
+    )
+    assert pool(given(shared, ask(4, spot="allowed"))) == "spot"
+    assert pool(given(shared, ask(4))) == "own", "it borrows where it may not use the other"
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason", "words"),
+    [
+        (ask(1, gpu_type="H100"), Reason.NO_MATCHING_GPU_TYPE, "queue research has no H100"),
+        (ask(1, min_gpu_memory_mb=90_000), Reason.NO_MATCHING_GPU_TYPE, "has no A100"),
+        (ask(9), Reason.EXCEEDS_MAX_QUOTA, "at most 8"),
+        (ask(1, gpu_type="own"), Reason.NO_MATCHING_GPU_TYPE, "has no own"),
+    ],
+)
+def test_what_no_flavor_of_the_queue_can_serve_is_rejected(request_, reason, words):
+    answer = given(rules(queue()), request_)
+    assert isinstance(answer, Rejected)
+    assert answer.reason is reason
+    assert words in answer.message
+
+
+def test_a_step_is_told_that_spot_nodes_are_what_it_would_have_to_allow():
+    only_spot = rules({"name": "research", "gpus": {"spot": 8}}, flavors=(SPOT,))
+    answer = given(only_spot, ask(1))
+    assert isinstance(answer, Rejected)
+    assert "spot=True" in answer.message
+    exists = rules({"name": "research", "gpus": {"spot": 8}}, flavors=(SPOT,), inventory={"spot": {"count": 8}})
+    assert "spot=True" in given(exists, ask(1)).message
+    stays = rules({"name": "research", "gpus": {"own": 8}}, flavors=(OWN,), inventory={"own": {"count": 8}})
+    assert pool(given(stays, ask(1, spot="allowed"))) == "own"
+    answer = given(rules({"name": "research", "gpus": {"own": 8}}), ask(1, spot="only"))
+    assert "spot nodes alone" in answer.message
+
+
+def test_who_waits_is_told_of_flavors_by_name():
+    answer = given(rules(queue()), ask(4, spot="allowed"), lease(6, "a", "own"), lease(8, "b", "spot"))
+    assert isinstance(answer, Deferred)
+    assert answer.reason is Reason.WAITING_FOR_QUOTA
+    assert "6 of 8 own, 8 of 8 spot" in answer.message
+
+
+def test_gpus_that_exist_are_counted_by_flavor():
+    few = rules(
+        {"name": "research", "gpus": {"own": 8, "spot": 8}},
+        flavors=(OWN, SPOT),
+        inventory={"own": {"count": 8}, "spot": {"count": 2}},
+    )
+    assert pool(given(few, ask(2, spot="only"), lease(7, "a", "own"))) == "spot"
+    answer = given(few, ask(2, spot="only"), lease(1, "a", "spot"))
+    assert isinstance(answer, Deferred)
+    assert "1 of 2 spot of the cluster are in use" in answer.message
+    assert few.stock["own"].memory_mb == 81920
+
+
+def test_the_flavor_of_the_node_decides():
+    nodes = [
+        {"name": "n1", "gpu_type": "A100", "gpus": 8, "labels": {"pool": "spot", "disk": "fast"}},
+        {"name": "n2", "gpu_type": "A100", "gpus": 4, "labels": {"pool": "own"}},
+        {"name": "n3", "gpu_type": "A100", "gpus": 8},
+        {"name": "n4", "gpu_type": "L4", "gpus": 2},
+    ]
+    placed = rules({"name": "research", "gpus": {"own": 32, "spot": 32, "*": 32}}, flavors=(OWN, SPOT), nodes=nodes)
+    assert {kind: one.count for kind, one in placed.stock.items()} == {"own": 4, "spot": 8, "L4": 2}
+    assert given(placed, ask(4)).nodes == ("n2",)
+    assert given(placed, ask(4, spot="only")).nodes == ("n1",)
+    assert given(placed, ask(8, gpu_type=None, members=2, spot="allowed")).nodes == ("n1", "n1")
+    assert given(placed, ask(1, gpu_type="L4")).nodes == ("n4",)
+    answer = given(placed, ask(8))
+    assert isinstance(answer, Rejected), "n3 is of no flavor, and n1 of another"
+    assert "the cluster has 4" in answer.message
+
+
+def test_who_names_no_type_does_not_get_gpus_of_which_nobody_knows_the_nodes():
+    rest = rules({"name": "research", "gpus": {"*": 8}})
+    assert isinstance(given(rest, ask(1, gpu_type=None)), Rejected)
+    assert pool(given(Queues.model_validate({"queues": [{"name": "research", "gpus": {"*": 8}}]}), ask(1))) == "*"
+
+
+@pytest.mark.parametrize("declared", [{}, {"inventory": {"own": {"count": 8}, "spot": {"count": 8}}}])
+def test_leases_from_before_there_were_flavors_count_in_all_of_their_type(declared):
+    now = rules({"name": "research", "gpus": {"own": 8, "spot": 8}}, flavors=(OWN, SPOT), **declared)
+    before = lease(6, "a", "A100")
+    assert usage(now, Book((before,)))[0].held == 6
+    answer = given(now, ask(4, spot="allowed", gpu_type="A100"), before, lease(6, "b", "spot"))
+    assert isinstance(answer, Deferred)
+    if declared:
+        assert isinstance(given(now, ask(4, spot="only"), before), Deferred), "they may be spot ones"
+
+
+def test_leases_of_a_flavor_that_is_gone_go_on_to_count():
+    gone = replace(lease(6, "a", "old"), request=ask(6, "a"))
+    now = rules({"name": "research", "gpus": {"own": 8}}, flavors=(OWN,), inventory={"own": {"count": 8}})
+    assert isinstance(given(now, ask(4), gone), Deferred)
+    untyped = replace(gone, request=ask(6, "a", gpu_type=None))
+    assert isinstance(given(now, ask(4), untyped), Deferred)
+    assert pool(given(now, ask(2), untyped)) == "own"
+    none_left = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}]})
+    assert isinstance(given(none_left, ask(4), gone), Deferred)
+
+
+def test_a_flavor_that_the_queue_no_longer_names_counts_in_another_of_the_type():
+    now = rules({"name": "research", "gpus": {"own": 8}}, flavors=(OWN, SPOT))
+    assert isinstance(given(now, ask(4), lease(6, "a", "spot")), Deferred)
+
+
+def test_usage_is_by_flavor():
+    book = Book((lease(3, "a", "spot"), lease(1, "b", "*", gpu_type="L4")), (waiting(4, 1), waiting(2, 2, spot="only")))
+    rows = {one.gpu_type: (one.held, one.waiting) for one in usage(rules(queue()), book)}
+    assert rows == {"own": (0, 4), "spot": (3, 2), "T4": (0, 0), "*": (1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"flavors": [OWN, OWN]}, "'own' is declared twice"),
+        ({"flavors": [OWN, {**SPOT, "node_labels": {"zone": "a"}}]}, "could claim the same nodes of A100"),
+        ({"flavors": [{**OWN, "name": "H100"}, BIG]}, "the name of another GPU type"),
+        ({"flavors": [{**OWN, "name": "*"}]}, "can be no flavor"),
+        ({"flavors": [{**OWN, "node_labels": {"nvidia.com/gpu.product": "T4"}}]}, "that is not its gpu_type"),
+        ({"flavors": [{**SPOT, "tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}]}, "has a value"),
+        ({"flavors": [OWN], "queues": [{"name": "q", "gpus": {"A100": 1}}]}, "name one of them: own"),
+        ({"flavors": [OWN], "inventory": {"own": {"count": 1}, "A100": {"count": 1}}}, "inventory names A100"),
+        ({"flavors": [OWN, SPOT], "inventory": {"own": {"count": 1}}}, "no GPUs of flavor 'spot'"),
+        ({"flavors": [OWN], "nodes": [{"name": "n", "gpu_type": "A100", "gpus": 8}]}, "no GPUs of flavor 'own'"),
+        (
+            {
+                "flavors": [OWN],
+                "inventory": {"own": {"count": 1}},
+                "queues": [{"name": "q", "gpus": {"onw": 1}}],
+            },
+            "names onw, which is no flavor",
+        ),
+        ({"queues": [{"name": "q", "gpus": {"own": 1}, "flavor_order": ["spot"]}]}, "no quota of it"),
+        ({"queues": [{"name": "q", "gpus": {"own": 1}, "flavor_order": ["own"]}]}, "there are no flavors"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(document, words):
+    with pytest.raises(UsageError, match="queue file"):
+        parse_queues({"queues": [], **document}, "queue file q.yaml")
+    with pytest.raises(UsageError) as refused:
+        parse_queues({"queues": [], **document}, "queue file q.yaml")
+    assert words in str(refused.value)
+
+
+def test_nodes_of_today_may_have_none_of_a_flavor():
+    declared = rules({"name": "research", "gpus": {"own": 8}}, cluster_nodes={})
+    today = declared.on((), changing=True)
+    answer = given(today, ask(4))
+    assert isinstance(answer, Deferred)
+    assert "for now" in answer.message
