@@ -16,6 +16,9 @@ UNLIMITED = 1000
 
 _CODE = "asInt(lastRetry.exitCode)"
 
+UNSEEN = (Cause.OUTPUT_MISSING, Cause.GPU_OUT_OF_MEMORY, Cause.HANG, Cause.IMAGE)
+"""Causes that do not show in what Argo knows of a container: a missing output as success, the others as others."""
+
 
 def attempts_strategy(policy: RetryPolicy) -> Manifest:
     """RetryStrategy of a training step's attempts: again and again, until settle succeeds."""
@@ -56,12 +59,12 @@ def retry_expression(policy: RetryPolicy) -> str:
 
 
 def _retried(policy: RetryPolicy, cause: Cause) -> bool:
-    # Argo sees a missing output only as success; conclude fails the step for it.
-    return policy.budget(cause) != 0 and cause is not Cause.OUTPUT_MISSING
+    return policy.budget(cause) != 0 and cause not in UNSEEN
 
 
 def _limit(policy: RetryPolicy, retried: list[Cause]) -> int:
-    budgets = [policy.budget(cause) for cause in retried]
+    # A budget that stands for another's is no more of it: Argo counts all causes together.
+    budgets = [policy.budget(cause) for cause in retried if not isinstance(getattr(policy, cause.value), str)]
     return min(sum(UNLIMITED if budget is None else budget for budget in budgets), UNLIMITED)
 
 

@@ -6,10 +6,12 @@ from hera_pipelines.compile import names
 from hera_pipelines.compile.gang import check_gang
 from hera_pipelines.compile.gated import GatedStep, program_container
 from hera_pipelines.compile.options import CompileOptions
+from hera_pipelines.compile.retries import UNSEEN
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import RetryPolicy
+from tiphys.records import Cause
 
 _LOCATIONS = ("artifactory", "azure", "gcs", "git", "hdfs", "http", "oss", "plugin", "raw", "s3")
 _SHARED_MODE = "ReadWriteMany"
@@ -62,6 +64,9 @@ def _budgets(step: GatedStep) -> str | None:
         return "Argo's back-off factor is a whole number; change it in retries=Retries(…)"
     if not step.trains and step.settings.retry.output_missing:
         return "Argo cannot repeat a program that succeeded without its outputs; drop output_missing from Retries(…)"
+    unseen = [cause.value for cause in UNSEEN if cause.value in step.settings.retry.model_dump()]
+    if not step.trains and (own := [name for name in unseen if name != Cause.OUTPUT_MISSING]):
+        return f"Argo cannot tell {own[0]} from other failures; drop it from Retries(…), or use @train(…)"
     return None
 
 

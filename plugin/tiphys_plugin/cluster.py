@@ -46,6 +46,10 @@ class PodStatus(BaseModel):
     """How long it may go on after it was told to end; None: not known."""
     ending: bool = False
     """Whether it was told to end."""
+    told: str = ""
+    """What its program left as termination message, or the end of its log where the container asks for that."""
+    host: str = ""
+    """Name of its node; empty while it has none, or nobody knows."""
 
     @property
     def finished(self) -> bool:
@@ -62,6 +66,8 @@ class GangStatus:
     uid: str
     stage: Stage
     first_failure: FirstFailure | None = None
+    remaining: int | None = None
+    """How many members are not lost for good, where it may lose some; None where it may not, or nobody knows."""
 
 
 class Cluster(Protocol):

@@ -78,4 +78,6 @@ def observation(pods: Sequence[PodStatus], status: str, exit_code: str) -> Obser
         pod_reason=last.reason,
         pod_message=last.message,
         at=last.trouble_at,
+        node=last.host,
+        told=last.told,
     )

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
+from tiphys.lineage import accounts
+from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE
 from tiphys.records import Cause
 
 _DID_NOT_RUN = ("Skipped", "Omitted")
-_SIGTERM, _SIGKILL = 143, 137
+_SIGTERM, _SIGKILL, _SIGALRM = 143, 137, 142
 _ARGO_CODES = (64, 141)
 """argoexec's own exits: 64 when it could not load inputs or save outputs, 141 when its pipe broke."""
 
@@ -40,11 +41,17 @@ A drain shows as ``EvictionByEvictionAPI``, a spot node's notice as a taint
 (Kubernetes, ``PodConditionType`` DisruptionTarget).
 """
 
+_NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+_NO_IMAGE = ("ErrImageNeverPull", "InvalidImageName")
 _NOT_STARTED = (
     *("StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError", "CreateContainerConfigError"),
-    *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"),
+    *_NOT_PULLED,
 )
 """Reasons of kubelet for a container that has never run: not the program's doing, which Argo's executor starts."""
+
+_ALARM_DUMP = "(most recent call first)"
+"""In what `tiphys.checkpoint.hang` leaves where a program is so stuck that only the kernel can end it."""
+_CRASH_DUMP = "Fatal Python error"
 
 
 @dataclass(frozen=True)
@@ -65,21 +72,34 @@ class Observation:
     """Which of several pods it was that ended first, for a person; empty where there was one."""
     at: datetime | None = None
     """When that pod began to end."""
+    node: str = ""
+    """The node that it ran on."""
+    told: str = ""
+    """What the program left as its termination message, or the end of its log."""
+    account: str = ""
+    """The error that ended the program, as its session has recorded it."""
+    stuck_seconds: float | None = None
+    """How long the program had completed no step when its session ended it for that."""
 
     @property
     def known_exit_code(self) -> int | None:
         return None if self.exit_code == -1 else self.exit_code
 
-    def says(self, words: tuple[str, ...]) -> bool:
-        """Whether reason or message hold one of ``words``."""
-        return any(word in self.pod_reason or word in self.pod_message for word in words)
+    def says(self, words: tuple[str, ...]) -> str:
+        """The first of ``words`` that reason or message hold; empty if none."""
+        return next((word for word in words if word in self.pod_reason or word in self.pod_message), "")
 
 
 class Verdict(NamedTuple):
-    """``cause`` is None when the attempt did not fail. ``evidence`` says what it was judged by, for a person."""
+    """``cause`` is None when the attempt did not fail. ``evidence`` says what it was judged by, for a person.
+
+    ``rule`` names the rule that decided, and ``words`` are what it found.
+    """
 
     cause: Cause | None
     evidence: str
+    rule: str = ""
+    words: str = ""
 
 
 def classify(seen: Observation) -> Verdict:
@@ -95,7 +115,7 @@ def _judge(seen: Observation) -> Verdict:
         if (verdict := rule(seen)) is not None:
             return verdict
     pod = "its pod says nothing" if seen.pod_seen else "its pod is gone"
-    return Verdict(Cause.UNKNOWN, f"no exit code was seen and {pod}")
+    return Verdict(Cause.UNKNOWN, f"no exit code was seen and {pod}", "nothing-known")
 
 
 def _not_failed(seen: Observation) -> Verdict | None:
@@ -108,17 +128,43 @@ def _not_failed(seen: Observation) -> Verdict | None:
 
 def _by_pod(seen: Observation) -> Verdict | None:
     told = seen.pod_message or seen.pod_reason
-    if seen.says(WORDS[Cause.OUT_OF_MEMORY]):
-        return Verdict(Cause.OUT_OF_MEMORY, "the kernel killed it for using more memory than its limit (OOMKilled)")
+    if words := seen.says(WORDS[Cause.OUT_OF_MEMORY]):
+        killed = "the kernel killed it for using more memory than its limit (OOMKilled)"
+        return Verdict(Cause.OUT_OF_MEMORY, killed, "pod-out-of-memory", words)
     if seen.says(WORDS[Cause.DEADLINE]):
-        return Verdict(Cause.DEADLINE, f"it ran longer than its deadline ({told})")
+        return Verdict(Cause.DEADLINE, f"it ran longer than its deadline ({told})", "pod-deadline", told)
     if seen.says(WORDS[Cause.INFRASTRUCTURE]):
-        return Verdict(Cause.INFRASTRUCTURE, f"the node gave it up ({told})")
+        return Verdict(Cause.INFRASTRUCTURE, f"the node gave it up ({told})", "pod-given-up", told)
     if seen.says(WORDS[Cause.PREEMPTION]):
-        return Verdict(Cause.PREEMPTION, f"its pod was taken away ({told})")
-    if seen.pod_reason in _NOT_STARTED:
-        why = f": {seen.pod_message}" if seen.pod_message else ""
-        return Verdict(Cause.INFRASTRUCTURE, f"its program was never started ({seen.pod_reason}{why})")
+        return Verdict(Cause.PREEMPTION, f"its pod was taken away ({told})", "pod-taken-away", told)
+    return None
+
+
+def _by_start(seen: Observation) -> Verdict | None:
+    """A container that has never run."""
+    reason, why = seen.pod_reason, f": {seen.pod_message}" if seen.pod_message else ""
+    if reason in _NO_IMAGE or (reason in _NOT_PULLED and accounts.registry_refused(seen.pod_message)):
+        refused = f"there is no such image, or this pod may not pull it ({reason}{why}); correct its name or its access"
+        return Verdict(Cause.IMAGE, refused, "image-refused", seen.pod_message or reason)
+    if reason in _NOT_STARTED:
+        rule = "image-not-pulled" if reason in _NOT_PULLED else "not-started"
+        never = f"its program was never started ({reason}{why})"
+        return Verdict(Cause.INFRASTRUCTURE, never, rule, seen.pod_message or reason)
+    return None
+
+
+def _by_account(seen: Observation) -> Verdict | None:
+    """What the program says of itself, unless it ended as Tiphys told it to."""
+    if seen.known_exit_code in (0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED):
+        return None
+    if seen.stuck_seconds is not None:
+        return Verdict(Cause.HANG, seen.account, "no-step", f"no step in {seen.stuck_seconds:.0f} s")
+    if (reading := accounts.read(seen.account) or accounts.read(seen.told)) is not None:
+        phrase, words = reading
+        return Verdict(phrase.cause, f"{phrase.meaning} ({words})", phrase.rule, words)
+    stuck = seen.known_exit_code in (_SIGALRM, _SIGKILL) and _ALARM_DUMP in seen.told and _CRASH_DUMP not in seen.told
+    if stuck or (seen.known_exit_code == EX_HANG and seen.account == ""):
+        return Verdict(Cause.HANG, "it completed no step for too long, and was ended for that", "no-step", seen.told)
     return None
 
 
@@ -128,24 +174,25 @@ def _by_exit_code(seen: Observation) -> Verdict | None:
         return None
     if code in EXIT_CODES:
         cause, meaning = EXIT_CODES[code]
-        return Verdict(cause, f"exit code {code}: {meaning}")
+        return Verdict(cause, f"exit code {code}: {meaning}", f"exit-code-{code}")
     if seen.status == "Error":
         return None
-    return Verdict(Cause.USER_ERROR, f"the program exited with {code}")
+    return Verdict(Cause.USER_ERROR, f"the program exited with {code}", "program-failed")
 
 
 def _by_status(seen: Observation) -> Verdict | None:
     if seen.status == "Error":
-        told = f" ({seen.pod_message or seen.pod_reason})" if seen.pod_message or seen.pod_reason else ""
-        return Verdict(Cause.INFRASTRUCTURE, f"Argo could not run it to its end{told}")
+        told = seen.pod_message or seen.pod_reason
+        why = f" ({told})" if told else ""
+        return Verdict(Cause.INFRASTRUCTURE, f"Argo could not run it to its end{why}", "argo-error", told)
     if seen.known_exit_code == 0:
-        return Verdict(Cause.UNKNOWN, "the program exited with 0, yet the step did not succeed")
+        return Verdict(Cause.UNKNOWN, "the program exited with 0, yet the step did not succeed", "exit-code-0")
     return None
 
 
 EXIT_CODES: Mapping[int, tuple[Cause, str]] = {
     EX_TEMPFAIL: (Cause.PREEMPTION, "it was told to stop, and asks to be tried again"),
-    EX_UNAVAILABLE: (Cause.INFRASTRUCTURE, "storage was out of reach when it wanted to restore"),
+    EX_UNAVAILABLE: (Cause.STORAGE, "storage was out of reach when it wanted to restore"),
     EX_FENCED: (Cause.INFRASTRUCTURE, "it stopped because another attempt had taken its place"),
     _SIGTERM: (Cause.PREEMPTION, "it was told to stop (SIGTERM)"),
     _SIGKILL: (Cause.INFRASTRUCTURE, "it was killed (SIGKILL), and not for its memory"),
@@ -153,4 +200,6 @@ EXIT_CODES: Mapping[int, tuple[Cause, str]] = {
 }
 """Exit codes that mean the same in every program. Any other but 0 is the program's own."""
 
-_RULES: tuple[Callable[[Observation], Verdict | None], ...] = (_not_failed, _by_pod, _by_exit_code, _by_status)
+_RULES: tuple[Callable[[Observation], Verdict | None], ...] = (
+    *(_not_failed, _by_pod, _by_start, _by_account, _by_exit_code, _by_status),
+)

@@ -24,8 +24,8 @@ class AutoResumePolicy(Record):
     A resume is fruitless if no step and no checkpoint was finished since. A run
     that got ahead goes on at once; after a fruitless resume it waits for the
     cool-down, which doubles with each further one. After ``max_without_progress``
-    of them it waits for ``retry_after_seconds``, which doubles as well, or for
-    ever where that is None: then only a person goes on with it.
+    of them it waits for ``retry_after_seconds``, three times, twice as long each
+    time; then, or at once where that is None, only a person goes on with it.
     """
 
     max_without_progress: PositiveInt = 2
@@ -34,6 +34,10 @@ class AutoResumePolicy(Record):
     retry_after_seconds: PositiveFloat | None = 6 * 3600.0
     causes: tuple[Cause, ...] = OUTER_CAUSES
     """Only a run whose steps were given up for one of these is resumed; others wait for a person."""
+
+    def covers(self, cause: Cause) -> bool:
+        """Whether a run goes on after ``cause``; a broader one stands for all that are part of it."""
+        return cause in self.causes or cause.broader in self.causes
 
 
 def auto_resume_of(manifest: Mapping[str, Any]) -> AutoResumePolicy | None:

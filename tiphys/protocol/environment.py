@@ -64,6 +64,9 @@ EX_UNAVAILABLE = 69
 EX_FENCED = 76
 """Exit code of a program that may no longer commit, because another attempt took its place."""
 
+EX_HANG = 79
+"""Exit code of a program that was ended because it completed no step any more; sysexits.h ends at 78."""
+
 
 def output_path_variable(name: str) -> str:
     """Variable that holds the path of a declared output: ``val-loss`` → ``TIPHYS_OUTPUT_VAL_LOSS``."""

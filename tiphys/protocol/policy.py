@@ -43,8 +43,10 @@ class Kind(StrEnum):
 class RetryPolicy(Record):
     """How many attempts each cause may cost before the step is given up.
 
-    None means no limit. A committed checkpoint refunds what was charged before
-    it. Budgets count within one submission, so `tiphys resume` starts afresh.
+    None means no limit. A cause whose budget is the name of another one has as
+    much as that, counted by itself. A committed checkpoint refunds what was
+    charged before it. Budgets count within one submission, so `tiphys resume`
+    starts afresh. What is not set is left out of the Workflow, where it came later.
     """
 
     preemption: NonNegativeInt | None = None
@@ -54,14 +56,22 @@ class RetryPolicy(Record):
     user_error: NonNegativeInt | None = 0
     output_missing: NonNegativeInt | None = 0
     unknown: NonNegativeInt | None = 2
+    gpu_out_of_memory: NonNegativeInt | Literal["user_error"] | None = Field(
+        default="user_error", exclude_if=lambda budget: budget == "user_error"
+    )
+    hang: NonNegativeInt | None = Field(default=3, exclude_if=lambda budget: budget == 3)
+    image: NonNegativeInt | None = Field(default=2, exclude_if=lambda budget: budget == 2)
+    storage: NonNegativeInt | Literal["infrastructure"] | None = Field(
+        default="infrastructure", exclude_if=lambda budget: budget == "infrastructure"
+    )
     backoff_seconds: PositiveFloat = 5.0
     backoff_factor: PositiveFloat = 2.0
     backoff_cap_seconds: PositiveFloat = 300.0
 
     def budget(self, cause: Cause) -> int | None:
         """Attempts that may end by ``cause`` and still be followed by another."""
-        budget: int | None = getattr(self, cause.value)
-        return budget
+        budget: int | str | None = getattr(self, cause.value)
+        return self.budget(Cause(budget)) if isinstance(budget, str) else budget
 
 
 SpotUse = Literal["no", "allowed", "only"]

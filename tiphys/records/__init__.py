@@ -4,9 +4,9 @@ from tiphys.records.attempt import (
     AdoptedRecord,
     AttemptClaim,
     AttemptEnd,
-    Cause,
     CrashRecord,
     Death,
+    Evidence,
     MemoRecord,
     Outcome,
     Output,
@@ -18,6 +18,7 @@ from tiphys.records.attempt import (
 )
 from tiphys.records.automatic import Advance, AlertDone, AlertRecord, AlertTaken, AutomaticResume, LeftAlone
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
+from tiphys.records.cause import Cause
 from tiphys.records.event import Event, EventBatch
 from tiphys.records.gang import RankPart, SaveCall, SaveLost
 from tiphys.records.manifest import Began, CheckpointManifest, CheckpointRef, Facts, QuarantineRecord, Shard
@@ -59,6 +60,7 @@ __all__ = [
     "Death",
     "Event",
     "EventBatch",
+    "Evidence",
     "ExpiryRecord",
     "Facts",
     "ItemBound",

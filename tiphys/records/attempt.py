@@ -1,23 +1,14 @@
 """One try of a step: its claim before it starts, its end once it is over."""
 
 from enum import StrEnum
+from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from tiphys.records import cause as causes
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp
+from tiphys.records.cause import Cause
 from tiphys.records.manifest import Began, CheckpointManifest, CheckpointRef
-
-
-class Cause(StrEnum):
-    """Why an attempt ended without a result. Budgets are kept by cause."""
-
-    PREEMPTION = "preemption"
-    INFRASTRUCTURE = "infrastructure"
-    OUT_OF_MEMORY = "out_of_memory"
-    DEADLINE = "deadline"
-    USER_ERROR = "user_error"
-    OUTPUT_MISSING = "output_missing"
-    UNKNOWN = "unknown"
 
 
 class Skipped(Record):
@@ -58,6 +49,8 @@ class AttemptClaim(SealedRecord):
     """Id of the GPU lease; empty for a step without GPUs."""
     nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
     """The node that each of its pods has to run on, by rank; empty where that is left to Kubernetes."""
+    flavor: str = Field(default="", exclude_if=lambda flavor: not flavor)
+    """The flavor of its GPUs; empty where none is declared for them."""
     members: PositiveInt | None = Field(default=None, exclude_if=lambda members: members is None)
     """With how many pods it starts, where the author left that open; None: with as many as the step says."""
 
@@ -122,6 +115,10 @@ class CrashRecord(StoredRecord):
     """Steps completed by then; None if it did not get to any."""
     restored: CheckpointRef | None = None
     """What it had restored, or was restoring."""
+    stuck_seconds: float | None = None
+    """How long it had completed no step when it was ended for that; None for a program that ended by itself."""
+    stacks: str = ""
+    """Where its threads were then."""
 
 
 class Preemption(Record):
@@ -157,6 +154,17 @@ class Saved(Record):
         return cls(checkpoint=manifest.ref, at=manifest.written_at, began=manifest.began)
 
 
+class Evidence(Record):
+    """What a failed end was judged by."""
+
+    rule: str
+    """Name of the rule of the classifier that decided."""
+    words: str = ""
+    """What it found, as it was written there; empty where an exit code or the lack of anything decided."""
+    node: str = ""
+    """The node that the attempt, or the pod of it that ended first, had run on; empty if nobody knows."""
+
+
 class AttemptEnd(SealedRecord):
     """``attempts/<step>/<k>.end.json``: the one answer to how attempt k ended.
 
@@ -171,6 +179,8 @@ class AttemptEnd(SealedRecord):
     outcome: Outcome
     cause: Cause | None = None
     message: str = ""
+    evidence: Evidence | None = None
+    """None for an end that was not judged, or before evidence was kept."""
     exit_code: int | None = None
     progress: bool = False
     death: Death | None = None
@@ -185,6 +195,14 @@ class AttemptEnd(SealedRecord):
     """Its newest checkpoint; None if it committed none that can be seen from outside of its pods."""
     step_key: str = ""
     outputs: tuple[Output, ...] = ()
+
+    @classmethod
+    def for_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
+        return causes.for_storage(document)
+
+    @classmethod
+    def from_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
+        return causes.from_storage(document)
 
 
 class AdoptedRecord(StoredRecord):

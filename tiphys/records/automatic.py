@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt
 
-from tiphys.records.attempt import Cause
 from tiphys.records.base import Record, StoredRecord
+from tiphys.records.cause import Cause
 
 
 class Advance(Record):

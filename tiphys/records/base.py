@@ -57,8 +57,18 @@ class SealedRecord(StoredRecord):
     """A record that decisions rest on, stored with a digest of itself; reading one that was changed since fails."""
 
     def to_bytes(self) -> bytes:
-        document = self.model_dump(mode="json", exclude_none=True)
+        document = self.for_storage(self.model_dump(mode="json", exclude_none=True))
         return stored_form({**document, "seal": seal(document)})
+
+    @classmethod
+    def for_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """The stored form of a document, where it differs for the sake of readers of older versions."""
+        return document
+
+    @classmethod
+    def from_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
+        """The opposite of `for_storage`."""
+        return document
 
     @model_validator(mode="before")
     @classmethod
@@ -68,7 +78,7 @@ class SealedRecord(StoredRecord):
             return document
         if document.get("seal") != seal(document):
             raise ValueError("it was changed after it was written, its seal does not match")
-        return {name: value for name, value in document.items() if name != "seal"}
+        return cls.from_storage({name: value for name, value in document.items() if name != "seal"})
 
 
 def seal(document: dict[str, Any]) -> str:

@@ -55,6 +55,8 @@ def pod_status(pod: Object) -> PodStatus:
         uid=metadata.get("uid", ""),
         grace_seconds=(pod.get("spec") or {}).get("terminationGracePeriodSeconds"),
         ending="deletionTimestamp" in metadata,
+        told=str((main or {}).get("message") or ""),
+        host=(pod.get("spec") or {}).get("nodeName") or "",
     )
 
 

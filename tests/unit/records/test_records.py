@@ -158,3 +158,23 @@ def test_the_package_offers_every_record() -> None:
     assert sorted(tiphys.records.__all__) == tiphys.records.__all__
     assert all(hasattr(tiphys.records, name) for name in tiphys.records.__all__)
     assert {record.__name__ for record in StoredRecord.__subclasses__()} <= set(tiphys.records.__all__)
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_a_cause_that_came_later_is_a_broader_one_for_readers_of_an_older_version(cause: Cause) -> None:
+    end = AttemptEnd(run="digits", step="fit", attempt=1, submission=1, outcome=Outcome.FAILED, cause=cause)
+    stored = json.loads(end.to_bytes())
+
+    assert stored["cause"] in (
+        *("preemption", "infrastructure", "out_of_memory", "deadline", "user_error", "output_missing", "unknown"),
+    )
+    assert AttemptEnd.model_validate_json(end.to_bytes()) == end
+
+
+def test_a_cause_that_only_a_later_version_knows_is_read_as_the_broader_one() -> None:
+    document = {"run": "digits", "step": "fit", "attempt": 1, "submission": 1, "outcome": "failed"}
+    told = {**document, "cause": "infrastructure", "exact_cause": "solar_flare"}
+
+    end = AttemptEnd.model_validate_json(json.dumps({**told, "seal": tiphys.records.base.seal(told)}))
+
+    assert end.cause is Cause.INFRASTRUCTURE

@@ -177,8 +177,18 @@ CAUSES = {
     ),
     "image not there": (
         pod(runs("wait"), waits("main", "ErrImagePull", "not found"), phase="Pending"),
-        Cause.INFRASTRUCTURE,
+        Cause.IMAGE,
         "ErrImagePull: not found",
+    ),
+    "registry does not answer": (
+        pod(runs("wait"), waits("main", "ErrImagePull", "dial tcp: i/o timeout"), phase="Pending"),
+        Cause.INFRASTRUCTURE,
+        "i/o timeout",
+    ),
+    "program whose log says that its GPU is full": (
+        pod(ended("wait", 0), ended("main", 1, "Error", "step 7\ntorch.OutOfMemoryError: CUDA out"), phase="Failed"),
+        Cause.GPU_OUT_OF_MEMORY,
+        "torch.OutOfMemoryError",
     ),
     "container could not be started": (
         pod(
