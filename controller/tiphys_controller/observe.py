@@ -8,12 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from tiphys.protocol.pipeline import Manifest
 from tiphys.records import AttemptEnd, RunRecord
-from tiphys.store import ObjectInfo, RunLayout, Store, Submission, read_record, read_run, submissions
+from tiphys.store import ObjectInfo, RunLayout, Store, Submission, read_record, read_run, submissions, workflow_of
 from tiphys.store.layout import parse_attempt, parse_done, parse_output
 from tiphys_controller.adoptions import newest, standing
-from tiphys_controller.evidence import Adoption, EndKey, StepListing, Verdict, judge, judge_adopted
+from tiphys_controller.evidence import Adoption, EndKey, Standing, StepListing, Verdict, judge, judge_adopted
 
 _READERS = 16
 
@@ -31,9 +33,40 @@ class RunState:
     ends: Mapping[EndKey, AttemptEnd] = field(default_factory=dict)
     requests: int = 0
     """Requests made to storage; a listing counts as one, however many pages it has."""
+    workflow: Manifest = field(default_factory=dict)
+    """The Workflow that the last submission was made of."""
+    taken: Mapping[str, int] = field(default_factory=dict)
+    """The last submission that took over a result, by step id."""
+    renewed: Mapping[str, str] = field(default_factory=dict)
+    """Steps that shall run again although they are done, by name, each with the reason."""
 
     def verdict(self, step: str) -> Verdict:
         """Where one step stands."""
+        found, name = self._evidence(step), step.partition(".")[0]
+        if not found.done:
+            return found
+        if name in self.renewed:
+            return Verdict(Standing.MISSING, self.renewed[name], found.attempt)
+        since = self.since.get(name, 0)
+        if since <= self.taken.get(step, 0):
+            return found
+        return self._since(step, found, since)
+
+    @cached_property
+    def since(self) -> Mapping[str, int]:
+        """By step, the last submission that was to run it: what is older may rest on inputs that have changed."""
+        return {step: one.claim.submission for one in self.submissions for step in one.claim.steps}
+
+    def _since(self, step: str, found: Verdict, since: int) -> Verdict:
+        end = self.ends.get((step, found.attempt)) if found.attempt else None
+        if end is None and found.attempt:
+            return replace(found, standing=Standing.UNREAD)
+        if end is not None and end.submission >= since:
+            return found
+        reason = f"its result is older than submission {since}, which was to run it or to check it against its inputs"
+        return Verdict(Standing.MISSING, reason, found.attempt)
+
+    def _evidence(self, step: str) -> Verdict:
         if (adoption := self.adopted.get(step)) is not None:
             return judge_adopted(adoption)
         listing = self.steps.get(step)
@@ -65,6 +98,7 @@ def observe(store: Store, run: str) -> RunState:
     record = read_run(store, run)
     layout = RunLayout(run)
     held = tuple(submissions(store, run))
+    workflow = workflow_of(store, record, held[-1].claim if held else None)
     read = sum(1 + (one.bound is not None) + (one.end is not None) for one in held)
     # Outputs last: an end record that is listed was written after everything that it names.
     attempts, done, adopted, outputs = (
@@ -80,7 +114,9 @@ def observe(store: Store, run: str) -> RunState:
         steps={**dict.fromkeys(taken, StepListing()), **steps},
         adopted=stands,
         ends={(step, one.attempt): one.end for step, one in stands.items() if one.end},
-        requests=1 + 1 + read + 4 + sum(one.requests for one in found.values()),
+        requests=1 + 1 + read + 4 + sum(one.requests for one in found.values()) + (workflow is not record.workflow),
+        workflow=workflow,
+        taken=taken,
     )
 
 

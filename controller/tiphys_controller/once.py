@@ -52,7 +52,7 @@ def start_once(
         )
     failpoint("start.after_key")
     origin = Origin(key=key_digest(key))
-    return _submitted(store, submitter, _recorded(store, pipeline, held, origin), namespace, origin)
+    return _submitted(store, submitter, _recorded(store, pipeline, held, origin), namespace)
 
 
 def _free_name(
@@ -80,9 +80,9 @@ def _recorded(store: Store, pipeline: CompiledPipeline, held: StartKey, origin: 
     return found
 
 
-def _submitted(store: Store, submitter: Submitter, record: RunRecord, namespace: str, origin: Origin) -> Started:
+def _submitted(store: Store, submitter: Submitter, record: RunRecord, namespace: str) -> Started:
     layout = RunLayout(record.run)
-    wanted = first_claim(record, submitter.cluster, namespace, origin)
+    wanted = first_claim(record, submitter.cluster, namespace)
     held = claim(store, layout.submission(1), wanted).record
     bound = find_record(store, layout.submission_bound(1), SubmissionBound)
     if bound is not None:

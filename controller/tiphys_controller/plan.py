@@ -56,7 +56,7 @@ def plan(pipeline: CompiledPipeline, state: RunState) -> Plan:
     judge = cache(state.verdict)
     parameters = parameters_of(pipeline.manifest)
     exported = dict(exporting(pipeline, graph))
-    demands: dict[str, str] = {}
+    demands = {name: reason for name, reason in state.renewed.items() if name in graph.tasks}
     while True:
         draft = Draft(graph, state, judge, parameters, demands)
         found = {name: reason for name, reason in draft.new_demands(exported) if name not in demands}

@@ -1,5 +1,6 @@
 """Go on with a run from storage alone: fence, claim the next submission, create its Workflow, bind it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiphys.errors import ConflictError
@@ -9,10 +10,13 @@ from tiphys.records import Event, Outcome, SubmissionClaim, SubmissionKind
 from tiphys.store import RunLayout, Store, append_events, claim
 from tiphys_controller.fencing import fence
 from tiphys_controller.identity import Identity, workflow_name
+from tiphys_controller.keys import key_digest
+from tiphys_controller.order import Order
 from tiphys_controller.planning import Planned, planned
 from tiphys_controller.prune import prune
 from tiphys_controller.report import PlanReport, report_of
 from tiphys_controller.sending import bind, check_free, send
+from tiphys_controller.starting import first_kind
 from tiphys_controller.submitter import LiveWorkflow, Submitter, is_known
 from tiphys_controller.turns import Turn, cluster_of, next_turn, place
 
@@ -27,6 +31,8 @@ class Resumed(NamedTuple):
     uid: str = ""
     fenced: tuple[str, ...] = ()
     """Attempts taken away from the submission before, as ``step/attempt``."""
+    created: bool = True
+    """False where an earlier call under the same key had submitted it."""
 
 
 def resume(
@@ -36,6 +42,8 @@ def resume(
     force: bool = False,
     dry_run: bool = False,
     namespace: str = "",
+    again: Sequence[str] = (),
+    key: str = "",
 ) -> Resumed:
     """Submit what is missing of a run, once.
 
@@ -50,53 +58,86 @@ def resume(
         dry_run: Plan and prune, and write nothing.
         namespace: Where a Workflow goes that is the first of the run in this cluster;
             empty: as recorded.
+        again: Steps that run again although they are done, and with them all that hang on them.
+        key: Idempotency key: calls under one key make one submission, and all answer it.
 
     Raises:
         NotFoundError: there is no such run.
-        UsageError: the run cannot be pruned, and why.
+        UsageError: the run cannot be pruned, and why; there is no such step; the key is not valid.
         ConflictError: it is still running, or somebody else resumes it.
         IntegrityError: a record is damaged.
     """
-    found = planned(store, run)
+    order = Order(tuple(again), key_digest(key) if key else "")
+    found = planned(store, run, again)
+    if done := _done_before(store, found, order):
+        return done
+    try:
+        return _resume(store, submitter, found, order, force, dry_run, namespace)
+    except ConflictError:
+        # Somebody with the same key may have been a moment faster.
+        if order.key and (done := _done_before(store, planned(store, run), order)):
+            return done
+        raise
+
+
+def _done_before(store: Store, found: Planned, order: Order) -> Resumed | None:
+    """What a call under the same key has submitted, if that was sent or another one follows it."""
+    for one in found.state.submissions if order.key else ():
+        if one.claim.key == order.key and (one.bound or one is not found.last):
+            uid = one.bound.uid if one.bound else ""
+            plan = report_of(found, store.url)
+            return Resumed(
+                found.state.record.run, plan, one.claim.submission, one.claim.workflow_name, uid, created=False
+            )
+    return None
+
+
+def _resume(
+    store: Store, submitter: Submitter, found: Planned, order: Order, force: bool, dry_run: bool, namespace: str
+) -> Resumed:
+    run = found.state.record.run
     if not found.plan.running:
         return Resumed(run, report_of(found, store.url))
     # What cannot be pruned must be refused before anything is written.
     _pruned(store, found, Turn(len(found.state.submissions) + 1, "default"))
     if dry_run:
         return Resumed(run, report_of(found, store.url))
-    if recovered := _recover(store, submitter, found):
+    if recovered := _recover(store, submitter, found, order):
         number = found.state.submissions[-1].claim.submission
         return Resumed(run, report_of(found, store.url), number, recovered.name, recovered.uid)
-    turn = _take_turn(store, submitter, found, force, namespace)
+    turn = _take_turn(store, submitter, found, order, force, namespace)
     fenced = fence(store, run, found.state.unfinished)
     failpoint("resume.after_fence")
     if any(end.outcome is Outcome.DONE for end in fenced):
-        found = planned(store, run)
+        found = planned(store, run, order.again)
         if not found.plan.running:
             return Resumed(run, report_of(found, store.url))
-    claimed = turn.claimed or _claim(store, submitter, found, turn)
+    claimed = turn.claimed or _claim(store, submitter, found, order, turn)
     live = send(store, submitter, claimed, _pruned(store, found, turn), "resume")
     taken = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is Outcome.FENCED)
     append_events(store, run, "controller", [_event(found, claimed, live, taken)])
     return Resumed(run, report_of(found, store.url), claimed.submission, live.name, live.uid, taken)
 
 
-def _recover(store: Store, submitter: Submitter, found: Planned) -> LiveWorkflow | None:
-    """Bind a Workflow that was created by somebody who died before they could; None if there is none that runs."""
-    last = found.state.submissions[-1] if found.state.submissions else None
+def _recover(store: Store, submitter: Submitter, found: Planned, order: Order) -> LiveWorkflow | None:
+    """Bind a Workflow that was created by somebody who died before they could; None if there is none that runs.
+
+    Neither is there one where something else is asked than it does: it runs, and so has to end first.
+    """
+    last = found.last
     if last is None or last.bound or cluster_of(last) not in ("", submitter.cluster):
         return None
     live = submitter.find(*place(last))
     if live and is_known(submitter.cluster):
         bind(store, submitter.cluster, last.claim, live)
-    return live if live and live.running else None
+    return live if live and live.running and order.is_met_by(last.claim) else None
 
 
-def _take_turn(store: Store, submitter: Submitter, found: Planned, force: bool, namespace: str) -> Turn:
-    last = found.state.submissions[-1] if found.state.submissions else None
+def _take_turn(store: Store, submitter: Submitter, found: Planned, order: Order, force: bool, namespace: str) -> Turn:
+    last = found.last
     live = submitter.find(*place(last)) if last else None
     recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
-    turn = next_turn(last, live, submitter.cluster, namespace or recorded, force)
+    turn = order.check(next_turn(last, live, submitter.cluster, namespace or recorded, force), force)
     if turn.claimed is None:
         check_free(store, submitter, turn.namespace, found.state.record.run, turn.submission)
     return turn
@@ -108,16 +149,21 @@ def _pruned(store: Store, found: Planned, turn: Turn) -> Manifest:
     return prune(found.pipeline, found.plan, store.artifact_key, Identity(run, turn.submission, name, turn.namespace))
 
 
-def _claim(store: Store, submitter: Submitter, found: Planned, turn: Turn) -> SubmissionClaim:
-    run = found.state.record.run
+def _claim(store: Store, submitter: Submitter, found: Planned, order: Order, turn: Turn) -> SubmissionClaim:
+    record, before = found.state.record, found.last.claim if found.last else None
+    run, since = record.run, before.fresh_since if before else dict.fromkeys(record.fresh, 1)
     wanted = SubmissionClaim(
         run=run,
         submission=turn.submission,
-        kind=SubmissionKind.RESUME if turn.submission > 1 else SubmissionKind.ORIGINAL,
+        kind=SubmissionKind.RESUME if turn.submission > 1 else first_kind(record),
         workflow_name=workflow_name(run, turn.submission),
         namespace=turn.namespace,
         cluster=submitter.cluster,
         steps=found.plan.running,
+        again=found.again,
+        fresh_since={**since, **dict.fromkeys(found.fresh, turn.submission)},
+        workflow=before.workflow if before else "",
+        key=order.key,
     )
     held, won = claim(store, RunLayout(run).submission(turn.submission), wanted)
     if not won:
@@ -134,11 +180,14 @@ def _event(found: Planned, claimed: SubmissionClaim, live: LiveWorkflow, fenced:
     message = f"submission {claimed.submission} runs {', '.join(running)}"
     if skipped:
         message += f"; finished before: {', '.join(skipped)}"
+    if claimed.again:
+        message += f"; asked to run again: {', '.join(claimed.again)}"
     data = {
         "submission": claimed.submission,
         "workflow": live.name,
         "run": list(running),
         "skipped": skipped,
         "fenced": list(fenced),
+        "again": list(claimed.again),
     }
     return Event(name="run.resumed", message=message, data=data)

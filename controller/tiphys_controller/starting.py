@@ -37,10 +37,8 @@ class Origin(NamedTuple):
 
     parent: str = ""
     key: str = ""
-    again: tuple[str, ...] = ()
-    """Steps of a fork that were asked to run again."""
     fresh: tuple[str, ...] = ()
-    """Those and all behind them: they take over nothing from the parent."""
+    """Steps that take over nothing from the parent."""
 
 
 def random_suffix() -> str:
@@ -88,7 +86,7 @@ def begin(
     """Like `start`, for a run that may go on from another one."""
     record = _recorded(store, submitter, pipeline, run, namespace, suffix, origin)
     failpoint("start.after_record")
-    wanted = first_claim(record, submitter.cluster, namespace, origin)
+    wanted = first_claim(record, submitter.cluster, namespace)
     taken = claim(store, RunLayout(record.run).submission(1), wanted)
     if not taken.won:
         raise ConflictError(f"run {record.run} was submitted by somebody else in this moment; see `tiphys get`")
@@ -96,18 +94,22 @@ def begin(
     return Started(record.run, 1, live.name, live.uid)
 
 
-def first_claim(record: RunRecord, cluster: str, namespace: str, origin: Origin) -> SubmissionClaim:
+def first_kind(record: RunRecord) -> SubmissionKind:
+    """What the first submission of a run is."""
+    return SubmissionKind.FORK if record.parent else SubmissionKind.ORIGINAL
+
+
+def first_claim(record: RunRecord, cluster: str, namespace: str) -> SubmissionClaim:
     """The claim of the first submission of a run."""
     return SubmissionClaim(
         run=record.run,
         submission=1,
-        kind=SubmissionKind.FORK if origin.parent else SubmissionKind.ORIGINAL,
+        kind=first_kind(record),
         workflow_name=workflow_name(record.run, 1),
         namespace=namespace,
         cluster=cluster,
-        again=origin.again,
-        fresh_since=dict.fromkeys(origin.fresh, 1),
-        key=origin.key,
+        fresh_since=dict.fromkeys(record.fresh, 1),
+        key=record.key,
     )
 
 
@@ -133,6 +135,7 @@ def run_record(pipeline: CompiledPipeline, run: str, namespace: str, origin: Ori
         parameters=own_parameters(workflow),
         code_version=code_version(workflow),
         parent=origin.parent,
+        fresh=origin.fresh,
         key=origin.key,
     )
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from tiphys.errors import ConflictError, FencedError, IntegrityError, NotFoundError, UsageError
 from tiphys.faults import failpoint
-from tiphys.lineage.choose import Choice, choose
+from tiphys.lineage.choose import BEGINNING, Choice
 from tiphys.protocol.operations import Admit, attempt_of, retry_of
 from tiphys.protocol.policy import GpuRequest
 from tiphys.protocol.wire import ExecuteReply, failed, pending
 from tiphys.records import AttemptClaim, Cause, Outcome, SubmissionClaim
 from tiphys.store import Attempt, Claim, find_record, lineage_of, step_attempts
 from tiphys.store import claim as claim_record
-from tiphys_plugin import adoption, answers, ending, gangs, pods
+from tiphys_plugin import adoption, answers, beginnings, ending, gangs, pods
 from tiphys_plugin.ledger import Admission, Admitted, Deferred, LeaseRequest, Rejected
 from tiphys_plugin.pacing import requeue_seconds
 from tiphys_plugin.queues import ANY_TYPE
@@ -28,8 +28,6 @@ from tiphys_plugin.services import StepCall
 from tiphys_plugin.settle import decision
 from tiphys_plugin.stepkey import StepKey, step_key
 from tiphys_plugin.workflows import is_stopping, lease_is_gone
-
-_BEGINNING = Choice(None, (), ())
 
 
 def admit(call: StepCall, operation: Admit, template: dict[str, Any]) -> ExecuteReply:
@@ -71,11 +69,11 @@ def _open_first(call: StepCall, operation: Admit, template: dict[str, Any]) -> E
     that would find nothing.
     """
     spec = call.spec
-    if call.binding.submission > 1 or retry_of(call.node) or spec.gpu is not None or spec.share:
+    if call.binding.submission > 1 or retry_of(call.node) or spec.gpu is not None or spec.share or call.family:
         return None
     key = step_key(call.store, spec, operation, template)
     _check_newest(call)
-    claim = _claim(call, key, 1, None, _choose(call, ()))
+    claim = _claim(call, key, 1, None, beginnings.choose(call, ()))
     return answers.go(call, claim.record) if claim.won else None
 
 
@@ -154,7 +152,7 @@ def _open(call: StepCall, key: StepKey, attempts: Sequence[Attempt], damage: str
             return _refuse(call, key, number, f"{admission.reason}: {admission.message}")
     failpoint("admit.after_lease")
     with _released_on_refusal(call, number, admission):
-        claim = _claim(call, key, number, admission, _choose(call, attempts)).record
+        claim = _claim(call, key, number, admission, beginnings.choose(call, attempts)).record
     if not _is_ours(call, claim):
         return _lost(call, claim, admission)
     return answers.go(call, claim, _capital(damage))
@@ -224,22 +222,13 @@ def _held_seconds(attempt: Attempt) -> float:
 
 def _refuse(call: StepCall, key: StepKey, number: int, why: str) -> ExecuteReply:
     """Record an attempt that may never run. A Failed answer would have Argo try it again for ever."""
-    claim = _claim(call, key, number, None, _BEGINNING).record
+    claim = _claim(call, key, number, None, BEGINNING).record
     if not _is_ours(call, claim):
         return _lost(call, claim, None)
     if claim.lease:  # another service, with another queue file, has admitted this very call
         return answers.go(call, claim)
     ending.end(call, claim, Outcome.FAILED, cause=Cause.USER_ERROR, message=why)
     return answers.skip(f"Rejected: {why}")
-
-
-def _choose(call: StepCall, attempts: Sequence[Attempt]) -> Choice:
-    """Where to start. On a volume that the plugin does not see, the training program chooses by itself."""
-    if call.spec.checkpoints is None or call.volume:
-        return _BEGINNING
-    choice = choose(call.store, lineage_of(call.run, call.step), attempts)
-    call.services.metrics.skipped_checkpoints.inc(len(choice.skipped))
-    return choice
 
 
 def _claim(

@@ -5,12 +5,22 @@ shows every object it names with its size. A damaged result is never adopted;
 the step runs again, and its message says what was wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tiphys.faults import failpoint
 from tiphys.records import AdoptedRecord, AttemptEnd, Event, MemoRecord, Outcome
-from tiphys.store import Attempt, RunLayout, Store, append_events, claim, find_record, memo_key, output_fault
+from tiphys.store import (
+    Attempt,
+    RunLayout,
+    Store,
+    append_events,
+    claim,
+    find_record,
+    memo_key,
+    output_fault,
+    step_attempts,
+)
 from tiphys_plugin.services import StepCall
 
 
@@ -22,16 +32,15 @@ class Found(NamedTuple):
 
 
 def find(call: StepCall, key: str, attempts: Sequence[Attempt]) -> Found:
-    """The newest intact result of this run, else the one that another run shares."""
+    """The newest intact result of this run, of one that it is a fork of, or else the one that another run shares."""
     damage = ""
-    for attempt in reversed(attempts):
-        if _is_result(call, attempt.end, key):
-            assert attempt.end is not None
-            fault = damage_of(call.store, attempt.end)
-            if fault is None:
-                return Found(attempt.end)
-            damage = damage or f"the result of attempt {attempt.end.attempt} is damaged: {fault}"
-    if call.spec.share and (shared := _shared(call, key)) is not None:
+    for end in _results(call, key, attempts):
+        fault = damage_of(call.store, end)
+        if fault is None:
+            return Found(end)
+        of = "" if end.run == call.run else f" of run {end.run}"
+        damage = damage or f"the result of attempt {end.attempt}{of} is damaged: {fault}"
+    if call.spec.share and not call.fresh_since and (shared := _shared(call, key)) is not None:
         fault = damage_of(call.store, shared)
         if fault is None:
             return Found(shared)
@@ -86,11 +95,22 @@ def describe(call: StepCall, record: AdoptedRecord) -> str:
     return f"adopted from run {record.source_run}, step {record.source_step}, attempt {record.source_attempt}"
 
 
-def _is_result(call: StepCall, end: AttemptEnd | None, key: str) -> bool:
-    if end is None or end.outcome is not Outcome.DONE or end.step_key != key:
-        return False
+def _results(call: StepCall, key: str, attempts: Sequence[Attempt]) -> Iterator[AttemptEnd]:
+    """Finished results under this step key, the newest first: of the run itself, then of those that it comes from."""
     # cache=False means: once in every submission.
-    return call.spec.cache or end.submission == call.binding.submission
+    since = call.fresh_since if call.spec.cache else call.binding.submission
+    yield from _done(attempts, key, since)
+    for ancestor in call.family if call.spec.cache else ():
+        since = ancestor.fresh_since.get(call.spec.name, 0)
+        yield from _done(step_attempts(call.store, ancestor.run, call.step), key, since)
+        if since:
+            break
+
+
+def _done(attempts: Sequence[Attempt], key: str, since: int) -> Iterator[AttemptEnd]:
+    for _, end in reversed(attempts):
+        if end is not None and end.outcome is Outcome.DONE and end.step_key == key and end.submission >= since:
+            yield end
 
 
 def _shared(call: StepCall, key: str) -> AttemptEnd | None:

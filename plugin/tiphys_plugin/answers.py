@@ -6,7 +6,7 @@ import math
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.policy import Kind, StepSpec
 from tiphys.protocol.wire import ExecuteReply, Outputs, ParameterValue, succeeded
-from tiphys.records import AttemptClaim, Skipped
+from tiphys.records import AttemptClaim, CheckpointRef, Skipped
 from tiphys.store import LineageLayout, Store
 from tiphys_plugin import gangs
 from tiphys_plugin.nodes.settings import GPU_TYPE_LABEL
@@ -28,7 +28,7 @@ def go(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
         "step": claim.step,
         "attempt": str(claim.attempt),
         "lineage": claim.lineage,
-        "resume-from": str(start) if start else "",
+        "resume-from": start.within(claim.lineage) if start else "",
         "checkpoint-uri": checkpoint_uri(call.store, call.spec, claim),
         "outputs": call.store.artifact_key(call.layout.outputs(claim.step, claim.attempt).rstrip("/")),
         "pod-patch": claim.pod_patch,
@@ -83,8 +83,14 @@ def _sentence(call: StepCall, claim: AttemptClaim) -> str:
         sentence = f"{number} starts from the beginning"
     else:
         start = claim.starts_from
-        sentence = f"{number} resumes from step {start.global_step} (checkpoint of attempt {start.attempt})"
+        sentence = (
+            f"{number} resumes from step {start.global_step} (checkpoint of attempt {start.attempt}{_of(start, claim)})"
+        )
     return "; ".join([sentence, *map(_passed_over, claim.skipped)])
+
+
+def _of(start: CheckpointRef, claim: AttemptClaim) -> str:
+    return "" if start.lineage == claim.lineage else f" of {start.lineage}"
 
 
 def _passed_over(skipped: Skipped) -> str:

@@ -9,11 +9,13 @@ first answer, so that it can be resumed from storage alone.
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError, UsageError
 from tiphys.faults import failpoint
+from tiphys.lineage.family import Ancestor, ancestors
 from tiphys.protocol.operations import Operation
 from tiphys.protocol.pipeline import CompiledPipeline, parameters_of
 from tiphys.protocol.policy import CODE_VERSION_ANNOTATION
@@ -27,7 +29,7 @@ from tiphys.records import (
     run_name,
 )
 from tiphys.records.names import LONGEST_RUN_NAME
-from tiphys.store import RunLayout, Store, claim, find_record, read_run
+from tiphys.store import RunLayout, Store, claim, find_record, read_record, read_run, workflow_of
 from tiphys_plugin.cluster import Cluster
 
 _SERVER_FIELDS = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
@@ -43,6 +45,10 @@ class Binding(NamedTuple):
     workflow: str
     namespace: str
     pipeline: CompiledPipeline
+    fresh_since: Mapping[str, int] = MappingProxyType({})
+    """Steps that were asked to run again, each with the submission from which on its results count."""
+    family: tuple[Ancestor, ...] = ()
+    """The runs that this one is a fork of, the nearest first."""
 
     @property
     def layout(self) -> RunLayout:
@@ -87,14 +93,21 @@ def bind(
     record = find_record(store, RunLayout(run).record, RunRecord)
     if record is None:
         record = _store_run(store, seen, run) if submission == 1 else read_run(store, run)
+    held = _claim_of(store, run, submission) if submission > 1 or record.parent else None
     return Binding(
         run,
         submission,
         metadata.uid,
         metadata.name,
         metadata.namespace,
-        CompiledPipeline.from_manifest(record.workflow),
+        CompiledPipeline.from_manifest(workflow_of(store, record, held)),
+        held.fresh_since if held else {},
+        ancestors(store, record),
     )
+
+
+def _claim_of(store: Store, run: str, submission: int) -> SubmissionClaim:
+    return read_record(store, RunLayout(run).submission(submission), SubmissionClaim)
 
 
 def as_submitted(workflow: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from tiphys.lineage.family import Ancestor
 from tiphys.protocol.policy import StepSpec
 from tiphys.store import RunLayout, Store
 from tiphys_plugin.cluster import Cluster
@@ -106,6 +107,16 @@ class StepCall:
     @property
     def layout(self) -> RunLayout:
         return self.binding.layout
+
+    @property
+    def fresh_since(self) -> int:
+        """Where the step was asked to run again: the submission from which on its results count; else 0."""
+        return self.binding.fresh_since.get(self.spec.name, 0)
+
+    @property
+    def family(self) -> tuple[Ancestor, ...]:
+        """The runs whose results and checkpoints the step may go on from, the nearest first."""
+        return () if self.fresh_since else self.binding.family
 
     @property
     def volume(self) -> str:

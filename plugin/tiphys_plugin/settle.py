@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from tiphys.faults import failpoint
 from tiphys.lineage.budget import Decision, decide
-from tiphys.lineage.choose import choose
 from tiphys.protocol.operations import Settle, attempt_of
 from tiphys.protocol.wire import ExecuteReply, failed, succeeded
 from tiphys.records import AttemptEnd, Cause, Outcome
-from tiphys.store import Attempt, lineage_of, step_attempts
-from tiphys_plugin import ending, pods
+from tiphys.store import Attempt, step_attempts
+from tiphys_plugin import beginnings, ending, pods
 from tiphys_plugin.services import StepCall
 
 _DID_NOT_RUN = ("Skipped", "Omitted")
@@ -79,7 +78,7 @@ def _verdict(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> Ex
 def _start(call: StepCall, attempts: Sequence[Attempt]) -> str:
     if call.spec.checkpoints is None or call.volume:
         return "follows"
-    choice = choose(call.store, lineage_of(call.run, call.step), attempts)
+    choice = beginnings.foresee(call, attempts)
     if choice.checkpoint is None:
         return "starts from the beginning"
     return f"resumes from step {choice.checkpoint.global_step}"

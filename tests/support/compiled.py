@@ -7,7 +7,7 @@ from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, Kind, StepSpec
 from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output, OutputKind, OutputObject
 from tiphys.records import digest as digest_of
-from tiphys.store import RunLayout, Store, listing_digest
+from tiphys.store import RunLayout, Store, listing_digest, read_record
 
 
 def gated(name: str, *, kind: Kind = Kind.STEP, cache: bool = True, plain: bool = False, **task: Any) -> Manifest:
@@ -104,7 +104,7 @@ class History:
     ) -> None:
         """An attempt that ended without a result."""
         self.opened(step, attempt, submission)
-        self._end(step, attempt, Outcome.FAILED, cause=cause, message=message)
+        self._end(step, attempt, Outcome.FAILED, submission, cause=cause, message=message)
 
     def done(
         self,
@@ -150,5 +150,8 @@ class History:
         )
 
     def _end(self, step: str, attempt: int, outcome: Outcome, **fields: Any) -> None:
-        end = AttemptEnd(run=self.run, step=step, attempt=attempt, submission=1, outcome=outcome, **fields)
+        opened = read_record(self.store, self.layout.attempt(step, attempt), AttemptClaim)
+        end = AttemptEnd(
+            run=self.run, step=step, attempt=attempt, submission=opened.submission, outcome=outcome, **fields
+        )
         self.store.create(self.layout.attempt_end(step, attempt), end.to_bytes())

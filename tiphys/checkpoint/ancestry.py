@@ -8,6 +8,7 @@ program finds it out from the manifests.
 from collections.abc import Iterator
 
 from tiphys.checkpoint.settings import Settings
+from tiphys.lineage.branches import before, origin_of
 from tiphys.lineage.choose import StartsFrom, chain, commits_of, starts_of, starts_on_volume
 from tiphys.lineage.quarantine import quarantined
 from tiphys.lineage.suspects import suspects
@@ -29,7 +30,8 @@ class Ancestry:
         """Checkpoints to restore, best first, without those in quarantine.
 
         Costs two listings however many checkpoints there are; what older
-        attempts started from is read only by who asks for more.
+        attempts started from, and what lies in another run, is read only by who
+        asks for more.
         """
         settings, lineage = self._settings, self._settings.lineage
         passed = quarantined(self._store, lineage)
@@ -40,7 +42,19 @@ class Ancestry:
             passed.update(nearest)
         starts = self.starts()
         passed |= self._suspects
-        yield from (ref for ref in chain(commits, lineage, starts) if ref not in passed)
+        own = chain(commits, lineage, starts)
+        yield from (ref for ref in own if ref not in passed)
+        if (origin := origin_of(lineage, starts)) is not None:
+            yield from self._of_other_runs(origin, passed)
+
+    def _of_other_runs(self, origin: CheckpointRef, passed: set[CheckpointRef]) -> Iterator[CheckpointRef]:
+        """What the run that this one is a fork of had, beginning with the checkpoint that the fork began with."""
+        barred: dict[str, set[CheckpointRef]] = {}
+        for ref in before(self._run_store, self._store, origin):
+            if ref.lineage not in barred:
+                barred[ref.lineage] = quarantined(self._store, ref.lineage)
+            if ref not in passed | barred[ref.lineage]:
+                yield ref
 
     def starts(self) -> StartsFrom:
         """What every attempt started from, this one included."""

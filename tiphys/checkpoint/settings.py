@@ -15,6 +15,7 @@ from tiphys.protocol import environment
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, Keep, parse_best, parse_every
 from tiphys.protocol.policy import WhenBusy
 from tiphys.records import CheckpointRef, check_run, check_step
+from tiphys.store import lineage_of
 
 Unit = Literal["seconds", "steps"]
 WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
@@ -194,7 +195,11 @@ def _automatic(text: str, match: re.Match[str]) -> Every:
 def _reference(lineage: str, text: str) -> CheckpointRef | None:
     if not text:
         return None
-    match = re.fullmatch(r"(\d+)-(\d+)", text)
+    match = re.fullmatch(r"(?:([^/]+)/([^/]+)/)?(\d+)-(\d+)", text)
     if not match:
-        raise UsageError(f"{environment.RESUME_FROM}={text!r} is not valid: write <attempt>-<global step>, or nothing")
-    return CheckpointRef(lineage=lineage, attempt=int(match[1]), global_step=int(match[2]))
+        raise UsageError(
+            f"{environment.RESUME_FROM}={text!r} is not valid: write <attempt>-<global step>, with <run>/<step>/ "
+            "before it for a checkpoint of another run, or nothing"
+        )
+    of = lineage_of(match[1], match[2]) if match[1] else lineage
+    return CheckpointRef(lineage=of, attempt=int(match[3]), global_step=int(match[4]))

@@ -33,6 +33,9 @@ class Choice(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
+BEGINNING = Choice(None, (), ())
+
+
 def chain(commits: Iterable[CheckpointRef], lineage: str, starts_from: StartsFrom) -> tuple[CheckpointRef, ...]:
     """Commits of ``lineage`` that the newest attempt may go on from, best first.
 
@@ -118,14 +121,15 @@ def choose(store: Store, lineage: str, attempts: Sequence[Attempt]) -> Choice:
     ordered = chain(commits_of(store, lineage), lineage, starts_of(attempts))
     skipped: list[Skipped] = []
     for index, ref in enumerate(ordered):
-        fault = quarantine_reason(store, ref) if ref in barred else _fault(store, ref)
+        fault = quarantine_reason(store, ref) if ref in barred else fault_of(store, ref)
         if fault is None:
             return Choice(ref, tuple(r for r in ordered[index:] if r not in barred), tuple(skipped))
         skipped.append(Skipped(checkpoint=ref, reason=fault))
     return Choice(None, (), tuple(skipped))
 
 
-def _fault(store: Store, ref: CheckpointRef) -> str | None:
+def fault_of(store: Store, ref: CheckpointRef) -> str | None:
+    """Why ``ref`` cannot be used, quarantine aside; None if it can."""
     try:
         return checkpoint_fault(store, ref)
     except ObjectMissingError:  # retention removed it after it was listed

@@ -210,6 +210,7 @@ def checkpoint_nodes(
     usable = set(chain(commits, lineage, starts))
     skipped = {skip.checkpoint: skip.reason for attempt in attempts for skip in attempt.claim.skipped}
     mentioned = {*commits, *barred, *skipped, *(ref for ref in starts.values() if ref)}
+    own = {ref for ref in mentioned if ref.lineage == lineage}  # a fork starts from one of another run
 
     def node(ref: CheckpointRef) -> CheckpointNode:
         manifest = manifests.get(ref)
@@ -226,7 +227,7 @@ def checkpoint_nodes(
         )
         return _with_manifest(seen, manifest) if isinstance(manifest, CheckpointManifest) else seen
 
-    return [node(ref) for ref in sorted(mentioned, key=lambda ref: (ref.attempt, ref.global_step))]
+    return [node(ref) for ref in sorted(own, key=lambda ref: (ref.attempt, ref.global_step))]
 
 
 def _with_manifest(node: CheckpointNode, manifest: CheckpointManifest) -> CheckpointNode:

@@ -22,6 +22,10 @@ class CheckpointRef(Record):
     def __str__(self) -> str:
         return f"{self.attempt}-{self.global_step}"
 
+    def within(self, lineage: str) -> str:
+        """Its name in ``lineage``: ``3-1200``, and with its own lineage before that if it is of another one."""
+        return str(self) if self.lineage == lineage else f"{self.lineage}/{self}"
+
     @property
     def words(self) -> str:
         """For a sentence: ``checkpoint 1200 of attempt 2``."""

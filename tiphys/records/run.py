@@ -23,6 +23,8 @@ class RunRecord(StoredRecord):
     code_version: str | None = None
     parent: str = Field(default="", exclude_if=lambda parent: not parent)
     """The run that this one is a fork of; empty for a run of its own."""
+    fresh: tuple[str, ...] = Field(default=(), exclude_if=lambda fresh: not fresh)
+    """Steps of a fork that take over neither results nor checkpoints of its parent."""
     key: str = Field(default="", exclude_if=lambda key: not key)
     """Digest of the idempotency key under which it was begun; empty where none was given."""
 

@@ -17,6 +17,7 @@ from tiphys.store.runs import (
     read_run,
     step_attempts,
     submissions,
+    workflow_of,
 )
 from tiphys.store.s3 import S3Store
 from tiphys.store.tenants import TenantStores
@@ -49,4 +50,5 @@ __all__ = [
     "start_key",
     "step_attempts",
     "submissions",
+    "workflow_of",
 ]

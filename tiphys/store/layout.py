@@ -184,7 +184,7 @@ class LineageLayout:
 
     def votes(self, attempt: int, incarnation: int, ref: CheckpointRef) -> str:
         """Prefix of one empty object for each rank that has read ``ref`` and found it valid."""
-        return f"{self.gang(attempt, incarnation)}votes/{ref}/"
+        return f"{self.gang(attempt, incarnation)}votes/{ref.within(self.lineage).replace('/', '.')}/"
 
     def parse_shard(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a key below ``shards/`` belongs to; None for any other key."""

@@ -8,7 +8,7 @@ here, once.
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, StoreError
 from tiphys.records import (
@@ -21,6 +21,7 @@ from tiphys.records import (
     StoredRecord,
     SubmissionBound,
     SubmissionClaim,
+    WorkflowRecord,
     digest,
 )
 from tiphys.store.base import Store
@@ -69,6 +70,27 @@ def read_run(store: Store, run: str) -> RunRecord:
         near = difflib.get_close_matches(run, list(list_runs(store)))
         hint = f"did you mean {' or '.join(near)}?" if near else "check the name and the store"
         raise NotFoundError(f"{store.url} has no run {run!r}; {hint}") from None
+
+
+def workflow_of(store: Store, record: RunRecord, claimed: SubmissionClaim | None) -> dict[str, Any]:
+    """The Workflow that a submission was made of; without one, that of the run.
+
+    Raises:
+        IntegrityError: it is not recorded, or not the one that the claim names.
+    """
+    if claimed is None or not claimed.workflow:
+        return record.workflow
+    key = RunLayout(record.run).workflow(claimed.workflow)
+    try:
+        found = read_record(store, key, WorkflowRecord)
+    except ObjectMissingError:
+        found = None
+    if found is None or found.run != record.run or digest(found.workflow) != claimed.workflow:
+        raise IntegrityError(
+            f"{store.url}: {key} is not the Workflow that submission {claimed.submission} of run {record.run} was "
+            "made of, though it was written before it; restore the object, or `tiphys fork` the run"
+        )
+    return found.workflow
 
 
 def submissions(store: Store, run: str) -> list[Submission]:

@@ -6,6 +6,7 @@ import pytest
 from support.ledger import queues
 from support.world import World, fit, gpus, keys, outputs, phase, prep, records, said, world
 from tiphys_plugin import admit as admit_module
+from tiphys_plugin import beginnings
 
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.records import AttemptClaim, AttemptEnd, Outcome
@@ -70,7 +71,7 @@ def test_refused_attempt_gives_its_gpus_back_and_one_that_storage_failed_finds_t
 ):
     flow = here.submit(fit(gpu=gpus(8)))
     with monkeypatch.context() as patched:
-        patched.setattr(admit_module, "choose", fault)
+        patched.setattr(beginnings, "choose", fault)
         if fault is fail:
             with pytest.raises(StoreError):
                 flow.admit("fit", 0)

@@ -1,0 +1,215 @@
+"""Running steps again that are done: ``--from``, and what it leaves for later resumes.
+
+| the step | outcome |
+|---|---|
+| asked for, done | runs, with everything that hangs on it |
+| asked for, in a succeeded run | the same |
+| asked for before, not finished since | a plain resume runs it |
+| asked for before, and finished since | skipped |
+| claimed and never sent | sent as it was claimed; something else is refused |
+| unknown, or never to run | refused, nothing written |
+"""
+
+import pytest
+from support.compiled import History, gated, pipeline_of, plain
+from support.faults import dying_at
+from support.submitter import FakeSubmitter
+from tiphys_controller import plan_run, resume, start
+
+from tiphys.errors import ConflictError, UsageError
+from tiphys.protocol.policy import Kind
+from tiphys.records import RunSealed, SubmissionClaim
+from tiphys.store import RunLayout, Store, read_events, submissions
+
+RUN = "digits-1"
+LAYOUT = RunLayout(RUN)
+PIPELINE = pipeline_of(
+    gated("prep"),
+    gated("fit", kind=Kind.TRAIN, depends="prep"),
+    gated("report", depends="fit"),
+    gated("aside", depends="prep"),
+)
+
+
+@pytest.fixture
+def history(store: Store, submitter: FakeSubmitter) -> History:
+    """A run that has succeeded."""
+    start(store, submitter, PIPELINE, RUN)
+    history = History(store, RUN)
+    for step in ("prep", "fit", "report", "aside"):
+        history.done(step)
+    store.create(LAYOUT.submission_end(1), RunSealed(run=RUN, submission=1, status="Succeeded").to_bytes())
+    submitter.end(RUN, "Succeeded")
+    return history
+
+
+def last_claim(store: Store) -> SubmissionClaim:
+    return submissions(store, RUN)[-1].claim
+
+
+def keys(store: Store) -> list[str]:
+    return [info.key for info in store.list("")]
+
+
+def test_steps_of_a_succeeded_run_run_again_with_all_that_hang_on_them(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    resumed = resume(store, submitter, RUN, again=["fit"])
+
+    assert resumed.plan.running == ("fit", "report")
+    assert [step.reason for step in resumed.plan.steps if step.decision == "run"] == [
+        "it is asked to run again",
+        "depends on fit, which is asked to run again",
+    ]
+    claim = last_claim(store)
+    assert (claim.again, claim.fresh_since) == (("fit",), {"fit": 2, "report": 2})
+    assert read_events(store, RUN)[-1].message.endswith("asked to run again: fit")
+
+
+def test_several_steps_are_asked_for_at_once(store: Store, submitter: FakeSubmitter, history: History) -> None:
+    assert resume(store, submitter, RUN, again=["aside", "report"]).plan.running == ("aside", "report")
+
+
+def test_a_plain_resume_knows_what_was_asked_and_not_finished(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    resume(store, submitter, RUN, again=["fit"])
+    history.done("fit", attempt=2, submission=2)
+    submitter.end(f"{RUN}-2")
+
+    resumed = resume(store, submitter, RUN)
+
+    assert resumed.plan.running == ("report",)
+    assert last_claim(store).again == ()
+    assert last_claim(store).fresh_since == {"fit": 2, "report": 2}
+
+
+def test_what_was_finished_since_is_skipped(store: Store, submitter: FakeSubmitter, history: History) -> None:
+    resume(store, submitter, RUN, again=["fit"])
+    for step in ("fit", "report"):
+        history.done(step, attempt=2, submission=2)
+
+    assert plan_run(store, RUN).running == ()
+
+
+def test_asking_twice_asks_anew(store: Store, submitter: FakeSubmitter, history: History) -> None:
+    for number, attempt in ((2, 2), (3, 3)):
+        resume(store, submitter, RUN, again=["report"])
+        assert last_claim(store).fresh_since == {"report": number}
+        history.done("report", attempt=attempt, submission=number)
+        submitter.end(f"{RUN}-{number}", "Succeeded")
+
+
+@pytest.mark.parametrize("point", ["after_fence", "after_claim", "after_create"])
+def test_a_crash_loses_nothing_of_what_was_asked(
+    store: Store, submitter: FakeSubmitter, history: History, point: str
+) -> None:
+    with dying_at(f"resume.{point}"):
+        resume(store, submitter, RUN, again=["fit"])
+
+    resumed = resume(store, submitter, RUN, again=["fit"] if point == "after_fence" else [])
+
+    assert (resumed.submission, resumed.plan.running) == (2, ("fit", "report"))
+    assert last_claim(store).fresh_since == {"fit": 2, "report": 2}
+    assert submitter.names() == [RUN, f"{RUN}-2"]
+
+
+def test_a_number_that_was_claimed_for_something_else_is_not_sent_for_this(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    with dying_at("resume.after_claim"):
+        resume(store, submitter, RUN, again=["aside"])
+
+    with pytest.raises(ConflictError, match=r"submission 2 .* never sent, and it is to run aside; .*--force passes"):
+        resume(store, submitter, RUN, again=["fit"])
+
+    assert resume(store, submitter, RUN, again=["fit"], force=True).submission == 3
+    assert plan_run(store, RUN).running == ("fit", "aside", "report")
+
+
+def test_all_items_of_a_fan_out_run_again(store: Store, submitter: FakeSubmitter) -> None:
+    start(store, submitter, pipeline_of(gated("sweep", withItems=["a", "b"])), RUN)
+    history = History(store, RUN)
+    for item in plan_run(store, RUN).steps[0].items:
+        history.done(item.step)
+    submitter.end(RUN)
+    assert plan_run(store, RUN).running == ()
+
+    [sweep] = resume(store, submitter, RUN, again=["sweep"]).plan.steps
+
+    assert [item.done for item in sweep.items] == [False, False]
+
+
+def test_a_plain_step_can_be_asked_for(store: Store, submitter: FakeSubmitter) -> None:
+    start(store, submitter, pipeline_of(gated("prep"), plain("notify", depends="prep"), gated("report")), RUN)
+    history = History(store, RUN)
+    for step in ("prep", "report"):
+        history.done(step)
+    store.create(LAYOUT.submission_end(1), RunSealed(run=RUN, submission=1, status="Succeeded").to_bytes())
+    submitter.end(RUN, "Succeeded")
+
+    with dying_at("resume.after_claim"):
+        resume(store, submitter, RUN, again=["notify"])
+
+    assert resume(store, submitter, RUN).plan.running == ("notify",)
+
+
+def test_an_unknown_step_is_named_with_those_there_are(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    before = keys(store)
+
+    with pytest.raises(UsageError, match=r"no step '\.\./fit' to run from; it has: prep, .*"):
+        resume(store, submitter, RUN, again=["../fit"])
+
+    assert keys(store) == before
+
+
+def test_a_step_whose_condition_stays_false_is_refused(store: Store, submitter: FakeSubmitter) -> None:
+    start(store, submitter, pipeline_of(gated("fit"), gated("cleanup", depends="fit.Failed")), RUN)
+    History(store, RUN).done("fit")
+    submitter.end(RUN)
+
+    with pytest.raises(UsageError, match=r"cleanup is to run again and would not: its condition 'fit\.Failed'"):
+        resume(store, submitter, RUN, again=["cleanup"])
+
+
+def test_a_result_behind_a_step_that_ran_again_is_checked_even_if_a_workflow_died_in_between(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    """Fit was made from what prep made first. Prep was made anew, and then the Workflow died before fit was asked."""
+    store.delete(LAYOUT.attempt_end("prep", 1))
+    assert resume(store, submitter, RUN).plan.running == ("prep", "fit", "aside", "report")
+    history.done("prep", attempt=2, submission=2)
+    submitter.end(f"{RUN}-2")
+
+    report = plan_run(store, RUN)
+
+    assert report.running == ("fit", "aside", "report")
+    assert report.steps[1].reason == (
+        "its result is older than submission 2, which was to run it or to check it against its inputs"
+    )
+
+
+def test_a_key_makes_one_submission(store: Store, submitter: FakeSubmitter, history: History) -> None:
+    first = resume(store, submitter, RUN, again=["fit"], key="alert-7")
+    running = resume(store, submitter, RUN, again=["fit"], key="alert-7")
+    submitter.end(f"{RUN}-2")
+    ended = resume(store, submitter, RUN, again=["fit"], key="alert-7")
+    other = resume(store, submitter, RUN, again=["fit"], key="alert-8")
+
+    assert [one.submission for one in (first, running, ended, other)] == [2, 2, 2, 3]
+    assert [one.created for one in (first, running, ended, other)] == [True, False, False, True]
+    assert ended.uid == first.uid
+    assert submitter.names() == [RUN, f"{RUN}-2", f"{RUN}-3"]
+
+
+@pytest.mark.parametrize("point", ["after_claim", "after_create", "after_bind"])
+def test_a_key_whose_call_died_is_carried_out_once(
+    store: Store, submitter: FakeSubmitter, history: History, point: str
+) -> None:
+    with dying_at(f"resume.{point}"):
+        resume(store, submitter, RUN, again=["fit"], key="alert-7")
+
+    assert resume(store, submitter, RUN, again=["fit"], key="alert-7").submission == 2
+    assert submitter.names() == [RUN, f"{RUN}-2"]

@@ -1,0 +1,95 @@
+"""A step that was asked to run again: its old results and checkpoints count no more.
+
+| result or checkpoint                                 | counts |
+|------------------------------------------------------|--------|
+| of a submission before the one that asked            | no     |
+| of that submission, or a later one                   | yes    |
+| shared by another run                                | no     |
+"""
+
+import pytest
+from support.world import Flow, World, commit, fit, outputs, phase, prep, said, world
+
+from tiphys.records import SubmissionClaim, SubmissionKind
+from tiphys.store import RunLayout, claim
+
+RUN = "digits-abc12"
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path)
+
+
+def resumed(here: World, *specs, submission: int = 2, **fresh_since: int) -> Flow:
+    """The next submission of the run, as the controller makes it."""
+    name = f"{RUN}-{submission}"
+    wanted = SubmissionClaim(
+        run=RUN,
+        submission=submission,
+        kind=SubmissionKind.RESUME,
+        workflow_name=name,
+        namespace="ml",
+        fresh_since=fresh_since,
+    )
+    claim(here.store, RunLayout(RUN).submission(submission), wanted)
+    flow = here.submit(*specs, name=name, uid=f"uid-{submission}")
+    flow.run, flow.submission = RUN, str(submission)
+    return flow
+
+
+def finish(flow: Flow, step: str, output: str, data: bytes = b"x") -> str:
+    """Run a step to its end; which attempt it was."""
+    reply = flow.admit(step)
+    assert outputs(reply)["run"] == "true", reply
+    flow.write_output(reply, output, data)
+    assert phase(flow.conclude(step)) == "Succeeded"
+    return outputs(reply)["attempt"]
+
+
+STEP = prep(parameters=())
+
+
+def test_an_old_result_is_not_taken_over(here):
+    finish(here.submit(STEP), "prep", "0/artifacts/data")
+    flow = resumed(here, STEP, prep=2)
+    assert finish(flow, "prep", "0/artifacts/data", b"new") == "2"
+
+
+def test_what_was_made_since_is_taken_over(here):
+    finish(here.submit(STEP), "prep", "0/artifacts/data")
+    finish(resumed(here, STEP, prep=2), "prep", "0/artifacts/data", b"new")
+    assert said(resumed(here, STEP, submission=3, prep=2).admit("prep")) == "Adopted from attempt 2"
+
+
+def test_other_steps_are_taken_over_as_ever(here):
+    finish(here.submit(STEP), "prep", "0/artifacts/data")
+    assert said(resumed(here, STEP, fit=2).admit("prep")) == "Adopted from attempt 1"
+
+
+def test_a_shared_result_is_not_taken_over(here):
+    shared = prep(parameters=(), share=True)
+    other = here.submit(shared, name="other", uid="uid-o")
+    finish(other, "prep", "0/artifacts/data")
+    here.submit(shared).admit("prep")
+    assert outputs(resumed(here, shared, prep=2).admit("prep"))["run"] == "true"
+
+
+def test_training_begins_anew_and_goes_on_from_its_own_checkpoints(here):
+    first = here.submit(fit())
+    first.admit("fit", 0)
+    commit(here.store, f"{RUN}/fit", attempt=1, step=900)
+    first.pod("fit", 1, phase="Failed", exit_code=1)
+    first.settle("fit", 0, exit_code="1")
+
+    flow = resumed(here, fit(), fit=2)
+    assert said(flow.admit("fit", 0)) == "Attempt 2 starts from the beginning"
+    flow.pod("fit", 2, phase="Failed", exit_code=75)
+    assert "attempt 3 starts from the beginning" in said(flow.settle("fit", 0, exit_code="75"))
+    assert outputs(flow.admit("fit", 1))["resume-from"] == ""
+    commit(here.store, f"{RUN}/fit", attempt=3, step=10)
+    flow.pod("fit", 3, retry=1, phase="Failed", exit_code=75)
+    flow.settle("fit", 1, exit_code="75")
+
+    later = resumed(here, fit(), submission=3, fit=2)
+    assert outputs(later.admit("fit", 0))["resume-from"] == "3-10"
