@@ -104,7 +104,7 @@ class History:
     ) -> None:
         """An attempt that ended without a result."""
         self.opened(step, attempt, submission)
-        self._end(step, attempt, Outcome.FAILED, submission, cause=cause, message=message)
+        self._end(step, attempt, Outcome.FAILED, cause=cause, message=message)
 
     def done(
         self,
