@@ -13,9 +13,21 @@ from tiphys.lineage.classify import Observation, classify
 from tiphys.lineage.newest import newest_commit
 from tiphys.protocol.gang import Gang, gang_name
 from tiphys.protocol.wire import ExecuteReply, pending
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, CheckpointManifest, Outcome, Output, Preemption, Saved
+from tiphys.records import (
+    AttemptClaim,
+    AttemptEnd,
+    Cause,
+    CheckpointManifest,
+    CrashRecord,
+    Evidence,
+    Outcome,
+    Output,
+    Preemption,
+    Saved,
+)
 from tiphys.store import claim as claim_record
-from tiphys_plugin import gangs, pods, poison
+from tiphys.store import find_record
+from tiphys_plugin import account, elastic, gangs, pods, poison
 from tiphys_plugin.cluster import GangStatus, PodStatus
 from tiphys_plugin.pacing import requeue_seconds
 from tiphys_plugin.preemption.report import as_it_ended, report
@@ -70,7 +82,12 @@ def observed(
     """What is known about the end of an attempt: what Argo told of its run node, and what its pods show."""
     if call.spec.gang is None:
         return pods.observation(found, status, exit_code)
-    return gangs.observation(call.spec.gang, _made_by(call, call.spec.gang, attempt), found, status)
+    gang = gangs.as_started(call.spec.gang, attempt)
+    made_by = _made_by(call, gang, attempt)
+    if gang.min_members is None or made_by is None:
+        return gangs.observation(gang, made_by, found, status)
+    crash = find_record(call.store, call.layout.attempt_crash(attempt.step, attempt.attempt), CrashRecord)
+    return elastic.observation(gang, gang.min_members, found, status, crashed=crash is not None)
 
 
 def end_failed(call: StepCall, attempt: AttemptClaim, seen: Observation, unjudged: str = "") -> AttemptEnd:
@@ -78,8 +95,9 @@ def end_failed(call: StepCall, attempt: AttemptClaim, seen: Observation, unjudge
 
     ``unjudged`` is said where nothing is known about the end.
     """
-    preempted = report(call, attempt)
-    verdict = classify(seen if preempted is None else as_it_ended(call, attempt, seen))
+    preempted, left = report(call, attempt), account.crash(call, attempt)
+    heard = account.heard(seen, left)
+    verdict = classify(heard if preempted is None else as_it_ended(call, attempt, heard))
     cause = verdict.cause or Cause.UNKNOWN
     message = unjudged if unjudged and verdict.cause is None else verdict.evidence
     if preempted is not None:
@@ -90,9 +108,11 @@ def end_failed(call: StepCall, attempt: AttemptClaim, seen: Observation, unjudge
         Outcome.FAILED,
         cause=cause,
         message=message,
+        evidence=account.evidence(attempt, seen, verdict),
         exit_code=seen.known_exit_code,
         preempted=preempted,
         over_at=seen.at,
+        crash=left,
     )
 
 
@@ -108,14 +128,17 @@ def end(
     *,
     cause: Cause | None = None,
     message: str = "",
+    evidence: Evidence | None = None,
     exit_code: int | None = None,
     outputs: tuple[Output, ...] = (),
     preempted: Preemption | None = None,
     over_at: datetime | None = None,
+    crash: CrashRecord | None = None,
 ) -> AttemptEnd:
     """Write the end record of ``attempt`` unless it has one, and release its GPUs.
 
     A failed end may bar the checkpoint that the attempt had loaded; see `poison`.
+    ``crash`` is what its program left about its end.
     """
     newest = _newest_commit(call, attempt)
     wanted = AttemptEnd(
@@ -126,6 +149,7 @@ def end(
         outcome=outcome,
         cause=cause,
         message=message,
+        evidence=evidence,
         exit_code=exit_code,
         progress=newest is not None or _noted_progress(call, attempt),
         step_key=attempt.step_key,
@@ -134,7 +158,7 @@ def end(
         over_at=over_at,
         saved=Saved.of(newest) if newest else None,
     )
-    wanted = poison.judged(call, attempt, wanted)
+    wanted = poison.judged(call, attempt, wanted, crash)
     failpoint("end.before_record")
     held = claim_record(call.store, call.layout.attempt_end(attempt.step, attempt.attempt), wanted)
     failpoint("end.after_record")
@@ -144,6 +168,15 @@ def end(
             call.services.metrics.count_preemption(preempted)
     release(call, attempt)
     return held.record
+
+
+def went_on(call: StepCall, attempt: AttemptClaim) -> str:
+    """With how many of its nodes an attempt has ended that lost some; empty where it has lost none."""
+    if attempt.members is None or not attempt.lease:
+        return ""
+    held = (one.request for one in call.services.ledger.snapshot().leases if one.id == attempt.lease)
+    left = next((request.members for request in held), attempt.members)
+    return f", with {left} of its {attempt.members} nodes in the end" if left < attempt.members else ""
 
 
 def release(call: StepCall, attempt: AttemptClaim) -> None:

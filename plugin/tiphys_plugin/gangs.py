@@ -21,8 +21,13 @@ from tiphys_plugin.cluster import GangStatus, PodStatus
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 """Where a pod has to run is said by it."""
-_TOLD_BY_ARGO = ("Succeeded", "Skipped", "Omitted")
+TOLD_BY_ARGO = ("Succeeded", "Skipped", "Omitted")
 _LATEST = datetime.max.replace(tzinfo=UTC)
+
+
+def as_started(gang: Gang, claim: AttemptClaim) -> Gang:
+    """The gang with as many members as this attempt was given."""
+    return gang if claim.members is None else gang.model_copy(update={"members": claim.members})
 
 
 def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus], status: str) -> Observation:
@@ -30,7 +35,7 @@ def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatu
 
     The exit code that Argo tells beside it is that of its own program, which watched, and says nothing.
     """
-    if status in _TOLD_BY_ARGO:
+    if status in TOLD_BY_ARGO:
         return Observation(status=status, pod_seen=bool(found))
     remembered = made_by.first_failure if made_by else None
     if remembered and remembered.pod not in {pod.name for pod in found}:
@@ -41,7 +46,7 @@ def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatu
             exit_code=code,
             pod_reason="Deleted",
             pod_message=remembered.message if code is None else f"exit code {code}",
-            member=_called(gang, remembered.pod, _rank(made_by, remembered.pod)),
+            member=called(gang, remembered.pod, _rank(made_by, remembered.pod)),
         )
     failed = [pod for pod in found if pod.phase == "Failed" or (pod.reason and not pod.finished)]
     if made_by is None:  # all went with it, and whether they still show that is a matter of moments
@@ -49,19 +54,24 @@ def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatu
     if not failed:
         told = "no pod of it tells how it ended" if made_by else "what made its pods is gone, or never was"
         return Observation(status="Error", pod_seen=bool(found), pod_message=told)
-    first = min(failed, key=_began)
+    return by_end_of(gang, min(failed, key=began))
+
+
+def by_end_of(gang: Gang, first: PodStatus) -> Observation:
+    """The attempt ended as this pod of it did."""
     return Observation(
         status="Failed",
         exit_code=first.exit_code,
         pod_seen=True,
         pod_reason=first.reason,
         pod_message=first.message,
-        member=_called(gang, first.name, first.rank),
+        member=called(gang, first.name, first.rank),
         at=first.trouble_at,
     )
 
 
-def _called(gang: Gang, pod: str, rank: int | None) -> str:
+def called(gang: Gang, pod: str, rank: int | None) -> str:
+    """A member, as a person is told of it."""
     return f"pod {pod}" if rank is None else f"rank {rank} of {gang.members}"
 
 
@@ -71,7 +81,7 @@ def _rank(made_by: GangStatus | None, pod: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _began(pod: PodStatus) -> tuple[datetime, int, str]:
+def began(pod: PodStatus) -> tuple[datetime, int, str]:
     """Order of the ends. Kubernetes tells seconds: in the same one, who was deleted followed who was not.
 
     And who ended by itself may have lost its connection to one that Kubernetes says something about.
@@ -81,12 +91,16 @@ def _began(pod: PodStatus) -> tuple[datetime, int, str]:
 
 
 def all_succeeded(gang: Gang, found: Sequence[PodStatus]) -> bool:
-    """Whether every member ended well."""
+    """Whether every member ended well; of an elastic one the first, with which all have."""
+    if gang.min_members is not None:
+        return any(pod.rank == 0 and pod.phase == "Succeeded" for pod in found)
     return len([pod for pod in found if pod.phase == "Succeeded"]) >= gang.members
 
 
 def goes_on(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus]) -> bool:
     """Whether what makes the pods may make more of them, or waits for those that live."""
+    if gang.min_members is not None:
+        return made_by is not None and made_by.stage is Stage.ACTIVE
     ended = [pod for pod in found if pod.finished]
     return made_by is not None and made_by.stage is Stage.ACTIVE and len(ended) < gang.members
 
@@ -94,19 +108,26 @@ def goes_on(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus]) 
 def is_forgotten(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus]) -> bool:
     """Whether it goes on for nobody, since its attempt is over for Argo: the pod that watched it was lost, perhaps.
 
-    Where a member has failed, it will end the others by itself, and remember why.
+    Where a member has failed, it will end the others by itself, and remember why; an elastic one may not.
     """
-    return goes_on(gang, made_by, found) and not any(pod.phase == "Failed" for pod in found)
+    ends_itself = gang.min_members is None and any(pod.phase == "Failed" for pod in found)
+    return goes_on(gang, made_by, found) and not ends_itself
 
 
-def answers(claim: AttemptClaim, input_keys: str) -> dict[str, str]:
+def answers(gang: Gang, claim: AttemptClaim, input_keys: str) -> dict[str, str]:
     """What admit answers for a step of several pods beside the rest."""
     requirements = ", ".join(json.dumps(one, sort_keys=True) for one in _requirements(claim))
-    return {
+    tolerations = json.loads(claim.pod_patch or "{}").get("tolerations") or []
+    answered = {
         "gang": gang_name(claim.run, claim.step, claim.attempt),
         "node-requirements": requirements,
         "input-keys": input_keys,
+        "tolerations": ", ".join(json.dumps(one, sort_keys=True) for one in tolerations),
     }
+    if gang.min_members is None:
+        return answered
+    members = as_started(gang, claim).members
+    return {**answered, "members": str(members), "spare": str(members - gang.min_members)}
 
 
 def _requirements(claim: AttemptClaim) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ from tiphys.records import AttemptClaim, SubmissionBound
 from tiphys.store import RunLayout, Store, read_record, read_run
 from tiphys.store.layout import parse_attempt
 from tiphys.store.runs import concurrently
-from tiphys_plugin import answers, pods
+from tiphys_plugin import destination, pods
 from tiphys_plugin.cluster import Cluster, PodStatus
-from tiphys_plugin.ledger import AdmissionBackend, LeaseRequest
+from tiphys_plugin.ledger import AdmissionBackend, LeaseRequest, asked_for
 
 _log = structlog.get_logger()
 
@@ -39,9 +39,8 @@ def recover(store: Store, cluster: Cluster, ledger: AdmissionBackend, namespace:
         try:
             for claim, gpu in _live_claims(store, run, live):
                 bound = read_record(store, RunLayout(run).submission_bound(claim.submission), SubmissionBound)
-                ledger.restore(
-                    claim.lease, request_of(claim, gpu, bound), answers.chosen_type(claim.pod_patch), claim.nodes
-                )
+                kind = claim.flavor or destination.chosen_type(claim.pod_patch)
+                ledger.restore(claim.lease, request_of(claim, gpu, bound), kind, claim.nodes)
                 _log.warning("lease.recovered", run=run, step=claim.step, attempt=claim.attempt, gpus=gpu.gpus)
         except (IntegrityError, NotFoundError, UsageError) as error:
             _log.error("lease.not_recovered", run=run, error=str(error))
@@ -58,7 +57,7 @@ def request_of(claim: AttemptClaim, gpu: GpuRequest, bound: SubmissionBound) -> 
         instance=claim.instance,
         run=claim.run,
         attempt=claim.attempt,
-        **gpu.model_dump(),
+        **asked_for(gpu, claim.members),
     )
 
 

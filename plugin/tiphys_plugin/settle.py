@@ -30,8 +30,9 @@ def settle(call: StepCall, operation: Settle) -> ExecuteReply:
         if (waiting := ending.await_pods(call, mine.claim, found)) is not None:
             return waiting
         if operation.status == "Succeeded":
+            how = ending.went_on(call, mine.claim)
             ending.release(call, mine.claim)
-            return succeeded(f"Attempt {mine.claim.attempt} succeeded; its outputs are verified next")
+            return succeeded(f"Attempt {mine.claim.attempt} succeeded{how}; its outputs are verified next")
         failpoint("settle.before_end")
         seen = ending.observed(call, mine.claim, found, operation.status, operation.exit_code)
         end = ending.end_failed(call, mine.claim, seen, ending.never_ran(operation.status))

@@ -41,6 +41,28 @@ def first_failure(found: Object) -> FirstFailure | None:
     return None
 
 
+def is_elastic(found: Object) -> bool:
+    """Whether it goes on when it loses a member."""
+    return (found.get("spec") or {}).get("backoffLimitPerIndex") is not None
+
+
+def remaining(found: Object) -> int | None:
+    """Members of an elastic Job that are not lost for good; None for what is not elastic.
+
+    A Job counts an index as failed once its pod has ended (``podReplacementPolicy: Failed``).
+    """
+    if not is_elastic(found):
+        return None
+    lost = str((found.get("status") or {}).get("failedIndexes") or "")
+    return int(found["spec"]["completions"]) - sum(map(_length, filter(None, lost.split(","))))
+
+
+def _length(interval: str) -> int:
+    """Numbers in ``3`` or ``3-5``, as Kubernetes writes indexes."""
+    first, _, last = interval.partition("-")
+    return int(last or first) - int(first) + 1
+
+
 def _true_conditions(found: Object) -> dict[str, str]:
     """Message of each condition that holds, by its type."""
     conditions = (found.get("status") or {}).get("conditions") or []

@@ -17,7 +17,7 @@ import structlog
 
 from tiphys.errors import ConflictError, FencedError, TiphysError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.gangs import RESOURCES, stage_of
+from tiphys.kube.gangs import RESOURCES, is_elastic, stage_of
 from tiphys.kube.resources import PODS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, Backend, Stage
 from tiphys.records import utc_now
@@ -89,7 +89,9 @@ class Gangs:
         for namespace, backend in sorted({(one.namespace, kind) for one in due.values() for kind in one.gangs}):
             try:
                 self._end_where(
-                    backend, namespace, WORKFLOW_UID_LABEL, {key.uid for key in due if key.namespace == namespace}
+                    *(backend, namespace, WORKFLOW_UID_LABEL),
+                    values={key.uid for key in due if key.namespace == namespace},
+                    is_due=_goes_on,
                 )
             except TiphysError as error:
                 self._metrics.failures.labels("gang").inc()
@@ -106,7 +108,7 @@ class Gangs:
             try:
                 lost = {name for pod in self._members(namespace) if (name := self._gang_of_lost(pod))}
                 for backend in sorted(backends) if lost else ():
-                    self._end_where(backend, namespace, GANG_LABEL, lost)
+                    self._end_where(backend, namespace, GANG_LABEL, lost, _waits_for_all)
             except TiphysError as error:
                 self._metrics.failures.labels("gang").inc()
                 _log.warning("gang.not_ended", namespace=namespace, error=str(error))
@@ -131,9 +133,11 @@ class Gangs:
         else:
             self._first_looks[key] = self._monotonic()
 
-    def _end_where(self, backend: Backend, namespace: str, label: str, values: set[str]) -> None:
+    def _end_where(
+        self, backend: Backend, namespace: str, label: str, values: set[str], is_due: Callable[[Object], bool]
+    ) -> None:
         for found in self._api.list(RESOURCES[backend], namespace, GANG_LABEL).items:
-            if found["metadata"]["labels"].get(label) in values and _goes_on(found):
+            if found["metadata"]["labels"].get(label) in values and is_due(found):
                 try:
                     self._writer.end_gang(backend, found)
                 except FencedError:
@@ -144,6 +148,11 @@ class Gangs:
 
 def _goes_on(found: Object) -> bool:
     return stage_of(found) is Stage.ACTIVE
+
+
+def _waits_for_all(found: Object) -> bool:
+    """An elastic one goes on without a member that is lost."""
+    return _goes_on(found) and not is_elastic(found)
 
 
 def _watched(workflow: SeenWorkflow) -> _Watched:

@@ -20,7 +20,7 @@ from typing import Any
 
 from tiphys.errors import ConflictError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.gangs import RESOURCES, first_failure, stage_of
+from tiphys.kube.gangs import RESOURCES, first_failure, remaining, stage_of
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.protocol.gang import Backend
 from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL
@@ -96,7 +96,7 @@ class KubernetesCluster:
         if found is None:
             return None
         uid = found["metadata"]["uid"]
-        return GangStatus(backend, namespace, name, uid, stage_of(found), first_failure(found))
+        return GangStatus(backend, namespace, name, uid, stage_of(found), first_failure(found), remaining(found))
 
     def end_gang(self, gang: GangStatus) -> None:
         with contextlib.suppress(ConflictError):  # another one has its name by now

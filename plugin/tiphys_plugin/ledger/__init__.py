@@ -1,5 +1,6 @@
 """GPU quotas: who may hold how many GPUs, decided before any pod exists."""
 
+from tiphys_plugin.ledger.elastic import asked_for
 from tiphys_plugin.ledger.model import (
     Admission,
     AdmissionBackend,
@@ -24,4 +25,5 @@ __all__ = [
     "Rejected",
     "Snapshot",
     "Waiting",
+    "asked_for",
 ]

@@ -12,7 +12,7 @@ from tiphys_plugin.ledger.attained import as_it_counts
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Admission, Admitted, Deferred, Lease, LeaseRequest, Waiting
-from tiphys_plugin.queues import QueueRules
+from tiphys_plugin.queues import QueueRules, Queues
 
 FORGET_AFTER = timedelta(minutes=2)
 """Who waits and has not asked for so long stands in nobody's way."""
@@ -26,24 +26,52 @@ def admit(
     A waiting request that has not asked for ``forget_after`` stands in nobody's
     way; it keeps its place in case it comes back.
     """
+    after, answer = _answer(book, rules, request, now, lease, forget_after)
+    if isinstance(answer, Admitted) and isinstance(rules, Queues):
+        answer = replace(answer, flavor=rules.kinds.by_name.get(answer.pool))
+    return after, answer
+
+
+def _answer(
+    book: Book, rules: QueueRules, request: LeaseRequest, now: datetime, lease: str, forget_after: timedelta
+) -> tuple[Book, Admission]:
     request = as_it_counts(rules, request)
     if (held := _left_for(book, request)) is not None:
-        return _hand_over(book, held, request), Admitted(lease=held.id, pool=held.pool, nodes=held.nodes)
+        return _hand_over(book, held, request), _given(held)
     mine = _place(book, request, now)
     others = tuple(one for one in book.waiting if _step(one.request) != _step(request))
     alive = in_line(others, now, forget_after)
-    answer = decide(State(rules, book.leases, alive, book.history), mine.request, mine.arrival, now)
+    taken, answer = _as_many_as_fit(State(rules, book.leases, alive, book.history), mine, now)
     match answer:
         case Admitted():
-            given = Lease(lease, request, answer.pool, granted_at=now, check_at=now, nodes=answer.nodes)
+            given = Lease(lease, taken, answer.pool, granted_at=now, check_at=now, nodes=answer.nodes)
             waited = (now - mine.since).total_seconds()
             return replace(book, leases=(*book.leases, given), waiting=others), replace(
-                answer, lease=lease, waited_seconds=waited
+                _given(given), waited_seconds=waited
             )
         case Deferred():
             line = tuple(sorted((*others, mine), key=lambda one: one.arrival))
             return replace(book, waiting=line), answer
     return replace(book, waiting=others), answer
+
+
+def _as_many_as_fit(state: State, mine: Waiting, now: datetime) -> tuple[LeaseRequest, Admission]:
+    """Decide on a request; an elastic one that may start takes as many members as may start at once.
+
+    It waits as the fewest that it can do with: nobody has to leave, and nothing
+    is kept, for those that it would only like to have.
+    """
+    answer = decide(state, mine.request, mine.arrival, now)
+    if isinstance(answer, Admitted):
+        for larger in mine.request.larger:
+            if isinstance(more := decide(state, larger, mine.arrival, now), Admitted):
+                return larger, more
+    return mine.request, answer
+
+
+def _given(lease: Lease) -> Admitted:
+    members = lease.request.members if lease.request.max_members is not None else None
+    return Admitted(lease=lease.id, pool=lease.pool, nodes=lease.nodes, members=members)
 
 
 def in_line(waiting: Iterable[Waiting], now: datetime, forget_after: timedelta) -> tuple[Waiting, ...]:

@@ -6,6 +6,7 @@ given. The backends only load a book, apply one transition, and store the
 difference in one step; a transition that changes nothing gives an equal book.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -58,6 +59,18 @@ class Book:
     def release(self, lease: str, rules: QueueRules, now: datetime) -> "Book":
         """Give the GPUs of a lease back."""
         return self._without([one for one in self.leases if one.id == lease], rules, now)
+
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...], rules: QueueRules, now: datetime) -> "Book":
+        """Give back what a lease holds for more than ``members``, which are left on ``nodes``."""
+        held = next((one for one in self.leases if one.id == lease), None)
+        if held is None or not 0 < members < held.request.members:
+            return self
+        if held.nodes and (len(nodes) != members or Counter(nodes) - Counter(held.nodes)):
+            return self
+        left = replace(held, request=held.request.of(members), nodes=nodes if held.nodes else ())
+        over = replace(held, request=held.request.of(held.request.members - members))
+        leases = tuple(left if one is held else one for one in self.leases)
+        return replace(self, leases=leases, history=ended(self.history, [over], rules, now))
 
     def release_workflow(self, uid: str, now: datetime) -> "Book":
         """Withdraw a workflow and have its leases checked at once."""

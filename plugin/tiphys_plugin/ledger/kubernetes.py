@@ -103,6 +103,9 @@ class KubernetesLedger:
     def release(self, lease: str) -> None:
         self._turns.take(lambda book, rules: (book.release(lease, rules, self._clock()), None))
 
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
+        self._turns.take(lambda book, rules: (book.shrink(lease, members, nodes, rules, self._clock()), None))
+
     def release_workflow(self, uid: str) -> None:
         self._turns.take(lambda book, _: (book.release_workflow(uid, self._clock()), None))
 

@@ -4,13 +4,14 @@
 GPUs, so that another authority can take the place of the built-in ledger.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from tiphys.protocol.policy import SpotUse
+from tiphys_plugin.flavors import Flavor
 from tiphys_plugin.queues import QueueRules
 
 if TYPE_CHECKING:
@@ -74,10 +75,25 @@ class LeaseRequest:
     """GPU-seconds that earlier attempts of the step have had; counted in queues that go by it, and 0 in others."""
     first_start: float | None = None
     """When the first of these attempts got its GPUs, in seconds of Unix time; counted where ``attained`` is."""
+    min_members: int | None = None
+    """An elastic gang goes on while it has so many members; who waits asks for as few. None: it needs all of them."""
+    max_members: int | None = None
+    """So many members an elastic gang starts with if there is room for them at its turn."""
 
     @property
     def key(self) -> tuple[str, str, str]:
         return (self.uid, self.step, self.node)
+
+    @property
+    def larger(self) -> "Iterator[LeaseRequest]":
+        """The same for more members, as far as it may have more: for the most of them first."""
+        for members in range(self.max_members or self.members, self.members, -1):
+            if members % self.tensor_parallel == 0:
+                yield self.of(members)
+
+    def of(self, members: int) -> "LeaseRequest":
+        """The same for so many members."""
+        return replace(self, members=members, gpus=self.gpus // self.members * members)
 
 
 @dataclass(frozen=True)
@@ -130,6 +146,10 @@ class Admitted:
     waited_seconds: float = 0.0
     nodes: tuple[str, ...] = ()
     """The node of each member; empty where no nodes are declared."""
+    flavor: Flavor | None = None
+    """What ``pool`` names, where it is a flavor: its pods have to go there."""
+    members: int | None = None
+    """How many there are, where the request left that open."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +213,13 @@ class AdmissionBackend(Protocol):
 
     def release(self, lease: str) -> None:
         """Give the GPUs back; call it once the pods are gone. No error if they were given back before."""
+
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
+        """Give back what other members than ``members`` of an elastic gang had; call it once their pods are gone.
+
+        ``nodes`` are those of the members that are left, where nodes are declared. No error if the lease is not
+        larger, is over, or holds nothing on one of ``nodes``.
+        """
 
     def release_workflow(self, uid: str) -> None:
         """Withdraw the workflow's requests and have its leases checked at the next `sweep`."""

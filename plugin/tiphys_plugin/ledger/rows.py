@@ -50,7 +50,7 @@ def _store_leases(connection: sqlite3.Connection, before: Book, after: Book) -> 
     connection.executemany(
         "INSERT INTO leases (id, uid, step, node, request, pool, granted_at, check_at, nodes, leaving)"
         " VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (id) DO UPDATE SET node=excluded.node, request=excluded.request,"
-        " check_at=excluded.check_at, leaving=excluded.leaving",
+        " check_at=excluded.check_at, nodes=excluded.nodes, leaving=excluded.leaving",
         [
             (
                 one.id,
@@ -84,7 +84,7 @@ def _store_waiting(connection: sqlite3.Connection, before: Book, after: Book) ->
 
 def _text(request: LeaseRequest) -> str:
     # What nobody needs is not written, so that who knows no such field reads on.
-    seldom = {"attained": 0.0, "first_start": None, "spot": "no"}
+    seldom = {"attained": 0.0, "first_start": None, "spot": "no", "min_members": None, "max_members": None}
     return json.dumps({name: value for name, value in asdict(request).items() if seldom.get(name, ...) != value})
 
 

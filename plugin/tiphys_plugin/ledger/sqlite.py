@@ -80,6 +80,9 @@ class SqliteLedger:
     def release(self, lease: str) -> None:
         self._turn(lambda book: book.release(lease, self._queues, self._clock()))
 
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
+        self._turn(lambda book: book.shrink(lease, members, nodes, self._queues, self._clock()))
+
     def release_workflow(self, uid: str) -> None:
         self._turn(lambda book: book.release_workflow(uid, self._clock()))
 

@@ -140,6 +140,8 @@ class _Request(_Wire):
     spot: SpotUse = "no"
     attained: _Seconds = 0.0
     first_start: _Seconds | None = None
+    min_members: PositiveInt | None = None
+    max_members: PositiveInt | None = None
 
     def request(self) -> LeaseRequest:
         return LeaseRequest(**{name: getattr(self, name) for name in _NAMES})
@@ -215,7 +217,7 @@ def _summary(book: Book) -> dict[str, Any]:
 def _least_version(book: Book) -> int:
     """The oldest format that can say it: services of the version before read on while nobody needs more."""
     requests = [one.request for one in book.leases] + [one.request for one in book.waiting]
-    if any(request.spot != "no" for request in requests):
+    if any(request.spot != "no" or request.min_members is not None for request in requests):
         return VERSION
     return 3 if any(map(_needs_third, requests)) or any(map(_whereabouts, book.leases)) else 2
 

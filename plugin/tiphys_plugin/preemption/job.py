@@ -25,6 +25,7 @@ from tiphys_plugin.preemption.asking import ask, grace_seconds, living_pods
 from tiphys_plugin.preemption.choice import Victims, choose, comes_free
 from tiphys_plugin.preemption.loss import Losses
 from tiphys_plugin.preemption.marking import case_of
+from tiphys_plugin.preemption.shrinking import give_back
 from tiphys_plugin.queues import Queue, Queues
 from tiphys_plugin.rounds import Rounds
 from tiphys_plugin.settings import Settings
@@ -38,7 +39,10 @@ _log = structlog.get_logger()
 
 
 class Preemptions(Rounds):
-    """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``. It does nothing where no queue preempts."""
+    """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``.
+
+    Where no queue preempts it only gives back what elastic trainings have lost.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class Preemptions(Rounds):
             StoreError: the ledger did not answer.
         """
         seen = self._ledger.snapshot()
+        give_back(self._ledger, self._cluster, self._stores, seen.leases)
         for lease in seen.leases:
             if lease.leaving is not None:
                 self._ask(lease)

@@ -11,55 +11,26 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.world import Flow, World, fit, gpus, outputs, phase, records, said, world
-from tiphys_plugin import DirectoryCluster, PluginCore, PodStatus, Queues, gangs
-from tiphys_plugin.cluster import GangStatus
+from support.gang_world import JOB, gang_world, objects, pod, put
+from support.world import Flow, World, fit, gpus, outputs, phase, records, said
+from tiphys_plugin import PodStatus, Queues, gangs
 
 from tiphys.lineage.classify import classify
-from tiphys.protocol.gang import Backend, FirstFailure, Gang, Stage, gang_name
+from tiphys.protocol.gang import FirstFailure, Gang, Stage, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
-from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, StepSpec
+from tiphys.protocol.policy import StepSpec
 from tiphys.records import AttemptClaim, Cause
 
 FOUR = Gang(members=4)
-BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-JOB = GangStatus(Backend.JOB, "ml", "job", "uid-of-job", Stage.OVER)
-
-
-class WithGangs(DirectoryCluster):
-    """A folder of pods, and in memory what would make them."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.objects: dict[str, GangStatus] = {}
-        self.ended: list[str] = []
-
-    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
-        return self.objects.get(name)
-
-    def end_gang(self, gang: GangStatus) -> None:
-        self.ended.append(gang.name)
-        del self.objects[gang.name]
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> World:
     queues = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}]})
-    made = world(tmp_path, queues)
-    made.cluster = WithGangs(tmp_path / "cluster")
-    made.core = PluginCore(
-        made.store, made.cluster, made.ledger, clock=made.clock, settings=made.core._services.settings
-    )
-    return made
-
-
-def objects(here: World) -> WithGangs:
-    assert isinstance(here.cluster, WithGangs)
-    return here.cluster
+    return gang_world(tmp_path, queues)
 
 
 def spec(**changes: object) -> StepSpec:
@@ -75,26 +46,6 @@ def started(here: World, flow: Flow, stage: Stage = Stage.ACTIVE) -> str:
     for rank in range(4):
         put(here, rank)
     return name
-
-
-def put(here: World, rank: int, phase: str = "Running", after: float | None = None, **fields: object) -> None:
-    labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: "1"}
-    here.cluster.write_pod(pod(rank, phase, after, labels=labels, **fields))
-
-
-def pod(number: int, phase: str = "Failed", after: float | None = None, **fields: object) -> PodStatus:
-    """A member whose end began so many seconds after it had begun."""
-    given = {
-        "name": f"job-{number}",
-        "namespace": "ml",
-        "workflow_uid": "uid-1",
-        "node": "digits-abc12.fit[0].attempts(0)[1].run",
-        "phase": phase,
-        "rank": number,
-        "trouble_at": None if after is None else BEGAN + timedelta(seconds=after),
-        **fields,
-    }
-    return PodStatus.model_validate(given)
 
 
 def ends(here: World) -> list[tuple[str, str]]:
@@ -175,7 +126,7 @@ def test_nodes_of_the_lease_and_the_chosen_type_become_requirements() -> None:
         nodes=("b", "a", "a", "b"),
         pod_patch=json.dumps({"nodeSelector": {"nvidia.com/gpu.product": "A100"}}),
     )
-    assert json.loads(f"[{gangs.answers(claim, '{}')['node-requirements']}]") == [
+    assert json.loads(f"[{gangs.answers(FOUR, claim, '{}')['node-requirements']}]") == [
         {"key": "kubernetes.io/hostname", "operator": "In", "values": ["a", "b"]},
         {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100"]},
     ]

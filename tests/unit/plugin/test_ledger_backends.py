@@ -68,6 +68,32 @@ def test_released_gpus_go_to_the_first_in_line(ledger, clock):
     assert queued(ledger) == ["u3"]
 
 
+def test_an_elastic_gang_gets_what_fits_and_gives_back_a_member_at_a_time(ledger, clock):
+    ledger.request(ask(2, "u1"))
+    given = ledger.request(ask(4, "u2", members=2, min_members=2, max_members=4))
+    assert isinstance(given, Admitted)
+    assert (given.members, held(ledger)) == (3, [("u1", 2), ("u2", 6)])
+    assert ledger.request(ask(4, "u2", members=2, min_members=2, max_members=4)).members == 3
+    clock.advance(86_400)
+    for members, gpus in [(3, 6), (4, 6), (0, 6), (2, 4), (3, 4)]:
+        ledger.shrink(given.lease, members)
+        assert held(ledger) == [("u1", 2), ("u2", gpus)], "a lease never grows, and never vanishes in this way"
+    [used] = ledger.snapshot().history
+    assert 0 < used.gpus < 2, "what was given back has been used until now"
+    ledger.shrink("unknown", 1)
+    assert isinstance(ledger.request(ask(2, "u3")), Admitted)
+    ledger.release(given.lease)
+    ledger.shrink(given.lease, 1)
+    assert held(ledger) == [("u1", 2), ("u3", 2)]
+
+
+def test_an_elastic_gang_that_waits_holds_back_no_more_than_its_fewest(ledger):
+    ledger.request(ask(6, "u1"))
+    assert isinstance(ledger.request(ask(4, "u2", members=2, min_members=2, max_members=4)), Deferred)
+    [waits] = ledger.snapshot().waiting
+    assert (waits.request.gpus, waits.request.members, waits.request.max_members) == (4, 2, 4)
+
+
 def test_releasing_twice_takes_nothing_from_the_next_holder(ledger):
     first = ledger.request(ask(8, "u1"))
     assert isinstance(first, Admitted)

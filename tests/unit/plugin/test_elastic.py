@@ -1,0 +1,166 @@
+"""A gang that goes on when it loses members: how many it starts with, what it gives back, what its end means.
+
+| what is free | it starts with |
+|---|---|
+| all that it would take | all |
+| less | as many as fit, in groups that fit |
+| less than the fewest | none: it waits as the fewest, and is promised no more |
+
+| what is seen of its end | cause |
+|---|---|
+| one more member has failed than can be spared | that of this one, and of none that was lost before |
+| the first member failed before | that of the first |
+| all pods were taken away | preemption |
+| the first is gone, the others failed after it | infrastructure |
+| the same, and the program has left word of a crash | that of the others |
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.gang_world import JOB, gang_world, objects, pod, put
+from support.world import Flow, World, fit, gpus, outputs, phase, said
+from tiphys_plugin import PodStatus, Queues, elastic
+from tiphys_plugin.ledger import Lease
+from tiphys_plugin.preemption.job import Preemptions
+from tiphys_plugin.services import OnlyStore
+
+from tiphys.lineage.classify import classify
+from tiphys.protocol.gang import GANG_LABEL, Gang, Stage
+from tiphys.protocol.operations import ADMIT_OUTPUTS, gang_outputs
+from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, StepSpec
+from tiphys.records import Cause
+
+GANG = Gang(members=4, min_members=2)
+TAKEN = {"reason": "Deleted", "exit_code": 143}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> World:
+    return gang_world(tmp_path, Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}]}))
+
+
+def spec(**changes: object) -> StepSpec:
+    return fit(artifacts=(), gang=GANG, gpu=gpus(8, members=4, min_members=2), **changes)
+
+
+def member(here: World, rank: int, phase: str = "Running", **fields: object) -> PodStatus:
+    """As `put`, with the mark of a member."""
+    labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: "1", GANG_LABEL: "job"}
+    made = pod(rank, phase, None, labels=labels, **fields)
+    here.cluster.write_pod(made)
+    return made
+
+
+def started(here: World, flow: Flow) -> str:
+    """The first attempt with all of its pods running; the name of what made them."""
+    answer = outputs(flow.admit("fit", 0))
+    assert answer["run"] == "true"
+    objects(here).objects[answer["gang"]] = replace(JOB, name=answer["gang"], stage=Stage.ACTIVE, remaining=4)
+    for rank in range(int(answer["members"])):
+        member(here, rank)
+    return answer["gang"]
+
+
+def lease(here: World) -> Lease:
+    [found] = here.ledger.snapshot().leases
+    return found
+
+
+def look(here: World) -> None:
+    Preemptions(here.ledger, here.cluster, OnlyStore(here.store), clock=here.clock).look()
+
+
+def test_it_starts_with_all_where_all_are_free(here: World) -> None:
+    flow = here.submit(spec())
+    reply = flow.admit("fit", 0)
+    answer = outputs(reply)
+    assert tuple(answer) == (*ADMIT_OUTPUTS, *gang_outputs(GANG))
+    assert (answer["members"], answer["spare"]) == ("4", "2")
+    assert said(reply).startswith("Attempt 1, 4 pods, holds 8 A100 of queue research")
+    assert (lease(here).request.gpus, lease(here).request.members) == (8, 4)
+    assert outputs(flow.admit("fit", 0)) == answer, "asked again, it answers the same"
+
+
+def test_it_starts_with_fewer_where_fewer_fit_and_waits_as_the_fewest(here: World) -> None:
+    flow = here.submit(spec())
+    other = here.submit(fit(gpu=gpus(5)), name="other-abc12", uid="uid-2")
+    assert outputs(other.admit("fit", 0))["run"] == "true"
+    waits = flow.admit("fit", 0)
+    assert phase(waits) == "Pending"
+    assert "4 A100 asked" in said(waits), "it can do with two nodes"
+    [held] = here.ledger.snapshot().leases
+    here.ledger.release(held.id)
+    third = here.submit(fit(gpu=gpus(2)), name="third-abc12", uid="uid-3")
+    assert outputs(third.admit("fit", 0))["run"] == "true"
+    reply = flow.admit("fit", 0)
+    answer = outputs(reply)
+    assert (answer["members"], answer["spare"]) == ("3", "1")
+    assert said(reply).startswith("Attempt 1, 3 of 4 pods, holds 6 A100")
+
+
+def test_what_a_lost_member_held_is_given_back_once_its_pod_is_gone(here: World) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    look(here)
+    assert lease(here).request.gpus == 8
+    member(here, 2, ending=True)
+    look(here)
+    assert lease(here).request.gpus == 8, "it lives until it is gone"
+    objects(here).lose(pod(2))
+    look(here)
+    assert lease(here).request.gpus == 8, "another might have taken its place"
+    objects(here).objects[name] = replace(objects(here).objects[name], remaining=3)
+    look(here)
+    assert (lease(here).request.gpus, lease(here).request.members) == (6, 3)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.ENDING, remaining=3)
+    for rank in (0, 1, 3):
+        member(here, rank, "Succeeded")
+    settled = flow.settle("fit", 0, status="Succeeded")
+    assert said(settled) == "Attempt 1 succeeded, with 3 of its 4 nodes in the end; its outputs are verified next"
+    assert not here.ledger.snapshot().leases
+
+
+def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(here: World) -> None:
+    flow = here.submit(spec())
+    name = started(here, flow)
+    put(here, 3, "Failed", after=5, exit_code=1)
+    assert phase(flow.settle("fit", 0, status="Error")) == "Pending"
+    assert objects(here).ended == [name], "it would go on for nobody"
+
+
+@pytest.mark.parametrize(
+    ("found", "crashed", "cause", "evidence"),
+    [
+        (
+            [*(pod(rank, after=9, exit_code=1) for rank in (0, 1, 2)), pod(3, after=1, reason="OOMKilled")],
+            False,
+            Cause.USER_ERROR,
+            "of 4: the program exited with 1",
+        ),
+        (
+            [*(pod(rank, after=9 + rank, reason="OOMKilled") for rank in (1, 2, 3)), pod(0, after=20, exit_code=1)],
+            False,
+            Cause.OUT_OF_MEMORY,
+            "rank 3 of 4",
+        ),
+        (
+            [pod(0, after=5, exit_code=137, reason="OOMKilled"), *(pod(rank, after=9, exit_code=1) for rank in (1, 2))],
+            False,
+            Cause.OUT_OF_MEMORY,
+            "rank 0 of 4",
+        ),
+        ([], False, Cause.PREEMPTION, "rank 0 of 4: its pod was taken away"),
+        ([pod(1, after=5, **TAKEN)], False, Cause.PREEMPTION, "rank 0 of 4"),
+        ([pod(rank, after=9, exit_code=1) for rank in (1, 2, 3)], False, Cause.INFRASTRUCTURE, "rank 0 of 4"),
+        ([pod(rank, after=9, exit_code=1) for rank in (1, 2, 3)], True, Cause.USER_ERROR, "exited with 1"),
+        ([pod(0, "Running")], False, Cause.INFRASTRUCTURE, "no pod of it tells how it ended"),
+    ],
+)
+def test_what_it_could_not_go_on_without_decides(
+    found: list[PodStatus], crashed: bool, cause: Cause, evidence: str
+) -> None:
+    verdict = classify(elastic.observation(GANG, 2, found, "Failed", crashed=crashed))
+    assert verdict.cause is cause
+    assert evidence in verdict.evidence
