@@ -67,6 +67,8 @@ def by_end_of(gang: Gang, first: PodStatus) -> Observation:
         pod_message=first.message,
         member=called(gang, first.name, first.rank),
         at=first.trouble_at,
+        node=first.host,
+        told=first.told,
     )
 
 

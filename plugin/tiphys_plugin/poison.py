@@ -5,25 +5,23 @@ judgement, from the same records; an end without its quarantine would send the
 next attempt to its death.
 """
 
-import structlog
-
-from tiphys.errors import IntegrityError
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.suspects import crash_of, death_of, suspect
+from tiphys.lineage.suspects import death_of, suspect
 from tiphys.records import AttemptClaim, AttemptEnd, CrashRecord, Outcome
 from tiphys.store import step_attempts
 from tiphys_plugin.services import StepCall
 
-_log = structlog.get_logger()
 DECIDER = "settle"
 """Who is named in the quarantine."""
 
 
-def judged(call: StepCall, claim: AttemptClaim, end: AttemptEnd) -> AttemptEnd:
-    """``end`` with what it says about a checkpoint; one that it made suspect is quarantined by then."""
+def judged(call: StepCall, claim: AttemptClaim, end: AttemptEnd, crash: CrashRecord | None) -> AttemptEnd:
+    """``end`` with what it says about a checkpoint; one that it made suspect is quarantined by then.
+
+    ``crash`` is what the program left about its end.
+    """
     if end.outcome is not Outcome.FAILED or not claim.lineage:
         return end
-    crash = _crash(call, claim)
     death = death_of(claim, end.cause, end.exit_code, crash, progress=end.progress)
     told = f"{end.message} ({crash.error})" if crash and death else end.message
     end = end.model_copy(update={"death": death, "message": told})
@@ -39,11 +37,3 @@ def judged(call: StepCall, claim: AttemptClaim, end: AttemptEnd) -> AttemptEnd:
         quarantine(call.store, ref, found.reason, by=DECIDER)
     message = f"{told}; checkpoint {ref.global_step} of attempt {ref.attempt} is quarantined, since {found.reason}"
     return end.model_copy(update={"suspect": ref, "message": message})
-
-
-def _crash(call: StepCall, claim: AttemptClaim) -> CrashRecord | None:
-    try:
-        return crash_of(call.store, claim.run, claim.step, claim.attempt)
-    except IntegrityError as error:  # a program that dies may leave anything; its end is judged without it
-        _log.warning("crash.unreadable", run=claim.run, step=claim.step, attempt=claim.attempt, error=str(error))
-        return None

@@ -53,7 +53,7 @@ def decision(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> De
 
 def words(cause: Cause | None) -> str:
     """A cause as a person says it."""
-    return (cause or Cause.UNKNOWN).value.replace("_", " ")
+    return (cause or Cause.UNKNOWN).words
 
 
 def _of_this_try(call: StepCall, attempts: Sequence[Attempt]) -> Attempt | None:

@@ -68,7 +68,7 @@ def _since_progress(ends: list[AttemptEnd]) -> list[AttemptEnd]:
 
 
 def _sentence(cause: Cause, charged: int, budget: int | None, *, refunded: bool) -> str:
-    words = cause.value.replace("_", " ")
+    words = cause.words
     since = " since the last attempt that saved a checkpoint" if refunded else ""
     if budget is None:
         return f"retries after {words} are not limited"

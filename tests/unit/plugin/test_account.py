@@ -1,0 +1,82 @@
+"""What a program said of its own end decides where pods tell only an exit code, and is kept with the end.
+
+| what the session left | exit code | cause | by default |
+|---|---|---|---|
+| CUDA out of memory | 1 | GPU out of memory | not tried again, as any user error |
+| the same, with a budget | 1 | GPU out of memory | tried again |
+| no step for too long | 79 | hang | tried again |
+| something unreadable | 1 | user error | not tried again |
+"""
+
+import pytest
+from support.world import Flow, World, fit, phase, said, world
+
+from tiphys.protocol.policy import RetryPolicy
+from tiphys.records import AttemptEnd, Cause, CrashRecord, Evidence
+from tiphys.store import RunLayout, step_attempts
+
+RUN = "digits-abc12"
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+STUCK = "it completed no step in 912 s, and the longest of those before took 31 s"
+
+
+@pytest.fixture
+def here(tmp_path) -> World:
+    return world(tmp_path)
+
+
+def dies(flow: Flow, error: str, code: int, **left) -> str:
+    """Attempt 1 leaves ``error`` and exits with ``code``; what settle says."""
+    record = CrashRecord(run=RUN, step="fit", attempt=1, error=error, **left)
+    flow.world.store.create(RunLayout(RUN).attempt_crash("fit", 1), record.to_bytes())
+    return ends_with(flow, code)
+
+
+def ends_with(flow: Flow, code: int) -> str:
+    flow.pod("fit", 1, phase="Failed", exit_code=code, host="node-3")
+    reply = flow.settle("fit", 0, exit_code=str(code))
+    return f"{phase(reply)}: {said(reply)}"
+
+
+def end(here: World) -> AttemptEnd:
+    found = step_attempts(here.store, RUN, "fit")[0].end
+    assert found is not None
+    return found
+
+
+def test_a_full_gpu_is_told_from_other_failures_and_not_tried_again_unasked(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    assert dies(flow, FULL, 1) == (
+        f"Succeeded: Stopped trying: GPU out of memory, its GPU had no memory left ({FULL}); "
+        "GPU out of memory is not retried"
+    )
+    assert end(here).cause is Cause.GPU_OUT_OF_MEMORY
+    assert end(here).evidence == Evidence(rule="gpu-out-of-memory", words=FULL, node="node-3")
+
+
+def test_a_full_gpu_may_have_a_budget_of_its_own(here):
+    flow = here.submit(fit(retry=RetryPolicy(gpu_out_of_memory=2)))
+    flow.admit("fit", 0)
+    assert dies(flow, FULL, 1).startswith("Failed: Attempt 1 ended by GPU out of memory")
+
+
+def test_a_training_that_was_stuck_is_tried_again(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    assert dies(flow, STUCK, 79, stuck_seconds=912.0).startswith(f"Failed: Attempt 1 ended by hang, {STUCK}")
+    assert end(here).evidence == Evidence(rule="no-step", words="no step in 912 s", node="node-3")
+
+
+def test_an_account_that_cannot_be_read_decides_nothing(here):
+    flow = here.submit(fit())
+    flow.admit("fit", 0)
+    here.store.create(RunLayout(RUN).attempt_crash("fit", 1), b"{")
+    assert ends_with(flow, 1).startswith("Succeeded: Stopped trying: user error")
+    assert end(here).evidence == Evidence(rule="program-failed", node="node-3")
+
+
+def test_storage_out_of_reach_has_the_budget_of_infrastructure_unless_it_has_its_own():
+    assert RetryPolicy(infrastructure=4).budget(Cause.STORAGE) == 4
+    assert RetryPolicy(infrastructure=4, storage=1).budget(Cause.STORAGE) == 1
+    assert RetryPolicy(user_error=None).budget(Cause.GPU_OUT_OF_MEMORY) is None
