@@ -40,7 +40,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Lane:
-    """One attempt. ``origin`` is the checkpoint it started from; None means from scratch."""
+    """One attempt. ``origin`` is the checkpoint of this lineage that it started from; None means from none."""
 
     attempt: int
     submission: int
@@ -50,6 +50,15 @@ class Lane:
     dots: tuple[Dot, ...]
     report: str = ""
     """What became of its grace period, if it was told to stop."""
+    fork: str = ""
+    """The checkpoint of another run that it started from, in words; empty for none."""
+
+    @property
+    def start(self) -> str:
+        """What it started from, in words."""
+        if self.origin is not None:
+            return f"from step {self.origin.global_step} of attempt {self.origin.attempt}"
+        return f"from {self.fork}" if self.fork else "from scratch"
 
 
 @dataclass(frozen=True)

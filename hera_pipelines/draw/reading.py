@@ -12,7 +12,11 @@ def lineages_of(tree: LineageTree) -> list[Lineage]:
     """One `Lineage` per training step of the run."""
     return [
         Lineage(
-            tree.run, step.step, tuple(_lane(attempt, _facts(step)) for attempt in step.attempts), step.note, step.item
+            tree.run,
+            step.step,
+            tuple(_lane(attempt, _facts(step), step.lineage) for attempt in step.attempts),
+            step.note,
+            step.item,
         )
         for step in tree.steps
     ]
@@ -22,11 +26,14 @@ def _facts(step: StepLineage) -> Mapping[CheckpointRef, Facts]:
     return {node.ref: node.facts for attempt in step.attempts for node in attempt.checkpoints if node.committed_at}
 
 
-def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Facts]) -> Lane:
+def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Facts], lineage: str) -> Lane:
+    origin = _origin(attempt)
+    own = origin is not None and origin.lineage == lineage
     return Lane(
         attempt=attempt.attempt,
         submission=attempt.submission,
-        origin=_origin(attempt),
+        origin=Place(origin.attempt, origin.global_step) if origin and own else None,
+        fork=f"step {origin.global_step} of attempt {origin.attempt} of {origin.lineage}" if origin and not own else "",
         ending=Ending(attempt.outcome.value) if attempt.outcome else Ending.OPEN,
         message=_message(attempt),
         dots=tuple(_dot(node, facts) for node in attempt.checkpoints),
@@ -34,7 +41,7 @@ def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Facts]) -> Lane:
     )
 
 
-def _origin(attempt: AttemptNode) -> Place | None:
+def _origin(attempt: AttemptNode) -> CheckpointRef | None:
     """What the attempt really went on from.
 
     Admission proposes a checkpoint by its sizes; the trainer reads the bytes
@@ -42,11 +49,7 @@ def _origin(attempt: AttemptNode) -> Place | None:
     first may be gone by retention.
     """
     restored = (node.restored for node in attempt.checkpoints if node.committed_at)
-    return _place(next(restored, attempt.starts_from))
-
-
-def _place(ref: CheckpointRef | None) -> Place | None:
-    return Place(ref.attempt, ref.global_step) if ref else None
+    return next(restored, attempt.starts_from)
 
 
 def _message(attempt: AttemptNode) -> str:

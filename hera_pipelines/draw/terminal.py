@@ -35,11 +35,7 @@ def lineage_tree(lineage: Lineage) -> Tree:
 
 
 def _lane(lane: Lane) -> Text:
-    if lane.origin is None:
-        start = "from scratch"
-    else:
-        start = f"from step {lane.origin.global_step} of attempt {lane.origin.attempt}"
-    text = Text(f"attempt {lane.attempt}, submission {lane.submission}, {start}: ")
+    text = Text(f"attempt {lane.attempt}, submission {lane.submission}, {lane.start}: ")
     text.append(lane.ending, style=_ENDING_STYLES[lane.ending])
     return text.append(f", {lane.message}" if lane.message else "", style="dim")
 
