@@ -84,12 +84,14 @@ class GatedStep:
         )
 
     def _gpu(self) -> GpuRequest | None:
-        """The GPUs, with the time after which Argo ends the pod, where the author says one."""
+        """The GPUs, with the time after which Argo ends the pod, and what it may use, where the author says so."""
         gpu = self.settings.gpu
+        if gpu is None:
+            return None
         deadline = self.settings.deadline_seconds or self.program.get("activeDeadlineSeconds")
-        if gpu is None or not isinstance(deadline, int):
-            return gpu
-        return gpu.model_copy(update={"seconds": deadline + self.grace_seconds})
+        known = {"seconds": deadline + self.grace_seconds} if isinstance(deadline, int) else {}
+        kinds = len(self.settings.spot)
+        return gpu.model_copy(update={**known, **({"spot": "only" if kinds == 1 else "allowed"} if kinds else {})})
 
 
 def find_gated(entry: Manifest, templates: list[Manifest]) -> list[GatedStep]:

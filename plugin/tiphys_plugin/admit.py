@@ -20,10 +20,9 @@ from tiphys.protocol.wire import ExecuteReply, failed, pending
 from tiphys.records import AttemptClaim, Cause, Outcome, SubmissionClaim
 from tiphys.store import Attempt, Claim, find_record, lineage_of, step_attempts
 from tiphys.store import claim as claim_record
-from tiphys_plugin import adoption, answers, beginnings, ending, gangs, pods
-from tiphys_plugin.ledger import Admission, Admitted, Deferred, LeaseRequest, Rejected
+from tiphys_plugin import adoption, answers, beginnings, destination, ending, gangs, pods
+from tiphys_plugin.ledger import Admission, Admitted, Deferred, LeaseRequest, Rejected, asked_for
 from tiphys_plugin.pacing import requeue_seconds
-from tiphys_plugin.queues import ANY_TYPE
 from tiphys_plugin.services import StepCall
 from tiphys_plugin.settle import decision
 from tiphys_plugin.stepkey import StepKey, step_key
@@ -207,10 +206,14 @@ def _lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts: Seque
         instance=call.instance,
         run=call.run,
         attempt=number,
-        attained=gpu.gpus * sum(map(_held_seconds, attempts)),
+        attained=sum(_gpus_of(gpu, one.claim) * _held_seconds(one) for one in attempts),
         first_start=min((one.claim.written_at.timestamp() for one in attempts if one.claim.lease), default=None),
-        **gpu.model_dump(),
+        **asked_for(gpu),
     )
+
+
+def _gpus_of(gpu: GpuRequest, claim: AttemptClaim) -> int:
+    return gpu.gpus // gpu.members * (claim.members or gpu.members)
 
 
 def _held_seconds(attempt: Attempt) -> float:
@@ -236,8 +239,6 @@ def _claim(
 ) -> Claim[AttemptClaim]:
     """Claim attempt ``number``; what its key holds afterwards, ours or another caller's."""
     lease = admission if isinstance(admission, Admitted) else None
-    untyped = call.spec.gpu is not None and call.spec.gpu.gpu_type is None
-    chosen = lease.pool if lease and untyped and lease.pool != ANY_TYPE else None
     wanted = AttemptClaim(
         run=call.run,
         step=call.step,
@@ -252,9 +253,11 @@ def _claim(
         lineage=lineage_of(call.run, call.step) if call.spec.checkpoints is not None else "",
         starts_from=choice.checkpoint,
         skipped=choice.skipped,
-        pod_patch=answers.pod_patch(call.spec, chosen, lease.nodes[0] if lease and len(lease.nodes) == 1 else None),
+        pod_patch=destination.pod_patch(call, lease),
         lease=lease.lease if lease else "",
         nodes=lease.nodes if lease else (),
+        flavor=lease.flavor.name if lease and lease.flavor else "",
+        members=lease.members if lease else None,
     )
     failpoint("admit.before_claim")
     held = claim_record(call.store, call.layout.attempt(call.step, number), wanted)

@@ -1,15 +1,11 @@
 """What admit answers: output parameters, and a sentence for the person who looks."""
 
-import json
-import math
-
 from tiphys.protocol.operations import ADMIT_OUTPUTS
-from tiphys.protocol.policy import Kind, StepSpec
+from tiphys.protocol.policy import StepSpec
 from tiphys.protocol.wire import ExecuteReply, Outputs, ParameterValue, succeeded
 from tiphys.records import AttemptClaim, CheckpointRef, Skipped
 from tiphys.store import LineageLayout, Store
 from tiphys_plugin import gangs
-from tiphys_plugin.nodes.settings import GPU_TYPE_LABEL
 from tiphys_plugin.queues import in_words
 from tiphys_plugin.services import StepCall
 
@@ -32,7 +28,7 @@ def go(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
         "checkpoint-uri": checkpoint_uri(call.store, call.spec, claim),
         "outputs": call.store.artifact_key(call.layout.outputs(claim.step, claim.attempt).rstrip("/")),
         "pod-patch": claim.pod_patch,
-        **(gangs.answers(claim, call.input_keys) if call.spec.gang else {}),
+        **(gangs.answers(call.spec.gang, claim, call.input_keys) if call.spec.gang else {}),
     }
     return _answer(". ".join(part for part in (_sentence(call, claim), note) if part), values)
 
@@ -48,33 +44,16 @@ def checkpoint_uri(store: Store, spec: StepSpec, claim: AttemptClaim) -> str:
     return f"{root}/{LineageLayout(start.lineage).shards(start.attempt, start.global_step)}"
 
 
-def pod_patch(spec: StepSpec, chosen_type: str | None, node: str | None = None) -> str:
-    """Strategic merge patch for the pod of a training attempt.
-
-    ``chosen_type`` is the GPU type that the ledger counted a request without a
-    type against, ``node`` the one whose GPUs it took, where nodes are declared;
-    the pod has to land there for the count to be true.
-    """
-    if spec.kind is not Kind.TRAIN:
-        return ""
-    patch: dict[str, object] = {"terminationGracePeriodSeconds": math.ceil(spec.grace_seconds)}
-    wanted = {GPU_TYPE_LABEL: chosen_type, gangs.HOSTNAME_LABEL: node}
-    if selector := {label: value for label, value in wanted.items() if value is not None}:
-        patch["nodeSelector"] = selector
-    return json.dumps(patch, sort_keys=True)
-
-
-def chosen_type(patch: str) -> str | None:
-    """The GPU type that `pod_patch` was made with."""
-    chosen: str | None = json.loads(patch or "{}").get("nodeSelector", {}).get(GPU_TYPE_LABEL)
-    return chosen
-
-
 def _sentence(call: StepCall, claim: AttemptClaim) -> str:
     spec = call.spec
-    number = f"Attempt {claim.attempt}" if spec.gang is None else f"Attempt {claim.attempt}, {spec.gang.members} pods,"
+    number = f"Attempt {claim.attempt}"
+    if spec.gang is not None:
+        started = gangs.as_started(spec.gang, claim).members
+        of = f" of {spec.gang.members}" if started < spec.gang.members else ""
+        number += f", {started}{of} pods,"
     if spec.gpu is not None and claim.lease:
-        number += f" holds {in_words(spec.gpu.gpus, spec.gpu.gpu_type)} of queue {spec.gpu.queue} and"
+        gpus = spec.gpu.gpus // spec.gpu.members * (claim.members or spec.gpu.members)
+        number += f" holds {in_words(gpus, claim.flavor or spec.gpu.gpu_type)} of queue {spec.gpu.queue} and"
     if call.volume:
         return f"{number} looks for its checkpoint on the volume {call.volume}"
     if not claim.lineage:

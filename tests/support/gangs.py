@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hera_pipelines.local.expressions import nested, value_of
+
 _TAG = re.compile(r"\{\{(.*?)\}\}")
 _ESCAPED = re.compile(r"=toJson\(string\((.*)\)\)\[1:-1\]")
 _QUOTED = re.compile(r"\['([^']*)'\]")
@@ -13,12 +15,14 @@ _QUOTED = re.compile(r"\['([^']*)'\]")
 def filled_in(text: str, values: Mapping[str, str]) -> dict[str, Any]:
     """The manifest that Argo hands to its executor. ``values`` are by plain names, as ``inputs.parameters.lr``.
 
-    Of expressions it knows the one that compile writes.
+    Of expressions it knows those that compile writes.
     """
 
     def value(tag: re.Match[str]) -> str:
         if escaped := _ESCAPED.fullmatch(tag[1]):
             return json.dumps(values[_QUOTED.sub(r".\1", escaped[1])])[1:-1]
+        if tag[1].startswith("="):
+            return str(value_of(tag[1][1:], nested(dict(values))))
         return values[tag[1]]
 
     made: dict[str, Any] = json.loads(_TAG.sub(value, text))

@@ -85,9 +85,9 @@ ADMIT_OUTPUTS = (
 )
 
 # What admit answers beside these for a step of several pods: the name of the object that makes them, which nodes they
-# may run on, as the inside of a JSON list of Kubernetes' node selector requirements, never empty, and the keys of the
-# step's input artifacts, as a JSON object.
-GANG_OUTPUTS = ("gang", "node-requirements", "input-keys")
+# may run on, as the inside of a JSON list of Kubernetes' node selector requirements, never empty, the keys of the
+# step's input artifacts, as a JSON object, and what they tolerate beside the author's own, as the inside of a list.
+GANG_OUTPUTS = ("gang", "node-requirements", "input-keys", "tolerations")
 # Beside those for an elastic one: with how many pods it starts, and how many of them it can go on without.
 ELASTIC_OUTPUTS = ("members", "spare")
 

@@ -63,6 +63,8 @@ def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, ranks:
         "volumes": _volumes(template, workflow, container),
         "containers": [container],
     }
+    own = spec.get("tolerations") or []
+    spec["tolerations"] = [Inside(names.answer("tolerations"), first=bool(own)), *own]
     if "activeDeadlineSeconds" in template:
         spec["activeDeadlineSeconds"] = template["activeDeadlineSeconds"]
     return {"metadata": _metadata(step, template, workflow), "spec": {k: v for k, v in spec.items() if v != []}}

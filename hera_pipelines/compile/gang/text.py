@@ -31,11 +31,17 @@ _HARMLESS = frozenset(
 
 
 class Inside:
-    """A place where the text of a parameter goes as it is: the inside of a JSON list, or a number."""
+    """A place where the text of a parameter goes as it is: the inside of a JSON list, or a number.
 
-    def __init__(self, parameter: str) -> None:
+    In a list, what may be empty stands alone, or ``first``: then the comma after it is written with it.
+    """
+
+    def __init__(self, parameter: str, *, first: bool = False) -> None:
         self.mark = f"\x00{parameter}\x00"
-        self.tag = f"{{{{inputs.parameters.{parameter}}}}}"
+        self.first = first
+        value = f"inputs.parameters['{parameter}']"
+        with_comma = f"{{{{={value} == '' ? '' : {value} + ','}}}}"
+        self.tag = with_comma if first else f"{{{{inputs.parameters.{parameter}}}}}"
 
 
 def manifest_text(manifest: Manifest, paths: Mapping[str, str]) -> str:
@@ -49,7 +55,7 @@ def manifest_text(manifest: Manifest, paths: Mapping[str, str]) -> str:
     def written(part: Any) -> Any:
         match part:
             case Inside():
-                insides[json.dumps(part.mark)] = part.tag
+                insides[json.dumps(part.mark) + ("," if part.first else "")] = part.tag
                 return part.mark
             case str():
                 return TAG.sub(lambda tag: _safe(tag[1], paths), part)

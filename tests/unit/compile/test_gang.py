@@ -28,6 +28,7 @@ from tiphys.protocol.policy import CheckpointPolicy, GpuRequest
 
 ANSWERS = {
     **{name: f"<{name}>" for name in (*ADMIT_OUTPUTS, *GANG_OUTPUTS)},
+    "tolerations": "",
     "node-requirements": '{"key": "kubernetes.io/hostname", "operator": "Exists"}',
     "input-keys": '{"data": "runs/a/outputs/prep/000000001/artifacts/data"}',
 }
@@ -317,3 +318,18 @@ def test_the_name_of_an_attempts_object_can_be_a_host_name_with_a_rank_behind_it
     assert name[0].isalpha()
     assert all(letter.isalnum() or letter == "-" for letter in name)
     assert name not in (gang_name(run, step_id, 1235), gang_name(f"{run}x", step_id, 1234))
+
+
+@pytest.mark.parametrize("own", [[], [{"key": "mine", "operator": "Exists"}]])
+@pytest.mark.parametrize("admitted", ["", '{"key": "a"}', '{"key": "a"}, {"key": "b"}'])
+def test_pods_tolerate_what_admit_says_beside_the_authors_own(own, admitted):
+    text = compiled(gang(tolerations=own))["fit-run"]["resource"]["manifest"]
+    job = filled_in(text, {**KNOWN, "inputs.parameters.tiphys-tolerations": admitted})
+    assert job["spec"]["template"]["spec"].get("tolerations", []) == [*json.loads(f"[{admitted}]"), *own]
+
+
+@pytest.mark.parametrize(("kinds", "use"), [((), "no"), (("a",), "only"), (("a", "b"), "allowed")])
+def test_the_request_says_how_spot_nodes_may_be_used(kinds, use):
+    asked = {"gpu": GpuRequest(gpus=4, members=4), "spot": tuple(Spot(label=kind) for kind in kinds)}
+    document = compile_workflow(workflow(gang(asked=asked)), CompileOptions(store=STORE))
+    assert CompiledPipeline.from_manifest(document).step("fit").gpu.spot == use
