@@ -15,6 +15,7 @@ from tiphys.errors import TiphysError
 from tiphys.kube import connect
 from tiphys.logs import log_json
 from tiphys.store import TenantStores
+from tiphys_controller.automatic.limits import Limits, Mode
 from tiphys_controller.kubernetes.controller import Controller, Surroundings
 from tiphys_controller.kubernetes.health import HealthServer
 
@@ -43,15 +44,18 @@ def _run(options: argparse.Namespace) -> None:
     stores = TenantStores(options.store, namespaces)
     api = connect()
     identity = os.environ.get(_POD_NAME) or socket.gethostname()
-    controller = Controller(
-        Surroundings(
-            api, namespaces, stores.store, identity, options.lease_namespace or api.namespace, options.project_ledger
-        )
-    )
+    where, ledger = options.lease_namespace or api.namespace, options.project_ledger
+    controller = Controller(Surroundings(api, namespaces, stores.store, identity, where, ledger, _limits(options)))
     with HealthServer(controller, options.host, options.port) as health:
         _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
         controller.run(stop)
         _log.info("controller.stopping")
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    return Limits(
+        mode=Mode(options.auto_resume), per_minute=options.resumes_per_minute, absent_seconds=options.absent_seconds
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,6 +74,24 @@ def _parser() -> argparse.ArgumentParser:
         help="GPULedger beside the Lease that is shown as GPUQueue and GPULease objects (default: none)",
     )
     parser.add_argument(
+        "--auto-resume",
+        choices=[mode.value for mode in Mode],
+        default=Mode.OFF.value,
+        help="whether runs whose pipelines ask for it go on by themselves (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--resumes-per-minute",
+        type=_positive,
+        default=Limits.per_minute,
+        help="the most that are resumed by themselves, all together and on average (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--absent-seconds",
+        type=_positive,
+        default=Limits.absent_seconds,
+        help="so long must a Workflow be gone before its run counts as ended (default: %(default)g)",
+    )
+    parser.add_argument(
         "--host",
         default="0.0.0.0",  # noqa: S104  probes and scrapes come from outside of the pod
         help="address to listen on (default: %(default)s)",
@@ -78,6 +100,13 @@ def _parser() -> argparse.ArgumentParser:
         "--port", default=7243, type=int, help="port of /healthz, /readyz and /metrics; 0 for a free one"
     )
     return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
 
 
 if __name__ == "__main__":

@@ -120,9 +120,13 @@ class RunLayout:
     def done_projection(self, step: str, attempt: int, listing_digest: str) -> str:
         return f"{self.step_done(step)}{_number(attempt)}-{listing_digest}"
 
+    @property
+    def all_progress(self) -> str:
+        return f"{self.prefix}progress/"
+
     def progress(self, step: str, attempt: int) -> str:
         """Empty object: this attempt has committed a checkpoint on a volume, which only its pod sees."""
-        return f"{self.prefix}progress/{check_step(step)}/{_number(attempt)}"
+        return f"{self.all_progress}{check_step(step)}/{_number(attempt)}"
 
     @property
     def events(self) -> str:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tiphys.errors import StoreError
@@ -11,6 +11,8 @@ from tiphys.kube import KubeApi, LeaderLease
 from tiphys.kube.resources import LEASES
 from tiphys.records import utc_now
 from tiphys.store import Store
+from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.kubernetes.automation import Parts, resumer
 from tiphys_controller.kubernetes.gangs import Gangs
 from tiphys_controller.kubernetes.healer import Healer
 from tiphys_controller.kubernetes.metrics import Metrics
@@ -37,6 +39,8 @@ class Surroundings:
     lease_namespace: str
     ledger: str = ""
     """Name of the `GPULedger` beside the Lease that is shown as objects; empty: none is."""
+    limits: Limits = field(default_factory=lambda: Limits(mode=Mode.OFF))
+    """Whether runs go on by themselves, and how many."""
     now: Callable[[], datetime] = utc_now
     monotonic: Callable[[], float] = time.monotonic
 
@@ -94,6 +98,8 @@ class Controller:
         gangs = Gangs(view, given.api, writer, self.metrics, given.monotonic)
         self._watching, self._narrator = Watching(given.api, given.namespaces, view, self.metrics), narrator
         works = [("healer", healer.run), ("gangs", gangs.run), ("narrator", narrator.run)]
+        if given.limits.mode is not Mode.OFF:
+            works.append(("resumer", resumer(self._parts(view, self._watching, writer)).run))
         if given.ledger:
             where = (given.lease_namespace, view, writer, self.metrics, given.monotonic, given.ledger)
             works.append(("projector", Projector(given.api, *where).run))
@@ -109,3 +115,18 @@ class Controller:
             worker.join(_END_SECONDS)
         self.metrics.leads.set(0)
         self._watching = self._narrator = None
+
+    def _parts(self, view: ClusterView, watching: Watching, writer: Writer) -> Parts:
+        given = self._given
+        return Parts(
+            given.api,
+            given.namespaces,
+            given.stores,
+            view,
+            watching,
+            writer,
+            self.metrics,
+            lambda: self._lease.held,
+            given.limits,
+            given.monotonic,
+        )

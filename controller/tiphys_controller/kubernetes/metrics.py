@@ -1,6 +1,8 @@
 """Every metric of the controller, declared in one place. No label takes a run, a workflow or a user."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tiphys_controller.report import PlanReport
 
 
 class Metrics:
@@ -40,10 +42,62 @@ class Metrics:
         self.looks = Counter("tiphys_controller_looks", "Looks at the storage of a run.", registry=self.registry)
         self.failures = Counter(
             "tiphys_controller_failures",
-            "What could not be done and is tried again: look (storage or API server), agent, gang, watch, projection.",
+            "What could not be done and is tried again: look (storage or API server), agent, gang, watch, projection, "
+            "resume, alert, janitor.",
             ("what",),
             registry=self.registry,
         )
+        self._about_resumes()
+
+    def _about_resumes(self) -> None:
+        self.resumed = Counter(
+            "tiphys_controller_resumes",
+            "Runs that were resumed without a person, by the cause of their end (gone: the Workflow was deleted; "
+            "unsent: it was never made).",
+            ("cause",),
+            registry=self.registry,
+        )
+        self.would_resume = Counter(
+            "tiphys_controller_resumes_not_made",
+            "The same, in a dry run: each look that found one.",
+            ("cause",),
+            registry=self.registry,
+        )
+        self.not_resumed = Counter(
+            "tiphys_controller_resumes_declined",
+            "Looks at a run that ended with waiting or leaving it alone, by reason.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.breakers = Gauge(
+            "tiphys_controller_breakers_open",
+            "Runs that were resumed too often without getting any further.",
+            registry=self.registry,
+        )
+        self.resume_seconds = Histogram(
+            "tiphys_controller_resume_seconds",
+            "From the moment at which the end of a run was noticed to its next Workflow, waits included.",
+            buckets=(0.25, 0.5, 1, 2, 5, 15, 60, 300, 3600),
+            registry=self.registry,
+        )
+        self.plan_seconds = Histogram(
+            "tiphys_controller_plan_seconds",
+            "Time to plan a run, storage included.",
+            buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60),
+            registry=self.registry,
+        )
+        self.plan_steps = Counter(
+            "tiphys_controller_planned_steps",
+            "Steps of resumed runs, by decision: skip or run.",
+            ("decision",),
+            registry=self.registry,
+        )
+
+    def note_plan(self, plan: PlanReport) -> None:
+        """A run was planned and submitted."""
+        self.plan_seconds.observe(plan.seconds)
+        for step in plan.steps:
+            self.plan_steps.labels(step.decision).inc()
 
     def render(self) -> bytes:
         """The Prometheus text format."""

@@ -61,6 +61,23 @@ def leaving(lease: Object) -> News:
     return News(f"leaving/{lease['id']}/{lease['leaving']['askedAt']}", "AttemptPreempted", message, True, asked)
 
 
+def resumed_by_itself(submission: int, why: str) -> News:
+    """The controller has made the next submission without being asked."""
+    return News(f"automatic/{submission}", "AutoResumed", f"submission {submission} goes on by itself: {why}")
+
+
+def would_resume(submission: int, why: str) -> News:
+    """The same, if it were allowed to."""
+    message = f"submission {submission} would go on by itself, were this no dry run: {why}"
+    return News(f"automatic/{submission}/dry-run", "WouldResume", message)
+
+
+def not_resumed(submission: int, reason: str, why: str, resume: str) -> News:
+    """The controller does not go on after this submission, or not now."""
+    message = f"not resumed by itself: {why}; {resume} does it now"
+    return News(f"not-resumed/{submission}/{reason}", f"AutoResume{reason}", message, warning=True)
+
+
 def _recorded(news: News) -> datetime:
     return news.at or datetime.max.replace(tzinfo=UTC)
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tiphys.kube import Object
+from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION
 from tiphys.protocol.gang import Backend
 from tiphys.protocol.operations import instance_of
 from tiphys.protocol.pipeline import parameters_of
@@ -63,6 +64,8 @@ class SeenWorkflow(NamedTuple):
     """The present text of those two."""
     gangs: frozenset[Backend] = frozenset()
     """What makes the pods of its trainings on several nodes."""
+    auto_resume: bool = False
+    """Whether its author asked for it to be resumed by itself."""
     waits: Mapping[Wait, str] = MappingProxyType({})
     """What is told of each, with numbers that change all the time."""
 
@@ -90,6 +93,7 @@ def see(workflow: Object) -> SeenWorkflow:
             name.rpartition("/")[2]: annotations.get(name, "") for name in (TITLE_ANNOTATION, DESCRIPTION_ANNOTATION)
         },
         gangs=frozenset(_gangs(spec.get("templates") or [])),
+        auto_resume=bool(annotations.get(AUTO_RESUME_ANNOTATION)),
         waits=dict(_waits(metadata["name"], status.get("nodes") or {})),
     )
 

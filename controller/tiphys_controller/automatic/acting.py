@@ -1,0 +1,37 @@
+"""Carries out what was decided: the decision is recorded first, so that every try is counted, also one that dies."""
+
+from tiphys.faults import failpoint
+from tiphys.records import AutomaticResume
+from tiphys.store import RunLayout, Store, claim
+from tiphys_controller.automatic.decide import Decision
+from tiphys_controller.automatic.observed import Observed
+from tiphys_controller.resuming import Resumed, resume
+from tiphys_controller.submitter import Submitter
+
+
+def intend(store: Store, seen: Observed, decision: Decision, alert: str = "") -> None:
+    """Record that the next submission is about to be made; whoever finds the record goes on."""
+    record = AutomaticResume(
+        run=seen.run,
+        submission=seen.next_submission,
+        reason=decision.message,
+        cause=seen.cause,
+        alert=alert,
+        advance=seen.advance,
+    )
+    claim(store, RunLayout(seen.run).automatic(seen.next_submission), record)
+    failpoint("automatic.after_intent")
+
+
+def resume_by_itself(
+    store: Store, submitter: Submitter, seen: Observed, decision: Decision, alert: str = ""
+) -> Resumed:
+    """Resume a run as `decision` says, at most once whoever else does.
+
+    Raises:
+        ConflictError: somebody else has, or it runs after all.
+        UsageError: it cannot be pruned.
+    """
+    if not seen.intended:
+        intend(store, seen, decision, alert)
+    return resume(store, submitter, seen.run)

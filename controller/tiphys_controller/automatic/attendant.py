@@ -1,0 +1,144 @@
+"""Attends to one run at a time: looks, decides, and resumes it if that is due. Whoever calls says when.
+
+The loop calls it for runs that have ended, and the worker behind the webhooks
+for those that an alert is about. It keeps in memory only since when it has seen
+what: all counts come from storage.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tiphys.errors import FencedError, UsageError
+from tiphys.protocol.auto_resume import AutoResumePolicy, auto_resume_of
+from tiphys.records import LeftAlone
+from tiphys.store import RunLayout, Store, claim, read_run
+from tiphys_controller.automatic.acting import resume_by_itself
+from tiphys_controller.automatic.decide import Action, Decision, decide
+from tiphys_controller.automatic.health import Health, distrust
+from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.automatic.look import look
+from tiphys_controller.automatic.observed import Observed, Standing
+from tiphys_controller.automatic.rate import TokenBucket
+from tiphys_controller.resuming import Resumed
+from tiphys_controller.submitter import Submitter
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+RunKey = tuple[str, str]
+"""Namespace and name of a run."""
+
+
+class Attended(NamedTuple):
+    """What came of attending to a run. ``resumed`` is set if something was submitted."""
+
+    decision: Decision
+    seen: Observed
+    resumed: Resumed | None = None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What an attendant is given."""
+
+    stores: Callable[[str], Store]
+    submitter: Callable[[], Submitter]
+    """Asked at each use: which cluster it is may not be known at first."""
+    may_write: Callable[[], bool]
+    """Whether this controller leads, asked right before it acts."""
+    health: Callable[[str], Health]
+    """What can be believed now, of runs of a namespace."""
+    monotonic: Callable[[], float]
+
+
+class Attendant:
+    """Decides and acts for single runs. Thread-safe; calls about one run come one after the other."""
+
+    def __init__(self, given: Surroundings, limits: Limits) -> None:
+        self._given = given
+        self._limits = limits
+        self._bucket = TokenBucket(limits.per_minute / 60, limits.burst, given.monotonic)
+        self._since: dict[RunKey, tuple[int, Standing, float]] = {}
+        self._policies: dict[RunKey, AutoResumePolicy | None] = {}
+        self._busy: dict[RunKey, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def attend(self, key: RunKey, shutdowns: Mapping[str, str] = _NONE, *, alert: str = "") -> Attended:
+        """Look at a run, and resume it if that is due.
+
+        Args:
+            key: The run.
+            shutdowns: By uid, ``spec.shutdown`` of its Workflows for which that was seen.
+            alert: Id of the alert that asks for it; empty where nobody does.
+
+        Raises:
+            StoreError: storage or API server is out of reach; nothing was concluded.
+            FencedError: another controller leads by now.
+            ConflictError: somebody else goes on with it.
+            UsageError: what its author asked for cannot be read.
+            IntegrityError: a record is damaged.
+        """
+        with self._lock:
+            busy = self._busy.setdefault(key, threading.Lock())
+        with busy:
+            return self._attend(key, shutdowns, alert)
+
+    def policy(self, key: RunKey) -> AutoResumePolicy | None:
+        """What the author of a run asked for; it never changes, so it is read once."""
+        if key not in self._policies:
+            self._policies[key] = auto_resume_of(read_run(self._given.stores(key[0]), key[1]).workflow)
+        return self._policies[key]
+
+    def forget(self, key: RunKey) -> None:
+        """Nobody will ask about this run again soon."""
+        with self._lock:
+            self._since.pop(key, None)
+            self._busy.pop(key, None)
+
+    def _attend(self, key: RunKey, shutdowns: Mapping[str, str], alert: str) -> Attended:
+        store, submitter = self._given.stores(key[0]), self._given.submitter()
+        seen = look(store, submitter, key[1], self.policy(key), shutdowns)
+        decision = decide(seen, self._waited(key, seen), self._limits, demanded=bool(alert))
+        if decision.reason == "EndedByPerson":
+            self._note_person(store, seen)
+        if decision.action is not Action.RESUME:
+            return Attended(decision, seen)
+        if (put_off := self._put_off(key[0], seen)) is not None:
+            return Attended(put_off, seen)
+        if self._limits.mode is not Mode.ON:
+            return Attended(decision, seen)
+        if not self._given.may_write():
+            raise FencedError("this controller does not lead any more; whoever does goes on from the same storage")
+        try:
+            resumed = resume_by_itself(store, submitter, seen, decision, alert)
+        except UsageError as error:
+            return Attended(Decision(Action.LEAVE, "Refused", str(error)), seen)
+        if resumed.submission is None:
+            return Attended(Decision(Action.LEAVE, "NothingMissing", "all its steps are finished"), seen)
+        return Attended(decision, seen, resumed)
+
+    def _put_off(self, namespace: str, seen: Observed) -> Decision | None:
+        """Wait although the run itself is ready: sight is bad, or others go first."""
+        health = self._given.health(namespace)
+        if doubt := distrust(health, self._limits, vanished=seen.standing is Standing.GONE):
+            return Decision(Action.WAIT, "HealthUnknown", doubt, self._limits.calm_seconds)
+        if not seen.intended and self._limits.mode is Mode.ON and (seconds := self._bucket.take()):
+            told = f"more than {self._limits.per_minute:g} runs a minute would be resumed"
+            return Decision(Action.WAIT, "RateLimited", told, seconds)
+        return None
+
+    def _waited(self, key: RunKey, seen: Observed) -> float:
+        """Seconds since the run was first seen like this; not since it was recorded: clocks differ and jump."""
+        now = self._given.monotonic()
+        held = self._since.get(key)
+        if held is None or held[:2] != (seen.submission, seen.standing):
+            held = self._since[key] = (seen.submission, seen.standing, now)
+        return now - held[2]
+
+    def _note_person(self, store: Store, seen: Observed) -> None:
+        """The Workflow, which says so, may be deleted."""
+        if self._limits.mode is Mode.ON and seen.policy is not None and seen.submission and self._given.may_write():
+            left = LeftAlone(run=seen.run, submission=seen.submission, reason=seen.ended_by)
+            claim(store, RunLayout(seen.run).left_alone(seen.submission), left)

@@ -1,0 +1,311 @@
+"""The loop against an API server and a store: what makes it look at a run, and what it says.
+
+| what is seen | what follows |
+|---|---|
+| the Workflow of a run that asks for it fails | the next one, and an Event that says why |
+| it is deleted, while watched or while nobody watched | the same after a while |
+| it succeeds, is stopped, or its author did not ask | nothing |
+| half of all runs fail at once | nothing for a minute |
+| API server and store time out for an hour | nothing |
+"""
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from support.argo_objects import told
+from support.compiled import History, gated, pipeline_of
+from support.kube_server import KubeServer
+from support.submitter import FakeSubmitter
+from tiphys_controller import start
+from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.kubernetes import KubernetesSubmitter
+from tiphys_controller.kubernetes.automation import Parts, resumer
+from tiphys_controller.kubernetes.metrics import Metrics
+from tiphys_controller.kubernetes.resumer import Resumer
+from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.writer import Writer
+
+from tiphys.errors import StoreError
+from tiphys.kube import KubeApi, Object, Synced, cluster_name
+from tiphys.kube.resources import WORKFLOWS
+from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.policy import PIPELINE_ANNOTATION
+from tiphys.records import Cause, RunSealed, utc_now
+from tiphys.store import RunLayout, Store, submissions
+
+RUN = "digits-1"
+
+
+@dataclass
+class Watches:
+    """What `Watching` says of itself."""
+
+    troubles: dict[str, str] = field(default_factory=dict)
+    synced: bool = True
+
+
+class Bench:
+    """A loop whose rounds and clock are in the test's hands."""
+
+    def __init__(self, server: KubeServer, api: KubeApi, store: Store, mode: Mode = Mode.ON) -> None:
+        self.server, self.api, self.store, self.mode = server, api, store, mode
+        self.moment = 1000.0
+        self.watches = Watches()
+        self.pool = ThreadPoolExecutor(4)
+        self.restart()
+        self.moment += 20  # its sight has been good for a while
+
+    def restart(self) -> None:
+        """A new process: nothing is remembered."""
+        self.view, self.metrics = ClusterView(), Metrics()
+        self.loop = self._made()
+
+    def _made(self) -> Resumer:
+        writer = Writer(self.api, lambda: True, self.metrics, utc_now)
+        watches: Any = self.watches
+        limits = Limits(mode=self.mode, per_minute=600.0)
+        clock = lambda: self.moment  # noqa: E731
+        given = (self.api, ("ml",), lambda _: self.store, self.view, watches, writer, self.metrics, lambda: True)
+        return resumer(Parts(*given, limits, clock))
+
+    def round(self, seconds: float = 1.0, times: int = 1, *, listed: bool = True) -> None:
+        """``times`` rounds, each ``seconds`` after the last and with all that it begins carried out."""
+        for _ in range(times):
+            self.moment += seconds
+            if listed:
+                self.view.take_workflows("ml", Synced(self.api.list(WORKFLOWS, "ml").items))
+            for begun in self.loop.round(self.pool, threading.Event()):
+                begun.result()
+
+    def started(self, run: str = RUN, *, asks: bool = True) -> History:
+        """A run whose first step is done, and whose Workflow runs."""
+        manifest = pipeline_of(gated("prep"), gated("fit", depends="prep"))
+        manifest["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
+        if asks:
+            manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
+        start(self.store, KubernetesSubmitter(self.api, cluster_name(self.api)), manifest, run, namespace="ml")
+        self.change(run, {"status": {"phase": "Running"}})
+        history = History(self.store, run)
+        history.done("prep")
+        return history
+
+    def change(self, name: str, patch: Object) -> None:
+        self.api.patch(WORKFLOWS, "ml", name, patch)
+
+    def fail(self, name: str = RUN) -> None:
+        self.change(name, {"status": {"phase": "Failed"}})
+
+    def delete(self, name: str = RUN) -> None:
+        self.api.delete(WORKFLOWS, "ml", name)
+
+    def names(self) -> list[str]:
+        return sorted(one["metadata"]["name"] for one in self.server.objects("workflows"))
+
+    def reasons(self) -> list[str]:
+        return [reason for reason, _ in told(self.server)]
+
+    def count(self, metric: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"tiphys_controller_{metric}", labels) or 0.0
+
+
+@pytest.fixture
+def bench(server: KubeServer, api: KubeApi, store: Store) -> Iterator[Bench]:
+    made = Bench(server, api, store)
+    yield made
+    made.pool.shutdown()
+
+
+def test_a_run_that_fails_goes_on_in_the_round_in_which_that_is_seen(bench: Bench) -> None:
+    history = bench.started()
+    bench.round(times=2)
+    history.failed("fit", cause=Cause.PREEMPTION)
+    bench.fail()
+
+    bench.round()
+
+    assert bench.names() == [RUN, f"{RUN}-2"]
+    [(reason, message)] = told(bench.server)
+    assert reason == "AutoResumed"
+    assert message == "submission 2 goes on by itself: step fit was given up by preemption"
+    assert bench.count("resumes_total", cause="preemption") == 1
+    assert bench.count("planned_steps_total", decision="skip") == 1
+    bench.round(400, times=3)
+    assert bench.names() == [RUN, f"{RUN}-2"]
+    assert bench.metrics.render()
+
+
+def test_a_workflow_that_is_deleted_while_it_runs_is_replaced_after_a_while(bench: Bench) -> None:
+    bench.started()
+    bench.round(times=2)
+    bench.delete()
+    bench.round(times=3)
+    assert bench.names() == []
+    bench.round(60)
+    assert bench.names() == [f"{RUN}-2"]
+    assert bench.count("resumes_total", cause="gone") == 1
+
+
+def test_what_ended_while_nobody_watched_is_found_in_storage(bench: Bench) -> None:
+    bench.started()
+    bench.started("sealed")
+    sealed = RunSealed(run="sealed", submission=1, status="Failed")
+    bench.store.create(RunLayout("sealed").submission_end(1), sealed.to_bytes())
+    bench.delete()
+    bench.delete("sealed")
+    bench.restart()
+    bench.round(20, times=2)
+    assert bench.names() == ["sealed-2"], "an end on record is believed at once"
+    bench.round(70)
+    assert bench.names() == [f"{RUN}-2", "sealed-2"]
+
+
+@pytest.mark.parametrize(
+    ("asks", "change", "events"),
+    [
+        (True, {"status": {"phase": "Succeeded"}}, []),
+        (False, {"status": {"phase": "Failed"}}, []),
+        (True, {"spec": {"shutdown": "Terminate"}, "status": {"phase": "Failed"}}, ["AutoResumeEndedByPerson"]),
+    ],
+    ids=["succeeded", "not asked for", "terminated"],
+)
+def test_what_is_left_alone(bench: Bench, asks: bool, change: Object, events: list[str]) -> None:
+    history = bench.started(asks=asks)
+    bench.round(times=2)
+    if change["status"]["phase"] == "Succeeded":
+        history.done("fit")
+    bench.change(RUN, change)
+    bench.round(100, times=4)
+    bench.delete()
+    bench.restart()
+    bench.round(400, times=4)
+    assert bench.names() == []
+    assert bench.reasons() == events
+
+
+def test_a_broken_program_is_left_to_its_author_who_is_told_once(bench: Bench) -> None:
+    history = bench.started()
+    bench.round(times=2)
+    history.failed("fit", cause=Cause.USER_ERROR, message="exit code 1")
+    bench.fail()
+    bench.round(400, times=3)
+    assert bench.names() == [RUN]
+    [(reason, message)] = told(bench.server)
+    assert reason == "AutoResumeNeedsPerson"
+    assert f"`tiphys resume {RUN} --store {bench.store.url}`" in message
+
+
+def test_a_dry_run_only_says_what_it_would_do(server: KubeServer, api: KubeApi, store: Store) -> None:
+    bench = Bench(server, api, store, Mode.DRY_RUN)
+    bench.started()
+    bench.round(times=2)
+    bench.fail()
+    bench.round(400, times=3)
+    assert bench.names() == [RUN]
+    assert bench.reasons() == ["WouldResume"]
+    assert bench.count("resumes_not_made_total", cause="unknown") >= 1
+
+
+def test_an_open_breaker_shows_and_closes(bench: Bench) -> None:
+    bench.started()
+    bench.round(times=2)
+    for name in (RUN, f"{RUN}-2", f"{RUN}-3"):
+        bench.fail(name)
+        bench.round(30, times=4)
+    assert bench.names() == [RUN, f"{RUN}-2", f"{RUN}-3"]
+    assert bench.count("breakers_open") == 1
+    assert bench.reasons()[-1] == "AutoResumeBreakerOpen"
+    bench.round(6 * 3600)
+    assert bench.names()[-1] == f"{RUN}-4"
+    assert bench.count("breakers_open") == 0
+
+
+def test_when_half_of_all_runs_fail_at_once_nothing_is_done_for_a_minute(bench: Bench) -> None:
+    runs = [f"digits-{number}" for number in range(8)]
+    for run in runs:
+        bench.started(run)
+    bench.round(times=2)
+    for run in runs[:6]:
+        bench.fail(run)
+    bench.round(15, times=3)
+    assert bench.names() == runs
+    bench.round(15, times=3)
+    assert bench.names() == sorted([*runs, *(f"{run}-2" for run in runs[:6])])
+
+
+def test_an_api_server_that_lost_its_objects_is_not_a_reason_to_run_all_again(bench: Bench) -> None:
+    for number in range(6):
+        bench.started(f"digits-{number}")
+    bench.round(times=2)
+    for number in range(6):
+        bench.delete(f"digits-{number}")
+    bench.round(60, times=20)
+    assert bench.names() == []
+    assert bench.count("resumes_declined_total", reason="HealthUnknown") > 0
+
+
+def test_a_watch_that_is_broken_stops_everything(bench: Bench) -> None:
+    bench.started()
+    bench.round(times=2)
+    bench.fail()
+    bench.watches.troubles["workflows"] = "the API server does not answer"
+    bench.round(100, times=3)
+    assert bench.names() == [RUN]
+    bench.watches.troubles.clear()
+    bench.round(30, times=3)
+    assert bench.names() == [RUN, f"{RUN}-2"]
+
+
+class Unreliable:
+    """A store or a cluster of which every third call times out."""
+
+    def __init__(self, real: Any, chance: random.Random) -> None:
+        self._real, self._chance = real, chance
+        self.failed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **given: Any) -> Any:
+            if self._chance.random() < 1 / 3:
+                self.failed += 1
+                raise StoreError(f"{name} timed out")
+            return found(*args, **given)
+
+        return call
+
+
+def test_an_hour_of_time_outs_makes_no_workflow_for_a_hundred_healthy_runs(
+    server: KubeServer, api: KubeApi, store: Store, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(7)
+    cluster = FakeSubmitter(tmp_path / "west")
+    flaky_store: Any = Unreliable(store, chance)
+    flaky_cluster: Any = Unreliable(cluster, chance)
+    monkeypatch.setattr("tiphys_controller.kubernetes.automation.submitter_of", lambda _: lambda: flaky_cluster)
+    bench = Bench(server, api, store)
+    manifest = pipeline_of(gated("fit"))
+    manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
+    runs = [f"digits-{number}" for number in range(100)]
+    for run in runs:
+        start(store, cluster, manifest, run, namespace="ml")
+    objects = [{**cluster.manifest(run, "ml"), "status": {"phase": "Running"}} for run in runs]
+    for one in objects:
+        one["metadata"]["uid"] = f"uid-of-{one['metadata']['name']}"
+    bench.store = flaky_store
+    for minute in range(60):
+        # A list that came back empty, or half, before the watch noticed that something is wrong.
+        shown = chance.choice([objects, objects, [], objects[:50]])
+        bench.view.take_workflows("ml", Synced(shown))
+        bench.watches.troubles = {"workflows": "timed out"} if chance.random() < 0.5 else {}
+        bench.round(60 if minute % 7 else 1, listed=False)
+    assert cluster.names() == sorted(runs)
+    assert flaky_store.failed + flaky_cluster.failed > 300, "the faults were really there"
+    assert all(len(submissions(store, run)) == 1 for run in runs[:10])
+    bench.pool.shutdown()
