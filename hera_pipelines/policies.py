@@ -141,7 +141,7 @@ class AutoResume:
         cooldown: Wait after the first of those; it doubles with each further one. A run that gets ahead never waits.
         cooldown_cap: The longest of these waits.
         retry_after: Once there were too many: when to try again, twice as long each time. None: never by itself.
-        causes: Causes to go on after, such as ``("preemption",)``; None: preemption, infrastructure and unknown.
+        causes: Causes to go on after, such as ``("preemption",)``; None: preemption, infrastructure, storage, hang, unknown.
     """
 
     max_without_progress: int = 2

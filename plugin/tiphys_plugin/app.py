@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from tiphys.errors import StoreError
 from tiphys.protocol.wire import ExecuteReply
+from tiphys.web import BodyTooLargeError, read_body
 from tiphys_plugin.authentication import Authenticator, Caller, SharedToken, UnauthenticatedError
 from tiphys_plugin.core import PluginCore
 from tiphys_plugin.tenant_checks import TenantChecks
@@ -36,10 +37,6 @@ _log = structlog.get_logger()
 
 Plugin = Callable[[Caller, dict[str, Any]], ExecuteReply]
 """Answers a document of a caller. Raises `StoreError` and `TrespassError`."""
-
-
-class _BodyTooLarge(Exception):  # noqa: N818  never leaves this module
-    pass
 
 
 def create_app(core: PluginCore, token: str) -> Starlette:
@@ -95,15 +92,15 @@ class _Door:
     async def execute(self, request: Request) -> Response:
         try:
             caller = await to_thread.run_sync(self._authenticator.caller, _bearer(request), limiter=self._threads)
-            document = json.loads(await _body(request))
+            document = json.loads(await read_body(request, _LARGEST_BODY_BYTES))
         except UnauthenticatedError as error:
             _log.warning("call.forbidden", client=_client(request), path=request.url.path)
             return _error(403, str(error))
         except StoreError as error:
             _log.error("call.unreviewed", error=str(error))
             return _error(503, f"nobody can say whose token this is: {error}")
-        except _BodyTooLarge:
-            return _error(413, f"the body is larger than {_LARGEST_BODY_BYTES} bytes")
+        except BodyTooLargeError as error:
+            return _error(413, str(error))
         except ValueError as error:
             return _error(400, f"the body is not JSON: {error}")
         if not isinstance(document, dict):
@@ -128,15 +125,6 @@ class _Door:
 def _bearer(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token if scheme == "Bearer" else ""
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _LARGEST_BODY_BYTES:
-            raise _BodyTooLarge
-    return bytes(body)
 
 
 def _client(request: Request) -> str:

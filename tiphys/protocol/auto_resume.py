@@ -14,7 +14,7 @@ from tiphys.records import Cause, Record
 
 AUTO_RESUME_ANNOTATION = "tiphys.dev/auto-resume"
 
-OUTER_CAUSES = (Cause.PREEMPTION, Cause.INFRASTRUCTURE, Cause.UNKNOWN)
+OUTER_CAUSES = (Cause.PREEMPTION, Cause.INFRASTRUCTURE, Cause.STORAGE, Cause.HANG, Cause.UNKNOWN)
 """What another try may help against although nobody has changed anything."""
 
 
