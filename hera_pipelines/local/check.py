@@ -106,7 +106,7 @@ def _template(template: Manifest, names: set[str], volumes: set[str]) -> Iterato
 def _members(resource: Manifest, names: set[str], volumes: set[str]) -> Iterator[str]:
     """Of a training on several nodes; all of them are alike."""
     try:
-        first = member_templates(yaml.safe_load(replace_every_tag(resource.get("manifest") or "{}", "x")))[0]
+        first = member_templates(yaml.safe_load(replace_every_tag(resource.get("manifest") or "{}", "1")))[0]
     except (UsageError, yaml.YAMLError) as error:
         yield str(error)
         return

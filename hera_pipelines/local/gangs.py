@@ -2,13 +2,15 @@
 
 The members are what the Job would have made: containers with their ranks, of
 which none is started again alone. The first that fails has the others told to
-stop, as Kubernetes does.
+stop, as Kubernetes does; in an elastic one that is the first member, or one more
+than can be spared.
 """
 
 import asyncio
 import json
 import socket
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hera_pipelines.local.attempt import Pod
 from hera_pipelines.local.changes import NodePhase
@@ -23,7 +25,30 @@ from tiphys.protocol.pipeline import Manifest
 _HERE = "127.0.0.1"
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
+_MEETING = "PET_RDZV_ENDPOINT"
 _LOOK_SECONDS = 0.1
+
+
+class Members(NamedTuple):
+    """Pods of one gang, by rank; it goes on while at most ``spare`` are lost, and not the first."""
+
+    pods: Sequence[Pod]
+    spare: int = 0
+    is_elastic: bool = False
+
+    def cannot_lose(self, failed: Sequence[Pod]) -> bool:
+        """Whether it is over once these have failed."""
+        return len(failed) > self.spare or any(pod.rank == 0 for pod in failed)
+
+    def has_all_it_needs(self, succeeded: Pod) -> bool:
+        """Whether it has succeeded once this one has."""
+        return self.is_elastic and succeeded.rank == 0
+
+
+def gang_of(job: Manifest, pods: Sequence[Pod]) -> Members:
+    """The pods of a Job, and what it says about losing some."""
+    is_elastic = "backoffLimitPerIndex" in job["spec"]
+    return Members(pods, int(job["spec"].get("maxFailedIndexes") or 0), is_elastic)
 
 
 def member_templates(job: Manifest) -> list[Manifest]:
@@ -39,13 +64,13 @@ def member_templates(job: Manifest) -> list[Manifest]:
             "of a training on several nodes can be run"
         )
     spec, port = job["spec"], str(_free_port())
-    return [_member(spec["template"], rank, port) for rank in range(spec["completions"])]
+    return [_member(spec["template"], rank, port) for rank in range(int(spec["completions"]))]
 
 
 def _member(template: Manifest, rank: int, port: str) -> Manifest:
     pod = template["spec"]
     container = {field: value for field, value in pod["containers"][0].items() if field != "name"}
-    container["env"] = [_variable(one, rank, port) for one in container.get("env") or []]
+    container["env"] = [found for one in container.get("env") or [] for found in _variables(one, rank, port)]
     kind, program, ours = _program(container, pod.get("volumes") or [], template["metadata"]["annotations"])
     made: Manifest = {
         "name": "member",
@@ -59,12 +84,16 @@ def _member(template: Manifest, rank: int, port: str) -> Manifest:
     return made | {field: pod[field] for field in ("activeDeadlineSeconds",) if field in pod}
 
 
-def _variable(variable: Manifest, rank: int, port: str) -> Manifest:
+def _variables(variable: Manifest, rank: int, port: str) -> list[Manifest]:
     name = variable["name"]
     if "fieldRef" in (variable.get("valueFrom") or {}):
-        return {"name": name, "value": str(rank)}
+        return [{"name": name, "value": str(rank)}]
+    if name == _MEETING:
+        # By their addresses torchrun puts the nodes in order, and the first must be the one where they meet.
+        own = {"name": "PET_LOCAL_ADDR", "value": f"127.0.0.{1 + rank}"}
+        return [{**variable, "value": f"{_HERE}:{port}"}, own]
     value = _HERE if name in _ADDRESSES else port if name in _PORTS else variable.get("value", "")
-    return {**variable, "value": value}
+    return [{**variable, "value": value}]
 
 
 def _program(container: Manifest, volumes: list[Manifest], annotations: Manifest) -> tuple[str, Manifest, str]:
@@ -92,22 +121,27 @@ def _free_port() -> int:
         return port
 
 
-async def run_members(pods: Pods, members: Sequence[Pod], shutdown: Shutdown) -> Verdict:
-    """Run all members to their ends; the verdict is that of the first that failed."""
-    running = {asyncio.ensure_future(pods.run(pod, shutdown)): pod for pod in members}
-    first: Verdict | None = None
+async def run_members(pods: Pods, members: Members, shutdown: Shutdown) -> Verdict:
+    """Run all members to their ends; the verdict is that of the first that could not be lost."""
+    running = {asyncio.ensure_future(pods.run(pod, shutdown)): pod for pod in members.pods}
+    decided: Verdict | None = None
+    failed: list[Pod] = []
     pending = set(running)
     try:
         while pending:
             done, pending = await asyncio.wait(pending, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for one in done:
-                verdict = one.result()
-                if first is None and verdict.phase is not NodePhase.SUCCEEDED:
-                    first = verdict._replace(message=f"rank {running[one].rank}: {verdict.message}")
-            if first is not None:
+                verdict, pod = one.result(), running[one]
+                succeeded = verdict.phase is NodePhase.SUCCEEDED
+                failed += [] if succeeded else [pod]
+                if decided is None and succeeded and members.has_all_it_needs(pod):
+                    decided = Verdict(NodePhase.SUCCEEDED)
+                if decided is None and not succeeded and members.cannot_lose(failed):
+                    decided = verdict._replace(message=f"rank {pod.rank}: {verdict.message}")
+            if decided is not None:
                 for one in pending:  # again and again: one that is not yet running cannot be told
                     pods.delete(running[one].name)
     finally:
         for one in pending:
             one.cancel()
-    return first or Verdict(NodePhase.SUCCEEDED)
+    return decided or Verdict(NodePhase.SUCCEEDED)

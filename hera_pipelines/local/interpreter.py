@@ -19,7 +19,7 @@ from hera_pipelines.local.conditions import holds
 from hera_pipelines.local.dag import run_dag
 from hera_pipelines.local.definitions import Definitions
 from hera_pipelines.local.durations import seconds
-from hera_pipelines.local.gangs import member_templates, run_members
+from hera_pipelines.local.gangs import Members, gang_of, member_templates, run_members
 from hera_pipelines.local.names import attempt_name, pod_name
 from hera_pipelines.local.nodes import Node, NodeTable
 from hera_pipelines.local.pods import Pods
@@ -203,10 +203,10 @@ class Interpreter:
                 verdict = await self.pods.run(self._pod(call, template, seconds_left), self.shutdown)
         return self._finish(node, verdict)
 
-    def _members(self, call: Call, template: Manifest, seconds_left: float | None) -> list[Pod]:
-        made = member_templates(json.loads(template["resource"]["manifest"]))
-        pods = [self._pod(call, member, seconds_left) for member in made]
-        return [replace(pod, name=f"{pod.name}-{rank}", rank=rank) for rank, pod in enumerate(pods)]
+    def _members(self, call: Call, template: Manifest, seconds_left: float | None) -> Members:
+        job = json.loads(template["resource"]["manifest"])
+        pods = [self._pod(call, member, seconds_left) for member in member_templates(job)]
+        return gang_of(job, [replace(pod, name=f"{pod.name}-{rank}", rank=rank) for rank, pod in enumerate(pods)])
 
     def _pod(self, call: Call, template: Manifest, seconds_left: float | None) -> Pod:
         limits = [seconds_left]

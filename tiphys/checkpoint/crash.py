@@ -9,12 +9,14 @@ errors. Writing it never fails: the error that is on its way must arrive.
 import re
 import sysconfig
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from tiphys.checkpoint.journal import tell
 from tiphys.checkpoint.settings import Settings
 from tiphys.errors import FencedError, StoreError, TiphysError
+from tiphys.protocol import environment
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
 from tiphys.records import CheckpointRef, CrashRecord
 from tiphys.store import RunLayout, Store, claim
@@ -74,6 +76,15 @@ def record_crash(
     writer = threading.Thread(target=write, name="tiphys-crash", daemon=True)
     writer.start()
     writer.join(timeout_seconds)
+
+
+def ends_the_attempt(environ: Mapping[str, str]) -> bool:
+    """Whether an error of this process ends its attempt.
+
+    An elastic training is started again by torchrun, and most often it only was another rank that was lost.
+    """
+    left = int(environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) - int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    return environment.ELASTIC not in environ or left <= 0
 
 
 def is_crash(error: BaseException) -> bool:

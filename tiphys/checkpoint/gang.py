@@ -6,6 +6,7 @@ the others look for it. Every wait has an end: a rank that has died must not
 keep the others from being tried again.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,15 @@ from tiphys.checkpoint.journal import tell
 from tiphys.errors import ObjectExistsError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantined
 from tiphys.lineage.verify import read_manifest
+from tiphys.protocol import environment
 from tiphys.records import CheckpointManifest, CheckpointRef, RankPart, SaveCall, SaveLost, Shard
 from tiphys.store import LineageLayout, Store, claim, find_record, read_record
 
 PATIENCE_SECONDS = 600.0
 """How long a rank waits for the others: storage may be slow, and ranks start minutes apart."""
 _HINT_SECONDS = 30.0
+_ELASTIC = frozenset({environment.ELASTIC, "TORCHELASTIC_RUN_ID"})
+"""What a program finds below the torchrun of an elastic training."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
 
 
@@ -34,19 +38,24 @@ class Place:
     """How often the launcher has started the processes anew within the attempt."""
     local_world_size: int = 1
     """Processes on this node."""
+    is_elastic: bool = False
+    """Whether the launcher goes on with fewer ranks when some are lost, in processes that it starts anew."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Place":
-        """Read ``RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE`` and ``TORCHELASTIC_RESTART_COUNT``.
+        """Read ``RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, and what tells one start of the processes from another.
 
         Raises:
-            UsageError: one of them is no whole number, or the rank is not below the world size.
+            UsageError: one of them is no whole number, or the rank is not below the world size, or an elastic
+                training does not tell its starts apart.
         """
+        is_elastic = environ.keys() >= _ELASTIC
         place = cls(
             rank=_whole(environ, "RANK", 0),
             world_size=_whole(environ, "WORLD_SIZE", 1),
-            incarnation=_whole(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+            incarnation=_meeting(environ) if is_elastic else _whole(environ, "TORCHELASTIC_RESTART_COUNT", 0),
             local_world_size=_whole(environ, "LOCAL_WORLD_SIZE", 1),
+            is_elastic=is_elastic,
         )
         if place.rank >= place.world_size:
             raise UsageError(
@@ -88,6 +97,25 @@ class Gang:
         self._check_fence = check_fence
         self._clock = clock
         self._pause = pause
+
+    def open(self) -> None:
+        """Begin; no rank has said anything yet in this incarnation.
+
+        Raises:
+            StoreError: an earlier one of the attempt has left its word under the same number.
+        """
+        if not (self.place.is_elastic and self.is_first):
+            return
+        key, mine = self._layout.opened(self._attempt, self.place.incarnation), secrets.token_bytes(8)
+        try:
+            self._store.create(key, mine)
+        except ObjectExistsError as error:
+            if self._store.read(key) == mine:  # by a reply that was lost
+                return
+            raise StoreError(
+                f"torchrun has started the processes of attempt {self._attempt} twice on port "
+                f"{self.place.incarnation}, by which they are told apart; it starts them once more"
+            ) from error
 
     @property
     def is_first(self) -> bool:
@@ -201,6 +229,21 @@ class Gang:
 def _ranks(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
+
+
+def _meeting(environ: Mapping[str, str]) -> int:
+    """A number on which all ranks of an elastic training agree, and those of an earlier start have another.
+
+    Each node counts its own restarts, and each may have seen another number of
+    them. Where torchrun's store is not shared with the program, every meeting of
+    the nodes gets a free port for the ranks to meet.
+    """
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        raise UsageError(
+            "torchrun shares its store with the program, so one start of the ranks cannot be told from the next; leave "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and PET_RDZV_BACKEND=c10d as the compiled step has them"
+        )
+    return _whole(environ, "MASTER_PORT", 0)
 
 
 def _whole(environ: Mapping[str, str], variable: str, default: int) -> int:

@@ -19,6 +19,8 @@ class Alone:
     place = Place()
     saves = True
     """Whether this process has a state to save."""
+    meets_others = False
+    """Whether a save needs the shards of other processes."""
     may_skip = True
     """Whether it may put a save off to another step."""
     reports = True
@@ -57,9 +59,11 @@ class Together(Alone):
         self._calls = calls
         self.place = gang.place
         self.saves = gang.sharded or gang.is_first
+        self.meets_others = gang.sharded
         self.reports = gang.is_first
 
     def open(self) -> None:
+        self._gang.open()
         self._calls.open()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.calls import Calls
 from tiphys.checkpoint.commit import UploadCancelledError
 from tiphys.checkpoint.commits import Commits
-from tiphys.checkpoint.crash import record_crash
+from tiphys.checkpoint.crash import ends_the_attempt, record_crash
 from tiphys.checkpoint.facts import gather, versions
 from tiphys.checkpoint.fence import check_fence
 from tiphys.checkpoint.gang import Gang, Place
@@ -46,6 +46,8 @@ _LEAVING_SECONDS = 1.0
 _LEAVING_SHARE = 0.1
 """What a program needs to be gone, once it is told to go: so many seconds, or this share of a short grace period."""
 _LOOK_SECONDS = 0.02
+_WITHOUT_OTHERS_SECONDS = 60.0
+"""So long a save of several ranks may go on in an elastic training once one of them has failed."""
 
 
 class TrackedSession(Session):
@@ -209,12 +211,12 @@ class TrackedSession(Session):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.should_stop:
+        if not self.should_stop and ends_the_attempt(self._environ):
             loaded = self._loading or self._commits.restored
             record_crash(self._run_store, self._settings, error, self._told_step, loaded)
         try:
             if not self._leaving and not isinstance(error, FencedError):
-                self.flush(self._seconds_left())
+                self.flush(self._seconds_left() if error is None else self._seconds_for_the_last())
         except FencedError as fenced:
             error = fenced
         finally:
@@ -388,6 +390,13 @@ class TrackedSession(Session):
         if not self.should_stop or self._settings.grace_seconds is None:
             return None
         return max(0.0, self._settings.grace_seconds - self._leaving_seconds - self._seconds_since_told())
+
+    def _seconds_for_the_last(self) -> float | None:
+        """How long a program that has failed waits for its saves: not long for the shards of ranks that may be lost."""
+        left = self._seconds_left()
+        if not (self._ranks.place.is_elastic and self._ranks.meets_others):
+            return left
+        return min(_WITHOUT_OTHERS_SECONDS, math.inf if left is None else left)
 
     @property
     def _leaving_seconds(self) -> float:

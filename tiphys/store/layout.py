@@ -180,6 +180,10 @@ class LineageLayout:
         """Prefix of what the ranks of an attempt tell each other."""
         return f"{self.prefix}gangs/{_number(attempt)}-{incarnation:05d}/"
 
+    def opened(self, attempt: int, incarnation: int) -> str:
+        """Key of what the first rank leaves when the ranks have met under this number."""
+        return f"{self.gang(attempt, incarnation)}opened"
+
     def calls(self, attempt: int, incarnation: int) -> str:
         return f"{self.gang(attempt, incarnation)}calls/"
 

@@ -53,6 +53,8 @@ def elastic_variables(step: GatedStep, first: str) -> list[Manifest]:
         "PET_RDZV_CONF": f"join_timeout={_JOIN_SECONDS},read_timeout={_JOIN_SECONDS}",
         # A member that comes late and one that is lost each cost the others one.
         "PET_MAX_RESTARTS": str(2 * (gang.members - gang.min_members)),
+        # Else it would give the ranks 30 s to save before it kills them.
+        "PET_SHUTDOWN_TIMEOUT": str(step.grace_seconds),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         environment.ELASTIC: f"{gang.min_members}:{gang.members}",
         **processes(step),

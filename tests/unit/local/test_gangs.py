@@ -4,6 +4,8 @@
 |---|---|
 | all end well | Succeeded |
 | one fails | Failed, by that one; the others are told to stop |
+| one fails that can be spared | the others go on; it is what the first makes of it |
+| the first fails, or one more than can be spared | Failed; the others are told to stop |
 | another kind of object | refused before anything starts |
 """
 
@@ -78,6 +80,33 @@ def test_one_that_fails_has_the_others_stopped(bench: Bench, tmp_path: Path) -> 
     assert [(pod.exit_code, pod.reason) for pod in pods] == [(75, "Deleted"), (3, ""), (75, "Deleted")]
     first = min(pods, key=lambda pod: str(pod.trouble_at))
     assert first.rank == 1
+
+
+def elastic(source: str) -> Manifest:
+    """Of three members one may be lost."""
+    made = job(source)
+    made["spec"] |= {"backoffLimitPerIndex": 0, "maxFailedIndexes": 1}
+    meeting = {"name": "PET_RDZV_ENDPOINT", "value": "gang-0.tiphys-members:29500"}
+    made["spec"]["template"]["spec"]["containers"][0]["env"].append(meeting)
+    return made
+
+
+def test_an_elastic_one_goes_on_without_one_that_it_can_spare(bench: Bench, tmp_path: Path) -> None:
+    gone = f'{{ touch gone; mv gone "{tmp_path}/"; exit 3; }}'
+    waits = f'while [ ! -e "{tmp_path}/gone" ]; do sleep 0.05; done'
+    source = f'echo "$PET_LOCAL_ADDR $PET_RDZV_ENDPOINT"; [ "$RANK" != 2 ] || {gone}; {waits}'
+    assert bench.run(flow(elastic(source))) == NodePhase.SUCCEEDED
+    assert [pod.exit_code for pod in bench.cluster.attempt_pods()][::2] == [0, 3]
+    first, *_ = bench.logs("fit")
+    assert first.startswith("127.0.0.1 127.0.0.1:"), "of the nodes the one where they meet has the first address"
+
+
+@pytest.mark.parametrize("fails", ["0", "12"])
+def test_an_elastic_one_is_over_with_its_first_or_with_one_too_many(bench: Bench, fails: str) -> None:
+    others = 'trap "exit 75" TERM; while :; do sleep 0.05; done'
+    assert bench.run(flow(elastic(f"case {fails} in *$RANK*) exit 3;; esac; {others}"))) == NodePhase.FAILED
+    message = bench.last("wf.fit").message
+    assert message in {f"rank {rank}: main: Error (exit code 3)" for rank in fails}
 
 
 def test_a_source_that_kubelet_would_write_is_the_script_of_each_member() -> None:

@@ -17,7 +17,7 @@ from tiphys.checkpoint.adapters.ranks import Ranks
 from tiphys.checkpoint.ancestry import Ancestry
 from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.commits import Commits
-from tiphys.checkpoint.crash import record_crash
+from tiphys.checkpoint.crash import ends_the_attempt, record_crash
 from tiphys.checkpoint.facts import gather
 from tiphys.checkpoint.fence import check_fence
 from tiphys.checkpoint.interval import Interval, history
@@ -197,7 +197,8 @@ class TrackedRanks(DistributedSession):
             self._metrics.close()
         cause = cause_of(error) if error else None
         restored = self._loading or self._commits.restored
-        record_crash(self._run_store, self._settings, cause, self._told_step, restored)
+        if ends_the_attempt(self._environ):
+            record_crash(self._run_store, self._settings, cause, self._told_step, restored)
         for kind_of_error, code in ((FencedError, EX_FENCED), (StoreError, EX_UNAVAILABLE)):
             if isinstance(cause, kind_of_error):
                 tell(str(cause))

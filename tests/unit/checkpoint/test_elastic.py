@@ -1,0 +1,112 @@
+"""Ranks that torchrun starts again with fewer of them, within one attempt.
+
+| what happens | promise |
+|---|---|
+| nodes count different numbers of restarts | their ranks still meet, by the port of their meeting |
+| a bigger world has half-saved a step | the smaller one saves it again, and nothing of it is mixed in |
+| one state for all, and fewer ranks | all restore it |
+| a port comes again | the first rank stops before anybody believes an old word |
+| a rank fails because another was lost | no crash of the attempt is recorded while torchrun starts it again |
+"""
+
+import numpy as np
+import pytest
+from support.lineage import LINEAGE, claim_of, ref, write_claim
+from support.memory import MemoryStore
+from support.sessions import open_session
+
+from tiphys.checkpoint import gang as meeting
+from tiphys.checkpoint.gang import Gang, Place
+from tiphys.errors import StoreError, UsageError
+from tiphys.lineage.choose import commits_of
+from tiphys.lineage.verify import read_manifest
+from tiphys.records import Shard
+from tiphys.store import RunLayout
+
+TORCHRUN = {
+    "TIPHYS_ELASTIC": "1:3",
+    "TORCHELASTIC_RUN_ID": "gang",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+    "TORCHELASTIC_MAX_RESTARTS": "4",
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_PORT": "43210",
+}
+
+
+@pytest.fixture
+def store():
+    found = MemoryStore()
+    write_claim(found, claim_of(1, None))
+    return found
+
+
+def rank(store, number, ranks, port):
+    place = Place(number, ranks, port, is_elastic=True)
+    return Gang(store, LINEAGE, 1, place, sharded=True, check_fence=lambda: None)
+
+
+def draft_of(store, step):
+    with open_session(store, admit=False) as session:
+        return session._draft(step, None, None, None)
+
+
+def test_ranks_meet_by_the_port_whatever_their_nodes_have_counted():
+    places = [Place.from_environment({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": count}) for count in ("0", "2")]
+    assert places == [Place(1, 2, 43210, 1, is_elastic=True)] * 2
+    assert Place.from_environment({**TORCHRUN, "MASTER_PORT": "43211"}) != places[0]
+
+
+def test_a_store_that_torchrun_shares_would_mix_two_meetings_and_is_refused():
+    with pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        Place.from_environment({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+def test_a_step_that_a_bigger_world_has_half_saved_is_saved_by_the_smaller_one(store):
+    draft = draft_of(store, 5)
+    for number in (0, 1):
+        rank(store, number, 3, 41000).store_part(draft, [Shard(key=f"old-{number}", size=1, sha256="a", rank=number)])
+    rank(store, 1, 3, 41000).call(9, stop=True)
+    mine, other = rank(store, 0, 2, 42000), rank(store, 1, 2, 42000)
+    assert mine.calls() == [], "who had to stop then has gone"
+    for one in (mine, other):
+        number = one.place.rank
+        one.store_part(draft, [Shard(key=f"new-{number}", size=2, sha256="b", rank=number)])
+    assert [shard.key for shard in mine.collect(draft)] == ["new-0", "new-1"]
+
+
+def test_a_vote_of_before_does_not_count(store, monkeypatch):
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.0)
+    for number in (0, 1):
+        store.create(f"lineages/{LINEAGE}/gangs/000000001-41000/votes/1-5/{number:05d}", b"")
+    with pytest.raises(StoreError, match="rank 1 did not restore"):
+        rank(store, 0, 2, 42000).agree(ref(1, 5))
+
+
+def test_a_port_that_comes_again_is_noticed_by_the_first_rank(store):
+    rank(store, 0, 3, 41000).open()
+    rank(store, 1, 2, 41000).open()
+    with pytest.raises(StoreError, match="twice on port 41000"):
+        rank(store, 0, 2, 41000).open()
+    rank(store, 0, 2, 42000).open()
+
+
+def test_one_state_for_all_is_restored_by_fewer_ranks_in_the_same_attempt(store):
+    for ranks, port, begins, step in ((3, 41000, 0, 4), (2, 42000, 4, 6)):
+        place = Place(0, ranks, port, is_elastic=True)
+        with open_session(store, place=place, admit=False) as session:
+            session._ranks.agree = lambda _: True  # the others are not here
+            state = session.restore(default={"step": 0, "weights": np.zeros(3)})
+            assert state["step"] == begins
+            session.save(step, {"step": step, "weights": np.full(3, step)})
+    assert commits_of(store, LINEAGE) == [ref(1, 6), ref(1, 4)]
+    assert read_manifest(store, ref(1, 6)).restored == ref(1, 4), "of the same attempt"
+
+
+@pytest.mark.parametrize(("restarts", "recorded"), [("0", False), ("3", False), ("4", True)])
+def test_an_error_after_which_torchrun_starts_again_is_no_crash_of_the_attempt(store, restarts, recorded):
+    environ = {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": restarts}
+    with pytest.raises(RuntimeError), open_session(store, environ=environ, admit=False):
+        raise RuntimeError("connection closed by peer")
+    key = RunLayout(claim_of(1, None).run).attempt_crash(claim_of(1, None).step, 1)
+    assert (key in store.objects) is recorded
