@@ -1,5 +1,8 @@
 """Plans and resumes runs from storage alone."""
 
+from tiphys_controller.change import Change
+from tiphys_controller.drifting import Difference, in_words
+from tiphys_controller.forking import Forked, fork
 from tiphys_controller.inspecting import RunDetail, RunSummary, describe, runs_table
 from tiphys_controller.once import start_once
 from tiphys_controller.phase import Phase
@@ -11,7 +14,10 @@ from tiphys_controller.submitter import ADDRESS, ClusterSubmitter, LiveWorkflow,
 __all__ = [
     "ADDRESS",
     "API_VERSION",
+    "Change",
     "ClusterSubmitter",
+    "Difference",
+    "Forked",
     "ItemReport",
     "LiveWorkflow",
     "Phase",
@@ -24,6 +30,8 @@ __all__ = [
     "StepReport",
     "Submitter",
     "describe",
+    "fork",
+    "in_words",
     "is_known",
     "plan_run",
     "resume",

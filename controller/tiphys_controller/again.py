@@ -11,8 +11,7 @@ def renewed(pipeline: CompiledPipeline, wanted: Iterable[str]) -> Mapping[str, s
     """``wanted`` tasks and all behind them, in the order of the DAG, each with the reason.
 
     Raises:
-        UsageError: there is no such task; or a training would be begun anew whose
-            checkpoints lie on a volume, where only its program chooses.
+        UsageError: there is no such task.
     """
     roots = list(dict.fromkeys(wanted))
     if not roots:
@@ -26,10 +25,18 @@ def renewed(pipeline: CompiledPipeline, wanted: Iterable[str]) -> Mapping[str, s
     for name, task in graph.tasks.items():
         if name not in found and (before := sorted(task.needs & found.keys(), key=graph.position.__getitem__)):
             found[name] = f"depends on {before[0]}, which is asked to run again"
-    for name in found:
+    return {name: found[name] for name in graph.tasks if name in found}
+
+
+def check_volumes(pipeline: CompiledPipeline, names: Iterable[str]) -> None:
+    """Refuse to begin trainings anew within their run where only their programs choose what to go on from.
+
+    Raises:
+        UsageError: the checkpoints of one of ``names`` lie on a volume.
+    """
+    for name in names:
         if volume := pipeline.volume(name):
             raise UsageError(
                 f"{name} would start again from the beginning, but its checkpoints lie on the volume {volume}, where "
                 "its program goes on from the newest one; `tiphys fork` gives it a lineage of its own"
             )
-    return {name: found[name] for name in graph.tasks if name in found}

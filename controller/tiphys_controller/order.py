@@ -8,14 +8,18 @@ from tiphys_controller.turns import Turn
 
 
 class Order(NamedTuple):
-    """``again`` are steps to run again, ``key`` is the digest of an idempotency key; both may be empty."""
+    """``again`` are steps to run again, ``key`` is the digest of an idempotency key; both may be empty.
+
+    ``workflow`` is the digest of another Workflow to go on with; None for none.
+    """
 
     again: tuple[str, ...] = ()
     key: str = ""
+    workflow: str | None = None
 
     def is_met_by(self, claimed: SubmissionClaim) -> bool:
         """Whether a submission does what is asked; who asks for nothing but a resume is content with any."""
-        return not self.again or self.again == claimed.again
+        return self.again in ((), claimed.again) and self.workflow in (None, claimed.workflow)
 
     def check(self, turn: Turn, force: bool) -> Turn:
         """``turn``, if the submission that it is to send says what is asked; with ``force`` else the number behind it.
@@ -32,5 +36,6 @@ class Order(NamedTuple):
             return Turn(claimed.submission + 1, claimed.namespace)
         raise ConflictError(
             f"submission {claimed.submission} of run {claimed.run} was claimed and never sent, and it is to run "
-            f"{', '.join(claimed.steps)}; `tiphys resume {claimed.run}` sends it, --force passes it over"
+            f"{', '.join(claimed.steps)} and not what is asked now; `tiphys resume {claimed.run}` sends it, "
+            "--force passes it over"
         )

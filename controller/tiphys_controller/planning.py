@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest
+from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.store import Store, Submission
 from tiphys_controller.again import renewed
+from tiphys_controller.change import Change
 from tiphys_controller.draft import Action
+from tiphys_controller.drifting import Difference
 from tiphys_controller.observe import RunState, observe, with_ends
 from tiphys_controller.plan import Plan, plan
 
@@ -26,6 +28,8 @@ class Planned(NamedTuple):
     """Steps that were asked to run again, by whoever asks now or by a claim that nobody has carried out yet."""
     fresh: tuple[str, ...] = ()
     """Those, and all that hang on them: results from before do not count for them."""
+    drift: tuple[Difference, ...] = ()
+    """What differs between the Workflow of the last submission and what shall go on."""
 
     @property
     def last(self) -> Submission | None:
@@ -33,31 +37,35 @@ class Planned(NamedTuple):
         return self.state.submissions[-1] if self.state.submissions else None
 
 
-def planned(store: Store, run: str, again: Sequence[str] = (), workflow: Manifest | None = None) -> Planned:
+def planned(
+    store: Store, run: str, again: Sequence[str] = (), change: Change | None = None, forking: bool = False
+) -> Planned:
     """Plan a run.
 
     Args:
         store: Where the run is kept.
         run: Its name.
         again: Steps that shall run again, with all behind them, although they are done.
-        workflow: What to go on with; None: what its last submission was made of.
+        change: Another Workflow to go on with; None: what its last submission was made of.
+        forking: What is asked is asked of another run that begins with this one.
 
     Raises:
         NotFoundError: there is no such run.
-        UsageError: Tiphys did not compile its Workflow, or it has no such step.
+        UsageError: Tiphys did not compile its Workflow, it has no such step, or the other Workflow is not for it.
         IntegrityError: a record is damaged.
     """
     begin = time.monotonic()
     state = observe(store, run)
     try:
-        pipeline = CompiledPipeline.from_manifest(workflow or state.workflow)
-        roots = again or _not_carried_out(state)
-        fresh = renewed(pipeline, roots)
-        state, decided = _decided(store, pipeline, replace(state, renewed=fresh))
+        before = CompiledPipeline.from_manifest(state.workflow)
+        after, drift, outdated = (before, (), {}) if change is None else change.compare(before, run, forking)
+        roots = again or (() if forking else _not_carried_out(state))
+        fresh = renewed(after, roots)
+        state, decided = _decided(store, after, replace(state, renewed={**outdated, **fresh}))
         _check(decided, roots)
     except UsageError as error:
         raise UsageError(f"run {run} cannot be planned: {error}") from error
-    return Planned(pipeline, state, decided, time.monotonic() - begin, tuple(roots), tuple(fresh))
+    return Planned(after, state, decided, time.monotonic() - begin, tuple(roots), tuple(fresh), drift)
 
 
 def _not_carried_out(state: RunState) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """A plan for people and scripts: a stable document, apart from the types that make the decision."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -7,6 +8,7 @@ from pydantic import ConfigDict, Field
 from tiphys.records import Record
 from tiphys.store import Store
 from tiphys_controller.draft import TaskPlan
+from tiphys_controller.drifting import Difference
 from tiphys_controller.planning import Planned, planned
 
 API_VERSION = "tiphys.dev/v1alpha1"
@@ -48,6 +50,8 @@ class PlanReport(Document):
     store: str
     submissions: int
     steps: tuple[StepReport, ...]
+    drift: tuple[Difference, ...] = Field(default=(), exclude_if=lambda drift: not drift)
+    """What differs from the last submission, where something else shall go on."""
     requests: int
     """Requests to storage; a listing counts as one."""
     seconds: float
@@ -58,15 +62,15 @@ class PlanReport(Document):
         return tuple(step.name for step in self.steps if step.decision == "run")
 
 
-def plan_run(store: Store, run: str) -> PlanReport:
-    """Plan a run and write nothing.
+def plan_run(store: Store, run: str, again: Sequence[str] = ()) -> PlanReport:
+    """Plan a run and write nothing. ``again`` are steps that shall run again although they are done.
 
     Raises:
         NotFoundError: there is no such run.
-        UsageError: Tiphys did not compile its Workflow.
+        UsageError: Tiphys did not compile its Workflow, or it has no such step.
         IntegrityError: a record is damaged.
     """
-    return report_of(planned(store, run), store.url)
+    return report_of(planned(store, run, again), store.url)
 
 
 def report_of(found: Planned, url: str) -> PlanReport:
@@ -77,6 +81,7 @@ def report_of(found: Planned, url: str) -> PlanReport:
         store=url,
         submissions=len(found.state.submissions),
         steps=tuple(_step(found, task) for task in found.plan.tasks),
+        drift=found.drift,
         requests=found.state.requests,
         seconds=found.seconds,
     )

@@ -8,6 +8,9 @@ from tiphys.faults import failpoint
 from tiphys.protocol.pipeline import Manifest
 from tiphys.records import Event, Outcome, SubmissionClaim, SubmissionKind
 from tiphys.store import RunLayout, Store, append_events, claim
+from tiphys_controller.again import check_volumes
+from tiphys_controller.change import Change, workflow_record
+from tiphys_controller.drifting import gate, in_words
 from tiphys_controller.fencing import fence
 from tiphys_controller.identity import Identity, workflow_name
 from tiphys_controller.keys import key_digest
@@ -44,6 +47,7 @@ def resume(
     namespace: str = "",
     again: Sequence[str] = (),
     key: str = "",
+    change: Change | None = None,
 ) -> Resumed:
     """Submit what is missing of a run, once.
 
@@ -60,24 +64,44 @@ def resume(
             empty: as recorded.
         again: Steps that run again although they are done, and with them all that hang on them.
         key: Idempotency key: calls under one key make one submission, and all answer it.
+        change: Another Workflow to go on with; None: what the last submission was made of.
 
     Raises:
         NotFoundError: there is no such run.
         UsageError: the run cannot be pruned, and why; there is no such step; the key is not valid.
-        ConflictError: it is still running, or somebody else resumes it.
+        ConflictError: it is still running, or somebody else resumes it, or something has changed that may not.
         IntegrityError: a record is damaged.
     """
-    order = Order(tuple(again), key_digest(key) if key else "")
-    found = planned(store, run, again)
+    found = planned(store, run, again, change)
+    check_volumes(found.pipeline, found.fresh)
+    order = Order(tuple(again), key_digest(key) if key else "", _other_workflow(found, change))
     if done := _done_before(store, found, order):
         return done
     try:
-        return _resume(store, submitter, found, order, force, dry_run, namespace)
+        return _resume(store, submitter, found, _Asked(order, change, force, dry_run, namespace))
     except ConflictError:
         # Somebody with the same key may have been a moment faster.
         if order.key and (done := _done_before(store, planned(store, run), order)):
             return done
         raise
+
+
+class _Asked(NamedTuple):
+    """All that a resume is told beside the run."""
+
+    order: Order
+    change: Change | None
+    force: bool
+    dry_run: bool
+    namespace: str
+
+
+def _other_workflow(found: Planned, change: Change | None) -> str | None:
+    """Digest of the Workflow to go on with, empty for that of ``run.json``; None where nobody gave one."""
+    if change is None:
+        return None
+    wanted = workflow_record(found.state.record, change.workflow).digest
+    return "" if wanted == found.state.record.digest else wanted
 
 
 def _done_before(store: Store, found: Planned, order: Order) -> Resumed | None:
@@ -92,26 +116,29 @@ def _done_before(store: Store, found: Planned, order: Order) -> Resumed | None:
     return None
 
 
-def _resume(
-    store: Store, submitter: Submitter, found: Planned, order: Order, force: bool, dry_run: bool, namespace: str
-) -> Resumed:
-    run = found.state.record.run
+def _resume(store: Store, submitter: Submitter, found: Planned, asked: _Asked) -> Resumed:
+    run, order = found.state.record.run, asked.order
     if not found.plan.running:
         return Resumed(run, report_of(found, store.url))
     # What cannot be pruned must be refused before anything is written.
     _pruned(store, found, Turn(len(found.state.submissions) + 1, "default"))
-    if dry_run:
+    if asked.dry_run:
         return Resumed(run, report_of(found, store.url))
+    gate(found.drift, run, forking=False)
     if recovered := _recover(store, submitter, found, order):
         number = found.state.submissions[-1].claim.submission
         return Resumed(run, report_of(found, store.url), number, recovered.name, recovered.uid)
-    turn = _take_turn(store, submitter, found, order, force, namespace)
+    turn = _take_turn(store, submitter, found, asked)
     fenced = fence(store, run, found.state.unfinished)
     failpoint("resume.after_fence")
     if any(end.outcome is Outcome.DONE for end in fenced):
-        found = planned(store, run, order.again)
+        found = planned(store, run, order.again, asked.change)
         if not found.plan.running:
             return Resumed(run, report_of(found, store.url))
+    if asked.change is not None and order.workflow:
+        record = workflow_record(found.state.record, asked.change.workflow)
+        claim(store, RunLayout(run).workflow(record.digest), record)
+        failpoint("resume.after_workflow")
     claimed = turn.claimed or _claim(store, submitter, found, order, turn)
     live = send(store, submitter, claimed, _pruned(store, found, turn), "resume")
     taken = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is Outcome.FENCED)
@@ -133,11 +160,12 @@ def _recover(store: Store, submitter: Submitter, found: Planned, order: Order) -
     return live if live and live.running and order.is_met_by(last.claim) else None
 
 
-def _take_turn(store: Store, submitter: Submitter, found: Planned, order: Order, force: bool, namespace: str) -> Turn:
+def _take_turn(store: Store, submitter: Submitter, found: Planned, asked: _Asked) -> Turn:
     last = found.last
     live = submitter.find(*place(last)) if last else None
     recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
-    turn = order.check(next_turn(last, live, submitter.cluster, namespace or recorded, force), force)
+    turn = next_turn(last, live, submitter.cluster, asked.namespace or recorded, asked.force)
+    turn = asked.order.check(turn, asked.force)
     if turn.claimed is None:
         check_free(store, submitter, turn.namespace, found.state.record.run, turn.submission)
     return turn
@@ -162,7 +190,7 @@ def _claim(store: Store, submitter: Submitter, found: Planned, order: Order, tur
         steps=found.plan.running,
         again=found.again,
         fresh_since={**since, **dict.fromkeys(found.fresh, turn.submission)},
-        workflow=before.workflow if before else "",
+        workflow=order.workflow if order.workflow is not None else before.workflow if before else "",
         key=order.key,
     )
     held, won = claim(store, RunLayout(run).submission(turn.submission), wanted)
@@ -180,6 +208,8 @@ def _event(found: Planned, claimed: SubmissionClaim, live: LiveWorkflow, fenced:
     message = f"submission {claimed.submission} runs {', '.join(running)}"
     if skipped:
         message += f"; finished before: {', '.join(skipped)}"
+    if found.drift:
+        message += f"; changed: {', '.join(dict.fromkeys(one.drift.value for one in found.drift))}"
     if claimed.again:
         message += f"; asked to run again: {', '.join(claimed.again)}"
     data = {
@@ -189,5 +219,6 @@ def _event(found: Planned, claimed: SubmissionClaim, live: LiveWorkflow, fenced:
         "skipped": skipped,
         "fenced": list(fenced),
         "again": list(claimed.again),
+        "drift": [in_words(one) for one in found.drift],
     }
     return Event(name="run.resumed", message=message, data=data)

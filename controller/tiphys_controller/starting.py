@@ -119,7 +119,7 @@ def candidate_names(pipeline: CompiledPipeline, run: str | None, suffix: Callabl
     Raises:
         UsageError: the name is not valid, or not the one that the pipeline makes.
     """
-    run = _authored_name(pipeline, run) or run
+    run = authored_name(pipeline, run) or run
     for _ in range(1 if run else _NAME_ATTEMPTS):
         yield check_run(run or f"{pipeline.name[:_LONGEST_PIPELINE].rstrip('-.')}-{suffix()}")
 
@@ -172,7 +172,7 @@ def _recorded(
     )
 
 
-def _authored_name(pipeline: CompiledPipeline, wanted: str | None) -> str:
+def authored_name(pipeline: CompiledPipeline, wanted: str | None) -> str:
     """The name that the author's ``run_name`` makes, which the plugin gets from Argo, too; empty without one."""
     known = {f"workflow.parameters.{name}": value for name, value in parameters_of(pipeline.manifest).items()}
     text = substitute(pipeline.run_name, known.get)

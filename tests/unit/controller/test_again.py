@@ -120,7 +120,7 @@ def test_a_number_that_was_claimed_for_something_else_is_not_sent_for_this(
     with dying_at("resume.after_claim"):
         resume(store, submitter, RUN, again=["aside"])
 
-    with pytest.raises(ConflictError, match=r"submission 2 .* never sent, and it is to run aside; .*--force passes"):
+    with pytest.raises(ConflictError, match=r"submission 2 .* never sent, and it is to run aside and .*--force passes"):
         resume(store, submitter, RUN, again=["fit"])
 
     assert resume(store, submitter, RUN, again=["fit"], force=True).submission == 3

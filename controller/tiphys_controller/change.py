@@ -1,0 +1,49 @@
+"""Another Workflow that a run shall go on with, because somebody changed its code."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tiphys.errors import UsageError
+from tiphys.protocol.drift import drift_policy_of, overridden
+from tiphys.protocol.pipeline import CompiledPipeline, Manifest
+from tiphys.records import RunRecord, WorkflowRecord, digest
+from tiphys_controller.drifting import Difference, changed, differences
+from tiphys_controller.identity import Identity, identified, workflow_name
+from tiphys_controller.starting import authored_name, code_version, own_parameters
+
+
+class Change(NamedTuple):
+    """``workflow`` is compiled, with its parameters; ``drift`` are actions in place of the run's own, by class."""
+
+    workflow: Manifest
+    drift: Mapping[str, str] = {}
+
+    def compare(
+        self, before: CompiledPipeline, run: str, forking: bool = False
+    ) -> tuple[CompiledPipeline, tuple[Difference, ...], Mapping[str, str]]:
+        """The new pipeline, what differs, and the steps whose results may not stand any more, each with the reason.
+
+        Raises:
+            UsageError: it is another pipeline, for another store, or would be a run of another name.
+        """
+        after = CompiledPipeline.from_manifest(self.workflow)
+        for what, old, new in (("pipeline", before.name, after.name), ("store", before.store, after.store)):
+            if old.rstrip("/") != new.rstrip("/"):
+                raise UsageError(f"run {run} is of the {what} {old}, and this Workflow of {new}; choose the right one")
+        if not forking:
+            authored_name(after, run)
+        found = differences(before, after, overridden(drift_policy_of(before.manifest), self.drift))
+        return after, found, changed(before, after, found)
+
+
+def workflow_record(record: RunRecord, manifest: Manifest) -> WorkflowRecord:
+    """``manifest`` as it is kept with the run of ``record``."""
+    namespace = (record.workflow.get("metadata") or {}).get("namespace") or "default"
+    workflow = identified(manifest, Identity(record.run, 1, workflow_name(record.run, 1), namespace))
+    return WorkflowRecord(
+        run=record.run,
+        workflow=workflow,
+        digest=digest(workflow),
+        parameters=own_parameters(workflow),
+        code_version=code_version(workflow),
+    )

@@ -1,0 +1,73 @@
+"""A new run that goes on from another one: with the results that still stand, and from its checkpoints.
+
+The fork is a whole Workflow. Its admit takes over, by step key, what the parent
+or a run before it has finished, so that nothing has to be decided here about
+code or parameters that have changed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tiphys.protocol.pipeline import CompiledPipeline
+from tiphys.store import Store
+from tiphys_controller.change import Change
+from tiphys_controller.drifting import Difference, gate
+from tiphys_controller.planning import planned
+from tiphys_controller.report import PlanReport, report_of
+from tiphys_controller.starting import Origin, Started, begin, random_suffix
+from tiphys_controller.submitter import Submitter
+
+
+class Forked(NamedTuple):
+    """A new run. ``started`` is None after a dry run.
+
+    ``plan`` is that of the parent with what was asked: what it skips is taken
+    over, and of what it runs everything whose step key is the same.
+    """
+
+    plan: PlanReport
+    drift: tuple[Difference, ...]
+    started: Started | None = None
+
+
+def fork(
+    store: Store,
+    submitter: Submitter,
+    parent: str,
+    run: str | None = None,
+    namespace: str = "",
+    again: Sequence[str] = (),
+    change: Change | None = None,
+    dry_run: bool = False,
+    suffix: Callable[[], str] = random_suffix,
+) -> Forked:
+    """Begin a run that takes over what ``parent`` has finished, and trains on from its checkpoints.
+
+    Args:
+        store: Where both runs are kept.
+        submitter: Where the Workflow goes.
+        parent: The run to go on from; it may be running, and is left alone.
+        run: Name of the new run; None: as `tiphys_controller.start` makes one.
+        namespace: Namespace of the Workflow; empty: that of the parent.
+        again: Steps that take over nothing, and with them all that hang on them.
+        change: Another Workflow, with other code or parameters; None: what the
+            last submission of the parent was made of.
+        dry_run: Plan, and write nothing.
+        suffix: Gives the random part of a name.
+
+    Raises:
+        NotFoundError: there is no such run.
+        UsageError: there is no such step, or the Workflow is of another pipeline.
+        ConflictError: the new name is taken, or something has changed that may not.
+        IntegrityError: a record is damaged.
+    """
+    found = planned(store, parent, again, change, forking=True)
+    report = report_of(found, store.url)
+    if dry_run:
+        return Forked(report, found.drift)
+    gate(found.drift, parent, forking=True)
+    recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
+    fresh = tuple(name for name in found.fresh if name in found.pipeline.steps)
+    pipeline = CompiledPipeline.from_manifest(found.pipeline.manifest)
+    started = begin(store, submitter, pipeline, run, namespace or recorded, suffix, Origin(parent=parent, fresh=fresh))
+    return Forked(report, found.drift, started)
