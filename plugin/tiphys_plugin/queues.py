@@ -346,6 +346,11 @@ class Queues(BaseModel):
         return {}
 
     @cached_property
+    def terms(self) -> dict[tuple[object, ...], object]:
+        """What requests meet under these queues, as it was found; see `ledger.terms`."""
+        return {}
+
+    @cached_property
     def emptied(self) -> Free | None:
         """All of the nodes, as if nobody used them; to look at."""
         return None if self.fleet is None else Free(self.fleet, cordoned_too=True)

@@ -12,21 +12,13 @@ question costs no more where there are more leases, because they are summed.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.model import Lease, LeaseRequest
-from tiphys_plugin.placement import Ask, Free, Gang, Placement, Unplaceable, place
+from tiphys_plugin.ledger.terms import Limit, Source, gang, terms_of
+from tiphys_plugin.placement import Free, Placement, Unplaceable, place
 from tiphys_plugin.queues import Queue, Queues
-
-
-class Limit(NamedTuple):
-    """Something that can be used up: the quota of a queue, what a cohort lends, the GPUs of a type."""
-
-    kind: str
-    name: str
-    pool: str = ""
 
 
 class Hold(NamedTuple):
@@ -131,12 +123,15 @@ class Capacity:
 
     def unused(self, request: LeaseRequest, pool: str) -> float:
         """GPUs of the inventory that no lease holds and the request could get; infinite without an inventory."""
+        return self._unused(pools.gpu_type(request, pool), pools.existing(self.queues, request, pool))
+
+    def _unused(self, wanted: str | None, existing: float) -> float:
+        """The same for GPUs of one kind, or any, of which so many exist."""
         if self.queues.stock is None:
             return math.inf
-        wanted = pools.gpu_type(request, pool)
         everything = self._of_type.total()
         of_type = everything if wanted is None else self._of_type[wanted] + self._astray(wanted)
-        return min(pools.existing(self.queues, request, pool) - of_type, self.queues.existing - everything)
+        return min(existing - of_type, self.queues.existing - everything)
 
     def _astray(self, kind: str) -> int:
         """GPUs that may be of a flavor or not: theirs is gone, or had not been declared when they were given."""
@@ -167,7 +162,8 @@ class Capacity:
         def rank(pool: str) -> tuple[bool, int, str]:
             return self.left(queue, pool) < request.gpus, self.room(queue, pool), pool
 
-        found = [pool for pool in pools.of(self.queues, queue, request) if self._serves(queue, request, pool)]
+        sources = terms_of(self.queues, queue, request).sources
+        found = [one.pool for one in sources if self._serves(queue, request.gpus, one)]
         if len(found) < 2:
             return found
         if self.queues.flavors:
@@ -176,13 +172,14 @@ class Capacity:
 
     def fits(self, queue: Queue, request: LeaseRequest) -> bool:
         """Whether one of its pools could serve the request now."""
-        return any(self._serves(queue, request, pool) for pool in pools.of(self.queues, queue, request))
+        sources = terms_of(self.queues, queue, request).sources
+        return any(self._serves(queue, request.gpus, one) for one in sources)
 
     def short_of(self, queue: Queue, request: LeaseRequest) -> frozenset[Limit]:
         """The limits that keep the request from every one of its pools; empty if one of them serves it."""
         short: set[Limit] = set()
-        for pool in pools.of(self.queues, queue, request):
-            missing = self._missing(queue, request, pool)
+        for one in terms_of(self.queues, queue, request).sources:
+            missing = self._missing(queue, request.gpus, one)
             if not missing:
                 return frozenset()
             short |= missing
@@ -190,36 +187,28 @@ class Capacity:
 
     def draws_on(self, queue: Queue, request: LeaseRequest, pool: str) -> frozenset[Limit]:
         """The limits that a lease of ``pool`` would bring nearer."""
-        limits = {Limit("queue", queue.name, pool), *self._types(request, pool)}
-        if queue.cohort is not None and self.held(queue, pool) + request.gpus > queue.keeps(pool):
-            limits.add(Limit("cohort", queue.cohort, pool))
-        return frozenset(limits)
+        source = next(one for one in terms_of(self.queues, queue, request).sources if one.pool == pool)
+        borrows = queue.cohort is not None and self.held(queue, pool) + request.gpus > queue.keeps(pool)
+        return source.borrowed if borrows else source.own
 
-    def _serves(self, queue: Queue, request: LeaseRequest, pool: str) -> bool:
+    def _serves(self, queue: Queue, gpus: int, source: Source) -> bool:
         """Whether nothing is `_missing`."""
-        if self.room(queue, pool) < request.gpus or self.unused(request, pool) < request.gpus:
+        if self.room(queue, source.pool) < gpus or self._unused(source.kind, source.existing) < gpus:
             return False
-        return not self._has_no_place(request, pool)
+        return not self._has_no_place(source)
 
-    def _missing(self, queue: Queue, request: LeaseRequest, pool: str) -> set[Limit]:
+    def _missing(self, queue: Queue, gpus: int, source: Source) -> set[Limit]:
         missing: set[Limit] = set()
-        if request.gpus > queue.ceiling(pool) - self.held(queue, pool):
-            missing.add(Limit("queue", queue.name, pool))
-        elif queue.cohort is not None and self.room(queue, pool) < request.gpus:
-            missing.add(Limit("cohort", queue.cohort, pool))
-        if self.unused(request, pool) < request.gpus or (not missing and self._has_no_place(request, pool)):
-            missing |= self._types(request, pool)
+        if gpus > queue.ceiling(source.pool) - self.held(queue, source.pool):
+            missing.add(Limit("queue", queue.name, source.pool))
+        elif queue.cohort is not None and self.room(queue, source.pool) < gpus:
+            missing.add(Limit("cohort", queue.cohort, source.pool))
+        if self._unused(source.kind, source.existing) < gpus or (not missing and self._has_no_place(source)):
+            missing |= source.types
         return missing
 
-    def _has_no_place(self, request: LeaseRequest, pool: str) -> bool:
-        return self._free is not None and isinstance(self.place(request, pool), Unplaceable)
-
-    def _types(self, request: LeaseRequest, pool: str) -> set[Limit]:
-        if self.queues.stock is None:
-            return set()
-        wanted = pools.gpu_type(request, pool)
-        types = [wanted] if wanted else pools.fitting_types(self.queues, request)
-        return {Limit("type", name) for name in types}
+    def _has_no_place(self, source: Source) -> bool:
+        return self._free is not None and isinstance(place(self._free, source.gang, self.queues.placing), Unplaceable)
 
     def _hold(self, gpus: int, queue_name: str, asked_type: str | None, pool: str) -> Hold:
         pool_today = pools.pool_of(self.queues, queue_name, asked_type, pool)
@@ -236,17 +225,6 @@ class Capacity:
         if hold.cohort is not None:
             borrowed = max(0, before + gpus - hold.keeps) - max(0, before - hold.keeps)
             self._borrowed[hold.cohort, hold.pool] += borrowed
-
-
-def gang(request: LeaseRequest, pool: str) -> Gang:
-    """What the nodes are asked for."""
-    each, kind = request.gpus // request.members, pools.gpu_type(request, pool)
-    return _gang(each, kind, request.min_gpu_memory_mb, request.members, request.tensor_parallel)
-
-
-@lru_cache(maxsize=4096)
-def _gang(gpus: int, gpu_type: str | None, memory_mb: int | None, members: int, tensor_parallel: int) -> Gang:
-    return Gang(Ask(gpus, gpu_type, memory_mb), members, tensor_parallel)
 
 
 def _placed(lease: Lease) -> Placement:

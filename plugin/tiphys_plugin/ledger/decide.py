@@ -10,15 +10,18 @@ What can never be had is rejected at once. Whether the rest is admitted follows
 from its turn in the line (`tiphys_plugin.ledger.line`); here it is put in words.
 """
 
-from collections.abc import Iterable, Iterator
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
+from operator import attrgetter
+from typing import NamedTuple
 
 from tiphys_plugin.ledger import pools
 from tiphys_plugin.ledger.attained import place_in_queue
-from tiphys_plugin.ledger.capacity import Capacity, gang
-from tiphys_plugin.ledger.line import Alike, alike_of, turn
+from tiphys_plugin.ledger.capacity import Capacity
+from tiphys_plugin.ledger.latest import Latest
+from tiphys_plugin.ledger.line import turn
 from tiphys_plugin.ledger.model import (
     Admission,
     Admitted,
@@ -31,8 +34,8 @@ from tiphys_plugin.ledger.model import (
     Waiting,
 )
 from tiphys_plugin.ledger.reservation import Reservation
-from tiphys_plugin.ledger.same import Same
 from tiphys_plugin.ledger.shares import Consumed
+from tiphys_plugin.ledger.terms import Alike, alike_of, gang
 from tiphys_plugin.ledger.verdict import Seen, Turn
 from tiphys_plugin.ledger.words import called, waiting_for
 from tiphys_plugin.placement import Unplaceable, place
@@ -67,7 +70,8 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
         why = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
         return _wait(state.waiting, request, arrival, Reason.QUEUE_STOPPED, why, queue)
     mine = Waiting(request, arrival, since=now, seen_at=now)
-    line = sorted((*_hopeful(state.queues, state.waiting), mine), key=lambda one: one.arrival)
+    line = list(_hopeful(state.queues, state.waiting))
+    insort(line, mine, key=attrgetter("arrival"))
     seen = turn(state.queues, state.leases, state.history, line, arrival, now)
     if seen.pool is not None:
         return Admitted(lease="", pool=seen.pool, nodes=seen.nodes)
@@ -98,29 +102,35 @@ def _hopeful(queues: Queues, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...
     """Those whom the nodes of today could serve: nobody else is held up by who waits for nodes to come."""
     if not queues.changing:
         return waiting
-    hopeless = _hopeless(_Line(queues, [one.request for one in waiting]))
-    return tuple(one for place, one in enumerate(waiting) if place not in hopeless) if hopeless else waiting
+    requests = [one.request for one in waiting]
+    known = _latest.find(lambda one: one.queues is queues and one.requests == requests)
+    if known is None:
+        known = _latest.remember(_Hopeless(queues, requests, _hopeless(queues, requests)))
+    return tuple(one for place, one in enumerate(waiting) if place not in known.places) if known.places else waiting
 
 
-class _Line(Same):
-    def __init__(self, queues: Queues, requests: list[LeaseRequest]) -> None:
-        super().__init__((queues,), requests)
-        self.queues, self.requests = queues, requests
-
-
-@lru_cache(maxsize=2)
-def _hopeless(line: _Line) -> frozenset[int]:
+class _Hopeless(NamedTuple):
     """Places in the line of those who want more than all nodes together could give them."""
+
+    queues: Queues
+    requests: list[LeaseRequest]
+    places: frozenset[int]
+
+
+_latest: Latest[_Hopeless] = Latest(2)
+
+
+def _hopeless(queues: Queues, requests: Sequence[LeaseRequest]) -> frozenset[int]:
     found: dict[Alike, bool] = {}
 
     def is_hopeless(request: LeaseRequest) -> bool:
         alike = alike_of(request)
         if alike not in found:
-            queue = line.queues.find(request.queue)
-            found[alike] = queue is not None and _reject(line.queues, queue, request) is not None
+            queue = queues.find(request.queue)
+            found[alike] = queue is not None and _reject(queues, queue, request) is not None
         return found[alike]
 
-    return frozenset(place for place, request in enumerate(line.requests) if is_hopeless(request))
+    return frozenset(place for place, request in enumerate(requests) if is_hopeless(request))
 
 
 def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:

@@ -19,25 +19,25 @@ it: its wait is bounded by what runs, and by what is before it in the line.
 import heapq
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import ceil, inf
 
 from tiphys_plugin.ledger import pools
-from tiphys_plugin.ledger.attained import Place, place_in_queue
-from tiphys_plugin.ledger.capacity import Hold, Limit
+from tiphys_plugin.ledger.capacity import Hold
+from tiphys_plugin.ledger.lines import Entry, Lines, lines_of
 from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
 from tiphys_plugin.ledger.reservation import Reservation, Scope, first_fit
-from tiphys_plugin.ledger.same import Same
 from tiphys_plugin.ledger.shares import Consumed, Shares
 from tiphys_plugin.ledger.standing import End, Standing, end_of, end_time, standing
+from tiphys_plugin.ledger.terms import Limit, Terms, terms_of
 from tiphys_plugin.ledger.verdict import Look, Rank, Seen, Start, Turn, Verdict
 from tiphys_plugin.queues import Queue, Queues
 
-Alike = tuple[str, str | None, int, int, int, int | None, str]
-"""All of a request that decides whether it fits."""
+_FIRST_OF_ALL: Rank = (False, False, 0, 0.0, 0)
+_HOPEFUL: tuple[float, Verdict | None] = (inf, None)
 
 
 def turn(
@@ -54,7 +54,8 @@ def turn(
     what ends until then it is not known when it ends, and what starts is taken to
     start then. So nobody is promised too much, and one look answers all of them.
     """
-    return _look(_Question(queues, leases, history, waiting, ceil(now.timestamp()))).turn(arrival)
+    known, lines = standing(queues, leases, history), lines_of(queues, waiting)
+    return _look(known, lines, ceil(now.timestamp())).turn(arrival)
 
 
 def admissible(
@@ -64,31 +65,12 @@ def admissible(
 
     Requests that their queue could never serve must not be among them.
     """
-    return list(_Walk(queues, standing(queues, leases, history), now).look(waiting).starts)
-
-
-class _Question(Same):
-    """Signs of life do not matter to the answer, so those who wait are told by what they asked."""
-
-    def __init__(
-        self,
-        queues: Queues,
-        leases: Sequence[Lease],
-        history: Sequence[Consumed],
-        waiting: Sequence[Waiting],
-        second: int,
-    ) -> None:
-        asked = [one.request for one in waiting]
-        super().__init__((queues,), leases, history, asked, values=(second, tuple(one.arrival for one in waiting)))
-        self.book = (queues, leases, history)
-        self.waiting = waiting
-        self.now = datetime.fromtimestamp(second, UTC)
+    return list(_Walk(standing(queues, leases, history), now).look(Lines(queues, list(waiting))).starts)
 
 
 @lru_cache(maxsize=4)
-def _look(question: _Question) -> Look:
-    queues, _, _ = question.book
-    return _Walk(queues, standing(*question.book), question.now).look(question.waiting)
+def _look(known: Standing, lines: Lines, second: int) -> Look:
+    return _Walk(known, datetime.fromtimestamp(second, UTC)).look(lines)
 
 
 class _Walk:
@@ -98,15 +80,16 @@ class _Walk:
     line of thousands costs little more than its starts.
     """
 
-    def __init__(self, queues: Queues, known: Standing, now: datetime) -> None:
-        self._queues = queues
+    def __init__(self, known: Standing, now: datetime) -> None:
+        self._queues = known.queues
         self._now = now
         self._known = known
         self._capacity = known.held.copy()
-        self._shares = Shares(queues, known.means, now)
+        self._shares = Shares(known.queues, known.means, now)
         self._started_ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
-        self._hopeless: dict[Alike, tuple[float, Verdict]] = {}
-        self._borrows: dict[Alike, bool] = {}
+        self._hopeless: dict[Terms, tuple[float, Verdict]] = {}
+        """What holds for all of these terms that take longer than so many seconds."""
+        self._borrows: dict[Terms, bool] = {}
         self._share: dict[str, float] = {}
         self._reserved: list[Reservation] = []
         """The one that can spare least of what is kept for it comes first."""
@@ -114,43 +97,38 @@ class _Walk:
         self._first: set[int] = set()
         """Arrivals of those who go before all others, see `_go_first`."""
 
-    def look(self, waiting: Iterable[Waiting]) -> Look:
-        for rank, queue, one in self._in_order(waiting):
-            self._seen.append(Seen(rank, one, self._judge(queue, one)))
+    def look(self, lines: Lines) -> Look:
+        for rank, queue, one in self._in_order(lines):
+            self._seen.append(Seen(rank, one.waiting, self._judge(queue, one)))
         return Look(tuple(self._seen), self._known.held, self._wants)
 
-    def _in_order(self, waiting: Iterable[Waiting]) -> Iterator[tuple[Rank, Queue, Waiting]]:
+    def _in_order(self, lines: Lines) -> Iterator[tuple[Rank, Queue, Entry]]:
         """Everybody for whom there may be hope, each when nobody goes before it; starts in between are heeded."""
-        lines: dict[str, list[Waiting]] = defaultdict(list)
-        for one in waiting:
-            lines[one.request.queue].append(one)
-        heads: list[tuple[Rank, str, Queue, Iterator[Waiting], Waiting]] = []
+        heads: list[tuple[Rank, str, Queue, Iterator[Entry], Entry]] = []
 
-        def push(queue: Queue, rest: Iterator[Waiting], before: Rank) -> None:
+        def push(queue: Queue, rest: Iterator[Entry], before: Rank) -> None:
             for one in rest:
                 # Nobody goes before those of its own queue that have the better place there.
-                alike = alike_of(one.request)
-                before = max(before, self._rank(queue, one, alike))
-                if (verdict := self._known_verdict(one.request, alike)) is None:
+                before = max(before, self._rank(queue, one))
+                longer_than, verdict = self._hopeless.get(one.terms, _HOPEFUL)
+                if verdict is None or one.seconds <= longer_than:
                     heapq.heappush(heads, (before, queue.name, queue, rest, one))
                     return
-                self._seen.append(Seen(before, one, verdict))
+                self._seen.append(Seen(before, one.waiting, verdict))
 
-        for name, line in lines.items():
-            queue = self._queues.find(name)
-            if queue is not None and not queue.stopped:
-                self._first |= self._go_first(queue, line)
-                push(queue, iter(sorted(line, key=self._place_in(queue))), (False, False, 0, 0.0, 0))
+        for queue, line in lines:
+            push(queue, iter(self._promised_first(queue, line)), _FIRST_OF_ALL)
         while heads:
             rank, _, queue, rest, one = heapq.heappop(heads)
             yield rank, queue, one
             push(queue, rest, rank)
 
-    def _place_in(self, queue: Queue) -> Callable[[Waiting], tuple[bool, Place]]:
-        """Where one stands in the line of ``queue``."""
-        return lambda one: (one.arrival not in self._first, place_in_queue(queue, one.request, one.arrival))
+    def _promised_first(self, queue: Queue, line: Sequence[Entry]) -> Sequence[Entry]:
+        first = self._go_first(queue, line)
+        self._first |= first
+        return sorted(line, key=lambda one: one.waiting.arrival not in first) if first else line
 
-    def _go_first(self, queue: Queue, line: Sequence[Waiting]) -> set[int]:
+    def _go_first(self, queue: Queue, line: Sequence[Entry]) -> set[int]:
         """Those for whom somebody was asked to leave, and those that were before them when that was decided.
 
         For one of the latter others may have left a moment ago: what it has come
@@ -158,33 +136,26 @@ class _Walk:
         """
         if not self._known.promises:
             return set()
-        places = {one.arrival: place_in_queue(queue, one.request, one.arrival) for one in line}
-        promised = [one.arrival for one in line if self._known.is_promised(one.request)]
+        promised = [one for one in line if self._known.is_promised(one.waiting.request)]
         others = promised if queue.preempts else []
         before = [
-            arrival
-            for arrival, place in places.items()
-            if any(place < places[other] and arrival < other for other in others)
+            one
+            for one in line
+            if any(one.place < other.place and one.waiting.arrival < other.waiting.arrival for other in others)
         ]
-        return {*promised, *before}
+        return {one.waiting.arrival for one in (*promised, *before)}
 
-    def _rank(self, queue: Queue, one: Waiting, alike: Alike) -> Rank:
-        request = one.request
-        if (borrows := self._borrows.get(alike)) is None:
-            open_to = pools.of(self._queues, queue, request)
-            short = all(self._capacity.left(queue, pool) < request.gpus for pool in open_to)
-            borrows = self._borrows[alike] = queue.cohort is not None and short
+    def _rank(self, queue: Queue, one: Entry) -> Rank:
+        request, terms = one.waiting.request, one.terms
+        if (borrows := self._borrows.get(terms)) is None:
+            short = all(self._capacity.left(queue, source.pool) < request.gpus for source in terms.sources)
+            borrows = self._borrows[terms] = queue.cohort is not None and short
         if (share := self._share.get(queue.name)) is None:
             share = self._share[queue.name] = self._shares.of(queue, self._capacity)
-        return one.arrival not in self._first, borrows, -request.priority, share, one.arrival
+        return one.waiting.arrival not in self._first, borrows, -request.priority, share, one.waiting.arrival
 
-    def _known_verdict(self, request: LeaseRequest, alike: Alike) -> Verdict | None:
-        """What was found out about one like it, if that holds for as long as this one takes."""
-        known = self._hopeless.get(alike)
-        return known[1] if known is not None and _length(request) > known[0] else None
-
-    def _judge(self, queue: Queue, one: Waiting) -> Verdict:
-        request = one.request
+    def _judge(self, queue: Queue, one: Entry) -> Verdict:
+        request = one.waiting.request
         fitting = self._capacity.fitting(queue, request)
         if not fitting:
             return self._lacks(queue, one, self._capacity.short_of(queue, request))
@@ -197,14 +168,14 @@ class _Walk:
                 self._start(request, hold, end)
                 return Verdict(draws, pool, hold.placement.nodes if hold.placement is not None else ())
             held_up.append(delayed)
-        verdict = Verdict(self._wants(request), reserved=held_up[0])
-        self._hopeless[alike_of(request)] = max(map(self._leaves, held_up)), verdict
+        verdict = Verdict(one.terms.wants, reserved=held_up[0])
+        self._hopeless[one.terms] = max(map(self._leaves, held_up)), verdict
         return verdict
 
-    def _lacks(self, queue: Queue, one: Waiting, short: frozenset[Limit]) -> Verdict:
-        verdict = Verdict(short or self._wants(one.request))
-        self._hopeless[alike_of(one.request)] = -inf, verdict
-        return replace(verdict, start=self._reserve(queue, one, short)) if short else verdict
+    def _lacks(self, queue: Queue, one: Entry, short: frozenset[Limit]) -> Verdict:
+        verdict = Verdict(short or one.terms.wants)
+        self._hopeless[one.terms] = -inf, verdict
+        return replace(verdict, start=self._reserve(queue, one.waiting, short)) if short else verdict
 
     def _leaves(self, reservation: Reservation) -> float:
         """Seconds for which what is kept may still be used; none if it is not known when it is needed."""
@@ -249,21 +220,5 @@ class _Walk:
 
     def _wants(self, request: LeaseRequest) -> frozenset[Limit]:
         """All that it could lack, beside what leases hold."""
-        queue, held = self._queues.find(request.queue), self._known.held
-        if queue is None:
-            return frozenset()
-        open_to = pools.of(self._queues, queue, request)
-        limits = {limit for pool in open_to for limit in held.draws_on(queue, request, pool)}
-        # Whether it has to borrow may change while those before it start.
-        return frozenset(limits | {Limit("cohort", queue.cohort, pool) for pool in open_to if queue.cohort is not None})
-
-
-def alike_of(request: LeaseRequest) -> Alike:
-    """Requests for which this is the same fit where one of them does."""
-    shape = (request.gpus, request.members, request.tensor_parallel)
-    return request.queue, request.gpu_type, *shape, request.min_gpu_memory_mb, request.spot
-
-
-def _length(request: LeaseRequest) -> float:
-    """The longest that it holds its GPUs, in seconds; infinite if nobody said."""
-    return inf if request.seconds is None else request.seconds
+        queue = self._queues.find(request.queue)
+        return terms_of(self._queues, queue, request).wants if queue is not None else frozenset()

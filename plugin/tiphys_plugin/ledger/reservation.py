@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count, groupby, islice
 
-from tiphys_plugin.ledger.capacity import Capacity, Hold, Limit
+from tiphys_plugin.ledger.capacity import Capacity, Hold
 from tiphys_plugin.ledger.model import LeaseRequest, Waiting
+from tiphys_plugin.ledger.terms import Limit
 from tiphys_plugin.queues import ANY_TYPE, Queue
 
 End = tuple[datetime, Hold]

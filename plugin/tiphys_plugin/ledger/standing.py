@@ -2,19 +2,18 @@
 
 Thousands wait and ask again every few seconds, while leases come and go far
 more rarely, and only few of them at once. So this is worked out once, remembered
-for as long as the leases are the very same objects, and brought up to date by
-the few that are not.
+for as long as the leases are the same, and brought up to date by the few that
+are not.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
 
 from tiphys_plugin.ledger.capacity import Capacity, Hold
+from tiphys_plugin.ledger.latest import Latest
 from tiphys_plugin.ledger.model import Lease, LeaseRequest
-from tiphys_plugin.ledger.same import Same
 from tiphys_plugin.ledger.shares import Consumed, Means
 from tiphys_plugin.queues import Queues
 
@@ -27,6 +26,7 @@ class Standing:
     def __init__(self, queues: Queues, leases: Sequence[Lease] = (), history: Sequence[Consumed] = ()) -> None:
         self.queues = queues
         self.leases = tuple(leases)
+        self.history = tuple(history)
         self.held = Capacity(queues, leases)
         self.means = Means(queues, leases, history)
         self._ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
@@ -38,6 +38,10 @@ class Standing:
         for ends in self._ends.values():
             ends.sort(key=end_time)
 
+    def is_of(self, queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> bool:
+        """Whether it follows from these."""
+        return self.queues is queues and self.leases == tuple(leases) and self.history == tuple(history)
+
     def after(self, leases: Sequence[Lease], history: Sequence[Consumed]) -> "Standing | None":
         """The same, once these are the leases; None if too much is different for that to be worth while."""
         now, before = {id(one): one for one in leases}, {id(one): one for one in self.leases}
@@ -46,7 +50,7 @@ class Standing:
         if 4 * (len(come) + len(gone)) > len(self.leases):
             return None
         twin = Standing.__new__(Standing)
-        twin.queues, twin.leases = self.queues, tuple(leases)
+        twin.queues, twin.leases, twin.history = self.queues, tuple(leases), tuple(history)
         anybody_leaves = self._promised or any(one.leaving for one in come)
         twin._promised = _promised(leases) if anybody_leaves else self._promised
         twin.held, twin.means = self.held.copy(), self.means.after(come, gone, history)
@@ -93,7 +97,12 @@ class Standing:
 
 def standing(queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> Standing:
     """Where these leases stand; remembered for the last few."""
-    return _standing(_Book(queues, leases, history))
+    known = _latest.find(lambda one: one.is_of(queues, leases, history))
+    if known is None:
+        last = _latest.newest
+        known = last.after(leases, history) if last is not None and last.queues is queues else None
+        known = _latest.remember(known or Standing(queues, leases, history))
+    return known
 
 
 def end_of(request: LeaseRequest, since: datetime) -> datetime | None:
@@ -113,23 +122,7 @@ def end_time(end: End) -> datetime:
     return end[0]
 
 
-class _Book(Same):
-    def __init__(self, queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> None:
-        super().__init__((queues,), leases, history)
-        self.queues, self.leases, self.history = queues, leases, history
-
-
-_latest: list[Standing] = []
-"""At most one: what was worked out last, which the next one differs little from."""
-
-
-@lru_cache(maxsize=8)
-def _standing(book: _Book) -> Standing:
-    last = next(iter(_latest), None)
-    found = last.after(book.leases, book.history) if last is not None and last.queues is book.queues else None
-    found = found or Standing(book.queues, book.leases, book.history)
-    _latest[:] = [found]
-    return found
+_latest: Latest[Standing] = Latest(8)
 
 
 def _promised(leases: Sequence[Lease]) -> frozenset[tuple[str, str]]:

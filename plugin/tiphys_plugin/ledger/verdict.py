@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
-from tiphys_plugin.ledger.capacity import Capacity, Limit
+from tiphys_plugin.ledger.capacity import Capacity
 from tiphys_plugin.ledger.model import LeaseRequest, Waiting
 from tiphys_plugin.ledger.reservation import Reservation
+from tiphys_plugin.ledger.terms import Limit
 
 Rank = tuple[bool, bool, int, float, int]
 """Nobody was asked to leave for it, nor for one behind it; borrows, priority from the highest, share of the queue,
@@ -97,7 +99,7 @@ class Look:
         """How it stands with the request that arrived as this number, which was looked at."""
         place, one, verdict = self._places[arrival]
         wanted = self.wants(one.request)
-        ahead = [before for before in self._in_order[:place] if before.verdict.uses & wanted]
+        ahead = [before for before in self._in_order[:place] if not wanted.isdisjoint(before.verdict.uses)]
         first = ahead[0] if ahead else None
         return Turn(
             verdict.pool,
@@ -112,7 +114,7 @@ class Look:
 
     @cached_property
     def _in_order(self) -> list[Seen]:
-        return sorted(self.seen, key=lambda seen: seen[0])
+        return sorted(self.seen, key=itemgetter(0))
 
     @cached_property
     def _places(self) -> dict[int, tuple[int, Waiting, Verdict]]:

@@ -87,11 +87,8 @@ def more(hole: Hole, ask: Ask) -> Hole:
     """The opposite of `less`, for whole GPUs."""
     if ask.is_share:
         raise ValueError("a share cannot be given back: of which GPU it was is not kept")
-    return hole._replace(
-        whole=hole.whole + ask.gpus,
-        cpu_milli=hole.cpu_milli + ask.cpu_milli,
-        host_memory_mb=hole.host_memory_mb + ask.host_memory_mb,
-    )
+    kind, memory, whole, parts, cpu, host_memory = hole
+    return Hole(kind, memory, whole + ask.gpus, parts, cpu + ask.cpu_milli, host_memory + ask.host_memory_mb)
 
 
 def members_in(hole: Hole, ask: Ask) -> int:

@@ -13,7 +13,7 @@ import pytest
 from support.ledger import ledger_api
 from support.ledger_walk import PATIENCE, RULES, Walk
 from support.world import Clock
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, admission, kubernetes, line, rows, standing
+from tiphys_plugin.ledger import AdmissionBackend, Admitted, admission, kubernetes, line, lines, rows, standing
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.capacity import Capacity
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
@@ -45,7 +45,7 @@ def in_file(tmp_path) -> Opening:
 
 
 def walk(opening: Opening) -> None:
-    for known in (standing._standing.cache_clear, standing._latest.clear, line._look.cache_clear):
+    for known in (standing._latest.clear, lines._latest.clear, line._look.cache_clear, RULES.terms.clear):
         known()  # what a bug has worked out is no truth for the next
     for seed in SEEDS:
         clock = Clock()
@@ -78,7 +78,7 @@ def the_lending_limit_is_not_read(plant):
 
 
 def the_inventory_is_not_read(plant):
-    plant(Capacity, "unused", lambda self, request, pool: math.inf)
+    plant(Capacity, "_unused", lambda self, wanted, existing: math.inf)
 
 
 def nobody_can_borrow(plant):
@@ -98,7 +98,7 @@ def what_is_kept_is_given_away(plant):
 
 
 def priority_is_not_read(plant):
-    plant(line, "sorted", lambda waiting, key: sorted(waiting, key=lambda one: one.arrival), raising=False)
+    plant(lines, "place_in_queue", lambda queue, request, arrival: (0, 0, math.inf, arrival))
 
 
 def who_starts_takes_nothing(plant):

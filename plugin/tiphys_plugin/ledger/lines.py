@@ -1,0 +1,110 @@
+"""Who waits, queue by queue, in the order in which the queue serves them.
+
+To sort thousands costs more than to decide on one. Few of them come or go
+between two looks, so the lines are kept and brought up to date by these.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from math import inf
+from operator import attrgetter
+from typing import NamedTuple
+
+from tiphys_plugin.ledger.attained import Place, place_in_queue
+from tiphys_plugin.ledger.latest import Latest
+from tiphys_plugin.ledger.model import Waiting
+from tiphys_plugin.ledger.terms import Terms, terms_of
+from tiphys_plugin.queues import Queue, Queues
+
+
+class Entry(NamedTuple):
+    """One who waits; ``place`` is its place in the line of its queue, and no two have the same."""
+
+    place: Place
+    waiting: Waiting
+    terms: Terms
+    seconds: float
+    """The longest that it holds its GPUs; infinite if nobody said."""
+
+
+class Lines:
+    """Everybody of ``waiting`` whose queue exists and is open. Read it, and take `after` for a change."""
+
+    def __init__(self, queues: Queues, waiting: Sequence[Waiting] = ()) -> None:
+        self.queues = queues
+        self._asked = _asked(waiting)
+        self._entries: dict[int, Entry] = {}
+        self._lines: dict[str, list[Entry]] = {}
+        for one in waiting:
+            if (entry := self._entry(one)) is not None:
+                self._entries[one.arrival] = entry
+                self._lines.setdefault(one.request.queue, []).append(entry)
+        for line in self._lines.values():
+            line.sort(key=_by_place)
+
+    def __iter__(self) -> Iterator[tuple[Queue, Sequence[Entry]]]:
+        """Each queue in which somebody waits, with its line."""
+        return ((queue, line) for name, line in self._lines.items() if (queue := self.queues.find(name)) and line)
+
+    def is_of(self, queues: Queues, waiting: Sequence[Waiting]) -> bool:
+        """Whether these are the lines of ``waiting``. Signs of life do not matter."""
+        return self.queues is queues and self._asked == _asked(waiting)
+
+    def after(self, waiting: Sequence[Waiting]) -> "Lines | None":
+        """The same, once these wait; None if too much is different for that to be worth while."""
+        now = {one.arrival: one for one in waiting}
+        gone = [
+            entry
+            for arrival, entry in self._entries.items()
+            if arrival not in now or now[arrival].request is not entry.waiting.request
+        ]
+        come = [one for arrival, one in now.items() if arrival not in self._entries]
+        come += [now[entry.waiting.arrival] for entry in gone if entry.waiting.arrival in now]
+        if 4 * (len(come) + len(gone)) > len(self._entries):
+            return None
+        twin = Lines(self.queues)
+        twin._asked, twin._entries = _asked(waiting), self._entries.copy()
+        twin._lines = {name: line.copy() for name, line in self._lines.items()}
+        for entry in gone:
+            twin._drop(entry)
+        for one in come:
+            twin._add(one)
+        return twin
+
+    def _entry(self, one: Waiting) -> Entry | None:
+        request, queue = one.request, self.queues.find(one.request.queue)
+        if queue is None or queue.stopped:
+            return None
+        seconds = inf if request.seconds is None else request.seconds
+        return Entry(place_in_queue(queue, request, one.arrival), one, terms_of(self.queues, queue, request), seconds)
+
+    def _add(self, one: Waiting) -> None:
+        if (entry := self._entry(one)) is not None:
+            self._entries[one.arrival] = entry
+            insort(self._lines.setdefault(one.request.queue, []), entry, key=_by_place)
+
+    def _drop(self, entry: Entry) -> None:
+        del self._entries[entry.waiting.arrival]
+        line = self._lines[entry.waiting.request.queue]
+        del line[bisect_left(line, entry.place, key=_by_place)]
+
+
+def lines_of(queues: Queues, waiting: Sequence[Waiting]) -> Lines:
+    """The lines of all who wait; remembered for the last few. Whoever stands in them was last seen at any time."""
+    known = _latest.find(lambda one: one.is_of(queues, waiting))
+    if known is None:
+        last = _latest.newest
+        known = last.after(waiting) if last is not None and last.queues is queues else None
+        known = _latest.remember(known or Lines(queues, waiting))
+    return known
+
+
+_latest: Latest[Lines] = Latest(4)
+_arrival = attrgetter("arrival")
+_request = attrgetter("request")
+_by_place = attrgetter("place")
+
+
+def _asked(waiting: Sequence[Waiting]) -> tuple[list[int], list[object]]:
+    """What they are told by: numbers may be given again, and requests come back unchanged."""
+    return list(map(_arrival, waiting)), list(map(_request, waiting))
