@@ -15,6 +15,8 @@ from tiphys.protocol.auto_resume import OUTER_CAUSES, AutoResumePolicy
 from tiphys.protocol.gang import Backend, Gang
 from tiphys.protocol.keep import DELETE_AFTER_SECONDS, parse_best, parse_every
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy, WhenBusy
+from tiphys.protocol.quantity import memory_bytes
+from tiphys.records import Cause
 
 GKE_SPOT = Spot(label="cloud.google.com/gke-spot")
 EKS_SPOT = Spot(label="eks.amazonaws.com/capacityType", value="SPOT", tainted=False)
@@ -31,13 +33,13 @@ Duration = str | int | float
 
 @dataclass(frozen=True)
 class Retries:
-    """How many attempts each cause may cost before a step is given up. None: no limit.
+    """How many attempts each cause may cost before a step is given up, and what the next one gets. None: no limit.
 
     In a training step every cause has its own budget, a committed checkpoint
     refunds what was spent, and `tiphys resume` starts afresh. In a plain step
     Argo repeats the container and counts all causes together: a budget of 0
     means that the cause is not worth another try, and the sum of the others is
-    the limit.
+    the limit. Causes and remedies are listed in docs/failures.md.
     """
 
     preemption: int | None = None
@@ -47,6 +49,18 @@ class Retries:
     user_error: int | None = 0
     output_missing: int | None = 0
     unknown: int | None = 2
+    gpu_out_of_memory: int | Literal["user_error"] | None = "user_error"
+    """As many as after a user error; give a number where the program follows `tiphys.checkpoint.batch_scale`."""
+    hang: int | None = 3
+    image: int | None = 2
+    storage: int | Literal["infrastructure"] | None = "infrastructure"
+    memory_ceiling: str | None = None
+    """Such as ``64Gi``: up to there an attempt gets more memory than those before it that had too little."""
+    memory_factor: float = 1.5
+    on_demand_after: int | None = None
+    """After so many preemptions in a row without a checkpoint, and on the last try, it stays off spot nodes."""
+    avoid_node_after: int | None = 2
+    """After so many failures on one node, by its fault, attempts go to another where there is one."""
     backoff: Duration = "5s"
     """Wait before the second attempt."""
     backoff_factor: int = 2
@@ -54,18 +68,21 @@ class Retries:
 
     def policy(self) -> RetryPolicy:
         """The budgets as the plugin reads them."""
-        budgets = {cause: getattr(self, cause) for cause in _CAUSES}
+        same = {name: getattr(self, name) for name in _SAME}
+        ceiling = self.memory_ceiling
         return _checked(
             RetryPolicy,
             "Retries",
-            **budgets,
+            **same,
+            memory_ceiling_bytes=None if ceiling is None else memory_bytes(ceiling, "Retries(memory_ceiling=…)"),
             backoff_seconds=duration(self.backoff, "Retries(backoff=…)"),
             backoff_factor=self.backoff_factor,
             backoff_cap_seconds=duration(self.backoff_cap, "Retries(backoff_cap=…)"),
         )
 
 
-_CAUSES = ("preemption", "infrastructure", "out_of_memory", "deadline", "user_error", "output_missing", "unknown")
+_SAME = (*(cause.value for cause in Cause), "memory_factor", "on_demand_after", "avoid_node_after")
+"""Fields that the policy has under the same name."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +158,8 @@ class AutoResume:
         cooldown: Wait after the first of those; it doubles with each further one. A run that gets ahead never waits.
         cooldown_cap: The longest of these waits.
         retry_after: Once there were too many: when to try again, twice as long each time. None: never by itself.
-        causes: Causes to go on after, such as ``("preemption",)``; None: preemption, infrastructure, storage, hang, unknown.
+        causes: Causes to go on after, such as ``("preemption",)``; None: preemption, infrastructure, storage,
+            hang and unknown.
     """
 
     max_without_progress: int = 2

@@ -9,7 +9,7 @@ from hera_pipelines.compile.settings import StepSettings
 from tiphys.errors import UsageError
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.policy import STEP_ANNOTATION, GpuRequest, Kind, StepSpec
+from tiphys.protocol.policy import STEP_ANNOTATION, GpuRequest, Kind, NodeKind, StepSpec
 from tiphys.records import digest
 
 DEFAULT_GRACE_SECONDS = 30.0
@@ -81,7 +81,13 @@ class GatedStep:
             grace_seconds=self.grace_seconds,
             fan_out=self.fan_out,
             gang=self.settings.gang,
+            spot=self._left_spot(),
         )
+
+    def _left_spot(self) -> tuple[NodeKind, ...]:
+        """The spot nodes that attempts may have to stay off; none where they never do."""
+        kinds = () if self.settings.retry.on_demand_after is None else self.settings.spot
+        return tuple(NodeKind(label=kind.label, value=kind.value) for kind in kinds)
 
     def _gpu(self) -> GpuRequest | None:
         """The GPUs, with the time after which Argo ends the pod, and what it may use, where the author says so."""

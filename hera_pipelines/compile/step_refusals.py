@@ -11,10 +11,12 @@ from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import RetryPolicy
+from tiphys.protocol.quantity import memory_bytes, memory_quantity
 from tiphys.records import Cause
 
 _LOCATIONS = ("artifactory", "azure", "gcs", "git", "hdfs", "http", "oss", "plugin", "raw", "s3")
 _SHARED_MODE = "ReadWriteMany"
+_ESCALATIONS = ("memory_ceiling_bytes", "on_demand_after", "avoid_node_after")
 
 
 def check_step_alone(step: GatedStep, manifest: Manifest, options: CompileOptions) -> None:
@@ -67,6 +69,30 @@ def _budgets(step: GatedStep) -> str | None:
     unseen = [cause.value for cause in UNSEEN if cause.value in step.settings.retry.model_dump()]
     if not step.trains and (own := [name for name in unseen if name != Cause.OUTPUT_MISSING]):
         return f"Argo cannot tell {own[0]} from other failures; drop it from Retries(…), or use @train(…)"
+    return None
+
+
+def _escalation(step: GatedStep) -> str | None:
+    """Each attempt gets what admit answers; a step without attempts, or with several pods, has no such answer."""
+    retry = step.settings.retry
+    asked = [name for name in _ESCALATIONS if getattr(retry, name) != getattr(RetryPolicy(), name)]
+    name = asked[0].removesuffix("_bytes") if asked else ""
+    if asked and not step.trains:
+        return f"Argo knows only the last failure of a container, so it cannot keep {name}; use @train(…), or drop it"
+    if asked and step.settings.gang is not None:
+        return f"{name} reaches no pods of a training on several nodes; drop it from Retries(…)"
+    if retry.on_demand_after is not None and not step.settings.spot:
+        return "it runs on no spot nodes, so on_demand_after says nothing; add spot=True, or drop it"
+    return None if retry.memory_ceiling_bytes is None else _memory(step, retry.memory_ceiling_bytes)
+
+
+def _memory(step: GatedStep, ceiling_bytes: int) -> str | None:
+    resources = program_container_of_step(step).get("resources") or {}
+    given = [memory for side in ("limits", "requests") if (memory := (resources.get(side) or {}).get("memory"))]
+    if not given:
+        return "memory_ceiling is for a container with memory in its resources; add that, or drop the ceiling"
+    if (most := max(memory_bytes(memory, "its resources") for memory in given)) > ceiling_bytes:
+        return f"its resources ask for {memory_quantity(most)}, more than memory_ceiling; raise the ceiling"
     return None
 
 
@@ -186,6 +212,7 @@ _CHECKS: tuple[Callable[[GatedStep], str | None], ...] = (
     _fan_out,
     _retry_strategy,
     _budgets,
+    _escalation,
     _pod_spec_patch,
     _template_fields,
     _reserved_names,

@@ -20,7 +20,7 @@ from tiphys.protocol.wire import ExecuteReply, failed, pending
 from tiphys.records import AttemptClaim, Cause, Outcome, SubmissionClaim
 from tiphys.store import Attempt, Claim, find_record, lineage_of, step_attempts
 from tiphys.store import claim as claim_record
-from tiphys_plugin import adoption, answers, beginnings, destination, ending, gangs, pods
+from tiphys_plugin import adoption, answers, beginnings, destination, ending, escalation, gangs, pods
 from tiphys_plugin.ledger import Admission, Admitted, Deferred, LeaseRequest, Rejected, asked_for
 from tiphys_plugin.pacing import requeue_seconds
 from tiphys_plugin.services import StepCall
@@ -72,7 +72,7 @@ def _open_first(call: StepCall, operation: Admit, template: dict[str, Any]) -> E
         return None
     key = step_key(call.store, spec, operation, template)
     _check_newest(call)
-    claim = _claim(call, key, 1, None, beginnings.choose(call, ()))
+    claim = _claim(call, key, (), None, beginnings.choose(call, ()))
     return answers.go(call, claim.record) if claim.won else None
 
 
@@ -141,17 +141,17 @@ def _end_previous(call: StepCall, previous: AttemptClaim) -> ExecuteReply | None
 
 def _open(call: StepCall, key: StepKey, attempts: Sequence[Attempt], damage: str) -> ExecuteReply:
     """Get the GPUs, choose the checkpoint, claim the attempt."""
-    number = attempts[-1].claim.attempt + 1 if attempts else 1
+    number = _next(attempts)
     admission = _request_gpus(call, number, attempts)
     match admission:
         case Deferred():
             wait = requeue_seconds(call.services.settings, call.node, admission.position)
             return pending(f"Deferred: {admission.reason}: {admission.message}", wait)
         case Rejected():
-            return _refuse(call, key, number, f"{admission.reason}: {admission.message}")
+            return _refuse(call, key, attempts, f"{admission.reason}: {admission.message}")
     failpoint("admit.after_lease")
     with _released_on_refusal(call, number, admission):
-        claim = _claim(call, key, number, admission, beginnings.choose(call, attempts)).record
+        claim = _claim(call, key, attempts, admission, beginnings.choose(call, attempts)).record
     if not _is_ours(call, claim):
         return _lost(call, claim, admission)
     return answers.go(call, claim, _capital(damage))
@@ -223,9 +223,9 @@ def _held_seconds(attempt: Attempt) -> float:
     return max(0.0, (attempt.end.written_at - attempt.claim.written_at).total_seconds())
 
 
-def _refuse(call: StepCall, key: StepKey, number: int, why: str) -> ExecuteReply:
+def _refuse(call: StepCall, key: StepKey, attempts: Sequence[Attempt], why: str) -> ExecuteReply:
     """Record an attempt that may never run. A Failed answer would have Argo try it again for ever."""
-    claim = _claim(call, key, number, None, BEGINNING).record
+    claim = _claim(call, key, attempts, None, BEGINNING).record
     if not _is_ours(call, claim):
         return _lost(call, claim, None)
     if claim.lease:  # another service, with another queue file, has admitted this very call
@@ -234,11 +234,16 @@ def _refuse(call: StepCall, key: StepKey, number: int, why: str) -> ExecuteReply
     return answers.skip(f"Rejected: {why}")
 
 
+def _next(attempts: Sequence[Attempt]) -> int:
+    return attempts[-1].claim.attempt + 1 if attempts else 1
+
+
 def _claim(
-    call: StepCall, key: StepKey, number: int, admission: Admission | None, choice: Choice
+    call: StepCall, key: StepKey, attempts: Sequence[Attempt], admission: Admission | None, choice: Choice
 ) -> Claim[AttemptClaim]:
-    """Claim attempt ``number``; what its key holds afterwards, ours or another caller's."""
+    """Claim the attempt after ``attempts``; what its key holds afterwards, ours or another caller's."""
     lease = admission if isinstance(admission, Admitted) else None
+    number, escalated = _next(attempts), escalation.escalated(call, attempts, key.key)
     wanted = AttemptClaim(
         run=call.run,
         step=call.step,
@@ -253,7 +258,8 @@ def _claim(
         lineage=lineage_of(call.run, call.step) if call.spec.checkpoints is not None else "",
         starts_from=choice.checkpoint,
         skipped=choice.skipped,
-        pod_patch=destination.pod_patch(call, lease),
+        pod_patch=escalation.with_escalation(destination.pod_patch(call, lease), call, escalated),
+        escalation=escalated,
         lease=lease.lease if lease else "",
         nodes=lease.nodes if lease else (),
         flavor=lease.flavor.name if lease and lease.flavor else "",

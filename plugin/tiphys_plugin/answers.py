@@ -30,7 +30,7 @@ def go(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
         "pod-patch": claim.pod_patch,
         **(gangs.answers(call.spec.gang, claim, call.input_keys) if call.spec.gang else {}),
     }
-    return _answer(". ".join(part for part in (_sentence(call, claim), note) if part), values)
+    return _answer(". ".join(part for part in (_sentence(call, claim), _changed(claim), note) if part), values)
 
 
 def checkpoint_uri(store: Store, spec: StepSpec, claim: AttemptClaim) -> str:
@@ -66,6 +66,11 @@ def _sentence(call: StepCall, claim: AttemptClaim) -> str:
             f"{number} resumes from step {start.global_step} (checkpoint of attempt {start.attempt}{_of(start, claim)})"
         )
     return "; ".join([sentence, *map(_passed_over, claim.skipped)])
+
+
+def _changed(claim: AttemptClaim) -> str:
+    words = claim.escalation.words if claim.escalation else ""
+    return f"After earlier failures: {words}" if words else ""
 
 
 def _of(start: CheckpointRef, claim: AttemptClaim) -> str:

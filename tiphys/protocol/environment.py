@@ -34,6 +34,12 @@ METRICS = "TIPHYS_METRICS"
 CACHE = "TIPHYS_CACHE"
 """Folder that the processes of a node share, where shards of restored checkpoints are kept."""
 
+BATCH_SCALE = "TIPHYS_BATCH_SCALE"
+"""How much of its usual batch a program is advised to take, after a GPU was too small for it: 0.5; absent for all."""
+
+HANG_AFTER_SECONDS = "TIPHYS_HANG_AFTER_SECONDS"
+"""How long a training may complete no step before it is ended; absent for as long as it likes."""
+
 GRACE_SECONDS = "TIPHYS_GRACE_SECONDS"
 """Whole seconds between SIGTERM and SIGKILL."""
 

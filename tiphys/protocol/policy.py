@@ -64,6 +64,14 @@ class RetryPolicy(Record):
     storage: NonNegativeInt | Literal["infrastructure"] | None = Field(
         default="infrastructure", exclude_if=lambda budget: budget == "infrastructure"
     )
+    memory_ceiling_bytes: PositiveInt | None = Field(default=None, exclude_if=lambda ceiling: ceiling is None)
+    """Up to which the container of a training attempt gets more memory than those that had too little; None: never."""
+    memory_factor: float = Field(default=1.5, gt=1, exclude_if=lambda factor: factor == 1.5)
+    """How much more."""
+    on_demand_after: PositiveInt | None = Field(default=None, exclude_if=lambda after: after is None)
+    """After so many preemptions without a checkpoint, attempts stay off spot nodes; None: never."""
+    avoid_node_after: PositiveInt | None = Field(default=2, exclude_if=lambda after: after == 2)
+    """A node is avoided, where there is another, after so many attempts failed on it by its fault; None: never."""
     backoff_seconds: PositiveFloat = 5.0
     backoff_factor: PositiveFloat = 2.0
     backoff_cap_seconds: PositiveFloat = 300.0
@@ -108,6 +116,13 @@ class GpuRequest(Record):
         if self.min_members is not None and self.min_members >= self.members:
             raise ValueError(f"{self.min_members} to {self.members} pods leave nothing between; give one number")
         return self
+
+
+class NodeKind(Record):
+    """Nodes that have a label with this value."""
+
+    label: str
+    value: str
 
 
 WhenBusy = Literal["skip", "wait", "queue"]
@@ -180,3 +195,5 @@ class StepSpec(Record):
     fan_out: bool = False
     gang: Gang | None = Field(default=None, exclude_if=lambda gang: gang is None)
     """That an attempt is several pods; left out of the Workflow where it is one."""
+    spot: tuple[NodeKind, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
+    """The spot nodes that it may run on; only where its policy keeps it off them after a time."""

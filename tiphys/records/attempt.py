@@ -18,6 +18,20 @@ class Skipped(Record):
     reason: str
 
 
+class Escalation(Record):
+    """What an attempt is given that the step does not ask for, because of how those before it have ended."""
+
+    memory_bytes: int | None = None
+    """What its container may use, also where that is no more than before; None where it is not kept."""
+    on_demand: bool = False
+    """Whether it stays off spot nodes."""
+    avoided_nodes: tuple[str, ...] = ()
+    batch_scale: float = 1.0
+    """How much of its usual batch the program is advised to take."""
+    words: str = ""
+    """What is different, for a person; empty where nothing is."""
+
+
 class AttemptClaim(SealedRecord):
     """``attempts/<step>/<k>.json``: the right to be the k-th attempt. k is its fence.
 
@@ -45,6 +59,8 @@ class AttemptClaim(SealedRecord):
     skipped: tuple[Skipped, ...] = ()
     pod_patch: str = ""
     """Strategic merge patch of the pod spec, JSON; empty for none."""
+    escalation: Escalation | None = Field(default=None, exclude_if=lambda escalation: escalation is None)
+    """What of `pod_patch` is due to earlier failures."""
     lease: str = ""
     """Id of the GPU lease; empty for a step without GPUs."""
     nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)

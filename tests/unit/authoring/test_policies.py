@@ -6,16 +6,22 @@ import pytest
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Retries, SharedVolume, Step, Train, step, train
 from hera_pipelines.compile import StepSettings
+from hera_pipelines.compile.gated import GatedStep
 from hera_pipelines.policies import Asked
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import Backend, Gang
 from tiphys.protocol.keep import Best, Keep
-from tiphys.protocol.policy import STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, RetryPolicy
+from tiphys.protocol.policy import STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, NodeKind, RetryPolicy, StepSpec
 
 
 def settings(template: Any) -> StepSettings:
     script = getattr(template, "script", template)
     return StepSettings.from_annotation(script.name, script.annotations[STEP_ANNOTATION])
+
+
+def compiled_spec(template: Any) -> StepSpec:
+    program = {"name": "fit", "container": {"image": "i", "command": ["x"]}}
+    return GatedStep("fit", {}, program, settings(template)).spec()
 
 
 def nothing() -> None: ...
@@ -63,6 +69,25 @@ def test_who_asks_for_nothing_gets_the_defaults(template: Any) -> None:
 def test_the_default_budgets_are_those_of_the_contract() -> None:
     assert Retries().policy() == RetryPolicy()
     assert Checkpoints().policy() == CheckpointPolicy()
+
+
+def test_what_the_next_attempt_gets_is_written_beside_the_budgets() -> None:
+    policy = Retries(memory_ceiling="64Gi", memory_factor=2, on_demand_after=3, avoid_node_after=None).policy()
+
+    assert policy == RetryPolicy(
+        memory_ceiling_bytes=64 << 30, memory_factor=2, on_demand_after=3, avoid_node_after=None
+    )
+    assert RetryPolicy.model_validate_json(policy.model_dump_json()) == policy
+
+
+def test_causes_that_came_later_add_nothing_to_a_workflow_that_does_not_mention_them() -> None:
+    assert not {"hang", "storage", "memory_factor", "avoid_node_after"} & set(Retries().policy().model_dump())
+
+
+def test_spot_nodes_are_told_to_the_plugin_only_where_they_are_left_after_a_time() -> None:
+    left = Train(name="fit", image="i", command=["x"], spot=GKE_SPOT, retries=Retries(on_demand_after=3))
+    assert compiled_spec(left).spot == (NodeKind(label=GKE_SPOT.label, value="true"),)
+    assert compiled_spec(Train(name="fit", image="i", command=["x"], spot=GKE_SPOT)).spot == ()
 
 
 @pytest.mark.parametrize(

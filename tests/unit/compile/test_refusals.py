@@ -20,12 +20,14 @@ from support.authored import (
     workflow,
 )
 
-from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
+from hera_pipelines.compile import CompileOptions, SharedVolume, Spot, compile_workflow
 from tiphys.errors import UsageError
+from tiphys.protocol.gang import Gang
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, RetryPolicy
 
 OPTIONS = CompileOptions(store=STORE)
+LADDER = RetryPolicy(memory_ceiling_bytes=64 << 30)
 
 
 def refusal(manifest: Manifest, options: CompileOptions = OPTIONS) -> str:
@@ -222,6 +224,36 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
         step(asked={"retry": RetryPolicy(output_missing=1)}),
         "drop output_missing",
         train(asked={"retry": RetryPolicy(output_missing=1)}),
+    ),
+    "causes that Argo cannot tell": (
+        step(asked={"retry": RetryPolicy(gpu_out_of_memory=1)}),
+        "cannot tell gpu_out_of_memory from other failures",
+        train(asked={"retry": RetryPolicy(gpu_out_of_memory=1)}),
+    ),
+    "memory that Argo would forget": (
+        step(asked={"retry": LADDER}),
+        "cannot keep memory_ceiling; use @train",
+        train(asked={"retry": LADDER}, container={"resources": {"limits": {"memory": "8Gi"}}}),
+    ),
+    "memory that several pods would not get": (
+        train(asked={"retry": LADDER, "gang": Gang(members=2)}),
+        "memory_ceiling reaches no pods of a training on several nodes",
+        train(asked={"gang": Gang(members=2)}),
+    ),
+    "a ceiling for no memory": (
+        train(asked={"retry": LADDER}),
+        "with memory in its resources",
+        train(asked={"retry": LADDER}, container={"resources": {"requests": {"memory": "8Gi"}}}),
+    ),
+    "a ceiling below the ground": (
+        train(asked={"retry": LADDER}, container={"resources": {"limits": {"memory": "80Gi"}}}),
+        "ask for 80Gi, more than memory_ceiling",
+        train(asked={"retry": LADDER}, container={"resources": {"limits": {"memory": "64Gi"}}}),
+    ),
+    "leaving spot nodes that it is not on": (
+        train(asked={"retry": RetryPolicy(on_demand_after=2)}),
+        "it runs on no spot nodes",
+        train(asked={"retry": RetryPolicy(on_demand_after=2), "spot": [Spot(label="spot")]}),
     ),
     "a pod patch on a training step": (train(podSpecPatch="{}"), "not pod_spec_patch", step(podSpecPatch="{}")),
     "a pod patch beside grace": (
