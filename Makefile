@@ -61,6 +61,9 @@ bench-checkpoint: setup  ## measure what checkpoints cost; writes tests/bench/re
 bench-quota: setup  ## measure the GPU ledger; writes tests/bench/reports/quota.json (QUICK=1: no cluster, no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.quota $(if $(QUICK),--quick)
 
+bench-resume: setup  ## measure recoveries: plans, goodput under faults; writes tests/bench/reports/resume.json (QUICK=1: no report)
+	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.resume $(if $(QUICK),--quick)
+
 lint: setup  ## style, types and import contracts
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
@@ -76,4 +79,4 @@ golden: setup  ## accept what compile emits now as the golden files; review the 
 clean:  ## remove what the targets made
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage test-integration test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-quota clean
+.PHONY: help setup demo test coverage test-integration test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-quota bench-resume clean

@@ -1,0 +1,62 @@
+"""What failures cost with Tiphys: ``python -m bench.resume``, with ``tests`` on PYTHONPATH.
+
+Plans and resumes are measured against a real S3 server, goodput with the local
+engine and real processes. The report goes to ``tests/bench/reports/resume.json``.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.checkpoint.server import S3, s3_server
+from bench.cluster_bench import machine
+from bench.progress import say
+from bench.resume import decide, goodput, plan, poison, simulated
+
+REPORT = Path(__file__).parents[1] / "reports" / "resume.json"
+PARTS: dict[str, Callable[[S3, bool], dict[str, Any]]] = {
+    "plan": plan.measure,
+    "decide": decide.measure,
+    "poison": lambda _, quick: poison.measure(quick),
+    "goodput": lambda _, quick: goodput.measure(quick),
+    "simulated": lambda _, quick: simulated.measure(quick),
+}
+LINE = (
+    *("plan_10k_requests", "plan_10k_seconds", "webhook_resumes", "false_resubmits", "poison_cycles"),
+    *("goodput_scratch", "goodput_folder", "goodput_tiphys", "goodput_over_optimum", "decide_p95_seconds"),
+)
+
+
+def main() -> int:
+    """Measure, write the report, print the line of numbers."""
+    options = _parser().parse_args()
+    # As Ctrl-C does: the servers and programs that were started end with this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    report: dict[str, Any] = {"machine": machine(), "parts": {}}
+    if options.only and REPORT.exists():
+        report["parts"] = json.loads(REPORT.read_text())["parts"]
+    with s3_server() as server:
+        report["s3"] = server.name
+        for name in options.only or PARTS:
+            say(f"── {name}")
+            report["parts"][name] = PARTS[name](server, options.quick)
+    if not options.quick:
+        REPORT.write_text(json.dumps(report, indent=2) + "\n")
+    found = {key: value for part in report["parts"].values() for key, value in part.get("line", {}).items()}
+    print(" ".join(f"{name}={found[name]:g}" for name in LINE if name in found))  # noqa: T201  the result
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.resume", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller runs, under a minute; no report is written")
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="only this part; may be repeated")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
