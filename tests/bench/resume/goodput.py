@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 from bench.checkpoint.samples import significant
 from bench.progress import say
 from bench.resume.faults import KINDS, MTBF_SECONDS, Fault, Struck, drawn, strike
-from bench.resume.optimum import optimum, young
+from bench.resume.optimum import optimum
 from support.polling import until
+
+from tiphys.checkpoint.interval import young
 
 ARMS = ("scratch", "folder", "tiphys")
 SECONDS = 120.0

@@ -1,11 +1,8 @@
-"""How much of its time a training can use at best, if failures come by chance and everything since a save is lost.
+"""How much of its time a training can use at best, if failures come by chance and all since the last save is lost."""
 
-Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps" (2006), equation 20:
-the exact expectation for failures of a Poisson process. J. W. Young's interval (1974) is its first order.
-"""
-
-import math
 from typing import NamedTuple
+
+from tiphys.checkpoint.interval import lost_share
 
 
 class Optimum(NamedTuple):
@@ -15,21 +12,12 @@ class Optimum(NamedTuple):
     """Useful time over all time."""
 
 
-def share(interval: float, stall: float, restart: float, mtbf: float) -> float:
-    """Useful share of the time with a save after each ``interval`` seconds of training, which it waits ``stall`` for.
-
-    ``restart`` is the time from a failure to the first step, in which it can fail, too; all in seconds.
-    """
-    return interval / (mtbf * math.exp(restart / mtbf) * math.expm1((interval + stall) / mtbf))
-
-
 def optimum(stall: float, restart: float, mtbf: float, shortest: float) -> Optimum:
-    """The best of all intervals from ``shortest`` on, which is one step."""
+    """The best of all intervals from ``shortest`` on, which is one step; all in seconds.
+
+    The product's own choice (`tiphys.checkpoint.interval.daly`) solves an
+    approximation; here the exact expectation is searched.
+    """
     candidates = [shortest * 1.01**n for n in range(1500) if shortest * 1.01**n < 10 * mtbf]
-    best = max(candidates, key=lambda interval: share(interval, stall, restart, mtbf))
-    return Optimum(best, share(best, stall, restart, mtbf))
-
-
-def young(stall: float, mtbf: float) -> float:
-    """Young's interval."""
-    return math.sqrt(2 * stall * mtbf)
+    least, best = min((lost_share(interval, stall, restart, mtbf), interval) for interval in candidates)
+    return Optimum(best, 1 / (1 + least))

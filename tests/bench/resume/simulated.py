@@ -12,7 +12,9 @@ from typing import Any
 
 from bench.checkpoint.samples import significant
 from bench.resume.faults import KINDS
-from bench.resume.optimum import optimum, young
+from bench.resume.optimum import optimum
+
+from tiphys.checkpoint.interval import young
 
 DAYS = 54.0
 INTERRUPTIONS = 419
