@@ -61,7 +61,7 @@ def elastic_variables(step: GatedStep, first: str) -> list[Manifest]:
     }
     return [
         *({"name": name, "value": value} for name, value in texts.items()),
-        *({"name": name, "valueFrom": index} for name in ("NODE_RANK", "PET_NODE_RANK")),
+        {"name": "NODE_RANK", "valueFrom": index},
     ]
 
 

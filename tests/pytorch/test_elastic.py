@@ -1,0 +1,209 @@
+"""torchrun on several nodes, one of which is lost: the others go on, in the same attempt and to the same end.
+
+The nodes are processes of the local engine, from what compile has made of
+``nodes="2:4"``, on a queue that has room for three. What the ranks compute does
+not depend on their number.
+
+| a node | the others go on |
+|---|---|
+| is killed while all are inside one step | from the newest checkpoint |
+| is told to go, as by a drain | from what all have saved together before it went |
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
+
+from hera.workflows import DAG, Parameter
+from support.polling import until
+from tiphys_controller import start
+from tiphys_plugin import DirectoryCluster
+
+from hera_pipelines import Checkpoints, Pipeline, Train
+from hera_pipelines.local.changes import NodeChange
+from hera_pipelines.local.session import LocalSession
+from tiphys.lineage.choose import commits_of
+from tiphys.records import AttemptEnd, Outcome
+from tiphys.store import DirectoryStore, step_attempts
+
+pytestmark = pytest.mark.timeout(1800)  # only a deadlock takes so long
+
+SECONDS = 600.0
+QUEUES = "queues: [{name: research, gpus: {A100: 3}}]"
+
+TRAIN = """
+import json, os, pathlib, sys, time
+import torch
+import torch.distributed as dist
+from tiphys import checkpoint
+
+folder = pathlib.Path(os.environ["TRAINER_FOLDER"])
+last, held, pause = json.loads(os.environ["TRAINER_PLAN"])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+def tell(name, **facts):
+    (folder / (name + ".new")).write_text(json.dumps(facts))
+    (folder / (name + ".new")).rename(folder / (name + ".json"))
+
+dist.init_process_group("gloo")
+with checkpoint.session() as session:
+    state = session.restore(default={"step": 0, "weights": torch.zeros(8).numpy()})
+    weights = torch.from_numpy(state["weights"].copy())
+    tell(f"began-{world}-{rank}", step=state["step"])
+    for step in range(state["step"] + 1, last + 1):
+        gradient = torch.full((8,), float(step))
+        dist.all_reduce(gradient)
+        weights += gradient / world
+        session.step(step, lambda: {"step": step, "weights": weights.numpy()})
+        time.sleep(pause)
+        if step == held and not (folder / "killed").exists():
+            node = os.environ["NODE_RANK"]
+            tell(f"held-{world}-{node}", agent=os.getppid(), worker=os.getpid())
+            while not (folder / "killed").exists():
+                if session.should_stop:
+                    break  # another node has come, and torchrun starts all anew
+                time.sleep(0.02)
+    if rank == 0:
+        path = pathlib.Path(os.environ["TIPHYS_OUTPUT_WEIGHTS"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(weights.tolist()))
+dist.destroy_process_group()
+"""
+
+
+class Plan(NamedTuple):
+    """How many steps there are, at which all wait for the loss of a node, and how long each takes."""
+
+    last: int
+    held: int
+    pause: float
+    every: str
+
+
+def pipeline(folder: Path, plan: Plan) -> dict[str, Any]:
+    # Whoever is lost is missed after 3 s instead of 15, and nobody waits long for more nodes than there are.
+    quick = "join_timeout=300,read_timeout=300,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+    with Pipeline("digits", store="s3://ml/tiphys", entrypoint="main") as made:
+        fit = Train(
+            name="fit",
+            image="i",
+            command=["python", "-m", "torch.distributed.run", "train.py"],
+            env={
+                "TRAINER_FOLDER": str(folder),
+                "TRAINER_PLAN": json.dumps(plan[:3]),
+                "PET_RDZV_CONF": quick,
+                "OMP_NUM_THREADS": "1",
+            },
+            outputs=[Parameter(name="weights", value_from={"path": "/tmp/weights"})],
+            nodes="2:4",
+            gpus=1,
+            gpu_type="A100",
+            queue="research",
+            grace="2m",
+            checkpoints=Checkpoints(every=plan.every, keep_last=None),
+        )
+        with DAG(name="main"):
+            fit()
+    manifest: dict[str, Any] = made.to_dict()
+    return manifest
+
+
+class Training:
+    """One run on this machine, in a thread."""
+
+    def __init__(self, folder: Path, plan: Plan, pool: ThreadPoolExecutor) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.store = DirectoryStore(folder / "store")
+        self.changes: list[NodeChange] = []
+        self.phase: Future[str] = pool.submit(self._run)
+
+    def _run(self) -> str:
+        with LocalSession(
+            self.store,
+            self.folder / "state",
+            self.folder / "queues.yaml",
+            observer=self.changes.append,
+            code=self.folder / "code",
+        ) as session:
+            made = start(self.store, session, pipeline(self.folder, self.plan), "run")
+            return str(session.run(made.workflow_name))
+
+    def said(self, name: str) -> dict[str, Any]:
+        """What a rank has told."""
+        path = self.folder / f"{name}.json"
+        until(lambda: path.exists() or self.phase.done(), SECONDS)
+        assert path.exists(), self.logs()
+        told: dict[str, Any] = json.loads(path.read_text())
+        return told
+
+    def held(self) -> None:
+        """Return once three nodes wait for one to be lost."""
+        for node in range(3):
+            self.said(f"held-3-{node}")
+
+    def go_on(self) -> AttemptEnd:
+        """The end of the only attempt, once the nodes that are left have reached it."""
+        (self.folder / "killed").touch()
+        assert self.phase.result(SECONDS) == "Succeeded", self.logs()
+        [attempt] = step_attempts(self.store, "run", "fit")
+        assert attempt.end is not None
+        assert attempt.end.outcome is Outcome.DONE
+        [output] = attempt.end.outputs
+        assert json.loads(output.value or "") == [float(sum(range(1, self.plan.last + 1)))] * 8, (
+            "as if nothing was lost"
+        )
+        said = "\n".join(change.message for change in self.changes)
+        assert "Attempt 1, 3 of 4 pods, holds 3 A100" in said
+        return attempt.end
+
+    def began_with_two(self) -> int:
+        """The step from which the two nodes that are left have gone on."""
+        [step] = {self.said(f"began-2-{rank}")["step"] for rank in range(2)}
+        return int(step)
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-3000:] for path in sorted((self.folder / "state" / "logs").glob("*fit*")))
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[[Plan], Training]]:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(TRAIN)
+    (tmp_path / "queues.yaml").write_text(QUEUES)
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda plan: Training(tmp_path, plan, pool)
+        (tmp_path / "killed").touch()  # so that nothing goes on if the test has failed
+
+
+def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(begin: Callable[[Plan], Training]) -> None:
+    training = begin(Plan(last=12, held=6, pause=0.0, every="2 steps"))
+    training.held()
+    lost = training.said("held-3-2")
+    for number in (lost["agent"], lost["worker"]):  # neither torchrun nor its rank has a word to say
+        os.kill(number, signal.SIGKILL)
+    training.go_on()
+    assert training.began_with_two() in range(6, 12), "nothing that was saved was trained again"
+    newest = commits_of(training.store, "run/fit")[0]
+    assert (newest.attempt, newest.global_step) == (1, 12)
+
+
+def test_all_save_before_a_node_goes_and_the_others_go_on_from_there(begin: Callable[[Plan], Training]) -> None:
+    # What one rank is told reaches the others in some seconds, at whatever pace they train.
+    training = begin(Plan(last=1500, held=6, pause=0.01, every="1000000 steps"))
+    training.held()
+    cluster = DirectoryCluster(training.folder / "state" / "cluster")
+    [goes] = [pod for pod in cluster.attempt_pods() if pod.rank == 2]
+    cluster.end_pod(goes)
+    training.go_on()
+    [saved] = commits_of(training.store, "run/fit")
+    assert training.began_with_two() == saved.global_step
+    assert saved.global_step < 1500
