@@ -2,7 +2,9 @@
 and holds no two braces in a row, which Argo would take for a variable.
 
 ``FATE`` tells the training program what happens to it once it has done a number
-of steps, in its first attempt only: ``kill@7`` and the like.
+of steps, in its first attempt only: ``kill@7`` and the like. Some meet every
+attempt (`EVERY_TIME`): ``hungry@7`` needs more memory from there on, ``poison@6``
+kills whoever went on from step 6.
 """
 
 import json
@@ -17,6 +19,8 @@ from tiphys import checkpoint, inputs, outputs
 
 MODULUS = 2**61 - 1
 MAY_GO = "/tmp/may-go"
+EVERY_TIME = ("hungry", "poison")
+HUNGER_BYTES = 256 << 20
 
 
 def advance(value: int, step: int) -> int:
@@ -42,18 +46,24 @@ def preprocess(source: str, fingerprint: str) -> None:
 
 def train(steps: str, pause: str, fate: str = "") -> None:
     seed = int((inputs.path("data") / "rows.txt").read_text())
-    what, _, when = fate.partition("@") if os.environ["TIPHYS_ATTEMPT"] == "1" else ("", "", "")
+    what, _, when = fate.partition("@")
+    if what not in EVERY_TIME and os.environ["TIPHYS_ATTEMPT"] != "1":
+        what = ""
     with checkpoint.session() as session:
         state = session.restore(default={"step": 0, "value": seed})
         say(f"starts from {state['step']}")
         meet_others()
+        if what == "poison" and state["step"] == int(when):
+            raise ValueError("the loss is nan")
         while state["step"] < int(steps):
             state["step"] += 1
             state["value"] = advance(state["value"], state["step"])
             save = session.step(state["step"], state, metrics={"loss": 1 / state["step"]})
             if save and (saved := save.wait()):
                 say(f"saved {saved}")
-            if what and state["step"] == int(when):
+            if what == "poison" and state["step"] == int(when) + 1 and os.environ["TIPHYS_ATTEMPT"] == "1":
+                meet("kill", session)
+            if what not in ("", "poison") and state["step"] == int(when):
                 meet(what, session)
             time.sleep(float(pause))
     outputs.path("model").write_text(str(state["value"]))
@@ -95,6 +105,9 @@ def meet(fate: str, session: checkpoint.Session) -> None:
     if fate == "error":
         sys.exit("the program is broken")
     hoard = []
+    if fate == "hungry":
+        hoard.append(bytearray(os.urandom(1 << 20)) * (HUNGER_BYTES >> 20))
+        return
     while True:
         if fate == "memory":
             hoard.append(bytearray(os.urandom(1 << 20)) * 8)
