@@ -1,6 +1,5 @@
 """The plugin as a process: ``python -m tiphys_plugin``. It has no other duty than to start the one that is chosen."""
 
-import gc
 import signal
 import sys
 import threading
@@ -12,17 +11,14 @@ import prometheus_client
 from tiphys.errors import TiphysError
 from tiphys.logs import log_json
 from tiphys_plugin import commands
-
-_FULL_COLLECTION = 1000
-"""So many collections of younger objects come before one that looks at everything: boto3 alone has loaded so much
-that it holds up every call for 60 ms, and the documents of a few hundred steps are enough to bring it about."""
+from tiphys_plugin.collecting import collect_seldom
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; answer the calls under way, then return the exit code."""
     options = commands.parser().parse_args(arguments)
     log_json()
-    gc.set_threshold(*gc.get_threshold()[:2], _FULL_COLLECTION)
+    collect_seldom()
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

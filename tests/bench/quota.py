@@ -38,6 +38,7 @@ from bench.quota_workloads import (
     stream,
     weighted_queues,
 )
+from tiphys_plugin.collecting import collect_seldom
 from tiphys_plugin.simulation import POLICIES, outcome, replay
 
 REPORT = Path(__file__).parent / "reports" / "quota.json"
@@ -66,6 +67,7 @@ QUICK_HOURS = 12.0
 def main() -> int:
     """Measure, write the report, print the line of numbers."""
     options = _parser().parse_args()
+    collect_seldom()  # as the service does
     report: dict[str, Any] = {"machine": machine(), "settings": settings(options.quick)}
     report |= virtual(options.quick)
     report["core"] = {}

@@ -89,10 +89,13 @@ class _Walk:
         self._started_ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
         self._hopeless: dict[Terms, tuple[float, Verdict]] = {}
         """What holds for all of these terms that take longer than so many seconds."""
-        self._borrows: dict[Terms, bool] = {}
+        self._borrows: defaultdict[str, dict[Terms, bool]] = defaultdict(dict)
+        """By queue: whether somebody borrows follows from what its own queue holds."""
         self._share: dict[str, float] = {}
         self._reserved: list[Reservation] = []
         """The one that can spare least of what is kept for it comes first."""
+        self._kept: defaultdict[str, set[Limit]] = defaultdict(set)
+        """By queue, what something is reserved of."""
         self._seen: list[Seen] = []
         self._first: set[int] = set()
         """Arrivals of those who go before all others, see `_go_first`."""
@@ -146,10 +149,10 @@ class _Walk:
         return {one.waiting.arrival for one in (*promised, *before)}
 
     def _rank(self, queue: Queue, one: Entry) -> Rank:
-        request, terms = one.waiting.request, one.terms
-        if (borrows := self._borrows.get(terms)) is None:
+        request, terms, known = one.waiting.request, one.terms, self._borrows[queue.name]
+        if (borrows := known.get(terms)) is None:
             short = all(self._capacity.left(queue, source.pool) < request.gpus for source in terms.sources)
-            borrows = self._borrows[terms] = queue.cohort is not None and short
+            borrows = known[terms] = queue.cohort is not None and short
         if (share := self._share.get(queue.name)) is None:
             share = self._share[queue.name] = self._shares.of(queue, self._capacity)
         return one.waiting.arrival not in self._first, borrows, -request.priority, share, one.waiting.arrival
@@ -175,7 +178,8 @@ class _Walk:
     def _lacks(self, queue: Queue, one: Entry, short: frozenset[Limit]) -> Verdict:
         verdict = Verdict(short or one.terms.wants)
         self._hopeless[one.terms] = -inf, verdict
-        return replace(verdict, start=self._reserve(queue, one.waiting, short)) if short else verdict
+        start = self._reserve(queue, one.waiting, short) if short else None
+        return verdict if start is None else replace(verdict, start=start)
 
     def _leaves(self, reservation: Reservation) -> float:
         """Seconds for which what is kept may still be used; none if it is not known when it is needed."""
@@ -183,7 +187,7 @@ class _Walk:
 
     def _start(self, request: LeaseRequest, hold: Hold, end: datetime | None) -> None:
         self._capacity.take(hold)
-        self._borrows.clear()
+        self._borrows.pop(request.queue, None)
         self._share.pop(request.queue, None)
         if end is not None:
             insort(self._started_ends[hold.account], (end, hold), key=end_time)
@@ -193,8 +197,9 @@ class _Walk:
 
     def _reserve(self, queue: Queue, one: Waiting, short: frozenset[Limit]) -> datetime | None:
         """Keep what the request is short of, unless somebody of its queue has that before it; when it will start."""
-        if any(other.queue is queue and other.short & short for other in self._reserved):
+        if not self._kept[queue.name].isdisjoint(short):
             return None
+        self._kept[queue.name] |= short
         then = self._capacity.copy()
         scope = self._scope(queue, one.request)
         start = first_fit(then, self._ends_in(scope), queue, one.request)

@@ -44,9 +44,9 @@ class Standing:
 
     def after(self, leases: Sequence[Lease], history: Sequence[Consumed]) -> "Standing | None":
         """The same, once these are the leases; None if too much is different for that to be worth while."""
-        now, before = {id(one): one for one in leases}, {id(one): one for one in self.leases}
-        come = [one for key, one in now.items() if key not in before]
-        gone = [one for key, one in before.items() if key not in now]
+        now, before = set(map(id, leases)), set(map(id, self.leases))
+        come = [one for one in leases if id(one) not in before]
+        gone = [one for one in self.leases if id(one) not in now]
         if 4 * (len(come) + len(gone)) > len(self.leases):
             return None
         twin = Standing.__new__(Standing)
