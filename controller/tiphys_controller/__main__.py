@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import prometheus_client
 import structlog
@@ -15,7 +16,12 @@ from tiphys.errors import TiphysError
 from tiphys.kube import connect
 from tiphys.logs import log_json
 from tiphys.store import TenantStores
+from tiphys_controller.alerts.inbox import Inbox
+from tiphys_controller.alerts.rules import NOTIFY_OF_ALL, read_rules
 from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.http.calls import Calls
+from tiphys_controller.http.door import Door
+from tiphys_controller.kubernetes.automation import submitter_of
 from tiphys_controller.kubernetes.controller import Controller, Surroundings
 from tiphys_controller.kubernetes.health import HealthServer
 
@@ -45,8 +51,15 @@ def _run(options: argparse.Namespace) -> None:
     api = connect()
     identity = os.environ.get(_POD_NAME) or socket.gethostname()
     where, ledger = options.lease_namespace or api.namespace, options.project_ledger
-    controller = Controller(Surroundings(api, namespaces, stores.store, identity, where, ledger, _limits(options)))
-    with HealthServer(controller, options.host, options.port) as health:
+    inbox = Inbox(stores.store, namespaces) if options.token_file else None
+    rules = read_rules(options.alert_rules) if options.alert_rules else NOTIFY_OF_ALL
+    limits = _limits(options)
+    controller = Controller(Surroundings(api, namespaces, stores.store, identity, where, ledger, limits, inbox, rules))
+    calls = []
+    if inbox is not None:
+        door = Door(options.token_file, controller.metrics.note_call)
+        calls = Calls(inbox, stores.store, submitter_of(api), namespaces).routes(door)
+    with HealthServer(controller, options.host, options.port, calls) as health:
         _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
         controller.run(stop)
         _log.info("controller.stopping")
@@ -90,6 +103,16 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=Limits.absent_seconds,
         help="so long must a Workflow be gone before its run counts as ended (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        help="file with the token for alerts and calls about runs; without it there are none (default: none)",
+    )
+    parser.add_argument(
+        "--alert-rules",
+        type=Path,
+        help="JSON file that says what to do for which alert (default: tell of it, and do nothing)",
     )
     parser.add_argument(
         "--host",

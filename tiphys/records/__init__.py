@@ -17,7 +17,15 @@ from tiphys.records.attempt import (
     Saved,
     Skipped,
 )
-from tiphys.records.automatic import Advance, AlertDone, AlertRecord, AlertTaken, AutomaticResume, LeftAlone
+from tiphys.records.automatic import (
+    Advance,
+    AlertDone,
+    AlertRecord,
+    AlertStatus,
+    AlertTaken,
+    AutomaticResume,
+    LeftAlone,
+)
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
 from tiphys.records.cause import Cause
 from tiphys.records.event import Event, EventBatch
@@ -49,6 +57,7 @@ __all__ = [
     "Advance",
     "AlertDone",
     "AlertRecord",
+    "AlertStatus",
     "AlertTaken",
     "AttemptClaim",
     "AttemptEnd",

@@ -2,11 +2,12 @@
 
 from tiphys.faults import failpoint
 from tiphys.records import AutomaticResume
-from tiphys.store import RunLayout, Store, claim
+from tiphys.store import RunLayout, Store, claim, submissions
 from tiphys_controller.automatic.decide import Decision
 from tiphys_controller.automatic.observed import Observed
 from tiphys_controller.resuming import Resumed, resume
-from tiphys_controller.submitter import Submitter
+from tiphys_controller.submitter import ClusterSubmitter, Submitter
+from tiphys_controller.turns import place
 
 
 def intend(store: Store, seen: Observed, decision: Decision, alert: str = "") -> None:
@@ -35,3 +36,11 @@ def resume_by_itself(
     if not seen.intended:
         intend(store, seen, decision, alert)
     return resume(store, submitter, seen.run)
+
+
+def stop_workflow(store: Store, submitter: ClusterSubmitter, run: str) -> None:
+    """Have the Workflow of the last submission end, so that its programs save."""
+    last = submissions(store, run)[-1]
+    live = submitter.find(*place(last))
+    if live is not None and live.running and (last.bound is None or live.uid == last.bound.uid):
+        submitter.stop(live)

@@ -7,7 +7,7 @@ what: all counts come from storage.
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from tiphys.errors import FencedError, UsageError
 from tiphys.protocol.auto_resume import AutoResumePolicy, auto_resume_of
 from tiphys.records import LeftAlone
 from tiphys.store import RunLayout, Store, claim, read_run
-from tiphys_controller.automatic.acting import resume_by_itself
+from tiphys_controller.automatic.acting import intend, resume_by_itself, stop_workflow
 from tiphys_controller.automatic.decide import Action, Decision, decide
 from tiphys_controller.automatic.health import Health, distrust
 from tiphys_controller.automatic.limits import Limits, Mode
@@ -23,7 +23,7 @@ from tiphys_controller.automatic.look import look
 from tiphys_controller.automatic.observed import Observed, Standing
 from tiphys_controller.automatic.rate import TokenBucket
 from tiphys_controller.resuming import Resumed
-from tiphys_controller.submitter import Submitter
+from tiphys_controller.submitter import ClusterSubmitter
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -44,7 +44,7 @@ class Surroundings:
     """What an attendant is given."""
 
     stores: Callable[[str], Store]
-    submitter: Callable[[], Submitter]
+    submitter: Callable[[], ClusterSubmitter]
     """Asked at each use: which cluster it is may not be known at first."""
     may_write: Callable[[], bool]
     """Whether this controller leads, asked right before it acts."""
@@ -85,6 +85,31 @@ class Attendant:
         with busy:
             return self._attend(key, shutdowns, alert)
 
+    def examine(self, key: RunKey, shutdowns: Mapping[str, str] = _NONE) -> Observed:
+        """All that is known of a run, also of one that goes on; raises as `attend` does."""
+        store = self._given.stores(key[0])
+        return look(store, self._given.submitter(), key[1], self.policy(key), shutdowns, thorough=True)
+
+    def restart(self, key: RunKey, alert: str) -> Decision:
+        """Have the Workflow of a run that goes on end, after it was noted that the next one follows.
+
+        All brakes hold; what was decided is answered, and was done only for `Action.RESUME`. Raises as `attend` does.
+        """
+        seen = self.examine(key)
+        waited = self._waited(key, seen)
+        ended = replace(seen, standing=Standing.FAILED, failures=(), ended_by="", told=f"alert {alert}")
+        decision = decide(ended, waited, self._limits, demanded=True)
+        if decision.action is not Action.RESUME:
+            return decision
+        if (put_off := self._put_off(key[0], ended)) is not None:
+            return put_off
+        if self._limits.mode is Mode.ON:
+            self._must_lead()
+            if not seen.intended:
+                intend(self._given.stores(key[0]), ended, decision, alert)
+            stop_workflow(self._given.stores(key[0]), self._given.submitter(), key[1])
+        return decision
+
     def policy(self, key: RunKey) -> AutoResumePolicy | None:
         """What the author of a run asked for; it never changes, so it is read once."""
         if key not in self._policies:
@@ -109,8 +134,7 @@ class Attendant:
             return Attended(put_off, seen)
         if self._limits.mode is not Mode.ON:
             return Attended(decision, seen)
-        if not self._given.may_write():
-            raise FencedError("this controller does not lead any more; whoever does goes on from the same storage")
+        self._must_lead()
         try:
             resumed = resume_by_itself(store, submitter, seen, decision, alert)
         except UsageError as error:
@@ -118,6 +142,10 @@ class Attendant:
         if resumed.submission is None:
             return Attended(Decision(Action.LEAVE, "NothingMissing", "all its steps are finished"), seen)
         return Attended(decision, seen, resumed)
+
+    def _must_lead(self) -> None:
+        if not self._given.may_write():
+            raise FencedError("this controller does not lead any more; whoever does goes on from the same storage")
 
     def _put_off(self, namespace: str, seen: Observed) -> Decision | None:
         """Wait although the run itself is ready: sight is bad, or others go first."""

@@ -30,6 +30,8 @@ def look(
     run: str,
     policy: AutoResumePolicy | None,
     shutdowns: Mapping[str, str] = MappingProxyType({}),
+    *,
+    thorough: bool = False,
 ) -> Observed:
     """Look at one run.
 
@@ -39,6 +41,7 @@ def look(
         run: Its name.
         policy: What its author asked for.
         shutdowns: By uid, ``spec.shutdown`` of Workflows of this run for which that was seen.
+        thorough: Read all there is, also of a run that goes on.
 
     Raises:
         StoreError: storage or API server is out of reach.
@@ -48,8 +51,9 @@ def look(
     last = held[-1] if held else None
     live = submitter.find(*place(last)) if last else None
     number, standing = last.claim.submission if last else 0, standing_of(last, live, submitter.cluster)
-    if standing in (Standing.RUNS, Standing.SUCCEEDED, Standing.ELSEWHERE):
-        return Observed(run, number, standing, policy)
+    uid = last.bound.uid if last and last.bound else ""
+    if standing in (Standing.RUNS, Standing.SUCCEEDED, Standing.ELSEWHERE) and not thorough:
+        return Observed(run, number, standing, policy, uid)
     done = _done(store, run)
     advance = _advance(store, run, len(done))
     seen = Observed(
@@ -57,6 +61,7 @@ def look(
         number,
         standing,
         policy,
+        uid,
         told=last.end.message if last and last.end else "",
         ended_by=_ended_by(store, run, last, shutdowns),
         failures=_failures(store, run, number, done),

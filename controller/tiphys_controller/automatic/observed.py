@@ -43,6 +43,8 @@ class Observed:
     submission: int
     standing: Standing
     policy: AutoResumePolicy | None = None
+    uid: str = ""
+    """That of its Workflow; empty where none was bound."""
     told: str = ""
     """How it ended, in words; empty where nobody said."""
     ended_by: str = ""

@@ -11,8 +11,10 @@ from tiphys.kube import KubeApi, LeaderLease
 from tiphys.kube.resources import LEASES
 from tiphys.records import utc_now
 from tiphys.store import Store
+from tiphys_controller.alerts.inbox import Inbox
+from tiphys_controller.alerts.rules import NOTIFY_OF_ALL, Rules
 from tiphys_controller.automatic.limits import Limits, Mode
-from tiphys_controller.kubernetes.automation import Parts, resumer
+from tiphys_controller.kubernetes.automation import Automation, Parts, Work
 from tiphys_controller.kubernetes.gangs import Gangs
 from tiphys_controller.kubernetes.healer import Healer
 from tiphys_controller.kubernetes.metrics import Metrics
@@ -41,6 +43,10 @@ class Surroundings:
     """Name of the `GPULedger` beside the Lease that is shown as objects; empty: none is."""
     limits: Limits = field(default_factory=lambda: Limits(mode=Mode.OFF))
     """Whether runs go on by themselves, and how many."""
+    inbox: Inbox | None = None
+    """Where alerts arrive; None where none do."""
+    rules: Rules = field(default_factory=lambda: NOTIFY_OF_ALL)
+    """What to do for which alert."""
     now: Callable[[], datetime] = utc_now
     monotonic: Callable[[], float] = time.monotonic
 
@@ -97,9 +103,8 @@ class Controller:
         healer = Healer(view, writer, self.metrics)
         gangs = Gangs(view, given.api, writer, self.metrics, given.monotonic)
         self._watching, self._narrator = Watching(given.api, given.namespaces, view, self.metrics), narrator
-        works = [("healer", healer.run), ("gangs", gangs.run), ("narrator", narrator.run)]
-        if given.limits.mode is not Mode.OFF:
-            works.append(("resumer", resumer(self._parts(view, self._watching, writer)).run))
+        works: list[Work] = [("healer", healer.run), ("gangs", gangs.run), ("narrator", narrator.run)]
+        works += Automation(self._parts(view, self._watching, writer)).works()
         if given.ledger:
             where = (given.lease_namespace, view, writer, self.metrics, given.monotonic, given.ledger)
             works.append(("projector", Projector(given.api, *where).run))
@@ -129,4 +134,6 @@ class Controller:
             lambda: self._lease.held,
             given.limits,
             given.monotonic,
+            given.inbox,
+            given.rules,
         )

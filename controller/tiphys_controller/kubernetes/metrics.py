@@ -93,6 +93,33 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.alerts = Counter(
+            "tiphys_controller_alerts_handled", "Alerts, by what came of them.", ("outcome",), registry=self.registry
+        )
+        self.alerts_waiting = Gauge(
+            "tiphys_controller_alerts_waiting",
+            "Alerts that nothing came of yet: a Workflow still ends, or a brake holds.",
+            registry=self.registry,
+        )
+        self.calls = Counter(
+            "tiphys_controller_http_calls",
+            "Calls of the HTTP API and the webhook, by status.",
+            ("call", "status"),
+            registry=self.registry,
+        )
+        self.call_seconds = Histogram(
+            "tiphys_controller_http_call_seconds",
+            "Time until a call was answered.",
+            ("call",),
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30),
+            registry=self.registry,
+        )
+
+    def note_call(self, call: str, status: int, seconds: float) -> None:
+        """A call was answered."""
+        self.calls.labels(call, str(status)).inc()
+        self.call_seconds.labels(call).observe(seconds)
+
     def note_plan(self, plan: PlanReport) -> None:
         """A run was planned and submitted."""
         self.plan_seconds.observe(plan.seconds)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tiphys.kube import Object
-from tiphys.records import Event, Outcome
+from tiphys.records import AlertDone, Event, Outcome
 from tiphys_controller.kubernetes.place import Place
 from tiphys_controller.kubernetes.run_log import AttemptKey, Ended, Opened, RunLog
 from tiphys_controller.kubernetes.seen import SeenWorkflow
@@ -76,6 +76,11 @@ def not_resumed(submission: int, reason: str, why: str, resume: str) -> News:
     """The controller does not go on after this submission, or not now."""
     message = f"not resumed by itself: {why}; {resume} does it now"
     return News(f"not-resumed/{submission}/{reason}", f"AutoResume{reason}", message, warning=True)
+
+
+def alert_handled(alert: str, name: str, done: AlertDone) -> News:
+    """What came of an alert about this run."""
+    return News(f"alert/{alert}", "AlertHandled", f"alert {name or alert}: {done.outcome}: {done.message}")
 
 
 def _recorded(news: News) -> datetime:

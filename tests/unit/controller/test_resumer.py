@@ -24,7 +24,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import start
 from tiphys_controller.automatic.limits import Limits, Mode
 from tiphys_controller.kubernetes import KubernetesSubmitter
-from tiphys_controller.kubernetes.automation import Parts, resumer
+from tiphys_controller.kubernetes.automation import Automation, Parts
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.resumer import Resumer
 from tiphys_controller.kubernetes.view import ClusterView
@@ -71,7 +71,7 @@ class Bench:
         limits = Limits(mode=self.mode, per_minute=600.0)
         clock = lambda: self.moment  # noqa: E731
         given = (self.api, ("ml",), lambda _: self.store, self.view, watches, writer, self.metrics, lambda: True)
-        return resumer(Parts(*given, limits, clock))
+        return Automation(Parts(*given, limits, clock)).resumer()
 
     def round(self, seconds: float = 1.0, times: int = 1, *, listed: bool = True) -> None:
         """``times`` rounds, each ``seconds`` after the last and with all that it begins carried out."""

@@ -1,0 +1,227 @@
+"""The controller's calls over real HTTP: who is let in, what is refused, and that nothing changes then.
+
+| request | answer |
+|---|---|
+| no token, a wrong one, another scheme | 401, logged |
+| the token as Bearer, or as the password of Basic | let in |
+| the token cannot be read | 503 |
+| no JSON, no payload, a run name that is a path | 400, with a sentence |
+| more than 2 MiB, announced or not | 413 |
+| too many calls | 429 |
+| an alert | 202, once it is in storage; 503 if it cannot be |
+| a new run, twice under one key | 201, then 200 with the same run |
+| the key for something else | 409 |
+"""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+import yaml
+from support.compiled import History, gated, pipeline_of
+from support.submitter import FakeSubmitter
+from tiphys_controller.alerts.inbox import Inbox
+from tiphys_controller.http.app import create_app
+from tiphys_controller.http.calls import Calls
+from tiphys_controller.http.door import LARGEST_BODY_BYTES, Door
+
+from tiphys.errors import StoreError
+from tiphys.store import DirectoryStore
+from tiphys.web import AppServer
+
+TOKEN = "a-secret-token"
+MANIFEST = pipeline_of(gated("prep"), gated("fit", depends="prep"))
+ALERT = {"status": "firing", "labels": {"alertname": "RunFailed", "tiphys_run": "digits-1"}, "fingerprint": "ab12"}
+DELIVERY = {"version": "4", "alerts": [{**ALERT, "startsAt": "2026-05-04T11:00:00Z"}]}
+
+
+class Place:
+    """A controller's calls, served."""
+
+    def __init__(self, folder: Path, namespaces: tuple[str, ...] | None = ("ml",)) -> None:
+        self.token = folder / "token"
+        self.token.write_text(f"{TOKEN}\n")
+        self.store = DirectoryStore(folder / "store")
+        self.submitter = FakeSubmitter(folder / "cluster")
+        self.counted: list[tuple[str, int]] = []
+        self.down = False
+        self.now = 0.0
+        inbox = Inbox(self._open, namespaces)
+        door = Door(self.token, lambda call, status, _: self.counted.append((call, status)), lambda: self.now, 20)
+        calls = Calls(inbox, self._open, lambda: self.submitter, namespaces)
+        self.server = AppServer(create_app(lambda: None, lambda: b"metrics", calls.routes(door)))
+
+    def _open(self, _: str) -> DirectoryStore:
+        if self.down:
+            raise StoreError("the store does not answer")
+        return self.store
+
+    def post(self, path: str, body: Any = b"", token: str | None = TOKEN, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(f"{self.server.url}{path}", content=content, headers={**given, **named}, timeout=60)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.server.url}{path}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+
+    def keys(self) -> list[str]:
+        return [info.key for info in self.store.list("")]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    with made.server:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        f"Bearer {TOKEN}x",
+        "Bearer",
+        f"Basic {TOKEN}",
+        "Basic !!",
+        f"Digest {TOKEN}",
+        f"Bearer {TOKEN} {TOKEN}",
+    ],
+)
+def test_without_the_token_nothing_is_done_and_that_is_logged(place: Place, authorization: str | None) -> None:
+    given = {} if authorization is None else {"Authorization": authorization}
+    with structlog.testing.capture_logs() as log:
+        answer = httpx.post(f"{place.server.url}/v1/alerts", json=DELIVERY, headers=given, timeout=60)
+    assert answer.status_code == 401
+    assert "Bearer" in answer.headers["WWW-Authenticate"]
+    assert place.keys() == []
+    [line] = [one for one in log if one["event"] == "call.refused"]
+    assert (line["call"], line["status"]) == ("alerts", 401)
+    assert TOKEN not in json.dumps(log)
+
+
+def test_alertmanagers_two_ways_to_send_a_token_are_both_let_in(place: Place) -> None:
+    assert place.post("/v1/alerts", DELIVERY).json() == {"accepted": 1, "unmatched": 0}
+    basic = base64.b64encode(f"alertmanager:{TOKEN}".encode()).decode()
+    assert place.post("/v1/alerts", DELIVERY, None, Authorization=f"Basic {basic}").status_code == 202
+    assert len(place.keys()) == 1
+    assert place.counted == [("alerts", 202)] * 2
+
+
+def test_a_token_that_was_exchanged_holds_at_once_and_one_that_is_gone_lets_nobody_in(place: Place) -> None:
+    place.token.write_text("another")
+    assert place.post("/v1/alerts", DELIVERY).status_code == 401
+    assert place.post("/v1/alerts", DELIVERY, "another").status_code == 202
+    place.token.write_text("")
+    assert place.post("/v1/alerts", DELIVERY, None).status_code == 503
+    place.token.unlink()
+    assert place.post("/v1/alerts", DELIVERY).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "sentence"),
+    [
+        ("/v1/alerts", b"{", 400, "the body is not JSON"),
+        ("/v1/alerts", b"[" * 100_000, 400, "the body is not JSON"),
+        ("/v1/alerts", {"version": "2"}, 400, "version '2'"),
+        ("/v1/runs", [], 400, "the body is no Workflow"),
+        ("/v1/runs", {"spec": {}}, 400, "Tiphys did not compile it"),
+        ("/v1/runs?namespace=other", MANIFEST, 404, "namespace 'other' is not served"),
+        ("/v1/runs/nobody/resume", b"", 404, "no run 'nobody'"),
+        ("/v1/runs/..%2f..%2fx/resume", b"", 404, "there are /healthz"),
+        ("/v1/runs/Digits/resume", b"", 400, "run name 'Digits' is not valid"),
+        ("/v1/runs/nobody/resume", {"forse": True}, 400, "force and dryRun"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_sentence(
+    place: Place, path: str, body: Any, status: int, sentence: str
+) -> None:
+    answer = place.post(path, body, Idempotency_Key="k")
+    assert (answer.status_code, sentence in answer.text) == (status, True), answer.text
+    assert place.keys() == []
+    assert place.submitter.names() == []
+
+
+def test_a_giant_is_turned_away_announced_or_not(place: Place) -> None:
+    giant = b" " * (LARGEST_BODY_BYTES + 1)
+    assert place.post("/v1/alerts", giant).status_code == 413
+
+    def pieces() -> Iterator[bytes]:
+        yield from (giant[start : start + 65536] for start in range(0, len(giant), 65536))
+
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    answer = httpx.post(f"{place.server.url}/v1/alerts", content=pieces(), headers=headers, timeout=60)
+    assert answer.status_code == 413
+    assert place.keys() == []
+
+
+def test_too_many_calls_are_put_off(place: Place) -> None:
+    with httpx.Client(headers={"Authorization": "Bearer wrong"}, timeout=60) as client:
+        answers = [client.post(f"{place.server.url}/v1/alerts", content=b"{}").status_code for _ in range(22)]
+    assert answers == [401] * 20 + [429] * 2
+    place.now = 1.0
+    assert place.post("/v1/alerts", DELIVERY).status_code == 202
+
+
+def test_an_alert_that_cannot_be_stored_is_sent_again(place: Place) -> None:
+    place.down = True
+    assert place.post("/v1/alerts", DELIVERY).status_code == 503
+    place.down = False
+    assert place.post("/v1/alerts", DELIVERY).status_code == 202
+
+
+def test_the_same_key_is_the_same_run(place: Place) -> None:
+    first = place.post("/v1/runs", MANIFEST, Idempotency_Key="nightly-7")
+    text = yaml.safe_dump(MANIFEST).encode()
+    again = place.post("/v1/runs", text, Idempotency_Key="nightly-7", Content_Type="application/yaml")
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["run"] == again.json()["run"]
+    assert place.submitter.names() == [first.json()["run"]]
+    other = place.post("/v1/runs?run=mine", MANIFEST, Idempotency_Key="nightly-7")
+    assert other.status_code == 409
+    missing = place.post("/v1/runs", MANIFEST)
+    assert (missing.status_code, "Idempotency-Key" in missing.text) == (400, True)
+
+
+def test_yaml_that_grows_in_memory_is_refused(place: Place) -> None:
+    bomb = b"a: &a [x, x]\nb: &b [*a, *a]\nspec: {c: [*b, *b]}\n"
+    answer = place.post("/v1/runs", bomb, Idempotency_Key="k", Content_Type="application/yaml")
+    assert (answer.status_code, "alias" in answer.text) == (400, True)
+
+
+def test_a_run_is_planned_resumed_and_told(place: Place) -> None:
+    run = place.post("/v1/runs", MANIFEST, Idempotency_Key="k").json()["run"]
+    History(place.store, run).done("prep")
+    assert place.post(f"/v1/runs/{run}/resume").status_code == 409, "it runs"
+    place.submitter.end(run, namespace="ml")
+    dry = place.post(f"/v1/runs/{run}/resume", {"dryRun": True}).json()
+    assert (dry["created"], [step["name"] for step in dry["plan"]["steps"]]) == (False, ["prep", "fit"])
+    made = [place.post(f"/v1/runs/{run}/resume", Idempotency_Key="again") for _ in range(2)]
+    assert [(one.status_code, one.json()["submission"]) for one in made] == [(201, 2), (200, 2)]
+    assert place.submitter.names() == [run, f"{run}-2"]
+    assert place.get(f"/v1/runs/{run}/plan").json()["kind"] == "Plan"
+    events = [event["name"] for event in place.get(f"/v1/runs/{run}/events").json()["items"]]
+    assert events[0] == "run.submitted"
+    assert place.get(f"/v1/runs/{run}/lineage").json()["kind"] == "Lineage"
+    assert place.get("/v1/runs/nobody/plan").status_code == 404
+
+
+def test_where_several_namespaces_are_served_one_has_to_be_named(tmp_path: Path) -> None:
+    place = Place(tmp_path, ("ml", "nlp"))
+    with place.server:
+        answer = place.get("/v1/runs/digits-1/plan")
+        assert (answer.status_code, "say which" in answer.text) == (400, True)
+        assert place.get("/v1/runs/digits-1/plan?namespace=nlp").status_code == 404
+
+
+def test_health_and_metrics_need_no_token_and_calls_of_nobody_are_told_what_there_is(place: Place) -> None:
+    assert httpx.get(f"{place.server.url}/healthz").text == "ok\n"
+    assert httpx.get(f"{place.server.url}/metrics").content == b"metrics"
+    answer = httpx.get(f"{place.server.url}/nothing")
+    assert (answer.status_code, "/v1/alerts" in answer.text) == (404, True)

@@ -1,0 +1,349 @@
+"""From a delivery of Alertmanager to one act: taken in durably, pinned to a submission, done once.
+
+| the alert asks for | its run | outcome |
+|---|---|---|
+| resume | has ended | resumed, however often it is delivered |
+| resume | goes on, or a person ended it | left |
+| save-and-restart | goes on | stopped, then resumed |
+| save-and-restart | goes on, and it was resolved | nothing |
+| notify | any | told |
+| anything | is not here | unmatched |
+"""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.compiled import History, gated, pipeline_of
+from support.faults import dying_at
+from support.submitter import FakeSubmitter
+from tiphys_controller import LiveWorkflow, resume, start
+from tiphys_controller.alerts.inbox import Inbox, Taken
+from tiphys_controller.alerts.orders import Orders
+from tiphys_controller.alerts.payload import parse
+from tiphys_controller.alerts.rules import (
+    AlertAction,
+    Move,
+    Situation,
+    next_move,
+    read_rules,
+    rule_for,
+    run_label,
+    workflow_label,
+)
+from tiphys_controller.automatic.attendant import Attendant, Surroundings
+from tiphys_controller.automatic.health import Health
+from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.automatic.observed import Standing
+
+from tiphys.errors import UsageError
+from tiphys.records import AlertDone, AutomaticResume, Cause
+from tiphys.store import RunLayout, Store, find_record, read_events, read_record
+from tiphys.store.layout import alert_key
+
+RUN = "digits-1"
+STARTS = "2026-05-04T11:00:00.000Z"
+RULES = {
+    "RunFailed": AlertAction.RESUME,
+    "TrainingStalled": AlertAction.SAVE_AND_RESTART,
+    "Other": AlertAction.NOTIFY,
+}
+
+
+def alert(name: str = "RunFailed", status: str = "firing", fingerprint: str = "ab12", **labels: str) -> dict[str, Any]:
+    given = {"alertname": name, "namespace": "default", "tiphys_run": RUN, **labels}
+    annotations = {"summary": f"{name} of {RUN}"}
+    stamp = {"startsAt": STARTS, "endsAt": "0001-01-01T00:00:00Z", "fingerprint": fingerprint}
+    return {"status": status, "labels": given, "annotations": annotations, **stamp}
+
+
+def delivery(*alerts: dict[str, Any]) -> dict[str, Any]:
+    return {"version": "4", "groupKey": "{}", "status": "firing", "receiver": "tiphys", "alerts": list(alerts)}
+
+
+class StoppableSubmitter(FakeSubmitter):
+    """It remembers which Workflows were asked to end."""
+
+    stopped: list[str]
+
+    def stop(self, workflow: LiveWorkflow, how: Any = None) -> None:
+        self.stopped = [*getattr(self, "stopped", []), workflow.name]
+
+
+class Desk:
+    """The inbox and the worker of one controller."""
+
+    def __init__(self, store: Store, submitter: StoppableSubmitter, mode: Mode = Mode.ON) -> None:
+        self.store, self.submitter = store, submitter
+        self.now = 1000.0
+        self.shut: dict[str, str] = {}
+        self.handled_: list[tuple[str, str]] = []
+        self.inbox = Inbox(lambda _: store, ("default",))
+        given = Surroundings(lambda _: store, lambda: submitter, lambda: True, lambda _: Health(), lambda: self.now)  # type: ignore[arg-type, return-value]
+        self.attendant = Attendant(given, Limits(mode=mode, per_minute=6000.0))
+        self.orders = Orders(lambda _: store, self.attendant, RULES, self)
+
+    def deliver(self, *alerts: dict[str, Any]) -> Taken:
+        return self.inbox.take(parse(delivery(*alerts)))
+
+    def work(self) -> int:
+        self.now += 1
+        return self.orders.work("default")
+
+    def find_run(self, namespace: str, labels: Mapping[str, str]) -> str:
+        named = run_label(labels)
+        return named if named and self.store.list(RunLayout(named).prefix) and named == RUN else ""
+
+    def shutdowns(self, namespace: str) -> Mapping[str, str]:
+        return self.shut
+
+    def handled(self, key: tuple[str, str], alert: str, record: Any, done: AlertDone) -> None:
+        self.handled_.append((record.name, done.outcome))
+
+
+@pytest.fixture
+def submitter(tmp_path: Path) -> StoppableSubmitter:
+    return StoppableSubmitter(tmp_path / "cluster")
+
+
+@pytest.fixture
+def desk(store: Store, submitter: StoppableSubmitter) -> Desk:
+    start(store, submitter, pipeline_of(gated("prep"), gated("fit", depends="prep")), RUN)
+    History(store, RUN).done("prep")
+    return Desk(store, submitter)
+
+
+def ended(desk: Desk) -> None:
+    History(desk.store, RUN).failed("fit")
+    desk.submitter.end(RUN)
+
+
+def test_a_thousand_duplicated_and_reordered_deliveries_make_one_resume(desk: Desk, store: Store) -> None:
+    ended(desk)
+    chance = random.Random(3)
+    replicas = [desk, Desk(store, desk.submitter), Desk(store, desk.submitter)]
+    firing, resolved = alert(), alert(status="resolved")
+    for number in range(1000):
+        replica = chance.choice(replicas)
+        replica.deliver(*chance.choice([(firing,), (resolved,), (resolved, firing), (firing, firing)]))
+        if number % 50 == 0:
+            chance.choice(replicas).work()
+    for replica in replicas:
+        replica.work()
+    assert desk.submitter.names() == [RUN, f"{RUN}-2"]
+    assert [outcome for one in replicas for _, outcome in one.handled_] == ["resumed"]
+    [event] = [one for one in read_events(store, RUN) if one.name == "alert.handled"]
+    assert event.data["outcome"] == "resumed"
+
+
+def test_two_alerts_about_one_end_make_one_resume(desk: Desk) -> None:
+    ended(desk)
+    desk.deliver(alert(fingerprint="1"), alert(fingerprint="2"))
+    assert desk.work() == 0
+    desk.submitter.end(f"{RUN}-2")
+    assert desk.work() == 0, "they were about the first submission"
+    assert desk.submitter.names() == [RUN, f"{RUN}-2"]
+    assert [outcome for _, outcome in desk.handled_] == ["resumed", "left"]
+
+
+@pytest.mark.parametrize("point", ["automatic.after_intent", "resume.after_claim", "resume.after_create"])
+def test_a_worker_that_dies_is_followed_by_one_that_finishes(desk: Desk, point: str) -> None:
+    ended(desk)
+    desk.deliver(alert())
+    with dying_at(point):
+        desk.work()
+    other = Desk(desk.store, desk.submitter)
+    other.now += 200
+    for _ in range(3):
+        other.work()
+    assert desk.submitter.names() == [RUN, f"{RUN}-2"]
+    assert [outcome for _, outcome in other.handled_] == ["resumed"]
+
+
+def test_a_run_that_goes_on_is_not_resumed(desk: Desk) -> None:
+    desk.deliver(alert())
+    desk.work()
+    assert desk.handled_ == [("RunFailed", "left")]
+    assert desk.submitter.names() == [RUN]
+
+
+def test_what_a_person_has_stopped_no_alert_begins_again(desk: Desk) -> None:
+    ended(desk)
+    desk.shut[f"uid-of-{RUN}"] = "Terminate"
+    desk.deliver(alert())
+    desk.work()
+    assert desk.handled_ == [("RunFailed", "left")]
+    assert desk.submitter.names() == [RUN]
+
+
+def test_a_broken_program_is_left_to_its_author(desk: Desk) -> None:
+    History(desk.store, RUN).failed("fit", cause=Cause.USER_ERROR)
+    desk.submitter.end(RUN)
+    desk.deliver(alert())
+    desk.work()
+    assert desk.submitter.names() == [RUN]
+
+
+def test_a_run_is_stopped_so_that_it_saves_and_then_goes_on(desk: Desk) -> None:
+    desk.deliver(alert("TrainingStalled"))
+    assert desk.work() == 1
+    assert desk.submitter.stopped == [RUN]
+    assert read_record(desk.store, RunLayout(RUN).automatic(2), AutomaticResume).alert
+    desk.shut[f"uid-of-{RUN}"] = "Stop"
+    assert desk.work() == 1
+    assert desk.submitter.stopped == [RUN], "asked once"
+    ended(desk)
+    # Another controller, that knows nothing of it but what is stored.
+    other = Desk(desk.store, desk.submitter)
+    other.shut = desk.shut
+    assert other.work() == 0
+    assert desk.submitter.names() == [RUN, f"{RUN}-2"]
+    assert other.handled_ == [("TrainingStalled", "restarted")]
+
+
+def test_a_worker_that_died_before_it_stopped_a_run_does_so_when_it_is_back(desk: Desk) -> None:
+    desk.deliver(alert("TrainingStalled"))
+    with dying_at("automatic.after_intent"):
+        desk.work()
+    other = Desk(desk.store, desk.submitter)
+    other.deliver(alert("TrainingStalled", status="resolved"))
+    assert other.work() == 1
+    assert desk.submitter.stopped == [RUN], "it was decided, and the run must not end without a successor"
+
+
+def test_a_run_that_is_well_again_is_not_restarted(desk: Desk) -> None:
+    desk.deliver(alert("TrainingStalled", status="resolved"), alert("TrainingStalled"))
+    assert desk.work() == 0
+    assert desk.handled_ == [("TrainingStalled", "resolved")]
+    assert not hasattr(desk.submitter, "stopped")
+
+
+def test_other_alerts_are_told_and_nothing_is_done(desk: Desk) -> None:
+    ended(desk)
+    desk.deliver(alert("Other"), alert("Unheard", fingerprint="2"), alert(fingerprint="3", tiphys_run="nobody"))
+    assert desk.work() == 0
+    assert sorted(desk.handled_) == [("Other", "told"), ("RunFailed", "unmatched"), ("Unheard", "told")]
+    assert desk.submitter.names() == [RUN]
+
+
+def test_somebody_who_was_faster_is_not_followed_by_another(desk: Desk) -> None:
+    ended(desk)
+    desk.deliver(alert())
+    desk.orders._take(
+        desk.store, "default", parse(delivery(alert())).alerts[0].id, parse(delivery(alert())).alerts[0].record()
+    )
+    resume(desk.store, desk.submitter, RUN)
+    desk.submitter.end(f"{RUN}-2")
+    desk.work()
+    assert desk.submitter.names() == [RUN, f"{RUN}-2"]
+    assert desk.handled_ == [("RunFailed", "left")]
+
+
+def test_where_nothing_is_resumed_by_itself_an_alert_changes_nothing(
+    store: Store, submitter: StoppableSubmitter
+) -> None:
+    start(store, submitter, pipeline_of(gated("fit")), RUN)
+    desk = Desk(store, submitter, Mode.OFF)
+    submitter.end(RUN)
+    desk.deliver(alert())
+    desk.work()
+    assert desk.handled_ == [("RunFailed", "left")]
+    assert submitter.names() == [RUN]
+
+
+def test_an_alert_is_the_same_by_fingerprint_and_start(desk: Desk) -> None:
+    first, again = parse(delivery(alert(), {**alert(), "endsAt": STARTS})).alerts
+    later = parse(delivery({**alert(), "startsAt": "2026-05-04T12:00:00.000Z"})).alerts[0]
+    assert first.id == again.id != later.id
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "label", "expected"),
+    [
+        (("ml",), "ml", "ml"),
+        (("ml",), "", "ml"),
+        (("ml",), "other", ""),
+        (("ml", "nlp"), "nlp", "nlp"),
+        (("ml", "nlp"), "", ""),
+        (None, "any", "any"),
+        (None, "", ""),
+        (None, "../../x", ""),
+        (None, "a/b", ""),
+    ],
+)
+def test_whose_alert_it_is(namespaces: tuple[str, ...] | None, label: str, expected: str) -> None:
+    inbox = Inbox(lambda _: pytest.fail("nothing is stored here"), namespaces)
+    assert inbox.tenant({"namespace": label} if label else {}) == expected
+
+
+def test_an_alert_of_nobody_here_is_counted_and_not_stored(desk: Desk) -> None:
+    assert desk.deliver(alert(namespace="another"), alert()) == Taken(accepted=1, unmatched=1)
+    kept = [info.key for info in desk.store.list("alerts/")]
+    assert kept == [alert_key(parse(delivery(alert())).alerts[0].id, "firing")]
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ([], "the document"),
+        ({}, "version: Field required"),
+        ({"version": "3", "alerts": []}, "version '3'; this reads version 4"),
+        (delivery({**alert(), "status": "unsure"}), "alerts.0.status"),
+        (delivery({**alert(), "fingerprint": "../../runs/x"}), "hexadecimal"),
+        (delivery({**alert(), "startsAt": "x" * 100}), "alerts.0.startsAt"),
+        (delivery(*[alert()] * 1001), "at most 1000"),
+    ],
+)
+def test_what_is_no_delivery_is_refused_with_the_place(document: object, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parse(document)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"action": AlertAction.NOTIFY}, Move.TELL),
+        ({"action": AlertAction.IGNORE, "standing": Standing.FAILED}, Move.TELL),
+        ({"last": 3}, Move.GONE_ON),
+        ({"action": AlertAction.RESUME}, Move.ATTEND),
+        ({}, Move.STOP),
+        ({"stopping": True}, Move.WAIT),
+        ({"resolved": True}, Move.DROP),
+        ({"resolved": True, "intended": True}, Move.STOP),
+        ({"standing": Standing.FAILED}, Move.ATTEND),
+        ({"standing": Standing.GONE, "resolved": True}, Move.ATTEND),
+    ],
+)
+def test_the_next_move(changes: dict[str, Any], expected: Move) -> None:
+    now = Situation(AlertAction.SAVE_AND_RESTART, False, 2, 2, Standing.RUNS, False, False)
+    assert next_move(now._replace(**changes)) is expected
+
+
+def test_rules_come_from_a_file_and_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    file.write_text('{"TrainingStalled": "save-and-restart"}')
+    rules = read_rules(file)
+    assert rule_for(rules, "TrainingStalled") is AlertAction.SAVE_AND_RESTART
+    assert rule_for(rules, "Other") is AlertAction.NOTIFY
+    file.write_text('{"TrainingStalled": "reboot"}')
+    with pytest.raises(UsageError, match="one of resume, save-and-restart, notify, ignore"):
+        read_rules(file)
+    with pytest.raises(UsageError, match="cannot read the rules"):
+        read_rules(tmp_path / "missing.json")
+
+
+def test_labels_that_name_a_run_or_a_workflow() -> None:
+    assert run_label({"run": "a", "tiphys_run": "b"}) == "b"
+    assert workflow_label({"workflow": "w"}) == "w"
+    assert run_label({"workflow": "w"}) == ""
+
+
+def test_what_was_done_stays_on_record(desk: Desk) -> None:
+    ended(desk)
+    desk.deliver(alert())
+    desk.work()
+    done = find_record(desk.store, alert_key(parse(delivery(alert())).alerts[0].id, "done"), AlertDone)
+    assert done is not None
+    assert done.outcome == "resumed"
