@@ -12,6 +12,7 @@ from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.store import Store
 from tiphys_controller.change import Change
 from tiphys_controller.drifting import Difference, gate
+from tiphys_controller.identity import anonymous
 from tiphys_controller.planning import planned
 from tiphys_controller.report import PlanReport, report_of
 from tiphys_controller.starting import Origin, Started, begin, random_suffix
@@ -68,6 +69,6 @@ def fork(
     gate(found.drift, parent, forking=True)
     recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
     fresh = tuple(name for name in found.fresh if name in found.pipeline.steps)
-    pipeline = CompiledPipeline.from_manifest(found.pipeline.manifest)
+    pipeline = CompiledPipeline.from_manifest(anonymous(found.pipeline.manifest))
     started = begin(store, submitter, pipeline, run, namespace or recorded, suffix, Origin(parent=parent, fresh=fresh))
     return Forked(report, found.drift, started)

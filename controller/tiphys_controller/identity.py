@@ -61,6 +61,15 @@ def identified(manifest: Manifest, identity: Identity) -> Manifest:
     return {**top, "metadata": _metadata(manifest.get("metadata") or {}, identity), "spec": spec}
 
 
+def anonymous(manifest: Manifest) -> Manifest:
+    """A copy of ``manifest`` that belongs to no run yet, as compile makes it."""
+    spec = deepcopy(manifest["spec"])
+    for parameter in (spec.get("arguments") or {}).get("parameters") or []:
+        if parameter["name"] in (RUN_PARAMETER, SUBMISSION_PARAMETER):
+            parameter["value"] = ""
+    return {**manifest, "spec": spec}
+
+
 def _metadata(metadata: Manifest, identity: Identity) -> Manifest:
     kept = {name: deepcopy(metadata[name]) for name in _KEPT_METADATA if metadata.get(name)}
     labels = {name: value for name, value in kept.get("labels", {}).items() if name not in _SERVER_LABELS}

@@ -17,7 +17,7 @@ from tiphys.lineage.choose import commits_of
 from tiphys.lineage.verify import read_manifest
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import CheckpointManifest, CheckpointRef
-from tiphys.store import Store, read_run, step_attempts
+from tiphys.store import Store, current_workflow, step_attempts
 from tiphys.store.runs import concurrently
 
 EXAMPLES = """\b
@@ -66,7 +66,7 @@ def _manifests(store: Store, lineage: str) -> list[CheckpointManifest]:
 
 def _bounds(store: Store, run: str, step: str) -> Bounds | None:
     """Those that the author set for ``auto``."""
-    spec = CompiledPipeline.from_manifest(read_run(store, run).workflow).steps.get(step.partition(".")[0])
+    spec = CompiledPipeline.from_manifest(current_workflow(store, run)).steps.get(step.partition(".")[0])
     asked = spec.checkpoints.every_bounds if spec and spec.checkpoints else None
     return Bounds(*asked) if asked else None
 

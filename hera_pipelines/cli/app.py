@@ -20,6 +20,7 @@ _COMMANDS = {
     "compile": ("compile", "compile_file", "EXAMPLES"),
     "plan": ("plan", "plan", "EXAMPLES"),
     "resume": ("resume", "resume", "EXAMPLES"),
+    "fork": ("fork", "fork", "EXAMPLES"),
     "stop": ("stop", "stop", "EXAMPLES"),
     "why": ("why", "why", "EXAMPLES"),
     "runs": ("runs", "runs", "RUNS_EXAMPLES"),

@@ -12,7 +12,7 @@ from tiphys.errors import NotFoundError, UsageError
 from tiphys.lineage import pins
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import CheckpointRef
-from tiphys.store import Store, all_attempts, open_store, read_run
+from tiphys.store import Store, all_attempts, current_workflow, open_store
 
 PIN_EXAMPLES = """\b
 Examples:
@@ -81,7 +81,7 @@ def find_checkpoint(store: Store, where: str, which: str) -> Place:
 def find_lineage(store: Store, where: str) -> Lineage:
     """The lineage of ``RUN`` or ``RUN/STEP``; raises like `find_checkpoint`."""
     run, _, step = where.partition("/")
-    pipeline = CompiledPipeline.from_manifest(read_run(store, run).workflow)
+    pipeline = CompiledPipeline.from_manifest(current_workflow(store, run))
     lineages = {name: tries[-1].claim.lineage for name, tries in all_attempts(store, run).items()}
     training = {name: lineage for name, lineage in lineages.items() if lineage and step in ("", name)}
     if not training:

@@ -1,5 +1,6 @@
 """``tiphys plan``: what would run, and why."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -7,12 +8,14 @@ import typer
 from rich.text import Text
 from tiphys_controller import PlanReport, plan_run
 
+from hera_pipelines.cli.changes import FromOption
 from hera_pipelines.cli.location import StoreOption, existing_store
 from hera_pipelines.cli.screen import Format, Screen
 
 EXAMPLES = """\b
 Examples:
   tiphys plan digits-7xk2p
+  tiphys plan digits-7xk2p --from fit
   tiphys plan digits-7xk2p -o json | jq '.steps[] | select(.decision == "run")'
 """
 
@@ -22,15 +25,17 @@ _STYLES = {"skip": "dim", "run": "bold cyan"}
 def plan(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Name of the run.")],
+    again: FromOption = None,
     store: StoreOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the plan.")] = Format.TABLE,
 ) -> None:
     """Show what a resume would run and what it would skip, and why. Reads storage and writes nothing."""
     screen: Screen = context.obj
-    report = plan_run(existing_store(screen, store), run)
+    report = plan_run(existing_store(screen, store), run, again or ())
     show_plan(screen, report, output)
     if report.running:
-        screen.note(f"next: tiphys resume {run}")
+        words = [word for step in again or () for word in ("--from", step)]
+        screen.note(f"next: {shlex.join(['tiphys', 'resume', run, *words])}")
 
 
 def show_plan(screen: Screen, report: PlanReport, output: Format) -> None:

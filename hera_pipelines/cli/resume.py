@@ -1,12 +1,13 @@
 """``tiphys resume``: go on with a run from storage alone, where its last submission ran."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
-from tiphys_controller import Resumed
+from tiphys_controller import Change, Resumed, Submitter
 from tiphys_controller import resume as resume_run
 
+from hera_pipelines.cli.changes import DriftOption, Edits, FileArgument, FromOption, show_drift
 from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, NamespaceOption, Where
 from hera_pipelines.cli.execution import (
     CodeOption,
@@ -21,6 +22,7 @@ from hera_pipelines.cli.execution import (
     remembered_code,
 )
 from hera_pipelines.cli.following import ClusterJob, follow
+from hera_pipelines.cli.loading import PipelineOption
 from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store, must_be_named
 from hera_pipelines.cli.places import (
     CLUSTER_OPTIONS,
@@ -37,12 +39,14 @@ from hera_pipelines.cli.plan import show_plan
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.local.session import LocalSession
 from tiphys.errors import NotFoundError
-from tiphys.store import Store, Submission, read_run, submissions
+from tiphys.store import Store, Submission, current_workflow, submissions
 
 EXAMPLES = """\b
 Examples:
   tiphys resume digits-7xk2p --dry-run
   tiphys resume digits-7xk2p
+  tiphys resume digits-7xk2p --from fit
+  tiphys resume digits-7xk2p digits.py --drift parameters=warn
   tiphys resume digits-7xk2p --store s3://ml/tiphys --context east
 """
 
@@ -50,6 +54,13 @@ Examples:
 def resume(
     command: typer.Context,
     run: Annotated[str, typer.Argument(help="Name of the run.")],
+    file: FileArgument = None,
+    which: PipelineOption = None,
+    again: FromOption = None,
+    drift: DriftOption = None,
+    idempotency_key: Annotated[
+        str, typer.Option("--idempotency-key", metavar="KEY", help="Under one key a run is resumed once.")
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Take the work away from a submission that may still be running.")
@@ -70,6 +81,9 @@ def resume(
 ) -> None:
     """Run what is still missing of a run, where its last submission ran: here, or on a cluster.
 
+    With --from, steps run again that are done, and what hangs on them; trainings
+    among them begin anew. With a file, the steps that it changes run again, too.
+
     Works with the Workflow, the cluster and the engine's folder gone: the plan
     goes to stdout, progress to stderr. On a cluster Ctrl-C only ends the
     watching.
@@ -86,15 +100,29 @@ def resume(
             CLUSTER_OPTIONS,
             f"this is for a cluster, and run {run} goes on here; check its name, or see --cluster",
         )
+    change = Edits(file, which, drift=drift or ()).of(place, run)
     if dry_run:
         # A session that is not entered starts nothing, and a plan asks no cluster.
-        show_plan(screen, resume_run(place, LocalSession(place, state), run, dry_run=True).plan, output)
+        session = LocalSession(place, state)
+        planned = resume_run(place, session, run, dry_run=True, again=again or (), change=change)
+        show_drift(screen, planned.plan.drift)
+        show_plan(screen, planned.plan, output)
         return
-    order = _Order(place, run, last, force, must_be_named(store), output)
+    asked = _Asked(tuple(again or ()), idempotency_key, change)
+    order = _Order(place, run, last, force, must_be_named(store), output, asked)
     if on_cluster:
         _on_cluster(screen, order, Where(kubeconfig, context, namespace, argo_server), cluster)
     else:
-        _here(screen, order, EngineOptions(state, queues, plugin_port, speed, code or remembered_code(place, run)))
+        folder = code or (file.parent if file else remembered_code(place, run))
+        _here(screen, order, EngineOptions(state, queues, plugin_port, speed, folder))
+
+
+class _Asked(NamedTuple):
+    """What is asked beyond doing what is missing."""
+
+    again: tuple[str, ...]
+    key: str
+    change: Change | None
 
 
 @dataclass(frozen=True)
@@ -107,12 +135,19 @@ class _Order:
     force: bool
     store_must_be_named: bool
     output: Format
+    asked: _Asked
+
+    def carry_out(self, submitter: Submitter, namespace: str) -> Resumed:
+        """Submit it."""
+        return resume_run(
+            self.store, submitter, self.run, force=self.force, namespace=namespace, **self.asked._asdict()
+        )
 
 
 def _here(screen: Screen, order: _Order, options: EngineOptions) -> None:
     place, run = order.store, order.run
     with local_engine(place, options) as (session, watch):
-        resumed = resume_run(place, session, run, force=order.force, namespace="default")
+        resumed = order.carry_out(session, "default")
         if _tell(screen, order, resumed):
             job = Job(run, resumed.workflow_name, place, options.state, order.store_must_be_named)
             carry_out(screen, session, watch, job)
@@ -123,7 +158,7 @@ def _on_cluster(screen: Screen, order: _Order, where: Where, forced: bool) -> No
     submitter, namespace = cluster_submitter(where, screen.note)
     if order.last is not None and ran_on(order.last) and not forced:
         must_be_the_cluster_of(order.last, submitter.cluster, order.run)
-    resumed = resume_run(order.store, submitter, order.run, order.force, namespace=namespace)
+    resumed = order.carry_out(submitter, namespace)
     if _tell(screen, order, resumed):
         newest = submissions(order.store, order.run)[-1].claim
         live = submitter.find(newest.namespace, newest.workflow_name)
@@ -131,15 +166,19 @@ def _on_cluster(screen: Screen, order: _Order, where: Where, forced: bool) -> No
             raise NotFoundError(f"Workflow {newest.namespace}/{newest.workflow_name} was deleted a moment ago")
         options = words([("--store", order.store.url if order.store_must_be_named else "")])
         job = ClusterJob(order.run, live, order.store, tuple(options), where.words)
-        follow(screen, submitter, job, read_run(order.store, order.run).workflow)
+        follow(screen, submitter, job, current_workflow(order.store, order.run))
 
 
 def _tell(screen: Screen, order: _Order, resumed: Resumed) -> bool:
     """Show the plan and what became of it; whether something was submitted."""
+    show_drift(screen, resumed.plan.drift)
     show_plan(screen, resumed.plan, order.output)
     screen.out.file.flush()
     if resumed.submission is None:
         screen.note(f"nothing is missing of run {order.run}")
+        return False
+    if not resumed.created:
+        screen.note(f"submission {resumed.submission} of run {order.run} was made before, under the same key")
         return False
     screen.note(f"submission {resumed.submission} of run {order.run}")
     return True

@@ -15,7 +15,7 @@ from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, GpuRequest
 from tiphys.records import AttemptClaim, SubmissionBound
-from tiphys.store import RunLayout, Store, read_record, read_run
+from tiphys.store import RunLayout, Store, current_workflow, read_record
 from tiphys.store.layout import parse_attempt
 from tiphys.store.runs import concurrently
 from tiphys_plugin import destination, pods
@@ -75,7 +75,7 @@ def unknown(cluster: Cluster, ledger: AdmissionBackend, namespace: str | None = 
 
 def _live_claims(store: Store, run: str, live: Sequence[PodStatus]) -> Iterator[tuple[AttemptClaim, GpuRequest]]:
     """Claims of the attempts with GPUs that ``live`` pods belong to and that nobody has ended."""
-    steps = CompiledPipeline.from_manifest(read_run(store, run).workflow).steps
+    steps = CompiledPipeline.from_manifest(current_workflow(store, run)).steps
     requests = {name: spec.gpu for name, spec in steps.items() if spec.gpu is not None}
     wanted = {(pod.labels.get(STEP_LABEL), pod.labels.get(ATTEMPT_LABEL)) for pod in live}
     layout = RunLayout(run)

@@ -9,7 +9,7 @@ from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.protocol.gang import gang_name
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import AttemptEnd
-from tiphys.store import RunLayout, Store, find_record, read_run
+from tiphys.store import RunLayout, Store, current_workflow, find_record
 from tiphys_plugin import gangs, pods
 from tiphys_plugin.cluster import Cluster, PodStatus
 from tiphys_plugin.identity import Binding
@@ -66,7 +66,7 @@ def lease_is_gone(stores: Stores, cluster: Cluster, lease: Lease) -> bool:
 
 def _gang_goes_on(store: Store, cluster: Cluster, held: LeaseRequest, found: Sequence[PodStatus]) -> bool:
     """Whether pods can come although none lives: what makes those of a gang outlives what Argo knows of it."""
-    steps = CompiledPipeline.from_manifest(read_run(store, held.run).workflow).steps
+    steps = CompiledPipeline.from_manifest(current_workflow(store, held.run)).steps
     gang = steps[held.step.partition(".")[0]].gang
     if gang is None:
         return False

@@ -38,7 +38,10 @@ def pipeline_of(*tasks: Manifest, parameters: Mapping[str, str] | None = None, *
             "templates": [
                 {"name": "main", "dag": {"tasks": bodies}},
                 *(template for task in tasks for template in _templates(task)),
-                {"name": "tiphys-finalize", "plugin": {"tiphys": {"op": "finalize"}}},
+                {
+                    "name": "tiphys-finalize",
+                    "plugin": {"tiphys": {"op": "finalize", "run": "{{workflow.parameters.tiphys-run}}"}},
+                },
             ],
             **spec,
         },

@@ -15,6 +15,7 @@ from tiphys.records import (
     StoredRecord,
     SubmissionBound,
     SubmissionClaim,
+    WorkflowRecord,
     digest,
     stored_form,
 )
@@ -99,6 +100,16 @@ class Reader:
             record = self.read(Place(Layer.RUN), info.key, _SUBMISSIONS[what])
             if record is not None and (record.run, record.submission) != (self.run, number):
                 self.say(Place(Layer.RUN), info.key, f"it is that of {record.run}, submission {record.submission}")
+            elif isinstance(record, SubmissionClaim) and record.workflow:
+                self._check_workflow(record)
+
+    def _check_workflow(self, claimed: SubmissionClaim) -> None:
+        key = RunLayout(self.run).workflow(claimed.workflow)
+        record = self.read(Place(Layer.RUN), key, WorkflowRecord)
+        if record is not None and (record.run, digest(record.workflow)) != (self.run, claimed.workflow):
+            self.say(Place(Layer.RUN), key, f"it is not the Workflow that submission {claimed.submission} was made of")
+        elif record is None and not any(info.key == key for info in self.store.list(key)):
+            self.say(Place(Layer.RUN), key, f"it is missing, and submission {claimed.submission} was made of it")
 
 
 def checkpoint_stores(store: Store, record: RunRecord | None) -> Callable[[str], Store]:

@@ -19,7 +19,7 @@ from tiphys.lineage.validity import readable
 from tiphys.protocol.keep import Keep
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import CheckpointRef
-from tiphys.store import Attempt, LineageLayout, Store, all_attempts, open_store, read_run, step_attempts
+from tiphys.store import Attempt, LineageLayout, Store, all_attempts, current_workflow, open_store, step_attempts
 
 
 class Action(StrEnum):
@@ -127,7 +127,7 @@ def run_lineages(
     Raises:
         NotFoundError: the store has no such run.
     """
-    pipeline = CompiledPipeline.from_manifest(read_run(store, run).workflow)
+    pipeline = CompiledPipeline.from_manifest(current_workflow(store, run))
     for step, attempts in sorted(all_attempts(store, run).items()):
         lineage, name = attempts[-1].claim.lineage, step.partition(".")[0]
         if not lineage:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tiphys.errors import NotFoundError
-from tiphys.records import RunRecord, SubmissionClaim
-from tiphys.store import RunLayout, Store, read_record, read_run
-from tiphys.store.layout import parse_submission
+from tiphys.records import RunRecord
+from tiphys.store import Store, last_claim, read_run
 
 
 class Ancestor(NamedTuple):
@@ -39,9 +38,5 @@ def ancestors(store: Store, record: RunRecord) -> tuple[Ancestor, ...]:
 
 
 def _fresh_since(store: Store, record: RunRecord) -> Mapping[str, int]:
-    layout = RunLayout(record.run)
-    places = (parse_submission(info.key) for info in store.list(layout.submissions))
-    last = max((number for number, what in filter(None, places) if what == "claim"), default=0)
-    if not last:
-        return dict.fromkeys(record.fresh, 1)
-    return read_record(store, layout.submission(last), SubmissionClaim).fresh_since
+    last = last_claim(store, record.run)
+    return last.fresh_since if last else dict.fromkeys(record.fresh, 1)

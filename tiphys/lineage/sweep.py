@@ -10,7 +10,7 @@ from tiphys.lineage.trials import Aim, Source, Sweep, Trial, hours, ranked, tria
 from tiphys.protocol.fan_out import SWEEP_ANNOTATION, given_by, written_items
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import AdoptedRecord, AttemptEnd, ItemBound
-from tiphys.store import Attempt, RunLayout, Store, all_attempts, read_record, read_run
+from tiphys.store import Attempt, RunLayout, Store, all_attempts, read_current_run, read_record
 from tiphys.store.layout import parse_adopted, parse_submission
 from tiphys.store.runs import concurrently
 
@@ -32,7 +32,7 @@ def read_sweep(
         NotFoundError: there is no such run.
         UsageError: it has no such sweep, or several and ``step`` names none.
     """
-    record = read_run(store, run)
+    record = read_current_run(store, run)
     pipeline = CompiledPipeline.from_manifest(record.workflow)
     name = _the_sweep(pipeline, step)
     aim = _aim(pipeline, name, metric, mode)

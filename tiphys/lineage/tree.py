@@ -28,7 +28,7 @@ from tiphys.records import (
     Skipped,
     Timestamp,
 )
-from tiphys.store import Attempt, Store, all_attempts, open_store, read_events, read_run
+from tiphys.store import Attempt, Store, all_attempts, open_store, read_current_run, read_events
 from tiphys.store.runs import concurrently
 
 
@@ -109,7 +109,7 @@ def tree(store: Store, run: str) -> LineageTree:
     Raises:
         NotFoundError: the store has no such run.
     """
-    return tree_of(store, read_run(store, run), all_attempts(store, run), read_events(store, run))
+    return tree_of(store, read_current_run(store, run), all_attempts(store, run), read_events(store, run))
 
 
 def tree_of(

@@ -93,6 +93,31 @@ def workflow_of(store: Store, record: RunRecord, claimed: SubmissionClaim | None
     return found.workflow
 
 
+def last_claim(store: Store, run: str) -> SubmissionClaim | None:
+    """The claim of the last submission of a run; None before the first. Costs a listing and a read."""
+    places = (parse_submission(info.key) for info in store.list(RunLayout(run).submissions))
+    last = max((number for number, what in filter(None, places) if what == "claim"), default=0)
+    return read_record(store, RunLayout(run).submission(last), SubmissionClaim) if last else None
+
+
+def current_workflow(store: Store, run: str) -> dict[str, Any]:
+    """The Workflow that the last submission of a run was made of.
+
+    Raises:
+        NotFoundError: there is no such run.
+        IntegrityError: a record is damaged.
+    """
+    return read_current_run(store, run).workflow
+
+
+def read_current_run(store: Store, run: str) -> RunRecord:
+    """Like `read_run`, with the Workflow that its last submission was made of."""
+    record, last = read_run(store, run), last_claim(store, run)
+    if last is None or not last.workflow:
+        return record
+    return record.model_copy(update={"workflow": workflow_of(store, record, last)})
+
+
 def submissions(store: Store, run: str) -> list[Submission]:
     """All submissions of a run, the first one first."""
     listed = [info.key for info in store.list(RunLayout(run).submissions)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support import tiny
 
-from .conftest import Command
+from .conftest import Answer, Command, snapshot
 
 
 def test_a_run_is_begun_once_for_each_idempotency_key(tiphys: Command, tmp_path: Path) -> None:
@@ -18,3 +18,59 @@ def test_a_run_is_begun_once_for_each_idempotency_key(tiphys: Command, tmp_path:
     assert "begun before, under the same idempotency key" in again.err
     assert f"start run {first.out.strip()}" in other.error
     assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report"]
+
+
+def steps(answer: Answer) -> dict[str, str]:
+    """Decisions by step, from a plan."""
+    return {line.split()[0]: line.split()[2] for line in answer.out.splitlines()[1:4]}
+
+
+def test_a_step_of_a_succeeded_run_runs_again_from_the_beginning(tiphys: Command, tmp_path: Path) -> None:
+    file = tiny.write(tmp_path / "code")
+    assert tiphys("run", file, "--run", "tiny-1").code == 0
+    assert "next: tiphys resume tiny-1 --from fit" in tiphys("plan", "tiny-1", "--from", "fit").err
+
+    answer = tiphys("resume", "tiny-1", "--from", "fit")
+
+    assert (answer.code, steps(answer)) == (0, {"prepare": "skip", "fit": "run", "report": "run"})
+    assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
+    lines = tiphys("lineage", "tiny-1").out
+    assert "attempt 2, submission 2, from scratch: done" in lines
+
+
+def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_path: Path) -> None:
+    file = tiny.write(tmp_path / "code")
+    assert tiphys("run", file, "--run", "tiny-1").code == 0
+
+    forked = tiphys("fork", "tiny-1", "-p", "steps=30", "--run", "tiny-longer")
+
+    assert (forked.code, forked.out) == (0, "tiny-longer\n")
+    assert "fork: fit: parameters steps 20 → 30" in forked.err
+    assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
+    assert "from step 20 of attempt 1 of tiny-1/fit: done" in tiphys("lineage", "tiny-longer").out
+    second = tiphys("fork", "tiny-longer", "--run", "tiny-same")
+    assert second.code == 0
+    assert len(tiny.ran(tmp_path / "code")) == 5
+    assert set(steps(tiphys("plan", "tiny-same")).values()) == {"skip"}
+
+
+def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, tmp_path: Path) -> None:
+    file = tiny.write(tmp_path / "code")
+    assert tiphys("run", file, "--run", "tiny-1", "-p", "fail=yes").code == 1
+    before = snapshot(tmp_path / ".tiphys" / "store")
+    file.write_text(
+        file.read_text()
+        .replace('"report", HERE]', '"report", HERE, "no"]')
+        .replace('    args=["{{inputs.parameters.fail}}"],\n    inputs=[Artifact', "    inputs=[Artifact")
+    )
+
+    refused = tiphys("resume", "tiny-1", file, "--drift", "template=refuse")
+    assert refused.code == 4
+    assert "run tiny-1 may not go on with this: report: template" in refused.error
+    assert snapshot(tmp_path / ".tiphys" / "store") == before
+
+    answer = tiphys("resume", "tiny-1", file)
+    assert (answer.code, steps(answer)) == (0, {"prepare": "skip", "fit": "skip", "report": "run"})
+    assert "warn: report: template" in answer.err
+    assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "report"]
+    assert tiphys("verify", "tiny-1").code == 0

@@ -239,6 +239,7 @@ def test_a_fork_is_a_run_of_its_own_that_names_its_parent(
     forked = fork(store, submitter, RUN, "hot", change=Change(with_parameter("0.5")), again=["aside"])
 
     assert forked.started == ("hot", 1, "hot", "uid-of-hot", True)
+    assert fork(store, submitter, "hot", suffix=lambda: "bbbbb").started[0] == "digits-bbbbb"
     assert words(forked.drift) == ["fit: parameters lr 0.1 → 0.5"]
     record = read_run(store, "hot")
     assert (record.parent, record.fresh, record.parameters) == (RUN, ("aside",), {"lr": "0.5"})

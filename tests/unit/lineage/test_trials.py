@@ -40,6 +40,8 @@ from tiphys.records import (
     OutputKind,
     OutputObject,
     RunRecord,
+    SubmissionClaim,
+    SubmissionKind,
     digest,
     item_step,
     utc_now,
@@ -223,7 +225,8 @@ def test_items_that_a_step_made_are_known_by_how_argo_displays_them(store):
     write_run(store, spec(), withParam="{{tasks.propose.outputs.parameters.lrs}}")
     step = item_step("fit", "0.5", 0)
     bound = ItemBound(run=RUN, submission=1, step=step, instance="wf.fit(0:0.5)", label="fit(0:0.5)")
-    store.create(RunLayout(RUN).submission(1), b"{}")
+    sent = SubmissionClaim(run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name=RUN, namespace="default")
+    store.create(RunLayout(RUN).submission(1), sent.to_bytes())
     store.create(RunLayout(RUN).item(1, step), bound.to_bytes())
     begin(store, step, loss=1.0)
     [trial] = read(store).trials

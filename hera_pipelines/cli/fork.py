@@ -1,0 +1,153 @@
+"""``tiphys fork``: a new run that goes on from another one, with other code or parameters if wanted."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from tiphys_controller import Change, Forked, Submitter
+from tiphys_controller import fork as fork_run
+
+from hera_pipelines.cli.changes import DriftOption, Edits, FileArgument, FromOption, show_drift
+from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, NamespaceOption, Where
+from hera_pipelines.cli.execution import (
+    CodeOption,
+    EngineOptions,
+    Job,
+    PortOption,
+    QueuesOption,
+    SpeedOption,
+    StateOption,
+    carry_out,
+    local_engine,
+    remembered_code,
+)
+from hera_pipelines.cli.following import ClusterJob, follow
+from hera_pipelines.cli.loading import PipelineOption
+from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store, must_be_named
+from hera_pipelines.cli.parameters import ParameterOption
+from hera_pipelines.cli.places import (
+    CLUSTER_OPTIONS,
+    ENGINE_OPTIONS,
+    ToClusterOption,
+    cluster_submitter,
+    is_on_cluster,
+    refuse,
+    runs_on_cluster,
+    words,
+)
+from hera_pipelines.cli.plan import show_plan
+from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.local.session import LocalSession
+from tiphys.errors import NotFoundError
+from tiphys.store import Store, read_run, submissions
+
+EXAMPLES = """\b
+Examples:
+  tiphys fork digits-7xk2p -p lr=0.3
+  tiphys fork digits-7xk2p digits.py --run digits-repaired
+  tiphys fork digits-7xk2p --from fit -p lr=0.3 --dry-run
+"""
+
+_ONLY_CLUSTER = {**CLUSTER_OPTIONS, "detach": "--detach"}
+
+
+def fork(
+    command: typer.Context,
+    run: Annotated[str, typer.Argument(help="Name of the run to go on from.")],
+    file: FileArgument = None,
+    which: PipelineOption = None,
+    parameter: ParameterOption = None,
+    again: FromOption = None,
+    drift: DriftOption = None,
+    name: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="Name of the new run; else one is made.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
+    store: StoreOption = None,
+    state: StateOption = DEFAULT_STATE,
+    queues: QueuesOption = None,
+    plugin_port: PortOption = 0,
+    speed: SpeedOption = 1.0,
+    code: CodeOption = None,
+    cluster: ToClusterOption = False,
+    local: Annotated[bool, typer.Option("--local", help="On this machine, in place of the cluster it ran on.")] = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    argo_server: ArgoServerOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit to the cluster and do not watch.")] = False,
+) -> None:
+    """Begin a new run from another one, which is left alone; it may be running.
+
+    What the other run has finished is taken over where program, parameters and
+    inputs are the same. Other trainings start from the newest checkpoint of the
+    other run, those behind --from from the beginning. The name of the new run
+    goes to stdout.
+    """
+    screen: Screen = command.obj
+    place = existing_store(screen, store)
+    read_run(place, run)
+    change = Edits(file, which, parameter or (), drift or ()).of(place, run)
+    wanted = _Wanted(place, run, name, tuple(again or ()), change, must_be_named(store))
+    if dry_run:
+        _tell(screen, wanted.begin(LocalSession(place, state), dry_run=True))
+        return
+    last = next(iter(reversed(submissions(place, run))), None)
+    if runs_on_cluster(last, cluster, local):
+        refuse(command, ENGINE_OPTIONS, "this is for the local engine, and the fork goes to a cluster; see --local")
+        _on_cluster(screen, wanted, Where(kubeconfig, context, namespace, argo_server), detach, is_on_cluster(last))
+    else:
+        refuse(command, _ONLY_CLUSTER, f"this is for a cluster, and run {run} was run here; see --cluster")
+        folder = code or (file.parent if file else remembered_code(place, run))
+        _here(screen, wanted, EngineOptions(state, queues, plugin_port, speed, folder))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is asked for, wherever it is carried out."""
+
+    store: Store
+    parent: str
+    name: str | None
+    again: tuple[str, ...]
+    change: Change | None
+    store_must_be_named: bool
+
+    def begin(self, submitter: Submitter, namespace: str = "", dry_run: bool = False) -> Forked:
+        """Fork the run."""
+        return fork_run(
+            self.store, submitter, self.parent, self.name, namespace, self.again, self.change, dry_run=dry_run
+        )
+
+
+def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
+    with local_engine(wanted.store, options) as (session, watch):
+        run, workflow = _tell(screen, wanted.begin(session, "default"))
+        job = Job(run, workflow, wanted.store, options.state, wanted.store_must_be_named)
+        carry_out(screen, session, watch, job)
+
+
+def _on_cluster(screen: Screen, wanted: _Wanted, where: Where, detach: bool, as_before: bool) -> None:
+    """``as_before``: its parent ran on a cluster, so that its namespace means something there."""
+    submitter, at_hand = cluster_submitter(where, screen.note)
+    run, workflow = _tell(screen, wanted.begin(submitter, where.namespace or ("" if as_before else at_hand)))
+    namespace = submissions(wanted.store, run)[-1].claim.namespace
+    live = submitter.find(namespace, workflow)
+    if live is None:
+        raise NotFoundError(f"Workflow {namespace}/{workflow} was deleted a moment ago")
+    options = words([("--store", wanted.store.url if wanted.store_must_be_named else "")])
+    job = ClusterJob(run, live, wanted.store, tuple(options), where.words)
+    if not detach:
+        follow(screen, submitter, job, read_run(wanted.store, run).workflow)
+
+
+def _tell(screen: Screen, forked: Forked) -> tuple[str, str]:
+    """Show what the fork will do, and its name; that and the name of its Workflow, both empty after a dry run."""
+    show_drift(screen, forked.drift)
+    if forked.started is None:
+        show_plan(screen, forked.plan, Format.TABLE)
+        return "", ""
+    screen.note(f"fork of run {forked.plan.run}; takes over what is finished there under the same step key")
+    screen.write(forked.started.run)
+    screen.out.file.flush()
+    return forked.started.run, forked.started.workflow_name
