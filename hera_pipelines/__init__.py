@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from hera_pipelines.compile.settings import SharedVolume, Spot
     from hera_pipelines.containers import Step, Train
     from hera_pipelines.cron import CronPipeline
+    from hera_pipelines.drift import Drift
     from hera_pipelines.functions import step, train
     from hera_pipelines.loading import load_pipeline
     from hera_pipelines.pipeline import Pipeline
@@ -23,6 +24,7 @@ __all__ = [
     "AutoResume",
     "Checkpoints",
     "CronPipeline",
+    "Drift",
     "Pipeline",
     "PluginTemplate",
     "Retries",
@@ -53,6 +55,7 @@ _HOMES = {
     **dict.fromkeys(("choice", "grid", "integers", "log_uniform", "random_search", "uniform"), "sweeps"),
     "best": "sweeps.best",
     "CronPipeline": "cron",
+    "Drift": "drift",
     "Pipeline": "pipeline",
     "PluginTemplate": "plugins",
     "load_pipeline": "loading",

@@ -9,6 +9,7 @@ from hera.workflows import DAG
 
 from hera_pipelines.compile import CompileOptions, read_executor_plugin, to_workflow_yaml
 from hera_pipelines.compile.names import pipeline_name
+from hera_pipelines.drift import Drift
 from hera_pipelines.plugins import PluginTemplate
 from hera_pipelines.policies import AutoResume
 from tiphys.errors import UsageError
@@ -26,6 +27,7 @@ class Compiled:
         run_name: str
         executor_plugin: Mapping[str, Any] | Path | None
         auto_resume: AutoResume | None
+        drift: Drift | None
         entrypoint: str | None
         name: str | None
         generate_name: str | None
@@ -80,6 +82,7 @@ class Compiled:
             queues=None if queues is None else frozenset(queues),
             executor_plugin=read_executor_plugin(plugin) if isinstance(plugin, Path) else plugin,
             auto_resume=None if self.auto_resume is None else self.auto_resume.policy(),
+            drift=None if self.drift is None else self.drift.policy(),
         )
 
     def _put_bodies_back(self, templates: list[Manifest]) -> None:

@@ -10,6 +10,7 @@ from hera.workflows import CronWorkflow, models
 
 from hera_pipelines.building import Compiled
 from hera_pipelines.compile import compile_workflow, cron_workflow
+from hera_pipelines.drift import Drift
 from hera_pipelines.policies import AutoResume
 from hera_pipelines.submission import send, send_async
 from tiphys.errors import UsageError
@@ -32,6 +33,7 @@ class CronPipeline(Compiled, CronWorkflow):
     run_name: str = ""
     executor_plugin: Mapping[str, Any] | Path | None = None
     auto_resume: AutoResume | None = None
+    drift: Drift | None = None
 
     def __post_init__(self) -> None:
         self.kind = self.kind or "CronWorkflow"

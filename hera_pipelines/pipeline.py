@@ -9,6 +9,7 @@ from hera.workflows import Workflow, models
 
 from hera_pipelines.building import Compiled
 from hera_pipelines.compile import compile_workflow
+from hera_pipelines.drift import Drift
 from hera_pipelines.policies import AutoResume
 from hera_pipelines.submission import send, send_async
 from tiphys.protocol.pipeline import Manifest
@@ -32,6 +33,7 @@ class Pipeline(Compiled, Workflow):
             file, or an ExecutorPlugin or its ConfigMap as parsed from one. For an
             Argo that has `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
         auto_resume: That its runs go on by themselves; None: only when somebody resumes them.
+        drift: What may change when its runs go on; None: what `Drift` says by default.
     """
 
     pipeline: str | None = field(default=None, kw_only=False)
@@ -39,6 +41,7 @@ class Pipeline(Compiled, Workflow):
     run_name: str = ""
     executor_plugin: Mapping[str, Any] | Path | None = None
     auto_resume: AutoResume | None = None
+    drift: Drift | None = None
 
     def __post_init__(self) -> None:
         self.kind = self.kind or "Workflow"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiphys.protocol.auto_resume import AutoResumePolicy
+from tiphys.protocol.drift import DriftPolicy
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class CompileOptions:
         executor_plugin: The executor plugin that the Workflow brings along, as
             an ExecutorPlugin or its ConfigMap; None: Argo is set up with one.
         auto_resume: When its runs go on by themselves; None: never.
+        drift: What may change when its runs go on; None: the default.
     """
 
     pipeline: str = ""
@@ -31,3 +33,4 @@ class CompileOptions:
     queues: frozenset[str] | None = None
     executor_plugin: Mapping[str, Any] | None = None
     auto_resume: AutoResumePolicy | None = None
+    drift: DriftPolicy | None = None

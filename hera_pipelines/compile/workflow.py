@@ -14,6 +14,7 @@ from hera_pipelines.compile.references import add_dependencies
 from hera_pipelines.compile.refusals import check_steps, check_workflow
 from hera_pipelines.compile.shapes import step_templates
 from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION
+from tiphys.protocol.drift import DRIFT_ANNOTATION
 from tiphys.protocol.pipeline import Manifest, parameters_of, template
 from tiphys.protocol.policy import PIPELINE_ANNOTATION, RUN_PARAMETER, STORE_ANNOTATION, SUBMISSION_PARAMETER
 
@@ -68,5 +69,7 @@ def _describe(workflow: Manifest, pipeline: str, options: CompileOptions) -> Non
     annotations = {PIPELINE_ANNOTATION: pipeline} | ({STORE_ANNOTATION: store} if store else {})
     if options.auto_resume is not None:
         annotations[AUTO_RESUME_ANNOTATION] = options.auto_resume.model_dump_json()
+    if options.drift is not None:
+        annotations[DRIFT_ANNOTATION] = options.drift.model_dump_json()
     metadata["annotations"] = narrate({**(metadata.get("annotations") or {}), **annotations}, pipeline, store)
     metadata["labels"] = {**(metadata.get("labels") or {}), PIPELINE_ANNOTATION: pipeline}
