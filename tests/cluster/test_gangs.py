@@ -81,6 +81,15 @@ with checkpoint.session() as session:
             break
 """
 
+ELASTIC = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print(f"node {os.environ['NODE_RANK']} of {os.environ['PET_NNODES']} has met the others", flush=True)
+while not os.path.exists("/tmp/exit"):
+    time.sleep(0.1)
+sys.exit(int(open("/tmp/exit").read()))
+"""
+
 
 class Training:
     """One Workflow with one step on four nodes, and who answers and executes it."""
@@ -92,7 +101,7 @@ class Training:
         self.core = PluginCore(
             open_store(store.url), KubernetesCluster(api, None, "kubernetes:test"), ledger, settings=QUICK
         )
-        self.manifest = _pipeline(store.url, image, program)
+        self.manifest = _pipeline(store.url, image, program, "2:4" if program == ELASTIC else RANKS)
         self.manifest["metadata"] |= {"name": "digits", "namespace": api.namespace}
         self.manifest["metadata"]["annotations"] |= NARRATED
         made = api.create(WORKFLOWS, api.namespace, {**self.manifest, "status": {"phase": "Running"}})
@@ -152,6 +161,11 @@ class Training:
 
         self.cluster.wait(f"the Job has {condition}", holds)
 
+    def verdict(self) -> str:
+        """What Argo's executor sees of an elastic Job: the type of its first condition."""
+        status = (self.api.get(JOBS, self.api.namespace, self.job) or {}).get("status") or {}
+        return str(next((one["type"] for one in status.get("conditions") or []), ""))
+
     def settle(self, status: str, retry: int = 0) -> str:
         """What settle says in the end; while it waits, GPUs are held as long as any pod lives."""
 
@@ -170,14 +184,14 @@ class Training:
         return message
 
 
-def _pipeline(store: str, image: str, program: str) -> Json:
+def _pipeline(store: str, image: str, program: str, nodes: int | str) -> Json:
     with Pipeline("digits", store=store, entrypoint="main") as pipeline:
         fit = Train(
             name="fit",
             image=image,
             command=["python", "-c", program],
             gpus=1,
-            nodes=RANKS,
+            nodes=nodes,
             queue="research",
             grace="60s",
             checkpoints=Checkpoints(every="1000000 steps"),
@@ -262,6 +276,43 @@ def test_the_rank_that_failed_is_the_cause_and_not_those_that_were_told(training
     training.watched("failed")
     message = training.settle("Failed")
     assert "user error, rank 1 of 4: the program exited with 3" in message, message
+
+
+@pytest.mark.parametrize("training", [ELASTIC], indirect=True, ids=["elastic"])
+def test_an_elastic_one_goes_on_without_a_lost_member_and_gives_its_gpus_back(training: Training) -> None:
+    training.begin()
+    said = {f"node {node} of 2:4 has met the others" for node in range(RANKS)}
+    assert set(training.logs("has met the others")) == said
+    looking = training.core.preemptions()
+
+    def members() -> int:
+        looking.look()
+        [lease] = training.ledger.snapshot().leases
+        assert lease.request.gpus == lease.request.members
+        return lease.request.members
+
+    assert members() == RANKS
+    training.delete(3)
+    training.cluster.wait("the GPUs of the lost member come back", lambda: members() == RANKS - 1)
+    indexes = [pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] for pod in training.pods()]
+    assert indexes == ["0", "1", "2"], "nobody takes its place"
+    assert training.verdict() == "", "it goes on"
+    training.exit(0, 0)
+    training.cluster.wait("it has succeeded", lambda: training.verdict() in ("SuccessCriteriaMet", "Complete"))
+    message = training.settle("Succeeded")
+    assert message == "Attempt 1 succeeded, with 3 of its 4 nodes in the end; its outputs are verified next"
+    assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
+
+
+@pytest.mark.parametrize("training", [ELASTIC], indirect=True, ids=["elastic"])
+def test_an_elastic_one_ends_when_more_are_lost_than_it_can_spare(training: Training) -> None:
+    training.begin()
+    for rank in (3, 2, 1):
+        training.delete(rank)
+    training.cluster.wait("it has failed", lambda: training.verdict() in ("FailureTarget", "Failed"))
+    message = training.settle("Failed")
+    assert re.search(r"Attempt 1 ended by preemption, rank \d of 4: its pod was taken away", message), message
+    assert "attempt 2 starts from the beginning" in message
 
 
 def test_what_nobody_watches_any_more_is_ended(training: Training) -> None:

@@ -10,6 +10,8 @@
 | nobody is asked for nothing: without them it fits, without fewer not  | rule ask_to_leave       |
 | who is asked holds its GPUs until it is gone                          | invariant: holders match |
 | what came free by that goes to whom it was for                        | rule those_asked_go     |
+| an elastic gang gets as many members as fit, and never less than asked | rule ask               |
+| it gives back what its lost members held and no more; it never grows  | rule shrink             |
 
 The oracle places members by trying every node for each of them. The same
 searches drive the ledger in a file and the one in a cluster.
@@ -38,9 +40,14 @@ RULES = Queues.model_validate(
         "nodes": [{"name": name, "gpu_type": "A100", "gpus": gpus} for name, gpus in NODES.items()],
     }
 )
+SHAPES = [
+    *({"gpus": gpus, "members": members} for gpus, members in [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (6, 2), (6, 3)]),
+    {"gpus": 2, "members": 1, "min_members": 1, "max_members": 4},
+    {"gpus": 4, "members": 2, "min_members": 2, "max_members": 3},
+]
 requests = st.builds(
-    lambda shape, number, priority: ask(shape[0], f"u{number}", members=shape[1], priority=priority),
-    st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (6, 2), (6, 3)]),
+    lambda shape, number, priority: ask(**shape, uid=f"u{number}", priority=priority),
+    st.sampled_from(SHAPES),
     st.integers(0, 7),
     st.sampled_from([0, 0, 5, 9]),
 )
@@ -81,8 +88,12 @@ class OnNodes(RuleBasedStateMachine):
             assert isinstance(answer, Admitted)
             assert (answer.lease, answer.nodes) == (lease, nodes)
         elif isinstance(answer, Admitted):
-            assert self._fits(request, set()), "there was no room for all of its members"
-            self.holders[request.uid] = (answer.lease, request, answer.nodes)
+            given = request.of(answer.members or request.members)
+            assert self._fits(given, set()), "there was no room for all of its members"
+            more = any(self._fits(larger, set()) for larger in request.larger if larger.members > given.members)
+            others = self.line.keys() - {request.uid}
+            assert others or self.asked or not more, "nobody waits, and more of its members would fit"
+            self.holders[request.uid] = (answer.lease, given, answer.nodes)
             self.line.pop(request.uid, None)
         else:
             assert isinstance(answer, Deferred), "all of them fit into an empty cluster"
@@ -122,6 +133,17 @@ class OnNodes(RuleBasedStateMachine):
             others = [self.line[other] for other in self.line if other != uid]
             first = all(other.priority <= self.line[uid].priority for other in others) if uid in self.line else True
             assert uid in self.holders or not first or not self._fits(self.line[uid], set()), "it went to another"
+
+    @rule(data=st.data())
+    @precondition(lambda self: getattr(self, "holders", None))
+    def shrink(self, data: st.DataObject) -> None:
+        """Some members are lost; whatever is said of the others, nothing is given back that may be in use."""
+        uid = data.draw(st.sampled_from(sorted(self.holders)))
+        lease, request, nodes = self.holders[uid]
+        left = tuple(data.draw(st.lists(st.sampled_from([*nodes, "n1"]), max_size=len(nodes))))
+        self.ledger.shrink(lease, len(left), left)
+        if 0 < len(left) < request.members and not Counter(left) - Counter(nodes):
+            self.holders[uid] = (lease, request.of(len(left)), left)
 
     @rule(data=st.data())
     @precondition(lambda self: getattr(self, "holders", None))

@@ -67,7 +67,13 @@ class Book:
             return self
         if held.nodes and (len(nodes) != members or Counter(nodes) - Counter(held.nodes)):
             return self
-        left = replace(held, request=held.request.of(members), nodes=nodes if held.nodes else ())
+        done = held.leaving is not None and held.leaving.keeps is not None and members <= held.leaving.keeps
+        left = replace(
+            held,
+            request=held.request.of(members),
+            nodes=nodes if held.nodes else (),
+            leaving=None if done else held.leaving,
+        )
         over = replace(held, request=held.request.of(held.request.members - members))
         leases = tuple(left if one is held else one for one in self.leases)
         return replace(self, leases=leases, history=ended(self.history, [over], rules, now))

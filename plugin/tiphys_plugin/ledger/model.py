@@ -107,6 +107,8 @@ class Leaving:
     step: str
     asked_at: datetime
     deadline: datetime
+    keeps: int | None = None
+    """So many members of an elastic gang stay, and it goes on with them; None: it leaves as a whole."""
 
     def is_for(self, request: "LeaseRequest") -> bool:
         return (self.uid, self.step) == (request.uid, request.step)

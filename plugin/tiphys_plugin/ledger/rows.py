@@ -89,7 +89,10 @@ def _text(request: LeaseRequest) -> str:
 
 
 def _leaving_text(leaving: Leaving | None) -> str | None:
-    return json.dumps(asdict(leaving), default=datetime.isoformat) if leaving is not None else None
+    if leaving is None:
+        return None
+    said = {name: value for name, value in asdict(leaving).items() if value is not None}
+    return json.dumps(said, default=datetime.isoformat)
 
 
 def _leaving(text: str | None) -> Leaving | None:

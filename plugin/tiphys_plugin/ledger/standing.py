@@ -113,7 +113,7 @@ def end_of(request: LeaseRequest, since: datetime) -> datetime | None:
 def lease_end(lease: Lease) -> datetime | None:
     """When a lease ends at the latest, by what was declared or because it was asked to leave; None: not known."""
     declared = end_of(lease.request, lease.granted_at)
-    if lease.leaving is None:
+    if lease.leaving is None or lease.leaving.keeps is not None:
         return declared
     return lease.leaving.deadline if declared is None else min(declared, lease.leaving.deadline)
 

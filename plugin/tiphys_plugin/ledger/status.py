@@ -152,6 +152,7 @@ class _Leaving(_Wire):
     step: str
     asked_at: _Time
     deadline: _Time
+    keeps: PositiveInt | None = None
 
 
 class _Lease(_Request):
@@ -235,7 +236,8 @@ def _whereabouts(lease: Lease) -> dict[str, Any]:
     said: dict[str, Any] = {"nodes": list(lease.nodes)} if lease.nodes else {}
     if (leaving := lease.leaving) is not None:
         times = {"askedAt": _time(leaving.asked_at), "deadline": _time(leaving.deadline)}
-        said["leaving"] = {"uid": leaving.uid, "step": leaving.step, **times}
+        keeps = {} if leaving.keeps is None else {"keeps": leaving.keeps}
+        said["leaving"] = {"uid": leaving.uid, "step": leaving.step, **times, **keeps}
     return said
 
 

@@ -33,8 +33,26 @@ def grace_seconds(living: Sequence[PodStatus]) -> float:
 
 
 def ask(cluster: Cluster, lease: Lease) -> int:
-    """Have the attempt end, as far as it was not told before; the number of pods that were told now."""
-    untold = [pod for pod in living_pods(cluster, lease) if not pod.ending]
+    """Have those end who leave, as far as they were not told before; the number of pods that were told now."""
+    untold = [pod for pod in going(lease, living_pods(cluster, lease)) if not pod.ending]
     for pod in untold:
         cluster.end_pod(pod)
     return len(untold)
+
+
+def going(lease: Lease, living: Sequence[PodStatus]) -> list[PodStatus]:
+    """The pods of an attempt that leave: all, or as many as its elastic gang is to lose.
+
+    Never the first, without which the others cannot go on; rather those on the
+    nodes whose GPUs are wanted, and of these the last.
+    """
+    keeps = lease.leaving.keeps if lease.leaving is not None else None
+    if keeps is None:
+        return list(living)
+    wanted = set(lease.nodes[keeps:])
+
+    def order(pod: PodStatus) -> tuple[bool, bool, int]:
+        return not pod.ending, pod.host not in wanted, -(pod.rank or 0)
+
+    can_go = sorted((pod for pod in living if pod.rank), key=order)
+    return can_go[: max(0, len(living) - keeps)]

@@ -16,6 +16,7 @@ from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Admitted, Lease, LeaseRequest, Reason, Waiting
 from tiphys_plugin.ledger.words import called, clock
 from tiphys_plugin.preemption.rights import Candidates, Rights, protected_until
+from tiphys_plugin.preemption.surplus import only_parts, stays, with_parts
 from tiphys_plugin.queues import Queue, Queues
 
 OVERDUE = timedelta(minutes=2)
@@ -57,9 +58,19 @@ def choose(
 ) -> Victims | Nobody:
     """Who has to go so that ``mine`` starts. ``mine`` is not among ``state.waiting``.
 
-    ``lost`` is asked once, and only of those who may be asked by the rules. Nobody
-    can ask the leases ``out_of_reach``, by id.
+    ``lost`` is asked only of those who may be asked by the rules. Nobody can ask
+    the leases ``out_of_reach``, by id. Where members suffice that elastic
+    trainings can spare, nobody goes as a whole; see `surplus`.
     """
+    parted = with_parts(state)
+    if parted is not state:
+        spared = _choose(parted, mine, lost, now, only_parts(parted, out_of_reach))
+        if isinstance(spared, Victims):
+            return spared
+    return _choose(state, mine, lost, now, out_of_reach)
+
+
+def _choose(state: State, mine: Waiting, lost: Lost, now: datetime, out_of_reach: Container[str]) -> Victims | Nobody:
     found = Case.of(state, mine, now, out_of_reach)
     if isinstance(found, Nobody):
         return found
@@ -204,7 +215,7 @@ def settled(state: State, now: datetime) -> State:
 
     Who is long overdue is still there.
     """
-    leases = [one for one in state.leases if not comes_free(one, now)]
+    leases = [left for one in state.leases if (left := _after_leaving(one, now)) is not None]
     waiting = list(state.waiting)
     for one in state.waiting:
         if any(comes_free(lease, now) and _leaves_for(lease, one.request) for lease in state.leases):
@@ -224,6 +235,13 @@ def held_gpu_seconds(lease: Lease, now: datetime) -> float:
 def comes_free(lease: Lease, now: datetime) -> bool:
     """Whether it leaves, and can be expected to be gone soon."""
     return lease.leaving is not None and lease.leaving.deadline + OVERDUE > now
+
+
+def _after_leaving(lease: Lease, now: datetime) -> Lease | None:
+    if not comes_free(lease, now):
+        return lease
+    keeps = lease.leaving.keeps if lease.leaving is not None else None
+    return stays(lease, min(keeps, lease.request.members)) if keeps is not None else None
 
 
 def _leaves_for(lease: Lease, request: LeaseRequest) -> bool:

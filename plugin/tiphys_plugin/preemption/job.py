@@ -26,6 +26,7 @@ from tiphys_plugin.preemption.choice import Victims, choose, comes_free
 from tiphys_plugin.preemption.loss import Losses
 from tiphys_plugin.preemption.marking import case_of
 from tiphys_plugin.preemption.shrinking import give_back
+from tiphys_plugin.preemption.surplus import whole
 from tiphys_plugin.queues import Queue, Queues
 from tiphys_plugin.rounds import Rounds
 from tiphys_plugin.settings import Settings
@@ -123,13 +124,14 @@ class Preemptions(Rounds):
 
 def _tell(lease: Lease, mine: Waiting, chosen: Victims) -> None:
     held, leaving = lease.request, lease.leaving
+    going = [one for one in chosen.leases if whole(one.id) == lease.id]
     _log.info(
         "preemption.decided",
         run=held.run,
         step=held.step,
         attempt=held.attempt,
-        gpus=held.gpus,
+        gpus=sum(one.request.gpus for one in going),
         for_whom=called(mine.request),
         deadline=str(leaving.deadline) if leaving else "",
-        gpu_seconds_lost_at_most=round(chosen.lost.get(lease.id, 0.0)),
+        gpu_seconds_lost_at_most=round(sum(chosen.lost[one.id] for one in going)),
     )

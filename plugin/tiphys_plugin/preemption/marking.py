@@ -4,6 +4,7 @@ Between a choice and its mark others start, end and go. So the laws are asked
 again of the newest book, and nobody is marked unless they hold there as well.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -11,8 +12,9 @@ from datetime import datetime, timedelta
 from tiphys_plugin.ledger.admission import in_line
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.decide import State
-from tiphys_plugin.ledger.model import Lease, Leaving, Waiting
+from tiphys_plugin.ledger.model import Lease, Waiting
 from tiphys_plugin.preemption.choice import objection
+from tiphys_plugin.preemption.surplus import asked, is_part, whole, with_parts
 from tiphys_plugin.queues import QueueRules
 
 
@@ -26,24 +28,29 @@ def mark(
 ) -> tuple[Book, tuple[Lease, ...]]:
     """The book in which these leases leave for the step (uid, step) that waits, and the leases; else the same and none.
 
-    ``grace_seconds`` names the leases, by id, and how long each may take.
+    ``grace_seconds`` names the leases, or members that they can spare, by id, and how long each may take.
     """
-    victims = [one for one in book.leases if one.id in grace_seconds]
     found = case_of(book, rules, waiting, now, forget_after)
-    if found is None or len(victims) < len(grace_seconds):
+    if found is None:
         return book, ()
     state, mine = found
-    if objection(state, mine, victims, now) is not None:
+    if any(map(is_part, grace_seconds)):
+        state = with_parts(state)
+    victims = [one for one in state.leases if one.id in grace_seconds]
+    if len(victims) < len(grace_seconds) or objection(state, mine, victims, now) is not None:
         return book, ()
-    uid, step = waiting
+    going: defaultdict[str, list[Lease]] = defaultdict(list)
+    for victim in victims:
+        going[whole(victim.id)].append(victim)
 
-    def asked(one: Lease) -> Lease:
-        if one.id not in grace_seconds:
+    def marked(one: Lease) -> Lease:
+        if one.id not in going:
             return one
-        return replace(one, leaving=Leaving(uid, step, now, now + timedelta(seconds=grace_seconds[one.id])))
+        grace = timedelta(seconds=max(grace_seconds[victim.id] for victim in going[one.id]))
+        return asked(one, going[one.id], waiting, now, grace)
 
-    after = replace(book, leases=tuple(map(asked, book.leases)))
-    return after, tuple(one for one in after.leases if one.id in grace_seconds)
+    after = replace(book, leases=tuple(map(marked, book.leases)))
+    return after, tuple(one for one in after.leases if one.id in going)
 
 
 def case_of(

@@ -14,7 +14,7 @@ def report(call: StepCall, attempt: AttemptClaim) -> Preemption | None:
     """The card of an attempt whose pods are gone; None unless it was asked to go."""
     seen = call.services.ledger.snapshot() if attempt.lease else None
     lease = next((one for one in seen.leases if one.id == attempt.lease), None) if seen is not None else None
-    if seen is None or lease is None or lease.leaving is None:
+    if seen is None or lease is None or lease.leaving is None or lease.leaving.keeps is not None:
         return None
     leaving = lease.leaving
     wanted = (one.request for one in seen.waiting if (one.request.uid, one.request.step) == (leaving.uid, leaving.step))

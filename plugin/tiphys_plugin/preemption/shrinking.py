@@ -54,5 +54,5 @@ def left(lease: Lease, made_by: GangStatus, living: Sequence[PodStatus]) -> tupl
     """
     if _nobody_lost(lease, made_by) or made_by.remaining != len(living) or not living:
         return None
-    nodes = tuple(sorted(pod.host for pod in living))
+    nodes = tuple(pod.host for pod in sorted(living, key=lambda pod: pod.rank or 0))
     return None if lease.nodes and not all(nodes) else nodes

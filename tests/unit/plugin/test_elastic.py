@@ -6,6 +6,11 @@
 | less | as many as fit, in groups that fit |
 | less than the fewest | none: it waits as the fewest, and is promised no more |
 
+| somebody of higher priority waits | who goes |
+|---|---|
+| and can do with members that can be spared | so many of them, the last, after a save; not the first |
+| and needs more | the whole training |
+
 | what is seen of its end | cause |
 |---|---|
 | one more member has failed than can be spared | that of this one, and of none that was lost before |
@@ -120,6 +125,64 @@ def test_what_a_lost_member_held_is_given_back_once_its_pod_is_gone(here: World)
     settled = flow.settle("fit", 0, status="Succeeded")
     assert said(settled) == "Attempt 1 succeeded, with 3 of its 4 nodes in the end; its outputs are verified next"
     assert not here.ledger.snapshot().leases
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> World:
+    """A queue in which higher priority has others go, all of it held by an elastic training."""
+    queue = {"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}
+    made = gang_world(tmp_path, Queues.model_validate({"queues": [queue]}))
+    started(made, made.submit(spec()))
+    return made
+
+
+def wants(here: World, count: int) -> Flow:
+    """Another workflow, of higher priority."""
+    flow = here.submit(fit(gpu=gpus(count, priority=5)), name="other-abc12", uid="uid-2")
+    assert phase(flow.admit("fit", 0)) == "Pending"
+    return flow
+
+
+def told_to_go(here: World) -> list[int | None]:
+    return [pod.rank for pod in here.cluster.attempt_pods() if pod.ending]
+
+
+def test_members_that_can_be_spared_go_before_a_whole_training(busy: World) -> None:
+    high = wants(busy, 3)
+    look(busy)
+    assert told_to_go(busy) == [2, 3]
+    leaving = lease(busy).leaving
+    assert leaving is not None
+    assert (leaving.uid, leaving.keeps) == ("uid-2", 2)
+    waits = high.admit("fit", 0)
+    assert "digits-abc12/fit was asked to save and go" in said(waits)
+    look(busy)
+    assert told_to_go(busy) == [2, 3], "to ask twice does no more than to ask once"
+    [name] = objects(busy).objects
+    for rank in (2, 3):
+        objects(busy).lose(pod(rank))
+        (busy.root / "cluster" / "pods" / f"job-{rank}.end").unlink()
+    objects(busy).objects[name] = replace(objects(busy).objects[name], remaining=2)
+    look(busy)
+    assert (lease(busy).request.members, lease(busy).leaving) == (2, None)
+    assert outputs(high.admit("fit", 0))["run"] == "true"
+    look(busy)
+    assert told_to_go(busy) == []
+
+
+def test_no_more_members_go_than_are_needed(busy: World) -> None:
+    wants(busy, 1)
+    look(busy)
+    assert told_to_go(busy) == [3]
+
+
+def test_the_whole_training_goes_where_its_spare_members_do_not_suffice(busy: World) -> None:
+    wants(busy, 6)
+    look(busy)
+    assert told_to_go(busy) == [0, 1, 2, 3]
+    leaving = lease(busy).leaving
+    assert leaving is not None
+    assert leaving.keeps is None
 
 
 def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(here: World) -> None:

@@ -284,6 +284,23 @@ def test_who_is_asked_to_leave_is_marked_for_all_services_and_once(two_services,
     assert isinstance(here.request(ask(8, "u2", priority=5)), Admitted)
 
 
+def test_members_that_an_elastic_gang_can_spare_are_asked_to_leave_without_it(two_services, clock):
+    here, there = two_services
+    lease = here.request(ask(2, "u1", members=1, min_members=1, max_members=4))
+    there.request(ask(3, "u2", priority=5))
+    graces = {f"{lease.lease}/{number}": 30.0 * number for number in (2, 3)}
+    [marked] = here.ask_to_leave(("u2", "fit"), graces)
+    assert marked.leaving == Leaving("u2", "fit", clock(), clock() + timedelta(seconds=90), keeps=2)
+    assert there.ask_to_leave(("u2", "fit"), graces) == ()
+    assert there.ask_to_leave(("u2", "fit"), {lease.lease: 30.0}) == ()
+    assert [one.leaving for one in there.snapshot().leases] == [marked.leaving]
+    there.shrink(lease.lease, 3)
+    assert [one.leaving for one in there.snapshot().leases] == [marked.leaving], "one more has to go"
+    here.shrink(lease.lease, 2)
+    assert [one.leaving for one in there.snapshot().leases] == [None]
+    assert isinstance(here.request(ask(3, "u2", priority=5)), Admitted)
+
+
 def test_a_choice_that_the_book_has_left_behind_marks_nobody(two_services):
     here, there = two_services
     lease = here.request(ask(8, "u1"))
