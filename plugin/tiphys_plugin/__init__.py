@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tiphys_plugin.cluster import Cluster, DirectoryCluster, PodStatus
     from tiphys_plugin.core import PluginCore
     from tiphys_plugin.ledger import AdmissionBackend
+    from tiphys_plugin.ledger.memory import MemoryLedger
     from tiphys_plugin.ledger.sqlite import SqliteLedger
     from tiphys_plugin.queues import Queues, load_queues
     from tiphys_plugin.server import PluginServer
@@ -21,6 +22,7 @@ __all__ = [
     "AdmissionBackend",
     "Cluster",
     "DirectoryCluster",
+    "MemoryLedger",
     "PluginCore",
     "PluginServer",
     "PodStatus",
@@ -34,6 +36,7 @@ _HOMES = {
     "cluster": ("Cluster", "DirectoryCluster", "PodStatus"),
     "core": ("PluginCore",),
     "ledger": ("AdmissionBackend",),
+    "ledger.memory": ("MemoryLedger",),
     "ledger.sqlite": ("SqliteLedger",),
     "queues": ("Queues", "load_queues"),
     "server": ("PluginServer",),

@@ -28,6 +28,7 @@ from support.ledger import ask, ledger_api, queues
 from support.world import Clock
 from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, LeaseRequest, Reason
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.memory import MemoryLedger
 from tiphys_plugin.ledger.sqlite import SqliteLedger
 
 from tiphys.errors import StoreError
@@ -222,6 +223,24 @@ class LedgerInCluster(Ledger):
                 self.another_service_is_asked()
 
 
+class LedgerInMemory(Ledger):
+    """What it holds lives as long as the process, so nothing is opened again."""
+
+    def _make(self) -> None:
+        self.kept = MemoryLedger(self.queues, clock=self.clock)
+
+    def _open(self) -> None:
+        self.ledger = self.kept
+
+    def _close(self) -> None:
+        pass
+
+    def _unmake(self) -> None:
+        pass
+
+
+TestLedgerInMemory = LedgerInMemory.TestCase
+TestLedgerInMemory.settings = settings(max_examples=40, stateful_step_count=20)
 TestLedger = Ledger.TestCase
 TestLedger.settings = settings(max_examples=60, stateful_step_count=20)
 TestLedgerInCluster = LedgerInCluster.TestCase

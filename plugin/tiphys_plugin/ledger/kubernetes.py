@@ -11,22 +11,23 @@ node gets the lease that it holds.
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from tiphys.errors import ConflictError, StoreError
 from tiphys.faults import failpoint
 from tiphys.kube.api import KubeApi
 from tiphys.records import utc_now
 from tiphys_plugin.ledger.admission import FORGET_AFTER, admit
+from tiphys_plugin.ledger.backend import CHECK_EVERY, BookLedger, Transition
 from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.model import Admission, Deferred, Lease, LeaseRequest, Reason, Snapshot
+from tiphys_plugin.ledger.model import Admission, Deferred, LeaseRequest, Reason
 from tiphys_plugin.ledger.stored import LedgerFullError, StoredBook, Version
 from tiphys_plugin.ledger.turns import Turn, Turns
-from tiphys_plugin.preemption.marking import mark
 from tiphys_plugin.queues import QueueRules
 
+_Answer = TypeVar("_Answer")
 _TRIES = 16
 _LONGEST_PAUSE_SECONDS = 0.5
 _TURN_SECONDS = 15.0
@@ -35,7 +36,7 @@ _SPARE_BYTES = 200_000
 """Left free by those who come to wait, so that there is room for their leases."""
 
 
-class KubernetesLedger:
+class KubernetesLedger(BookLedger):
     """`AdmissionBackend` over the object ``name`` in ``namespace``; safe to use from many threads.
 
     A decision costs one GET, and one PUT if it changes more than a sign of life;
@@ -66,15 +67,13 @@ class KubernetesLedger:
         name: str = "default",
         *,
         clock: Callable[[], datetime] = utc_now,
-        check_every: timedelta = timedelta(seconds=30),
+        check_every: timedelta = CHECK_EVERY,
         forget_after: timedelta = FORGET_AFTER,
         pause: Callable[[float], object] = time.sleep,
         rules: Callable[[QueueRules], QueueRules] = lambda declared: declared,
     ) -> None:
+        super().__init__(clock, check_every, forget_after)
         self._stored = StoredBook(api, namespace, name)
-        self._clock = clock
-        self._check_every = check_every
-        self._forget_after = forget_after
         self._pause = pause
         self._rules = rules
         self._asked: dict[tuple[str, str, str], datetime] = {}
@@ -92,41 +91,12 @@ class KubernetesLedger:
         except LedgerFullError as full:
             return Deferred(Reason.LEDGER_FULL, str(full), position=len(self.snapshot().waiting) + 1)
 
-    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
-        self._turns.take(
-            lambda book, rules: (book.restore(lease, request, gpu_type, nodes, rules, self._clock()), None)
-        )
+    def _take(self, transition: Transition[_Answer]) -> _Answer:
+        return self._turns.take(transition)
 
-    def withdraw(self, uid: str) -> None:
-        self._turns.take(lambda book, _: (book.withdraw(uid), None))
-
-    def release(self, lease: str) -> None:
-        self._turns.take(lambda book, rules: (book.release(lease, rules, self._clock()), None))
-
-    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
-        self._turns.take(lambda book, rules: (book.shrink(lease, members, nodes, rules, self._clock()), None))
-
-    def release_workflow(self, uid: str) -> None:
-        self._turns.take(lambda book, _: (book.release_workflow(uid, self._clock()), None))
-
-    def ask_to_leave(self, waiting: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
-        def asked(book: Book, rules: QueueRules) -> tuple[Book, tuple[Lease, ...]]:
-            return mark(book, rules, waiting, grace_seconds, self._clock(), self._forget_after)
-
-        return self._turns.take(asked)
-
-    def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
-        now = self._clock()
-        due = self._stored.read().book.due(now, self._check_every)
-        gone = [lease for lease in due if is_gone(lease)]
-        if due:
-            check_at = now + self._check_every
-            self._turns.take(lambda book, rules: (book.checked(due, gone, check_at, rules, now), None))
-        return gone
-
-    def snapshot(self) -> Snapshot:
+    def _read(self) -> tuple[Book, QueueRules]:
         version = self._stored.read()
-        return version.book.snapshot(self._rules(version.rules))
+        return version.book, self._rules(version.rules)
 
     def _apply(self, turns: Sequence[Turn[Any]]) -> list[Any]:
         """The answers to ``turns``, one after the other, once all of them are stored."""

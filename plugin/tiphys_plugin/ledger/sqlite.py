@@ -7,33 +7,30 @@ on one machine, and a killed process leaves either the lease or nothing.
 """
 
 import contextlib
-import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.records import utc_now
 from tiphys_plugin.ledger import rows
-from tiphys_plugin.ledger.admission import FORGET_AFTER, admit
+from tiphys_plugin.ledger.admission import FORGET_AFTER
+from tiphys_plugin.ledger.backend import CHECK_EVERY, BookLedger, Transition
 from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.model import Admission, Lease, LeaseRequest, Snapshot
 from tiphys_plugin.ledger.schema import migrate
-from tiphys_plugin.preemption.marking import mark
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.queues import QueueRules, Queues
+
+_Answer = TypeVar("_Answer")
 
 
-class SqliteLedger:
+class SqliteLedger(BookLedger):
     """`AdmissionBackend` in one file.
 
-    ``queues`` None means that nothing is limited. No time takes a lease away:
-    only a `sweep` that finds it gone does, and it asks about each lease at most
-    once in ``check_every``. A waiting request that has not asked for
-    ``forget_after`` no longer stands in anybody's way; it keeps its place in
-    case it comes back.
+    ``queues`` None means that nothing is limited.
 
     Raises:
         StoreError: the file cannot be opened, read or written, or was made by a newer version.
@@ -45,92 +42,48 @@ class SqliteLedger:
         path: Path,
         queues: Queues | None,
         clock: Callable[[], datetime] = utc_now,
-        check_every: timedelta = timedelta(seconds=30),
+        check_every: timedelta = CHECK_EVERY,
         forget_after: timedelta = FORGET_AFTER,
     ) -> None:
         if queues is not None and queues.cluster_nodes is not None:
             raise UsageError(
                 "the queues go by the nodes of a cluster (cluster_nodes), and there is none; declare `nodes`"
             )
+        super().__init__(clock, check_every, forget_after)
         self._path = path
         self._queues = queues
-        self._clock = clock
-        self._check_every = check_every
-        self._forget_after = forget_after
         self._lock = threading.Lock()
         with self._translated():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = _connect(path)
-
-    def request(self, request: LeaseRequest) -> Admission:
-        with self._writing() as (connection, book):
-            now, lease = self._clock(), secrets.token_hex(8)
-            after, answer = admit(book, self._queues, request, now, lease, self._forget_after)
-            rows.store(connection, book, after)
-            failpoint("ledger.before_commit")
-        failpoint("ledger.after_commit")
-        return answer
-
-    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
-        self._turn(lambda book: book.restore(lease, request, gpu_type, nodes, self._queues, self._clock()))
-
-    def withdraw(self, uid: str) -> None:
-        self._turn(lambda book: book.withdraw(uid))
-
-    def release(self, lease: str) -> None:
-        self._turn(lambda book: book.release(lease, self._queues, self._clock()))
-
-    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
-        self._turn(lambda book: book.shrink(lease, members, nodes, self._queues, self._clock()))
-
-    def release_workflow(self, uid: str) -> None:
-        self._turn(lambda book: book.release_workflow(uid, self._clock()))
-
-    def ask_to_leave(self, waiting: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
-        with self._writing() as (connection, book):
-            after, marked = mark(book, self._queues, waiting, grace_seconds, self._clock(), self._forget_after)
-            rows.store(connection, book, after)
-        return marked
-
-    def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
-        # The question goes to the cluster, so it is asked outside of any transaction.
-        now = self._clock()
-        due = self._read().due(now, self._check_every)
-        gone = [lease for lease in due if is_gone(lease)]
-        if due:
-            self._turn(lambda book: book.checked(due, gone, now + self._check_every, self._queues, now))
-        return gone
-
-    def snapshot(self) -> Snapshot:
-        return self._read().snapshot(self._queues)
 
     def close(self) -> None:
         """Close the file. The ledger answers no more."""
         with self._lock:
             self._connection.close()
 
-    def _read(self) -> Book:
-        with self._lock, self._translated():
-            self._connection.execute("BEGIN")  # both tables as they were at one instant
-            try:
-                return rows.load(self._connection)
-            finally:
-                self._connection.execute("COMMIT")
-
-    def _turn(self, transition: Callable[[Book], Book]) -> None:
-        with self._writing() as (connection, book):
-            rows.store(connection, book, transition(book))
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[tuple[sqlite3.Connection, Book]]:
+    def _take(self, transition: Transition[_Answer]) -> _Answer:
         with self._lock, self._translated():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._connection, rows.load(self._connection)
+                before = rows.load(self._connection)
+                after, answer = transition(before, self._queues)
+                rows.store(self._connection, before, after)
+                failpoint("ledger.before_commit")
             except BaseException:
                 self._connection.execute("ROLLBACK")
                 raise
             self._connection.execute("COMMIT")
+        failpoint("ledger.after_commit")
+        return answer
+
+    def _read(self) -> tuple[Book, QueueRules]:
+        with self._lock, self._translated():
+            self._connection.execute("BEGIN")  # both tables as they were at one instant
+            try:
+                return rows.load(self._connection), self._queues
+            finally:
+                self._connection.execute("COMMIT")
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

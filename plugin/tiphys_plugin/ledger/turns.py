@@ -11,12 +11,10 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from tiphys.errors import StoreError
-from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.backend import Transition
 from tiphys_plugin.ledger.stored import LedgerFullError
-from tiphys_plugin.queues import QueueRules
 
 _Answer = TypeVar("_Answer")
-Transition = Callable[[Book, QueueRules], tuple[Book, _Answer]]
 
 
 class Turn(Generic[_Answer]):

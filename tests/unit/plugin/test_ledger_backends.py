@@ -1,4 +1,4 @@
-"""What every ledger promises, in a file or in a cluster: replays, places in the line, lapses and checks."""
+"""What every ledger promises, in memory, in a file or in a cluster: replays, places in the line, lapses and checks."""
 
 from datetime import timedelta
 
@@ -7,6 +7,7 @@ from support.ledger import ask, ledger_api, queues
 from support.world import Clock
 from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, Rejected
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.ledger.memory import MemoryLedger
 from tiphys_plugin.ledger.model import Leaving
 from tiphys_plugin.ledger.sqlite import SqliteLedger
 from tiphys_plugin.queues import Queues
@@ -19,8 +20,11 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["sqlite", "kubernetes"])
+@pytest.fixture(params=["memory", "sqlite", "kubernetes"])
 def ledger(request, tmp_path, clock):
+    if request.param == "memory":
+        yield MemoryLedger(EIGHT, clock=clock)
+        return
     if request.param == "kubernetes":
         yield KubernetesLedger(ledger_api(EIGHT), "tiphys", clock=clock)
         return
@@ -255,9 +259,12 @@ PREEMPTING = Queues.model_validate(
 )
 
 
-@pytest.fixture(params=["sqlite", "kubernetes"])
+@pytest.fixture(params=["memory", "sqlite", "kubernetes"])
 def two_services(request, tmp_path, clock):
     """Two services over one ledger whose queue has trainings go."""
+    if request.param == "memory":
+        yield [MemoryLedger(PREEMPTING, clock=clock)] * 2
+        return
     if request.param == "kubernetes":
         api = ledger_api(PREEMPTING)
         yield [KubernetesLedger(api, "tiphys", clock=clock) for _ in range(2)]
