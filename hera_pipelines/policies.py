@@ -104,6 +104,9 @@ class Checkpoints:
         when_busy: What a save does that is due while another is under way: ``skip`` puts it off to the next step,
             ``wait`` has the training wait, ``queue`` takes memory for one more copy. None: ``wait`` where ``every``
             counts steps, so that saves are at those steps, else ``skip``.
+        hang_after: How long the training may complete no step before it is ended and tried again, such as ``30m``;
+            longer than whatever else it does between two steps, such as an evaluation. Where its own steps take long,
+            it may take ten times as long as the longest of the last hundred. None: as long as it likes.
         cache: Folder that the pods of a node share, such as a host path mounted into them, where checkpoints that
             were read stay for the next reader.
     """
@@ -118,6 +121,7 @@ class Checkpoints:
     metrics: str = ""
     asynchronous: bool = True
     when_busy: WhenBusy | None = None
+    hang_after: Duration | None = None
     cache: str = ""
 
     def policy(self) -> CheckpointPolicy:
@@ -142,6 +146,9 @@ class Checkpoints:
             metrics=_metrics(self.metrics),
             asynchronous=self.asynchronous,
             when_busy=self.when_busy,
+            hang_after_seconds=(
+                None if self.hang_after is None else duration(self.hang_after, "Checkpoints(hang_after=…)")
+            ),
             cache=self.cache,
         )
 

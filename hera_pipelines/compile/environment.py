@@ -47,6 +47,8 @@ def _rarely_set(policy: CheckpointPolicy) -> dict[str, str]:
         environment.WHEN_BUSY: policy.when_busy or "",
         environment.CACHE: policy.cache,
     }
+    if policy.hang_after_seconds is not None:
+        values[environment.HANG_AFTER_SECONDS] = f"{policy.hang_after_seconds:g}"
     if policy.delete_after_seconds != DELETE_AFTER_SECONDS:
         values[environment.DELETE_AFTER_SECONDS] = f"{policy.delete_after_seconds:g}"
     return values

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from tiphys.checkpoint.hang import Stuck
 from tiphys.checkpoint.journal import tell
 from tiphys.checkpoint.settings import Settings
 from tiphys.errors import FencedError, StoreError, TiphysError
@@ -64,7 +65,33 @@ def record_crash(
         global_step=last_step,
         restored=restored,
     )
-    key = RunLayout(settings.run).attempt_crash(settings.step, settings.attempt)
+    _leave(run_store, record, timeout_seconds)
+
+
+def record_hang(
+    run_store: Store,
+    settings: Settings,
+    stuck: Stuck,
+    last_step: int | None,
+    restored: CheckpointRef | None,
+    timeout_seconds: float = LONGEST_SECONDS,
+) -> None:
+    """The same of a program that is ended because it is stuck; no checkpoint is to blame for that."""
+    record = CrashRecord(
+        run=settings.run,
+        step=settings.step,
+        attempt=settings.attempt,
+        error=stuck.words if last_step is None else f"{stuck.words}, after step {last_step}",
+        global_step=last_step,
+        restored=restored,
+        stuck_seconds=stuck.seconds,
+        stacks=stuck.stacks,
+    )
+    _leave(run_store, record, timeout_seconds)
+
+
+def _leave(run_store: Store, record: CrashRecord, timeout_seconds: float) -> None:
+    key = RunLayout(record.run).attempt_crash(record.step, record.attempt)
 
     def write() -> None:
         try:

@@ -78,6 +78,8 @@ class Settings:
     """Which checkpoints retention leaves; None keeps all."""
     grace_seconds: float | None = None
     """Time between SIGTERM and SIGKILL; None when nobody said."""
+    hang_after_seconds: float | None = None
+    """How long the training may complete no step before it is ended; None for as long as it likes."""
     asynchronous: bool = True
     """Whether saves go on behind the training, which takes memory for a copy of the state."""
     when_busy: WhenBusy | None = None
@@ -118,6 +120,7 @@ class Settings:
             save_every=_every(environ.get(environment.SAVE_EVERY) or _DEFAULT_EVERY),
             keep=_keep(environ),
             grace_seconds=_seconds(environment.GRACE_SECONDS, environ.get(environment.GRACE_SECONDS)),
+            hang_after_seconds=_seconds(environment.HANG_AFTER_SECONDS, environ.get(environment.HANG_AFTER_SECONDS)),
             asynchronous=_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
             when_busy=_choice(environ, environment.WHEN_BUSY, (None, *WHEN_BUSY)),
             cache=Path(folder) if (folder := environ.get(environment.CACHE)) else None,

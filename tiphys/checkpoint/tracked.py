@@ -4,21 +4,24 @@ It runs on the thread of the training and decides; what takes time happens
 elsewhere (`saving`, `commits`). An attempt that was replaced stops.
 """
 
+import functools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tiphys.checkpoint.ancestry import Ancestry
 from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.calls import Calls
 from tiphys.checkpoint.commit import UploadCancelledError
 from tiphys.checkpoint.commits import Commits
-from tiphys.checkpoint.crash import ends_the_attempt, record_crash
+from tiphys.checkpoint.crash import ends_the_attempt, record_crash, record_hang
 from tiphys.checkpoint.facts import gather, versions
 from tiphys.checkpoint.fence import check_fence
 from tiphys.checkpoint.gang import Gang, Place
+from tiphys.checkpoint.hang import NoWatch, Stuck, Watch
 from tiphys.checkpoint.interval import History, Interval, history
 from tiphys.checkpoint.journal import Journal, tell
 from tiphys.checkpoint.landing import Approach, Choice
@@ -38,7 +41,7 @@ from tiphys.checkpoint.state import flatten
 from tiphys.checkpoint.stopping import StopSignal, shell_above
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
 from tiphys.lineage.quarantine import quarantine
-from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
+from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE
 from tiphys.records import CheckpointManifest, CheckpointRef, Skipped
 from tiphys.store import Store, step_attempts
 
@@ -48,6 +51,22 @@ _LEAVING_SHARE = 0.1
 _LOOK_SECONDS = 0.02
 _WITHOUT_OTHERS_SECONDS = 60.0
 """So long a save of several ranks may go on in an elastic training once one of them has failed."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _no_part_of_a_step(
+    method: Callable[Concatenate["TrackedSession", P], R],
+) -> Callable[Concatenate["TrackedSession", P], R]:
+    """Time in here does not make a training look stuck; see `tiphys.checkpoint.hang`."""
+
+    @functools.wraps(method)
+    def call(self: "TrackedSession", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._watch.not_counted():
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 class TrackedSession(Session):
@@ -106,6 +125,7 @@ class TrackedSession(Session):
             stopping=lambda: self.should_stop,
             threads=upload_threads,
         )
+        self._watch = self._watching()
         self._loading: CheckpointRef | None = None
         self._leaving = False
         self._newest: Save | None = None
@@ -131,6 +151,7 @@ class TrackedSession(Session):
     def skipped_saves(self) -> int:
         return self._skipped_saves
 
+    @_no_part_of_a_step
     def restore(self, default: Any = None) -> Any:
         sample = flatten(default)  # so that a state which cannot be saved is refused now, not at the first save
         self._check_fence()
@@ -159,6 +180,7 @@ class TrackedSession(Session):
         self._saver.warm(plan_shards(sample))
         return default
 
+    @_no_part_of_a_step
     def step(
         self,
         global_step: int,
@@ -183,6 +205,7 @@ class TrackedSession(Session):
             self._commits.leave_out(global_step, "it was told to stop while an earlier save was under way")
         return save
 
+    @_no_part_of_a_step
     def save(
         self,
         global_step: int,
@@ -195,6 +218,7 @@ class TrackedSession(Session):
         self._note_step(global_step)
         return self._save(self._draft(global_step, metrics, epoch, data_position), self._plans(state), "asked")
 
+    @_no_part_of_a_step
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
         self._saver.wait(timeout_seconds)
         self._saver.check()
@@ -206,11 +230,13 @@ class TrackedSession(Session):
             tell("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
         elif (shell := shell_above()) and self._environ.get("ARGO_CONTAINER_NAME"):
             tell(f"started by {shell}, which SIGTERM ends before this program can save; write exec before its command")
+        self._watch.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._watch.close()
         if not self.should_stop and ends_the_attempt(self._environ):
             loaded = self._loading or self._commits.restored
             record_crash(self._run_store, self._settings, error, self._told_step, loaded)
@@ -243,6 +269,20 @@ class TrackedSession(Session):
             pause=self._wait_for_ranks,
         )
 
+    def _watching(self) -> NoWatch:
+        limit = self._settings.hang_after_seconds
+        if limit is None:
+            return NoWatch()
+        return Watch(limit, self._end_stuck, clock=self._clock, excused=lambda: self.should_stop or self._saver.busy)
+
+    def _end_stuck(self, stuck: Stuck) -> None:
+        """Called in a thread of the watch, since the one of the training will not do it."""
+        tell(f"{stuck.words}, so it is ended with exit code {EX_HANG}; its threads were here:\n{stuck.stacks}")
+        if ends_the_attempt(self._environ):
+            loaded = self._loading or self._commits.restored
+            record_hang(self._run_store, self._settings, stuck, self._told_step, loaded)
+        os._exit(EX_HANG)
+
     def _wait_for_ranks(self, seconds: float) -> None:
         """Wait a little, unless there is no more time to wait for others."""
         time.sleep(seconds)
@@ -274,6 +314,7 @@ class TrackedSession(Session):
     def _note_step(self, global_step: int) -> None:
         self._saver.check()
         self._commits.stepped()
+        self._watch.stepped()
         self._told_step = global_step
         newest = max(known.global_step if known else 0 for known in (self._newest, self._commits.restored))
         if global_step < newest:

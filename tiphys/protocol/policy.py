@@ -157,6 +157,8 @@ class CheckpointPolicy(Record):
     """Whether saves go on behind the training, which takes memory for a copy of the state."""
     when_busy: WhenBusy | None = Field(default=None, exclude_if=lambda when_busy: when_busy is None)
     """What a save does that is due while another is under way; None: wait where ``every`` counts steps, else skip."""
+    hang_after_seconds: PositiveFloat | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
+    """How long a training may complete no step before it is ended; None for as long as it likes."""
     cache: str = Field(default="", exclude_if=lambda folder: not folder)
     """Folder that the pods of a node share, where shards that were read are kept; empty for none."""
 

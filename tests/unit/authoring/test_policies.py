@@ -126,6 +126,11 @@ def test_a_policy_of_retention_travels_in_the_annotation_and_the_default_adds_no
     assert not {"keep_every", "keep_best", "delete_after_seconds"} & set(CheckpointPolicy().model_dump())
 
 
+def test_a_limit_for_steps_travels_only_where_it_is_set() -> None:
+    assert Checkpoints(hang_after="30m").policy().hang_after_seconds == 1800
+    assert "hang_after_seconds" not in Checkpoints().policy().model_dump()
+
+
 def test_spot_in_general_tolerates_the_taints_of_the_known_clouds() -> None:
     assert settings(step(spot=True)(nothing)).spot == (GKE_SPOT, AKS_SPOT)
     assert settings(step(spot=False)(nothing)).spot == ()

@@ -48,7 +48,9 @@ def test_everything_that_compile_writes_is_read():
         SAVE_EVERY="100 steps",
         KEEP_LAST="3",
         GRACE_SECONDS="120",
+        HANG_AFTER_SECONDS="1800",
     )
+    assert found.hang_after_seconds == 1800.0
     assert found.checkpoint_store == "file:///mnt/checkpoints"
     assert found.resume_from == CheckpointRef(lineage="digits-1/fit", attempt=2, global_step=1180)
     assert (found.save_every, found.keep, found.grace_seconds) == (Every(100, "steps"), Keep(last=3), 120.0)

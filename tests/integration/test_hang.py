@@ -1,0 +1,137 @@
+"""A training that hangs, with real processes: it is ended, says where it was, and the next attempt goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hera.workflows import DAG
+from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
+from tiphys_controller import start
+
+from hera_pipelines import Checkpoints, Pipeline, Train
+from hera_pipelines.local.session import LocalSession
+from tiphys.checkpoint.alarm import Alarm
+from tiphys.lineage.classify import Observation, classify
+from tiphys.records import AttemptEnd, Cause, CrashRecord, Outcome
+from tiphys.store import DirectoryStore, RunLayout, read_record, step_attempts
+
+# The first attempt waits for ever after step 3.
+HANGS_ONCE = """
+import os, signal, threading
+from tiphys import checkpoint
+
+signal.signal(signal.SIGALRM, lambda *_: None)  # so that the thread that watches is alone
+
+def all_reduce():
+    threading.Event().wait()
+
+with checkpoint.session() as session:
+    state = session.restore(default={"step": 0})
+    for step in range(state["step"] + 1, 6):
+        session.save(step, {"step": step}).wait()
+        if step == 3 and os.environ["TIPHYS_ATTEMPT"] == "1":
+            all_reduce()
+"""
+
+# C code that never returns and lets no other thread run.
+HOLDS_THE_LOCK = """
+import ctypes
+from tiphys import checkpoint
+
+sleep = ctypes.PyDLL(None).sleep
+with checkpoint.session() as session:
+    session.step(1, {"step": 1})
+    sleep(3600)
+"""
+
+
+def pipeline() -> dict[str, Any]:
+    with Pipeline("digits", store="s3://ml/tiphys", entrypoint="main") as made:
+        fit = Train(
+            name="fit",
+            image="i",
+            command=["python", "train.py"],
+            checkpoints=Checkpoints(every="1000 steps", hang_after="0.5s"),
+        )
+        with DAG(name="main"):
+            fit()
+    manifest: dict[str, Any] = made.to_dict()
+    return manifest
+
+
+def run_once(folder: Path) -> DirectoryStore:
+    store = DirectoryStore(folder / "store")
+    code = folder / "code"
+    code.mkdir()
+    (code / "train.py").write_text(HANGS_ONCE)
+    with LocalSession(store, folder / "state", speed=50.0, code=code) as session:
+        session.run(start(store, session, pipeline(), "night").workflow_name)
+    return store
+
+
+def test_the_attempt_after_one_that_hung_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    store = run_once(tmp_path)
+    attempts = step_attempts(store, "night", "fit")
+    ends = [attempt.end for attempt in attempts if attempt.end is not None]
+    hung, done = ends
+    assert isinstance(hung, AttemptEnd)
+    assert (hung.cause, hung.exit_code, done.outcome) == (Cause.HANG, 79, Outcome.DONE)
+    assert "it completed no step in" in hung.message
+    assert "after step 3" in hung.message
+    assert hung.evidence is not None
+    assert hung.evidence.rule == "no-step"
+    start_of_next = attempts[1].claim.starts_from
+    assert start_of_next is not None
+    assert start_of_next.global_step == 3
+    left = read_record(store, RunLayout("night").attempt_crash("fit", 1), CrashRecord)
+    assert "in all_reduce" in left.stacks
+
+
+def environ(store: DirectoryStore) -> dict[str, str]:
+    own = {
+        "TIPHYS_STORE": store.url,
+        "TIPHYS_RUN": RUN,
+        "TIPHYS_STEP": STEP,
+        "TIPHYS_ATTEMPT": "1",
+        "TIPHYS_LINEAGE": LINEAGE,
+        "TIPHYS_SAVE_EVERY": "1h",
+        "TIPHYS_HANG_AFTER_SECONDS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    return {**{key: value for key, value in os.environ.items() if not key.startswith("TIPHYS_")}, **own}
+
+
+def test_a_program_that_lets_no_thread_run_is_ended_by_the_kernel(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    write_claim(store, claim_of(1, None))
+    ended = subprocess.run(
+        [sys.executable, "-c", HOLDS_THE_LOCK], env=environ(store), capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == -signal.SIGALRM
+    assert "(most recent call first)" in ended.stderr
+
+
+def test_its_last_words_tell_that_it_hung(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    program = (
+        "import ctypes, pathlib, sys; from tiphys.checkpoint.alarm import Alarm\n"
+        "alarm = Alarm(pathlib.Path(sys.argv[1])); assert alarm.install(); alarm.ring_in(0.05)\n"
+        "ctypes.PyDLL(None).sleep(3600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", program, str(log)], env=environment, timeout=60)
+    assert ended.returncode == -signal.SIGALRM
+    for code in (128 + signal.SIGALRM, 137):  # Argo tells every signal as 137
+        assert classify(Observation("Failed", code, told=log.read_text())).cause is Cause.HANG
+
+
+def test_an_alarm_that_a_program_uses_itself_is_left_to_it() -> None:
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    try:
+        assert not Alarm().install()
+    finally:
+        signal.signal(signal.SIGALRM, before)
