@@ -66,9 +66,10 @@ def _budgets(step: GatedStep) -> str | None:
         return "Argo's back-off factor is a whole number; change it in retries=Retries(…)"
     if not step.trains and step.settings.retry.output_missing:
         return "Argo cannot repeat a program that succeeded without its outputs; drop output_missing from Retries(…)"
-    unseen = [cause.value for cause in UNSEEN if cause.value in step.settings.retry.model_dump()]
-    if not step.trains and (own := [name for name in unseen if name != Cause.OUTPUT_MISSING]):
-        return f"Argo cannot tell {own[0]} from other failures; drop it from Retries(…), or use @train(…)"
+    given = step.settings.retry.model_dump()
+    own = [cause for cause in UNSEEN if cause is not Cause.OUTPUT_MISSING and cause.value in given]
+    if own and not step.trains:
+        return f"Argo cannot tell {own[0].value} from other failures; drop it from Retries(…), or use @train(…)"
     return None
 
 

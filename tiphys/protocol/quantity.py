@@ -5,7 +5,7 @@ import re
 
 from tiphys.errors import UsageError
 
-_UNITS = {
+_UNITS: dict[str, int] = {
     **{unit: 1024 ** (power + 1) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"))},
     **{unit: 1000 ** (power + 1) for power, unit in enumerate(("k", "M", "G", "T", "P"))},
     "": 1,
