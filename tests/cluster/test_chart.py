@@ -32,11 +32,11 @@ from support.chart import (
     render,
 )
 from support.chart_rights import GUIDE, with_table
-from tiphys_plugin import server
 
 from hera_pipelines.compile.executor_plugins import executor_plugin
 from tiphys.protocol.gang import MEMBER_LABEL, SERVICE
 from tiphys.protocol.policy import STORE_ANNOTATION, STORE_SECRET
+from tiphys.web import server
 
 pytestmark = pytest.mark.cluster
 if not find_helm():
@@ -227,7 +227,8 @@ def test_services_select_the_pods_that_they_are_for(file: Path) -> None:
     }
     assert chosen.pop("ours-pods") == {"ours-plugin", "ours-controller"}
     assert chosen.pop("tiphys-members") == set(), "these are the pods of workflows"
-    assert chosen in ({"ours-plugin": {"ours-plugin"}}, {})
+    assert all(chosen[name] == {name} for name in chosen)
+    assert set(chosen) <= {"ours-plugin", "ours-controller"}
 
 
 def test_members_of_a_gang_have_host_names_before_they_are_ready() -> None:
@@ -310,10 +311,56 @@ def test_a_single_pod_has_no_budget_that_would_block_drains(replicas: int, budge
     assert len(of_kind(objects, "PodDisruptionBudget")) == budgets
 
 
+def controller_pod(objects: Sequence[Object]) -> Any:
+    return named(objects, "Deployment", "ours-controller")["spec"]["template"]
+
+
+def test_runs_go_on_by_themselves_unless_that_is_switched_off() -> None:
+    def said(*values: str) -> list[str]:
+        arguments = controller_pod(render(*MINIMAL, *values))["spec"]["containers"][0]["args"]
+        return [one for one in arguments if one.startswith(("--auto-resume", "--resumes", "--absent"))]
+
+    assert said() == ["--auto-resume=on", "--resumes-per-minute=10", "--absent-seconds=60"]
+    assert said("autoResume.dryRun=true", "autoResume.perMinute=2")[:2] == [
+        "--auto-resume=dry-run",
+        "--resumes-per-minute=2",
+    ]
+    assert said("autoResume.enabled=false")[0] == "--auto-resume=off"
+
+
+@pytest.mark.parametrize(
+    ("values", "may"),
+    [((), True), (("autoResume.enabled=false",), False), (("autoResume.enabled=false", "api.tokenSecret=t"), True)],
+)
+def test_the_controller_may_make_workflows_only_where_something_has_it_do_so(
+    values: tuple[str, ...], may: bool
+) -> None:
+    rules = named(render(*MINIMAL, *values), "Role", "ours-controller-workflows")["rules"]
+    verbs = {verb for rule in rules if "workflows" in rule["resources"] for verb in rule["verbs"]}
+    assert ("create" in verbs) is ("get" in verbs) is may
+
+
+def test_token_and_rules_for_alerts_are_files_and_new_rules_make_new_pods() -> None:
+    objects = render(file=TENANTS)
+    [container] = controller_pod(objects)["spec"]["containers"]
+    mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in controller_pod(objects)["spec"]["volumes"]}
+    assert volumes["api-token"]["secret"]["secretName"] == "tiphys-api"
+    for name, file in (("api-token", "--token-file"), ("alert-rules", "--alert-rules")):
+        assert any(one.startswith(f"{file}={mounts[name]}/") for one in container["args"])
+    rules = json.loads(named(objects, "ConfigMap", "ours-alert-rules")["data"]["rules.json"])
+    assert rules == {"*": "notify", "TrainingStalled": "save-and-restart"}
+    given = (*MINIMAL, "api.tokenSecret=t")
+    before, after = (controller_pod(render(*given, *more)) for more in ((), ("alerts.rules.A=resume",)))
+    assert before["metadata"]["annotations"] != after["metadata"]["annotations"]
+    assert not of_kind(render(*MINIMAL), "ConfigMap")[0]["metadata"]["name"].endswith("alert-rules")
+
+
 def test_the_network_policy_lets_in_whom_it_should() -> None:
     policy = named(render(file=TENANTS), "NetworkPolicy", "ours")["spec"]
     [rule] = policy["ingress"]
-    test, agents, scrapers = rule["from"]
+    test, agents, scrapers, callers = rule["from"]
+    assert callers["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "alertmanager"}
     assert test["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
     assert agents["podSelector"]["matchLabels"] == {"workflows.argoproj.io/component": "agent"}
     assert agents["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]

@@ -1,4 +1,7 @@
-{{/* Deployment of a component. Takes a dict of root, component, settings (its values), args and drain. */}}
+{{/*
+Deployment of a component. Takes a dict of root, component, settings (its values), args and drain; and may take files,
+each with a path and a volume, and follows: a text with which the pods are replaced when it changes.
+*/}}
 {{- define "tiphys.deployment" -}}
 {{- $root := .root -}}
 {{- $selector := dict "root" $root "component" .component -}}
@@ -26,9 +29,14 @@ spec:
       labels:
         {{- $own := include "tiphys.selector" $selector | fromYaml | merge (dict "tiphys.dev/pods" $root.Release.Name) }}
         {{- merge $own .settings.podLabels $root.Values.commonLabels | toYaml | nindent 8 }}
-      {{- with .settings.podAnnotations }}
+      {{- if or .settings.podAnnotations .follows }}
       annotations:
+        {{- with .settings.podAnnotations }}
         {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with .follows }}
+        tiphys.dev/follows: {{ sha256sum . }}
+        {{- end }}
       {{- end }}
     spec:
       serviceAccountName: {{ $root.Release.Name }}-{{ .component }}
@@ -66,10 +74,18 @@ spec:
           volumeMounts:
             - name: scratch
               mountPath: /tmp
+            {{- range .files }}
+            - name: {{ .volume.name }}
+              mountPath: {{ .path }}
+              readOnly: true
+            {{- end }}
       volumes:
         - name: scratch
           emptyDir:
             sizeLimit: 1Gi
+        {{- range .files }}
+        - {{- toYaml .volume | nindent 10 }}
+        {{- end }}
 {{- end }}
 
 {{- define "tiphys.podSecurity" -}}

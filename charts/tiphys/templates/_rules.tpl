@@ -53,6 +53,11 @@
 - apiGroups: [argoproj.io]
   resources: [workflows]
   verbs: [list, watch, patch]
+{{- if include "tiphys.makesWorkflows" . }}
+- apiGroups: [argoproj.io]
+  resources: [workflows]
+  verbs: [get, create]
+{{- end }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
@@ -62,9 +67,20 @@
 {{ include "tiphys.rules.gangs" (dict "root" . "verbs" "[list, delete]") }}
 {{- end }}
 
+{{/* Whether the controller makes Workflows: not empty if so. */}}
+{{- define "tiphys.makesWorkflows" -}}
+{{- if or .Values.autoResume.enabled .Values.api.tokenSecret }}yes{{ end -}}
+{{- end }}
+
 {{/* Controller, in the namespace of the release. */}}
 {{- define "tiphys.rules.controller.home" -}}
 {{ include "tiphys.rules.lease" "tiphys-controller" }}
+{{- if include "tiphys.makesWorkflows" . }}
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [kube-root-ca.crt]
+  verbs: [get]
+{{- end }}
 {{- if .Values.projections.enabled }}
 - apiGroups: [tiphys.dev]
   resources: [gpuledgers]
