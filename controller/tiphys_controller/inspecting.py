@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.records import Record, Timestamp
+from tiphys.records import Evidence, Record, Timestamp
 from tiphys.store import Attempt, Store, Submission, all_attempts, list_runs, read_run
 from tiphys_controller.phase import Phase, Seen, phase_of
 from tiphys_controller.planning import Planned, planned
@@ -54,6 +54,10 @@ class AttemptDetail(Record):
     outcome: str
     cause: str
     message: str
+    evidence: Evidence | None = None
+    """What its end was judged by; None where it has none, or was not judged."""
+    escalation: str = ""
+    """What it was given because of how attempts before it had ended."""
     exit_code: int | None
     starts_from: str
     """The checkpoint, as ``attempt-step``; empty for none."""
@@ -197,6 +201,8 @@ def _attempt(one: Attempt) -> AttemptDetail:
         outcome=end.outcome.value if end else "",
         cause=end.cause.value if end and end.cause else "",
         message=end.message if end else "",
+        evidence=end.evidence if end else None,
+        escalation=one.claim.escalation.words if one.claim.escalation else "",
         exit_code=end.exit_code if end else None,
         starts_from=str(one.claim.starts_from or ""),
         opened_at=one.claim.written_at,

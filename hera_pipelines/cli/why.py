@@ -1,7 +1,8 @@
-"""``tiphys why``: why a step does not have its GPUs, with every reason that there is."""
+"""``tiphys why``: why a step does not have its GPUs, with every reason that there is, and what it failed of."""
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -15,7 +16,9 @@ from tiphys_plugin.ledger.model import Because
 from tiphys_plugin.preemption.choice import Nobody, Victims
 from tiphys_plugin.queues import QueueRules, in_words
 
+from hera_pipelines.cli import judged
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from hera_pipelines.cli.judged import failures
 from hera_pipelines.cli.nodes import on_nodes_of_today
 from hera_pipelines.cli.queues import NameOption, existing_ledger, understood
 from hera_pipelines.cli.rehearsing import document, leaves, losses, rehearsed, told
@@ -47,7 +50,7 @@ def why(
             "--store",
             metavar="URL",
             help="Where runs are kept, {namespace} in it for those of each; then what trainings would lose is counted "
-            "from their last checkpoint.",
+            "from their last checkpoint, and how the run's own have failed is told.",
         ),
     ] = None,
 ) -> None:
@@ -66,7 +69,9 @@ def why(
     rules = on_nodes_of_today(api, rules, screen)
     holding = [one for one in book.leases if one.request.run == run and _is_meant(step, one.request.step)]
     waiting = [one for one in book.waiting if one.request.run == run and _is_meant(step, one.request.step)]
-    if not holding and not waiting:
+    namespaces = [one.request.namespace for one in (*holding, *waiting)]
+    failed = failures(store, run, step, next(iter(namespaces), ""))
+    if not holding and not waiting and not failed:
         raise NotFoundError(
             f"{what} neither holds GPUs nor waits for any in GPULedger {api.namespace}/{name}; "
             f"`tiphys get {run}` shows how its steps are"
@@ -75,8 +80,10 @@ def why(
     lost = losses(store, now)
     answers = [_Answer(one, _decided(rules, book, one, now), rehearsed(rules, book, one, lost, now)) for one in waiting]
     if output is not Format.TABLE:
-        screen.document(_document(what, holding, answers), output)
+        screen.document(_document(what, holding, answers, failed), output)
         return
+    for line in chain.from_iterable(map(judged.in_words, failed)):
+        screen.show(line)
     for lease in holding:
         screen.show(_holds(lease))
     for answer in answers:
@@ -132,7 +139,7 @@ def _waits(given: _Answer, now: datetime) -> Iterator[Text]:
             yield Text(f"  position {answer.position}; {expected}")
 
 
-def _document(what: str, holding: list[Lease], answers: list[_Answer]) -> dict[str, Any]:
+def _document(what: str, holding: list[Lease], answers: list[_Answer], failed: list[judged.Failure]) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "GpuReasons",
@@ -141,6 +148,7 @@ def _document(what: str, holding: list[Lease], answers: list[_Answer]) -> dict[s
             {"step": one.request.step, "gpus": one.request.gpus, "since": one.granted_at.isoformat()} for one in holding
         ],
         "waiting": [_waiting(answer) for answer in answers],
+        "failures": [judged.as_document(failure) for failure in failed],
     }
 
 

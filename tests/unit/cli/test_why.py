@@ -7,9 +7,11 @@ import pytest
 from support.desk import Desk
 from support.kube_server import serving
 from support.ledger import ask
+from support.lineage import RUN, STEP, claim_of, end_of
 from support.world import commit
 
-from tiphys.store import DirectoryStore
+from tiphys.records import Cause, Escalation, Evidence, Outcome
+from tiphys.store import DirectoryStore, RunLayout
 
 QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
 
@@ -151,3 +153,38 @@ def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
     _, out, _ = why(desk, "run-u3")
     assert "WaitingForPreemptedCheckpoint: run-u1/fit was asked to save and go at" in out
     assert "nobody goes for it: others were asked to leave for run-u3/fit already" in out
+
+
+def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    found = Evidence(rule="pod-out-of-memory", words="OOMKilled", node="node-3")
+    ended = end_of(1, Cause.OUT_OF_MEMORY, message="it was killed").model_copy(update={"evidence": found})
+    given = Escalation(memory_bytes=12 << 30, words="12Gi of memory")
+    layout = RunLayout(RUN)
+    for claim in (claim_of(1), claim_of(2).model_copy(update={"escalation": given})):
+        store.create(layout.attempt(STEP, claim.attempt), claim.to_bytes())
+    store.create(layout.attempt_end(STEP, 1), ended.to_bytes())
+    where = ("--store", str(tmp_path / "store"))
+
+    code, out, _ = why(desk, f"{RUN}/{STEP}", *where)
+    assert code == 0
+    assert " ".join(out.split()) == (
+        f"{RUN}/{STEP} attempt 1 ended by out of memory: it was killed judged by the rule pod-out-of-memory, "
+        "which found: OOMKilled; it ran on node-3 attempt 2 has for that: 12Gi of memory"
+    )
+    [failure] = json.loads(why(desk, RUN, "-o", "json", *where)[1])["failures"]
+    assert (failure["cause"], failure["evidence"]["node"], failure["nextAttempt"]) == (
+        *("out_of_memory", "node-3"),
+        "12Gi of memory",
+    )
+
+
+def test_a_step_that_is_done_has_nothing_to_answer_for(desk, tmp_path):
+    store = DirectoryStore(tmp_path / "store")
+    layout = RunLayout(RUN)
+    for number, end in ((1, end_of(1, Cause.HANG)), (2, end_of(2, None, outcome=Outcome.DONE))):
+        store.create(layout.attempt(STEP, number), claim_of(number).to_bytes())
+        store.create(layout.attempt_end(STEP, number), end.to_bytes())
+    code, _, err = why(desk, RUN, "--store", str(tmp_path / "store"))
+    assert code != 0
+    assert "neither holds GPUs nor waits for any" in err
