@@ -149,7 +149,9 @@ class DirectoryCluster:
         if not found:
             return None
         stage = Stage.OVER if all(pod.finished for pod in found) else Stage.ENDING
-        return GangStatus(backend, namespace, name, name, stage)
+        lost = sum(pod.phase == "Failed" for pod in found)
+        # All are there before one can fail; none is ever made again.
+        return GangStatus(backend, namespace, name, name, stage, remaining=len(found) - lost if lost else None)
 
     def end_gang(self, gang: GangStatus) -> None:
         """The engine does that."""

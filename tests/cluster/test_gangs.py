@@ -25,6 +25,7 @@ from cluster.client import Cluster, Json, Store
 from hera.workflows import DAG
 from support.argo_objects import NARRATED
 from support.gangs import filled_in
+from support.ledger import ask
 from support.world import QUICK, Flow, outputs, phase, said
 from tiphys_controller.kubernetes.gangs import Gangs
 from tiphys_controller.kubernetes.metrics import Metrics
@@ -32,6 +33,7 @@ from tiphys_controller.kubernetes.view import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 from tiphys_plugin import PluginCore, Queues, SqliteLedger
 from tiphys_plugin.kubernetes import KubernetesCluster
+from tiphys_plugin.ledger import Admitted, Deferred
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 from tiphys.kube import KubeApi, Synced, connect
@@ -42,7 +44,7 @@ from tiphys.records import utc_now
 from tiphys.store import open_store
 
 RANKS = 4
-QUEUES = {"queues": [{"name": "research", "gpus": {"*": RANKS}}]}
+QUEUES = {"queues": [{"name": "research", "gpus": {"*": RANKS}, "preempts_lower_priority": True}]}
 PROGRAM = """
 import os, signal, socket, sys, time
 rank, members = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -287,7 +289,7 @@ def test_an_elastic_one_goes_on_without_a_lost_member_and_gives_its_gpus_back(tr
 
     def members() -> int:
         looking.look()
-        [lease] = training.ledger.snapshot().leases
+        [lease] = [one for one in training.ledger.snapshot().leases if one.request.uid == training.uid]
         assert lease.request.gpus == lease.request.members
         return lease.request.members
 
@@ -297,10 +299,16 @@ def test_an_elastic_one_goes_on_without_a_lost_member_and_gives_its_gpus_back(tr
     indexes = [pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] for pod in training.pods()]
     assert indexes == ["0", "1", "2"], "nobody takes its place"
     assert training.verdict() == "", "it goes on"
+    urgent = ask(2, "urgent", gpu_type=None, priority=5)
+    assert isinstance(training.ledger.request(urgent), Deferred), "one GPU is free"
+    training.cluster.wait("another member has gone for it", lambda: members() == RANKS - 2)
+    given = training.ledger.request(urgent)
+    assert isinstance(given, Admitted)
+    training.ledger.release(given.lease)
     training.exit(0, 0)
     training.cluster.wait("it has succeeded", lambda: training.verdict() in ("SuccessCriteriaMet", "Complete"))
     message = training.settle("Succeeded")
-    assert message == "Attempt 1 succeeded, with 3 of its 4 nodes in the end; its outputs are verified next"
+    assert message == "Attempt 1 succeeded, with 2 of its 4 nodes in the end; its outputs are verified next"
     assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
 
 

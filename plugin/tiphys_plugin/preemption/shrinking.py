@@ -43,7 +43,7 @@ def _look(cluster: Cluster, lease: Lease) -> tuple[str, ...] | None:
 
 
 def _nobody_lost(lease: Lease, made_by: GangStatus) -> bool:
-    over = made_by.stage is not Stage.ACTIVE  # then all comes back at once, and soon
+    over = made_by.stage is Stage.OVER  # then all comes back at once
     return over or made_by.remaining is None or made_by.remaining >= lease.request.members
 
 
