@@ -3,27 +3,12 @@
 import signal
 from pathlib import Path
 
-import yaml
 from support.argo_objects import put, put_agent, workflow
-from support.controller_process import ControllerProcess
-from support.kube_server import KubeServer, serving
+from support.controller_process import ControllerProcess, kubeconfig
+from support.kube_server import serving
 from support.polling import until
 
 from tiphys.kube.resources import LEASES
-
-
-def kubeconfig(server: KubeServer, folder: Path) -> Path:
-    file = folder / "kubeconfig"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "tiphys"}}],
-        "current-context": "test",
-    }
-    file.write_text(yaml.safe_dump(document))
-    return file
 
 
 def test_it_leads_works_and_ends_at_sigterm(tmp_path: Path) -> None:

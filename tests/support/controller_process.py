@@ -3,8 +3,12 @@
 import http.client
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
 
 from support.agent_process import AgentProcess
+from support.kube_server import KubeServer
 
 
 class ControllerProcess(AgentProcess):
@@ -28,3 +32,18 @@ class ControllerProcess(AgentProcess):
             return answer.status, answer.read().decode()
         finally:
             connection.close()
+
+
+def kubeconfig(server: KubeServer, folder: Path) -> Path:
+    """A file in ``folder`` that leads to ``server``, with the namespace of the controller."""
+    file = folder / "kubeconfig"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", "namespace": "tiphys"}}],
+        "current-context": "test",
+    }
+    file.write_text(yaml.safe_dump(document))
+    return file
