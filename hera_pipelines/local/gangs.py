@@ -25,7 +25,7 @@ from tiphys.protocol.pipeline import Manifest
 _HERE = "127.0.0.1"
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
 _PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
-_MEETING, _HOW_THEY_MEET = "PET_RDZV_ENDPOINT", "PET_RDZV_CONF"
+_MEETING = "PET_RDZV_ENDPOINT"
 _LOOK_SECONDS = 0.1
 
 
@@ -92,9 +92,6 @@ def _variables(variable: Manifest, rank: int, port: str) -> list[Manifest]:
         # By their addresses torchrun puts the nodes in order, and the first must be the one where they meet.
         own = {"name": "PET_LOCAL_ADDR", "value": f"127.0.0.{1 + rank}"}
         return [{**variable, "value": f"{_HERE}:{port}"}, own]
-    if name == _HOW_THEY_MEET:
-        # All have the address of the first, and any of them would offer the place where they meet.
-        return [{**variable, "value": f"{variable['value']},is_host={int(rank == 0)}"}]
     value = _HERE if name in _ADDRESSES else port if name in _PORTS else variable.get("value", "")
     return [{**variable, "value": value}]
 

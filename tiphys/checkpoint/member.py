@@ -3,7 +3,8 @@
 Argo puts the inputs of a step into its own pods and takes the outputs out of
 them; the pods of a training on several nodes are not Argo's. So each of them
 fetches the inputs before its program starts, and the first stores the outputs
-once its program has ended well, where Argo would have put them.
+once its program has ended well, where Argo would have put them. In an elastic
+training the first is also told that the others come to it.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from tiphys.protocol import environment
 from tiphys.store import RunLayout, Store, open_store
 
 _WAIT_SECONDS = 1.0
+_HOW_THEY_MEET = "PET_RDZV_CONF"
 
 
 class _StoppedError(Exception):
@@ -63,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = given[1:] if given[:1] == ["--"] else given
     try:
         files = Files.from_environment(os.environ)
+        os.environ.update(meeting(os.environ))
         with Signals() as signals:
+            if not files.inputs and not files.outputs:
+                return _run(command, signals)
             store = open_store(os.environ[environment.STORE], must_exist=True)
             for key, path in files.inputs:
                 fetch(store, key, path, lambda: signals.told_to_stop)
@@ -83,6 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def is_first(environ: Mapping[str, str]) -> bool:
     """Whether this pod is the one that stores outputs."""
     return (environ.get("NODE_RANK") or environ.get("PET_NODE_RANK") or environ.get("RANK") or "0") == "0"
+
+
+def meeting(environ: Mapping[str, str]) -> dict[str, str]:
+    """What tells torchrun in an elastic training whether the nodes meet here: they do at the first, and nowhere else.
+
+    It would find out by itself, from host names, which a pod that has just begun may not have yet.
+    """
+    if environment.ELASTIC not in environ:
+        return {}
+    given = environ.get(_HOW_THEY_MEET, "")
+    here = f"is_host={int(is_first(environ))}"
+    return {_HOW_THEY_MEET: given if "is_host=" in given else ",".join(filter(None, (given, here)))}
 
 
 def fetch(store: Store, key: str, path: Path, stopped: Callable[[], bool] = lambda: False) -> None:

@@ -105,11 +105,13 @@ def _container(step: GatedStep, template: Manifest, ranks: list[Manifest]) -> Ma
 
 
 def files(step: GatedStep) -> Manifest | None:
-    """The declared inputs and outputs for `tiphys.checkpoint.member`; None where there are none."""
+    """The declared inputs and outputs for `tiphys.checkpoint.member`; None where it has nothing to do."""
     inputs = {artifact["name"]: artifact["path"] for artifact in step.input_artifacts}
     outputs = {f"artifacts/{artifact['name']}": artifact["path"] for artifact in step.output_artifacts}
     outputs |= {f"parameters/{one['name']}": one["valueFrom"]["path"] for one in step.output_parameters}
-    return {"inputs": inputs, "outputs": outputs} if inputs or outputs else None
+    gang = step.settings.gang
+    is_elastic = gang is not None and gang.min_members is not None  # it tells the first that the others come to it
+    return {"inputs": inputs, "outputs": outputs} if inputs or outputs or is_elastic else None
 
 
 def _volumes(template: Manifest, workflow: Manifest, container: Manifest) -> list[Any]:

@@ -53,8 +53,8 @@ def _program(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
 def _files(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
     if files(step) is not None and not program_container(step.program).get("command"):
         return (
-            "its pods fetch inputs and store outputs by themselves, around its command, and the entry point of its "
-            "image is not known here; give it a command"
+            "its pods fetch inputs, store outputs and find each other by themselves, around its command, and the entry "
+            "point of its image is not known here; give it a command"
         )
     return None
 

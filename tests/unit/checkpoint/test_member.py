@@ -124,3 +124,29 @@ def test_a_single_file_is_fetched_as_one(tmp_path: Path, store: Store) -> None:
 def test_without_the_environment_of_a_step_it_says_what_it_is_for() -> None:
     with pytest.raises(UsageError, match="started by a step of several nodes"):
         member.Files.from_environment({"TIPHYS_FILES": "{}"})
+
+
+@pytest.mark.parametrize(
+    ("node", "given", "told"),
+    [
+        ("0", "join_timeout=9", "join_timeout=9,is_host=1"),
+        ("2", "join_timeout=9", "join_timeout=9,is_host=0"),
+        ("2", "", "is_host=0"),
+        ("2", "is_host=1", "is_host=1"),
+    ],
+)
+def test_the_nodes_of_an_elastic_training_meet_at_the_first(node: str, given: str, told: str) -> None:
+    environ = {"TIPHYS_ELASTIC": "2:4", "NODE_RANK": node, "PET_RDZV_CONF": given}
+    assert member.meeting(environ) == {"PET_RDZV_CONF": told}
+    del environ["TIPHYS_ELASTIC"]
+    assert member.meeting(environ) == {}
+
+
+def test_a_pod_without_files_needs_no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store) -> None:
+    nothing = json.dumps({"inputs": {}, "outputs": {}})
+    program = "import os, sys; sys.exit(7 if os.environ['PET_RDZV_CONF'] == 'is_host=1' else 8)"
+    run(monkeypatch, tmp_path, store)  # sets the environment
+    for name, value in {"TIPHYS_FILES": nothing, "TIPHYS_ELASTIC": "1:2", "TIPHYS_STORE": "file:///nowhere"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PET_RDZV_CONF", "")
+    assert member.main(["--", sys.executable, "-c", program]) == 7

@@ -110,7 +110,9 @@ def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_t
     assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed")
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
     assert "podFailurePolicy" not in spec, "a member that is lost must not end the others"
-    told = env(spec["template"]["spec"]["containers"][0])
+    container = spec["template"]["spec"]["containers"][0]
+    assert container["command"][:4] == ["python", "-m", "tiphys.checkpoint.member", "--"], "it says where they meet"
+    told = env(container)
     expected = {
         "PET_NNODES": "2:3",
         "PET_RDZV_BACKEND": "c10d",
