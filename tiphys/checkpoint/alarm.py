@@ -7,7 +7,6 @@ signal, which it hands on to, ends the process. The stacks go where kubelet
 takes the termination message from, so that whoever judges the end finds them.
 """
 
-import contextlib
 import faulthandler
 import os
 import signal
@@ -15,8 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-TERMINATION_LOG = Path("/dev/termination-log")
-"""Where a container leaves its last words, by default (Kubernetes, ``terminationMessagePath``)."""
+from tiphys.checkpoint.last_words import TERMINATION_LOG, open_log
 
 
 class Alarm:
@@ -33,8 +31,7 @@ class Alarm:
             return False
         if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL or signal.getitimer(signal.ITIMER_REAL)[0]:
             return False
-        with contextlib.suppress(OSError):
-            self._descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND)
+        self._descriptor = open_log(self._log)
         try:
             where = sys.__stderr__ if self._descriptor is None else self._descriptor
             faulthandler.register(signal.SIGALRM, file=where, all_threads=True, chain=True)  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from tiphys.checkpoint.hang import NoWatch, Stuck, Watch
 from tiphys.checkpoint.interval import History, Interval, history
 from tiphys.checkpoint.journal import Journal, tell
 from tiphys.checkpoint.landing import Approach, Choice
+from tiphys.checkpoint.last_words import LastWords
 from tiphys.checkpoint.loading import Loader
 from tiphys.checkpoint.metrics import NoMetrics
 from tiphys.checkpoint.preemption import ReportCard
@@ -126,6 +127,7 @@ class TrackedSession(Session):
             threads=upload_threads,
         )
         self._watch = self._watching()
+        self._last_words = LastWords()
         self._loading: CheckpointRef | None = None
         self._leaving = False
         self._newest: Save | None = None
@@ -230,6 +232,7 @@ class TrackedSession(Session):
             tell("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
         elif (shell := shell_above()) and self._environ.get("ARGO_CONTAINER_NAME"):
             tell(f"started by {shell}, which SIGTERM ends before this program can save; write exec before its command")
+        self._last_words.open()
         self._watch.open()
         return self
 
@@ -250,6 +253,7 @@ class TrackedSession(Session):
             self._saver.close()
             self._ranks.close()
             self._metrics.close()
+            self._last_words.close()
         if isinstance(error, FencedError):
             tell(str(error))
             raise SystemExit(EX_FENCED) from error

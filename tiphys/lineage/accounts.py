@@ -67,6 +67,15 @@ _NO_SUCH_IMAGE = re.compile(
     r"|authentication required|authorization failed|access denied|access to the resource is denied|403 Forbidden"
     r"|invalid reference format|InvalidImageName|couldn't parse image"
 )
+_FATAL = re.compile(r"^Fatal Python error: ([A-Z][A-Za-z -]+)", re.MULTILINE)
+_SIGNALS = {
+    "Illegal instruction": 132,
+    "Aborted": 134,
+    "Bus error": 135,
+    "Floating point exception": 136,
+    "Segmentation fault": 139,
+}
+"""As faulthandler names them (CPython, ``Modules/faulthandler.c``)."""
 _LONGEST_WORDS = 300
 
 
@@ -81,6 +90,12 @@ def read(text: str) -> Reading | None:
 def registry_refused(message: str) -> bool:
     """Whether a registry has answered that this pod gets no such image; False also if it did not answer."""
     return _NO_SUCH_IMAGE.search(message) is not None
+
+
+def signal_told(text: str) -> int | None:
+    """Exit code (128 and the number) of the signal that a Python program says it dies of; None if it says none."""
+    found = _FATAL.search(text)
+    return _SIGNALS.get(found[1].replace("-", " ")) if found else None
 
 
 def line_around(text: str, position: int) -> str:

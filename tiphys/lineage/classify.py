@@ -51,7 +51,6 @@ _NOT_STARTED = (
 
 _ALARM_DUMP = "(most recent call first)"
 """In what `tiphys.checkpoint.hang` leaves where a program is so stuck that only the kernel can end it."""
-_CRASH_DUMP = "Fatal Python error"
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,9 @@ class Observation:
 
     @property
     def known_exit_code(self) -> int | None:
+        """What the program ended with. Argo tells each signal as SIGKILL; last words tell which it was."""
+        if self.exit_code == _SIGKILL:
+            return accounts.signal_told(self.told) or self.exit_code
         return None if self.exit_code == -1 else self.exit_code
 
     def says(self, words: tuple[str, ...]) -> str:
@@ -162,7 +164,7 @@ def _by_account(seen: Observation) -> Verdict | None:
     if (reading := accounts.read(seen.account) or accounts.read(seen.told)) is not None:
         phrase, words = reading
         return Verdict(phrase.cause, f"{phrase.meaning} ({words})", phrase.rule, words)
-    stuck = seen.known_exit_code in (_SIGALRM, _SIGKILL) and _ALARM_DUMP in seen.told and _CRASH_DUMP not in seen.told
+    stuck = seen.known_exit_code in (_SIGALRM, _SIGKILL) and _ALARM_DUMP in seen.told
     if stuck or (seen.known_exit_code == EX_HANG and seen.account == ""):
         return Verdict(Cause.HANG, "it completed no step for too long, and was ended for that", "no-step", seen.told)
     return None

@@ -25,6 +25,7 @@
 | the driver says that a GPU is broken | Failed | 1 | | infrastructure |
 | its session says that no step was completed | Failed | any | | hang |
 | the kernel's alarm left its stacks | Failed | 137, 142 | | hang |
+| a signal, which Argo tells as SIGKILL | Failed | 137, and faulthandler's last words | | user error |
 | program failed | Failed | any other | | user error |
 | nothing is known | | | | unknown |
 """
@@ -112,7 +113,7 @@ TABLE = [
     (Observation("Failed", 79), Cause.HANG),
     (Observation("Failed", 137, told=STACKS), Cause.HANG),
     (Observation("Failed", 142, told=STACKS), Cause.HANG),
-    (Observation("Failed", 137, told=f"Fatal Python error: Segmentation fault\n{STACKS}"), Cause.INFRASTRUCTURE),
+    (Observation("Failed", 137, told=f"Fatal Python error: Segmentation fault\n\n{STACKS}"), Cause.USER_ERROR),
     (Observation("Failed", 1, told=STACKS), Cause.USER_ERROR),
     (Observation("Error"), Cause.INFRASTRUCTURE),
     (Observation("Error", -1, pod_message=NEVER_STARTED), Cause.INFRASTRUCTURE),
@@ -180,3 +181,11 @@ def test_both_faces_of_a_deleted_pod_have_one_cause():
         Observation("Error", -1, pod_message="pod deleted"),
     ]
     assert {classify(face).cause for face in faces} == {Cause.PREEMPTION}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("Segmentation fault", 139), ("Aborted", 134), ("Floating-point exception", 136), ("Cannot recover", 137)],
+)
+def test_which_signal_it_was_is_told_by_the_last_words(words, code):
+    assert Observation("Failed", 137, told=f"Fatal Python error: {words}\n\n{STACKS}").known_exit_code == code
