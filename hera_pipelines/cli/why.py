@@ -69,7 +69,7 @@ def why(
     rules = on_nodes_of_today(api, rules, screen)
     holding = [one for one in book.leases if one.request.run == run and _is_meant(step, one.request.step)]
     waiting = [one for one in book.waiting if one.request.run == run and _is_meant(step, one.request.step)]
-    namespaces = [one.request.namespace for one in (*holding, *waiting)]
+    namespaces = [one.request.namespace for one in holding] + [one.request.namespace for one in waiting]
     failed = failures(store, run, step, next(iter(namespaces), ""))
     if not holding and not waiting and not failed:
         raise NotFoundError(
