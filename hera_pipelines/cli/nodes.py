@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
+from tiphys_plugin.flavors import Flavors
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.nodes.health import State
 from tiphys_plugin.nodes.settings import ClusterNodes
@@ -71,12 +72,13 @@ def nodes(
             "what follows are the nodes as they would be read"
         )
     settings = rules.cluster_nodes if isinstance(rules, Queues) and rules.cluster_nodes is not None else ClusterNodes()
-    seen, held = _seen(api, settings), _held(book)
+    kinds = rules.kinds if isinstance(rules, Queues) else Flavors(())
+    seen, held = _seen(api, settings, kinds), _held(book)
     if output is not Format.TABLE:
-        found = [_document(one, held[one.node.name]) for one in seen]
+        found = [_document(one, held[one.node.name], kinds) for one in seen]
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": found}, output)
         return
-    screen.table(_COLUMNS, (_row(one, held[one.node.name]) for one in seen))
+    screen.table(_COLUMNS, (_row(one, held[one.node.name], kinds) for one in seen))
 
 
 @app.command(epilog=CORDON_EXAMPLES)
@@ -100,19 +102,19 @@ def on_nodes_of_today(api: "KubeApi", rules: QueueRules, screen: Screen) -> Queu
     if not isinstance(rules, Queues) or rules.cluster_nodes is None:
         return rules
     try:
-        return rules.on([one.node for one in _seen(api, rules.cluster_nodes)], changing=True)
+        return rules.on([one.node for one in _seen(api, rules.cluster_nodes, rules.kinds)], changing=True)
     except ForbiddenError as error:
         screen.note(f"nodes are left out of this, because this account may not see them: {error}")
         return rules.quotas
 
 
-def _seen(api: "KubeApi", settings: ClusterNodes) -> "list[SeenNode]":
+def _seen(api: "KubeApi", settings: ClusterNodes, kinds: Flavors) -> "list[SeenNode]":
     from tiphys_plugin.nodes.reading import observe
 
     from tiphys.kube.resources import NODES, PODS
 
     pods = api.list(PODS, None, fields="spec.nodeName!=,status.phase!=Succeeded").items
-    return observe(api.list(NODES).items, pods, settings, utc_now())
+    return observe(api.list(NODES).items, pods, settings, utc_now(), kinds.labels)
 
 
 def _held(book: Book) -> Counter[str]:
@@ -152,14 +154,14 @@ def _verdict(one: "SeenNode") -> str:
     return "cordoned" if one.unschedulable and one.verdict.state is State.HEALTHY else one.verdict.state.value
 
 
-def _row(one: "SeenNode", held: int) -> Sequence[str | Text]:
-    node = one.node
-    free = 0 if node.cordoned else max(0, node.gpus - held - node.foreign_gpus)
+def _row(one: "SeenNode", held: int, kinds: Flavors) -> Sequence[str | Text]:
+    node, kind = one.node, kinds.kind_of(one.node)
+    free = 0 if node.cordoned or not kind else max(0, node.gpus - held - node.foreign_gpus)
     numbers = (str(number) for number in (node.gpus, held, node.foreign_gpus, free))
     place = (text or "-" for text in (node.block, node.rack, node.nvlink_domain))
     return (
         node.name,
-        node.gpu_type,
+        kind or f"{node.gpu_type}, of no flavor",
         *numbers,
         *place,
         Text(_verdict(one), style=_STYLES[one.verdict.state]),
@@ -167,8 +169,9 @@ def _row(one: "SeenNode", held: int) -> Sequence[str | Text]:
     )
 
 
-def _document(one: "SeenNode", held: int) -> dict[str, Any]:
+def _document(one: "SeenNode", held: int, kinds: Flavors) -> dict[str, Any]:
     verdict, node = one.verdict, one.node
+    flavor = kinds.kind_of(node) if not kinds.is_plain(node.gpu_type) else None
     evidence = [
         {
             "source": each.source,
@@ -181,6 +184,7 @@ def _document(one: "SeenNode", held: int) -> dict[str, Any]:
     return {
         "name": node.name,
         "gpuType": node.gpu_type,
+        **({"flavor": flavor} if flavor is not None else {}),
         "gpus": node.gpus,
         "held": held,
         "foreign": node.foreign_gpus,

@@ -16,6 +16,8 @@ from tiphys_plugin.nodes.reading import SeenNode, essence, hints_by_node, one_of
 from tiphys_plugin.nodes.settings import ClusterNodes
 
 FactsT = TypeVar("FactsT")
+_Source = tuple[ClusterNodes, int, tuple[Evidence, ...], frozenset[str]]
+"""What a node is read from beside the object: settings, GPUs of others, hints, labels of flavors."""
 
 
 @dataclass
@@ -72,26 +74,27 @@ class ClusterFacts:
     def version(self) -> tuple[int, int]:
         return self.nodes.version, self.pods.version
 
-    def inventory(self, settings: ClusterNodes, now: datetime) -> list[SeenNode]:
-        """All nodes that count, by name."""
+    def inventory(
+        self, settings: ClusterNodes, now: datetime, told_apart_by: frozenset[str] = frozenset()
+    ) -> list[SeenNode]:
+        """All nodes that count, by name, with the labels that flavors are ``told_apart_by``."""
         self._forget(now - timedelta(hours=settings.suspect_hours))
         foreign, hints = foreign_by_node(self.pods.facts.values()), hints_by_node(self._hints.values())
         found = {}
         for one in self.nodes.facts.values():
             name = one["metadata"]["name"]
-            found[name] = self._read(one, settings, foreign.get(name, 0), hints.get(name, ()), now)
+            source = (settings, foreign.get(name, 0), hints.get(name, ()), told_apart_by)
+            found[name] = self._read(one, source, now)
         self._read_before = found
         return one_of_each_host(seen for _, seen in found.values() if seen is not None)
 
-    def _read(
-        self, node: Object, settings: ClusterNodes, foreign: int, hints: tuple[Evidence, ...], now: datetime
-    ) -> tuple[tuple[object, ...], SeenNode | None]:
+    def _read(self, node: Object, source: _Source, now: datetime) -> tuple[tuple[object, ...], SeenNode | None]:
         """What was read last time, if it was read from the same; on a large cluster little changes at a time."""
-        source = (settings, foreign, hints)
         before = self._read_before.get(node["metadata"]["name"])
         if before is not None and before[0][0] is node and before[0][1:] == source and _holds(before[1], now):
             return before
-        return (node, *source), read(node, settings, foreign, hints, now)
+        settings, foreign, hints, told_apart_by = source
+        return (node, *source), read(node, settings, foreign, hints, now, told_apart_by)
 
     def _facts_of(self, pod: Object) -> PodFacts | None:
         facts = facts_of(pod)

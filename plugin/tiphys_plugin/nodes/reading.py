@@ -1,6 +1,6 @@
 """A Node object of Kubernetes as a node of the inventory, with a verdict on its health."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -48,9 +48,17 @@ def essence(node: Object) -> Object:
 
 
 def read(
-    node: Object, settings: ClusterNodes, foreign: int, hints: Sequence[Evidence], now: datetime
+    node: Object,
+    settings: ClusterNodes,
+    foreign: int,
+    hints: Sequence[Evidence],
+    now: datetime,
+    told_apart_by: Collection[str] = (),
 ) -> SeenNode | None:
-    """The node of an `essence`; None if it is none of those that count."""
+    """The node of an `essence`; None if it is none of those that count.
+
+    Of its labels only those are kept that flavors are ``told_apart_by``: others may change every minute.
+    """
     labels, status = node["metadata"]["labels"], node["status"]
     wanted = all(labels.get(key) == value for key, value in settings.selector.items())
     host = labels.get(HOSTNAME_LABEL)
@@ -68,19 +76,26 @@ def read(
         block=labels.get(settings.block_label, ""),
         rack=labels.get(settings.rack_label, ""),
         nvlink_domain=labels.get(settings.nvlink_label, ""),
+        labels={key: value for key, value in labels.items() if key in told_apart_by},
         cordoned=node["spec"]["unschedulable"] or verdict.state is not State.HEALTHY,
         foreign_gpus=foreign,
     )
     return SeenNode(seen, node["metadata"]["name"], node["spec"]["unschedulable"], verdict)
 
 
-def observe(nodes: Iterable[Object], pods: Iterable[Object], settings: ClusterNodes, now: datetime) -> list[SeenNode]:
+def observe(
+    nodes: Iterable[Object],
+    pods: Iterable[Object],
+    settings: ClusterNodes,
+    now: datetime,
+    told_apart_by: Collection[str] = (),
+) -> list[SeenNode]:
     """All nodes that count, by name, from Node and Pod objects as they are listed."""
     facts = [found for pod in pods if (found := facts_of(pod)) is not None]
     foreign, hints = foreign_by_node(facts), hints_by_node(facts)
     essences = map(essence, nodes)
     names = ((one, one["metadata"]["name"]) for one in essences)
-    seen = (read(one, settings, foreign.get(name, 0), hints.get(name, ()), now) for one, name in names)
+    seen = (read(one, settings, foreign.get(name, 0), hints.get(name, ()), now, told_apart_by) for one, name in names)
     return one_of_each_host(one for one in seen if one is not None)
 
 

@@ -89,7 +89,7 @@ class ClusterInventory:
                 return Misconfigured(self._blind())
             now, version = self._clock(), self._facts.version
             if self._answer is None or not self._answer.holds(declared, version, now):
-                seen = tuple(self._facts.inventory(declared.cluster_nodes, now))
+                seen = tuple(self._facts.inventory(declared.cluster_nodes, now, declared.kinds.labels))
                 self._answer = _Answer(declared, version, next_change(seen), seen, self._queues(declared, seen))
             return self._answer.queues
 

@@ -65,6 +65,18 @@ def test_a_program_gets_the_evidence(desk):
     assert [one["leaving"] for one in found.values()] == [False, False, False, True]
 
 
+def test_nodes_are_shown_by_flavor(desk):
+    flavors = f"flavors: [{{name: far, gpu_type: {MODEL}, node_labels: {{topology.kubernetes.io/rack: r1}}}}]"
+    desk.queues("apply", text=f"queues: [{{name: research, gpus: {{far: 64}}}}]\n{flavors}\ncluster_nodes: {{}}\n")
+    code, out, _ = desk.tiphys("nodes")
+    assert code == 0
+    rows = out.splitlines()
+    assert rows[1].split()[:3] == ["n1", "far", "8"]
+    assert f"{MODEL}, of no flavor" in rows[2]
+    code, out, _ = desk.tiphys("nodes", "-o", "json")
+    assert [one["flavor"] for one in json.loads(out)["nodes"]] == ["far", "", "", ""]
+
+
 def test_who_does_not_go_by_nodes_is_told_so_and_shown_them(desk):
     desk.queues("apply")
     code, out, err = desk.tiphys("nodes")

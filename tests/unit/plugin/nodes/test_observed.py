@@ -293,3 +293,19 @@ def test_a_monitor_that_takes_most_nodes_for_broken_is_not_believed_but_a_notice
 
 def placed(uid: str, node_name: str):
     return replace(lease(1, uid), nodes=(node_name,))
+
+
+def test_nodes_of_the_cluster_belong_to_the_flavor_whose_labels_they_have(api, inventory):
+    flavors = [{"name": pool, "gpu_type": MODEL, "node_labels": {"pool": pool}} for pool in ("own", "spot")]
+    declared = parse_queues(
+        {"queues": [{"name": "research", "gpus": {"own": 64}}], "flavors": flavors, "cluster_nodes": {}}, "the test"
+    )
+    add(api, node("n1", labels={"pool": "own", "changes": "often"}))
+    add(api, node("n2", labels={"pool": "other"}))
+    until(lambda: len(nodes(inventory, declared)) == 2)
+    rules = inventory.rules(declared)
+    assert [one.labels for one in rules.nodes] == [{"pool": "own"}, {"pool": "other"}], "no others count"
+    assert {kind: one.count for kind, one in rules.stock.items()} == {"own": 8}
+    assert decided(rules, ask(8, gpu_type=MODEL)).nodes == ("n1",)
+    later = decided(rules, ask(8, gpu_type=MODEL, spot="allowed", queue="research", members=2))
+    assert later.nodes == ("n1", "n1")
