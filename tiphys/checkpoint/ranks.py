@@ -19,8 +19,6 @@ class Alone:
     place = Place()
     saves = True
     """Whether this process has a state to save."""
-    meets_others = False
-    """Whether a save needs the shards of other processes."""
     may_skip = True
     """Whether it may put a save off to another step."""
     reports = True
@@ -59,7 +57,6 @@ class Together(Alone):
         self._calls = calls
         self.place = gang.place
         self.saves = gang.sharded or gang.is_first
-        self.meets_others = gang.sharded
         self.reports = gang.is_first
 
     def open(self) -> None:

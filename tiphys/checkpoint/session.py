@@ -186,6 +186,11 @@ def session(
     place = Place() if alone else Place.from_environment(environ)
     if alone and environ.get("RANK", "0") != "0":
         raise UsageError(f"a session with alone=True was opened in rank {environ['RANK']}; rank 0 is the one that may")
+    if sharded and place.is_elastic:
+        raise UsageError(
+            "sharded=True keeps a state of each rank, and this training goes on with fewer ranks, to which NumPy "
+            "states are not divided anew: save one state for all, or save with tiphys.checkpoint.adapters.dcp"
+        )
     if settings.cache is None and place.local_world_size > 1:
         # Ranks of one node would each fetch the same bytes.
         shared = Path(tempfile.gettempdir()) / f"tiphys-cache-{os.getuid()}"

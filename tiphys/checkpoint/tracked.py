@@ -50,8 +50,6 @@ _LEAVING_SECONDS = 1.0
 _LEAVING_SHARE = 0.1
 """What a program needs to be gone, once it is told to go: so many seconds, or this share of a short grace period."""
 _LOOK_SECONDS = 0.02
-_WITHOUT_OTHERS_SECONDS = 60.0
-"""So long a save of several ranks may go on in an elastic training once one of them has failed."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -245,7 +243,7 @@ class TrackedSession(Session):
             record_crash(self._run_store, self._settings, error, self._told_step, loaded)
         try:
             if not self._leaving and not isinstance(error, FencedError):
-                self.flush(self._seconds_left() if error is None else self._seconds_for_the_last())
+                self.flush(self._seconds_left())
         except FencedError as fenced:
             error = fenced
         finally:
@@ -435,13 +433,6 @@ class TrackedSession(Session):
         if not self.should_stop or self._settings.grace_seconds is None:
             return None
         return max(0.0, self._settings.grace_seconds - self._leaving_seconds - self._seconds_since_told())
-
-    def _seconds_for_the_last(self) -> float | None:
-        """How long a program that has failed waits for its saves: not long for the shards of ranks that may be lost."""
-        left = self._seconds_left()
-        if not (self._ranks.place.is_elastic and self._ranks.meets_others):
-            return left
-        return min(_WITHOUT_OTHERS_SECONDS, math.inf if left is None else left)
 
     @property
     def _leaving_seconds(self) -> float:

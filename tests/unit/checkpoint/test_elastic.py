@@ -3,7 +3,8 @@
 | what happens | promise |
 |---|---|
 | nodes count different numbers of restarts | their ranks still meet, by the port of their meeting |
-| a bigger world has half-saved a step | the smaller one saves it again, and nothing of it is mixed in |
+| ranks of a bigger world have voted, or called to stop | they count no more |
+| a state of each rank | refused by name before the first step |
 | one state for all, and fewer ranks | all restore it |
 | a port comes again | the first rank stops before anybody believes an old word |
 | a rank fails because another was lost | no crash of the attempt is recorded while torchrun starts it again |
@@ -17,10 +18,10 @@ from support.sessions import open_session
 
 from tiphys.checkpoint import gang as meeting
 from tiphys.checkpoint.gang import Gang, Place
+from tiphys.checkpoint.session import session
 from tiphys.errors import StoreError, UsageError
 from tiphys.lineage.choose import commits_of
 from tiphys.lineage.verify import read_manifest
-from tiphys.records import Shard
 from tiphys.store import RunLayout
 
 TORCHRUN = {
@@ -43,12 +44,7 @@ def store():
 
 def rank(store, number, ranks, port):
     place = Place(number, ranks, port, is_elastic=True)
-    return Gang(store, LINEAGE, 1, place, sharded=True, check_fence=lambda: None)
-
-
-def draft_of(store, step):
-    with open_session(store, admit=False) as session:
-        return session._draft(step, None, None, None)
+    return Gang(store, LINEAGE, 1, place, sharded=False, check_fence=lambda: None)
 
 
 def test_ranks_meet_by_the_port_whatever_their_nodes_have_counted():
@@ -62,17 +58,16 @@ def test_a_store_that_torchrun_shares_would_mix_two_meetings_and_is_refused():
         Place.from_environment({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
-def test_a_step_that_a_bigger_world_has_half_saved_is_saved_by_the_smaller_one(store):
-    draft = draft_of(store, 5)
-    for number in (0, 1):
-        rank(store, number, 3, 41000).store_part(draft, [Shard(key=f"old-{number}", size=1, sha256="a", rank=number)])
+def test_a_call_to_stop_was_for_those_who_have_gone(store):
     rank(store, 1, 3, 41000).call(9, stop=True)
-    mine, other = rank(store, 0, 2, 42000), rank(store, 1, 2, 42000)
-    assert mine.calls() == [], "who had to stop then has gone"
-    for one in (mine, other):
-        number = one.place.rank
-        one.store_part(draft, [Shard(key=f"new-{number}", size=2, sha256="b", rank=number)])
-    assert [shard.key for shard in mine.collect(draft)] == ["new-0", "new-1"]
+    assert rank(store, 0, 2, 42000).calls() == []
+
+
+def test_states_of_each_rank_are_refused_before_the_first_step():
+    step = {"LINEAGE": LINEAGE, "STORE": "file:///nowhere", "RUN": "r", "STEP": "s", "ATTEMPT": "1"}
+    environ = {**TORCHRUN, **{f"TIPHYS_{name}": value for name, value in step.items()}}
+    with pytest.raises(UsageError, match="goes on with fewer ranks, to which NumPy states are not divided anew"):
+        session(sharded=True, environ=environ)
 
 
 def test_a_vote_of_before_does_not_count(store, monkeypatch):
