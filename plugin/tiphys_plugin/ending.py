@@ -10,14 +10,13 @@ from datetime import datetime
 
 from tiphys.faults import failpoint
 from tiphys.lineage.classify import Observation, classify
-from tiphys.lineage.newest import newest_commit
+from tiphys.lineage.newest import Commits, looked_up
 from tiphys.protocol.gang import Gang, gang_name
 from tiphys.protocol.wire import ExecuteReply, pending
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
     Cause,
-    CheckpointManifest,
     CrashRecord,
     Evidence,
     Outcome,
@@ -140,7 +139,7 @@ def end(
     A failed end may bar the checkpoint that the attempt had loaded; see `poison`.
     ``crash`` is what its program left about its end.
     """
-    newest = _newest_commit(call, attempt)
+    newest, unreadable = _commits(call, attempt)
     wanted = AttemptEnd(
         run=attempt.run,
         step=attempt.step,
@@ -152,6 +151,7 @@ def end(
         evidence=evidence,
         exit_code=exit_code,
         progress=newest is not None or _noted_progress(call, attempt),
+        progress_unknown=newest is None and unreadable,
         step_key=attempt.step_key,
         outputs=outputs,
         preempted=preempted,
@@ -185,9 +185,10 @@ def release(call: StepCall, attempt: AttemptClaim) -> None:
         call.services.ledger.release(attempt.lease)
 
 
-def _newest_commit(call: StepCall, attempt: AttemptClaim) -> CheckpointManifest | None:
-    """The newest checkpoint of the attempt; None where there is none, or none that can be seen from here."""
-    return newest_commit(call.store, attempt.lineage, attempt.attempt) if attempt.lineage and not call.volume else None
+def _commits(call: StepCall, attempt: AttemptClaim) -> Commits:
+    """The checkpoints of the attempt; none where there are none, or none that can be seen from here."""
+    seen = attempt.lineage and not call.volume
+    return looked_up(call.store, attempt.lineage, attempt.attempt) if seen else Commits(None)
 
 
 def _noted_progress(call: StepCall, attempt: AttemptClaim) -> bool:

@@ -6,7 +6,8 @@ an attempt that committed a checkpoint pays back what was charged before it. An
 end that made a checkpoint suspect is followed by one more, whatever was charged:
 the program may be sound, and it shall show that with an older checkpoint. An
 attempt that went because its queue gave its GPUs to another is charged nothing,
-whatever the budget of preemptions is: its author has no say in that.
+whatever the budget of preemptions is: its author has no say in that. Nor is one
+of which nobody can say whether it got ahead, unless its cause is never retried.
 """
 
 from collections.abc import Sequence
@@ -47,10 +48,13 @@ def decide(ends: Sequence[AttemptEnd], policy: RetryPolicy, submission: int) -> 
     cause = last.cause or Cause.UNKNOWN
     charged = sum(1 for end in window if end.outcome is Outcome.FAILED and _charges(end) is cause)
     budget = policy.budget(cause)
-    if _charges(last) is None:
+    if last.preempted is not None and cause is Cause.PREEMPTION:
         return Decision(True, charged, budget, "its queue gave its GPUs to another, which is not charged")
     if last.suspect is not None:
         return Decision(True, charged, budget, f"checkpoint {last.suspect} is suspect, so an older one gets a try")
+    if last.progress_unknown:
+        told = "nobody can say how far it got, which is not charged" if budget != 0 else f"{cause.words} is not retried"
+        return Decision(budget != 0, charged, budget, told)
     again = budget is None or charged <= budget
     return Decision(again, charged, budget, _sentence(cause, charged, budget, refunded=window[0].progress))
 
@@ -58,6 +62,8 @@ def decide(ends: Sequence[AttemptEnd], policy: RetryPolicy, submission: int) -> 
 def _charges(end: AttemptEnd) -> Cause | None:
     """The cause whose budget an end is charged to; None for none."""
     if end.preempted is not None and end.cause is Cause.PREEMPTION:
+        return None
+    if end.progress_unknown:
         return None
     return end.cause or Cause.UNKNOWN
 

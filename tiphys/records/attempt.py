@@ -199,6 +199,8 @@ class AttemptEnd(SealedRecord):
     """None for an end that was not judged, or before evidence was kept."""
     exit_code: int | None = None
     progress: bool = False
+    progress_unknown: bool = Field(default=False, exclude_if=lambda unknown: not unknown)
+    """Whether it has committed what cannot be read, so that nobody can say how far it got; it costs nothing then."""
     death: Death | None = None
     """None where the end says nothing about a checkpoint."""
     suspect: CheckpointRef | None = None

@@ -111,3 +111,18 @@ def test_going_for_another_by_the_rules_of_the_queue_is_never_charged():
 
 def test_a_crash_of_one_that_was_asked_to_go_is_charged():
     assert not decide([went(1, Cause.USER_ERROR)], RetryPolicy(), 1).again
+
+
+def lost_sight_of(attempt: int, cause: Cause = INFRA) -> AttemptEnd:
+    """The end of an attempt whose only checkpoint cannot be read."""
+    return end_of(attempt, cause).model_copy(update={"progress_unknown": True})
+
+
+def test_unknown_progress_costs_nothing_and_refunds_nothing():
+    ends = [end_of(1, INFRA), *(lost_sight_of(k) for k in range(2, 9)), end_of(9, INFRA)]
+    assert [decide(ends[:n], POLICY, 1)[:2] for n in (1, 2, 8, 9)] == [(True, 1), (True, 1), (True, 1), (True, 2)]
+    assert not decide([*ends, end_of(10, INFRA)], POLICY, 1).again
+
+
+def test_what_is_never_retried_is_not_retried_for_want_of_knowledge():
+    assert not decide([lost_sight_of(1, Cause.USER_ERROR)], POLICY, 1).again

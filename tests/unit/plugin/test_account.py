@@ -13,7 +13,7 @@ from support.world import Flow, World, fit, phase, said, world
 
 from tiphys.protocol.policy import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, CrashRecord, Evidence
-from tiphys.store import RunLayout, step_attempts
+from tiphys.store import LineageLayout, RunLayout, step_attempts
 
 RUN = "digits-abc12"
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -80,3 +80,12 @@ def test_storage_out_of_reach_has_the_budget_of_infrastructure_unless_it_has_its
     assert RetryPolicy(infrastructure=4).budget(Cause.STORAGE) == 4
     assert RetryPolicy(infrastructure=4, storage=1).budget(Cause.STORAGE) == 1
     assert RetryPolicy(user_error=None).budget(Cause.GPU_OUT_OF_MEMORY) is None
+
+
+def test_a_checkpoint_that_cannot_be_read_leaves_open_whether_the_attempt_got_ahead(here):
+    flow = here.submit(fit(retry=RetryPolicy(infrastructure=1)))
+    flow.admit("fit", 0)
+    layout = LineageLayout(f"{RUN}/fit")
+    here.store.create(layout.manifest(1, 20), b"{}")
+    assert ends_with(flow, 137).startswith("Failed: Attempt 1 ended by infrastructure")
+    assert (end(here).progress, end(here).progress_unknown) == (False, True)
