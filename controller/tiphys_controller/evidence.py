@@ -8,6 +8,7 @@ listings alone verify the step and its record need not be read.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from tiphys.records import AttemptEnd, Outcome
 from tiphys.store import listing_digest, output_fault
@@ -26,6 +27,17 @@ class StepListing:
     """Listing digests of done projections, by attempt."""
     outputs: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Sizes of the objects of an attempt, by attempt and by key relative to its outputs."""
+
+    @property
+    def last(self) -> int:
+        """The last attempt; 0 if there is none."""
+        return max(self.attempts, default=0)
+
+    @cached_property
+    def verified(self) -> bool:
+        """Whether a projection vouches for what is listed of the last attempt. Plans are made more than once."""
+        projected = self.projections.get(self.last)
+        return bool(projected) and listing_digest(self.outputs.get(self.last, {}).items()) in projected
 
 
 @dataclass(frozen=True)
@@ -76,11 +88,11 @@ def judge(step: str, listing: StepListing | None, ends: Mapping[EndKey, AttemptE
     """
     if listing is None or not listing.attempts:
         return Verdict(Standing.NEVER, "never started")
-    last = max(listing.attempts)
+    last = listing.last
     if last not in listing.ended:
         return Verdict(Standing.MISSING, f"never finished: attempt {last} has no end record", last)
     rows = listing.outputs.get(last, {})
-    if listing_digest(rows.items()) in listing.projections.get(last, frozenset()):
+    if listing.verified:
         return _done(last, len(rows))
     if end := ends.get((step, last)):
         return _by_record(end, {prefix + key: size for key, size in rows.items()})

@@ -4,7 +4,9 @@ The recorded manifest holds the items, or names where they come from; their
 order there is the order of Argo's index, in which a fan-in reads them.
 """
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 
 from tiphys.errors import UsageError
 from tiphys.protocol.fan_out import FIELDS, Item, identified, values
@@ -30,6 +32,12 @@ def items_of(
     by_tag = {f"workflow.parameters.{parameter}": value for parameter, value in parameters.items()}
     known = substitute(known, by_tag.get)
     try:
-        return None if has_tags(known) else identified(name, values(known))
+        return None if has_tags(known) else list(_identified(name, json.dumps(list(values(known)))))
     except UsageError:  # the workflow itself will say so, where it stands
         return None
+
+
+@lru_cache(maxsize=16)
+def _identified(name: str, found: str) -> tuple[Item, ...]:
+    """`identified`, once for each list of items: a plan is made more than once, and there may be thousands."""
+    return tuple(identified(name, json.loads(found)))

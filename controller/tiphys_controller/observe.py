@@ -70,8 +70,14 @@ class RunState:
         if (adoption := self.adopted.get(step)) is not None:
             return judge_adopted(adoption)
         listing = self.steps.get(step)
-        last = max(listing.attempts, default=1) if listing else 1
+        last = (listing.last if listing else 0) or 1
         return judge(step, listing, self.ends, RunLayout(self.record.run).outputs(step, last))
+
+    @property
+    def in_doubt(self) -> list[EndKey]:
+        """End records without which nothing can be said of a step: no projection vouches for its last attempt."""
+        listed = ((step, listing) for step, listing in self.steps.items() if step not in self.adopted)
+        return sorted((step, one.last) for step, one in listed if one.last in one.ended and not one.verified)
 
     @property
     def unfinished(self) -> list[EndKey]:
@@ -95,15 +101,17 @@ def observe(store: Store, run: str) -> RunState:
         NotFoundError: there is no such run.
         IntegrityError: a record is damaged.
     """
-    record = read_run(store, run)
     layout = RunLayout(run)
-    held = tuple(submissions(store, run))
+    with ThreadPoolExecutor(max_workers=_READERS) as pool:
+        # What does not depend on each other is asked for at once: ten thousand steps are dozens of pages.
+        reading, submitting = pool.submit(read_run, store, run), pool.submit(submissions, store, run)
+        before = [pool.submit(_listed, store, prefix) for prefix in (layout.attempts, layout.done, layout.adoptions)]
+        record, held = reading.result(), tuple(submitting.result())
+        attempts, done, adopted = (listing.result() for listing in before)
+    # Outputs last: an end record that is listed was written after everything that it names.
+    outputs = _listed(store, layout.all_outputs)
     workflow = workflow_of(store, record, held[-1].claim if held else None)
     read = sum(1 + (one.bound is not None) + (one.end is not None) for one in held)
-    # Outputs last: an end record that is listed was written after everything that it names.
-    attempts, done, adopted, outputs = (
-        list(store.list(prefix)) for prefix in (layout.attempts, layout.done, layout.adoptions, layout.all_outputs)
-    )
     steps = _by_step(layout, attempts, done, outputs)
     taken = newest(info.key for info in adopted)
     found = standing(store, run, taken, steps)
@@ -136,6 +144,10 @@ def with_ends(store: Store, state: RunState, wanted: Iterable[EndKey]) -> RunSta
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         ends = dict(zip(keys, pool.map(read, keys), strict=True))
     return replace(state, ends={**state.ends, **ends}, requests=state.requests + len(keys))
+
+
+def _listed(store: Store, prefix: str) -> list[ObjectInfo]:
+    return list(store.list(prefix))
 
 
 def _by_step(

@@ -46,13 +46,13 @@ class Plan:
         return {task.name: task.facts for task in self.tasks if task.action is Action.SKIP and task.facts is not None}
 
 
-def plan(pipeline: CompiledPipeline, state: RunState) -> Plan:
-    """Decide every task of the entry DAG.
+def plan(pipeline: CompiledPipeline, state: RunState, graph: Graph | None = None) -> Plan:
+    """Decide every task of the entry DAG; ``graph`` is that of ``pipeline``, where somebody has made it already.
 
     Raises:
         UsageError: the DAG cannot be read.
     """
-    graph = Graph.of(pipeline)
+    graph = graph or Graph.of(pipeline)
     judge = cache(state.verdict)
     parameters = parameters_of(pipeline.manifest)
     exported = dict(exporting(pipeline, graph))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tiphys.errors import UsageError
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.placeholders import placeholders
-from tiphys.records import item_hash, item_step
+from tiphys.records import check_step, item_hash
 
 FIELDS = ("withItems", "withParam", "withSequence")
 SWEEP_ANNOTATION = "sweep.tiphys.dev/"
@@ -87,7 +87,7 @@ def identified(name: str, found: Iterable[Any]) -> list[Item]:
     items = []
     for text in map(_text, found):
         kind = item_hash(text)
-        items.append(Item(item_step(name, text, seen[kind]), text))
+        items.append(Item(check_step(f"{name}.{kind}.{seen[kind]}"), text))
         seen[kind] += 1
     return items
 

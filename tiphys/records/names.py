@@ -10,6 +10,8 @@ from tiphys.errors import UsageError
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _RUN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 LONGEST_RUN_NAME = 63
+# Made once: a plan of ten thousand steps hashes as many times.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 _ITEM = re.compile(r"[0-9a-f]{12}\.\d+")
 
 
@@ -41,7 +43,7 @@ def check_step(step: str) -> str:
 
 def canonical_json(value: Any) -> bytes:
     """The one JSON form used for hashing: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
+    return _CANONICAL.encode(value).encode(errors="surrogatepass")
 
 
 def digest(value: Any) -> str:
