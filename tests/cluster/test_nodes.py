@@ -62,7 +62,7 @@ SPOT = "aws-node-termination-handler/spot-itn"
 def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
     argo_kinds.ensure(cluster)
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CHART / "crds"))
-    kinds = [f"crd/{plural}.tiphys.dev" for plural in ("gpuledgers", "gpuqueues", "gpuleases")]
+    kinds = [f"crd/{plural}.tiphys.dev" for plural in ("gpuledgers", "gpuqueues", "gpuflavors", "gpuleases")]
     cluster.kubectl("wait", "--for=condition=Established", *kinds, "--timeout=120s")
     connected = connect(cluster.kubeconfig)
     connected.namespace = namespace

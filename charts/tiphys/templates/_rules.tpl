@@ -75,7 +75,7 @@
 {{/* Controller, in the namespace of the release. */}}
 {{- define "tiphys.rules.controller.home" -}}
 {{ include "tiphys.rules.lease" "tiphys-controller" }}
-{{- if include "tiphys.makesWorkflows" . }}
+{{- if or .Values.janitor.enabled (include "tiphys.makesWorkflows" .) }}
 - apiGroups: [""]
   resources: [configmaps]
   resourceNames: [kube-root-ca.crt]
@@ -87,7 +87,7 @@
   resourceNames: [default]
   verbs: [get]
 - apiGroups: [tiphys.dev]
-  resources: [gpuqueues, gpuleases]
+  resources: [gpuqueues, gpuflavors, gpuleases]
   verbs: [list, create, update, delete]
 {{- end }}
 {{- end }}

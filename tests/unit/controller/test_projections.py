@@ -37,10 +37,30 @@ from tiphys_plugin.queues import Queues
 
 from tiphys.errors import FencedError
 from tiphys.kube import KubeApi, Object, Synced
-from tiphys.kube.resources import GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, WORKFLOWS, Resource
+from tiphys.kube.resources import GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, WORKFLOWS, Resource
 
 CRDS = Path(__file__).parents[3] / "charts/tiphys/crds"
 RULES = queues(research={"A100": 8, "*": 4}, nightly={"T4": 2})
+TAINT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
+FLAVORED = Queues.model_validate(
+    {
+        "queues": [
+            {"name": "research", "gpus": {"own": 8, "spot": 4, "T4": 2, "*": 4}, "flavor_order": ["spot"]},
+            {"name": "nightly", "gpus": {"spot": 2}},
+        ],
+        "flavors": [
+            {"name": "own", "gpu_type": "A100", "memory_mb": 81920, "node_labels": {"pool": "own"}},
+            {"name": "idle", "gpu_type": "H100"},
+            {
+                "name": "spot",
+                "gpu_type": "A100",
+                "node_labels": {"pool": "spot", "zone": "a"},
+                "tolerations": [TAINT],
+                "spot": True,
+            },
+        ],
+    }
+)
 PLACED = replace(lease(4, "one"), nodes=("n1", "n1", "n2"))
 GOES = replace(lease(2, "two"), leaving=Leaving("other", "fit", NOW, NOW + timedelta(minutes=2)))
 
@@ -103,20 +123,39 @@ def test_names_that_kubernetes_refuses_become_others_and_no_two_the_same():
     assert {one["spec"]["queue"] for one in shown(Book(), rules).values()} == {"Team A", "team_a", "team-a", "—"}
 
 
+def test_a_flavor_shows_its_nodes_and_what_is_used_of_it():
+    book = Book((lease(3, "a", "spot"), lease(1, "b", "own")), (waiting(2, 1), waiting(4, 2, spot="allowed")))
+    found = {key.name: body for key, body in projections(ledger(book, FLAVORED)).items() if key.resource == GPU_FLAVORS}
+    spot, own = found["spot"]["status"], found["own"]["status"]
+    assert (spot["gpuType"], spot["spot"], spot["tolerations"]) == ("A100", True, [TAINT])
+    assert spot["summary"]["nodeLabels"] == "pool=spot, zone=a"
+    assert (spot["nominal"], spot["used"], spot["pending"], spot["queues"]) == (6, 3, 4, ["nightly", "research"])
+    assert (own["nominal"], own["used"], own["pending"], own["memoryMb"]) == (8, 1, 2, 81920)
+    [condition] = found["idle"]["status"]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("Offered", "False", "NoQuota")
+    assert shown(book, FLAVORED)["lease-a"]["status"]["pool"] == "spot"
+
+
 kinds = st.sampled_from(["A100", "T4", "H100", None])
 held = st.tuples(
-    st.sampled_from(["research", "nightly", "gone"]), kinds, st.sampled_from(["A100", "*", "T4"]), st.integers(1, 9)
+    st.sampled_from(["research", "nightly", "gone"]),
+    kinds,
+    st.sampled_from(["A100", "*", "T4", "own", "spot"]),
+    st.integers(1, 9),
 )
 
 
-@given(st.lists(held, max_size=6), st.lists(held, max_size=6), st.booleans())
+@given(st.lists(held, max_size=6), st.lists(held, max_size=6), st.sampled_from([RULES, FLAVORED, None]))
 def test_the_sums_are_those_that_decisions_go_by(holding, asking, declared):
     leases = [
-        lease(gpus, f"l{n}", kind or pool, gpu_type=kind, queue=queue)
+        lease(gpus, f"l{n}", pool if kind is None or pool in ("own", "spot") else kind, gpu_type=kind, queue=queue)
         for n, (queue, kind, pool, gpus) in enumerate(holding)
     ]
-    line = [waiting(gpus, n + 1, gpu_type=kind, queue=queue) for n, (queue, kind, _, gpus) in enumerate(asking)]
-    rules, book = RULES if declared else None, Book(tuple(leases), tuple(line))
+    line = [
+        waiting(gpus, n + 1, gpu_type=kind, queue=queue, spot="allowed" if pool == "spot" else "no")
+        for n, (queue, kind, pool, gpus) in enumerate(asking)
+    ]
+    rules, book = declared, Book(tuple(leases), tuple(line))
     found = shown(book, rules)
     by_queue = {
         one["spec"]["queue"]: one["status"]
@@ -131,7 +170,9 @@ def test_the_sums_are_those_that_decisions_go_by(holding, asking, declared):
     assert sum(sum(one["used"].values()) for one in by_queue.values()) == sum(gpus for *_, gpus in holding)
 
 
-@pytest.mark.parametrize(("kind", "file"), [(GPU_QUEUES, "gpuqueue.yaml"), (GPU_LEASES, "gpulease.yaml")])
+@pytest.mark.parametrize(
+    ("kind", "file"), [(GPU_QUEUES, "gpuqueue.yaml"), (GPU_LEASES, "gpulease.yaml"), (GPU_FLAVORS, "gpuflavor.yaml")]
+)
 def test_the_kinds_declare_every_field_that_is_written(kind: Resource, file: str):
     definition = yaml.safe_load((CRDS / file).read_text())["spec"]
     [version] = definition["versions"]
@@ -139,8 +180,9 @@ def test_the_kinds_declare_every_field_that_is_written(kind: Resource, file: str
         kind
     )
     cohort = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}, "cohort": "lab"}]})
-    bodies = projections(ledger(Book((PLACED, GOES, lease(9, "three")), (waiting(1, 1),)), cohort))
-    for body in (body for key, body in bodies.items() if key.resource == kind):
+    book = Book((PLACED, GOES, lease(9, "three")), (waiting(1, 1),))
+    bodies = [*projections(ledger(book, cohort)).items(), *projections(ledger(book, FLAVORED)).items()]
+    for body in (body for key, body in bodies if key.resource == kind):
         check(version["schema"]["openAPIV3Schema"], {part: body[part] for part in ("spec", "status")})
 
 
@@ -153,7 +195,7 @@ def check(schema: dict[str, Any], value: Any) -> None:
         for inner in value:
             check(schema["items"], inner)
     else:
-        assert {str: "string", int: "integer"}[type(value)] == schema["type"]
+        assert {str: "string", int: "integer", bool: "boolean"}[type(value)] == schema["type"]
 
 
 class Bench:

@@ -92,3 +92,12 @@ def test_level_is_told_by_the_gpu_hours_at_which_the_next_one_begins():
     assert [queue.level(3600 * one) for one in hours] == [0, 0, 1, 1, 2, 2]
     assert Queue(name="a", gpus={}).level(1e9) == 0
     assert Queue.model_validate(queue.model_dump()) == queue
+
+
+def test_the_flavors_of_the_documentation_are_read(tmp_path):
+    text = (Path(__file__).parents[3] / "docs/queues.md").read_text()
+    path = tmp_path / "queues.yaml"
+    path.write_text(text.split("## Flavors")[1].split("```yaml\n")[1].split("```")[0])
+    declared = load_queues(path)
+    assert [one.name for one in declared.flavors] == ["a100-reserved", "a100-spot"]
+    assert declared.find("research").flavor_order == ("a100-spot",)

@@ -1,4 +1,4 @@
-"""`GPUQueue` and `GPULease`: the ledger in objects that a person can read and a tool can watch.
+"""`GPUQueue`, `GPUFlavor` and `GPULease`: the ledger in objects that a person can read and a tool can watch.
 
 Nobody decides by them. The one object that all services decide on is the
 `GPULedger`; these follow it, and what somebody else writes into them is undone.

@@ -5,22 +5,19 @@ They are made from the object as it is stored, whose form the kind declares.
 
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tiphys.kube import Object
-from tiphys.kube.resources import GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, Resource
+from tiphys.kube.resources import GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, Resource
+from tiphys_controller.kubernetes.projections.counting import Counting, Sums
 
-ANY_TYPE = "*"
 LEDGER_LABEL = "tiphys.dev/ledger"
 MOST_LEASES = 2500
 """As many as a ledger holds at the most."""
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.-]+")
 _LONGEST_PREFIX = 200
-
-_Sums = defaultdict[str, Counter[str]]
-"""GPUs by queue and pool."""
 
 
 class Key(NamedTuple):
@@ -32,17 +29,17 @@ class Key(NamedTuple):
 
 def projections(ledger: Object) -> dict[Key, Object]:
     """The objects that there should be, in the namespace of the ledger."""
-    found = [*_queues(ledger), *_leases(ledger)]
+    spec, status = ledger.get("spec") or {}, ledger.get("status") or {}
+    counting = Counting(spec)
+    used, pending = counting.held(status.get("leases") or ()), counting.pending(status.get("waiting") or ())
+    found = [*_queues(ledger, used, pending), *_flavors(ledger, used, pending), *_leases(ledger)]
     return {Key(resource, body["metadata"]["name"]): body for resource, body in found}
 
 
-def _queues(ledger: Object) -> Iterator[tuple[Resource, Object]]:
+def _queues(ledger: Object, used: Sums, pending: Sums) -> Iterator[tuple[Resource, Object]]:
     spec, status = ledger.get("spec") or {}, ledger.get("status") or {}
     declared = {queue["name"]: queue for queue in spec.get("queues") or ()}
     leases, waiting = status.get("leases") or (), status.get("waiting") or ()
-    quotas = {name: queue["gpus"] for name, queue in declared.items()}
-    used = _summed(leases, quotas, lambda one: one.get("gpuType") or one["pool"])
-    pending = _summed(waiting, quotas, lambda one: one.get("gpuType") or ANY_TYPE)
     requests, holders = Counter(one["queue"] for one in waiting), Counter(one["queue"] for one in leases)
     for name in sorted({*declared, *used, *pending}):
         queue = declared.get(name)
@@ -63,6 +60,31 @@ def _queues(ledger: Object) -> Iterator[tuple[Resource, Object]]:
         yield GPU_QUEUES, _object(ledger, _name(name), {"queue": name}, {**told, "summary": columns, **condition})
 
 
+def _flavors(ledger: Object, used: Sums, pending: Sums) -> Iterator[tuple[Resource, Object]]:
+    spec = ledger.get("spec") or {}
+    for flavor in spec.get("flavors") or ():
+        name, labels = flavor["name"], flavor.get("node_labels") or {}
+        quotas = {queue["name"]: queue["gpus"][name] for queue in spec["queues"] if name in queue["gpus"]}
+        status = {
+            "gpuType": flavor["gpu_type"],
+            "spot": flavor.get("spot", False),
+            "nodeLabels": labels,
+            "tolerations": flavor.get("tolerations") or [],
+            **({"memoryMb": flavor["memory_mb"]} if flavor.get("memory_mb") else {}),
+            "nominal": sum(quotas.values()),
+            "used": sum(pools[name] for pools in used.values()),
+            "pending": sum(pools[name] for pools in pending.values()),
+            "queues": sorted(quotas),
+            "summary": {"nodeLabels": ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))},
+            **_conditions("Offered", bool(quotas), *_who_offers(quotas)),
+        }
+        yield GPU_FLAVORS, _object(ledger, _name(name), {"flavor": name}, status)
+
+
+def _who_offers(quotas: dict[str, int]) -> tuple[str, str]:
+    return ("QuotaDeclared", "") if quotas else ("NoQuota", "no queue has a quota of it, so nobody gets its GPUs")
+
+
 def _leases(ledger: Object) -> Iterator[tuple[Resource, Object]]:
     for lease in ((ledger.get("status") or {}).get("leases") or ())[:MOST_LEASES]:
         spec = {
@@ -73,6 +95,7 @@ def _leases(ledger: Object) -> Iterator[tuple[Resource, Object]]:
         status = {
             "attempt": lease.get("attempt", 1),
             "gpuType": lease.get("gpuType") or lease["pool"],
+            "pool": lease["pool"],
             "nodes": nodes,
             "grantedAt": lease["grantedAt"],
             **({"leaving": leaving} if leaving else {}),
@@ -85,15 +108,6 @@ def _leases(ledger: Object) -> Iterator[tuple[Resource, Object]]:
             ),
         }
         yield GPU_LEASES, _object(ledger, _name(lease["id"]), spec, status)
-
-
-def _summed(entries: Any, quotas: dict[str, dict[str, int]], kind: Any) -> _Sums:
-    """A lease or request counts in the quota of its type, or in that of all types that its queue does not name."""
-    sums: _Sums = defaultdict(Counter)
-    for one in entries:
-        quota, wanted = quotas.get(one["queue"]), kind(one)
-        sums[one["queue"]][wanted if quota is None or wanted in quota else ANY_TYPE] += one["gpus"]
-    return sums
 
 
 def _admitting(queue: Object | None) -> Object:

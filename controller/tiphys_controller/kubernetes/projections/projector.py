@@ -14,7 +14,7 @@ import structlog
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, TiphysError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.resources import GPU_LEASES, GPU_LEDGERS, GPU_QUEUES
+from tiphys.kube.resources import GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.news import leaving
 from tiphys_controller.kubernetes.projections.objects import LEDGER_LABEL, Key, projections
@@ -24,7 +24,7 @@ from tiphys_controller.kubernetes.writer import Writer
 ROUND_SECONDS = 5.0
 LIST_SECONDS = 60.0
 WRITES_OF_A_ROUND = 100
-_KINDS = (GPU_QUEUES, GPU_LEASES)
+_KINDS = (GPU_QUEUES, GPU_FLAVORS, GPU_LEASES)
 _log = structlog.get_logger()
 
 
