@@ -50,11 +50,20 @@ def _run(options: argparse.Namespace) -> None:
     stores = TenantStores(options.store, namespaces)
     api = connect()
     identity = os.environ.get(_POD_NAME) or socket.gethostname()
-    where, ledger = options.lease_namespace or api.namespace, options.project_ledger
     inbox = Inbox(stores.store, namespaces) if options.token_file else None
-    rules = read_rules(options.alert_rules) if options.alert_rules else NOTIFY_OF_ALL
-    limits = _limits(options)
-    controller = Controller(Surroundings(api, namespaces, stores.store, identity, where, ledger, limits, inbox, rules))
+    surroundings = Surroundings(
+        api=api,
+        namespaces=namespaces,
+        stores=stores.store,
+        identity=identity,
+        lease_namespace=options.lease_namespace or api.namespace,
+        ledger=options.project_ledger,
+        limits=_limits(options),
+        inbox=inbox,
+        rules=read_rules(options.alert_rules) if options.alert_rules else NOTIFY_OF_ALL,
+        janitor=Mode(options.janitor),
+    )
+    controller = Controller(surroundings)
     calls = []
     if inbox is not None:
         door = Door(options.token_file, controller.metrics.note_call)
@@ -91,6 +100,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=[mode.value for mode in Mode],
         default=Mode.OFF.value,
         help="whether runs whose pipelines ask for it go on by themselves (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--janitor",
+        choices=[mode.value for mode in Mode],
+        default=Mode.OFF.value,
+        help="whether uploads that nobody finished and old alerts are removed from storage (default: %(default)s)",
     )
     parser.add_argument(
         "--resumes-per-minute",

@@ -35,9 +35,10 @@ from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.kube import KubeApi, Object, connect
 from tiphys.kube.resources import GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, JOBS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS
+from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Gang, gang_name
 from tiphys.protocol.policy import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
-from tiphys.records import utc_now
+from tiphys.records import Cause, utc_now
 
 __all__ = ["release"]
 
@@ -102,7 +103,10 @@ class Tenant:
         self.name = name
         body = workflow([fit(gpu=gpus(1)), fit(name="spread", gang=Gang(members=2))], name)
         store = f"s3://{cluster_store.bucket}/{namespace}/tiphys"
-        annotations = {**body["metadata"]["annotations"], **NARRATED, STORE_ANNOTATION: store}
+        # Whatever its step fails by, so that the controller has something to do.
+        asked = AutoResumePolicy(causes=tuple(Cause)).model_dump_json()
+        told = {**NARRATED, STORE_ANNOTATION: store, AUTO_RESUME_ANNOTATION: asked}
+        annotations = {**body["metadata"]["annotations"], **told}
         metadata = {"name": name, "labels": {PIPELINE_ANNOTATION: "digits"}, "annotations": annotations}
         self.uid: str = api.create(WORKFLOWS, namespace, {**body, "metadata": metadata})["metadata"]["uid"]
         self._flow = Flow(None, name, self.uid)  # type: ignore[arg-type]  # only its words are needed
@@ -138,6 +142,9 @@ class Tenant:
 
     def stop(self) -> None:
         self.api.patch(WORKFLOWS, self.namespace, self.name, {"spec": {"shutdown": "Stop"}})
+
+    def fail(self) -> None:
+        self.api.patch(WORKFLOWS, self.namespace, self.name, {"status": {"phase": "Failed"}})
 
     def touch_task_set(self, times: int) -> None:
         """Write to it all the time, as Argo's controller does while others answer."""
@@ -293,7 +300,8 @@ def test_every_right_is_used_and_none_is_missing(
             release.cluster.wait("the agent admits", tenant.is_admitted)
             tenant.settle_by_task_set()
         tenant.make_job(f"left-by-{tenant.name}")
-        tenant.stop()
+        # A run that was stopped is left alone, one that has failed goes on by itself.
+        (tenant.fail if number % 2 else tenant.stop)()
         if not left() or time.monotonic() > deadline:
             break
     assert not left()

@@ -12,6 +12,7 @@
 import gc
 import socket
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import boto3
@@ -31,6 +32,7 @@ from tiphys.errors import (
 from tiphys.faults import InjectedFaultError
 from tiphys.records import RunSealed
 from tiphys.store import ObjectInfo, S3Store, claim, open_store
+from tiphys.store.leftovers import leftovers
 from tiphys.store.s3_upload import Upload
 
 MIB = 1 << 20
@@ -421,3 +423,18 @@ def test_a_store_leaves_no_connection_open_once_it_is_gone(bucket: str) -> None:
     S3Store(bucket).create("a", b"")
 
     gc.collect()  # an unclosed socket is a warning, and a warning is an error
+
+
+def test_uploads_that_nobody_finished_are_found_by_their_age_and_removed(bucket: str, s3_endpoint: str) -> None:
+    store = S3Store(bucket, "p")
+    for key in ("p/old", "elsewhere/old"):
+        store.client.create_multipart_upload(Bucket=bucket, Key=key)
+    # This server says that every upload began in 2010.
+    assert list(leftovers(store, timedelta(days=100 * 365))) == []
+    [found] = leftovers(store, timedelta(days=1))
+    assert found.name == "p/old"
+    found.remove()
+    found.remove()
+    assert [upload["Key"] for upload in store.client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [
+        "elsewhere/old"
+    ]

@@ -106,6 +106,11 @@ class DirectoryStore:
                 return
             self._prune(path.parent)
 
+    @property
+    def temporary(self) -> Path:
+        """Where objects are written before they get their name."""
+        return self._root / _TEMPORARY
+
     def artifact_key(self, key: str) -> str:
         return check_key(key)
 
@@ -122,7 +127,7 @@ class DirectoryStore:
 
     def _create(self, key: str, size_bytes: int, write: Callable[[BinaryIO], object]) -> None:
         path = self._path(key)
-        temporary = self._root / _TEMPORARY / secrets.token_hex(16)
+        temporary = self.temporary / secrets.token_hex(16)
         with explained(path, "write", size_bytes):
             try:
                 self._write_temporary(temporary, write)

@@ -83,6 +83,11 @@ class S3Store:
     def url(self) -> str:
         return f"s3://{self.bucket}/{self._prefix}".rstrip("/")
 
+    @property
+    def prefix(self) -> str:
+        """Where in the bucket its keys begin: empty, or with a final slash."""
+        return self._prefix
+
     def check_bucket(self) -> None:
         """Raise `NotFoundError` unless the bucket exists."""
         with self.explained("list"):

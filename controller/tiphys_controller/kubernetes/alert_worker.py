@@ -105,7 +105,7 @@ class AlertWorker:
     def _tenants(self) -> list[str]:
         if self._namespaces is not None:
             return list(self._namespaces)
-        return sorted({one.namespace for one in self._view.workflows()})
+        return self._view.namespaces()
 
 
 def _is(workflow: SeenWorkflow, namespace: str, name: str) -> bool:

@@ -4,8 +4,10 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from tiphys.kube import KubeApi, cluster_name
+from tiphys.records import utc_now
 from tiphys.store import Store
 from tiphys_controller.alerts.inbox import Inbox
 from tiphys_controller.alerts.rules import NOTIFY_OF_ALL, Rules
@@ -14,6 +16,7 @@ from tiphys_controller.automatic.attendant import Surroundings as AttendantSurro
 from tiphys_controller.automatic.limits import Limits, Mode
 from tiphys_controller.automatic.sight import Sight
 from tiphys_controller.kubernetes.alert_worker import AlertWorker
+from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.resume_news import ResumeNews
 from tiphys_controller.kubernetes.resumer import Given, Resumer
@@ -42,6 +45,8 @@ class Parts:
     monotonic: Callable[[], float]
     inbox: Inbox | None = None
     """Where alerts arrive; None where none do."""
+    janitor: Mode = Mode.OFF
+    now: Callable[[], datetime] = utc_now
     rules: Rules = field(default_factory=lambda: NOTIFY_OF_ALL)
 
 
@@ -73,6 +78,8 @@ class Automation:
             yield "resumer", self.resumer().run
         if self._parts.inbox is not None:
             yield "alerts", self.alerts(self._parts.inbox).run
+        if self._parts.janitor is not Mode.OFF:
+            yield "janitor", self.janitor().run
 
     def resumer(self) -> Resumer:
         parts = self._parts
@@ -94,6 +101,24 @@ class Automation:
         parts = self._parts
         around = (parts.stores, parts.view, parts.writer, parts.metrics, parts.namespaces)
         return AlertWorker(inbox, parts.rules, self._attendant, *around)
+
+    def janitor(self) -> Janitor:
+        parts = self._parts
+        submitter = submitter_of(parts.api)
+
+        def tenants() -> list[str]:
+            return list(parts.namespaces) if parts.namespaces is not None else parts.view.namespaces()
+
+        return Janitor(
+            parts.stores,
+            tenants,
+            parts.view,
+            lambda: submitter().cluster,
+            parts.may_write,
+            parts.metrics,
+            parts.now,
+            parts.janitor,
+        )
 
 
 def _blind(watching: Watching) -> str:

@@ -47,6 +47,8 @@ class Surroundings:
     """Where alerts arrive; None where none do."""
     rules: Rules = field(default_factory=lambda: NOTIFY_OF_ALL)
     """What to do for which alert."""
+    janitor: Mode = Mode.OFF
+    """Whether what nobody needs is removed."""
     now: Callable[[], datetime] = utc_now
     monotonic: Callable[[], float] = time.monotonic
 
@@ -135,5 +137,7 @@ class Controller:
             given.limits,
             given.monotonic,
             given.inbox,
+            given.janitor,
+            given.now,
             given.rules,
         )

@@ -115,6 +115,20 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.litter = Counter(
+            "tiphys_controller_litter",
+            "What nobody needs and the janitor removed, or would have in a dry run: upload, alert.",
+            ("what",),
+            registry=self.registry,
+        )
+        self.unfinished = Gauge(
+            "tiphys_controller_runs_unfinished",
+            "Runs that nothing carries on at the moment: unsent (claimed an hour ago, and no Workflow made) or gone "
+            "(their Workflow was deleted).",
+            ("what",),
+            registry=self.registry,
+        )
+
     def note_call(self, call: str, status: int, seconds: float) -> None:
         """A call was answered."""
         self.calls.labels(call, str(status)).inc()

@@ -114,7 +114,7 @@ class Resumer:
     def _tenants(self) -> list[str]:
         if self._given.namespaces is not None:
             return list(self._given.namespaces)
-        return sorted({one.namespace for one in self._given.view.workflows()})
+        return self._given.view.namespaces()
 
     def _search(self, namespace: str, over: threading.Event) -> float:
         for name in list_runs(self._given.stores(namespace)):

@@ -75,6 +75,11 @@ class ClusterView:
         with self._changed:
             return list(self._workflows.values())
 
+    def namespaces(self) -> list[str]:
+        """Those in which there is a Workflow."""
+        with self._changed:
+            return sorted({one.namespace for one in self._workflows.values()})
+
     def stuck_agents(self) -> list[StuckAgent]:
         """All agent pods that do not work."""
         with self._changed:

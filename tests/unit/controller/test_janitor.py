@@ -1,0 +1,112 @@
+"""What nobody needs is removed, old enough and only by whoever leads; what a person should know of is counted."""
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.argo_objects import workflow
+from support.compiled import gated, pipeline_of
+from support.faults import dying_at
+from support.submitter import FakeSubmitter
+from tiphys_controller import start
+from tiphys_controller.automatic.limits import Mode
+from tiphys_controller.kubernetes.janitor import Janitor
+from tiphys_controller.kubernetes.metrics import Metrics
+from tiphys_controller.kubernetes.view import ClusterView
+
+from tiphys.kube import Synced
+from tiphys.records import AlertDone, AlertRecord, RunSealed, utc_now
+from tiphys.store import DirectoryStore, RunLayout
+from tiphys.store.layout import alert_key
+from tiphys.store.leftovers import leftovers
+
+HOUR = timedelta(hours=1)
+IDS = {name: name * 32 for name in ("a", "b", "c")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "store")
+
+
+def janitor(
+    store: DirectoryStore, mode: Mode = Mode.ON, leads: bool = True, view: ClusterView | None = None
+) -> Janitor:
+    """One whose clock is a month ahead of the records."""
+    clock = lambda: utc_now() + timedelta(days=30)  # noqa: E731
+    seen = view or ClusterView()
+    return Janitor(lambda _: store, lambda: ["ml"], seen, lambda: "west", lambda: leads, Metrics(), clock, mode)
+
+
+def value(found: Janitor, metric: str, what: str) -> float:
+    return found.metrics.registry.get_sample_value(f"tiphys_controller_{metric}", {"what": what}) or 0.0
+
+
+@pytest.fixture
+def litter(store: DirectoryStore) -> Callable[[], list[str]]:
+    """An upload that died two days ago, one under way, a done alert and one that is not; answers what is left."""
+    store.create("x", b"")
+    for name, age in (("old", 48), ("new", 1)):
+        (store.temporary / name).write_bytes(b"half")
+        written = (store.temporary / name).stat().st_mtime
+        os.utime(store.temporary / name, (written - age * 3600,) * 2)
+    record = AlertRecord(name="RunFailed", status="firing", fingerprint="ab", starts_at="t")
+    for alert in (IDS["a"], IDS["b"]):
+        store.create(alert_key(alert, "firing"), record.to_bytes())
+    store.create(alert_key(IDS["a"], "done"), AlertDone(outcome="told", message="").to_bytes())
+    return lambda: sorted([one.name for one in store.temporary.iterdir()] + [one.key for one in store.list("alerts/")])
+
+
+def test_what_is_old_enough_is_removed_and_nothing_else(store: DirectoryStore, litter: Callable[[], list[str]]) -> None:
+    found = janitor(store)
+    found.round(threading.Event())
+    assert litter() == [alert_key(IDS["b"], "firing"), "new"]
+    assert (value(found, "litter_total", "upload"), value(found, "litter_total", "alert")) == (1, 2)
+
+
+@pytest.mark.parametrize(("mode", "leads"), [(Mode.DRY_RUN, True), (Mode.ON, False)])
+def test_a_dry_run_and_one_that_does_not_lead_remove_nothing(
+    store: DirectoryStore, litter: Callable[[], list[str]], mode: Mode, leads: bool
+) -> None:
+    before = litter()
+    found = janitor(store, mode, leads)
+    found.round(threading.Event())
+    assert litter() == before
+    assert value(found, "litter_total", "upload") == (1 if leads else 0)
+
+
+def test_the_age_of_a_file_is_told_by_the_clock_that_wrote_it(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create("x", b"")
+    (store.temporary / "fresh").write_bytes(b"")
+    monkeypatch.setattr("time.time", lambda: 9e9)
+    assert list(leftovers(store, HOUR)) == []
+    assert [one.name for one in leftovers(store, -HOUR)] == ["fresh"]
+
+
+def test_runs_that_nothing_carries_on_are_counted(store: DirectoryStore, tmp_path: Path) -> None:
+    submitter, manifest = FakeSubmitter(tmp_path / "cluster"), pipeline_of(gated("fit"))
+    for run in ("lives", "gone", "ended", "elsewhere"):
+        start(store, submitter if run != "elsewhere" else FakeSubmitter(tmp_path / "east", "east"), manifest, run)
+    store.create(
+        RunLayout("ended").submission_end(1), RunSealed(run="ended", submission=1, status="Succeeded").to_bytes()
+    )
+    with dying_at("start.after_claim"):
+        start(store, submitter, manifest, "unsent")
+    view = ClusterView()
+    view.take_workflows("ml", Synced([workflow("lives")]))
+    found = janitor(store, view=view)
+    found.round(threading.Event())
+    assert (value(found, "runs_unfinished", "gone"), value(found, "runs_unfinished", "unsent")) == (1, 1)
+
+
+def test_storage_that_does_not_answer_is_counted_and_tried_again(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    store.create(alert_key(IDS["c"], "done"), b"no record")
+    found = janitor(store)
+    found.round(threading.Event())
+    assert value(found, "failures_total", "janitor") == 1
