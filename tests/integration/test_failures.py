@@ -1,4 +1,4 @@
-"""A training that hangs, with real processes: it is ended, says where it was, and the next attempt goes on."""
+"""Trainings that fill their GPU, and that hang, with real processes: each says so, and the next attempt goes on."""
 
 import os
 import signal
@@ -11,28 +11,36 @@ from hera.workflows import DAG
 from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from tiphys_controller import start
 
-from hera_pipelines import Checkpoints, Pipeline, Train
+from hera_pipelines import Checkpoints, Pipeline, Retries, Train
 from hera_pipelines.local.session import LocalSession
 from tiphys.checkpoint.alarm import Alarm
 from tiphys.lineage.classify import Observation, classify
-from tiphys.records import AttemptEnd, Cause, CrashRecord, Outcome
+from tiphys.records import Cause, CrashRecord, Outcome
 from tiphys.store import DirectoryStore, RunLayout, read_record, step_attempts
 
-# The first attempt waits for ever after step 3.
-HANGS_ONCE = """
+# The first attempt finds its GPU full, the second waits for ever after step 3.
+FAILS_TWICE = """
 import os, signal, threading
 from tiphys import checkpoint
 
 signal.signal(signal.SIGALRM, lambda *_: None)  # so that the thread that watches is alone
+attempt = int(os.environ["TIPHYS_ATTEMPT"])
+
+class OutOfMemoryError(RuntimeError):
+    pass
 
 def all_reduce():
     threading.Event().wait()
 
 with checkpoint.session() as session:
     state = session.restore(default={"step": 0})
+    if checkpoint.batch_scale() != (1.0 if attempt == 1 else 0.5):
+        raise ValueError(f"batch scale is {checkpoint.batch_scale()}")
     for step in range(state["step"] + 1, 6):
         session.save(step, {"step": step}).wait()
-        if step == 3 and os.environ["TIPHYS_ATTEMPT"] == "1":
+        if (step, attempt) == (2, 1):
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if (step, attempt) == (3, 2):
             all_reduce()
 """
 
@@ -55,6 +63,7 @@ def pipeline() -> dict[str, Any]:
             image="i",
             command=["python", "train.py"],
             checkpoints=Checkpoints(every="1000 steps", hang_after="0.5s"),
+            retries=Retries(gpu_out_of_memory=1),
         )
         with DAG(name="main"):
             fit()
@@ -66,27 +75,27 @@ def run_once(folder: Path) -> DirectoryStore:
     store = DirectoryStore(folder / "store")
     code = folder / "code"
     code.mkdir()
-    (code / "train.py").write_text(HANGS_ONCE)
+    (code / "train.py").write_text(FAILS_TWICE)
     with LocalSession(store, folder / "state", speed=50.0, code=code) as session:
         session.run(start(store, session, pipeline(), "night").workflow_name)
     return store
 
 
-def test_the_attempt_after_one_that_hung_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_each_failure_is_told_and_the_next_attempt_goes_on_with_what_it_needs(tmp_path: Path) -> None:
     store = run_once(tmp_path)
     attempts = step_attempts(store, "night", "fit")
     ends = [attempt.end for attempt in attempts if attempt.end is not None]
-    hung, done = ends
-    assert isinstance(hung, AttemptEnd)
-    assert (hung.cause, hung.exit_code, done.outcome) == (Cause.HANG, 79, Outcome.DONE)
-    assert "it completed no step in" in hung.message
-    assert "after step 3" in hung.message
-    assert hung.evidence is not None
-    assert hung.evidence.rule == "no-step"
-    start_of_next = attempts[1].claim.starts_from
-    assert start_of_next is not None
-    assert start_of_next.global_step == 3
-    left = read_record(store, RunLayout("night").attempt_crash("fit", 1), CrashRecord)
+    assert [(end.outcome, end.cause, end.exit_code) for end in ends] == [
+        (Outcome.FAILED, Cause.GPU_OUT_OF_MEMORY, 1),
+        (Outcome.FAILED, Cause.HANG, 79),
+        (Outcome.DONE, None, 0),
+    ]
+    assert [end.evidence.rule for end in ends if end.evidence] == ["gpu-out-of-memory", "no-step"]
+    assert "it completed no step in" in ends[1].message
+    assert "after step 3" in ends[1].message
+    starts = [attempt.claim.starts_from.global_step for attempt in attempts if attempt.claim.starts_from]
+    assert starts == [2, 3]
+    left = read_record(store, RunLayout("night").attempt_crash("fit", 2), CrashRecord)
     assert "in all_reduce" in left.stacks
 
 
