@@ -20,13 +20,13 @@ from tiphys.protocol.wire import ExecuteReply, failed, pending
 from tiphys.records import AttemptClaim, Cause, Outcome, SubmissionClaim
 from tiphys.store import Attempt, Claim, find_record, lineage_of, step_attempts
 from tiphys.store import claim as claim_record
-from tiphys_plugin import adoption, answers, beginnings, destination, ending, escalation, gangs, pods
+from tiphys_plugin import adoption, answers, beginnings, destination, ending, escalation, gangs, lapses, pods
 from tiphys_plugin.ledger import Admission, Admitted, Deferred, LeaseRequest, Rejected, asked_for
 from tiphys_plugin.pacing import requeue_seconds
 from tiphys_plugin.services import StepCall
 from tiphys_plugin.settle import decision
 from tiphys_plugin.stepkey import StepKey, step_key
-from tiphys_plugin.workflows import is_stopping, lease_is_gone
+from tiphys_plugin.workflows import is_stopping
 
 
 def admit(call: StepCall, operation: Admit, template: dict[str, Any]) -> ExecuteReply:
@@ -178,9 +178,7 @@ def _request_gpus(call: StepCall, number: int, attempts: Sequence[Attempt]) -> A
         raise FencedError(f"workflow {binding.workflow} is stopping, so {call.step} gets no GPUs")
     request = _lease_request(call, gpu, number, attempts)
     answer = _ask_ledger(call, request)
-    if isinstance(answer, Deferred) and services.ledger.sweep(
-        lambda lease: lease_is_gone(services.stores, services.cluster, lease)
-    ):
+    if isinstance(answer, Deferred) and lapses.sweep(services):
         answer = _ask_ledger(call, request)
     if isinstance(answer, Admitted):
         services.metrics.gpu_wait_seconds.observe(answer.waited_seconds)

@@ -42,15 +42,16 @@ def await_pods(call: StepCall, attempt: AttemptClaim, found: Sequence[PodStatus]
 
     What would make more of them, or goes on although its attempt is over, is deleted.
     """
-    services = call.services
-    what = f"{attempt.run}/{attempt.step}/{attempt.attempt}"
+    services, what = call.services, _pods_of(attempt)
     pod, goes_on = pods.living(found), _goes_on(call, attempt, found)
     if pod is None and not goes_on:
         services.waits.over(what)
         return None
+    if services.waits.gave_up(what):
+        return None
     limit = services.settings.pods_gone_seconds
     if services.waits.seconds(what, services.clock(), limit / _FEWEST_LOOKS) >= limit:
-        services.waits.over(what)
+        services.waits.give_up(what)
         services.metrics.forced_ends.inc()
         return None
     wait = requeue_seconds(services.settings, call.node, position=1)
@@ -180,9 +181,26 @@ def went_on(call: StepCall, attempt: AttemptClaim) -> str:
 
 
 def release(call: StepCall, attempt: AttemptClaim) -> None:
-    """Give the attempt's GPUs back, if it holds any. Only once its pods are gone."""
-    if attempt.lease:
+    """Give the attempt's GPUs back, if it holds any and its pods are gone.
+
+    One that was ended by force leaves its lease to the sweeps, see `lapses`: its GPUs may be in use.
+    """
+    if attempt.lease and not call.services.waits.gave_up(_pods_of(attempt)):
         call.services.ledger.release(attempt.lease)
+
+
+def release_ended(call: StepCall, attempt: AttemptClaim) -> None:
+    """The same for an attempt that has an end already, which another service may have given it."""
+    if not attempt.lease:
+        return
+    found = pods.of_claim(call.store, call.services.cluster, attempt)
+    if pods.living(found) is None and not _goes_on(call, attempt, found):
+        call.services.ledger.release(attempt.lease)
+
+
+def _pods_of(attempt: AttemptClaim) -> str:
+    """What is waited for until they are gone."""
+    return f"{attempt.run}/{attempt.step}/{attempt.attempt}"
 
 
 def _commits(call: StepCall, attempt: AttemptClaim) -> Commits:

@@ -11,9 +11,9 @@ from tiphys.protocol.operations import Finalize
 from tiphys.protocol.wire import ExecuteReply, succeeded
 from tiphys.records import RunSealed
 from tiphys.store import claim
+from tiphys_plugin import lapses
 from tiphys_plugin.identity import Binding
 from tiphys_plugin.services import Services
-from tiphys_plugin.workflows import lease_is_gone
 
 _LONGEST_MESSAGE = 1000
 
@@ -29,7 +29,7 @@ def finalize(services: Services, binding: Binding, operation: Finalize) -> Execu
     sealed = claim(services.store, binding.layout.submission_end(binding.submission), wanted).record
     failpoint("finalize.after_seal")
     services.ledger.release_workflow(binding.uid)
-    services.ledger.sweep(lambda lease: lease_is_gone(services.stores, services.cluster, lease))
+    lapses.sweep(services)
     return succeeded(f"Run {binding.run}, submission {binding.submission}: {sealed.status}")
 
 

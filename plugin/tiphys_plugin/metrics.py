@@ -54,6 +54,11 @@ class Metrics:
             "Attempts that were ended although a pod of theirs had not gone away in time.",
             registry=self.registry,
         )
+        self.forced_leases = Counter(
+            "tiphys_leases_forced",
+            "Leases that were taken back after the declared time although nobody saw the pods of their attempt end.",
+            registry=self.registry,
+        )
         self.skipped_checkpoints = Counter(
             "tiphys_checkpoints_skipped",
             "Checkpoints that were passed over because they were damaged or in quarantine.",

@@ -199,6 +199,8 @@ class Queues(BaseModel):
     """What pods usually ask for, for the placement by fragmentation: GPUs, and how often beside the others."""
     usage_half_life_hours: _Positive = 24.0
     """After so long, what a queue has used counts half when queues are compared."""
+    force_release_after_seconds: PositiveInt | None = None
+    """GPUs of an attempt that is over come back after so long though its pods were not seen to end; None: never."""
     _changing: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")

@@ -28,6 +28,7 @@ class Waits:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[datetime, float]] = {}
+        self._given_up: set[str] = set()
         self._lock = threading.Lock()
 
     def seconds(self, what: str, now: datetime, longest_gap_seconds: float) -> float:
@@ -39,9 +40,20 @@ class Waits:
             return waited
 
     def over(self, what: str) -> None:
-        """``what`` is no longer waited for."""
+        """``what`` has come, or need not."""
         with self._lock:
             self._seen.pop(what, None)
+            self._given_up.discard(what)
+
+    def give_up(self, what: str) -> None:
+        """``what`` has not come, and nobody waits for it any more."""
+        with self._lock:
+            self._seen.pop(what, None)
+            self._given_up.add(what)
+
+    def gave_up(self, what: str) -> bool:
+        with self._lock:
+            return what in self._given_up
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def settle(call: StepCall, operation: Settle) -> ExecuteReply:
         failpoint("settle.after_end")
     else:
         end = mine.end
-        ending.release(call, mine.claim)
+        ending.release_ended(call, mine.claim)
     if operation.status in _DID_NOT_RUN:
         return succeeded(f"Attempt {end.attempt} did not run: {end.message}")
     return _verdict(call, attempts, end)

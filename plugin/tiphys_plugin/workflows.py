@@ -64,6 +64,21 @@ def lease_is_gone(stores: Stores, cluster: Cluster, lease: Lease) -> bool:
     return over or end is not None
 
 
+def attempt_is_over(stores: Stores, cluster: Cluster, lease: Lease) -> bool:
+    """Whether nobody counts on what holds a lease any more, though a pod of it may live; False where nobody knows."""
+    held = lease.request
+    if not stores.serves(held.namespace):
+        return False
+    workflow = _live(cluster, held.namespace, held.workflow, held.uid)
+    if workflow is None or _is_over(workflow):
+        return True
+    try:
+        end = RunLayout(held.run).attempt_end(held.step, held.attempt)
+        return find_record(stores.store(held.namespace), end, AttemptEnd) is not None
+    except (IntegrityError, StoreError, UsageError):
+        return False
+
+
 def _gang_goes_on(store: Store, cluster: Cluster, held: LeaseRequest, found: Sequence[PodStatus]) -> bool:
     """Whether pods can come although none lives: what makes those of a gang outlives what Argo knows of it."""
     steps = CompiledPipeline.from_manifest(current_workflow(store, held.run)).steps

@@ -17,6 +17,7 @@ _TOLD_EVENTS = {
     "checkpoint.skipped": ("CheckpointSkipped", True),
     "checkpoint.save_failed": ("CheckpointNotSaved", True),
     "run.resumed": ("RunResumed", False),
+    "lease.forced": ("LeaseForced", True),
 }
 
 
