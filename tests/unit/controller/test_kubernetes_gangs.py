@@ -5,7 +5,7 @@
 | runs | stays |
 | is stopped, or over | deleted, with its pods |
 | is over, and the Job as well | stays, for its logs |
-| runs, and a member's node is lost | deleted, since it would wait for that node |
+| runs, and a member's node is lost | deleted, since it would wait for that node; an elastic one goes on without |
 | has no training on several nodes | nothing is asked about it |
 """
 
@@ -21,7 +21,7 @@ from tiphys_controller.kubernetes.view import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 
 from tiphys.kube import KubeApi, Object, Synced
-from tiphys.kube.gangs import first_failure, stage_of
+from tiphys.kube.gangs import first_failure, remaining, stage_of
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, FirstFailure, Stage
 from tiphys.protocol.policy import STEP_ANNOTATION
@@ -45,9 +45,11 @@ class Bench:
         self.gangs.end()
         return [job["metadata"]["name"] for job in self.server.objects("jobs")]
 
-    def job(self, owner: Object, name: str = "digits-fit-1", **status: object) -> None:
+    def job(self, owner: Object, name: str = "digits-fit-1", spec: Object | None = None, **status: object) -> None:
         labels = {GANG_LABEL: name, WORKFLOW_UID_LABEL: owner["metadata"]["uid"]}
-        self.api.create(JOBS, "ml", {"metadata": {"name": name, "labels": labels}, "status": status})
+        self.api.create(
+            JOBS, "ml", {"metadata": {"name": name, "labels": labels}, "spec": spec or {}, "status": status}
+        )
 
 
 @pytest.fixture
@@ -121,9 +123,12 @@ def test_a_gang_that_waits_for_a_lost_node_is_ended(bench: Bench) -> None:
     for name, (phase, deleted_at) in told.items():
         bench.job(owner, name)
         member(bench, name, phase, deleted_at)
+    told["elastic"] = told["lost"]
+    bench.job(owner, "elastic", {"backoffLimitPerIndex": 0})
+    member(bench, "elastic", *told["lost"])
     assert bench.round() == sorted(told)
     bench.gangs.end_lost()
-    assert bench.round() == ["has-ended", "still-in-time"]
+    assert bench.round() == ["elastic", "has-ended", "still-in-time"]
 
 
 def test_nobody_looks_at_pods_where_no_training_runs_on_several_nodes(bench: Bench) -> None:
@@ -162,3 +167,11 @@ def test_stage_of_an_object_follows_from_its_conditions(found: Object, stage: St
 def test_a_job_remembers_the_pod_that_failed_first(message: str, remembered: tuple[str, int | None] | None) -> None:
     found = {"metadata": {}, "status": {"conditions": conditions("FailureTarget", message=message)}}
     assert first_failure(found) == (remembered and FirstFailure(*remembered, message))
+
+
+@pytest.mark.parametrize(("lost", "left"), [(None, 8), ("", 8), ("3", 7), ("1,3-5,7", 3), ("0-7", 0)])
+def test_an_elastic_job_tells_how_many_members_it_has_left(lost: str | None, left: int) -> None:
+    spec = {"completions": 8, "backoffLimitPerIndex": 0}
+    found: Object = {"spec": spec, "status": {} if lost is None else {"failedIndexes": lost}}
+    assert remaining(found) == left
+    assert remaining({"spec": {"completions": 8}, "status": {"failed": 1}}) is None
