@@ -6,11 +6,13 @@ checkpoints is only loaded inside a compiled step.
 """
 # ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
 
+import contextlib
 import dataclasses
 import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -120,6 +122,15 @@ class Session:
             FencedError: as in `step`.
         """
         return None
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Use it in a ``with`` block around what waits for other ranks, such as a barrier or ``backward`` below DDP.
+
+        What is left of the time between two calls of `step` is the rank's own
+        work. That of all ranks is compared, and a node whose rank works longer
+        than the others, again and again, is told of (docs/nodes.md).
+        """
+        return contextlib.nullcontext()
 
     @property
     def should_stop(self) -> bool:

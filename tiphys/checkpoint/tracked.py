@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -28,6 +29,7 @@ from tiphys.checkpoint.landing import Approach, Choice
 from tiphys.checkpoint.last_words import LastWords
 from tiphys.checkpoint.loading import Loader
 from tiphys.checkpoint.metrics import NoMetrics
+from tiphys.checkpoint.pace import open_pace
 from tiphys.checkpoint.preemption import ReportCard
 from tiphys.checkpoint.progress import Progress
 from tiphys.checkpoint.ranks import Alone, Together
@@ -62,7 +64,7 @@ def _no_part_of_a_step(
 
     @functools.wraps(method)
     def call(self: "TrackedSession", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._watch.not_counted():
+        with self._watch.not_counted(), self._pace.apart():
             return method(self, *args, **kwargs)
 
     return call
@@ -125,6 +127,8 @@ class TrackedSession(Session):
             threads=upload_threads,
         )
         self._watch = self._watching()
+        place = self._ranks.place
+        self._pace = open_pace(run_store, settings.lineage, settings.attempt, place, environ, clock)
         self._last_words = LastWords()
         self._loading: CheckpointRef | None = None
         self._leaving = False
@@ -134,6 +138,9 @@ class TrackedSession(Session):
         self._last_step = 0
         self._saved_at = clock()
         versions()  # looked up now, rather than during the first save
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self._pace.waiting()
 
     @property
     def should_stop(self) -> bool:
@@ -190,6 +197,7 @@ class TrackedSession(Session):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
+        self._pace.stepped()
         self._note_step(global_step)
         self._progress.report(global_step)
         self._metrics.step(global_step)

@@ -7,7 +7,7 @@ checkpoint lists first.
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tiphys.records import CheckpointRef, check_run, check_step
 
@@ -23,6 +23,7 @@ _CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
 _PIN = re.compile(r"(\d{9})-(\d{15})/(" + PIN_NAME + r")\.json")
 _EXPIRED = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
 _SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
+_PACE = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d+)")
 _ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|taken|done)\.json")
 _DONE = re.compile(r"(\d{9})-([0-9a-f]{64})")
 
@@ -194,6 +195,15 @@ class LineageLayout:
         """Prefix of one empty object for each rank that has read ``ref`` and found it valid."""
         return f"{self.gang(attempt, incarnation)}votes/{ref.within(self.lineage).replace('/', '.')}/"
 
+    def paces(self, attempt: int) -> str:
+        """Prefix of what the ranks of an attempt tell of their pace."""
+        return f"{self.prefix}pace/{_number(attempt)}/"
+
+    def pace(self, attempt: int, told: "RankPace") -> str:
+        """Key of an empty object that tells by its name."""
+        micros = round(told.own_seconds * 1e6)
+        return f"{self.paces(attempt)}{_number(told.window)}-{_number(told.member)}-{told.rank:05d}-{micros}"
+
     def parse_shard(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a key below ``shards/`` belongs to; None for any other key."""
         match = _SHARD.fullmatch(key.removeprefix(self.all_shards))
@@ -251,6 +261,21 @@ class LineageLayout:
         return CheckpointRef(
             lineage=self.lineage, attempt=_ATTEMPT_TOP - int(attempt), global_step=_STEP_TOP - int(global_step)
         )
+
+
+class RankPace(NamedTuple):
+    """How long one rank worked by itself for a step, as the median of a window; ``member`` is its pod."""
+
+    window: int
+    member: int
+    rank: int
+    own_seconds: float
+
+
+def parse_pace(key: str) -> RankPace | None:
+    """What a key of `LineageLayout.pace` tells; None for any other key."""
+    match = _PACE.fullmatch(key.rpartition("/")[2])
+    return RankPace(int(match[1]), int(match[2]), int(match[3]), int(match[4]) / 1e6) if match else None
 
 
 def lineage_of(run: str, step: str) -> str:

@@ -1,0 +1,126 @@
+"""The pace of a rank: its own time for a step, told in windows of minutes, without the time in which it waits.
+
+| between two steps it               | counts as its own |
+|------------------------------------|-------------------|
+| works                              | yes               |
+| waits for others, and says so      | no                |
+| saves, restores, flushes           | no                |
+| never says where it waits          | nothing is told   |
+"""
+
+import pytest
+from support.memory import MemoryStore
+
+from tiphys.checkpoint.gang import Place
+from tiphys.checkpoint.pace import KEPT_WINDOWS, WINDOW_SECONDS, NoPace, Pace, Teller, member_of, open_pace
+from tiphys.checkpoint.session import Session
+from tiphys.errors import StoreError
+from tiphys.store import LineageLayout
+from tiphys.store.layout import RankPace, parse_pace
+
+
+class Training:
+    """Steps of a rank, in time that the test makes."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.told: list[tuple[int, float]] = []
+        self.pace = Pace(
+            lambda *told: self.told.append(told), clock=lambda: self.now, wall=lambda: self.now + WINDOW_SECONDS * 9
+        )
+
+    def step(self, works: float = 1.0, waits: float | None = 2.0, saves: float = 0.0) -> None:
+        self.now += works
+        if waits is not None:
+            with self.pace.waiting():
+                self.now += waits
+        with self.pace.apart():
+            self.pace.stepped()
+            self.now += saves
+
+    def go_on(self, seconds: float, **how: float | None) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.step(**how)
+
+
+def test_only_its_own_work_counts():
+    training = Training()
+    training.go_on(3 * WINDOW_SECONDS, works=1.5, waits=2.0, saves=4.0)
+    assert [own for _, own in training.told] == [pytest.approx(1.5)] * len(training.told)
+    windows = [window for window, _ in training.told]
+    assert windows == list(range(windows[0], windows[0] + len(windows)))
+    assert len(windows) >= 2
+
+
+def test_the_median_does_not_go_by_a_single_slow_step():
+    training = Training()
+    training.step()
+    training.step(works=60.0)
+    training.go_on(WINDOW_SECONDS, works=1.0)
+    assert training.told[0][1] == pytest.approx(1.0)
+
+
+def test_who_never_says_where_it_waits_tells_nothing():
+    training = Training()
+    training.go_on(3 * WINDOW_SECONDS, waits=None)
+    assert training.told == []
+
+
+def test_few_steps_of_a_window_say_nothing():
+    training = Training()
+    training.go_on(3 * WINDOW_SECONDS, works=WINDOW_SECONDS / 3, waits=1.0)
+    assert training.told == []
+
+
+def test_a_wait_within_a_save_counts_once():
+    training = Training()
+    training.step()
+    with training.pace.apart(), training.pace.waiting():
+        training.now += 50.0
+    training.go_on(WINDOW_SECONDS, works=1.0)
+    assert training.told[0][1] == pytest.approx(1.0)
+
+
+def test_what_is_told_can_be_listed_and_only_the_last_windows_stay():
+    store = MemoryStore()
+    teller = Teller(store, "r/fit", 2, member=1, rank=11)
+    for window in range(KEPT_WINDOWS + 3):
+        teller(window, 1.25)
+        teller.wait(30)
+    found = [parse_pace(info.key) for info in store.list(LineageLayout("r/fit").paces(2))]
+    assert found == [RankPace(window, 1, 11, 1.25) for window in range(3, KEPT_WINDOWS + 3)]
+
+
+def test_storage_that_fails_does_not_reach_the_training():
+    class Refusing(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            raise StoreError("no")
+
+    teller = Teller(Refusing(), "r/fit", 1, 0, 0)
+    teller(1, 1.0)
+    teller.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("environ", "member"),
+    [({"PET_NODE_RANK": "3"}, 3), ({"JOB_COMPLETION_INDEX": "2"}, 2), ({}, 1), ({"PET_NODE_RANK": ""}, 1)],
+)
+def test_the_pod_of_a_rank_is_told_by_its_job(environ, member):
+    assert member_of(Place(rank=11, world_size=16, local_world_size=8), environ) == member
+
+
+def test_one_process_keeps_no_pace():
+    alone = open_pace(MemoryStore(), "r/fit", 1, Place(), {}, lambda: 0.0)
+    assert type(alone) is NoPace
+    with alone.waiting(), alone.apart():
+        alone.stepped()
+
+
+def test_keys_of_others_tell_no_pace():
+    assert parse_pace("lineages/r/fit/pace/000000001/notes.txt") is None
+
+
+def test_a_session_that_keeps_nothing_waits_as_well():
+    with Session().waiting():
+        pass
