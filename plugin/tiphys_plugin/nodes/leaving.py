@@ -17,7 +17,7 @@ from tiphys_plugin.cluster import Cluster
 from tiphys_plugin.ledger.model import AdmissionBackend, Lease
 from tiphys_plugin.nodes.reading import SeenNode
 from tiphys_plugin.nodes.watching import ClusterInventory
-from tiphys_plugin.preemption.asking import ask
+from tiphys_plugin.preemption.asking import ask_off
 from tiphys_plugin.rounds import Rounds
 
 _EVERY_SECONDS = 5.0
@@ -63,7 +63,7 @@ class Evacuation(Rounds):
     def _ask(self, lease: Lease, nodes: list[str]) -> None:
         held = lease.request
         try:
-            if ask(self._cluster, lease):
+            if ask_off(self._cluster, lease, nodes):
                 _log.info("node.left", run=held.run, step=held.step, attempt=held.attempt, nodes=nodes)
         except TiphysError as error:
             _log.error("node.not_left", run=held.run, step=held.step, attempt=held.attempt, error=str(error))

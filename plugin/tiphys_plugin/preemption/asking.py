@@ -4,7 +4,7 @@ The program gets SIGTERM, may commit a checkpoint, and ends. Nothing here waits
 for that: GPUs come back by the ways by which they always do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tiphys.protocol.gang import GANG_LABEL
 from tiphys_plugin import pods
@@ -34,7 +34,27 @@ def grace_seconds(living: Sequence[PodStatus]) -> float:
 
 def ask(cluster: Cluster, lease: Lease) -> int:
     """Have those end who leave, as far as they were not told before; the number of pods that were told now."""
-    untold = [pod for pod in going(lease, living_pods(cluster, lease)) if not pod.ending]
+    return _tell(cluster, going(lease, living_pods(cluster, lease)))
+
+
+def ask_off(cluster: Cluster, lease: Lease, nodes: Collection[str]) -> int:
+    """The same for an attempt that has to leave these nodes: all of it, but for an elastic gang that can go on."""
+    return _tell(cluster, off(lease, living_pods(cluster, lease), nodes))
+
+
+def off(lease: Lease, living: Sequence[PodStatus], nodes: Collection[str]) -> list[PodStatus]:
+    """The pods that have to end so that nothing goes on on these nodes."""
+    fewest = lease.request.min_members
+    there = [pod for pod in living if pod.host in nodes]
+    stay = len(living) - len(there)
+    if fewest is None or stay < fewest or not all(pod.rank for pod in there):
+        return list(living)
+    # They have left, and their lease does not say so yet; or nobody knows who is where, and all have to.
+    return there if there or stay < lease.request.members else list(living)
+
+
+def _tell(cluster: Cluster, pods_to_end: Sequence[PodStatus]) -> int:
+    untold = [pod for pod in pods_to_end if not pod.ending]
     for pod in untold:
         cluster.end_pod(pod)
     return len(untold)

@@ -28,6 +28,7 @@ from support.gang_world import JOB, gang_world, objects, pod, put
 from support.world import Flow, World, fit, gpus, outputs, phase, said
 from tiphys_plugin import PodStatus, Queues, elastic
 from tiphys_plugin.ledger import Lease
+from tiphys_plugin.preemption.asking import off
 from tiphys_plugin.preemption.job import Preemptions
 from tiphys_plugin.services import OnlyStore
 
@@ -183,6 +184,26 @@ def test_the_whole_training_goes_where_its_spare_members_do_not_suffice(busy: Wo
     leaving = lease(busy).leaving
     assert leaving is not None
     assert leaving.keeps is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "leave"),
+    [
+        ({0: "a", 1: "b", 2: "c", 3: "bad"}, [3]),
+        ({0: "a", 1: "bad", 2: "bad", 3: "c"}, [1, 2]),
+        ({0: "bad", 1: "b", 2: "c", 3: "d"}, [0, 1, 2, 3]),
+        ({0: "a", 1: "bad", 2: "bad", 3: "bad"}, [0, 1, 2, 3]),
+        ({0: "a", 1: "b", 2: "c"}, []),
+        ({0: "", 1: "", 2: "", 3: ""}, [0, 1, 2, 3]),
+    ],
+    ids=["one", "two", "the first", "too many", "it has left", "nobody knows"],
+)
+def test_from_a_bad_node_only_its_members_go_if_the_others_can_go_on(
+    here: World, hosts: dict[int, str], leave: list[int]
+) -> None:
+    started(here, here.submit(spec()))
+    living = [pod(rank, "Running", host=host) for rank, host in hosts.items()]
+    assert [one.rank for one in off(lease(here), living, {"bad"})] == leave
 
 
 def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(here: World) -> None:
