@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tiphys.errors import UsageError
+from tiphys.errors import IntegrityError, UsageError
 from tiphys.protocol.drift import drift_policy_of, overridden
 from tiphys.protocol.pipeline import CompiledPipeline, Manifest
 from tiphys.records import RunRecord, WorkflowRecord, digest
@@ -34,6 +34,19 @@ class Change(NamedTuple):
             authored_name(after, run)
         found = differences(before, after, overridden(drift_policy_of(before.manifest), self.drift))
         return after, found, changed(before, after, found)
+
+
+def check_intact(record: RunRecord) -> None:
+    """Refuse to go on with a Workflow that is not the one that was recorded.
+
+    Raises:
+        IntegrityError: it was changed.
+    """
+    if digest(record.workflow) != record.digest:
+        raise IntegrityError(
+            f"the Workflow in run.json of run {record.run} was changed after it was written, its digest does not "
+            "match; restore the object, or begin a new run"
+        )
 
 
 def workflow_record(record: RunRecord, manifest: Manifest) -> WorkflowRecord:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.store import Store
-from tiphys_controller.change import Change
+from tiphys_controller.change import Change, check_intact
 from tiphys_controller.drifting import Difference, gate
 from tiphys_controller.identity import anonymous
 from tiphys_controller.planning import planned
@@ -66,6 +66,7 @@ def fork(
     report = report_of(found, store.url)
     if dry_run:
         return Forked(report, found.drift)
+    check_intact(found.state.record)
     gate(found.drift, parent, forking=True)
     recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
     fresh = tuple(name for name in found.fresh if name in found.pipeline.steps)

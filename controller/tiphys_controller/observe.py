@@ -14,6 +14,7 @@ from tiphys.protocol.pipeline import Manifest
 from tiphys.records import AttemptEnd, RunRecord
 from tiphys.store import ObjectInfo, RunLayout, Store, Submission, read_record, read_run, submissions, workflow_of
 from tiphys.store.layout import parse_attempt, parse_done, parse_output
+from tiphys.store.runs import of_place
 from tiphys_controller.adoptions import newest, standing
 from tiphys_controller.evidence import Adoption, EndKey, Standing, StepListing, Verdict, judge, judge_adopted
 
@@ -139,7 +140,8 @@ def with_ends(store: Store, state: RunState, wanted: Iterable[EndKey]) -> RunSta
     layout = RunLayout(state.record.run)
 
     def read(key: EndKey) -> AttemptEnd:
-        return read_record(store, layout.attempt_end(*key), AttemptEnd)
+        end = read_record(store, layout.attempt_end(*key), AttemptEnd)
+        return of_place(store, layout.attempt_end(*key), end, run=layout.run, step=key[0], attempt=key[1])
 
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         ends = dict(zip(keys, pool.map(read, keys), strict=True))

@@ -9,7 +9,7 @@ from tiphys.protocol.pipeline import Manifest
 from tiphys.records import Event, Outcome, SubmissionClaim, SubmissionKind
 from tiphys.store import RunLayout, Store, append_events, claim
 from tiphys_controller.again import check_volumes
-from tiphys_controller.change import Change, workflow_record
+from tiphys_controller.change import Change, check_intact, workflow_record
 from tiphys_controller.drifting import gate, in_words
 from tiphys_controller.fencing import fence
 from tiphys_controller.identity import Identity, workflow_name
@@ -124,6 +124,7 @@ def _resume(store: Store, submitter: Submitter, found: Planned, asked: _Asked) -
     _pruned(store, found, Turn(len(found.state.submissions) + 1, "default"))
     if asked.dry_run:
         return Resumed(run, report_of(found, store.url))
+    check_intact(found.state.record)
     gate(found.drift, run, forking=False)
     if recovered := _recover(store, submitter, found, order):
         number = found.state.submissions[-1].claim.submission

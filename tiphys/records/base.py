@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
 from tiphys.records.names import digest
 
@@ -30,6 +31,10 @@ Timestamp = Annotated[AwareDatetime, PlainSerializer(_fixed_width, return_type=s
 """A time whose JSON form always has three decimals, so that it sorts as text (RFC 3339, UTC)."""
 
 
+UNKNOWN_VERSION = "unknown_version"
+"""Type of the validation error about a record that another version of Tiphys wrote."""
+
+
 class Record(BaseModel):
     """A frozen value with a stable JSON form. Readers ignore fields they do not know."""
 
@@ -45,12 +50,23 @@ def stored_form(document: dict[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
-class StoredRecord(Record):
-    """A record with a key of its own in storage."""
+SCHEMA_VERSION = 1
+"""Of all stored records. Fields are added without a new one; it changes only when old readers would be wrong."""
 
-    version: int = 1
+
+class StoredRecord(Record):
+    """A record with a key of its own in storage. One of another schema version is refused: it may mean anything."""
+
+    version: int = SCHEMA_VERSION
     nonce: str = Field(default_factory=lambda: secrets.token_hex(8))
     written_at: Timestamp = Field(default_factory=utc_now)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_version(cls, document: Any, info: ValidationInfo) -> Any:
+        if info.mode == "json" and isinstance(document, dict):
+            check_version(document)
+        return document
 
 
 class SealedRecord(StoredRecord):
@@ -76,9 +92,17 @@ class SealedRecord(StoredRecord):
         # On the document rather than the model, which leaves out fields that a later version added.
         if info.mode != "json" or not isinstance(document, dict):
             return document
+        check_version(document)  # first: another version may seal in another way
         if document.get("seal") != seal(document):
             raise ValueError("it was changed after it was written, its seal does not match")
         return cls.from_storage({name: value for name, value in document.items() if name != "seal"})
+
+
+def check_version(document: dict[str, Any]) -> None:
+    """Refuse a stored document of another schema version; the error has the type `UNKNOWN_VERSION`."""
+    version = document.get("version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise PydanticCustomError(UNKNOWN_VERSION, "it has schema version {version}", {"version": json.dumps(version)})
 
 
 def seal(document: dict[str, Any]) -> str:

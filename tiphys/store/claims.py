@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from tiphys.errors import IntegrityError, ObjectExistsError, ObjectMissingError
 from tiphys.records import StoredRecord
+from tiphys.records.base import SCHEMA_VERSION, UNKNOWN_VERSION
 from tiphys.store.base import Store
 
 RecordT = TypeVar("RecordT", bound=StoredRecord)
@@ -43,8 +44,14 @@ def read_record(store: Store, key: str, kind: type[RecordT]) -> RecordT:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
+        problem = error.errors()[0]
+        if problem["type"] == UNKNOWN_VERSION:
+            raise IntegrityError(
+                f"{store.url}: {key} was written by another version of Tiphys: {problem['msg']}, and this one reads "
+                f"{SCHEMA_VERSION}; nothing was changed: use the version that wrote it, or a later one"
+            ) from error
         raise IntegrityError(
-            f"{store.url}: {key} is not a valid {kind.__name__}: {error.errors()[0]['msg']}; "
+            f"{store.url}: {key} is not a valid {kind.__name__}: {problem['msg']}; "
             "records are never edited: restore the object or remove the run"
         ) from error
 

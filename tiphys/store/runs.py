@@ -63,13 +63,29 @@ def read_run(store: Store, run: str) -> RunRecord:
 
     Raises:
         NotFoundError: the store has no such run; the message names similar ones.
+        IntegrityError: it is damaged, or that of another run.
     """
     try:
-        return read_record(store, RunLayout(run).record, RunRecord)
+        return of_place(store, RunLayout(run).record, read_record(store, RunLayout(run).record, RunRecord), run=run)
     except ObjectMissingError:
         near = difflib.get_close_matches(run, list(list_runs(store)))
         hint = f"did you mean {' or '.join(near)}?" if near else "check the name and the store"
         raise NotFoundError(f"{store.url} has no run {run!r}; {hint}") from None
+
+
+def of_place(store: Store, key: str, record: RecordT, **place: Any) -> RecordT:
+    """``record``, if it says of itself what its key says.
+
+    Raises:
+        IntegrityError: it is that of another place; somebody has copied it.
+    """
+    for field, value in place.items():
+        if (found := getattr(record, field)) != value:
+            raise IntegrityError(
+                f"{store.url}: {key} says that it is of {field} {found}, so it was written for another place; "
+                "records are never copied: restore the object or remove the run"
+            )
+    return record
 
 
 def workflow_of(store: Store, record: RunRecord, claimed: SubmissionClaim | None) -> dict[str, Any]:
@@ -126,8 +142,9 @@ def submissions(store: Store, run: str) -> list[Submission]:
 
     def read(number: int) -> Submission:
         held = _claim_key(keys.get((number, "claim")), run, "submission", number)
+        claimed = read_record(store, held, SubmissionClaim)
         return Submission(
-            claim=read_record(store, held, SubmissionClaim),
+            claim=of_place(store, held, claimed, run=run, submission=number),
             bound=_read_listed(store, keys.get((number, "bound")), SubmissionBound),
             end=_read_listed(store, keys.get((number, "end")), RunSealed),
         )
@@ -155,6 +172,10 @@ def listing_digest(rows: Iterable[tuple[str, int]]) -> str:
 
 def output_fault(end: AttemptEnd, sizes: Mapping[str, int]) -> str | None:
     """What is wrong with a finished result whose objects are listed with ``sizes`` by key; None if all is there."""
+    own = RunLayout(end.run).outputs(end.step, end.attempt)
+    for output in end.outputs:
+        if not output.key.startswith(own):
+            return f"its record names {output.key}, which this attempt did not write"
     for wanted in (thing for output in end.outputs for thing in output.objects):
         size = sizes.get(wanted.key)
         if size is None:

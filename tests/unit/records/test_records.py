@@ -107,10 +107,18 @@ def test_a_record_reads_back_as_it_was_written(record: StoredRecord) -> None:
     assert type(record).model_validate_json(record.to_bytes()) == record
 
 
-def test_a_field_of_a_later_version_is_ignored() -> None:
-    document = json.loads(sealed().to_bytes()) | {"version": 2, "new": {"field": 1}}
+def test_a_field_that_was_added_later_is_ignored() -> None:
+    document = json.loads(sealed().to_bytes()) | {"new": {"field": 1}}
 
-    assert RunSealed.model_validate(document).version == 2
+    assert RunSealed.model_validate_json(json.dumps(document)) == RunSealed.model_validate(document)
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", None])
+def test_another_schema_version_is_refused_and_named(version: object) -> None:
+    document = json.loads(sealed().to_bytes()) | {"version": version}
+
+    with pytest.raises(ValidationError, match=f"it has schema version {json.dumps(version)}"):
+        RunSealed.model_validate_json(json.dumps(document))
 
 
 def test_a_record_never_changes() -> None:
