@@ -8,6 +8,7 @@
 | the pod that watches is lost | the attempt goes on, or its Job is deleted and the next one goes on |
 | `argo stop`, `argo terminate`, deletion | no rank is left |
 | a node with some of the ranks is lost | the attempt is given up, and the training moves |
+| one node of an elastic training is lost | the attempt goes on without it, and its end says so |
 """
 
 import pytest
@@ -144,3 +145,15 @@ def test_a_lost_node_is_given_up_and_the_training_moves(world: World, node: Seco
     *given_up, last = (ended(one) for one in workflow.attempts("train"))
     assert last.outcome is Outcome.DONE
     assert [one.cause for one in given_up] in ([Cause.PREEMPTION], [Cause.INFRASTRUCTURE])
+
+
+def test_an_elastic_training_goes_on_with_the_nodes_that_are_left(world: World) -> None:
+    training = {"nodes": f"2:{RANKS}"}
+    workflow = world.submit(story(world.place, steps=STEPS, pause=0.5, name="elastic", training=training).compile())
+    has_saved(workflow)
+    world.api.delete(PODS, world.settings.namespace, members(workflow)[3]["metadata"]["name"])
+    world.until("the member is gone", lambda: len(members(workflow)) == RANKS - 1, workflow.describe)
+    check_result(workflow)
+    assert [ended(one).outcome for one in workflow.attempts("train")] == [Outcome.DONE]
+    [settled] = workflow.messages("train-settle")
+    assert settled.startswith(f"Attempt 1 succeeded, with 3 of its {RANKS} nodes in the end")

@@ -45,6 +45,8 @@ def preprocess(source: str, fingerprint: str) -> None:
 
 
 def train(steps: str, pause: str, fate: str = "") -> None:
+    if ":" in os.environ.get("PET_NNODES", "") and os.environ["NODE_RANK"] != "0":
+        stand_by()
     seed = int((inputs.path("data") / "rows.txt").read_text())
     what, _, when = fate.partition("@")
     if what not in EVERY_TIME and os.environ["TIPHYS_ATTEMPT"] != "1":
@@ -68,6 +70,14 @@ def train(steps: str, pause: str, fate: str = "") -> None:
             time.sleep(float(pause))
     outputs.path("model").write_text(str(state["value"]))
     outputs.path("metrics").write_text(json.dumps({"loss": 1 / state["step"]}))
+
+
+def stand_by() -> None:
+    """A node that may be lost, as torchrun would have it but for the training: it is there until it is told to end."""
+    say("stands by")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    while True:
+        time.sleep(0.1)
 
 
 def meet_others() -> None:
