@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
 
-from tiphys.records.base import Record, StoredRecord, Timestamp, seal
+from tiphys.records.base import Record, StoredRecord, Timestamp, check_version, seal
 
 Metric = Annotated[float, PlainSerializer(lambda value: value if math.isfinite(value) else str(value))]
 """A float whose JSON form is text where JSON has no number: ``"nan"`` or ``"inf"``."""
@@ -112,7 +112,10 @@ class CheckpointManifest(StoredRecord):
     @classmethod
     def _check_seal(cls, document: Any, info: ValidationInfo) -> Any:
         # On the document rather than the model, which leaves out fields that a later version added.
-        if info.mode == "json" and isinstance(document, dict) and document.get("seal") != seal(document):
+        if info.mode != "json" or not isinstance(document, dict):
+            return document
+        check_version(document)
+        if document.get("seal") != seal(document):
             raise ValueError("it was changed after it was written, its seal does not match")
         return document
 
