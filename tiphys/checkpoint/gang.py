@@ -47,9 +47,14 @@ class Place:
 
         Raises:
             UsageError: one of them is no whole number, or the rank is not below the world size, or an elastic
-                training does not tell its starts apart.
+                training does not tell its ranks or its starts apart.
         """
         is_elastic = environ.keys() >= _ELASTIC
+        if environment.ELASTIC in environ and not is_elastic and environ.get("NODE_RANK", "0") != "0":
+            raise UsageError(
+                "nodes of which some may be lost are told who they are by torchrun, and this program was not started "
+                "by it: each node would train for itself; have the command of the step begin with torchrun"
+            )
         place = cls(
             rank=_whole(environ, "RANK", 0),
             world_size=_whole(environ, "WORLD_SIZE", 1),

@@ -4,7 +4,7 @@
 |---|---|
 | nodes count different numbers of restarts | their ranks still meet, by the port of their meeting |
 | ranks of a bigger world have voted, or called to stop | they count no more |
-| a state of each rank | refused by name before the first step |
+| a state of each rank, a program that torchrun has not started | refused by name before the first step |
 | one state for all, and fewer ranks | all restore it |
 | a port comes again | the first rank stops before anybody believes an old word |
 | a rank fails because another was lost | no crash of the attempt is recorded while torchrun starts it again |
@@ -56,6 +56,12 @@ def test_ranks_meet_by_the_port_whatever_their_nodes_have_counted():
 def test_a_store_that_torchrun_shares_would_mix_two_meetings_and_is_refused():
     with pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         Place.from_environment({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+def test_without_torchrun_a_second_node_would_train_for_itself_and_is_refused():
+    assert Place.from_environment({"TIPHYS_ELASTIC": "1:3", "NODE_RANK": "0"}) == Place()
+    with pytest.raises(UsageError, match="have the command of the step begin with torchrun"):
+        Place.from_environment({"TIPHYS_ELASTIC": "1:3", "NODE_RANK": "1"})
 
 
 def test_a_call_to_stop_was_for_those_who_have_gone(store):
