@@ -7,11 +7,13 @@ thing, and both build it here.
 from dataclasses import dataclass
 
 from tiphys.kube import KubeApi, cluster_name
+from tiphys.records import utc_now
 from tiphys.store import TenantStores
 from tiphys_plugin.kubernetes import KubernetesCluster
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.nodes.leaving import Evacuation
 from tiphys_plugin.nodes.metrics import NodesCollector
+from tiphys_plugin.nodes.pace import Straggling
 from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.tenants import Tenants
@@ -47,5 +49,6 @@ def build(api: KubeApi, installation: Installation, settings: Settings | None = 
     tenants.registry.register(NodesCollector(lambda: nodes.seen))
     tenants.background.enter_context(nodes)
     tenants.background.enter_context(Evacuation(ledger, cluster, stores.serves, nodes))
+    tenants.background.enter_context(Straggling(ledger, cluster, stores, nodes, utc_now))
     tenants.recover()
     return tenants

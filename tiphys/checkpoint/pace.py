@@ -21,10 +21,8 @@ from contextlib import contextmanager
 from tiphys.checkpoint.gang import Place
 from tiphys.errors import TiphysError
 from tiphys.store import LineageLayout, Store
-from tiphys.store.layout import RankPace
+from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace
 
-WINDOW_SECONDS = 300
-"""Told for windows of the clock on the wall, so that all ranks tell of the same ones."""
 KEPT_WINDOWS = 6
 _FEWEST_STEPS = 5
 """A median of fewer says little."""
@@ -94,7 +92,7 @@ class Pace(NoPace):
         self._since, self._waited, self._has_said = now, 0.0, False
 
     def _now(self) -> int:
-        return int(self._wall() // WINDOW_SECONDS)
+        return int(self._wall() // PACE_WINDOW_SECONDS)
 
 
 class Teller:

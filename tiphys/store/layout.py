@@ -263,6 +263,10 @@ class LineageLayout:
         )
 
 
+PACE_WINDOW_SECONDS = 300
+"""Ranks tell their pace for windows of the clock on the wall, so that all tell of the same ones."""
+
+
 class RankPace(NamedTuple):
     """How long one rank worked by itself for a step, as the median of a window; ``member`` is its pod."""
 

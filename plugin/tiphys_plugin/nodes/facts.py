@@ -4,7 +4,7 @@ It is the very same inventory until something changes that counts, because what
 follows from leases on it is remembered for as long as it is the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
@@ -63,6 +63,8 @@ class ClusterFacts:
         self.nodes: Kept[Object] = Kept(essence)
         self.pods: Kept[PodFacts] = Kept(self._facts_of)
         self._hints: dict[str, PodFacts] = {}
+        self._heard: Mapping[str, tuple[Evidence, ...]] = {}
+        self._heard_version = 0
         self._read_before: dict[str, tuple[tuple[object, ...], SeenNode | None]] = {}
 
     @property
@@ -71,8 +73,13 @@ class ClusterFacts:
         return self.nodes.synced and self.pods.synced
 
     @property
-    def version(self) -> tuple[int, int]:
-        return self.nodes.version, self.pods.version
+    def version(self) -> tuple[int, int, int]:
+        return self.nodes.version, self.pods.version, self._heard_version
+
+    def hear(self, told: Mapping[str, tuple[Evidence, ...]]) -> None:
+        """Take in what somebody else says of nodes, by Node object, in the place of what was said before."""
+        if told != self._heard:
+            self._heard, self._heard_version = told, self._heard_version + 1
 
     def inventory(
         self, settings: ClusterNodes, now: datetime, told_apart_by: frozenset[str] = frozenset()
@@ -83,7 +90,8 @@ class ClusterFacts:
         found = {}
         for one in self.nodes.facts.values():
             name = one["metadata"]["name"]
-            source = (settings, foreign.get(name, 0), hints.get(name, ()), told_apart_by)
+            against = (*hints.get(name, ()), *self._heard.get(name, ()))
+            source = (settings, foreign.get(name, 0), against, told_apart_by)
             found[name] = self._read(one, source, now)
         self._read_before = found
         return one_of_each_host(seen for _, seen in found.values() if seen is not None)

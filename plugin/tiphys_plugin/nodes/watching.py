@@ -6,7 +6,7 @@ it has lost sight of them, what it saw last goes on to count.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -19,6 +19,7 @@ from tiphys.kube import Change, KubeApi, Object, Resource, Synced, changes
 from tiphys.kube.resources import NODES, PODS
 from tiphys.records import utc_now
 from tiphys_plugin.nodes.facts import ClusterFacts, next_change
+from tiphys_plugin.nodes.health import Evidence
 from tiphys_plugin.nodes.pods import facts_of
 from tiphys_plugin.nodes.reading import SeenNode
 from tiphys_plugin.queues import Misconfigured, QueueRules, Queues
@@ -46,12 +47,12 @@ class _Answer:
     """Queues on the nodes of one instant, and until when that is the answer to the same declared ones."""
 
     declared: Queues
-    version: tuple[int, int]
+    version: tuple[int, int, int]
     until: datetime | None
     seen: tuple[SeenNode, ...]
     queues: Queues
 
-    def holds(self, declared: Queues, version: tuple[int, int], now: datetime) -> bool:
+    def holds(self, declared: Queues, version: tuple[int, int, int], now: datetime) -> bool:
         still = self.version == version and (self.until is None or now < self.until)
         return still and (self.declared is declared or self.declared == declared)
 
@@ -98,6 +99,11 @@ class ClusterInventory:
         """The nodes, as the last answer went by them."""
         with self._lock:
             return self._answer.seen if self._answer is not None else ()
+
+    def hear(self, told: Mapping[str, tuple[Evidence, ...]]) -> None:
+        """What others than the API server say of nodes now, by Node object; it counts from the next decision on."""
+        with self._lock:
+            self._facts.hear(told)
 
     def _queues(self, declared: Queues, seen: tuple[SeenNode, ...]) -> Queues:
         nodes, before = tuple(one.node for one in seen), self._answer

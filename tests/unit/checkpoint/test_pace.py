@@ -12,11 +12,11 @@ import pytest
 from support.memory import MemoryStore
 
 from tiphys.checkpoint.gang import Place
-from tiphys.checkpoint.pace import KEPT_WINDOWS, WINDOW_SECONDS, NoPace, Pace, Teller, member_of, open_pace
+from tiphys.checkpoint.pace import KEPT_WINDOWS, NoPace, Pace, Teller, member_of, open_pace
 from tiphys.checkpoint.session import Session
 from tiphys.errors import StoreError
 from tiphys.store import LineageLayout
-from tiphys.store.layout import RankPace, parse_pace
+from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace, parse_pace
 
 
 class Training:
@@ -26,7 +26,9 @@ class Training:
         self.now = 1000.0
         self.told: list[tuple[int, float]] = []
         self.pace = Pace(
-            lambda *told: self.told.append(told), clock=lambda: self.now, wall=lambda: self.now + WINDOW_SECONDS * 9
+            lambda *told: self.told.append(told),
+            clock=lambda: self.now,
+            wall=lambda: self.now + PACE_WINDOW_SECONDS * 9,
         )
 
     def step(self, works: float = 1.0, waits: float | None = 2.0, saves: float = 0.0) -> None:
@@ -46,7 +48,7 @@ class Training:
 
 def test_only_its_own_work_counts():
     training = Training()
-    training.go_on(3 * WINDOW_SECONDS, works=1.5, waits=2.0, saves=4.0)
+    training.go_on(3 * PACE_WINDOW_SECONDS, works=1.5, waits=2.0, saves=4.0)
     assert [own for _, own in training.told] == [pytest.approx(1.5)] * len(training.told)
     windows = [window for window, _ in training.told]
     assert windows == list(range(windows[0], windows[0] + len(windows)))
@@ -57,19 +59,19 @@ def test_the_median_does_not_go_by_a_single_slow_step():
     training = Training()
     training.step()
     training.step(works=60.0)
-    training.go_on(WINDOW_SECONDS, works=1.0)
+    training.go_on(PACE_WINDOW_SECONDS, works=1.0)
     assert training.told[0][1] == pytest.approx(1.0)
 
 
 def test_who_never_says_where_it_waits_tells_nothing():
     training = Training()
-    training.go_on(3 * WINDOW_SECONDS, waits=None)
+    training.go_on(3 * PACE_WINDOW_SECONDS, waits=None)
     assert training.told == []
 
 
 def test_few_steps_of_a_window_say_nothing():
     training = Training()
-    training.go_on(3 * WINDOW_SECONDS, works=WINDOW_SECONDS / 3, waits=1.0)
+    training.go_on(3 * PACE_WINDOW_SECONDS, works=PACE_WINDOW_SECONDS / 3, waits=1.0)
     assert training.told == []
 
 
@@ -78,7 +80,7 @@ def test_a_wait_within_a_save_counts_once():
     training.step()
     with training.pace.apart(), training.pace.waiting():
         training.now += 50.0
-    training.go_on(WINDOW_SECONDS, works=1.0)
+    training.go_on(PACE_WINDOW_SECONDS, works=1.0)
     assert training.told[0][1] == pytest.approx(1.0)
 
 

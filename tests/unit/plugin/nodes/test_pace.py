@@ -1,0 +1,145 @@
+"""A rank that works longer than the others of its gang is a hint at its node, and no more than that.
+
+| what the ranks tell                         | what follows                                        |
+|---------------------------------------------|-----------------------------------------------------|
+| one is slow, window after window            | a hint at the node of its pod; it is not cordoned    |
+| the same, and another source speaks against the node | suspect: nothing new starts there          |
+| it is well again, or the training is over   | no hint                                             |
+| nothing, or the store does not answer       | no hint                                             |
+"""
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+from support.cluster_nodes import condition, node
+from support.ledger import NOW, lease
+from support.memory import MemoryStore
+from support.world import Clock
+from tiphys_plugin.cluster import PodStatus
+from tiphys_plugin.ledger import Lease
+from tiphys_plugin.ledger.model import Snapshot
+from tiphys_plugin.nodes.facts import ClusterFacts
+from tiphys_plugin.nodes.health import State
+from tiphys_plugin.nodes.pace import Straggling, evidence_by_node, slow_in
+from tiphys_plugin.nodes.settings import ClusterNodes
+from tiphys_plugin.services import OnlyStore
+
+from tiphys.errors import StoreError
+from tiphys.kube import Synced
+from tiphys.store import LineageLayout, Store
+from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace
+
+GANG: Lease = replace(lease(8, "g", members=4), nodes=("n0", "n1", "n2", "n3"))
+LATEST = int(NOW.timestamp()) // PACE_WINDOW_SECONDS - 1
+
+
+def told(store: Store, slow: int | None, windows: int = 4, latest: int = LATEST) -> None:
+    """What four pods of one rank each have told of the last windows."""
+    layout = LineageLayout(f"{GANG.request.run}/fit")
+    for window in range(latest - windows + 1, latest + 1):
+        for member in range(4):
+            pace = RankPace(window, member, member, 1.5 if member == slow else 1.0)
+            store.create(layout.pace(1, pace), b"")
+
+
+def pods(*hosts: str) -> list[PodStatus]:
+    labels = {"tiphys.dev/run": GANG.request.run, "tiphys.dev/step": "fit", "tiphys.dev/attempt": "1"}
+    return [
+        PodStatus(name=f"pod-{rank}", workflow_uid="u", node="n", labels=labels, rank=rank, host=host)
+        for rank, host in enumerate(hosts)
+    ]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_the_node_of_a_slow_member_is_told_with_numbers(store):
+    told(store, slow=2)
+    slow = slow_in(OnlyStore(store), [GANG, lease(8, "single")], NOW)
+    found = evidence_by_node(slow, pods("a", "b", "c", "d"))
+    assert list(found) == ["c"]
+    [evidence] = found["c"]
+    assert (evidence.source, evidence.means, evidence.at) == (f"pace of {GANG.request.run}/fit", "hint", None)
+    assert evidence.message == (
+        "member 2 of 4 works 1.50 times as long for a step as their median, in 4 of 4 windows of 5 min"
+    )
+
+
+def test_a_member_whose_pod_has_no_node_points_at_nothing(store):
+    told(store, slow=2)
+    assert evidence_by_node(slow_in(OnlyStore(store), [GANG], NOW), pods("a", "b", "")) == {}
+
+
+def test_what_was_told_long_ago_is_over(store):
+    told(store, slow=2, latest=LATEST - 10)
+    assert slow_in(OnlyStore(store), [GANG], NOW) == []
+
+
+def test_a_store_that_does_not_answer_accuses_nobody():
+    class Silent(MemoryStore):
+        def list(self, prefix):
+            raise StoreError("no answer")
+
+    assert slow_in(OnlyStore(Silent()), [GANG], NOW) == []
+
+
+class Heard:
+    """What a `Straggling` needs of inventory, ledger and cluster."""
+
+    def __init__(self, *leases: Lease) -> None:
+        self.seen = ("some node",)
+        self.leases = leases
+        self.heard: list[dict] = []
+        self.listed = 0
+
+    def hear(self, found) -> None:
+        self.heard.append(dict(found))
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.leases, ())
+
+    def attempt_pods(self) -> list[PodStatus]:
+        self.listed += 1
+        return pods("a", "b", "c", "d")
+
+
+def test_it_is_looked_up_again_and_ends_with_its_cause(store):
+    world, clock = Heard(GANG), Clock()
+    looks = Straggling(world, world, OnlyStore(store), world, clock)
+    looks.look()
+    assert (world.heard, world.listed) == ([{}], 0), "pods are not asked where nobody is slow"
+    told(store, slow=1, latest=int(clock().timestamp()) // PACE_WINDOW_SECONDS - 1)
+    looks.look()
+    assert list(world.heard[-1]) == ["b"]
+    world.leases = ()
+    looks.look()
+    assert world.heard[-1] == {}
+    world.seen = ()
+    looks.look()
+    assert len(world.heard) == 3, "nobody goes by nodes"
+
+
+def verdict(facts: ClusterFacts, now: datetime = NOW):
+    [seen] = facts.inventory(ClusterNodes(), now)
+    return seen
+
+
+def test_a_hint_alone_cordons_nothing_and_ends_when_it_is_no_longer_heard(store):
+    told(store, slow=0)
+    found = evidence_by_node(slow_in(OnlyStore(store), [GANG], NOW), pods("n1", "b", "c", "d"))
+    facts = ClusterFacts()
+    facts.nodes.take(Synced([node("n1")]))
+    facts.hear(found)
+    before = facts.version
+    assert verdict(facts).verdict.state is State.HEALTHY
+    assert "1.50 times" in verdict(facts).verdict.why
+    assert not verdict(facts).node.cordoned
+    facts.nodes.take(Synced([node("n1", 8, condition("IBLinkFlapping"))]))
+    assert verdict(facts).verdict.state is State.SUSPECT, "two sources agree"
+    assert verdict(facts).node.cordoned
+    facts.hear({})
+    assert facts.version != before
+    assert verdict(facts).verdict.state is State.HEALTHY
