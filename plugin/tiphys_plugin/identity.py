@@ -139,8 +139,8 @@ def _take(store: Store, seen: _Looking, metadata: WorkflowMetadata, run: str, su
     if owner != metadata.uid:
         raise ConflictError(
             f"run {run} has submission {submission} already, and it is another workflow "
-            f"({owner or 'of another name'}); to go on with that run use `tiphys resume {run}`, "
-            "to begin another one choose another run name"
+            f"({owner or 'of another name'}), as after `argo resubmit`; to go on with that run use "
+            f"`tiphys resume {run}`, to begin another one from it `tiphys fork {run}`, or choose another run name"
         )
 
 

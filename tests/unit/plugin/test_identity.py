@@ -185,3 +185,20 @@ def test_place_that_was_refused_is_asked_for_again(here):
     assert "is not in cluster" in said(flow.admit("prep"))
     here.cluster.write_workflow(document)
     assert phase(flow.admit("prep")) == "Succeeded"
+
+
+def test_argo_resubmit_of_a_run_is_refused_with_what_to_do_instead(here):
+    """Argo makes a Workflow of another name and uid, with the parameters of the first."""
+    given(here.submit(prep()), "digits-abc12", "1").admit("prep")
+    before = keys(here.store)
+    refused = given(here.submit(prep(), name="digits-x7k2p", uid="uid-2"), "digits-abc12", "1").admit("prep")
+    assert phase(refused) == "Failed"
+    assert "as after `argo resubmit`; to go on with that run use `tiphys resume digits-abc12`" in said(refused)
+    assert "`tiphys fork digits-abc12`" in said(refused)
+    assert keys(here.store) == before
+
+
+def test_argo_resubmit_of_a_workflow_that_names_no_run_is_a_run_of_its_own(here):
+    here.submit(prep()).admit("prep")
+    second = here.submit(prep(), name="digits-x7k2p", uid="uid-2").admit("prep")
+    assert outputs(second)["run-id"] == "digits-x7k2p"
