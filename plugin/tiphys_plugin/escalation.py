@@ -22,20 +22,26 @@ from tiphys_plugin.services import StepCall
 _CONTAINER = "main"
 """Argo's name for the container of a container or script template."""
 _STRONGEST_PREFERENCE = 100
+_OF_ONE_POD = {"memory_ceiling_bytes": None, "on_demand_after": None, "avoid_node_after": None}
 
 
 def escalated(call: StepCall, attempts: Sequence[Attempt], step_key: str) -> Escalation | None:
-    """What is changed for the next attempt; None for nothing, and for several pods, which no patch reaches."""
+    """What is changed for the next attempt; None for nothing.
+
+    No patch reaches the pods of a training on several nodes, so these are only
+    told what they can find in the claim: to take a smaller batch.
+    """
     spec = call.spec
-    if spec.kind is not Kind.TRAIN or spec.gang is not None:
+    if spec.kind is not Kind.TRAIN:
         return None
-    base = None if spec.retry.memory_ceiling_bytes is None else _memory_of(_resources(_pod(call)))
-    return escalate(attempts, spec.retry, Situation(call.binding.submission, step_key, base))
+    policy = spec.retry if spec.gang is None else spec.retry.model_copy(update=_OF_ONE_POD)
+    base = None if policy.memory_ceiling_bytes is None else _memory_of(_resources(_pod(call)))
+    return escalate(attempts, policy, Situation(call.binding.submission, step_key, base))
 
 
 def with_escalation(patch: str, call: StepCall, escalation: Escalation | None) -> str:
     """The pod patch ``patch``, and what ``escalation`` adds to it."""
-    if escalation is None:
+    if escalation is None or call.spec.gang is not None:
         return patch
     given: dict[str, Any] = json.loads(patch or "{}")
     if escalation.words:

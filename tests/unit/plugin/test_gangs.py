@@ -21,7 +21,7 @@ from tiphys_plugin import PodStatus, Queues, gangs
 from tiphys.lineage.classify import classify
 from tiphys.protocol.gang import FirstFailure, Gang, Stage, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
-from tiphys.protocol.policy import StepSpec
+from tiphys.protocol.policy import RetryPolicy, StepSpec
 from tiphys.records import AttemptClaim, Cause
 
 FOUR = Gang(members=4)
@@ -226,3 +226,18 @@ def test_one_member_that_succeeded_makes_no_success(here: World, status: str) ->
     for rank in (1, 2, 3):
         put(here, rank, "Succeeded", exit_code=0)
     assert phase(flow.conclude("fit", 0, status=status)) == "Failed"
+
+
+def test_a_gpu_that_is_too_small_for_a_rank_halves_the_batch_of_all(here):
+    flow = here.submit(spec(retry=RetryPolicy(gpu_out_of_memory=1)))
+    name = started(here, flow, Stage.OVER)
+    full = "torch.OutOfMemoryError: CUDA out of memory"
+    for rank in range(4):
+        told = full if rank == 2 else ""
+        put(here, rank, "Failed", after=1.0 + (rank != 2), exit_code=1, told=told, host=f"node-{rank}")
+    assert "ended by GPU out of memory, rank 2 of 4" in said(flow.settle("fit", 0))
+    del objects(here).objects[name]
+    before = outputs(flow.admit("fit", 1))
+    claims = records(here.store, "runs/digits-abc12/attempts/fit/000000002.json")
+    assert [claim["escalation"]["batch_scale"] for claim in claims] == [0.5]
+    assert "TIPHYS_BATCH_SCALE" not in before["pod-patch"]
