@@ -72,7 +72,8 @@ def gate(found: Sequence[Difference], run: str, forking: bool) -> None:
 def in_words(one: Difference) -> str:
     """One difference, in a line."""
     where = f"{one.step}: " if one.step else ""
-    return f"{where}{one.drift.value.replace('_', ' ')} {one.place} {_short(one.before)} → {_short(one.after)}"
+    before, after = _without_what_is_equal(one.before, one.after)
+    return f"{where}{one.drift.value.replace('_', ' ')} {one.place} {_short(before)} → {_short(after)}"
 
 
 def _differences(before: CompiledPipeline, after: CompiledPipeline) -> Iterator[Difference]:
@@ -92,6 +93,15 @@ def _first(found: Sequence[Difference]) -> str:
     return f"{in_words(found[0])}{others}"
 
 
+def _without_what_is_equal(before: str, after: str) -> tuple[str, str]:
+    """Two long lines from a few letters before their first difference on."""
+    pairs = enumerate(zip(before, after, strict=False))
+    equal = next((place for place, (one, other) in pairs if one != other), 0) - _LETTERS_BEFORE
+    if equal <= _LETTERS_BEFORE or "\n" in before + after:
+        return before, after
+    return f"…{before[equal:]}", f"…{after[equal:]}"
+
+
 def _short(text: str) -> str:
     lines = text.strip().splitlines()
     if not lines:
@@ -106,3 +116,4 @@ def _listed(words: Sequence[str]) -> str:
 
 
 _LONGEST = 60
+_LETTERS_BEFORE = 12

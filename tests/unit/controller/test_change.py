@@ -144,6 +144,17 @@ def test_resources_are_told_and_run_nothing_again(store: Store, submitter: FakeS
     assert resumed.plan.running == ("report",)
 
 
+def test_long_values_are_told_from_where_they_differ(store: Store, submitter: FakeSubmitter, history: History) -> None:
+    """A long command ends in what was changed."""
+    long = ["python", "-m", "train", "--data", "/mnt/a/very/long/path/to/the/data", "--lr"]
+    start(store, submitter, edited("fit", command=[*long, "0.1"]), "long")
+    submitter.end("long")
+
+    resumed = resume(store, submitter, "long", change=Change(edited("fit", command=[*long, "0.3"])))
+
+    assert words(resumed.plan.drift) == ["fit: template command … '--lr', '0.1'] → … '--lr', '0.3']"]
+
+
 def test_another_parameter_is_another_experiment(store: Store, submitter: FakeSubmitter, history: History) -> None:
     before = keys(store)
 
