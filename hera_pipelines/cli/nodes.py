@@ -16,6 +16,7 @@ from tiphys_plugin.queues import QueueRules, Queues
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from hera_pipelines.cli.queues import NameOption, existing_ledger, understood
 from hera_pipelines.cli.screen import Format, Screen
+from hera_pipelines.cli.slow_ranks import SlowGangs, slow_gangs, told_of_nodes
 from tiphys.errors import ForbiddenError, NotFoundError
 from tiphys.records import utc_now
 
@@ -28,6 +29,7 @@ NODES_EXAMPLES = """\b
 Examples:
   tiphys nodes -n tiphys
   tiphys nodes -n tiphys -o json | jq -r '.nodes[] | select(.verdict != "healthy").name'
+  tiphys nodes -n tiphys --store 's3://ml/{namespace}/tiphys'
   tiphys nodes cordon gpu-7
 """
 CORDON_EXAMPLES = """\b
@@ -53,6 +55,15 @@ def nodes(
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
     output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Where runs are kept, {namespace} in it for those of each; then nodes of ranks that stay behind the "
+            "others of their gang are told of.",
+        ),
+    ] = None,
 ) -> None:
     """Show the nodes with GPUs: what trainings and others use of them, and why some get nothing new.
 
@@ -73,7 +84,8 @@ def nodes(
         )
     settings = rules.cluster_nodes if isinstance(rules, Queues) and rules.cluster_nodes is not None else ClusterNodes()
     kinds = rules.kinds if isinstance(rules, Queues) else Flavors(())
-    seen, held = _seen(api, settings, kinds), _held(book)
+    slow = slow_gangs(store, book.leases, utc_now())
+    seen, held = _seen(api, settings, kinds, slow), _held(book)
     if output is not Format.TABLE:
         found = [_document(one, held[one.node.name], kinds) for one in seen]
         screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": found}, output)
@@ -108,13 +120,13 @@ def on_nodes_of_today(api: "KubeApi", rules: QueueRules, screen: Screen) -> Queu
         return rules.quotas
 
 
-def _seen(api: "KubeApi", settings: ClusterNodes, kinds: Flavors) -> "list[SeenNode]":
+def _seen(api: "KubeApi", settings: ClusterNodes, kinds: Flavors, slow: SlowGangs = ()) -> "list[SeenNode]":
     from tiphys_plugin.nodes.reading import observe
 
     from tiphys.kube.resources import NODES, PODS
 
     pods = api.list(PODS, None, fields="spec.nodeName!=,status.phase!=Succeeded").items
-    return observe(api.list(NODES).items, pods, settings, utc_now(), kinds.labels)
+    return observe(api.list(NODES).items, pods, settings, utc_now(), kinds.labels, told_of_nodes(slow, pods))
 
 
 def _held(book: Book) -> Counter[str]:

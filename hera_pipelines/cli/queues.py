@@ -13,7 +13,7 @@ from tiphys_plugin.ledger import status
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.model import LeaseRequest
 from tiphys_plugin.ledger.usage import Usage, usage
-from tiphys_plugin.queues import Misconfigured, Queue, QueueRules, Queues, in_words
+from tiphys_plugin.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
 
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from hera_pipelines.cli.screen import Format, Screen, local_time
@@ -44,6 +44,8 @@ A queue file:
       preempts_longer: true      # optional: asks its own that have had more GPU time to save and go
   inventory:                     # optional: what the cluster has
     A100: {count: 16, memory_mb: 81920}
+  flavors:                       # optional: GPUs of one type by their nodes; a quota is of a flavor then
+    - {name: t4-spot, gpu_type: T4, node_labels: {pool: spot}, spot: true}
 """
 SHOW_EXAMPLES = """\b
 Examples:
@@ -233,13 +235,14 @@ def _habits(queue: Queue) -> str:
 
 def _people(book: Book) -> Iterator[Sequence[str]]:
     for lease in book.leases:
-        yield _person(lease.request, lease.granted_at, "holds" if lease.leaving is None else "gives back")
+        kind = lease.request.gpu_type if lease.pool == ANY_TYPE else lease.pool
+        yield _person(lease.request, kind, lease.granted_at, "holds" if lease.leaving is None else "gives back")
     for one in book.waiting:
-        yield _person(one.request, one.since, "waits for")
+        yield _person(one.request, one.request.gpu_type, one.since, "waits for")
 
 
-def _person(request: LeaseRequest, since: datetime, what: str) -> Sequence[str]:
-    gpus = f"{what} {in_words(request.gpus, request.gpu_type)}"
+def _person(request: LeaseRequest, kind: str | None, since: datetime, what: str) -> Sequence[str]:
+    gpus = f"{what} {in_words(request.gpus, kind)}"
     where = (request.queue, request.namespace, request.run, request.step, str(request.attempt))
     return gpus, *where, local_time(since)
 

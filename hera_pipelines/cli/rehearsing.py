@@ -14,6 +14,7 @@ from tiphys_plugin.preemption.loss import Losses
 from tiphys_plugin.preemption.marking import case_of
 from tiphys_plugin.queues import QueueRules, in_words
 from tiphys_plugin.services import OnlyStore
+from tiphys_plugin.workflows import Stores
 
 from tiphys.records import utc_now
 from tiphys.store import TenantStores, open_store
@@ -24,8 +25,12 @@ def losses(url: str | None, now: datetime) -> Lost:
     """What trainings would lose: since their last checkpoint in this store; without one, all that they have done."""
     if url is None:
         return lambda leases: {one.id: held_gpu_seconds(one, now) for one in leases}
-    stores = TenantStores(url, None) if PLACEHOLDER in url else OnlyStore(open_store(url, must_exist=True))
-    return Losses(stores, utc_now)
+    return Losses(stores_at(url), utc_now)
+
+
+def stores_at(url: str) -> Stores:
+    """The stores of all tenants at a URL, {namespace} in it for the name of each."""
+    return TenantStores(url, None) if PLACEHOLDER in url else OnlyStore(open_store(url, must_exist=True))
 
 
 def rehearsed(rules: QueueRules, book: Book, one: Waiting, lost: Lost, now: datetime) -> Victims | Nobody:

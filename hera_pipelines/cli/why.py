@@ -14,7 +14,7 @@ from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.model import Because
 from tiphys_plugin.preemption.choice import Nobody, Victims
-from tiphys_plugin.queues import QueueRules, in_words
+from tiphys_plugin.queues import ANY_TYPE, QueueRules, in_words
 
 from hera_pipelines.cli import judged
 from hera_pipelines.cli.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
@@ -23,6 +23,7 @@ from hera_pipelines.cli.nodes import on_nodes_of_today
 from hera_pipelines.cli.queues import NameOption, existing_ledger, understood
 from hera_pipelines.cli.rehearsing import document, leaves, losses, rehearsed, told
 from hera_pipelines.cli.screen import Format, Screen, local_time
+from hera_pipelines.cli.slow_ranks import slow_gangs, told_of
 from tiphys.errors import NotFoundError
 from tiphys.records import utc_now
 
@@ -84,8 +85,11 @@ def why(
         return
     for line in chain.from_iterable(map(judged.in_words, failed)):
         screen.show(line)
+    slow = slow_gangs(store, holding, now)
     for lease in holding:
         screen.show(_holds(lease))
+        for line in told_of(lease, slow):
+            screen.show(line)
     for answer in answers:
         for line in _waits(answer, now):
             screen.show(line)
@@ -114,7 +118,7 @@ def _decided(rules: QueueRules, book: Book, one: Waiting, now: datetime) -> Admi
 
 def _holds(lease: Lease) -> Text:
     request = lease.request
-    gpus = in_words(request.gpus, request.gpu_type)
+    gpus = in_words(request.gpus, request.gpu_type if lease.pool == ANY_TYPE else lease.pool)
     return Text(
         f"{request.run}/{request.step} holds {gpus} of queue {request.queue} since {local_time(lease.granted_at)}"
         f"{leaves(lease)}"

@@ -13,7 +13,7 @@ from tiphys_plugin.kubernetes import KubernetesCluster
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
 from tiphys_plugin.nodes.leaving import Evacuation
 from tiphys_plugin.nodes.metrics import NodesCollector
-from tiphys_plugin.nodes.pace import Straggling
+from tiphys_plugin.nodes.straggling import Straggling
 from tiphys_plugin.nodes.watching import ClusterInventory
 from tiphys_plugin.settings import Settings
 from tiphys_plugin.tenants import Tenants

@@ -41,6 +41,23 @@ def foreign_pod(name: str = "notebook", gpus: int = 2, on: str = "n1", phase: st
     return {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": spec, "status": {"phase": phase}}
 
 
+def member(run: str, rank: int, on: str) -> Object:
+    """A pod of an attempt on several nodes."""
+    labels = {
+        "tiphys.dev/run": run,
+        "tiphys.dev/step": "fit",
+        "tiphys.dev/attempt": "1",
+        "batch.kubernetes.io/job-completion-index": str(rank),
+    }
+    metadata = {
+        "name": f"{run}-{rank}",
+        "labels": labels,
+        "annotations": {"batch.kubernetes.io/job-completion-index": str(rank)},
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    return {"metadata": metadata, "spec": {"containers": [], "nodeName": on}, "status": {"phase": "Running"}}
+
+
 def failed_pod(
     reason: str = "UnexpectedAdmissionError", step: str = "fit", on: str = "n1", at: str = "2026-01-01T00:00:00Z"
 ) -> Object:

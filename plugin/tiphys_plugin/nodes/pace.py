@@ -1,13 +1,12 @@
-"""Tells the nodes on which a rank of a training works longer than the others of its gang.
+"""What speaks against a node on which a rank of a training works longer than the others of its gang.
 
-Looked up where the ranks tell it, by one listing for each gang. The pods say
-which nodes they are on, and are only asked where somebody is slow. It is one hint
+Looked up where the ranks tell it, by one listing for each gang. It is one hint
 among others: a node gets nothing new by it only if another source speaks against
 it, too, such as a monitor's hint, a lost attempt, or another training's ranks.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import structlog
@@ -17,15 +16,12 @@ from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 from tiphys.store import LineageLayout, lineage_of
 from tiphys.store.layout import PACE_WINDOW_SECONDS, parse_pace
 from tiphys.store.runs import concurrently
-from tiphys_plugin.cluster import Cluster, PodStatus
-from tiphys_plugin.ledger.model import AdmissionBackend, Lease
+from tiphys_plugin.cluster import PodStatus
+from tiphys_plugin.ledger.model import Lease
 from tiphys_plugin.nodes.health import Evidence
 from tiphys_plugin.nodes.stragglers import LOOKED_AT, Slow, slow_members
-from tiphys_plugin.nodes.watching import ClusterInventory
-from tiphys_plugin.rounds import Rounds
 from tiphys_plugin.workflows import Stores
 
-_EVERY_SECONDS = 60.0
 _log = structlog.get_logger()
 
 
@@ -46,11 +42,12 @@ def evidence_by_node(
         held = lease.request
         for one in members:
             if host := hosts.get((held.run, held.step.partition(".")[0], str(held.attempt), one.member)):
-                found[host] = (*found[host], Evidence(f"pace of {held.run}/{held.step}", _told(one), "hint"))
+                found[host] = (*found[host], Evidence(f"pace of {held.run}/{held.step}", in_words(one), "hint"))
     return dict(found)
 
 
-def _told(one: Slow) -> str:
+def in_words(one: Slow) -> str:
+    """A slow member, with its numbers."""
     minutes = PACE_WINDOW_SECONDS // 60
     return (
         f"member {one.member} of {one.members} works {one.times:.2f} times as long for a step as their median, "
@@ -73,37 +70,3 @@ def _slow_members(stores: Stores, lease: Lease, now: datetime) -> list[Slow]:
 def _member(pod: PodStatus) -> tuple[str, str, str, int | None]:
     labels = pod.labels
     return labels.get(RUN_LABEL, ""), labels.get(STEP_LABEL, ""), labels.get(ATTEMPT_LABEL, ""), pod.rank
-
-
-class Straggling(Rounds):
-    """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``."""
-
-    def __init__(
-        self,
-        ledger: AdmissionBackend,
-        cluster: Cluster,
-        stores: Stores,
-        nodes: ClusterInventory,
-        clock: Callable[[], datetime],
-        every_seconds: float = _EVERY_SECONDS,
-    ) -> None:
-        super().__init__("straggling", every_seconds)
-        self._ledger = ledger
-        self._cluster = cluster
-        self._stores = stores
-        self._nodes = nodes
-        self._clock = clock
-
-    def look(self) -> None:
-        """One round; costs nothing where nobody goes by the nodes of the cluster.
-
-        Raises:
-            StoreError: ledger or API server did not answer.
-        """
-        if not self._nodes.seen:
-            return
-        slow = slow_in(self._stores, self._ledger.snapshot().leases, self._clock())
-        found = evidence_by_node(slow, self._cluster.attempt_pods() if slow else ())
-        for node, evidence in found.items():
-            _log.info("node.slow", node=node, evidence=[f"{one.source}: {one.message}" for one in evidence])
-        self._nodes.hear(found)

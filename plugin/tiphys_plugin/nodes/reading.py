@@ -1,8 +1,9 @@
 """A Node object of Kubernetes as a node of the inventory, with a verdict on its health."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 from tiphys.kube import Object
@@ -89,13 +90,18 @@ def observe(
     settings: ClusterNodes,
     now: datetime,
     told_apart_by: Collection[str] = (),
+    heard: Mapping[str, tuple[Evidence, ...]] = MappingProxyType({}),
 ) -> list[SeenNode]:
-    """All nodes that count, by name, from Node and Pod objects as they are listed."""
+    """All nodes that count, by name, from Node and Pod objects as they are listed.
+
+    ``heard`` is what others say of nodes, by Node object.
+    """
     facts = [found for pod in pods if (found := facts_of(pod)) is not None]
     foreign, hints = foreign_by_node(facts), hints_by_node(facts)
     essences = map(essence, nodes)
     names = ((one, one["metadata"]["name"]) for one in essences)
-    seen = (read(one, settings, foreign.get(name, 0), hints.get(name, ()), now, told_apart_by) for one, name in names)
+    against = ((one, name, (*hints.get(name, ()), *heard.get(name, ()))) for one, name in names)
+    seen = (read(one, settings, foreign.get(name, 0), said, now, told_apart_by) for one, name, said in against)
     return one_of_each_host(one for one in seen if one is not None)
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.cluster_nodes import MODEL, SPOT, condition, foreign_pod, node
+from support.cluster_nodes import MODEL, SPOT, condition, foreign_pod, member, node
 from support.desk import Desk
 from support.kube_server import serving
 from support.ledger import lease, waiting
@@ -12,6 +12,9 @@ from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.status import encode
 
 from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
+from tiphys.records import utc_now
+from tiphys.store import DirectoryStore, LineageLayout
+from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace
 
 BY_NODES = "queues: [{name: research, gpus: {'*': 64}}]\ncluster_nodes: {}\n"
 
@@ -106,3 +109,33 @@ def test_why_goes_by_the_nodes_that_there_are(desk):
     _, out, err = desk.tiphys("why", "run-u7")
     assert "this account may not see them" in err
     assert "nothing stands in its way now" in out, "as far as quotas tell"
+
+
+def told_slow(folder, member: int = 1) -> str:
+    """A store in which one of four members of the gang that `hold_gang` makes works longer than the others."""
+    store = DirectoryStore(folder)
+    newest = int(utc_now().timestamp()) // PACE_WINDOW_SECONDS
+    for window in range(newest - 4, newest + 1):  # the minute may turn in between
+        for one in range(4):
+            pace = RankPace(window, one, one, 1.5 if one == member else 1.0)
+            store.create(LineageLayout("run-gang/fit").pace(1, pace), b"")
+    return str(folder)
+
+
+def test_nodes_of_slow_ranks_are_told_of_where_a_store_is_given(desk, tmp_path):
+    desk.queues("apply", text=BY_NODES)
+    gang = replace(lease(8, "gang", members=4, gpu_type=MODEL), nodes=("n1", "n1", "n2", "n2"))
+    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode(Book((gang,)))}, subresource="status")
+    for rank, host in enumerate(("n2", "n1", "n2", "n1")):
+        desk.api.create(PODS, "ml", member("run-gang", rank, host))
+    url = told_slow(tmp_path / "store")
+    code, out, _ = desk.tiphys("nodes", "--store", url)
+    assert code == 0
+    rows = out.splitlines()
+    assert "member 1 of 4 works 1.50 times as long" in rows[1]
+    assert "healthy" in rows[1], "a hint alone cordons nothing"
+    assert "works" not in rows[2]
+    assert "works" not in desk.tiphys("nodes")[1]
+    code, out, _ = desk.tiphys("why", "run-gang", "-n", "ml", "--store", url)
+    assert code == 0
+    assert "SlowRank: member 1 of 4 works 1.50 times as long" in out

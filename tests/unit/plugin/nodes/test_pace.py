@@ -21,8 +21,9 @@ from tiphys_plugin.ledger import Lease
 from tiphys_plugin.ledger.model import Snapshot
 from tiphys_plugin.nodes.facts import ClusterFacts
 from tiphys_plugin.nodes.health import State
-from tiphys_plugin.nodes.pace import Straggling, evidence_by_node, slow_in
+from tiphys_plugin.nodes.pace import evidence_by_node, slow_in
 from tiphys_plugin.nodes.settings import ClusterNodes
+from tiphys_plugin.nodes.straggling import Straggling
 from tiphys_plugin.services import OnlyStore
 
 from tiphys.errors import StoreError
