@@ -173,11 +173,20 @@ def end(
 
 def went_on(call: StepCall, attempt: AttemptClaim) -> str:
     """With how many of its nodes an attempt has ended that lost some; empty where it has lost none."""
-    if attempt.members is None or not attempt.lease:
+    if call.spec.gang is None or call.spec.gang.min_members is None:
         return ""
-    held = (one.request for one in call.services.ledger.snapshot().leases if one.id == attempt.lease)
-    left = next((request.members for request in held), attempt.members)
-    return f", with {left} of its {attempt.members} nodes in the end" if left < attempt.members else ""
+    started = gangs.as_started(call.spec.gang, attempt)
+    left = _members_left(call, started, attempt)
+    return f", with {left} of its {started.members} nodes in the end" if left < started.members else ""
+
+
+def _members_left(call: StepCall, gang: Gang, attempt: AttemptClaim) -> int:
+    """By what it holds; without GPUs by what made its pods. Who is ended because all is done counts as left."""
+    if attempt.lease:
+        held = (one.request for one in call.services.ledger.snapshot().leases if one.id == attempt.lease)
+        return next((request.members for request in held), gang.members)
+    made_by = _made_by(call, gang, attempt)
+    return gang.members if made_by is None or made_by.remaining is None else made_by.remaining
 
 
 def release(call: StepCall, attempt: AttemptClaim) -> None:

@@ -128,6 +128,16 @@ def test_what_a_lost_member_held_is_given_back_once_its_pod_is_gone(here: World)
     assert not here.ledger.snapshot().leases
 
 
+def test_without_gpus_what_made_its_pods_says_how_many_are_left(here: World) -> None:
+    flow = here.submit(fit(artifacts=(), gang=GANG, gpu=None))
+    name = started(here, flow)
+    for rank in (0, 1, 2):
+        member(here, rank, "Succeeded")
+    objects(here).lose(pod(3))
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.OVER, remaining=3)
+    assert said(flow.settle("fit", 0, status="Succeeded")).startswith("Attempt 1 succeeded, with 3 of its 4 nodes")
+
+
 @pytest.fixture
 def busy(tmp_path: Path) -> World:
     """A queue in which higher priority has others go, all of it held by an elastic training."""
