@@ -67,7 +67,7 @@ def _budgets(step: GatedStep) -> str | None:
     if not step.trains and step.settings.retry.output_missing:
         return "Argo cannot repeat a program that succeeded without its outputs; drop output_missing from Retries(…)"
     given = step.settings.retry.model_dump()
-    own = [cause for cause in UNSEEN if cause is not Cause.OUTPUT_MISSING and cause.value in given]
+    own = [cause for cause in UNSEEN if cause is not Cause.OUTPUT_MISSING and given.get(cause.value, 0) != 0]
     if own and not step.trains:
         return f"Argo cannot tell {own[0].value} from other failures; drop it from Retries(…), or use @train(…)"
     return None

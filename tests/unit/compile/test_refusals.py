@@ -228,7 +228,7 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
     "causes that Argo cannot tell": (
         step(asked={"retry": RetryPolicy(gpu_out_of_memory=1)}),
         "cannot tell gpu_out_of_memory from other failures",
-        train(asked={"retry": RetryPolicy(gpu_out_of_memory=1)}),
+        step(asked={"retry": RetryPolicy(gpu_out_of_memory=0, hang=0, image=0)}),
     ),
     "memory that Argo would forget": (
         step(asked={"retry": LADDER}),
