@@ -49,7 +49,8 @@ def suits(queues: Queues, kind: str, request: LeaseRequest) -> bool:
         return False
     if flavor is not None and not flavor.serves(request.spot):
         return False
-    memory = queues.stock[kind].memory_mb if queues.stock is not None else flavor and flavor.memory_mb
+    known = flavor if queues.stock is None else queues.stock[kind]
+    memory = None if known is None else known.memory_mb
     return memory is None or memory >= (request.min_gpu_memory_mb or 0)
 
 

@@ -8,7 +8,9 @@ lists of Alibaba's `cluster-trace-gpu-v2023` (Weng et al., USENIX ATC 2023).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
+from tiphys.protocol.policy import SpotUse
 from tiphys_plugin.simulation.cells import Row
 from tiphys_plugin.simulation.job import Job
 
@@ -36,7 +38,17 @@ def _own(row: Row) -> Job:
         gpu_type=row.text("gpu_type"),
         priority=row.whole("priority") if row.text("priority") else 0,
         limit_seconds=row.whole("limit_seconds", least=1) if row.text("limit_seconds") else None,
+        spot=_spot(row),
     )
+
+
+def _spot(row: Row) -> SpotUse:
+    told = row.text("spot") or "no"
+    for use in get_args(SpotUse):
+        if told == use:
+            known: SpotUse = use
+            return known
+    raise row.wrong("spot", "no, allowed or only")
 
 
 def _muri(row: Row) -> Job:
@@ -74,7 +86,7 @@ FORMS = (
         "jobs",
         frozenset({"submit_seconds", "duration_seconds", "gpus"}),
         _own,
-        frozenset({"queue", "gpu_type", "priority", "name", "limit_seconds"}),
+        frozenset({"queue", "gpu_type", "priority", "name", "limit_seconds", "spot"}),
     ),
     Form("Muri", frozenset({"submit_time", "duration", "num_gpu"}), _muri),
     Form(

@@ -33,15 +33,15 @@ class Going:
 
     def _look(self, queue: Queue, now: datetime) -> bool:
         somebody = False
-        in_vain: set[str | None] = set()
+        in_vain: set[tuple[str | None, str]] = set()
         for mine in self.waiters.of_queue(queue.name, self.gpus):
-            if mine.request.uid in self.running.promised or mine.request.gpu_type in in_vain:
+            if mine.request.uid in self.running.promised or (mine.request.gpu_type, mine.request.spot) in in_vain:
                 continue
             if victims := self._victims(queue, mine, now):
                 self.running.ask_to_leave(victims, mine, now)
                 somebody = True
             else:
-                in_vain.add(mine.request.gpu_type)
+                in_vain.add((mine.request.gpu_type, mine.request.spot))
         return somebody
 
     def _victims(self, queue: Queue, mine: Waiting, now: datetime) -> tuple[Lease, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tiphys.protocol.policy import SpotUse
 from tiphys_plugin.ledger.model import LeaseRequest
 
 
@@ -20,6 +21,8 @@ class Job:
     limit_seconds: int | None = None
     members: int = 1
     """Pods that share its GPUs evenly, each on one node."""
+    spot: SpotUse = "no"
+    """Whether flavors of spot nodes are for it."""
 
     @property
     def held_seconds(self) -> float:
@@ -55,4 +58,5 @@ def request_of(job: Job, number: int) -> LeaseRequest:
         priority=job.priority,
         seconds=job.limit_seconds,
         members=job.members,
+        spot=job.spot,
     )

@@ -53,12 +53,12 @@ def shared_out(jobs: Sequence[Job], queues: Queues, seed: int) -> tuple[Job, ...
     if not queues.queues:
         raise UsageError("the jobs of the trace need a queue, and the queue file has none; add `queues: [{name: …}]`")
     draw = random.Random(seed)  # noqa: S311  no secret: whoever repeats the seed gets the same queues
-    odds: dict[tuple[int, str | None], list[int]] = {}
+    odds: dict[tuple[int, str | None, str], list[int]] = {}
 
     def drawn(job: Job) -> Job:
         if job.queue:
             return job
-        kind = (job.gpus, job.gpu_type)
+        kind = (job.gpus, job.gpu_type, job.spot)
         if kind not in odds:
             odds[kind] = _odds(job, queues)
         return replace(job, queue=draw.choices(queues.names, odds[kind])[0])

@@ -58,7 +58,7 @@ class _World:
         self._waiters = Waiters(self._place if policy is admissible else _by_arrival)
         self._going = Going(queues, self._running, self._waiters, self._gpus)
         self._rejected: list[tuple[Job, Reason]] = []
-        self._verdicts: dict[tuple[str | None, str | None, int, int], Reason | None] = {}
+        self._verdicts: dict[tuple[str | None, str | None, int, int, str], Reason | None] = {}
         self._next_look: datetime | None = None
         self._looks = 0
 
@@ -73,7 +73,7 @@ class _World:
             self._waiters.add(again)
 
     def arrive(self, number: int, job: Job, now: datetime) -> None:
-        kind = (job.queue, job.gpu_type, job.gpus, job.members)
+        kind = (job.queue, job.gpu_type, job.gpus, job.members, job.spot)
         if kind not in self._verdicts:
             self._verdicts[kind] = never(self._queues, job)
         if (why := self._verdicts[kind]) is not None:

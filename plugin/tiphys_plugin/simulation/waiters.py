@@ -12,7 +12,7 @@ from tiphys_plugin.ledger.model import LeaseRequest, Waiting
 
 Place = tuple[float, ...]
 """Where one stands among those of its queue; the smallest is next. No two have the same."""
-Kind = tuple[str, str | None, int, int, int | None]
+Kind = tuple[str, str | None, int, int, int | None, str]
 """Queue, GPU type, GPUs, members, and the longest that it takes: of two that agree in these, the one with the better
 place starts first."""
 _Placed = tuple[Place, Waiting]
@@ -60,7 +60,7 @@ def _most(kind: Kind, gpus: int) -> int:
 
 
 def _kind(request: LeaseRequest) -> Kind:
-    return (request.queue, request.gpu_type, request.gpus, request.members, request.seconds)
+    return (request.queue, request.gpu_type, request.gpus, request.members, request.seconds, request.spot)
 
 
 def _by_place(placed: _Placed) -> Place:

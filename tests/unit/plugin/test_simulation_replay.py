@@ -222,3 +222,17 @@ def test_a_gang_is_not_starved_by_an_endless_stream_of_small_jobs(rules: Queues,
     # The same jobs starve it where nothing is reserved: not one second is all free before the stream ends.
     plain = replay(rules, jobs, POLICIES["skip"])
     assert gang_wait(plain) >= HORIZON_SECONDS - 10 - ARRIVES_SECONDS
+
+
+def test_jobs_draw_from_flavors():
+    flavors = [
+        {"name": "own", "gpu_type": "A100", "node_labels": {"pool": "own"}},
+        {"name": "idle", "gpu_type": "A100", "node_labels": {"pool": "idle"}, "spot": True},
+    ]
+    rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"own": 4, "idle": 4}}], "flavors": flavors})
+    given_jobs = [
+        Job(f"job-{n}", 0.0, 10.0, 4, "research", "A100", spot=use) for n, use in enumerate(["no", "no", "allowed"])
+    ] + [Job("too-large", 0.0, 10.0, 8, "research", "A100", spot="allowed")]
+    replayed = replay(rules, given_jobs)
+    assert {run.job.name: run.started_seconds for run in replayed.runs} == {"job-0": 0.0, "job-1": 10.0, "job-2": 0.0}
+    assert [job.name for job, _ in replayed.rejected] == ["too-large"]

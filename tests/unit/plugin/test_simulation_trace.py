@@ -45,6 +45,13 @@ def test_what_is_optional_may_be_missing_or_empty(written):
     assert short.jobs == empty.jobs == (Job("line-2", 0, 10, 1),)
 
 
+def test_a_job_says_how_it_uses_spot_nodes(written):
+    trace = read_trace(written(f"{HEADER},spot\n0,10,1,only\n0,10,1,\n"))
+    assert [job.spot for job in trace.jobs] == ["only", "no"]
+    with pytest.raises(UsageError, match="line 2, column spot: 'yes' is not no, allowed or only"):
+        read_trace(written(f"{HEADER},spot\n0,10,1,yes\n"))
+
+
 def test_jobs_come_in_order_of_submission_and_those_of_one_instant_as_they_stand(written):
     trace = read_trace(written(f"{HEADER},name\n9,1,1,late\n0,1,1,first\n0,1,1,second\n"))
     assert [job.name for job in trace.jobs] == ["first", "second", "late"]
