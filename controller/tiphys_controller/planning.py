@@ -1,7 +1,7 @@
 """Plans a run that lies in storage: observe, decide, read what the decision asks for, decide again."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from tiphys_controller.drifting import Difference
 from tiphys_controller.graph import Graph
 from tiphys_controller.observe import RunState, observe, with_ends
 from tiphys_controller.plan import Plan, plan
+from tiphys_controller.versions import version_drift
 
 
 class Planned(NamedTuple):
@@ -64,9 +65,18 @@ def planned(
         fresh = renewed(after, roots)
         state, decided = _decided(store, after, replace(state, renewed={**outdated, **fresh}))
         _check(decided, roots)
+        if change is not None and change.installed is not None:
+            going_on = _trainings(after, state, decided, fresh)
+            drift += tuple(version_drift(store, run, going_on, change.installed, change.policy(before)))
     except UsageError as error:
         raise UsageError(f"run {run} cannot be planned: {error}") from error
     return Planned(after, state, decided, time.monotonic() - begin, tuple(roots), tuple(fresh), drift)
+
+
+def _trainings(pipeline: CompiledPipeline, state: RunState, decided: Plan, fresh: Collection[str]) -> list[str]:
+    """Trainings that go on from a checkpoint of theirs which can be read from here."""
+    specs = [pipeline.steps[name] for name in decided.running if name in pipeline.steps and name not in fresh]
+    return [one.name for one in specs if one.checkpoints and not pipeline.volume(one.name) and one.name in state.steps]
 
 
 def _not_carried_out(state: RunState) -> Sequence[str]:

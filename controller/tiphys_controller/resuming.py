@@ -98,7 +98,7 @@ class _Asked(NamedTuple):
 
 def _other_workflow(found: Planned, change: Change | None) -> str | None:
     """Digest of the Workflow to go on with, empty for that of ``run.json``; None where nobody gave one."""
-    if change is None:
+    if change is None or change.workflow is None:
         return None
     wanted = workflow_record(found.state.record, change.workflow).digest
     return "" if wanted == found.state.record.digest else wanted
@@ -136,7 +136,7 @@ def _resume(store: Store, submitter: Submitter, found: Planned, asked: _Asked) -
         found = planned(store, run, order.again, asked.change)
         if not found.plan.running:
             return Resumed(run, report_of(found, store.url))
-    if asked.change is not None and order.workflow:
+    if asked.change is not None and asked.change.workflow is not None and order.workflow:
         record = workflow_record(found.state.record, asked.change.workflow)
         claim(store, RunLayout(run).workflow(record.digest), record)
         failpoint("resume.after_workflow")

@@ -1,6 +1,8 @@
 """Going on with other code or parameters: what `resume` and `fork` share."""
 
 import difflib
+import importlib.metadata
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +55,11 @@ class Edits:
     parameters: Sequence[str] = ()
     drift: Sequence[str] = ()
     executor_plugin: Path | None = None
+    here: bool = True
+    """Whether the programs will run on this machine, with what is installed here."""
 
-    def of(self, store: Store, run: str) -> Change | None:
-        """The Workflow to go on with; None where nothing is to be other than before.
+    def of(self, store: Store, run: str) -> Change:
+        """What to go on with.
 
         Parameters of the run stay in force for a changed file, as far as it has them.
 
@@ -63,14 +67,13 @@ class Edits:
             UsageError: the file defines no such pipeline, or there is no such parameter, class or action.
         """
         given, actions = parse(self.parameters), _actions(self.drift)
+        found = installed if self.here else None
         if self.file is None and not given:
-            if actions:
-                raise UsageError("--drift says what to do about changes, and none are given; name a PIPELINE.py")
-            return None
+            return Change(None, actions, found)
         before = current_workflow(store, run)
         if self.file is None:
-            return Change(with_parameters(before, given), actions)
-        return Change(self._from_file(self.file, store, before, given), actions)
+            return Change(with_parameters(before, given), actions, found)
+        return Change(self._from_file(self.file, store, before, given), actions, found)
 
     def _from_file(self, file: Path, store: Store, before: Manifest, given: dict[str, str]) -> Manifest:
         from hera_pipelines import CronPipeline  # imports Hera, for which no other command should wait
@@ -87,6 +90,16 @@ class Edits:
         if account := before["spec"].get("serviceAccountName"):
             manifest["spec"].setdefault("serviceAccountName", account)
         return manifest
+
+
+def installed(package: str) -> str:
+    """The version of a package on this machine, or of ``python``; empty where there is none."""
+    if package == "python":
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def show_drift(screen: Screen, found: Sequence[Difference]) -> None:

@@ -87,13 +87,14 @@ def fork(
     screen: Screen = command.obj
     place = existing_store(screen, store)
     read_run(place, run)
-    change = Edits(file, which, parameter or (), drift or ()).of(place, run)
+    last = next(iter(reversed(submissions(place, run))), None)
+    on_cluster = runs_on_cluster(last, cluster, local)
+    change = Edits(file, which, parameter or (), drift or (), here=not on_cluster).of(place, run)
     wanted = _Wanted(place, run, name, tuple(again or ()), change, must_be_named(store))
     if dry_run:
         _tell(screen, wanted.begin(LocalSession(place, state), dry_run=True))
         return
-    last = next(iter(reversed(submissions(place, run))), None)
-    if runs_on_cluster(last, cluster, local):
+    if on_cluster:
         refuse(command, ENGINE_OPTIONS, "this is for the local engine, and the fork goes to a cluster; see --local")
         _on_cluster(screen, wanted, Where(kubeconfig, context, namespace, argo_server), detach, is_on_cluster(last))
     else:

@@ -100,7 +100,7 @@ def resume(
             CLUSTER_OPTIONS,
             f"this is for a cluster, and run {run} goes on here; check its name, or see --cluster",
         )
-    change = Edits(file, which, drift=drift or ()).of(place, run)
+    change = Edits(file, which, drift=drift or (), here=not on_cluster).of(place, run)
     if dry_run:
         # A session that is not entered starts nothing, and a plan asks no cluster.
         session = LocalSession(place, state)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
+from support.lineage import commit, ref
 from support.submitter import FakeSubmitter
 from tiphys_controller import Change, Difference, fork, in_words, plan_run, resume, start
 
@@ -24,7 +25,7 @@ from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageErr
 from tiphys.protocol.drift import DRIFT_ANNOTATION, Drift
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import STEP_ANNOTATION, Kind
-from tiphys.records import SubmissionKind
+from tiphys.records import Facts, SubmissionKind
 from tiphys.store import RunLayout, Store, read_run, submissions
 
 RUN = "digits-1"
@@ -153,6 +154,37 @@ def test_long_values_are_told_from_where_they_differ(store: Store, submitter: Fa
     resumed = resume(store, submitter, "long", change=Change(edited("fit", command=[*long, "0.3"])))
 
     assert words(resumed.plan.drift) == ["fit: template command … '--lr', '0.1'] → … '--lr', '0.3']"]
+
+
+def trained(store: Store, submitter: FakeSubmitter) -> None:
+    """A run whose training saved a checkpoint and failed."""
+    pipeline = copy.deepcopy(PIPELINE)
+    for template in pipeline["spec"]["templates"]:
+        if template["name"] == "fit":
+            annotations = template["metadata"]["annotations"]
+            spec = json.loads(annotations[STEP_ANNOTATION]) | {"checkpoints": {}}
+            annotations[STEP_ANNOTATION] = json.dumps(spec)
+    start(store, submitter, pipeline, RUN)
+    History(store, RUN).failed("fit")
+    commit(store, ref(1, 10), facts=Facts(versions={"python": "3.11.7", "torch": "2.7.0"}))
+    submitter.end(RUN)
+
+
+def test_a_training_that_would_meet_other_frameworks_is_told(store: Store, submitter: FakeSubmitter) -> None:
+    trained(store, submitter)
+    here = {"python": "3.11.7", "torch": "2.8.0"}
+
+    resumed = resume(store, submitter, RUN, change=Change(installed=lambda package: here[package]), dry_run=True)
+
+    assert words(resumed.plan.drift) == ["fit: versions torch 2.7.0 → 2.8.0"]
+    assert resume(store, submitter, RUN, change=Change(installed=lambda _: "1"), again=["fit"]).plan.drift == ()
+
+
+def test_other_frameworks_may_be_refused(store: Store, submitter: FakeSubmitter) -> None:
+    trained(store, submitter)
+
+    with pytest.raises(ConflictError, match=r"may not go on with this: fit: versions python 3\.11\.7 → nothing"):
+        resume(store, submitter, RUN, change=Change(None, {"versions": "refuse"}, lambda _: ""))
 
 
 def test_another_parameter_is_another_experiment(store: Store, submitter: FakeSubmitter, history: History) -> None:
