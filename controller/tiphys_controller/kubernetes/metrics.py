@@ -93,6 +93,12 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.lost_gpu_seconds = Counter(
+            "tiphys_controller_lost_gpu_seconds",
+            "GPU-seconds that attempts of resumed runs held for nothing, by the cause of their end.",
+            ("cause",),
+            registry=self.registry,
+        )
         self.alerts = Counter(
             "tiphys_controller_alerts_handled", "Alerts, by what came of them.", ("outcome",), registry=self.registry
         )

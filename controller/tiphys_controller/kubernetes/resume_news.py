@@ -5,11 +5,14 @@ from collections.abc import Callable
 import structlog
 
 from tiphys.errors import TiphysError
+from tiphys.records import utc_now
 from tiphys.store import Store
 from tiphys_controller.automatic.attendant import Attended, RunKey
 from tiphys_controller.automatic.decide import Action
 from tiphys_controller.automatic.limits import Limits, Mode
 from tiphys_controller.automatic.observed import Observed, Standing
+from tiphys_controller.economics.account import accounts
+from tiphys_controller.economics.spans import Phase
 from tiphys_controller.kubernetes.followed import Followed
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.news import News, not_resumed, resumed_by_itself, would_resume
@@ -80,8 +83,22 @@ class ResumeNews:
         else:
             metrics.resumed.labels(_cause(attended.seen)).inc()
             metrics.note_plan(attended.resumed.plan)
+            self._count_lost(run.key, attended.seen.submission)
             if run.ended_at is not None:
                 metrics.resume_seconds.observe(max(self._monotonic() - run.ended_at, 0.0))
+
+    def _count_lost(self, key: RunKey, submission: int) -> None:
+        """What the failures of a submission have cost, once it is over and another follows."""
+        try:
+            [account] = accounts(self._stores(key[0]), [key[1]], utc_now())
+        except TiphysError as error:  # the run goes on all the same, and `tiphys report` tells it
+            _log.warning("resume.not_accounted", namespace=key[0], run=key[1], error=str(error))
+            return
+        for step in account.steps:
+            for entry in step.entries if step.gpus else ():
+                if entry.submission == submission and entry.failed_by:
+                    lost = max(entry.held - entry.seconds(Phase.USEFUL), 0.0)
+                    self._metrics.lost_gpu_seconds.labels(entry.failed_by).inc(step.gpus * lost)
 
 
 def _cause(seen: Observed) -> str:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -34,9 +35,9 @@ from tiphys.errors import StoreError
 from tiphys.kube import KubeApi, Object, Synced, cluster_name
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
-from tiphys.protocol.policy import PIPELINE_ANNOTATION
-from tiphys.records import Cause, RunSealed, utc_now
-from tiphys.store import RunLayout, Store, submissions
+from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, GpuRequest, StepSpec
+from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, RunSealed, utc_now
+from tiphys.store import RunLayout, Store, read_record, submissions
 
 RUN = "digits-1"
 
@@ -137,6 +138,34 @@ def test_a_run_that_fails_goes_on_in_the_round_in_which_that_is_seen(bench: Benc
     bench.round(400, times=3)
     assert bench.names() == [RUN, f"{RUN}-2"]
     assert bench.metrics.render()
+
+
+def test_what_a_failure_has_cost_is_counted_when_its_run_goes_on(bench: Bench) -> None:
+    manifest = pipeline_of(gated("fit"))
+    manifest["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
+    manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
+    annotations = next(one for one in manifest["spec"]["templates"] if one["name"] == "fit")["metadata"]["annotations"]
+    spec = StepSpec.model_validate_json(annotations[STEP_ANNOTATION])
+    annotations[STEP_ANNOTATION] = spec.model_copy(update={"gpu": GpuRequest(gpus=8)}).to_bytes().decode()
+    start(bench.store, KubernetesSubmitter(bench.api, cluster_name(bench.api)), manifest, RUN, namespace="ml")
+    bench.round(times=2)
+    history = History(bench.store, RUN)
+    history.opened("fit")
+    claimed = read_record(bench.store, RunLayout(RUN).attempt("fit", 1), AttemptClaim)
+    end = AttemptEnd(
+        run=RUN,
+        step="fit",
+        attempt=1,
+        submission=1,
+        outcome=Outcome.FAILED,
+        cause=Cause.PREEMPTION,
+        written_at=claimed.written_at + timedelta(seconds=100),
+    )
+    bench.store.create(RunLayout(RUN).attempt_end("fit", 1), end.to_bytes())
+    bench.fail()
+    bench.round()
+    assert bench.names() == [RUN, f"{RUN}-2"]
+    assert bench.count("lost_gpu_seconds_total", cause="preemption") == 800
 
 
 def test_a_workflow_that_is_deleted_while_it_runs_is_replaced_after_a_while(bench: Bench) -> None:
