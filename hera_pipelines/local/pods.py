@@ -16,6 +16,7 @@ from hera_pipelines.local.attempt import Attempt, Pod
 from hera_pipelines.local.bucket import Bucket
 from hera_pipelines.local.changes import NodePhase
 from hera_pipelines.local.nodes import Outputs
+from hera_pipelines.local.paths import program_of
 from hera_pipelines.local.podspec import PodPatch, read_patch
 from hera_pipelines.local.process import Process
 from hera_pipelines.local.shutdown import Shutdown
@@ -36,6 +37,7 @@ class _End(NamedTuple):
 _DELETED = _End(None, "pod deleted", "Deleted")
 _LOOK_SECONDS = 0.1
 """How often a running pod is asked for that somebody outside of the engine has told to end."""
+_LOG_POLICY, _LOG_IS_TOLD = "terminationMessagePolicy", "FallbackToLogsOnError"
 _LATE = _End(None, "Pod was active on the node longer than the specified deadline", "DeadlineExceeded")
 
 
@@ -113,15 +115,24 @@ class Pods:
             await asyncio.to_thread(attempt.discard)
             return Verdict(NodePhase.SUCCEEDED, "", outputs)
         message = end.why or f"main: Error (exit code {end.code})"
-        self._report(attempt.pod, "Failed", end, message)
-        return Verdict(NodePhase.FAILED, message, outputs, await asyncio.to_thread(attempt.tail))
+        tail = await asyncio.to_thread(attempt.tail)
+        told = "\n".join(tail) if program_of(attempt.pod.template).get(_LOG_POLICY) == _LOG_IS_TOLD else ""
+        self._report(attempt.pod, "Failed", end, message, told=told)
+        return Verdict(NodePhase.FAILED, message, outputs, tail)
 
     def _error(self, attempt: Attempt, message: str, end: _End) -> Verdict:
         self._report(attempt.pod, "Failed", end, message)
         return Verdict(NodePhase.ERROR, message, log_tail=attempt.tail())
 
     def _report(
-        self, pod: Pod, phase: str, end: _End | None = None, message: str = "", grace_seconds: float | None = None
+        self,
+        pod: Pod,
+        phase: str,
+        end: _End | None = None,
+        message: str = "",
+        *,
+        grace_seconds: float | None = None,
+        told: str = "",
     ) -> None:
         self._cluster.write_pod(
             PodStatus(
@@ -134,6 +145,7 @@ class Pods:
                 exit_code=end.code if end else None,
                 reason=end.reason if end else "",
                 message=message,
+                told=told,
                 grace_seconds=grace_seconds,
                 rank=pod.rank,
                 trouble_at=utc_now() if phase == "Failed" else None,

@@ -119,6 +119,20 @@ def test_the_last_lines_of_a_failed_program_are_told(bench: Bench) -> None:
     assert (len(tail), tail[0], tail[-1]) == (20, "line 12", "broken")
 
 
+@pytest.mark.parametrize(
+    ("policy", "told"), [({}, ""), ({"terminationMessagePolicy": "FallbackToLogsOnError"}, "CUDA out of memory")]
+)
+def test_the_end_of_a_log_is_told_of_a_container_that_asks_for_it(
+    bench: Bench, policy: dict[str, str], told: str
+) -> None:
+    manifest = python("raise SystemExit('CUDA out of memory')")
+    manifest["spec"]["templates"][1]["script"] |= policy
+    bench.run(manifest)
+    [found] = bench.cluster.workflows()
+    [pod] = bench.cluster.pods_of(found["metadata"]["uid"])
+    assert pod.told == told
+
+
 def test_a_deleted_pod_gets_sigterm_and_keeps_its_exit_code(bench: Bench) -> None:
     when_it_says(bench, "ready", bench.engine.delete_pod)
     assert bench.run(only(WAIT_FOR_TERM)) == "Failed"
