@@ -10,10 +10,12 @@
 
 import pytest
 from support.memory import MemoryStore
+from support.sessions import Clock, open_session, state_at
 
 from tiphys.checkpoint.gang import Place
 from tiphys.checkpoint.pace import KEPT_WINDOWS, NoPace, Pace, Teller, member_of, open_pace
 from tiphys.checkpoint.session import Session
+from tiphys.checkpoint.settings import Every
 from tiphys.errors import StoreError
 from tiphys.store import LineageLayout
 from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace, parse_pace
@@ -126,3 +128,22 @@ def test_keys_of_others_tell_no_pace():
 def test_a_session_that_keeps_nothing_waits_as_well():
     with Session().waiting():
         pass
+
+
+def test_a_session_leaves_out_its_saves_and_what_is_said_to_be_waiting(monkeypatch):
+    store, clock, told = MemoryStore(), Clock(), []
+    pace = Pace(lambda *one: told.append(one), clock=clock, wall=clock)
+    monkeypatch.setattr("tiphys.checkpoint.tracked.open_pace", lambda *_: pace)
+
+    def slow_copy():
+        clock.advance(40.0)
+        return state_at(1)
+
+    with open_session(store, clock=clock, every=Every(2, "steps")) as session:
+        for step in range(1, 30):
+            clock.advance(1.0)
+            with session.waiting():
+                clock.advance(30.0)
+            session.step(step, slow_copy)
+    assert told
+    assert [own for _, own in told] == [pytest.approx(1.0)] * len(told)
