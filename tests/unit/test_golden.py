@@ -13,6 +13,7 @@ import yaml
 
 from hera_pipelines import Pipeline, load_pipeline
 from hera_pipelines.compile import cron_workflow, to_workflow_yaml, workflow_template
+from hera_pipelines.pipelines.events import resume_binding, resume_template
 from tiphys.protocol.pipeline import Manifest
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,12 @@ def test_the_ready_pipeline_is_committed_as_a_cron_workflow() -> None:
 
 def test_the_ready_sweep_is_committed_as_a_workflow_template() -> None:
     hold(TEMPLATES / "sweep.yaml", to_workflow_yaml(workflow_template(_ready("11-ready-sweep"), "sweep")))
+
+
+def test_resuming_by_events_of_argo_is_committed() -> None:
+    template = resume_template("registry.example.com/tiphys:0.1.0", "s3://ml/tiphys")
+    hold(TEMPLATES / "events" / "resume.yaml", to_workflow_yaml(template))
+    hold(TEMPLATES / "events" / "resume-on-alert.yaml", to_workflow_yaml(resume_binding("RunFailed")))
 
 
 def test_every_golden_file_belongs_to_an_example() -> None:

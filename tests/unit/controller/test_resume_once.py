@@ -1,0 +1,36 @@
+"""Resuming one run from inside of a Workflow: what it says, and with which exit code it ends."""
+
+import pytest
+from support.compiled import gated, pipeline_of
+from support.kube_server import KubeServer
+from tiphys_controller import start
+from tiphys_controller.kubernetes import KubernetesSubmitter
+from tiphys_controller.kubernetes.resume_once import main
+
+from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube.resources import WORKFLOWS
+from tiphys.store import Store
+
+RUN = "digits-1"
+
+
+def test_a_run_is_resumed_once_for_each_key(
+    server: KubeServer, api: KubeApi, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(store, KubernetesSubmitter(api, cluster_name(api)), pipeline_of(gated("fit")), RUN, namespace="ml")
+
+    def resumed(key: str) -> int:
+        return main([RUN, "--store=s3://ml", f"--key={key}"], lambda: api, lambda _: store)
+
+    assert resumed("a") == 4, "it runs"
+    api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
+    assert [resumed("a"), resumed("a")] == [0, 0]
+    assert len(server.objects("workflows")) == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines() == ["submission 2 of run digits-1 is Workflow digits-1-2"] * 2
+    assert "is still running" in told.err
+
+
+def test_a_run_that_is_not_there_is_named(api: KubeApi, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nobody", "--store=s3://ml"], lambda: api, lambda _: store) == 3
+    assert "no run 'nobody'" in capsys.readouterr().err
