@@ -161,7 +161,9 @@ def _by_account(seen: Observation) -> Verdict | None:
         return None
     if seen.stuck_seconds is not None:
         return Verdict(Cause.HANG, seen.account, "no-step", f"no step in {seen.stuck_seconds:.0f} s")
-    if (reading := accounts.read(seen.account) or accounts.read(seen.told)) is not None:
+    # A log holds much that was no reason; it is asked where the program gives none, and was not told to end.
+    reading = None if seen.known_exit_code == _SIGTERM else accounts.read(seen.account or seen.told)
+    if reading is not None:
         phrase, words = reading
         return Verdict(phrase.cause, f"{phrase.meaning} ({words})", phrase.rule, words)
     stuck = seen.known_exit_code in (_SIGALRM, _SIGKILL) and _ALARM_DUMP in seen.told

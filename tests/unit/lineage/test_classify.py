@@ -108,6 +108,8 @@ TABLE = [
     (Observation("Failed", 1, told=f"{ECC}\n{CUDA}"), Cause.INFRASTRUCTURE),
     (Observation("Failed", 1, account="ValueError: loss is NaN"), Cause.USER_ERROR),
     (Observation("Failed", 75, account=CUDA), Cause.PREEMPTION),
+    (Observation("Failed", 143, told=CUDA), Cause.PREEMPTION),
+    (Observation("Failed", 1, account="ValueError: loss is NaN", told=CUDA), Cause.USER_ERROR),
     (Observation("Failed", 1, pod_message=SHUTDOWN, account=CUDA), Cause.PREEMPTION),
     (Observation("Failed", 79, account=STUCK, stuck_seconds=900.0), Cause.HANG),
     (Observation("Failed", 1, account=STUCK, stuck_seconds=900.0), Cause.HANG),
