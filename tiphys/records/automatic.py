@@ -85,5 +85,5 @@ class AlertTaken(StoredRecord):
 class AlertDone(StoredRecord):
     """``alerts/<id>/done.json``: what came of it."""
 
-    outcome: Literal["resumed", "restarted", "told", "left", "resolved", "unmatched", "refused"]
+    outcome: Literal["resumed", "restarted", "forked", "told", "left", "resolved", "unmatched", "refused"]
     message: str

@@ -9,6 +9,7 @@ import structlog
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from tiphys.records import AlertDone, AlertRecord, AlertTaken, AutomaticResume, Event
+from tiphys.records.names import LONGEST_RUN_NAME
 from tiphys.store import RunLayout, Store, append_events, claim, find_record, read_record, submissions
 from tiphys.store.layout import ALERTS, alert_key, parse_alert
 from tiphys_controller.alerts.rules import AlertAction, Move, Rules, Situation, next_move, rule_for
@@ -16,6 +17,7 @@ from tiphys_controller.automatic.attendant import Attendant, RunKey
 from tiphys_controller.automatic.decide import Action
 from tiphys_controller.automatic.observed import Observed, Standing
 
+_ALERT_DIGITS = 8
 _log = structlog.get_logger()
 
 
@@ -104,6 +106,8 @@ class Orders:
                 return self._gone_on(key, alert, action, taken.submission + 1)
             case Move.WAIT:
                 return None
+            case Move.FORK:
+                return self._forked(key, alert)
             case Move.STOP:
                 decision = self.attendant.restart(key, alert)
                 if decision.action is Action.LEAVE:
@@ -122,6 +126,15 @@ class Orders:
         held = "not done, since runs are not resumed by themselves here: " * (attended.decision.action is Action.RESUME)
         return AlertDone(outcome="left", message=f"{held}{attended.decision.message}")
 
+    def _forked(self, key: RunKey, alert: str) -> AlertDone | None:
+        name = fork_name(key[1], alert)
+        decision = self.attendant.fork(key, name)
+        if decision.action is Action.WAIT:
+            return None
+        if decision.action is Action.LEAVE:
+            return AlertDone(outcome="left", message=decision.message)
+        return AlertDone(outcome="forked", message=f"run {name} goes on from run {key[1]}")
+
     def _gone_on(self, key: RunKey, alert: str, action: AlertAction, submission: int) -> AlertDone:
         made = find_record(self.stores(key[0]), RunLayout(key[1]).automatic(submission), AutomaticResume)
         if made is not None and made.alert == alert:
@@ -137,6 +150,11 @@ class Orders:
                 append_events(store, key[1], "controller", [Event(name="alert.handled", message=told, data=data)])
             self.around.handled(key, alert, record, done)
         return True
+
+
+def fork_name(run: str, alert: str) -> str:
+    """Name of the run that an alert has another one begin from: one for each alert."""
+    return f"{run[: LONGEST_RUN_NAME - _ALERT_DIGITS - 1].rstrip('-.')}-{alert[:_ALERT_DIGITS]}"
 
 
 def _situation(

@@ -23,6 +23,8 @@ class AlertAction(StrEnum):
     """Resume its run if that has ended."""
     SAVE_AND_RESTART = "save-and-restart"
     """Stop its Workflow, so that programs save, and resume the run once that is over."""
+    FORK = "fork"
+    """Begin another run that goes on from its newest checkpoint; the run itself is left alone."""
     NOTIFY = "notify"
     """Tell of it beside the Workflow, and do nothing."""
     IGNORE = "ignore"
@@ -73,6 +75,7 @@ class Move(StrEnum):
     ATTEND = "attend"
     """Have the run resumed if nothing speaks against it."""
     STOP = "stop"
+    FORK = "fork"
     WAIT = "wait"
     DROP = "drop"
     """It was resolved before anything had to be done."""
@@ -102,6 +105,8 @@ def next_move(now: Situation) -> Move:
         return Move.TELL
     if now.last > now.about:
         return Move.GONE_ON
+    if now.action is AlertAction.FORK:
+        return Move.DROP if now.resolved else Move.FORK
     if now.action is AlertAction.RESUME or now.standing is not Standing.RUNS:
         return Move.ATTEND
     if now.stopping:

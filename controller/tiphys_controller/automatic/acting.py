@@ -1,10 +1,11 @@
 """Carries out what was decided: the decision is recorded first, so that every try is counted, also one that dies."""
 
 from tiphys.faults import failpoint
-from tiphys.records import AutomaticResume
-from tiphys.store import RunLayout, Store, claim, submissions
+from tiphys.records import AutomaticResume, RunRecord
+from tiphys.store import RunLayout, Store, claim, find_record, submissions
 from tiphys_controller.automatic.decide import Decision
 from tiphys_controller.automatic.observed import Observed
+from tiphys_controller.forking import fork
 from tiphys_controller.resuming import Resumed, resume
 from tiphys_controller.submitter import ClusterSubmitter, Submitter
 from tiphys_controller.turns import place
@@ -44,3 +45,17 @@ def stop_workflow(store: Store, submitter: ClusterSubmitter, run: str) -> None:
     live = submitter.find(*place(last))
     if live is not None and live.running and (last.bound is None or live.uid == last.bound.uid):
         submitter.stop(live)
+
+
+def fork_by_itself(store: Store, submitter: Submitter, run: str, name: str) -> None:
+    """Begin the run ``name`` from what ``run`` has, or finish what somebody has begun who died.
+
+    Raises:
+        ConflictError: something has changed that may not.
+    """
+    if find_record(store, RunLayout(name).record, RunRecord) is None:
+        fork(store, submitter, run, name)
+        return
+    sent = submissions(store, name)
+    if not sent or sent[-1].bound is None:
+        resume(store, submitter, name)

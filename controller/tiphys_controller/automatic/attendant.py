@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tiphys.errors import FencedError, UsageError
+from tiphys.errors import ConflictError, FencedError, UsageError
 from tiphys.protocol.auto_resume import AutoResumePolicy, auto_resume_of
 from tiphys.records import LeftAlone
 from tiphys.store import RunLayout, Store, claim, read_run
-from tiphys_controller.automatic.acting import intend, resume_by_itself, stop_workflow
+from tiphys_controller.automatic.acting import fork_by_itself, intend, resume_by_itself, stop_workflow
 from tiphys_controller.automatic.decide import Action, Decision, decide
 from tiphys_controller.automatic.health import Health, distrust
 from tiphys_controller.automatic.limits import Limits, Mode
@@ -109,6 +109,20 @@ class Attendant:
                 intend(self._given.stores(key[0]), ended, decision, alert)
             stop_workflow(self._given.stores(key[0]), self._given.submitter(), key[1])
         return decision
+
+    def fork(self, key: RunKey, name: str) -> Decision:
+        """Have another run go on from this one, once under this name; answers as `restart` does."""
+        if self._limits.mode is not Mode.ON:
+            return Decision(Action.LEAVE, "NotAsked", "nothing is begun by itself here")
+        held = Observed(key[1], 0, Standing.RUNS)
+        if (put_off := self._put_off(key[0], held)) is not None:
+            return put_off
+        self._must_lead()
+        try:
+            fork_by_itself(self._given.stores(key[0]), self._given.submitter(), key[1], name)
+        except ConflictError as error:
+            return Decision(Action.LEAVE, "Refused", str(error))
+        return Decision(Action.RESUME, "Forked", f"run {name} goes on from it")
 
     def policy(self, key: RunKey) -> AutoResumePolicy | None:
         """What the author of a run asked for; it never changes, so it is read once."""

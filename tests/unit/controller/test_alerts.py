@@ -21,7 +21,7 @@ from support.faults import dying_at
 from support.submitter import FakeSubmitter
 from tiphys_controller import LiveWorkflow, resume, start
 from tiphys_controller.alerts.inbox import Inbox, Taken
-from tiphys_controller.alerts.orders import Orders
+from tiphys_controller.alerts.orders import Orders, fork_name
 from tiphys_controller.alerts.payload import parse
 from tiphys_controller.alerts.rules import (
     AlertAction,
@@ -39,7 +39,7 @@ from tiphys_controller.automatic.limits import Limits, Mode
 from tiphys_controller.automatic.observed import Standing
 
 from tiphys.errors import UsageError
-from tiphys.records import AlertDone, AutomaticResume, Cause
+from tiphys.records import AlertDone, AutomaticResume, Cause, RunRecord
 from tiphys.store import RunLayout, Store, find_record, read_events, read_record
 from tiphys.store.layout import alert_key
 
@@ -48,6 +48,7 @@ STARTS = "2026-05-04T11:00:00.000Z"
 RULES = {
     "RunFailed": AlertAction.RESUME,
     "TrainingStalled": AlertAction.SAVE_AND_RESTART,
+    "Diverged": AlertAction.FORK,
     "Other": AlertAction.NOTIFY,
 }
 
@@ -213,6 +214,22 @@ def test_a_worker_that_died_before_it_stopped_a_run_does_so_when_it_is_back(desk
     assert desk.submitter.stopped == [RUN], "it was decided, and the run must not end without a successor"
 
 
+@pytest.mark.parametrize("point", ["", "start.after_record", "start.after_claim", "start.after_create"])
+def test_another_run_goes_on_from_it_once(desk: Desk, point: str) -> None:
+    desk.deliver(alert("Diverged"))
+    if point:
+        with dying_at(point):
+            desk.work()
+    other = Desk(desk.store, desk.submitter)
+    for _ in range(3):
+        other.deliver(alert("Diverged"))
+        other.work()
+    name = fork_name(RUN, parse(delivery(alert("Diverged"))).alerts[0].id)
+    assert desk.submitter.names() == [RUN, name]
+    assert read_record(desk.store, RunLayout(name).record, RunRecord).parent == RUN
+    assert other.handled_ == [("Diverged", "forked")]
+
+
 def test_a_run_that_is_well_again_is_not_restarted(desk: Desk) -> None:
     desk.deliver(alert("TrainingStalled", status="resolved"), alert("TrainingStalled"))
     assert desk.work() == 0
@@ -308,6 +325,8 @@ def test_what_is_no_delivery_is_refused_with_the_place(document: object, sentenc
         ({"action": AlertAction.IGNORE, "standing": Standing.FAILED}, Move.TELL),
         ({"last": 3}, Move.GONE_ON),
         ({"action": AlertAction.RESUME}, Move.ATTEND),
+        ({"action": AlertAction.FORK}, Move.FORK),
+        ({"action": AlertAction.FORK, "resolved": True}, Move.DROP),
         ({}, Move.STOP),
         ({"stopping": True}, Move.WAIT),
         ({"resolved": True}, Move.DROP),
@@ -328,7 +347,7 @@ def test_rules_come_from_a_file_and_are_checked(tmp_path: Path) -> None:
     assert rule_for(rules, "TrainingStalled") is AlertAction.SAVE_AND_RESTART
     assert rule_for(rules, "Other") is AlertAction.NOTIFY
     file.write_text('{"TrainingStalled": "reboot"}')
-    with pytest.raises(UsageError, match="one of resume, save-and-restart, notify, ignore"):
+    with pytest.raises(UsageError, match="one of resume, save-and-restart, fork, notify, ignore"):
         read_rules(file)
     with pytest.raises(UsageError, match="cannot read the rules"):
         read_rules(tmp_path / "missing.json")
