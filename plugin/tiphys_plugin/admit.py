@@ -195,6 +195,7 @@ def _ask_ledger(call: StepCall, request: LeaseRequest) -> Admission:
 
 def _lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts: Sequence[Attempt]) -> LeaseRequest:
     binding = call.binding
+    avoids_spot = gpu.spot != "no" and escalation.leaves_spot(call, attempts)
     return LeaseRequest(
         uid=binding.uid,
         step=call.step,
@@ -206,7 +207,7 @@ def _lease_request(call: StepCall, gpu: GpuRequest, number: int, attempts: Seque
         attempt=number,
         attained=sum(_gpus_of(gpu, one.claim) * _held_seconds(one) for one in attempts),
         first_start=min((one.claim.written_at.timestamp() for one in attempts if one.claim.lease), default=None),
-        **asked_for(gpu),
+        **{**asked_for(gpu), **({"spot": "avoided"} if avoids_spot else {})},
     )
 
 

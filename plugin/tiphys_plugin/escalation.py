@@ -39,6 +39,12 @@ def escalated(call: StepCall, attempts: Sequence[Attempt], step_key: str) -> Esc
     return escalate(attempts, policy, Situation(call.binding.submission, step_key, base))
 
 
+def leaves_spot(call: StepCall, attempts: Sequence[Attempt]) -> bool:
+    """Whether the next attempt should get GPUs of other nodes than spot nodes, where its queue has any for it."""
+    found = escalated(call, attempts, "")
+    return found is not None and found.on_demand
+
+
 def with_escalation(patch: str, call: StepCall, escalation: Escalation | None) -> str:
     """The pod patch ``patch``, and what ``escalation`` adds to it."""
     if escalation is None or call.spec.gang is not None:

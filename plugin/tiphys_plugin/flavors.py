@@ -82,8 +82,8 @@ class Flavor(BaseModel):
         """Labels of the nodes that its pods have to run on."""
         return {GPU_TYPE_LABEL: self.gpu_type, **self.node_labels}
 
-    def serves(self, spot: SpotUse) -> bool:
-        """Whether it is for a step that uses spot nodes in this way."""
+    def serves(self, spot: SpotUse | Literal["avoided"]) -> bool:
+        """Whether it is for a request that uses spot nodes in this way."""
         return spot != "no" if self.spot else spot != "only"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tiphys.protocol.policy import SpotUse
 from tiphys_plugin.flavors import Flavor
@@ -69,8 +69,8 @@ class LeaseRequest:
     """Pods that share the ``gpus`` evenly: a gang, of which all start or none."""
     tensor_parallel: int = 1
     """So many members after one another form a group that stays within one NVLink domain."""
-    spot: SpotUse = "no"
-    """Whether flavors of nodes that may be taken away are for it."""
+    spot: SpotUse | Literal["avoided"] = "no"
+    """Whether flavors of nodes that may be taken away are for it; ``avoided``: only where no others could serve it."""
     attained: float = 0.0
     """GPU-seconds that earlier attempts of the step have had; counted in queues that go by it, and 0 in others."""
     first_start: float | None = None

@@ -6,6 +6,7 @@ flavor or type of its GPUs, as far as it is known.
 """
 
 import math
+from dataclasses import replace
 
 from tiphys_plugin.ledger.model import LeaseRequest
 from tiphys_plugin.queues import ANY_TYPE, Queue, QueueRules, Queues
@@ -14,7 +15,8 @@ from tiphys_plugin.queues import ANY_TYPE, Queue, QueueRules, Queues
 def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
     """Pools of ``queue`` that the request may draw from: in the order of its flavors, without these by name."""
     if queues.flavors:
-        alike = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.spot)
+        size = request.gpus if request.spot == "avoided" else 0
+        alike = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.spot, size)
         if (known := queues.drawn.get(alike)) is None:
             known = queues.drawn[alike] = _of_flavors(queues, queue, request)
         return known
@@ -27,11 +29,20 @@ def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
 
 def _of_flavors(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
     """Who names no type does not draw from ``*``: nobody could say which nodes its pods have to stay away from."""
+    if request.spot == "avoided":
+        others = _of_flavors(queues, queue, replace(request, spot="no"))
+        enough = any(_at_once(queues, queue, request, pool) >= request.gpus for pool in others)
+        return others if enough else _of_flavors(queues, queue, replace(request, spot="allowed"))
     wanted = request.gpu_type
     found = [pool for pool in in_order(queues, queue) if suits(queues, pool, request)]
     if found or wanted is None or not queues.kinds.is_plain(wanted):
         return found
     return [ANY_TYPE] if ANY_TYPE in queue.gpus and wanted not in queue.gpus else []
+
+
+def _at_once(queues: Queues, queue: Queue, request: LeaseRequest, pool: str) -> float:
+    """The most that the request could ever hold of a pool."""
+    return min(queues.most(queue, pool), existing(queues, request, pool))
 
 
 def in_order(queues: Queues, queue: Queue) -> list[str]:

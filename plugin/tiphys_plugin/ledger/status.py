@@ -137,7 +137,7 @@ class _Request(_Wire):
     seconds: PositiveInt | None = None
     members: PositiveInt = 1
     tensor_parallel: PositiveInt = 1
-    spot: SpotUse = "no"
+    spot: SpotUse | Literal["avoided"] = "no"
     attained: _Seconds = 0.0
     first_start: _Seconds | None = None
     min_members: PositiveInt | None = None

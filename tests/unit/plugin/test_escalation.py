@@ -127,3 +127,18 @@ def test_what_the_ledger_says_of_nodes_is_kept(tmp_path):
     found = patch(flow, 3)
     assert found["nodeSelector"] == {"nvidia.com/gpu.product": "A100"}
     assert "affinity" in found
+
+
+def test_an_attempt_that_leaves_spot_nodes_gets_another_flavor_of_its_queue(tmp_path):
+    flavors = [
+        {"name": "a100-spot", "gpu_type": "A100", "node_labels": {SPOT.label: "true"}, "spot": True},
+        {"name": "a100-own", "gpu_type": "A100", "node_labels": {SPOT.label: "false"}},
+    ]
+    quota = {"name": "research", "gpus": {"a100-spot": 8, "a100-own": 8}}
+    here = world(tmp_path, Queues.model_validate({"queues": [quota], "flavors": flavors}))
+    spec = fit(gpu=gpus(4, spot="allowed"), retry=RetryPolicy(on_demand_after=2), spot=(SPOT,))
+    flow = submit(here, spec)
+    for number in (1, 2):
+        fails(flow, number, exit_code=75)
+    assert patch(flow, 3)["nodeSelector"] == {"nvidia.com/gpu.product": "A100", SPOT.label: "false"}
+    assert [one.pool for one in here.ledger.snapshot().leases] == ["a100-own"]

@@ -228,3 +228,14 @@ def test_nodes_of_today_may_have_none_of_a_flavor():
     answer = given(today, ask(4))
     assert isinstance(answer, Deferred)
     assert "for now" in answer.message
+
+
+def test_who_avoids_spot_nodes_waits_for_others_where_these_could_ever_serve_it():
+    cheap = rules(queue(flavor_order=["spot"]))
+    assert pool(given(cheap, ask(4, spot="avoided"))) == "own"
+    assert isinstance(given(cheap, ask(4, spot="avoided"), lease(6, "a", "own")), Deferred)
+    few = rules({"name": "research", "gpus": {"spot": 8, "own": 2}})
+    assert pool(given(few, ask(4, spot="avoided"))) == "spot", "it is too large for the others"
+    assert pool(given(few, ask(2, spot="avoided"))) == "own"
+    none = rules({"name": "research", "gpus": {"spot": 8}}, flavors=(SPOT,), inventory={"spot": {"count": 8}})
+    assert pool(given(none, ask(4, spot="avoided"))) == "spot"

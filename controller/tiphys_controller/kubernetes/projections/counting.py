@@ -40,9 +40,12 @@ class Counting:
 
     def _suiting(self, one: Object) -> Iterator[str]:
         queue = self._queues.get(one["queue"])
-        for name in self._named(queue) if self.flavors and queue is not None else ():
+        names = self._named(queue) if self.flavors and queue is not None else []
+        if one.get("spot") == "avoided":
+            names.sort(key=lambda name: bool(self.flavors.get(name, {}).get("spot")))
+        for name in names:
             flavor = self.flavors.get(name, {})
-            uses = ("allowed", "only") if flavor.get("spot") else ("no", "allowed")
+            uses = ("allowed", "only", "avoided") if flavor.get("spot") else ("no", "allowed", "avoided")
             memory = flavor.get("memory_mb") or one.get("minGpuMemoryMb", 0)
             suits = one.get("gpuType") in (None, self._type(name)) and memory >= one.get("minGpuMemoryMb", 0)
             if suits and (not flavor or one.get("spot", "no") in uses):
