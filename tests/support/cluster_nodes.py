@@ -52,7 +52,7 @@ def member(run: str, rank: int, on: str) -> Object:
     metadata = {
         "name": f"{run}-{rank}",
         "labels": labels,
-        "annotations": {"batch.kubernetes.io/job-completion-index": str(rank)},
+        "annotations": {"tiphys.dev/node": f"{run.replace('run', 'wf', 1)}.fit[0].attempts(0)[1].run"},
         "creationTimestamp": "2026-01-01T00:00:00Z",
     }
     return {"metadata": metadata, "spec": {"containers": [], "nodeName": on}, "status": {"phase": "Running"}}

@@ -12,14 +12,15 @@ from datetime import datetime
 import structlog
 
 from tiphys.errors import NotFoundError, StoreError, UsageError
-from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
+from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL
 from tiphys.store import LineageLayout, lineage_of
 from tiphys.store.layout import PACE_WINDOW_SECONDS, parse_pace
 from tiphys.store.runs import concurrently
 from tiphys_plugin.cluster import PodStatus
-from tiphys_plugin.ledger.model import Lease
+from tiphys_plugin.ledger.model import Lease, LeaseRequest
 from tiphys_plugin.nodes.health import Evidence
 from tiphys_plugin.nodes.stragglers import LOOKED_AT, Slow, slow_members
+from tiphys_plugin.pods import is_of_instance
 from tiphys_plugin.workflows import Stores
 
 _log = structlog.get_logger()
@@ -36,13 +37,14 @@ def evidence_by_node(
     slow: Iterable[tuple[Lease, Sequence[Slow]]], pods: Iterable[PodStatus]
 ) -> Mapping[str, tuple[Evidence, ...]]:
     """What slow members point at, by Node object. A member without a pod that has a node points at nothing."""
-    hosts = {_member(pod): pod.host for pod in pods if pod.host and not pod.finished}
+    alive = [pod for pod in pods if pod.host and not pod.finished]
     found: defaultdict[str, tuple[Evidence, ...]] = defaultdict(tuple)
     for lease, members in slow:
-        held = lease.request
+        hosts = {pod.rank: pod.host for pod in alive if _is_of(pod, lease.request)}
         for one in members:
-            if host := hosts.get((held.run, held.step.partition(".")[0], str(held.attempt), one.member)):
-                found[host] = (*found[host], Evidence(f"pace of {held.run}/{held.step}", in_words(one), "hint"))
+            if host := hosts.get(one.member):
+                source = f"pace of {lease.request.run}/{lease.request.step}"
+                found[host] = (*found[host], Evidence(source, in_words(one), "hint"))
     return dict(found)
 
 
@@ -67,6 +69,6 @@ def _slow_members(stores: Stores, lease: Lease, now: datetime) -> list[Slow]:
         return []
 
 
-def _member(pod: PodStatus) -> tuple[str, str, str, int | None]:
-    labels = pod.labels
-    return labels.get(RUN_LABEL, ""), labels.get(STEP_LABEL, ""), labels.get(ATTEMPT_LABEL, ""), pod.rank
+def _is_of(pod: PodStatus, held: LeaseRequest) -> bool:
+    told = (pod.labels.get(RUN_LABEL), pod.labels.get(ATTEMPT_LABEL))
+    return told == (held.run, str(held.attempt)) and is_of_instance(pod, held.instance)

@@ -47,7 +47,14 @@ def told(store: Store, slow: int | None, windows: int = 4, latest: int = LATEST)
 def pods(*hosts: str) -> list[PodStatus]:
     labels = {"tiphys.dev/run": GANG.request.run, "tiphys.dev/step": "fit", "tiphys.dev/attempt": "1"}
     return [
-        PodStatus(name=f"pod-{rank}", workflow_uid="u", node="n", labels=labels, rank=rank, host=host)
+        PodStatus(
+            name=f"pod-{rank}",
+            workflow_uid="u",
+            node=f"{GANG.request.instance}[0].attempts(0)[1].run",
+            labels=labels,
+            rank=rank,
+            host=host,
+        )
         for rank, host in enumerate(hosts)
     ]
 
@@ -144,3 +151,10 @@ def test_a_hint_alone_cordons_nothing_and_ends_when_it_is_no_longer_heard(store)
     facts.hear({})
     assert facts.version != before
     assert verdict(facts).verdict.state is State.HEALTHY
+
+
+def test_items_of_a_fan_out_are_told_apart(store):
+    told(store, slow=2)
+    slow = slow_in(OnlyStore(store), [GANG], NOW)
+    other = [pod.model_copy(update={"node": "wf-g.fit(1:b)[0].attempts(0)[1].run"}) for pod in pods("x", "x", "x", "x")]
+    assert list(evidence_by_node(slow, [*pods("a", "b", "c", "d"), *other])) == ["c"]
