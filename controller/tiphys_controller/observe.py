@@ -64,6 +64,8 @@ class RunState:
             return replace(found, standing=Standing.UNREAD)
         if end is not None and end.submission >= since:
             return found
+        if self.succeeded and since == self.submissions[-1].claim.submission:
+            return Verdict(Standing.NEVER, f"submission {since} succeeded without it", found.attempt)
         reason = f"its result is older than submission {since}, which was to run it or to check it against its inputs"
         return Verdict(Standing.MISSING, reason, found.attempt)
 

@@ -6,11 +6,12 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.pipeline import Manifest
-from tiphys.records import Event, Outcome, SubmissionClaim, SubmissionKind
+from tiphys.records import Outcome
 from tiphys.store import RunLayout, Store, append_events, claim
 from tiphys_controller.again import check_volumes
 from tiphys_controller.change import Change, check_intact, workflow_record
-from tiphys_controller.drifting import gate, in_words
+from tiphys_controller.claiming import resumed_event, take
+from tiphys_controller.drifting import gate
 from tiphys_controller.fencing import fence
 from tiphys_controller.identity import Identity, workflow_name
 from tiphys_controller.keys import key_digest
@@ -19,7 +20,6 @@ from tiphys_controller.planning import Planned, planned
 from tiphys_controller.prune import prune
 from tiphys_controller.report import PlanReport, report_of
 from tiphys_controller.sending import bind, check_free, send
-from tiphys_controller.starting import first_kind
 from tiphys_controller.submitter import LiveWorkflow, Submitter, is_known
 from tiphys_controller.turns import Turn, cluster_of, next_turn, place
 
@@ -140,10 +140,10 @@ def _resume(store: Store, submitter: Submitter, found: Planned, asked: _Asked) -
         record = workflow_record(found.state.record, asked.change.workflow)
         claim(store, RunLayout(run).workflow(record.digest), record)
         failpoint("resume.after_workflow")
-    claimed = turn.claimed or _claim(store, submitter, found, order, turn)
+    claimed = turn.claimed or take(store, submitter, found, order, turn)
     live = send(store, submitter, claimed, _pruned(store, found, turn), "resume")
     taken = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is Outcome.FENCED)
-    append_events(store, run, "controller", [_event(found, claimed, live, taken)])
+    append_events(store, run, "controller", [resumed_event(found, claimed, live, taken)])
     return Resumed(run, report_of(found, store.url), claimed.submission, live.name, live.uid, taken)
 
 
@@ -176,50 +176,3 @@ def _pruned(store: Store, found: Planned, turn: Turn) -> Manifest:
     run = found.state.record.run
     name = turn.claimed.workflow_name if turn.claimed else workflow_name(run, turn.submission)
     return prune(found.pipeline, found.plan, store.artifact_key, Identity(run, turn.submission, name, turn.namespace))
-
-
-def _claim(store: Store, submitter: Submitter, found: Planned, order: Order, turn: Turn) -> SubmissionClaim:
-    record, before = found.state.record, found.last.claim if found.last else None
-    run, since = record.run, before.fresh_since if before else dict.fromkeys(record.fresh, 1)
-    wanted = SubmissionClaim(
-        run=run,
-        submission=turn.submission,
-        kind=SubmissionKind.RESUME if turn.submission > 1 else first_kind(record),
-        workflow_name=workflow_name(run, turn.submission),
-        namespace=turn.namespace,
-        cluster=submitter.cluster,
-        steps=found.plan.running,
-        again=found.again,
-        fresh_since={**since, **dict.fromkeys(found.fresh, turn.submission)},
-        workflow=order.workflow if order.workflow is not None else before.workflow if before else "",
-        key=order.key,
-    )
-    held, won = claim(store, RunLayout(run).submission(turn.submission), wanted)
-    if not won:
-        raise ConflictError(
-            f"somebody else resumes run {run}: submission {turn.submission} was claimed at {held.written_at:%H:%M:%S} "
-            f"UTC for cluster {held.cluster or 'unknown'} as Workflow {held.namespace}/{held.workflow_name}"
-        )
-    return wanted
-
-
-def _event(found: Planned, claimed: SubmissionClaim, live: LiveWorkflow, fenced: tuple[str, ...]) -> Event:
-    running = found.plan.running
-    skipped = [task.name for task in found.plan.tasks if task.name not in running]
-    message = f"submission {claimed.submission} runs {', '.join(running)}"
-    if skipped:
-        message += f"; finished before: {', '.join(skipped)}"
-    if found.drift:
-        message += f"; changed: {', '.join(dict.fromkeys(one.drift.value for one in found.drift))}"
-    if claimed.again:
-        message += f"; asked to run again: {', '.join(claimed.again)}"
-    data = {
-        "submission": claimed.submission,
-        "workflow": live.name,
-        "run": list(running),
-        "skipped": skipped,
-        "fenced": list(fenced),
-        "again": list(claimed.again),
-        "drift": [in_words(one) for one in found.drift],
-    }
-    return Event(name="run.resumed", message=message, data=data)

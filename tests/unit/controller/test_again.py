@@ -191,6 +191,21 @@ def test_a_result_behind_a_step_that_ran_again_is_checked_even_if_a_workflow_die
     )
 
 
+def test_what_a_submission_was_to_run_and_succeeded_without_is_not_missing(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    """The condition of aside was false when prep had run again."""
+    resume(store, submitter, RUN, again=["prep"])
+    for step in ("prep", "fit", "report"):
+        history.done(step, attempt=2, submission=2)
+    submitter.end(f"{RUN}-2", "Succeeded")
+    assert plan_run(store, RUN).running == ("aside",)
+
+    store.create(LAYOUT.submission_end(2), RunSealed(run=RUN, submission=2, status="Succeeded").to_bytes())
+
+    assert plan_run(store, RUN).running == ()
+
+
 def test_a_key_makes_one_submission(store: Store, submitter: FakeSubmitter, history: History) -> None:
     first = resume(store, submitter, RUN, again=["fit"], key="alert-7")
     running = resume(store, submitter, RUN, again=["fit"], key="alert-7")

@@ -8,9 +8,9 @@
 """
 
 import pytest
-from support.world import Flow, World, commit, fit, outputs, phase, prep, said, world
+from support.world import Flow, World, commit, fit, outputs, phase, prep, said, workflow, world
 
-from tiphys.records import SubmissionClaim, SubmissionKind
+from tiphys.records import SubmissionClaim, SubmissionKind, WorkflowRecord, digest
 from tiphys.store import RunLayout, claim
 
 RUN = "digits-abc12"
@@ -21,7 +21,7 @@ def here(tmp_path) -> World:
     return world(tmp_path)
 
 
-def resumed(here: World, *specs, submission: int = 2, **fresh_since: int) -> Flow:
+def resumed(here: World, *specs, submission: int = 2, made_of: str = "", **fresh_since: int) -> Flow:
     """The next submission of the run, as the controller makes it."""
     name = f"{RUN}-{submission}"
     wanted = SubmissionClaim(
@@ -31,6 +31,7 @@ def resumed(here: World, *specs, submission: int = 2, **fresh_since: int) -> Flo
         workflow_name=name,
         namespace="ml",
         fresh_since=fresh_since,
+        workflow=made_of,
     )
     claim(here.store, RunLayout(RUN).submission(submission), wanted)
     flow = here.submit(*specs, name=name, uid=f"uid-{submission}")
@@ -93,3 +94,22 @@ def test_training_begins_anew_and_goes_on_from_its_own_checkpoints(here):
 
     later = resumed(here, fit(), submission=3, fit=2)
     assert outputs(later.admit("fit", 0))["resume-from"] == "3-10"
+
+
+def test_a_step_whose_program_was_changed_is_judged_by_the_workflow_that_the_submission_was_made_of(here):
+    finish(here.submit(STEP), "prep", "0/artifacts/data")
+    changed = prep(parameters=(), template="t-other")
+    document = workflow([changed])
+    record = WorkflowRecord(run=RUN, workflow=document, digest=digest(document))
+    claim(here.store, RunLayout(RUN).workflow(record.digest), record)
+
+    assert finish(resumed(here, changed, made_of=record.digest), "prep", "0/artifacts/data") == "2"
+    later = resumed(here, STEP, submission=3)
+    assert said(later.admit("prep")) == "Adopted from attempt 1"
+
+
+def test_a_submission_whose_workflow_is_not_on_record_is_refused(here):
+    finish(here.submit(STEP), "prep", "0/artifacts/data")
+    refused = resumed(here, STEP, made_of="0" * 64).admit("prep")
+    assert phase(refused) == "Failed"
+    assert "is not the Workflow that submission 2 of run digits-abc12 was made of" in said(refused)
