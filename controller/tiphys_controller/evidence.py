@@ -36,7 +36,7 @@ class StepListing:
     @cached_property
     def verified(self) -> bool:
         """Whether a projection vouches for what is listed of the last attempt. Plans are made more than once."""
-        projected = self.projections.get(self.last)
+        projected = self.projections.get(self.last, frozenset())
         return bool(projected) and listing_digest(self.outputs.get(self.last, {}).items()) in projected
 
 
