@@ -15,13 +15,14 @@ from typing import Any
 from bench.checkpoint.server import S3, s3_server
 from bench.cluster_bench import machine
 from bench.progress import say
-from bench.resume import decide, goodput, plan, poison, simulated, webhooks
+from bench.resume import decide, goodput, healthy, plan, poison, simulated, webhooks
 
 REPORT = Path(__file__).parents[1] / "reports" / "resume.json"
 PARTS: dict[str, Callable[[S3, bool], dict[str, Any]]] = {
     "plan": plan.measure,
     "decide": decide.measure,
     "webhooks": webhooks.measure,
+    "healthy": lambda _, quick: healthy.measure(quick),
     "poison": lambda _, quick: poison.measure(quick),
     "goodput": lambda _, quick: goodput.measure(quick),
     "simulated": lambda _, quick: simulated.measure(quick),

@@ -9,109 +9,24 @@
 | API server and store time out for an hour | nothing |
 """
 
-import random
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
 
 import pytest
 from support.argo_objects import told
 from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer
-from support.submitter import FakeSubmitter
+from support.resume_loop import RUN, Bench, hour_of_time_outs
 from tiphys_controller import start
-from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.automatic.limits import Mode
 from tiphys_controller.kubernetes import KubernetesSubmitter
-from tiphys_controller.kubernetes.automation import Automation, Parts
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.resumer import Resumer
-from tiphys_controller.kubernetes.view import ClusterView
-from tiphys_controller.kubernetes.writer import Writer
 
-from tiphys.errors import StoreError
-from tiphys.kube import KubeApi, Object, Synced, cluster_name
-from tiphys.kube.resources import WORKFLOWS
+from tiphys.kube import KubeApi, Object, cluster_name
 from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, GpuRequest, StepSpec
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, RunSealed, utc_now
-from tiphys.store import RunLayout, Store, read_record, submissions
-
-RUN = "digits-1"
-
-
-@dataclass
-class Watches:
-    """What `Watching` says of itself."""
-
-    troubles: dict[str, str] = field(default_factory=dict)
-    synced: bool = True
-
-
-class Bench:
-    """A loop whose rounds and clock are in the test's hands."""
-
-    def __init__(self, server: KubeServer, api: KubeApi, store: Store, mode: Mode = Mode.ON) -> None:
-        self.server, self.api, self.store, self.mode = server, api, store, mode
-        self.moment = 1000.0
-        self.watches = Watches()
-        self.pool = ThreadPoolExecutor(4)
-        self.restart()
-        self.moment += 20  # its sight has been good for a while
-
-    def restart(self) -> None:
-        """A new process: nothing is remembered."""
-        self.view, self.metrics = ClusterView(), Metrics()
-        self.loop = self._made()
-
-    def _made(self) -> Resumer:
-        writer = Writer(self.api, lambda: True, self.metrics, utc_now)
-        watches: Any = self.watches
-        limits = Limits(mode=self.mode, per_minute=600.0)
-        clock = lambda: self.moment  # noqa: E731
-        given = (self.api, ("ml",), lambda _: self.store, self.view, watches, writer, self.metrics, lambda: True)
-        return Automation(Parts(*given, limits, clock)).resumer()
-
-    def round(self, seconds: float = 1.0, times: int = 1, *, listed: bool = True) -> None:
-        """``times`` rounds, each ``seconds`` after the last and with all that it begins carried out."""
-        for _ in range(times):
-            self.moment += seconds
-            if listed:
-                self.view.take_workflows("ml", Synced(self.api.list(WORKFLOWS, "ml").items))
-            for begun in self.loop.round(self.pool, threading.Event()):
-                begun.result()
-
-    def started(self, run: str = RUN, *, asks: bool = True) -> History:
-        """A run whose first step is done, and whose Workflow runs."""
-        manifest = pipeline_of(gated("prep"), gated("fit", depends="prep"))
-        manifest["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
-        if asks:
-            manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
-        start(self.store, KubernetesSubmitter(self.api, cluster_name(self.api)), manifest, run, namespace="ml")
-        self.change(run, {"status": {"phase": "Running"}})
-        history = History(self.store, run)
-        history.done("prep")
-        return history
-
-    def change(self, name: str, patch: Object) -> None:
-        self.api.patch(WORKFLOWS, "ml", name, patch)
-
-    def fail(self, name: str = RUN) -> None:
-        self.change(name, {"status": {"phase": "Failed"}})
-
-    def delete(self, name: str = RUN) -> None:
-        self.api.delete(WORKFLOWS, "ml", name)
-
-    def names(self) -> list[str]:
-        return sorted(one["metadata"]["name"] for one in self.server.objects("workflows"))
-
-    def reasons(self) -> list[str]:
-        return [reason for reason, _ in told(self.server)]
-
-    def count(self, metric: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"tiphys_controller_{metric}", labels) or 0.0
+from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, RunSealed
+from tiphys.store import RunLayout, Store, read_record
 
 
 @pytest.fixture
@@ -289,52 +204,9 @@ def test_a_watch_that_is_broken_stops_everything(bench: Bench) -> None:
     assert bench.names() == [RUN, f"{RUN}-2"]
 
 
-class Unreliable:
-    """A store or a cluster of which every third call times out."""
-
-    def __init__(self, real: Any, chance: random.Random) -> None:
-        self._real, self._chance = real, chance
-        self.failed = 0
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._real, name)
-        if not callable(found):
-            return found
-
-        def call(*args: Any, **given: Any) -> Any:
-            if self._chance.random() < 1 / 3:
-                self.failed += 1
-                raise StoreError(f"{name} timed out")
-            return found(*args, **given)
-
-        return call
-
-
 def test_an_hour_of_time_outs_makes_no_workflow_for_a_hundred_healthy_runs(
-    server: KubeServer, api: KubeApi, store: Store, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    server: KubeServer, store: Store, tmp_path: Path
 ) -> None:
-    chance = random.Random(7)
-    cluster = FakeSubmitter(tmp_path / "west")
-    flaky_store: Any = Unreliable(store, chance)
-    flaky_cluster: Any = Unreliable(cluster, chance)
-    monkeypatch.setattr("tiphys_controller.kubernetes.automation.submitter_of", lambda _: lambda: flaky_cluster)
-    bench = Bench(server, api, store)
-    manifest = pipeline_of(gated("fit"))
-    manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
-    runs = [f"digits-{number}" for number in range(100)]
-    for run in runs:
-        start(store, cluster, manifest, run, namespace="ml")
-    objects = [{**cluster.manifest(run, "ml"), "status": {"phase": "Running"}} for run in runs]
-    for one in objects:
-        one["metadata"]["uid"] = f"uid-of-{one['metadata']['name']}"
-    bench.store = flaky_store
-    for minute in range(60):
-        # A list that came back empty, or half, before the watch noticed that something is wrong.
-        shown = chance.choice([objects, objects, [], objects[:50]])
-        bench.view.take_workflows("ml", Synced(shown))
-        bench.watches.troubles = {"workflows": "timed out"} if chance.random() < 0.5 else {}
-        bench.round(60 if minute % 7 else 1, listed=False)
-    assert cluster.names() == sorted(runs)
-    assert flaky_store.failed + flaky_cluster.failed > 300, "the faults were really there"
-    assert all(len(submissions(store, run)) == 1 for run in runs[:10])
-    bench.pool.shutdown()
+    seen = hour_of_time_outs(server, store, tmp_path)
+    assert seen.resubmitted == 0
+    assert seen.faults > 300, "the faults were really there"

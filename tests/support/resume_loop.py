@@ -1,0 +1,161 @@
+"""The loop that resumes runs, with its rounds and its clock in the test's hands, and an hour of bad sight."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from tiphys_controller import start
+from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.kubernetes import KubernetesSubmitter
+from tiphys_controller.kubernetes.automation import Automation, Parts
+from tiphys_controller.kubernetes.metrics import Metrics
+from tiphys_controller.kubernetes.resumer import Resumer
+from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.writer import Writer
+
+from support.compiled import History, gated, pipeline_of
+from support.kube_server import KubeServer
+from support.submitter import FakeSubmitter
+from tiphys.errors import StoreError
+from tiphys.kube import KubeApi, Object, Synced, cluster_name
+from tiphys.kube.resources import WORKFLOWS
+from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.policy import PIPELINE_ANNOTATION
+from tiphys.records import utc_now
+from tiphys.store import Store, submissions
+
+RUN = "digits-1"
+
+
+@dataclass
+class Watches:
+    """What `Watching` says of itself."""
+
+    troubles: dict[str, str] = field(default_factory=dict)
+    synced: bool = True
+
+
+class Bench:
+    """A loop whose rounds and clock are in the test's hands."""
+
+    def __init__(self, server: KubeServer, api: KubeApi, store: Store, mode: Mode = Mode.ON) -> None:
+        self.server, self.api, self.store, self.mode = server, api, store, mode
+        self.moment = 1000.0
+        self.watches = Watches()
+        self.pool = ThreadPoolExecutor(4)
+        self.restart()
+        self.moment += 20  # its sight has been good for a while
+
+    def restart(self) -> None:
+        """A new process: nothing is remembered."""
+        self.view, self.metrics = ClusterView(), Metrics()
+        self.loop = self._made()
+
+    def _made(self) -> Resumer:
+        writer = Writer(self.api, lambda: True, self.metrics, utc_now)
+        watches: Any = self.watches
+        limits = Limits(mode=self.mode, per_minute=600.0)
+        clock = lambda: self.moment  # noqa: E731
+        given = (self.api, ("ml",), lambda _: self.store, self.view, watches, writer, self.metrics, lambda: True)
+        return Automation(Parts(*given, limits, clock)).resumer()
+
+    def round(self, seconds: float = 1.0, times: int = 1, *, listed: bool = True) -> None:
+        """``times`` rounds, each ``seconds`` after the last and with all that it begins carried out."""
+        for _ in range(times):
+            self.moment += seconds
+            if listed:
+                self.view.take_workflows("ml", Synced(self.api.list(WORKFLOWS, "ml").items))
+            for begun in self.loop.round(self.pool, threading.Event()):
+                begun.result()
+
+    def started(self, run: str = RUN, *, asks: bool = True) -> History:
+        """A run whose first step is done, and whose Workflow runs."""
+        manifest = pipeline_of(gated("prep"), gated("fit", depends="prep"))
+        manifest["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
+        if asks:
+            manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
+        start(self.store, KubernetesSubmitter(self.api, cluster_name(self.api)), manifest, run, namespace="ml")
+        self.change(run, {"status": {"phase": "Running"}})
+        history = History(self.store, run)
+        history.done("prep")
+        return history
+
+    def change(self, name: str, patch: Object) -> None:
+        self.api.patch(WORKFLOWS, "ml", name, patch)
+
+    def fail(self, name: str = RUN) -> None:
+        self.change(name, {"status": {"phase": "Failed"}})
+
+    def delete(self, name: str = RUN) -> None:
+        self.api.delete(WORKFLOWS, "ml", name)
+
+    def names(self) -> list[str]:
+        return sorted(one["metadata"]["name"] for one in self.server.objects("workflows"))
+
+    def reasons(self) -> list[str]:
+        return [reason for reason, _ in told(self.server)]
+
+    def count(self, metric: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"tiphys_controller_{metric}", labels) or 0.0
+
+
+class Unreliable:
+    """A store or a cluster of which every third call times out."""
+
+    def __init__(self, real: Any, chance: random.Random) -> None:
+        self._real, self._chance = real, chance
+        self.failed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **given: Any) -> Any:
+            if self._chance.random() < 1 / 3:
+                self.failed += 1
+                raise StoreError(f"{name} timed out")
+            return found(*args, **given)
+
+        return call
+
+
+class Hour(NamedTuple):
+    """What came of `hour_of_time_outs`."""
+
+    resubmitted: int
+    faults: int
+    """Calls to store and cluster that really timed out."""
+
+
+def hour_of_time_outs(server: KubeServer, store: Store, folder: Path, runs: int = 100, seed: int = 7) -> Hour:
+    """A virtual hour in which every third call to store and cluster times out, and lists are empty or half."""
+    chance = random.Random(seed)
+    cluster = FakeSubmitter(folder / "west")
+    flaky_store: Any = Unreliable(store, chance)
+    flaky_cluster: Any = Unreliable(cluster, chance)
+    names = [f"digits-{number}" for number in range(runs)]
+    manifest = pipeline_of(gated("fit"))
+    manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
+    for run in names:
+        start(store, cluster, manifest, run, namespace="ml")
+    objects = [{**cluster.manifest(run, "ml"), "status": {"phase": "Running"}} for run in names]
+    for one in objects:
+        one["metadata"]["uid"] = f"uid-of-{one['metadata']['name']}"
+    submitters = "tiphys_controller.kubernetes.automation.submitter_of"
+    with mock.patch(submitters, lambda _: lambda: flaky_cluster):
+        bench = Bench(server, server.api("ml"), store)
+        bench.store = flaky_store
+        for minute in range(60):
+            # A list that came back empty, or half, before the watch noticed that something is wrong.
+            shown = chance.choice([objects, objects, [], objects[: runs // 2]])
+            bench.view.take_workflows("ml", Synced(shown))
+            bench.watches.troubles = {"workflows": "timed out"} if chance.random() < 0.5 else {}
+            bench.round(60 if minute % 7 else 1, listed=False)
+        bench.pool.shutdown()
+    resubmitted = len(set(cluster.names()) - set(names)) + sum(len(submissions(store, run)) - 1 for run in names[:10])
+    return Hour(resubmitted, flaky_store.failed + flaky_cluster.failed)
