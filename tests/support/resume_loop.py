@@ -17,6 +17,7 @@ from tiphys_controller.kubernetes.resumer import Resumer
 from tiphys_controller.kubernetes.view import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 
+from support.argo_objects import told
 from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer
 from support.submitter import FakeSubmitter
