@@ -5,12 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Literal
 
+from pydantic import Field
+
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.records import Evidence, Record, Timestamp
 from tiphys.store import Attempt, Store, Submission, all_attempts, list_runs, read_run
 from tiphys_controller.phase import Phase, Seen, phase_of
 from tiphys_controller.planning import Planned, planned
 from tiphys_controller.report import Document, StepReport, report_of
+from tiphys_controller.starting import code_version, own_parameters
 from tiphys_controller.submitter import Submitter, is_known
 from tiphys_controller.turns import cluster_of, place
 
@@ -79,6 +82,8 @@ class RunDetail(Document):
     kind: Literal["Run"] = "Run"
     store: str
     summary: RunSummary
+    parent: str = Field(default="", exclude_if=lambda parent: not parent)
+    """The run that this one is a fork of."""
     parameters: dict[str, str]
     code_version: str | None
     submissions: tuple[SubmissionDetail, ...]
@@ -107,11 +112,13 @@ def describe(store: Store, run: str, submitter: Submitter | None = None) -> RunD
     """
     found = planned(store, run)
     attempts = all_attempts(store, run)
+    record, changed = found.state.record, found.state.workflow is not found.state.record.workflow
     return RunDetail(
         store=store.url,
         summary=_summary(found, submitter),
-        parameters=found.state.record.parameters,
-        code_version=found.state.record.code_version,
+        parent=record.parent,
+        parameters=own_parameters(found.state.workflow) if changed else record.parameters,
+        code_version=code_version(found.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission(one) for one in found.state.submissions),
         steps=tuple(_step(report, attempts) for report in report_of(found, store.url).steps),
     )

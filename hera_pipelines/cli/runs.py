@@ -119,6 +119,8 @@ def _show_summary(screen: Screen, detail: RunDetail) -> None:
     line = Text.assemble((summary.run, "bold"), f" of pipeline {summary.pipeline}: ", _phase(summary.phase))
     screen.show(line.append(f", {summary.reason}" if summary.reason else ""))
     screen.show(Text(f"{summary.steps_done} of {summary.steps_total} steps done, {summary.submissions} submissions"))
+    if detail.parent:
+        screen.show(Text(f"fork of run {detail.parent}"))
     if detail.parameters:
         screen.show(Text("parameters: " + ", ".join(f"{name}={value}" for name, value in detail.parameters.items())))
 

@@ -9,6 +9,7 @@ import itertools
 import json
 from typing import NamedTuple
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.compiled import History, gated, pipeline_of, plain
@@ -18,6 +19,7 @@ from tiphys_controller.identity import Identity
 from tiphys_controller.planning import planned
 from tiphys_controller.prune import prune
 
+from tiphys.errors import UsageError
 from tiphys.protocol.pipeline import CompiledPipeline, Manifest
 from tiphys.records import RunRecord, item_step
 from tiphys.store import RunLayout
@@ -124,14 +126,18 @@ def step_ids(task: Manifest) -> list[str]:
     return [item_step(task["name"], item, items[:index].count(item)) for index, item in enumerate(items)]
 
 
-def needed(case: Case, ended: dict[str, Ended]) -> set[str]:
-    """The tasks that a resume must run, found without the controller: a least fixed point."""
+def needed(case: Case, ended: dict[str, Ended], asked: frozenset[str] = frozenset()) -> set[str]:
+    """The tasks that a resume must run, found without the controller: a least fixed point.
+
+    ``asked`` are those that a person wants to run again.
+    """
     bodies = {task["name"]: task for task in case.tasks}
     needs = {name: waits_for(body) for name, body in bodies.items()}
     read = {name for other in needs.values() for name in other}
     on_record = {name for name, end in ended.items() if end.status == "Succeeded" and name not in case.lost}
     # A plain task proves nothing by itself, but one that others read has been there for them.
     alone = {name for name, body in bodies.items() if name not in (read if body["_plain"] else on_record)}
+    alone |= asked
     omitted = {name for name in bodies if false_for_good(bodies, name, ended)}
     readable = {name for name in read - omitted if bodies[name]["_plain"]}
     found = alone - omitted
@@ -181,6 +187,22 @@ def test_exactly_the_needed_tasks_run(case: Case) -> None:
     found = planned(recorded(case, whole), RUN)
 
     assert set(found.plan.running) == needed(case, whole)
+
+
+@settings(max_examples=75)
+@given(cases(), st.data())
+def test_a_task_that_is_asked_for_runs_again_with_all_behind_it(case: Case, data: st.DataObject) -> None:
+    whole = interpret(list(case.tasks), case.failing, artifact_keys(case.tasks))
+    asked = data.draw(st.sampled_from(sorted(whole)))
+    expected = needed(case, whole, frozenset({asked}))
+
+    if asked not in expected:
+        with pytest.raises(UsageError, match=f"{asked} is to run again and would not: its condition"):
+            planned(recorded(case, whole), RUN, [asked])
+        return
+    found = planned(recorded(case, whole), RUN, [asked])
+    assert set(found.plan.running) == expected
+    assert asked in found.fresh
 
 
 def assert_no_template_is_missing_or_unused(manifest: Manifest) -> None:

@@ -19,7 +19,7 @@ from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.lineage import commit, ref
 from support.submitter import FakeSubmitter
-from tiphys_controller import Change, Difference, fork, in_words, plan_run, resume, start
+from tiphys_controller import Change, Difference, describe, fork, in_words, plan_run, resume, start
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from tiphys.protocol.drift import DRIFT_ANNOTATION, Drift
@@ -202,6 +202,7 @@ def test_an_action_can_be_overridden(store: Store, submitter: FakeSubmitter, his
     change = Change(with_parameter("0.5"), {"parameters": "warn"})
 
     assert resume(store, submitter, RUN, change=change).plan.running == ("fit", "report")
+    assert describe(store, RUN).parameters == {"lr": "0.5"}
 
 
 def test_the_author_says_what_may_not_change_at_all(store: Store, submitter: FakeSubmitter) -> None:
@@ -289,6 +290,7 @@ def test_a_fork_is_a_run_of_its_own_that_names_its_parent(
     [first] = submissions(store, "hot")
     assert (first.claim.kind, first.claim.fresh_since) == (SubmissionKind.FORK, {"aside": 1})
     assert [key for key in keys(store) if key.startswith(LAYOUT.prefix)] == before
+    assert (describe(store, "hot").parent, describe(store, RUN).parent) == (RUN, "")
     assert len(submitter.manifest("hot")["spec"]["templates"][0]["dag"]["tasks"]) == 4
 
 
