@@ -2,23 +2,26 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.story.pipelines import expected_version, pair, story
 from support.story.scenarios import check_starts, ended, model, version
+from tiphys_controller import start
 
+from hera_pipelines.local.session import LocalSession
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.records import Outcome, SubmissionKind
-from tiphys.store import submissions
+from tiphys.store import list_runs, submissions
 
 from .world import Workflow, World, command
 
 STEPS = 40
 
 
-def resume(world: World, run: str) -> Workflow:
+def resume(world: World, run: str, *options: str) -> Workflow:
     """`tiphys resume` as a person calls it, who watches to the end; the Workflow that it made."""
-    line = [sys.executable, "-m", "hera_pipelines.cli", "resume", run, "--store", world.settings.store]
+    line = [sys.executable, "-m", "hera_pipelines.cli", "resume", run, "--store", world.settings.store, *options]
     command(line, seconds=world.settings.patience_seconds)
     bound = submissions(world.store, run)[-1].bound
     assert bound is not None
@@ -94,3 +97,38 @@ def test_a_finished_run_has_nothing_to_resume(world: World) -> None:
     first.wait()
     command([sys.executable, "-m", "hera_pipelines.cli", "resume", first.run, "--store", world.settings.store])
     assert len(submissions(world.store, first.run)) == 1
+
+
+def test_a_run_begun_in_another_place_goes_on_here(world: World, tmp_path: Path) -> None:
+    """The local engine is a cluster of its own, with the same store; its program fails after a checkpoint."""
+    manifest = story(world.place, steps=12, fate="error@7", name="moved").compile()
+    with LocalSession(world.store, tmp_path / "state") as session:
+        started = start(world.store, session, manifest, namespace=world.settings.namespace)
+        assert str(session.run(started.workflow_name)) == "Failed"
+    second = resume(world, started.run, "--cluster", "--namespace", world.settings.namespace)
+    second.wait()
+    first, last = second.attempts("train")
+    assert first.claim.submission != last.claim.submission
+    assert last.claim.starts_from is not None
+    assert {node.template for node in second.nodes()}.isdisjoint({"preprocess-run"})
+    assert version(world.store, started.run) == expected_version(12)
+    bound = [one.bound for one in submissions(world.store, started.run)]
+    assert len({one.cluster for one in bound if one}) == 2
+
+
+def test_done_steps_run_again_from_one_of_them_and_a_fork_begins_with_the_others(world: World) -> None:
+    first = world.submit(story(world.place, steps=8, pause=0).compile())
+    first.wait()
+    second = resume(world, first.run, "--from", "train")
+    second.wait()
+    assert [ended(attempt).outcome for attempt in second.attempts("train")] == [Outcome.DONE] * 2
+    assert second.attempts("train")[1].claim.starts_from is None, "it begins anew"
+    assert len(second.attempts("preprocess")) == 1
+    store = ["--store", world.settings.store]
+    line = [sys.executable, "-m", "hera_pipelines.cli", "fork", first.run, *store, "--from", "register"]
+    told = command(
+        [*line, "--cluster", "--namespace", world.settings.namespace], seconds=world.settings.patience_seconds
+    )
+    fork = next(run for run in list_runs(world.store) if run.startswith("story") and run in told)
+    assert version(world.store, fork) == expected_version(8)
+    assert not [one for one in world.workflow(fork).nodes() if one.template == "train-run"]
