@@ -63,7 +63,7 @@ class AttemptDetail(Record):
     """What it was given because of how attempts before it had ended."""
     exit_code: int | None
     starts_from: str
-    """The checkpoint, as ``attempt-step``; empty for none."""
+    """The checkpoint, as ``attempt-step``, with its lineage before it if it is of another run; empty for none."""
     opened_at: Timestamp
     ended_at: Timestamp | None
     outputs: dict[str, str]
@@ -211,7 +211,7 @@ def _attempt(one: Attempt) -> AttemptDetail:
         evidence=end.evidence if end else None,
         escalation=one.claim.escalation.words if one.claim.escalation else "",
         exit_code=end.exit_code if end else None,
-        starts_from=str(one.claim.starts_from or ""),
+        starts_from=one.claim.starts_from.within(one.claim.lineage) if one.claim.starts_from else "",
         opened_at=one.claim.written_at,
         ended_at=end.written_at if end else None,
         outputs={output.name: output.key if output.value is None else output.value for output in end.outputs}

@@ -62,7 +62,7 @@ def _of_submission(submission: Submission) -> Iterator[Event]:
 
 def _of_attempt(attempt: Attempt) -> Iterator[Event]:
     claim, end = attempt
-    start = str(claim.starts_from) if claim.starts_from else ""
+    start = claim.starts_from.within(claim.lineage) if claim.starts_from else ""
     yield Event(
         name="attempt.started",
         at=claim.written_at,
@@ -132,7 +132,10 @@ def _of_checkpoint(step: str, attempt: AttemptNode, node: CheckpointNode) -> Ite
 def _from(claim: AttemptClaim) -> str:
     if not claim.lineage:
         return ""
-    return f" from {claim.starts_from.words}" if claim.starts_from else " from the beginning"
+    start = claim.starts_from
+    if start is None:
+        return " from the beginning"
+    return f" from {start.words}{'' if start.lineage == claim.lineage else f' of {start.lineage}'}"
 
 
 def _ended(end: AttemptEnd) -> str:
