@@ -137,6 +137,31 @@ def test_a_run_goes_on_at_its_cluster_in_its_namespace(
     assert (second.bound.namespace, second.bound.cluster) == ("tenant", cluster_name(api))
 
 
+@pytest.mark.parametrize(("options", "namespace"), [((), "tenant"), (("-n", "ml"), "ml")])
+def test_a_fork_goes_to_the_cluster_of_its_parent_and_leaves_that_alone(
+    options: tuple[str, ...],
+    namespace: str,
+    tiphys: Command,
+    server: KubeServer,
+    api: KubeApi,
+    kubeconfig: Path,
+    store: Store,
+) -> None:
+    server.add_namespace("tenant")
+    begun(store, on(api), namespace="tenant")
+
+    answer = tiphys(
+        *("fork", RUN, "--from", "fit", "--run", "hot", "--detach"),
+        *("--store", store.url, "--kubeconfig", kubeconfig, *options),
+    )
+
+    assert (answer.code, answer.out) == (0, "hot\n")
+    assert api.get(WORKFLOWS, namespace, "hot")["metadata"]["labels"]["tiphys.dev/run"] == "hot"
+    first = submissions(store, "hot")[0].claim
+    assert (first.kind, first.cluster, first.fresh_since) == ("fork", cluster_name(api), {"fit": 1})
+    assert len(submissions(store, RUN)) == 1
+
+
 def test_a_run_that_fails_there_says_why_and_how_to_go_on(
     tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
 ) -> None:
