@@ -9,18 +9,21 @@
 | none of them could stay                                                          | for each decision, by `admit`  |
 | no other lawful set loses less                                                   | for each decision, all subsets |
 | what leaves for somebody goes to it                                              | when they are gone             |
+| whoever asks before it does, of its queue or of another, waiting or new          | after each of them is gone     |
 | nobody has one go that had it go, and it comes to rest                           | while nothing ends by itself   |
 """
 
 from dataclasses import replace
 from itertools import combinations
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena, Mark
 from support.preemption_oracle import borrowers_go_last_in_first_out, come_to_rest, examine, lawful, starts
-from tiphys_plugin.ledger.model import Admitted, Lease
+from tiphys_plugin.ledger.line import PROMISE_LASTS
+from tiphys_plugin.ledger.model import Admitted, Lease, LeaseRequest
 from tiphys_plugin.queues import Queues
 
 OFTEN = st.sampled_from([True, True, True, False])
@@ -119,3 +122,68 @@ def test_a_mark_is_made_by_the_newest_book_or_not_at_all(rules, jobs, losses, da
         assert marked or arena.book is before
     for mark in arena.marks:
         examine(arena, mark)
+
+
+newcomers = st.lists(
+    st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from("abc"), st.sampled_from([0, 1, 5, 9])), max_size=5
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rules(), jobs, newcomers, st.randoms(use_true_random=False))
+def test_what_leaves_for_somebody_goes_to_it_whoever_asks_before(rules, jobs, newcomers, order):
+    """They leave one after the other, and all others ask in between: those who wait, those who left, and new ones."""
+    arena = Arena(rules)
+    for number, (gpus, queue, priority) in enumerate(jobs):
+        arena.ask(ask(gpus, f"u{number}", queue=queue, priority=priority))
+    arena.look(most=1)
+    others = [
+        ask(gpus, f"new{number}", queue=queue, priority=priority)
+        for number, (gpus, queue, priority) in enumerate(newcomers)
+    ]
+    all_leave_while_others_ask(arena, others, order)
+
+
+def test_what_leaves_for_two_goes_to_both_though_there_would_be_more_than_enough_for_one():
+    rules = Queues.model_validate(
+        {
+            "queues": [
+                {"name": name, "cohort": "lab", "gpus": {"A100": quota}, "preempts_lower_priority": True}
+                for name, quota in {"a": 6, "b": 6, "c": 1}.items()
+            ],
+            "inventory": {"A100": {"count": 12}},
+        }
+    )
+    arena = Arena(rules)
+    running = [(2, "b", 1), (2, "a", 0), (3, "a", 1), (1, "a", 1), (3, "c", 0), (1, "a", 0)]
+    for number, (gpus, queue, priority) in enumerate([*running, (4, "a", 5), (2, "a", 0), (3, "b", 5)]):
+        arena.ask(ask(gpus, f"u{number}", queue=queue, priority=priority))
+    arena.look()
+    assert [mark.mine.request.uid for mark in arena.marks] == ["u6", "u8"]
+    all_leave_while_others_ask(arena, [], Random(1))
+
+
+def all_leave_while_others_ask(arena: Arena, others: list[LeaseRequest], order: Random) -> None:
+    heirs = {mark.mine.request.uid: mark.mine.request for mark in arena.marks}
+    others = [*others, *(one.request for one in arena.book.waiting if one.request.uid not in heirs)]
+    leaving = [one.id for one in arena.book.leases if one.leaving is not None]
+    order.shuffle(leaving)
+    for lease in leaving:
+        others += arena.leave([lease])
+        for request in order.sample(others, min(len(others), 6)):  # a second each: they come before it has given up
+            arena.ask(request)
+    for request in heirs.values():
+        assert isinstance(arena.ask(request), Admitted), "what left for it went to somebody else"
+
+
+def test_what_is_kept_for_somebody_who_asks_no_more_is_not_kept_for_long():
+    rules = Queues.model_validate({"queues": [{"name": "a", "gpus": {"A100": 4}, "preempts_lower_priority": True}]})
+    arena = Arena(rules)
+    arena.ask(ask(4, "first", queue="a"))
+    arena.ask(ask(4, "heir", queue="a", priority=5))
+    arena.look()
+    arena.leave()
+    for _ in range(100):
+        assert not isinstance(arena.ask(ask(4, "late", queue="a", priority=9)), Admitted)
+    arena.now += PROMISE_LASTS
+    assert isinstance(arena.ask(ask(4, "late", queue="a", priority=9)), Admitted)

@@ -4,7 +4,7 @@ Only the book moves, by the same transitions that the ledgers store, so a search
 can afford thousands of preemptions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
@@ -61,11 +61,11 @@ class Arena:
     def losses(self, leases: Sequence[Lease]) -> dict[str, float]:
         return {one.id: self._lost.get(one.request.uid, float(one.request.gpus)) for one in leases}
 
-    def look(self) -> int:
-        """As the job of a service does it; how many were asked to leave."""
+    def look(self, most: int | None = None) -> int:
+        """As the job of a service does it, or for so many of those who wait; how many were asked to leave."""
         asked = 0
         for one in sorted(self.book.waiting, key=lambda one: (-one.request.priority, one.arrival)):
-            chosen = self.choose(one.request.uid)
+            chosen = self.choose(one.request.uid) if most is None or len(self.marks) < most else None
             if isinstance(chosen, Victims):
                 asked += len(self.mark(one.request.uid, chosen.leases))
         return asked
@@ -79,9 +79,10 @@ class Arena:
             self.marks.append(Mark(before, mine, tuple(victims), self.now))
         return marked
 
-    def leave(self) -> list[LeaseRequest]:
-        """Those who were asked are gone; their next attempts, which have not asked yet."""
-        gone = [one for one in self.book.leases if one.leaving is not None]
+    def leave(self, only: Container[str] | None = None) -> list[LeaseRequest]:
+        """Those who were asked, or ``only`` these leases, are gone; their next attempts, which have not asked yet."""
+        asked = [one for one in self.book.leases if one.leaving is not None]
+        gone = [one for one in asked if only is None or one.id in only]
         self.now += timedelta(seconds=1)
         for one in gone:
             self.book = self.book.release(one.id, self.rules, self.now)

@@ -61,10 +61,10 @@ def _as_many_as_fit(state: State, mine: Waiting, now: datetime) -> tuple[LeaseRe
     It waits as the fewest that it can do with: nobody has to leave, and nothing
     is kept, for those that it would only like to have.
     """
-    answer = decide(state, mine.request, mine.arrival, now)
+    answer = decide(state, mine.request, mine.arrival, now, mine.promised_at)
     if isinstance(answer, Admitted):
         for larger in mine.request.larger:
-            if isinstance(more := decide(state, larger, mine.arrival, now), Admitted):
+            if isinstance(more := decide(state, larger, mine.arrival, now, mine.promised_at), Admitted):
                 return larger, more
     return mine.request, answer
 

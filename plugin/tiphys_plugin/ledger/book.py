@@ -76,7 +76,7 @@ class Book:
         )
         over = replace(held, request=held.request.of(held.request.members - members))
         leases = tuple(left if one is held else one for one in self.leases)
-        return replace(self, leases=leases, history=ended(self.history, [over], rules, now))
+        return replace(self._promising([over], now), leases=leases, history=ended(self.history, [over], rules, now))
 
     def release_workflow(self, uid: str, now: datetime) -> "Book":
         """Withdraw a workflow and have its leases checked at once."""
@@ -112,7 +112,18 @@ class Book:
             return self
         gone = {one.id for one in over}
         leases = tuple(one for one in self.leases if one.id not in gone)
-        return replace(self, leases=leases, history=ended(self.history, over, rules, now))
+        return replace(self._promising(over, now), leases=leases, history=ended(self.history, over, rules, now))
+
+    def _promising(self, over: Sequence[Lease], now: datetime) -> "Book":
+        """With what comes free kept for those for whom others were asked to leave, who ask only every few seconds."""
+        heirs = {(one.leaving.uid, one.leaving.step) for one in over if one.leaving is not None}
+        if not heirs:
+            return self
+
+        def kept(one: Waiting) -> Waiting:
+            return replace(one, promised_at=now) if (one.request.uid, one.request.step) in heirs else one
+
+        return replace(self, waiting=tuple(map(kept, self.waiting)))
 
     def differs(self, earlier: "Book", patience: timedelta) -> bool:
         """Whether there is more to store than signs of life that are younger by less than ``patience``."""

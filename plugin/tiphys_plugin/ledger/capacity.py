@@ -203,6 +203,8 @@ class Capacity:
             missing.add(Limit("queue", queue.name, source.pool))
         elif queue.cohort is not None and self.room(queue, source.pool) < gpus:
             missing.add(Limit("cohort", queue.cohort, source.pool))
+            if self.held(queue, source.pool) < queue.keeps(source.pool):
+                missing.add(Limit("queue", queue.name, source.pool))  # what is left of it would help, too
         if self._unused(source.kind, source.existing) < gpus or (not missing and self._has_no_place(source)):
             missing |= source.types
         return missing

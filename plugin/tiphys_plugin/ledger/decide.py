@@ -52,8 +52,13 @@ class State:
     history: tuple[Consumed, ...] = ()
 
 
-def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> Admission:
-    """Admit, defer or reject ``request``, which arrived as number ``arrival``. `Admitted.lease` is left empty."""
+def decide(
+    state: State, request: LeaseRequest, arrival: int, now: datetime, promised_at: datetime | None = None
+) -> Admission:
+    """Admit, defer or reject ``request``, which arrived as number ``arrival``. `Admitted.lease` is left empty.
+
+    ``promised_at`` is that of its `Waiting`.
+    """
     if state.queues is None:
         return Admitted(lease="", pool=request.gpu_type or ANY_TYPE)
     if isinstance(state.queues, Misconfigured):
@@ -69,7 +74,7 @@ def decide(state: State, request: LeaseRequest, arrival: int, now: datetime) -> 
     if queue.stopped:
         why = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
         return _wait(state.waiting, request, arrival, Reason.QUEUE_STOPPED, why, queue)
-    mine = Waiting(request, arrival, since=now, seen_at=now)
+    mine = Waiting(request, arrival, since=now, seen_at=now, promised_at=promised_at)
     line = list(_hopeful(state.queues, state.waiting))
     insort(line, mine, key=attrgetter("arrival"))
     seen = turn(state.queues, state.leases, state.history, line, arrival, now)

@@ -21,7 +21,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from math import ceil, inf
 
@@ -36,6 +36,8 @@ from tiphys_plugin.ledger.terms import Limit, Terms, terms_of
 from tiphys_plugin.ledger.verdict import Look, Rank, Seen, Start, Turn, Verdict
 from tiphys_plugin.queues import Queue, Queues
 
+PROMISE_LASTS = timedelta(minutes=2)
+"""What has come free for somebody is kept for so long; who waits asks every few seconds."""
 _FIRST_OF_ALL: Rank = (False, False, 0, 0.0, 0)
 _HOPEFUL: tuple[float, Verdict | None] = (inf, None)
 
@@ -119,8 +121,9 @@ class _Walk:
                     return
                 self._seen.append(Seen(before, one.waiting, verdict))
 
+        anybody = self._known.promises or lines.has_promises
         for queue, line in lines:
-            push(queue, iter(self._promised_first(queue, line)), _FIRST_OF_ALL)
+            push(queue, iter(self._promised_first(queue, line) if anybody else line), _FIRST_OF_ALL)
         while heads:
             rank, _, queue, rest, one = heapq.heappop(heads)
             yield rank, queue, one
@@ -137,9 +140,7 @@ class _Walk:
         For one of the latter others may have left a moment ago: what it has come
         to have must not go to the next for whom somebody leaves.
         """
-        if not self._known.promises:
-            return set()
-        promised = [one for one in line if self._known.is_promised(one.waiting.request)]
+        promised = [one for one in line if self._is_promised(one.waiting)]
         others = promised if queue.preempts else []
         before = [
             one
@@ -147,6 +148,12 @@ class _Walk:
             if any(one.place < other.place and one.waiting.arrival < other.waiting.arrival for other in others)
         ]
         return {one.waiting.arrival for one in (*promised, *before)}
+
+    def _is_promised(self, one: Waiting) -> bool:
+        """Whether somebody was asked to leave for it, be he there or gone a moment ago."""
+        if self._known.is_promised(one.request):
+            return True
+        return one.promised_at is not None and abs(self._now - one.promised_at) <= PROMISE_LASTS
 
     def _rank(self, queue: Queue, one: Entry) -> Rank:
         request, terms, known = one.waiting.request, one.terms, self._borrows[queue.name]
@@ -163,10 +170,13 @@ class _Walk:
         if not fitting:
             return self._lacks(queue, one, self._capacity.short_of(queue, request))
         held_up: list[Reservation] = []
+        is_promised = one.waiting.arrival in self._first
         for pool in fitting:
             hold, draws = self._capacity.placed(request, pool), self._capacity.draws_on(queue, request, pool)
             end = end_of(request, self._now)
-            delayed = next((kept for kept in self._reserved if kept.is_delayed_by(hold, draws, end)), None)
+            delayed = next(
+                (kept for kept in self._reserved if kept.is_delayed_by(hold, draws, end, is_promised=is_promised)), None
+            )
             if delayed is None:
                 self._start(request, hold, end)
                 return Verdict(draws, pool, hold.placement.nodes if hold.placement is not None else ())
@@ -203,8 +213,9 @@ class _Walk:
         then = self._capacity.copy()
         scope = self._scope(queue, one.request)
         start = first_fit(then, self._ends_in(scope), queue, one.request)
-        known = (start, then, scope) if start is not None else ()
-        insort(self._reserved, Reservation(one, queue, short, *known), key=self._leaves)
+        kept = Reservation(one, queue, short, is_promised=one.arrival in self._first)
+        known = replace(kept, start=start, then=then, scope=scope) if start is not None else kept
+        insort(self._reserved, known, key=self._leaves)
         return start
 
     def _ends_in(self, scope: Scope) -> Iterable[End]:

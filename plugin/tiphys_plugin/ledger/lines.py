@@ -33,6 +33,8 @@ class Lines:
     def __init__(self, queues: Queues, waiting: Sequence[Waiting] = ()) -> None:
         self.queues = queues
         self._asked = _asked(waiting)
+        self.has_promises = any(one.promised_at for one in waiting)
+        """Whether something is kept for anybody for whom others have left."""
         self._entries: dict[int, Entry] = {}
         self._lines: dict[str, list[Entry]] = {}
         for one in waiting:
@@ -56,7 +58,7 @@ class Lines:
         gone = [
             entry
             for arrival, entry in self._entries.items()
-            if arrival not in now or now[arrival].request is not entry.waiting.request
+            if arrival not in now or not _is_unchanged(now[arrival], entry.waiting)
         ]
         come = [one for arrival, one in now.items() if arrival not in self._entries]
         come += [now[entry.waiting.arrival] for entry in gone if entry.waiting.arrival in now]
@@ -64,6 +66,7 @@ class Lines:
             return None
         twin = Lines(self.queues)
         twin._asked, twin._entries = _asked(waiting), self._entries.copy()
+        twin.has_promises = any(one.promised_at for one in waiting)
         twin._lines = {name: line.copy() for name, line in self._lines.items()}
         for entry in gone:
             twin._drop(entry)
@@ -105,6 +108,13 @@ _request = attrgetter("request")
 _by_place = attrgetter("place")
 
 
-def _asked(waiting: Sequence[Waiting]) -> tuple[list[int], list[object]]:
+_promised_at = attrgetter("promised_at")
+
+
+def _asked(waiting: Sequence[Waiting]) -> tuple[list[object], ...]:
     """What they are told by: numbers may be given again, and requests come back unchanged."""
-    return list(map(_arrival, waiting)), list(map(_request, waiting))
+    return tuple(list(map(field, waiting)) for field in (_arrival, _request, _promised_at))
+
+
+def _is_unchanged(one: Waiting, before: Waiting) -> bool:
+    return one.request is before.request and one.promised_at == before.promised_at

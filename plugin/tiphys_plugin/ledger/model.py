@@ -137,6 +137,8 @@ class Waiting:
     arrival: int
     since: datetime
     seen_at: datetime
+    promised_at: datetime | None = None
+    """When somebody was gone who was asked to leave for it: what came free is kept for it until it asks."""
 
 
 @dataclass(frozen=True)

@@ -102,13 +102,20 @@ class Reservation:
     start: datetime | None = None
     then: Capacity | None = None
     scope: Scope = NOWHERE
+    is_promised: bool = False
+    """Whether others leave for it: for several of them at once, so that only they may count on what comes free."""
 
-    def is_delayed_by(self, hold: Hold, draws: frozenset[Limit], end: datetime | None) -> bool:
-        """Whether a lease from now to ``end`` would keep the reserved request from starting when it is expected to."""
+    def is_delayed_by(self, hold: Hold, draws: frozenset[Limit], end: datetime | None, *, is_promised: bool) -> bool:
+        """Whether a lease from now to ``end`` would keep the reserved request from starting when it is expected to.
+
+        ``is_promised`` if others leave for the request that wants it, too.
+        """
         if self.start is None or self.then is None:
             return bool(draws & self.short)
         if (end is not None and end <= self.start) or not self.scope.has(hold):
             return False
+        if self.is_promised and not is_promised and draws & self.short:
+            return True
         self.then.take(hold)
         delayed = not self.then.fits(self.queue, self.waiting.request)
         self.then.give_back(hold)

@@ -23,7 +23,7 @@ def load(connection: sqlite3.Connection) -> Book:
     leases = connection.execute(
         "SELECT id, request, pool, granted_at, check_at, nodes, leaving FROM leases ORDER BY rowid"
     )
-    waiting = connection.execute("SELECT request, arrival, since, seen_at FROM waiting ORDER BY arrival")
+    waiting = connection.execute("SELECT request, arrival, since, seen_at, promised_at FROM waiting ORDER BY arrival")
     history = connection.execute("SELECT queue, pool, gpus, at FROM history ORDER BY queue, pool")
     return Book(
         tuple(_lease(*row) for row in leases),
@@ -72,10 +72,18 @@ def _store_waiting(connection: sqlite3.Connection, before: Book, after: Book) ->
     known, kept = {one.arrival: one for one in before.waiting}, {one.arrival for one in after.waiting}
     connection.executemany("DELETE FROM waiting WHERE arrival=?", [(gone,) for gone in known.keys() - kept])
     connection.executemany(
-        "INSERT INTO waiting (arrival, uid, step, node, request, since, seen_at) VALUES (?,?,?,?,?,?,?)"
-        " ON CONFLICT (arrival) DO UPDATE SET node=excluded.node, request=excluded.request, seen_at=excluded.seen_at",
+        "INSERT INTO waiting (arrival, uid, step, node, request, since, seen_at, promised_at)"
+        " VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (arrival) DO UPDATE SET node=excluded.node, request=excluded.request,"
+        " seen_at=excluded.seen_at, promised_at=excluded.promised_at",
         [
-            (one.arrival, *one.request.key, _text(one.request), one.since.isoformat(), one.seen_at.isoformat())
+            (
+                one.arrival,
+                *one.request.key,
+                _text(one.request),
+                one.since.isoformat(),
+                one.seen_at.isoformat(),
+                one.promised_at.isoformat() if one.promised_at is not None else None,
+            )
             for one in after.waiting
             if known.get(one.arrival) is not one
         ],
@@ -124,10 +132,11 @@ def _lease(
 
 
 @lru_cache(maxsize=_KEPT)
-def _waiting(request: str, arrival: int, since: str, seen_at: str) -> Waiting:
+def _waiting(request: str, arrival: int, since: str, seen_at: str, promised_at: str | None) -> Waiting:
     return Waiting(
         request=_request(request),
         arrival=arrival,
         since=datetime.fromisoformat(since),
         seen_at=datetime.fromisoformat(seen_at),
+        promised_at=datetime.fromisoformat(promised_at) if promised_at is not None else None,
     )

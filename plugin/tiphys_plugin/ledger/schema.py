@@ -45,8 +45,8 @@ _STEPS = (
         "ALTER TABLE leases ADD COLUMN nodes TEXT NOT NULL DEFAULT '[]'",
         "ALTER TABLE leases ADD COLUMN leaving TEXT",
     ),
-    # 4: a LeaseRequest may have ``spot``, and the pool of a lease may be a flavor.
-    (),
+    # 4: a LeaseRequest may have ``spot``, and the pool of a lease may be a flavor; when who waits was promised GPUs.
+    ("ALTER TABLE waiting ADD COLUMN promised_at TEXT",),
 )
 
 

@@ -172,9 +172,10 @@ class _Waiting(_Request):
     arrival: PositiveInt
     since: _Time
     seen_at: _Time
+    promised_at: _Time | None = None
 
     def place(self) -> Waiting:
-        return Waiting(self.request(), self.arrival, self.since, self.seen_at)
+        return Waiting(self.request(), self.arrival, self.since, self.seen_at, self.promised_at)
 
 
 class _Consumed(_Wire):
@@ -200,6 +201,8 @@ def _lease(one: Lease) -> dict[str, Any]:
 
 def _place(one: Waiting) -> dict[str, Any]:
     times = {"since": _time(one.since), "seenAt": _time(one.seen_at)}
+    if one.promised_at is not None:
+        times["promisedAt"] = _time(one.promised_at)
     return {"arrival": one.arrival, **times, **_request(one.request)}
 
 
@@ -219,6 +222,8 @@ def _least_version(book: Book) -> int:
     """The oldest format that can say it: services of the version before read on while nobody needs more."""
     requests = [one.request for one in book.leases] + [one.request for one in book.waiting]
     if any(request.spot != "no" or request.min_members is not None for request in requests):
+        return VERSION
+    if any(one.promised_at is not None for one in book.waiting):
         return VERSION
     return 3 if any(map(_needs_third, requests)) or any(map(_whereabouts, book.leases)) else 2
 

@@ -129,7 +129,7 @@ class Case:
         if any(comes_free(one, now) and _leaves_for(one, request) for one in state.leases):
             return Nobody(f"others were asked to leave for {called(request)} already")
         then = settled(state, now)
-        if isinstance(decide(then, request, mine.arrival, now), Admitted):
+        if isinstance(decide(then, request, mine.arrival, now, mine.promised_at), Admitted):
             return Nobody(f"enough is free for {called(request)}, or will be when those are gone who leave already")
         rights = Rights(queues, queue, then.leases, request)
         known = {one.id for one in state.leases if one.id not in out_of_reach}
@@ -139,7 +139,8 @@ class Case:
         """Whether these may go, and the request starts when they are gone, whoever else waits."""
         gone = {one.id for one in victims}
         left = tuple(one for one in self.state.leases if one.id not in gone)
-        answer = decide(replace(self.state, leases=left), self.mine.request, self.mine.arrival, self.now)
+        mine = self.mine
+        answer = decide(replace(self.state, leases=left), mine.request, mine.arrival, self.now, mine.promised_at)
         return isinstance(answer, Admitted) and self.rights.allow(victims, answer.pool)
 
     def fits_without(self, victims: Sequence[Lease]) -> bool:
@@ -220,7 +221,7 @@ def settled(state: State, now: datetime) -> State:
     for one in state.waiting:
         if any(comes_free(lease, now) and _leaves_for(lease, one.request) for lease in state.leases):
             alone = replace(state, leases=tuple(leases), waiting=())
-            answer = decide(alone, one.request, one.arrival, now)
+            answer = decide(alone, one.request, one.arrival, now, one.promised_at)
             if isinstance(answer, Admitted):
                 leases.append(Lease(f"promised-{one.arrival}", one.request, answer.pool, now, now, answer.nodes))
                 waiting.remove(one)

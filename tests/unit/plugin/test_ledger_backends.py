@@ -275,6 +275,17 @@ def two_services(request, tmp_path, clock):
         one.close()
 
 
+def test_what_has_left_for_one_is_kept_for_it_by_every_service(two_services):
+    here, there = two_services
+    lease = here.request(ask(8, "u1"))
+    there.request(ask(8, "u2", priority=5))
+    assert here.ask_to_leave(("u2", "fit"), {lease.lease: 30.0})
+    there.release(lease.lease)
+    assert isinstance(here.request(ask(8, "u3", priority=9)), Deferred)
+    assert here.snapshot() == there.snapshot()
+    assert isinstance(there.request(ask(8, "u2", priority=5)), Admitted)
+
+
 def test_who_is_asked_to_leave_is_marked_for_all_services_and_once(two_services, clock):
     here, there = two_services
     lease = here.request(ask(8, "u1"))

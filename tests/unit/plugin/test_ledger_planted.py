@@ -94,7 +94,7 @@ def nothing_is_kept_for_who_is_next(plant):
 
 
 def what_is_kept_is_given_away(plant):
-    plant(Reservation, "is_delayed_by", lambda self, hold, draws, end: False)
+    plant(Reservation, "is_delayed_by", lambda *_, is_promised: False)
 
 
 def priority_is_not_read(plant):
