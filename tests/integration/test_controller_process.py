@@ -16,8 +16,13 @@ def test_it_leads_works_and_ends_at_sigterm(tmp_path: Path) -> None:
         api = server.api("ml")
         server.add_namespace("tiphys")
         environment = {"KUBECONFIG": str(kubeconfig(server, tmp_path)), "POD_NAME": "controller-1"}
-        with ControllerProcess([f"--store={tmp_path / 'store'}", "--namespace=ml"], environment) as process:
+        (tmp_path / "token").write_text("a-secret-token")
+        (tmp_path / "rules.json").write_text('{"RunFailed": "resume"}')
+        given = [f"--store={tmp_path / 'store'}", "--namespace=ml", "--auto-resume=on", "--janitor=on"]
+        given += [f"--token-file={tmp_path / 'token'}", f"--alert-rules={tmp_path / 'rules.json'}"]
+        with ControllerProcess(given, environment) as process:
             until(lambda: process.get("/readyz") == (200, "ok\n") and server.objects("leases"))
+            assert process.get("/v1/runs/digits-1/plan")[0] == 401
             put_agent(api, put(api, workflow()))
             until(lambda: server.objects("events"))
             lease = api.get(LEASES, "tiphys", "tiphys-controller")
