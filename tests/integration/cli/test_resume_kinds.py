@@ -7,35 +7,25 @@ from support import tiny
 from .conftest import Answer, Command, snapshot
 
 
-def test_a_run_is_begun_once_for_each_idempotency_key(tiphys: Command, tmp_path: Path) -> None:
-    file = tiny.write(tmp_path / "code")
-    first = tiphys("run", file, "--idempotency-key", "nightly", "-p", "steps=1")
-    again = tiphys("run", file, "--idempotency-key", "nightly", "-p", "steps=1")
-    other = tiphys("run", file, "--idempotency-key", "nightly", "-p", "steps=2")
-
-    assert (first.code, again.code, other.code) == (0, 0, 4)
-    assert again.out == first.out
-    assert "begun before, under the same idempotency key" in again.err
-    assert f"start run {first.out.strip()}" in other.error
-    assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report"]
-
-
 def steps(answer: Answer) -> dict[str, str]:
     """Decisions by step, from a plan."""
     return {line.split()[0]: line.split()[2] for line in answer.out.splitlines()[1:4]}
 
 
-def test_a_step_of_a_succeeded_run_runs_again_from_the_beginning(tiphys: Command, tmp_path: Path) -> None:
+def test_a_run_is_begun_once_for_a_key_and_its_steps_run_again_if_asked(tiphys: Command, tmp_path: Path) -> None:
     file = tiny.write(tmp_path / "code")
-    assert tiphys("run", file, "--run", "tiny-1").code == 0
+    begin = ("run", file, "--run", "tiny-1", "--idempotency-key", "nightly")
+    answers = [tiphys(*begin), tiphys(*begin), tiphys(*begin, "-p", "steps=2")]
+    assert [(answer.code, answer.out) for answer in answers] == [(0, "tiny-1\n"), (0, "tiny-1\n"), (4, "")]
+    assert "begun before, under the same idempotency key" in answers[1].err
+    assert "start run tiny-1" in answers[2].error
     assert "next: tiphys resume tiny-1 --from fit" in tiphys("plan", "tiny-1", "--from", "fit").err
 
     answer = tiphys("resume", "tiny-1", "--from", "fit")
 
     assert (answer.code, steps(answer)) == (0, {"prepare": "skip", "fit": "run", "report": "run"})
     assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
-    lines = tiphys("lineage", "tiny-1").out
-    assert "attempt 2, submission 2, from scratch: done" in lines
+    assert "attempt 2, submission 2, from scratch: done" in tiphys("lineage", "tiny-1").out
 
 
 def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_path: Path) -> None:
@@ -48,10 +38,7 @@ def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_p
     assert "fork: fit: parameters steps 20 → 30" in forked.err
     assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
     assert "from step 20 of attempt 1 of tiny-1/fit: done" in tiphys("lineage", "tiny-longer").out
-    second = tiphys("fork", "tiny-longer", "--run", "tiny-same")
-    assert second.code == 0
-    assert len(tiny.ran(tmp_path / "code")) == 5
-    assert set(steps(tiphys("plan", "tiny-same")).values()) == {"skip"}
+    assert set(steps(tiphys("plan", "tiny-longer")).values()) == {"skip"}
 
 
 def test_a_repaired_file_goes_on_with_what_it_changes(tiphys: Command, tmp_path: Path) -> None:
