@@ -9,7 +9,7 @@ from tiphys.lineage.newest import newest_commit
 from tiphys.lineage.verify import read_manifest
 from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import CheckpointRef, Event, Record, Saved
-from tiphys.store import Attempt, Store, all_attempts, read_events, read_run, submissions
+from tiphys.store import Attempt, Store, Submission, all_attempts, read_events, read_run, submissions
 from tiphys.store.runs import concurrently
 from tiphys_controller.economics.ledger import Known, StepLedger, entries, recoveries
 from tiphys_controller.economics.spans import Phase
@@ -107,19 +107,27 @@ def _account(store: Store, run: str, now: datetime) -> Account:
         name = step.partition(".")[0]
         spec, volume = pipeline.steps.get(name), pipeline.volume(name)
         known = _known(None if volume else store, tries, [event for event in told if event.step == step])
-        rows = entries(tries, known, now)
-        last = tries[-1].end
+        over = _over(tries[-1], numbered, now)
+        rows = entries(tries, known, over)
         return StepLedger(
             step=step,
             queue=spec.gpu.queue if spec and spec.gpu else "",
             gpus=spec.gpu.gpus if spec and spec.gpu else 0,
             began_at=tries[0].claim.written_at,
-            ended_at=last.written_at if last else now,
+            ended_at=over,
             entries=rows,
             recoveries=recoveries(tries, rows, numbered),
         )
 
     return Account(name=run, steps=tuple(map(ledger, sorted(attempts))))
+
+
+def _over(last: Attempt, numbered: Mapping[int, Submission], now: datetime) -> datetime:
+    """The end of a step; of an attempt that nobody has ended, that of its Workflow, if that is on record."""
+    if last.end is not None:
+        return last.end.written_at
+    by = numbered.get(last.claim.submission)
+    return min(now, by.end.written_at) if by is not None and by.end is not None else now
 
 
 def _known(store: Store | None, attempts: Sequence[Attempt], told: Iterable[Event]) -> Known:

@@ -19,7 +19,17 @@ from support.memory import MemoryStore
 from tiphys_controller.economics import Phase, accounts, by_queue
 
 from tiphys.protocol.policy import GpuRequest
-from tiphys.records import Began, Cause, Event, Outcome, Saved, SubmissionBound, SubmissionClaim, SubmissionKind
+from tiphys.records import (
+    Began,
+    Cause,
+    Event,
+    Outcome,
+    RunSealed,
+    Saved,
+    SubmissionBound,
+    SubmissionClaim,
+    SubmissionKind,
+)
 from tiphys.store import RunLayout, append_events
 from tiphys.store import claim as claim_record
 
@@ -156,6 +166,20 @@ def test_what_runs_counts_up_to_its_newest_checkpoint_and_to_now(store):
     found = account(store, now=100)
     assert seconds(found.steps[0].entries[0]) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20}
     assert (found.failures, found.goodput) == (0, 0.65)
+
+
+def test_what_nobody_ended_is_over_with_its_workflow(store):
+    opened(store, 1, 0)
+    commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
+    claim = SubmissionClaim(
+        run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name="w", namespace="n", written_at=at(0)
+    )
+    claim_record(store, RunLayout(RUN).submission(1), claim)
+    sealed = RunSealed(run=RUN, submission=1, status="Failed", written_at=at(90))
+    claim_record(store, RunLayout(RUN).submission_end(1), sealed)
+    (step,) = account(store, now=1e6).steps
+    assert step.span == 90
+    assert step.entries[0].seconds(Phase.LOST) == 10
 
 
 def test_a_recovery_by_another_submission_tells_deciding_and_submitting_apart(store):
