@@ -26,6 +26,7 @@ def rank_variables(step: GatedStep, members: int, first: str) -> list[Manifest]:
         "PET_MASTER_ADDR": first,
         "PET_MASTER_PORT": str(PORT),
         "PET_NNODES": str(members),
+        "PET_SHUTDOWN_TIMEOUT": _time_to_save(step),
         **processes(step),
     }
     return [
@@ -53,8 +54,7 @@ def elastic_variables(step: GatedStep, first: str) -> list[Manifest]:
         "PET_RDZV_CONF": f"join_timeout={_JOIN_SECONDS},read_timeout={_JOIN_SECONDS}",
         # A member that comes late and one that is lost each cost the others one.
         "PET_MAX_RESTARTS": str(2 * (gang.members - gang.min_members)),
-        # Else it would give the ranks 30 s to save before it kills them.
-        "PET_SHUTDOWN_TIMEOUT": str(step.grace_seconds),
+        "PET_SHUTDOWN_TIMEOUT": _time_to_save(step),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         environment.ELASTIC: f"{gang.min_members}:{gang.members}",
         **processes(step),
@@ -63,6 +63,11 @@ def elastic_variables(step: GatedStep, first: str) -> list[Manifest]:
         *({"name": name, "value": value} for name, value in texts.items()),
         {"name": "NODE_RANK", "valueFrom": index},
     ]
+
+
+def _time_to_save(step: GatedStep) -> str:
+    """Else torchrun would give the ranks 30 s between SIGTERM and SIGKILL, whatever the grace period is."""
+    return str(step.grace_seconds)
 
 
 def processes(step: GatedStep) -> dict[str, str]:
