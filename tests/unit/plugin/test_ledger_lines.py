@@ -1,0 +1,70 @@
+"""The lines that are kept from one look to the next are those that would be made anew."""
+
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+from support.ledger import NOW, waiting
+from tiphys_plugin.ledger.lines import Lines, lines_of
+from tiphys_plugin.ledger.model import Waiting
+from tiphys_plugin.queues import Queues
+
+RULES = Queues.model_validate(
+    {
+        "queues": [
+            {"name": "a", "gpus": {"A100": 8}},
+            {"name": "b", "gpus": {"A100": 8}, "order": "attained"},
+            {"name": "shut", "gpus": {"A100": 8}, "stopped": True},
+        ]
+    }
+)
+
+
+def shown(lines: Lines) -> dict[str, list[object]]:
+    return {
+        queue.name: [(one.place, one.waiting.request, one.waiting.promised_at, one.seconds) for one in line]
+        for queue, line in lines
+    }
+
+
+def newcomer(source: random.Random, number: int) -> Waiting:
+    return waiting(
+        source.choice([1, 2, 4]),
+        number,
+        queue=source.choice(["a", "a", "b", "b", "shut", "unknown"]),
+        priority=source.choice([0, 0, 5]),
+        attained=source.choice([0.0, 7200.0, 36_000.0]),
+        seconds=source.choice([None, 60]),
+    )
+
+
+def changed(source: random.Random, one: Waiting) -> Waiting:
+    """It asked again, as another try of its step, or something was promised to it."""
+    return source.choice(
+        [
+            replace(one, seen_at=one.seen_at + timedelta(seconds=5)),
+            replace(one, request=replace(one.request, attempt=one.request.attempt + 1, priority=source.choice([0, 5]))),
+            replace(one, promised_at=NOW),
+        ]
+    )
+
+
+def test_lines_are_brought_up_to_date_by_whoever_comes_goes_or_changes():
+    source, number = random.Random(20_261_122), 60
+    line = [newcomer(source, number) for number in range(1, 61)]
+    for _ in range(300):
+        for _ in range(source.choice([0, 1, 1, 5])):
+            number += 1
+            line.append(newcomer(source, number))
+        for _ in range(min(len(line), source.choice([0, 1, 2, 4]))):
+            line.pop(source.randrange(len(line)))
+        line = [changed(source, one) if source.random() < 0.02 else one for one in line]
+        kept = lines_of(RULES, line)
+        assert shown(kept) == shown(Lines(RULES, line))
+        assert kept.has_promises == any(one.promised_at for one in line)
+
+
+def test_a_sign_of_life_changes_no_line():
+    line = [waiting(1, number, queue="a") for number in range(1, 6)]
+    kept = lines_of(RULES, line)
+    assert lines_of(RULES, [replace(one, seen_at=one.seen_at + timedelta(seconds=5)) for one in line]) is kept
