@@ -70,7 +70,7 @@ class Store(Protocol):
         """
 
     def delete(self, key: str) -> None:
-        """Remove an object; no error if it is absent. Only retention calls this."""
+        """Remove an object; no error if it is absent. What decisions rest on is removed by retention alone."""
 
     def artifact_key(self, key: str) -> str:
         """``key`` as Argo sees it in the bucket (with the store's prefix)."""
