@@ -35,11 +35,10 @@ class Lines:
         self._asked = _asked(waiting)
         self.has_promises = any(one.promised_at for one in waiting)
         """Whether something is kept for anybody for whom others have left."""
-        self._entries: dict[int, Entry] = {}
+        self._waiting: dict[int, Waiting] = {one.arrival: one for one in waiting}
         self._lines: dict[str, list[Entry]] = {}
         for one in waiting:
             if (entry := self._entry(one)) is not None:
-                self._entries[one.arrival] = entry
                 self._lines.setdefault(one.request.queue, []).append(entry)
         for line in self._lines.values():
             line.sort(key=_by_place)
@@ -54,22 +53,17 @@ class Lines:
 
     def after(self, waiting: Sequence[Waiting]) -> "Lines | None":
         """The same, once these wait; None if too much is different for that to be worth while."""
-        now = {one.arrival: one for one in waiting}
-        gone = [
-            entry
-            for arrival, entry in self._entries.items()
-            if arrival not in now or not _is_unchanged(now[arrival], entry.waiting)
-        ]
-        come = [one for arrival, one in now.items() if arrival not in self._entries]
-        come += [now[entry.waiting.arrival] for entry in gone if entry.waiting.arrival in now]
-        if 4 * (len(come) + len(gone)) > len(self._entries):
+        now, before = {one.arrival: one for one in waiting}, self._waiting
+        gone = [one for arrival, one in before.items() if arrival not in now or not _is_same(now[arrival], one)]
+        come = [one for arrival, one in now.items() if arrival not in before or not _is_same(one, before[arrival])]
+        if 4 * (len(come) + len(gone)) > len(before):
             return None
         twin = Lines(self.queues)
-        twin._asked, twin._entries = _asked(waiting), self._entries.copy()
+        twin._asked, twin._waiting = _asked(waiting), now
         twin.has_promises = any(one.promised_at for one in waiting)
         twin._lines = {name: line.copy() for name, line in self._lines.items()}
-        for entry in gone:
-            twin._drop(entry)
+        for one in gone:
+            twin._drop(one)
         for one in come:
             twin._add(one)
         return twin
@@ -83,13 +77,12 @@ class Lines:
 
     def _add(self, one: Waiting) -> None:
         if (entry := self._entry(one)) is not None:
-            self._entries[one.arrival] = entry
             insort(self._lines.setdefault(one.request.queue, []), entry, key=_by_place)
 
-    def _drop(self, entry: Entry) -> None:
-        del self._entries[entry.waiting.arrival]
-        line = self._lines[entry.waiting.request.queue]
-        del line[bisect_left(line, entry.place, key=_by_place)]
+    def _drop(self, one: Waiting) -> None:
+        if (entry := self._entry(one)) is not None:
+            line = self._lines[one.request.queue]
+            del line[bisect_left(line, entry.place, key=_by_place)]
 
 
 def lines_of(queues: Queues, waiting: Sequence[Waiting]) -> Lines:
@@ -116,5 +109,5 @@ def _asked(waiting: Sequence[Waiting]) -> tuple[list[object], ...]:
     return tuple(list(map(field, waiting)) for field in (_arrival, _request, _promised_at))
 
 
-def _is_unchanged(one: Waiting, before: Waiting) -> bool:
+def _is_same(one: Waiting, before: Waiting) -> bool:
     return one.request is before.request and one.promised_at == before.promised_at
