@@ -34,7 +34,16 @@ from tiphys_plugin.ledger.status import encode
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.kube import KubeApi, Object, connect
-from tiphys.kube.resources import GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, JOBS, PODS, WORKFLOW_TASK_SETS, WORKFLOWS
+from tiphys.kube.resources import (
+    GPU_FLAVORS,
+    GPU_LEASES,
+    GPU_LEDGERS,
+    GPU_QUEUES,
+    JOBS,
+    PODS,
+    WORKFLOW_TASK_SETS,
+    WORKFLOWS,
+)
 from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Gang, gang_name
 from tiphys.protocol.policy import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
@@ -227,27 +236,36 @@ def look_at_nodes(release: Release, api: KubeApi, audit: AuditLog) -> None:
 
 
 def show_ledger(release: Release, api: KubeApi) -> None:
-    """A queue and a lease that come, change and go, so that the controller shows that."""
+    """A queue, a flavor and a lease that come, change and go, so that the controller shows that."""
     home = release.home
     release.cluster.wait("there is a ledger", lambda: api.get(GPU_LEDGERS, home, "default"))
     lease = Lease("shown", ask_for(1, "shown"), "A100", utc_now(), utc_now())
     later = replace(lease, request=replace(lease.request, attempt=2))
-    spare = {"queues": [*QUEUES["queues"], {"name": "spare", "gpus": {"A100": 1}}]}
+    queues = [*QUEUES["queues"], {"name": "spare", "gpus": {"A100": 1}}]
+    small, large = ({"name": "spare", "gpu_type": "H100", "memory_mb": memory} for memory in (81920, 98304))
 
     def say(spec: Json, *leases: Lease) -> None:
         api.patch(GPU_LEDGERS, home, "default", {"spec": spec})
         api.patch(GPU_LEDGERS, home, "default", {"status": encode(Book(leases))}, subresource="status")
 
+    def memory() -> int | None:
+        found = api.get(GPU_FLAVORS, home, "spare")
+        return found["status"]["memoryMb"] if found else None
+
     def attempt() -> int | None:
         found = api.get(GPU_LEASES, home, "shown")
         return found["status"]["attempt"] if found else None
 
-    say(spare, lease)
-    release.cluster.wait("the lease is shown", lambda: attempt() == 1 and api.get(GPU_QUEUES, home, "spare"))
-    say(spare, later)
-    release.cluster.wait("its next attempt is", lambda: attempt() == 2)
-    say(QUEUES)
-    release.cluster.wait("they are gone", lambda: not attempt() and not api.get(GPU_QUEUES, home, "spare"))
+    say({"queues": queues, "flavors": [small]}, lease)
+    release.cluster.wait(
+        "all are shown", lambda: attempt() == 1 and memory() == 81920 and api.get(GPU_QUEUES, home, "spare")
+    )
+    say({"queues": queues, "flavors": [large]}, later)
+    release.cluster.wait("what they are next is", lambda: attempt() == 2 and memory() == 98304)
+    say({**QUEUES, "flavors": None})
+    release.cluster.wait(
+        "they are gone", lambda: not attempt() and not memory() and not api.get(GPU_QUEUES, home, "spare")
+    )
 
 
 @pytest.mark.parametrize(

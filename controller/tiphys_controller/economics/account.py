@@ -136,7 +136,7 @@ def _known(store: Store | None, attempts: Sequence[Attempt], told: Iterable[Even
     restored = {
         event.attempt: ref for event in told if event.name == "checkpoint.restored" and (ref := _named(event, lineage))
     }
-    starts = {one.claim.attempt: restored.get(one.claim.attempt, one.claim.starts_from) for one in attempts}
+    starts = {one.claim.attempt: _start(one, restored.get(one.claim.attempt)) for one in attempts}
     saved = {one.claim.attempt: one.end.saved for one in attempts if one.end and one.end.saved}
     last = attempts[-1].claim
     if store is None or not lineage:
@@ -151,6 +151,12 @@ def _known(store: Store | None, attempts: Sequence[Attempt], told: Iterable[Even
             at[ref] = found.at
             saved.setdefault(ref.attempt, found)  # an end that a takeover wrote knows nothing of it
     return Known(starts=starts, saved=saved, at=at)
+
+
+def _start(attempt: Attempt, restored: CheckpointRef | None) -> CheckpointRef | None:
+    """What an attempt went on from: what its program restored; its claim alone knows of which run that is."""
+    told = attempt.claim.starts_from
+    return told if restored is None or str(told) == str(restored) else restored
 
 
 def _named(event: Event, lineage: str) -> CheckpointRef | None:

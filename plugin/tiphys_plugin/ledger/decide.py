@@ -150,7 +150,7 @@ def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | N
     if not open_to:
         has = ", ".join(sorted(queue.gpus)) or "none"
         wanted = request.gpu_type or "GPU that fits"
-        why = f"queue {queue.name} has no {wanted}; it has: {has}{_spot(queues, request)}"
+        why = f"queue {queue.name} has no {wanted}; it has: {has}{_untyped(queues, queue, request)}"
         return Rejected(Reason.NO_MATCHING_GPU_TYPE, why)
     return _reject_by_size(queues, queue, request, open_to)
 
@@ -165,6 +165,16 @@ def _reject_by_kind(queues: Queues, kinds: Iterable[str], request: LeaseRequest)
         )
     why = f"no flavor of {request.gpu_type or 'any type'} is for this step{_spot(queues, request)}"
     return Rejected(Reason.NO_MATCHING_GPU_TYPE, why)
+
+
+def _untyped(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
+    """What to do about a ``*`` that is of no use to a step without a type; else that it may be for spot nodes."""
+    if queues.flavors and request.gpu_type is None and ANY_TYPE in queue.gpus:
+        return (
+            f"; beside flavors, {ANY_TYPE} is only for steps that name a type which has none: name one (gpu_type), or "
+            "give the queue a quota of a flavor"
+        )
+    return _spot(queues, request)
 
 
 def _spot(queues: Queues, request: LeaseRequest) -> str:

@@ -112,6 +112,12 @@ def test_a_step_is_told_that_spot_nodes_are_what_it_would_have_to_allow():
     assert "spot nodes alone" in answer.message
 
 
+def test_a_step_without_a_type_is_told_why_the_star_is_not_for_it():
+    answer = given(rules({"name": "research", "gpus": {"*": 8}}), ask(1, gpu_type=None))
+    assert isinstance(answer, Rejected)
+    assert answer.message.endswith("name one (gpu_type), or give the queue a quota of a flavor")
+
+
 def test_who_waits_is_told_of_flavors_by_name():
     answer = given(rules(queue()), ask(4, spot="allowed"), lease(6, "a", "own"), lease(8, "b", "spot"))
     assert isinstance(answer, Deferred)

@@ -31,9 +31,9 @@ from tiphys_plugin.services import OnlyStore
 
 from tiphys.errors import StoreError
 from tiphys.lineage import timeline
+from tiphys.lineage.newest import newest_commit
 from tiphys.protocol.policy import RetryPolicy
 from tiphys.records import CheckpointManifest, CrashRecord, Shard
-from tiphys.lineage.newest import newest_commit
 from tiphys.store import DirectoryStore, LineageLayout, claim
 
 RULES = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}]})
