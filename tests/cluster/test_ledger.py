@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cluster.client import Cluster
 from support.ledger import ask, queues, spec
+from tiphys_plugin.flavors import Flavor
 from tiphys_plugin.ledger import Admitted, Deferred, Lease, Waiting
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.kubernetes import KubernetesLedger
@@ -163,12 +164,19 @@ def test_all_that_a_queue_file_may_say_is_kept(api, cluster, tmp_path):
     """A field that the kind does not declare would be dropped in silence."""
     text = (DOCS / "queues.md").read_text()
     file = tmp_path / "queues.yaml"
-    file.write_text(text.split("```yaml\n")[1].split("```")[0])
     place = ["-n", api.namespace, "--kubeconfig", str(cluster.kubeconfig)]
-    assert main(["queues", "apply", "-f", str(file), *place]) == 0
-    kept = parse_queues(api.get(GPU_LEDGERS, api.namespace, "default")["spec"], "the ledger")
-    assert kept == load_queues(file)
-    assert {field for queue in kept.queues for field in queue.model_fields_set} == set(Queue.model_fields)
+    queues, flavors = set(), set()
+    for written in (block.split("```")[0] for block in text.split("```yaml\n")[1:]):
+        if "queues:" not in written:
+            continue
+        file.write_text(written)
+        assert main(["queues", "apply", "-f", str(file), *place]) == 0
+        kept = parse_queues(api.get(GPU_LEDGERS, api.namespace, "default")["spec"], "the ledger")
+        assert kept == load_queues(file)
+        queues |= {field for queue in kept.queues for field in queue.model_fields_set}
+        flavors |= {field for flavor in kept.flavors for field in flavor.model_fields_set}
+    assert queues == set(Queue.model_fields)
+    assert flavors == set(Flavor.model_fields)
 
 
 def test_status_keeps_what_a_later_version_writes(api, ledger):
