@@ -9,7 +9,14 @@ from tiphys.lineage import Status, timeline, tree
 from tiphys.lineage.quarantine import quarantine_records
 
 
-@pytest.mark.parametrize(("fate", "after"), [("error", 0), ("error", 3), ("signal", 0)])
+@pytest.mark.parametrize(
+    ("fate", "after"),
+    [
+        ("error", 0),
+        pytest.param("error", 3, marks=pytest.mark.heavy),
+        pytest.param("signal", 0, marks=pytest.mark.heavy),
+    ],
+)
 def test_the_third_attempt_succeeds_from_the_checkpoint_before(tmp_path: Path, fate: str, after: int) -> None:
     desk = Desk(tmp_path, fate, after)
     assert desk.start(user_errors=1) == "Succeeded"

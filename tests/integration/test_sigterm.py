@@ -84,7 +84,7 @@ def test_a_program_that_the_shell_has_become_is_not_warned(store, tmp_path):
     assert "started by" not in err
 
 
-@pytest.mark.parametrize("told", ["0", "1"])
+@pytest.mark.parametrize("told", [pytest.param("0", marks=pytest.mark.heavy), "1"])
 def test_a_launcher_that_tells_one_rank_ends_both_with_one_checkpoint(store, told):
     process = start([sys.executable, "-m", "support.ranks", told], environ(store))
     wait_for_training(process)
