@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -59,7 +60,25 @@ def make_client() -> "S3Client":
     )
     client: S3Client = boto3.session.Session(botocore_session=core).client("s3", config=config)
     client.meta.events.register("before-call.s3.GetObject", _leave_hashing_to_caller)
+    client.meta.events.register("before-parse.s3.ListObjectsV2", _take_rows)
     return client
+
+
+def _take_rows(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
+    """Read the rows of a listing: keys and sizes are a quarter of what botocore would make of each of a thousand."""
+    try:
+        # What botocore does, too, a moment later.
+        root = ElementTree.fromstring(response_dict["body"])  # noqa: S314
+        tag = f"{root.tag.removesuffix('ListBucketResult')}%s"
+        rows = root.findall(tag % "Contents")
+        found = [{"Key": row.findtext(tag % "Key"), "Size": int(row.findtext(tag % "Size") or 0)} for row in rows]
+    except ElementTree.ParseError:
+        return  # botocore says it better
+    if rows:
+        for row in rows:
+            root.remove(row)
+        response_dict["body"] = ElementTree.tostring(root)
+        customized_response_dict["Contents"] = found
 
 
 def _leave_hashing_to_caller(params: dict[str, Any], **_: object) -> None:
