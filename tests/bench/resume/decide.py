@@ -24,8 +24,8 @@ from tiphys.records import RunSealed
 from tiphys.store import RunLayout, Store, claim, open_store
 
 ITEMS = 50
-RUNS = 100
-QUICK_RUNS = 20
+RUNS = 50
+QUICK_RUNS = 15
 NAMESPACE = "ml"
 _UNLIMITED = Limits(per_minute=1e9, burst=1_000_000_000, mass=1_000_000)
 
