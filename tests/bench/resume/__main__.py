@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import structlog
 from bench.checkpoint.server import S3, s3_server
 from bench.cluster_bench import machine
 from bench.progress import say
@@ -36,6 +37,7 @@ LINE = (
 def main() -> int:
     """Measure, write the report, print the line of numbers."""
     options = _parser().parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     # As Ctrl-C does: the servers and programs that were started end with this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     report: dict[str, Any] = {"machine": machine(), "parts": {}}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 MTBF_SECONDS = 10.0
 KINDS = {"sigterm": 0.60, "sigkill": 0.25, "oom": 0.10, "corruption": 0.05}
+"""Who runs out of memory is killed as by the kernel of a container: at once, and without a word."""
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 
@@ -50,9 +51,7 @@ def strike(folder: Path, checkpoints: Path, kind: str) -> Struck | None:
         return None
     at = time.time()
     with contextlib.suppress(ProcessLookupError):
-        if kind == "oom":
-            (folder / "oom").touch()
-        elif kind == "sigterm":
+        if kind == "sigterm":
             os.kill(pid, signal.SIGTERM)
             threading.Thread(target=_kill_later, args=(pid,), daemon=True).start()
         else:
