@@ -10,12 +10,12 @@ from collections.abc import Callable
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.pipeline import CompiledPipeline, Manifest
-from tiphys.records import RunRecord, StartKey, SubmissionBound, SubmissionClaim, digest
+from tiphys.records import RunRecord, StartKey, SubmissionBound, digest
 from tiphys.store import RunLayout, Store, claim, find_record, start_key
 from tiphys_controller.keys import key_digest
-from tiphys_controller.sending import bind, check_free, send
+from tiphys_controller.sending import check_free, find_created, send
 from tiphys_controller.starting import Origin, Started, candidate_names, first_claim, random_suffix, run_record
-from tiphys_controller.submitter import LiveWorkflow, Submitter, is_known
+from tiphys_controller.submitter import Submitter
 
 
 def start_once(
@@ -92,18 +92,10 @@ def _submitted(store: Store, submitter: Submitter, record: RunRecord, namespace:
             f"run {record.run} was begun under this key for cluster {held.cluster} and may run there; from cluster "
             f"{submitter.cluster} nobody can tell: repeat the call there, or `tiphys resume {record.run} --force` here"
         )
-    if live := _found(store, submitter, held):
+    if live := find_created(store, submitter, held):
         return Started(record.run, 1, live.name, live.uid, created=False)
     live = send(store, submitter, held, record.workflow, "start")
     return Started(record.run, 1, live.name, live.uid)
-
-
-def _found(store: Store, submitter: Submitter, held: SubmissionClaim) -> LiveWorkflow | None:
-    """The Workflow that somebody created who died before they could say so."""
-    live = submitter.find(held.namespace, held.workflow_name)
-    if live is not None and is_known(submitter.cluster):
-        bind(store, submitter.cluster, held, live)
-    return live
 
 
 def _taken(store: Store, name: str) -> ConflictError:

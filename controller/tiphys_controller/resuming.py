@@ -19,8 +19,8 @@ from tiphys_controller.order import Order
 from tiphys_controller.planning import Planned, planned
 from tiphys_controller.prune import prune
 from tiphys_controller.report import PlanReport, report_of
-from tiphys_controller.sending import bind, check_free, send
-from tiphys_controller.submitter import LiveWorkflow, Submitter, is_known
+from tiphys_controller.sending import check_free, find_created, send
+from tiphys_controller.submitter import LiveWorkflow, Submitter
 from tiphys_controller.turns import Turn, cluster_of, next_turn, place
 
 
@@ -155,9 +155,7 @@ def _recover(store: Store, submitter: Submitter, found: Planned, order: Order) -
     last = found.last
     if last is None or last.bound or cluster_of(last) not in ("", submitter.cluster):
         return None
-    live = submitter.find(*place(last))
-    if live and is_known(submitter.cluster):
-        bind(store, submitter.cluster, last.claim, live)
+    live = find_created(store, submitter, last.claim)
     return live if live and live.running and order.is_met_by(last.claim) else None
 
 

@@ -47,6 +47,18 @@ def send(store: Store, submitter: Submitter, claimed: SubmissionClaim, manifest:
     return live
 
 
+def find_created(store: Store, submitter: Submitter, claimed: SubmissionClaim) -> LiveWorkflow | None:
+    """The Workflow that somebody created for a claim and died before they could bind it: bound now; None without one.
+
+    Raises:
+        ConflictError: another Workflow is bound to the submission already.
+    """
+    live = submitter.find(claimed.namespace, claimed.workflow_name)
+    if live is not None and is_known(submitter.cluster):
+        bind(store, submitter.cluster, claimed, live)
+    return live
+
+
 def bind(store: Store, cluster: str, claimed: SubmissionClaim, live: LiveWorkflow) -> SubmissionBound:
     """Record which object a submission became, and answer the record that holds.
 

@@ -15,7 +15,7 @@ from hera_pipelines.cli.node_changes import NodeReader
 from hera_pipelines.cli.screen import Screen
 from tiphys.errors import ForbiddenError, NotFoundError, StoreError
 from tiphys.protocol.pipeline import CompiledPipeline, Manifest
-from tiphys.store import Store
+from tiphys.store import Store, submissions
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
@@ -40,6 +40,21 @@ class ClusterJob:
         there = self.cluster_options
         chosen = {"resume": there, "stop": there, "get": ("--cluster", *there)}.get(verb, ())
         return f"`{shlex.join(['tiphys', verb, self.run, *self.options, *chosen])}`"
+
+
+def newest_job(
+    submitter: "ClusterSubmitter", store: Store, run: str, options: tuple[str, ...], cluster_options: tuple[str, ...]
+) -> ClusterJob:
+    """The submission of a run that was created a moment ago.
+
+    Raises:
+        NotFoundError: its Workflow is gone already.
+    """
+    claimed = submissions(store, run)[-1].claim
+    live = submitter.find(claimed.namespace, claimed.workflow_name)
+    if live is None:
+        raise NotFoundError(f"Workflow {claimed.namespace}/{claimed.workflow_name} was deleted a moment ago")
+    return ClusterJob(run, live, store, options, cluster_options)
 
 
 def follow(screen: Screen, submitter: "ClusterSubmitter", job: ClusterJob, manifest: Manifest) -> None:

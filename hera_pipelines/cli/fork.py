@@ -21,7 +21,7 @@ from hera_pipelines.cli.execution import (
     local_engine,
     remembered_code,
 )
-from hera_pipelines.cli.following import ClusterJob, follow
+from hera_pipelines.cli.following import follow, newest_job
 from hera_pipelines.cli.loading import PipelineOption
 from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store, must_be_named
 from hera_pipelines.cli.parameters import ParameterOption
@@ -38,7 +38,6 @@ from hera_pipelines.cli.places import (
 from hera_pipelines.cli.plan import show_plan
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.local.session import LocalSession
-from tiphys.errors import NotFoundError
 from tiphys.store import Store, read_run, submissions
 
 EXAMPLES = """\b
@@ -131,13 +130,9 @@ def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
 def _on_cluster(screen: Screen, wanted: _Wanted, where: Where, detach: bool, as_before: bool) -> None:
     """``as_before``: its parent ran on a cluster, so that its namespace means something there."""
     submitter, at_hand = cluster_submitter(where, screen.note)
-    run, workflow = _tell(screen, wanted.begin(submitter, where.namespace or ("" if as_before else at_hand)))
-    namespace = submissions(wanted.store, run)[-1].claim.namespace
-    live = submitter.find(namespace, workflow)
-    if live is None:
-        raise NotFoundError(f"Workflow {namespace}/{workflow} was deleted a moment ago")
+    run, _ = _tell(screen, wanted.begin(submitter, where.namespace or ("" if as_before else at_hand)))
     options = words([("--store", wanted.store.url if wanted.store_must_be_named else "")])
-    job = ClusterJob(run, live, wanted.store, tuple(options), where.words)
+    job = newest_job(submitter, wanted.store, run, tuple(options), where.words)
     if not detach:
         follow(screen, submitter, job, read_run(wanted.store, run).workflow)
 

@@ -21,7 +21,7 @@ from hera_pipelines.cli.execution import (
     local_engine,
     remembered_code,
 )
-from hera_pipelines.cli.following import ClusterJob, follow
+from hera_pipelines.cli.following import follow, newest_job
 from hera_pipelines.cli.loading import PipelineOption
 from hera_pipelines.cli.location import DEFAULT_STATE, StoreOption, existing_store, must_be_named
 from hera_pipelines.cli.places import (
@@ -38,7 +38,6 @@ from hera_pipelines.cli.places import (
 from hera_pipelines.cli.plan import show_plan
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.local.session import LocalSession
-from tiphys.errors import NotFoundError
 from tiphys.store import Store, Submission, current_workflow, submissions
 
 EXAMPLES = """\b
@@ -160,12 +159,8 @@ def _on_cluster(screen: Screen, order: _Order, where: Where, forced: bool) -> No
         must_be_the_cluster_of(order.last, submitter.cluster, order.run)
     resumed = order.carry_out(submitter, namespace)
     if _tell(screen, order, resumed):
-        newest = submissions(order.store, order.run)[-1].claim
-        live = submitter.find(newest.namespace, newest.workflow_name)
-        if live is None:
-            raise NotFoundError(f"Workflow {newest.namespace}/{newest.workflow_name} was deleted a moment ago")
         options = words([("--store", order.store.url if order.store_must_be_named else "")])
-        job = ClusterJob(order.run, live, order.store, tuple(options), where.words)
+        job = newest_job(submitter, order.store, order.run, tuple(options), where.words)
         follow(screen, submitter, job, current_workflow(order.store, order.run))
 
 
