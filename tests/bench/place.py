@@ -37,7 +37,7 @@ def place() -> Iterator[Place]:
     cluster = _cluster()
     argo_kinds.ensure(cluster)
     cluster.kubectl("apply", "--server-side", "-f", str(LEDGER_KIND))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", str(LEDGER_KIND))
+    cluster.established("gpuledgers.tiphys.dev")
     name = f"bench-{uuid.uuid4().hex[:8]}"
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("wait", "--for=create", "configmap/kube-root-ca.crt", "--namespace", name, "--timeout=120s")

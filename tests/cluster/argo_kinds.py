@@ -23,7 +23,7 @@ def ensure(cluster: Cluster) -> None:
     ]
     if missing:
         cluster.apply(*map(_definition, missing))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "crd", *names)
+    cluster.established(*names)
 
 
 def _definition(plural: str) -> Json:

@@ -1,5 +1,6 @@
 """A cluster as a test sees it: kubectl, its objects as dictionaries, its S3 server, its audit log."""
 
+import functools
 import json
 import os
 import subprocess
@@ -49,6 +50,16 @@ class Cluster:
             assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain until {what}"
             time.sleep(0.5)
         return value
+
+    def established(self, *kinds: str) -> None:
+        """Wait until the API server serves these kinds; `kubectl wait` gives up on one that has no conditions yet."""
+
+        def served(kind: str) -> bool:
+            known = self.get("crd", kind).get("status", {}).get("conditions") or []
+            return any(one["type"] == "Established" and one["status"] == "True" for one in known)
+
+        for kind in kinds:
+            self.wait(f"{kind} is served", functools.partial(served, kind))
 
     def finished_pod(self, name: str, namespace: str) -> Json:
         """The pod, once it has succeeded or failed."""

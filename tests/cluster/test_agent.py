@@ -41,7 +41,7 @@ def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
 @pytest.fixture
 def agent(cluster: Cluster, namespace: str, cluster_store: Store) -> Callable[[], AgentProcess]:
     cluster.kubectl("apply", "--server-side", "-f", str(LEDGER_KIND))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", str(LEDGER_KIND))
+    cluster.established("gpuledgers.tiphys.dev")
     where = [f"--store={cluster_store.url}", f"--namespace={namespace}", f"--release-namespace={namespace}"]
     environment = {**cluster_store.environment, "KUBECONFIG": str(cluster.kubeconfig)}
     return lambda: AgentProcess(where, environment)

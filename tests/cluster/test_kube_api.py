@@ -21,7 +21,7 @@ import pytest
 from cluster.client import Cluster
 from support import kube_server
 
-from tiphys.errors import ConflictError, ForbiddenError, NotFoundError, ObjectExistsError, UsageError
+from tiphys.errors import ConflictError, ForbiddenError, NotFoundError, ObjectExistsError, StoreError, UsageError
 from tiphys.kube import Change, KubeApi, LeaderLease, Object, Patch, Synced, changes, cluster_name, connect
 from tiphys.kube.api import ExpiredError
 from tiphys.kube.resources import (
@@ -49,6 +49,7 @@ class Server:
     as_account: Callable[[str], KubeApi]
     """Whom such a token makes."""
     forget: Callable[[], None]
+    """Afterwards the first version is no longer known."""
 
 
 @pytest.fixture(scope="module", params=["fake", "real"])
@@ -71,7 +72,7 @@ def _fake(request: pytest.FixtureRequest) -> Iterator[Server]:
 def _real(request: pytest.FixtureRequest) -> Iterator[Server]:
     cluster: Cluster = request.getfixturevalue("cluster")
     cluster.kubectl("apply", "--server-side", "-f", str(LEDGER_KIND))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", str(LEDGER_KIND))
+    cluster.established("gpuledgers.tiphys.dev")
     api = connect(cluster.kubeconfig)
     name = api.create(NAMESPACES, None, {"metadata": {"generateName": "test-kube-api-"}})["metadata"]["name"]
     api.namespace = name
@@ -85,9 +86,21 @@ def _real(request: pytest.FixtureRequest) -> Iterator[Server]:
         # The server's certificate is not what is tried here; the connections of `api` trust it.
         return KubeApi(api.server, api._transport._pool, name, lambda: f"Bearer {token}")
 
-    yield Server(api, token, as_account, lambda: None)  # it has forgotten the first version long ago
+    cluster.wait("the new kind can be watched", lambda: _can_be_watched(api))
+    # It knows no version of a kind from before that kind was made; of its own kinds it may still know the very first.
+    yield Server(api, token, as_account, lambda: None)
     api.delete(NAMESPACES, None, name)
     api.close()
+
+
+def _can_be_watched(api: KubeApi) -> bool:
+    """False while the server fills its cache of the kind: it refuses every watch until then."""
+    version = api.list(GPU_LEDGERS, api.namespace).resource_version
+    try:
+        api.watch(GPU_LEDGERS, api.namespace, version, timeout_seconds=60).close()
+    except StoreError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -301,7 +314,7 @@ def test_a_watch_ends_when_its_time_is_over(api: KubeApi) -> None:
 def test_a_version_that_is_forgotten_has_expired(server: Server) -> None:
     server.forget()
     with pytest.raises(ExpiredError):
-        list(server.api.watch(CONFIG_MAPS, server.api.namespace, "1", timeout_seconds=60))
+        list(server.api.watch(GPU_LEDGERS, server.api.namespace, "1", timeout_seconds=60))
 
 
 def test_changes_begin_with_all_there_is(api: KubeApi, name: str) -> None:

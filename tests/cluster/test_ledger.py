@@ -33,7 +33,7 @@ THREADS, GRANTS = 4, 5
 def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
     """A client in a namespace with nothing in it, of a cluster that knows the kind."""
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CRD))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/gpuledgers.tiphys.dev", "--timeout=120s")
+    cluster.established("gpuledgers.tiphys.dev")
     api = connect(cluster.kubeconfig)
     api.namespace = namespace
     yield api

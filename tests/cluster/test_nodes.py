@@ -62,8 +62,8 @@ SPOT = "aws-node-termination-handler/spot-itn"
 def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
     argo_kinds.ensure(cluster)
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CHART / "crds"))
-    kinds = [f"crd/{plural}.tiphys.dev" for plural in ("gpuledgers", "gpuqueues", "gpuflavors", "gpuleases")]
-    cluster.kubectl("wait", "--for=condition=Established", *kinds, "--timeout=120s")
+    kinds = [f"{plural}.tiphys.dev" for plural in ("gpuledgers", "gpuqueues", "gpuflavors", "gpuleases")]
+    cluster.established(*kinds)
     connected = connect(cluster.kubeconfig)
     connected.namespace = namespace
     yield connected

@@ -107,7 +107,7 @@ def place(
 ) -> Iterator[Place]:
     argo_kinds.ensure(cluster)
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CRD))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/gpuledgers.tiphys.dev", "--timeout=120s")
+    cluster.established("gpuledgers.tiphys.dev")
     for name, value in cluster_store.environment.items():
         monkeypatch.setenv(name, value)
     api = connect(cluster.kubeconfig)
