@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tiphys.protocol.pipeline import CompiledPipeline
+from tiphys.records import digest
 from tiphys.store import Store
 from tiphys_controller.change import Change, check_intact
 from tiphys_controller.drifting import Difference, gate
 from tiphys_controller.identity import anonymous
-from tiphys_controller.planning import planned
+from tiphys_controller.once import Asked, begin_once, find_begun
+from tiphys_controller.planning import Planned, planned
 from tiphys_controller.report import PlanReport, report_of
 from tiphys_controller.starting import Origin, Started, begin, random_suffix
 from tiphys_controller.submitter import Submitter
@@ -41,6 +43,7 @@ def fork(
     change: Change | None = None,
     dry_run: bool = False,
     suffix: Callable[[], str] = random_suffix,
+    key: str = "",
 ) -> Forked:
     """Begin a run that takes over what ``parent`` has finished, and trains on from its checkpoints.
 
@@ -55,11 +58,13 @@ def fork(
             last submission of the parent was made of.
         dry_run: Plan, and write nothing.
         suffix: Gives the random part of a name.
+        key: Idempotency key: calls under one key begin one fork, and all answer it.
 
     Raises:
         NotFoundError: there is no such run.
-        UsageError: there is no such step, or the Workflow is of another pipeline.
-        ConflictError: the new name is taken, or something has changed that may not.
+        UsageError: there is no such step, the Workflow is of another pipeline, or the key is not valid.
+        ConflictError: the new name is taken, something has changed that may not, or
+            the key was used for something else.
         IntegrityError: a record is damaged.
     """
     found = planned(store, parent, again, change, forking=True)
@@ -67,9 +72,41 @@ def fork(
     if dry_run:
         return Forked(report, found.drift)
     check_intact(found.state.record)
-    gate(found.drift, parent, forking=True)
     recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
-    fresh = tuple(name for name in found.fresh if name in found.pipeline.steps)
+    wanted = _Wanted(run, namespace or recorded, tuple(again), change)
+    return Forked(report, found.drift, _begun(store, submitter, found, wanted, key, suffix))
+
+
+class _Wanted(NamedTuple):
+    """What is asked for of a parent."""
+
+    run: str | None
+    namespace: str
+    again: tuple[str, ...]
+    change: Change | None
+
+    def of(self, parent: str) -> Asked:
+        """The same under a key. What the parent has become since then makes no other fork of it."""
+        content = {
+            "parent": parent,
+            "again": list(self.again),
+            "workflow": self.change.workflow if self.change else None,
+            "run": self.run or "",
+            "namespace": self.namespace,
+        }
+        return Asked(digest(content), f"{self.run or 'a run'} as a fork of run {parent}")
+
+
+def _begun(
+    store: Store, submitter: Submitter, found: Planned, wanted: _Wanted, key: str, suffix: Callable[[], str]
+) -> Started:
+    parent = found.state.record.run
+    asked = wanted.of(parent)
+    if not (key and find_begun(store, key, asked)):
+        gate(found.drift, parent, forking=True)
     pipeline = CompiledPipeline.from_manifest(anonymous(found.pipeline.manifest))
-    started = begin(store, submitter, pipeline, run, namespace or recorded, suffix, Origin(parent=parent, fresh=fresh))
-    return Forked(report, found.drift, started)
+    fresh = tuple(name for name in found.fresh if name in found.pipeline.steps)
+    origin = Origin(parent=parent, fresh=fresh)
+    if key:
+        return begin_once(store, submitter, pipeline, key, asked, wanted.run, wanted.namespace, suffix, origin)
+    return begin(store, submitter, pipeline, wanted.run, wanted.namespace, suffix, origin)

@@ -6,6 +6,7 @@ anywhere, finds what there is and adds what is missing.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
@@ -16,6 +17,13 @@ from tiphys_controller.keys import key_digest
 from tiphys_controller.sending import check_free, find_created, send
 from tiphys_controller.starting import Origin, Started, candidate_names, first_claim, random_suffix, run_record
 from tiphys_controller.submitter import Submitter
+
+
+class Asked(NamedTuple):
+    """What is to be begun under a key: all of it as a digest, and in words."""
+
+    content: str
+    words: str
 
 
 def start_once(
@@ -39,20 +47,51 @@ def start_once(
     """
     pipeline = CompiledPipeline.from_manifest(manifest)
     wanted = digest({"workflow": manifest, "run": run or "", "namespace": namespace})
+    asked = Asked(wanted, f"{run or 'a run'} of pipeline {pipeline.name}")
+    return begin_once(store, submitter, pipeline, key, asked, run, namespace, suffix, Origin())
+
+
+def find_begun(store: Store, key: str, asked: Asked) -> StartKey | None:
+    """Which run was begun under ``key``; None for none.
+
+    Raises:
+        UsageError: the key is not valid.
+        ConflictError: it was used for something else.
+    """
     held = find_record(store, start_key(key_digest(key)), StartKey)
+    return held and _same(held, key, asked)
+
+
+def begin_once(
+    store: Store,
+    submitter: Submitter,
+    pipeline: CompiledPipeline,
+    key: str,
+    asked: Asked,
+    run: str | None,
+    namespace: str,
+    suffix: Callable[[], str],
+    origin: Origin,
+) -> Started:
+    """Like `start_once`, for a run that may go on from another one."""
+    origin = origin._replace(key=key_digest(key))
+    held = find_begun(store, key, asked)
     if held is None:
         name = _free_name(store, submitter, pipeline, run, namespace, suffix)
-        reserved = StartKey(run=name, namespace=namespace, content=wanted)
-        held = claim(store, start_key(key_digest(key)), reserved).record
-    if held.content != wanted:
-        raise ConflictError(
-            f"idempotency key {key!r} was used at {held.written_at:%Y-%m-%d %H:%M:%S} UTC to start run {held.run} "
-            f"(content {held.content[:12]}), and this call asks for something else ({run or 'a run'} of pipeline "
-            f"{pipeline.name}, content {wanted[:12]}); repeat the call as it was, or choose another key"
-        )
+        reserved = StartKey(run=name, namespace=namespace, content=asked.content)
+        held = _same(claim(store, start_key(origin.key), reserved).record, key, asked)
     failpoint("start.after_key")
-    origin = Origin(key=key_digest(key))
     return _submitted(store, submitter, _recorded(store, pipeline, held, origin), namespace)
+
+
+def _same(held: StartKey, key: str, asked: Asked) -> StartKey:
+    if held.content == asked.content:
+        return held
+    raise ConflictError(
+        f"idempotency key {key!r} was used at {held.written_at:%Y-%m-%d %H:%M:%S} UTC to start run {held.run} "
+        f"(content {held.content[:12]}), and this call asks for something else ({asked.words}, content "
+        f"{asked.content[:12]}); repeat the call as it was, or choose another key"
+    )
 
 
 def _free_name(

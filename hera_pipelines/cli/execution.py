@@ -21,6 +21,7 @@ from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.protocol.pipeline import CompiledPipeline, Manifest
 from tiphys.store import LineageLayout, Store, lineage_of, read_run
 
+BEGUN_BEFORE = "it was begun before, under the same idempotency key"
 _CODE_ANNOTATION = "tiphys.dev/code"
 
 StateOption = Annotated[

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from tiphys_controller import Change, Forked, Submitter
+from tiphys_controller import Change, Forked, Started, Submitter
 from tiphys_controller import fork as fork_run
 
 from hera_pipelines.cli.changes import DriftOption, Edits, FileArgument, FromOption, show_drift
 from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, NamespaceOption, Where
 from hera_pipelines.cli.execution import (
+    BEGUN_BEFORE,
     CodeOption,
     EngineOptions,
     Job,
@@ -31,6 +32,7 @@ from hera_pipelines.cli.places import (
     ToClusterOption,
     cluster_submitter,
     is_on_cluster,
+    last_submission,
     refuse,
     runs_on_cluster,
     words,
@@ -38,13 +40,14 @@ from hera_pipelines.cli.places import (
 from hera_pipelines.cli.plan import show_plan
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.local.session import LocalSession
-from tiphys.store import Store, read_run, submissions
+from tiphys.store import Store, read_run
 
 EXAMPLES = """\b
 Examples:
   tiphys fork digits-7xk2p -p lr=0.3
   tiphys fork digits-7xk2p digits.py --run digits-repaired
   tiphys fork digits-7xk2p --from fit -p lr=0.3 --dry-run
+  tiphys fork digits-7xk2p -p lr=0.3 --idempotency-key sweep-17
 """
 
 _ONLY_CLUSTER = {**CLUSTER_OPTIONS, "detach": "--detach"}
@@ -61,6 +64,9 @@ def fork(
     name: Annotated[
         str | None, typer.Option("--run", metavar="NAME", help="Name of the new run; else one is made.")
     ] = None,
+    idempotency_key: Annotated[
+        str, typer.Option("--idempotency-key", metavar="KEY", help="Under one key a run is forked once.")
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
     store: StoreOption = None,
     state: StateOption = DEFAULT_STATE,
@@ -86,10 +92,10 @@ def fork(
     screen: Screen = command.obj
     place = existing_store(screen, store)
     read_run(place, run)
-    last = next(iter(reversed(submissions(place, run))), None)
+    last = last_submission(place, run)
     on_cluster = runs_on_cluster(last, cluster, local)
     change = Edits(file, which, parameter or (), drift or (), here=not on_cluster).of(place, run)
-    wanted = _Wanted(place, run, name, tuple(again or ()), change, must_be_named(store))
+    wanted = _Wanted(place, run, name, tuple(again or ()), change, idempotency_key, must_be_named(store))
     if dry_run:
         _tell(screen, wanted.begin(LocalSession(place, state), dry_run=True))
         return
@@ -111,39 +117,45 @@ class _Wanted:
     name: str | None
     again: tuple[str, ...]
     change: Change | None
+    key: str
     store_must_be_named: bool
 
     def begin(self, submitter: Submitter, namespace: str = "", dry_run: bool = False) -> Forked:
         """Fork the run."""
-        return fork_run(
-            self.store, submitter, self.parent, self.name, namespace, self.again, self.change, dry_run=dry_run
-        )
+        asked = (self.parent, self.name, namespace, self.again, self.change)
+        return fork_run(self.store, submitter, *asked, dry_run=dry_run, key=self.key)
 
 
 def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
     with local_engine(wanted.store, options) as (session, watch):
-        run, workflow = _tell(screen, wanted.begin(session, "default"))
-        job = Job(run, workflow, wanted.store, options.state, wanted.store_must_be_named)
-        carry_out(screen, session, watch, job)
+        started = _tell(screen, wanted.begin(session, "default"))
+        if started is not None and started.created:
+            job = Job(started.run, started.workflow_name, wanted.store, options.state, wanted.store_must_be_named)
+            carry_out(screen, session, watch, job)
 
 
 def _on_cluster(screen: Screen, wanted: _Wanted, where: Where, detach: bool, as_before: bool) -> None:
     """``as_before``: its parent ran on a cluster, so that its namespace means something there."""
     submitter, at_hand = cluster_submitter(where, screen.note)
-    run, _ = _tell(screen, wanted.begin(submitter, where.namespace or ("" if as_before else at_hand)))
+    started = _tell(screen, wanted.begin(submitter, where.namespace or ("" if as_before else at_hand)))
+    if started is None or not started.created:
+        return
     options = words([("--store", wanted.store.url if wanted.store_must_be_named else "")])
-    job = newest_job(submitter, wanted.store, run, tuple(options), where.words)
+    job = newest_job(submitter, wanted.store, started.run, tuple(options), where.words)
     if not detach:
-        follow(screen, submitter, job, read_run(wanted.store, run).workflow)
+        follow(screen, submitter, job, read_run(wanted.store, started.run).workflow)
 
 
-def _tell(screen: Screen, forked: Forked) -> tuple[str, str]:
-    """Show what the fork will do, and its name; that and the name of its Workflow, both empty after a dry run."""
+def _tell(screen: Screen, forked: Forked) -> Started | None:
+    """Show what the fork will do, and its name; None after a dry run."""
     show_drift(screen, forked.drift)
     if forked.started is None:
         show_plan(screen, forked.plan, Format.TABLE)
-        return "", ""
-    screen.note(f"fork of run {forked.plan.run}; takes over what is finished there under the same step key")
-    screen.write(forked.started.run)
+    elif forked.started.created:
+        screen.note(f"fork of run {forked.plan.run}; takes over what is finished there under the same step key")
+        screen.write(forked.started.run)
+    else:
+        screen.write(forked.started.run)
+        screen.note(BEGUN_BEFORE)
     screen.out.file.flush()
-    return forked.started.run, forked.started.workflow_name
+    return forked.started

@@ -9,7 +9,7 @@ from tiphys_controller import ADDRESS, is_known
 
 from hera_pipelines.cli.cluster_options import Where
 from tiphys.errors import TiphysError, UsageError
-from tiphys.store import Submission
+from tiphys.store import Store, Submission, submissions
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
@@ -44,6 +44,11 @@ def refuse(command: typer.Context, options: Mapping[str, str], why: str) -> None
     """
     if given := [option for parameter, option in options.items() if _is_given(command, parameter)]:
         raise UsageError(f"{', '.join(given)}: {why}")
+
+
+def last_submission(store: Store, run: str) -> Submission | None:
+    """The last submission of a run; None before the first."""
+    return next(iter(reversed(submissions(store, run))), None)
 
 
 def runs_on_cluster(last: Submission | None, cluster: bool, local: bool) -> bool:

@@ -29,6 +29,7 @@ from hera_pipelines.cli.places import (
     ENGINE_OPTIONS,
     ToClusterOption,
     cluster_submitter,
+    last_submission,
     must_be_the_cluster_of,
     ran_on,
     refuse,
@@ -38,7 +39,7 @@ from hera_pipelines.cli.places import (
 from hera_pipelines.cli.plan import show_plan
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.local.session import LocalSession
-from tiphys.store import Store, Submission, current_workflow, submissions
+from tiphys.store import Store, Submission, current_workflow
 
 EXAMPLES = """\b
 Examples:
@@ -89,7 +90,7 @@ def resume(
     """
     screen: Screen = command.obj
     place = existing_store(screen, store)
-    last = _last_submission(place, run)
+    last = last_submission(place, run)
     on_cluster = runs_on_cluster(last, cluster, local)
     if on_cluster:
         refuse(command, ENGINE_OPTIONS, "this is for the local engine, and the run goes on at a cluster; see --local")
@@ -177,7 +178,3 @@ def _tell(screen: Screen, order: _Order, resumed: Resumed) -> bool:
         return False
     screen.note(f"submission {resumed.submission} of run {order.run}")
     return True
-
-
-def _last_submission(store: Store, run: str) -> Submission | None:
-    return next(iter(reversed(submissions(store, run))), None)

@@ -10,6 +10,7 @@ from tiphys_plugin import load_queues
 
 from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, NamespaceOption, Where
 from hera_pipelines.cli.execution import (
+    BEGUN_BEFORE,
     CodeOption,
     EngineOptions,
     Job,
@@ -61,8 +62,6 @@ Examples:
 
 SERVICE_ACCOUNT = "tiphys-workflow"
 """The chart makes it, with the rights that Argo's pods need."""
-
-_BEFORE = "it was begun before, under the same idempotency key"
 
 _ONLY_CLUSTER = {
     **CLUSTER_OPTIONS,
@@ -167,7 +166,7 @@ def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
         screen.out.file.flush()
         job = Job(started.run, started.workflow_name, place, options.state, must_be_named(wanted.store, pipeline.store))
         if not started.created:
-            screen.note(f"{_BEFORE}; see {job.command('get')}, go on with {job.command('resume')}")
+            screen.note(f"{BEGUN_BEFORE}; see {job.command('get')}, go on with {job.command('resume')}")
             return
         carry_out(screen, session, watch, job)
 
@@ -194,7 +193,7 @@ def _on_cluster(screen: Screen, wanted: _Wanted, choice: _Choice) -> None:
     screen.out.file.flush()
     live = submitter.find(namespace, started.workflow_name)
     if not started.created:
-        screen.note(_BEFORE)
+        screen.note(BEGUN_BEFORE)
     if live is None and not started.created:
         return
     if live is None:

@@ -7,10 +7,17 @@ from tiphys_controller import LiveWorkflow, Shutdown, is_known
 
 from hera_pipelines.cli.cluster_options import ArgoServerOption, ContextOption, KubeconfigOption, Where
 from hera_pipelines.cli.location import StoreOption, existing_store, must_be_named
-from hera_pipelines.cli.places import cluster_submitter, is_on_cluster, must_be_the_cluster_of, ran_on, words
+from hera_pipelines.cli.places import (
+    cluster_submitter,
+    is_on_cluster,
+    last_submission,
+    must_be_the_cluster_of,
+    ran_on,
+    words,
+)
 from hera_pipelines.cli.screen import Screen
 from tiphys.errors import NotFoundError, UsageError
-from tiphys.store import Submission, read_run, submissions
+from tiphys.store import Submission, read_run
 
 EXAMPLES = """\b
 Examples:
@@ -34,7 +41,7 @@ def stop(
     screen: Screen = command.obj
     place = existing_store(screen, store)
     read_run(place, run)
-    last = _on_a_cluster(next(iter(reversed(submissions(place, run))), None), run)
+    last = _on_a_cluster(last_submission(place, run), run)
     claim = last.claim
     submitter, _ = cluster_submitter(Where(kubeconfig, context, claim.namespace, argo_server), screen.note)
     must_be_the_cluster_of(last, submitter.cluster, run)

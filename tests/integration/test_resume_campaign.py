@@ -56,6 +56,10 @@ def _fork(store: MemoryStore, submitter: FakeSubmitter) -> Any:
     return fork(store, submitter, RUN, "new", again=["fit"], change=CHANGE)
 
 
+def _fork_once(store: MemoryStore, submitter: FakeSubmitter) -> Any:
+    return fork(store, submitter, RUN, "new", again=["fit"], change=CHANGE, key="hot")
+
+
 STORIES = {
     "resume": Story("resume", ("after_fence", *SENT), _resume(), _resume(), f"{RUN}-2"),
     "from": Story("resume", ("after_fence", *SENT), _resume(again=["fit"]), _resume(again=["fit"]), f"{RUN}-2"),
@@ -67,6 +71,7 @@ STORIES = {
     "fork": Story(
         "start", ("after_record", *SENT), _fork, lambda store, submitter: resume(store, submitter, "new"), "new"
     ),
+    "fork-key": Story("start", ("after_key", "after_record", *SENT), _fork_once, _fork_once, "new"),
 }
 CASES = [(name, point, count) for name, story in STORIES.items() for point in story.points for count in (1, 2, 3)]
 
@@ -147,7 +152,7 @@ def check(name: str, story: Story, store: MemoryStore, submitter: FakeSubmitter)
         assert last.claim.fresh_since == {"fit": 2, "report": 2}
     if name == "change":
         assert store.objects.keys() >= {f"runs/{RUN}/workflows/{last.claim.workflow}.json"}
-    if name == "fork":
+    if name.startswith("fork"):
         assert (read_run(store, "new").parent, images) == (RUN, {"python:3.13"})
         assert last.claim.fresh_since == {"fit": 1, "report": 1}
 

@@ -32,10 +32,14 @@ def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_p
     file = tiny.write(tmp_path / "code")
     assert tiphys("run", file, "--run", "tiny-1").code == 0
 
-    forked = tiphys("fork", "tiny-1", "-p", "steps=30", "--run", "tiny-longer")
+    asked = ("fork", "tiny-1", "-p", "steps=30", "--run", "tiny-longer", "--idempotency-key", "longer")
+    forked = tiphys(*asked)
 
     assert (forked.code, forked.out) == (0, "tiny-longer\n")
     assert "fork: fit: parameters steps 20 → 30" in forked.err
+    again = tiphys(*asked)
+    assert (again.code, again.out) == (0, "tiny-longer\n")
+    assert "begun before, under the same idempotency key" in again.err
     assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
     assert "from step 20 of attempt 1 of tiny-1/fit: done" in tiphys("lineage", "tiny-longer").out
     assert set(steps(tiphys("plan", "tiny-longer")).values()) == {"skip"}

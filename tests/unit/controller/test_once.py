@@ -8,15 +8,21 @@
 | any | another pipeline, parameter, name or namespace | refused, both named |
 | died before the Workflow was sent | the same, from another cluster | refused |
 | none, and the name is taken | – | refused |
+
+A fork is begun in the same way; there the parent, the steps to run again and the
+changes are part of what is asked.
 """
 
+import copy
+
 import pytest
-from support.compiled import gated, pipeline_of
+from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import resume, start, start_once
+from tiphys_controller import Change, fork, resume, start, start_once
 
 from tiphys.errors import ConflictError, UsageError
+from tiphys.protocol.pipeline import Manifest
 from tiphys.store import Store, list_runs, read_run, submissions
 
 PIPELINE = pipeline_of(gated("prep"), parameters={"lr": "0.1"})
@@ -140,3 +146,91 @@ def test_a_key_cannot_name_a_place_in_the_store(store: Store, submitter: FakeSub
 
     [held] = store.list("keys/")
     assert held.key.removeprefix("keys/").removesuffix(".json").isalnum()
+
+
+@pytest.fixture
+def parent(store: Store, submitter: FakeSubmitter) -> str:
+    """A run that has finished its only step."""
+    start(store, submitter, PIPELINE, "digits-1")
+    History(store, "digits-1").done("prep")
+    return "digits-1"
+
+
+def repaired(manifest: Manifest = PIPELINE) -> Change:
+    other = copy.deepcopy(manifest)
+    next(one for one in other["spec"]["templates"] if one["name"] == "prep-run")["container"]["image"] = "python:3.13"
+    return Change(other)
+
+
+def test_the_same_key_begins_one_fork_whatever_its_parent_does(
+    store: Store, submitter: FakeSubmitter, parent: str
+) -> None:
+    first = fork(store, submitter, parent, again=["prep"], key=KEY).started
+    submitter.end(parent)
+    resume(store, submitter, parent, change=repaired())
+    written = keys(store)
+    second = fork(store, submitter, parent, again=["prep"], key=KEY).started
+
+    assert first is not None
+    assert second == first._replace(created=False)
+    assert keys(store) == written
+    record = read_run(store, first.run)
+    assert (record.parent, record.fresh, bool(record.key)) == (parent, ("prep",), True)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_fork_that_died_is_completed_by_the_same_call(
+    store: Store, submitter: FakeSubmitter, parent: str, point: str
+) -> None:
+    asked = {"again": ["prep"], "change": repaired(), "key": KEY}
+    with dying_at(f"start.{point}"):
+        fork(store, submitter, parent, **asked)
+
+    forked = fork(store, submitter, parent, **asked).started
+
+    assert forked is not None
+    assert forked.created == (point in ("after_key", "after_record", "after_claim"))
+    assert submitter.names() == sorted([parent, forked.run])
+    [only] = submissions(store, forked.run)
+    assert (only.claim.kind, only.claim.fresh_since, only.bound and only.bound.uid) == (
+        "fork",
+        {"prep": 1},
+        forked.uid,
+    )
+
+
+def test_what_may_not_be_forked_takes_no_key(store: Store, submitter: FakeSubmitter, parent: str) -> None:
+    before = keys(store)
+
+    with pytest.raises(ConflictError, match="may not go on with this"):
+        fork(store, submitter, parent, change=repaired()._replace(drift={"image": "refuse"}), key=KEY)
+
+    assert keys(store) == before
+
+
+@pytest.mark.parametrize("other", [{"again": ["prep"]}, {"run": "cold"}, {"change": repaired()}, {"namespace": "ml"}])
+def test_a_key_that_was_used_for_another_fork_is_refused(
+    store: Store, submitter: FakeSubmitter, parent: str, other: dict[str, object]
+) -> None:
+    asked = {"parent": parent, "run": "hot", "key": KEY}
+    fork(store, submitter, **asked)
+    before = keys(store)
+
+    wanted = rf"start run hot .*asks for something else \({other.get('run', 'hot')} as a fork of run digits-1"
+    with pytest.raises(ConflictError, match=wanted):
+        fork(store, submitter, **(asked | other))
+    with pytest.raises(ConflictError, match="of pipeline digits"):
+        start_once(store, submitter, PIPELINE, KEY, run="hot")
+
+    assert keys(store) == before
+
+
+def test_a_fork_under_a_key_that_nobody_can_repeat_is_refused(
+    store: Store, submitter: FakeSubmitter, parent: str
+) -> None:
+    before = keys(store)
+
+    with pytest.raises(UsageError, match="idempotency key"):
+        fork(store, submitter, parent, key="a\nb")
+
+    assert keys(store) == before
