@@ -97,7 +97,7 @@ def _can_be_watched(api: KubeApi) -> bool:
     """False while the server fills its cache of the kind: it refuses every watch until then."""
     version = api.list(GPU_LEDGERS, api.namespace).resource_version
     try:
-        api.watch(GPU_LEDGERS, api.namespace, version, timeout_seconds=60).close()
+        list(api.watch(GPU_LEDGERS, api.namespace, version, timeout_seconds=1))
     except StoreError:
         return False
     return True
