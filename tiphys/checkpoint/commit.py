@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tiphys.checkpoint.parallel import in_parallel
 from tiphys.errors import IntegrityError, ObjectExistsError, StoreError
 from tiphys.faults import failpoint
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import LineageLayout, Store, claim
+from tiphys.threads import in_parallel
 
 
 class ShardSource(Protocol):

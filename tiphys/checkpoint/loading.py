@@ -5,12 +5,12 @@ from typing import Any
 
 from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.gang import ALONE, Place
-from tiphys.checkpoint.parallel import in_parallel
 from tiphys.checkpoint.reading import ShardReader, manifest_of
 from tiphys.checkpoint.shards import FRAMEWORK, Assembly
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointManifest, CheckpointRef, Shard
 from tiphys.store import Store
+from tiphys.threads import in_parallel
 
 
 class Loader:
@@ -32,7 +32,7 @@ class Loader:
     ) -> None:
         self._store = store
         self._cache = cache
-        self._reader = ShardReader(store, cache=cache, stopping=stopping)
+        self._stopping = stopping
         self._threads = threads
 
     def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
@@ -52,8 +52,9 @@ class Loader:
             LoadStoppedError: ``stopping`` answered yes.
         """
         document, *shards = _shards_of(manifest, place)
-        assembly = Assembly(bytes(self._reader.read(document)))
-        in_parallel(lambda _, shard: assembly.add(self._reader.read(shard)), shards, self._threads)
+        reader = ShardReader(self._store, cache=self._cache, stopping=self._stopping)  # its buffers go with it
+        assembly = Assembly(bytes(reader.read(document)))
+        in_parallel(lambda _, shard: assembly.add(reader.read(shard)), shards, self._threads)
         if self._cache:
             self._cache.trim({shard.sha256 for shard in manifest.shards})
         return assembly.state(like)

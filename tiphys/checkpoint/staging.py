@@ -5,15 +5,15 @@ memory, whose pages the kernel first has to find and clear. So the buffers stay,
 and are touched ahead of the first save where somebody has time for it.
 """
 
+import contextlib
 import os
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tiphys.checkpoint.parallel import in_parallel
 from tiphys.checkpoint.shards import ShardPlan
+from tiphys.threads import Background, in_background, in_parallel
 
 _PAGE_BYTES = 4096
 _THREADS = min(4, os.cpu_count() or 1)
@@ -39,7 +39,7 @@ class Staging:
 
     def __init__(self) -> None:
         self._buffers: list[bytearray] = []
-        self._warming: threading.Thread | None = None
+        self._warming: Background | None = None
 
     def stage(self, plans: Sequence[ShardPlan]) -> list[StagedShard]:
         """Copy what the plans name; later changes of the state do not reach the copy.
@@ -55,14 +55,14 @@ class Staging:
         """Make room for such shards in the background, ahead of the first `stage`."""
         if self._warming is None and not self._buffers:
             sizes = [plan.size_bytes for plan in plans]
-            self._warming = threading.Thread(target=self._touch, args=(sizes,), name="tiphys-warm", daemon=True)
-            self._warming.start()
+            self._warming = in_background(lambda: self._touch(sizes))
 
     def _touch(self, sizes: Sequence[int]) -> None:
-        for size in sizes:
-            buffer = bytearray(size)
-            np.frombuffer(buffer, dtype=np.uint8)[::_PAGE_BYTES] = 0
-            self._buffers.append(buffer)
+        with contextlib.suppress(MemoryError):  # `stage` says so, if there is none then either
+            for size in sizes:
+                buffer = bytearray(size)
+                np.frombuffer(buffer, dtype=np.uint8)[::_PAGE_BYTES] = 0
+                self._buffers.append(buffer)
 
     def _fit(self, plans: Sequence[ShardPlan]) -> None:
         if self._warming is not None:

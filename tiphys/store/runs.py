@@ -7,7 +7,6 @@ here, once.
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, StoreError
@@ -27,6 +26,7 @@ from tiphys.records import (
 from tiphys.store.base import Store
 from tiphys.store.claims import claim, read_record
 from tiphys.store.layout import RUNS, RunLayout, parse_attempt, parse_event_batch, parse_submission
+from tiphys.threads import in_parallel
 
 RecordT = TypeVar("RecordT", bound=StoredRecord)
 PlaceT = TypeVar("PlaceT")
@@ -249,7 +249,4 @@ def _read_listed(store: Store, key: str | None, kind: type[RecordT]) -> RecordT 
 
 def concurrently(read: Callable[[PlaceT], ResultT], places: Sequence[PlaceT]) -> list[ResultT]:
     """``read`` of each place, in their order; for many small reads that would wait for the network in turn."""
-    if len(places) < 2:
-        return [read(place) for place in places]
-    with ThreadPoolExecutor(max_workers=min(_READERS, len(places))) as pool:
-        return list(pool.map(read, places))
+    return in_parallel(lambda _, place: read(place), places, _READERS)

@@ -8,7 +8,6 @@ Source: AWS, "How to prevent object overwrites with conditional writes".
 import base64
 import contextlib
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +17,7 @@ from tiphys.errors import ObjectExistsError
 from tiphys.faults import failpoint
 from tiphys.store.s3_errors import code_of
 from tiphys.store.source import Source
+from tiphys.threads import in_parallel
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -65,7 +65,8 @@ class Upload:
         size = max(self.part_bytes, -(-source.size // _MOST_PARTS))
         offsets = range(0, source.size, size)
 
-        def send(number: int, offset: int) -> "CompletedPartTypeDef":
+        def send(index: int, offset: int) -> "CompletedPartTypeDef":
+            number = index + 1
             data = source.read(offset, min(size, source.size - offset))
             sha256 = _sha256(data)
             sent = client.upload_part(
@@ -73,11 +74,7 @@ class Upload:
             )
             return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": sha256}
 
-        pool = ThreadPoolExecutor(self.parallel_parts, thread_name_prefix="tiphys-upload")
-        try:
-            return list(pool.map(send, range(1, len(offsets) + 1), offsets))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        return in_parallel(send, offsets, self.parallel_parts)
 
 
 def _put(client: "S3Client", bucket: str, key: str, data: bytes | bytearray, sha256: str | None) -> None:

@@ -29,11 +29,11 @@ from torch.futures import Future
 from tiphys.checkpoint import reading
 from tiphys.checkpoint.cache import NodeCache
 from tiphys.checkpoint.commit import Uploads, publish
-from tiphys.checkpoint.parallel import in_parallel
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.lineage.quarantine import quarantine
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Store
+from tiphys.threads import in_parallel
 
 FRAMEWORK = "torch.dcp"
 SHARD_BYTES = 64 << 20

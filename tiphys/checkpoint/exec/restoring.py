@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tiphys.checkpoint.exec.contents import Index, Span, read_index
 from tiphys.checkpoint.exec.folder import Entry
-from tiphys.checkpoint.parallel import in_parallel
 from tiphys.checkpoint.reading import ShardReader
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Store
+from tiphys.threads import in_parallel
 
 _ARRIVING = ".tiphys-restore"
 ASIDE = ".tiphys-set-aside"
