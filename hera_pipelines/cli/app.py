@@ -30,6 +30,7 @@ _COMMANDS = {
     "events": ("events", "events", "EXAMPLES"),
     "report": ("report", "report", "EXAMPLES"),
     "gc": ("gc", "gc", "EXAMPLES"),
+    "janitor": ("janitor", "janitor", "EXAMPLES"),
     "simulate": ("simulate", "simulate", "EXAMPLES"),
     "verify": ("verify", "verify", "EXAMPLES"),
     "doctor": ("doctor", "doctor", "EXAMPLES"),

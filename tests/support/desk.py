@@ -42,8 +42,8 @@ class Desk:
         code = main([*arguments, "--kubeconfig", str(self.folder / "kubeconfig")])
         return (code, *self._capsys.readouterr())
 
-    def ledger(self) -> KubernetesLedger:
-        return KubernetesLedger(self.api, "ml")
+    def ledger(self, namespace: str = "ml") -> KubernetesLedger:
+        return KubernetesLedger(self.api, namespace)
 
     def spec(self, name: str = "default") -> object:
         return (self.api.get(GPU_LEDGERS, "ml", name) or {}).get("spec")

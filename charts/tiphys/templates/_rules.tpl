@@ -81,11 +81,13 @@
   resourceNames: [kube-root-ca.crt]
   verbs: [get]
 {{- end }}
-{{- if .Values.projections.enabled }}
+{{- if or .Values.janitor.enabled .Values.projections.enabled }}
 - apiGroups: [tiphys.dev]
   resources: [gpuledgers]
   resourceNames: [default]
   verbs: [get]
+{{- end }}
+{{- if .Values.projections.enabled }}
 - apiGroups: [tiphys.dev]
   resources: [gpuqueues, gpuflavors, gpuleases]
   verbs: [list, create, update, delete]

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tiphys.kube import Object
+from tiphys.kube import KubeApi, Object
+from tiphys.kube.resources import PODS
 
 AGENT_LABELS = "workflows.argoproj.io/component=agent"
 OVERDUE = timedelta(seconds=60)
@@ -42,6 +43,16 @@ def stuck_agent(pod: Object) -> StuckAgent | None:
     gone_by = datetime.fromisoformat(deleted) if deleted else None
     told = f"its node has not ended it since {deleted}" if deleted else reason or "no reason given"
     return StuckAgent(metadata["namespace"], metadata["name"], metadata["uid"], owners[0], told, gone_by)
+
+
+def delete_agent(api: KubeApi, pod: StuckAgent) -> bool:
+    """Delete this pod and no other of its name, without its node if that has not done it; False if it is gone.
+
+    Raises:
+        ConflictError: another pod has its name.
+        StoreError: the API server is out of reach.
+    """
+    return api.delete(PODS, pod.namespace, pod.name, uid=pod.uid, grace=0 if pod.gone_by else None)
 
 
 def to_delete(stuck: Iterable[StuckAgent], live: Collection[str], now: datetime) -> list[StuckAgent]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.records import utc_now
 from tiphys.store import Store
 from tiphys_controller.alerts.inbox import Inbox
@@ -25,6 +26,7 @@ from tiphys_controller.kubernetes.view import ClusterView
 from tiphys_controller.kubernetes.watching import Watching
 from tiphys_controller.kubernetes.writer import Writer
 
+LEDGER = "default"
 Work = tuple[str, Callable[[threading.Event], None]]
 """A name, and what works until the event is set."""
 
@@ -48,6 +50,8 @@ class Parts:
     janitor: Mode = Mode.OFF
     now: Callable[[], datetime] = utc_now
     rules: Rules = field(default_factory=lambda: NOTIFY_OF_ALL)
+    home: str = ""
+    """Namespace of the release, where the ledger is."""
 
 
 def submitter_of(api: KubeApi) -> Callable[[], KubernetesSubmitter]:
@@ -113,7 +117,9 @@ class Automation:
             parts.stores,
             tenants,
             parts.view,
+            lambda: _blind(parts.watching),
             lambda: submitter().cluster,
+            lambda: parts.api.get(GPU_LEDGERS, parts.home, LEDGER),
             parts.may_write,
             parts.metrics,
             parts.now,

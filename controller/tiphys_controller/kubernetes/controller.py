@@ -140,4 +140,5 @@ class Controller:
             given.janitor,
             given.now,
             given.rules,
+            given.lease_namespace,
         )

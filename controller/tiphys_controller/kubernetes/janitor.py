@@ -6,32 +6,28 @@
 | what is known of alerts that were done with a week ago | removed |
 | submissions that were claimed an hour ago and never sent | counted; the loop sends those whose pipelines ask for it |
 | runs whose Workflow was deleted before it ended | counted; the same |
+| leases of attempts that are over, or whose Workflow is | counted; the plugin's service takes them back |
 
-Shards that no checkpoint names are retention's business, and leases that nobody
-holds the ledger's. In a dry run nothing is removed, and everything counted.
+Shards that no checkpoint names are retention's business. In a dry run nothing is
+removed, and everything counted. `tiphys janitor` goes the same round by hand.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import datetime
 
 import structlog
 
-from tiphys.errors import ObjectMissingError, TiphysError
-from tiphys.records import AlertDone
-from tiphys.store import Store, Submission, list_runs, read_record, submissions
-from tiphys.store.layout import ALERTS, alert_key, parse_alert
-from tiphys.store.leftovers import leftovers
+from tiphys.errors import IntegrityError, TiphysError, UsageError
+from tiphys.kube import Object
+from tiphys.store import Store
 from tiphys_controller.automatic.limits import Mode
+from tiphys_controller.cleaning import Found, HeldLease, Sight, What, held_leases, litter, orphaned, unfinished
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.view import ClusterView
-from tiphys_controller.turns import cluster_of
 
-UPLOADS = timedelta(days=1)
-ALERTS_DONE = timedelta(days=7)
-UNSENT = timedelta(hours=1)
 _PERIOD_SECONDS = 3600.0
 _FIRST_SECONDS = 60.0
 _ANEW_ROUNDS = 24
@@ -41,18 +37,22 @@ _log = structlog.get_logger()
 
 @dataclass
 class Janitor:
-    """One round goes through the storage of every tenant."""
+    """One round goes through the storage of every tenant, and through the ledger."""
 
     stores: Callable[[str], Store]
     namespaces: Callable[[], list[str]]
     view: ClusterView
+    blind: Callable[[], str]
+    """Why the view does not show all that there is; empty if it does."""
     cluster: Callable[[], str]
     """Name of this cluster."""
+    ledger: Callable[[], Object | None]
+    """The `GPULedger`; None without one."""
     may_write: Callable[[], bool]
     metrics: Metrics
     now: Callable[[], datetime]
     mode: Mode
-    _settled: set[tuple[str, str]] = field(default_factory=set)
+    _settled: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _rounds: int = 0
 
     def run(self, over: threading.Event) -> None:
@@ -67,72 +67,61 @@ class Janitor:
         if self._rounds % _ANEW_ROUNDS == 0:
             self._settled.clear()
         self._rounds += 1
-        counted = {"unsent": 0, "gone": 0}
+        counted: Counter[What] = Counter()
         for namespace in self.namespaces():
-            try:
-                self._clear(self.stores(namespace), over)
-                for what in self._unfinished(namespace, over):
-                    counted[what] += 1
-            except TiphysError as error:
-                self.metrics.failures.labels("janitor").inc()
-                _log.warning("janitor.failed", namespace=namespace, error=str(error))
-            except Exception:  # noqa: BLE001  the worker loop: a bug about one tenant must not silence the others
-                self.metrics.failures.labels("janitor").inc()
-                _log.exception("janitor.crashed", namespace=namespace)
-        for what, number in counted.items():
-            self.metrics.unfinished.labels(what).set(number)
+            self._guarded(namespace, lambda of=namespace: self._tenant(of, counted, over))  # type: ignore[misc]
+        self._guarded("", lambda: self._note(self._leases(over), counted, over))
+        for what in (What.UNSENT, What.GONE):
+            self.metrics.unfinished.labels(what).set(counted[what])
+        self.metrics.orphaned_leases.set(counted[What.LEASE])
 
-    def _clear(self, store: Store, over: threading.Event) -> None:
-        for left in leftovers(store, UPLOADS):
-            self._remove("upload", store, left.name, left.remove, over)
-        for alert, keys in _done_alerts(store, self.now() - ALERTS_DONE):
-            # What says that it is done goes last: without it, it would be done again.
-            for key in sorted(keys, key=lambda one: one.endswith("/done.json")):
-                self._remove("alert", store, alert, partial(store.delete, key), over)
+    def _guarded(self, namespace: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except TiphysError as error:
+            self.metrics.failures.labels("janitor").inc()
+            _log.warning("janitor.failed", namespace=namespace, error=str(error))
+        except Exception:  # noqa: BLE001  the worker loop: a bug about one tenant must not silence the others
+            self.metrics.failures.labels("janitor").inc()
+            _log.exception("janitor.crashed", namespace=namespace)
 
-    def _remove(self, what: str, store: Store, name: str, remove: Callable[[], object], over: threading.Event) -> None:
-        if over.is_set() or not self.may_write():
+    def _tenant(self, namespace: str, counted: Counter[What], over: threading.Event) -> None:
+        store, now = self.stores(namespace), self.now()
+        self._note(litter(store, now), counted, over)
+        present, blind = {one.uid for one in self.view.workflows()}, bool(self.blind())
+        sight = Sight(self.cluster(), lambda bound: blind or bound.uid in present)
+        self._note(unfinished(store, sight, now, self._settled[namespace], over.is_set), counted, over)
+
+    def _leases(self, over: threading.Event) -> Iterator[Found]:
+        """Those of tenants that are seen; one whose records cannot be read does not keep the others from being told."""
+        alive = {one.uid for one in self.view.workflows() if not one.finished}
+        served = set() if self.blind() else set(self.namespaces())
+        for lease in held_leases(self.ledger()):
+            if over.is_set():
+                return
+            if lease.namespace in served and (found := self._orphaned(lease, lease.uid in alive)) is not None:
+                yield found
+
+    def _orphaned(self, lease: HeldLease, alive: bool) -> Found | None:
+        try:
+            return orphaned(lease, self.stores(lease.namespace), alive, self.now())
+        except (IntegrityError, UsageError) as error:
+            _log.warning("janitor.lease", namespace=lease.namespace, run=lease.run, error=str(error))
+            return None
+
+    def _note(self, found: Iterable[Found], counted: Counter[What], over: threading.Event) -> None:
+        for one in found:
+            if over.is_set():
+                return
+            counted[one.what] += 1
+            if one.remove is not None:
+                self._remove(one, one.remove)
+
+    def _remove(self, found: Found, remove: Callable[[], object]) -> None:
+        if not self.may_write():
             return
-        self.metrics.litter.labels(what).inc()
+        self.metrics.litter.labels(found.what).inc()
         dry = self.mode is not Mode.ON
-        _log.info("janitor.removes", what=what, store=store.url, name=name, dry_run=dry)
+        _log.info("janitor.removes", what=found.what, store=found.where, name=found.name, dry_run=dry)
         if not dry:
             remove()
-
-    def _unfinished(self, namespace: str, over: threading.Event) -> Iterator[str]:
-        store, present = self.stores(namespace), {one.uid for one in self.view.workflows()}
-        for run in list_runs(store):
-            if over.is_set() or (namespace, run) in self._settled:
-                continue
-            held = submissions(store, run)
-            what = _stands(held[-1], self.cluster(), present, self.now()) if held else ""
-            if what in ("unsent", "gone"):
-                yield what
-            elif what == "settled":
-                self._settled.add((namespace, run))
-
-
-def _stands(last: Submission, cluster: str, present: set[str], now: datetime) -> str:
-    """Where the last submission of a run stands, as far as a person should know: no decision is taken from it."""
-    if last.end is not None or cluster_of(last) not in ("", cluster):
-        return "settled"
-    if last.bound is not None:
-        return "" if last.bound.uid in present else "gone"
-    return "unsent" if now - last.claim.written_at > UNSENT else ""
-
-
-def _done_alerts(store: Store, before: datetime) -> Iterator[tuple[str, list[str]]]:
-    """Id and keys of each alert that was done with before that time, by the clock of whoever did it."""
-    kept: dict[str, list[str]] = {}
-    for info in store.list(ALERTS):
-        if (place := parse_alert(info.key)) is not None:
-            kept.setdefault(place[0], []).append(info.key)
-    for alert, keys in kept.items():
-        if alert_key(alert, "done") not in keys:
-            continue
-        try:
-            done = read_record(store, alert_key(alert, "done"), AlertDone)
-        except ObjectMissingError:
-            continue
-        if done.written_at < before:
-            yield alert, keys

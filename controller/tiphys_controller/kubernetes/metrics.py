@@ -127,6 +127,11 @@ class Metrics:
             ("what",),
             registry=self.registry,
         )
+        self.orphaned_leases = Gauge(
+            "tiphys_controller_leases_orphaned",
+            "Leases of GPUs that are held although their attempt ended ten minutes ago or their Workflow is over.",
+            registry=self.registry,
+        )
         self.unfinished = Gauge(
             "tiphys_controller_runs_unfinished",
             "Runs that nothing carries on at the moment: unsent (claimed an hour ago, and no Workflow made) or gone "

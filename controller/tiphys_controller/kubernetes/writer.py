@@ -9,10 +9,10 @@ import structlog
 from tiphys.errors import FencedError, ObjectExistsError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.gangs import RESOURCES
-from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS, Resource
+from tiphys.kube.resources import EVENTS, WORKFLOWS, Resource
 from tiphys.protocol.gang import Backend
 from tiphys.protocol.policy import DESCRIPTION_ANNOTATION, TITLE_ANNOTATION
-from tiphys_controller.kubernetes.agent_pods import StuckAgent
+from tiphys_controller.kubernetes.agent_pods import StuckAgent, delete_agent
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.news import News
 from tiphys_controller.kubernetes.seen import SeenWorkflow
@@ -63,10 +63,9 @@ class Writer:
         self._metrics.descriptions.inc()
 
     def delete_agent(self, pod: StuckAgent) -> bool:
-        """Delete this pod and no other of its name, without its node if that has not done it; False if it is gone."""
+        """As `tiphys_controller.kubernetes.agent_pods.delete_agent`."""
         self._check()
-        grace = 0 if pod.gone_by else None
-        deleted = self._api.delete(PODS, pod.namespace, pod.name, uid=pod.uid, grace=grace)
+        deleted = delete_agent(self._api, pod)
         if deleted:
             self._metrics.agents_deleted.inc()
             _log.info("agent.deleted", namespace=pod.namespace, pod=pod.name, reason=pod.reason)

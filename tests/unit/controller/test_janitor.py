@@ -1,21 +1,35 @@
-"""What nobody needs is removed, old enough and only by whoever leads; what a person should know of is counted."""
+"""What nobody needs is removed, old enough and only by whoever leads; what a person should know of is counted.
+
+A lease, ten minutes after it was given:
+
+| its attempt | its Workflow | |
+|---|---|---|
+| has an end that is as old | any | counted |
+| has none | runs | not counted: it holds what it needs |
+| has none | over or gone | counted |
+| cannot be read, or is of a tenant that is not seen | any | not counted |
+"""
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from support.argo_objects import workflow
-from support.compiled import gated, pipeline_of
+from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
+from support.ledger import lease
 from support.submitter import FakeSubmitter
 from tiphys_controller import start
 from tiphys_controller.automatic.limits import Mode
 from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_plugin.ledger import Lease
+from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.status import encode
 
 from tiphys.kube import Synced
 from tiphys.records import AlertDone, AlertRecord, RunSealed, utc_now
@@ -33,16 +47,31 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 def janitor(
-    store: DirectoryStore, mode: Mode = Mode.ON, leads: bool = True, view: ClusterView | None = None
+    store: DirectoryStore,
+    mode: Mode = Mode.ON,
+    leads: bool = True,
+    view: ClusterView | None = None,
+    blind: str = "",
+    leases: Sequence[Lease] = (),
 ) -> Janitor:
     """One whose clock is a month ahead of the records."""
-    clock = lambda: utc_now() + timedelta(days=30)  # noqa: E731
-    seen = view or ClusterView()
-    return Janitor(lambda _: store, lambda: ["ml"], seen, lambda: "west", lambda: leads, Metrics(), clock, mode)
+    return Janitor(
+        stores=lambda _: store,
+        namespaces=lambda: ["ml"],
+        view=view or ClusterView(),
+        blind=lambda: blind,
+        cluster=lambda: "west",
+        ledger=lambda: {"spec": {}, "status": encode(Book(tuple(leases)))},
+        may_write=lambda: leads,
+        metrics=Metrics(),
+        now=lambda: utc_now() + timedelta(days=30),
+        mode=mode,
+    )
 
 
-def value(found: Janitor, metric: str, what: str) -> float:
-    return found.metrics.registry.get_sample_value(f"tiphys_controller_{metric}", {"what": what}) or 0.0
+def value(found: Janitor, metric: str, what: str = "") -> float:
+    labels = {"what": what} if what else {}
+    return found.metrics.registry.get_sample_value(f"tiphys_controller_{metric}", labels) or 0.0
 
 
 @pytest.fixture
@@ -64,7 +93,7 @@ def test_what_is_old_enough_is_removed_and_nothing_else(store: DirectoryStore, l
     found = janitor(store)
     found.round(threading.Event())
     assert litter() == [alert_key(IDS["b"], "firing"), "new"]
-    assert (value(found, "litter_total", "upload"), value(found, "litter_total", "alert")) == (1, 2)
+    assert (value(found, "litter_total", "upload"), value(found, "litter_total", "alert")) == (1, 1)
 
 
 @pytest.mark.parametrize(("mode", "leads"), [(Mode.DRY_RUN, True), (Mode.ON, False)])
@@ -102,6 +131,26 @@ def test_runs_that_nothing_carries_on_are_counted(store: DirectoryStore, tmp_pat
     found = janitor(store, view=view)
     found.round(threading.Event())
     assert (value(found, "runs_unfinished", "gone"), value(found, "runs_unfinished", "unsent")) == (1, 1)
+    blind = janitor(store, blind="workflows: forbidden")
+    blind.round(threading.Event())
+    assert (value(blind, "runs_unfinished", "gone"), value(blind, "runs_unfinished", "unsent")) == (0, 1)
+
+
+def test_leases_that_nobody_counts_on_are_counted_and_left_to_the_ledger(store: DirectoryStore) -> None:
+    History(store, "run-ended").failed("fit")
+    History(store, "run-runs").opened("fit")
+    store.create(RunLayout("run-damaged").attempt_end("fit", 1), b"no record")
+    leases = [lease(8, name) for name in ("ended", "runs", "gone", "damaged")] + [lease(8, "other", namespace="vision")]
+    view = ClusterView()
+    view.take_workflows("ml", Synced([workflow(name, uid=name) for name in ("ended", "runs", "damaged")]))
+    before = [one.key for one in store.list("")]
+
+    found, blind = janitor(store, view=view, leases=leases), janitor(store, blind="x", leases=leases)
+    for one in (found, blind):
+        one.round(threading.Event())
+
+    assert (value(found, "leases_orphaned"), value(blind, "leases_orphaned")) == (2, 0)
+    assert [one.key for one in store.list("")] == before
 
 
 def test_storage_that_does_not_answer_is_counted_and_tried_again(tmp_path: Path) -> None:
