@@ -22,6 +22,7 @@ from tiphys.records import utc_now
 from tiphys_plugin.ledger.admission import FORGET_AFTER, admit
 from tiphys_plugin.ledger.backend import CHECK_EVERY, BookLedger, Transition
 from tiphys_plugin.ledger.book import Book
+from tiphys_plugin.ledger.gaps import Gaps
 from tiphys_plugin.ledger.model import Admission, Deferred, LeaseRequest, Reason
 from tiphys_plugin.ledger.stored import LedgerFullError, StoredBook, Version
 from tiphys_plugin.ledger.turns import Turn, Turns
@@ -75,6 +76,7 @@ class KubernetesLedger(BookLedger):
         super().__init__(clock, check_every, forget_after)
         self._stored = StoredBook(api, namespace, name)
         self._pause = pause
+        self._gaps = Gaps(pause)
         self._rules = rules
         self._asked: dict[tuple[str, str, str], datetime] = {}
         self._turns = Turns(self._apply, _TURN_SECONDS, self._stored)
@@ -100,20 +102,31 @@ class KubernetesLedger(BookLedger):
 
     def _apply(self, turns: Sequence[Turn[Any]]) -> list[Any]:
         """The answers to ``turns``, one after the other, once all of them are stored."""
+        self._gaps.leave()
         for tried in range(_TRIES):
-            version = self._stored.read()
-            rules = self._rules(version.rules)
-            after, spare_bytes, answers = version.book.asked_again(self._asked), 0, []
-            for turn in turns:
-                before = after
-                after, answer = turn.transition(before, rules)
-                answers.append(answer)
-                if len(after.waiting) > len(before.waiting):
-                    spare_bytes = max(spare_bytes, turn.spare_bytes)
-            if not after.differs(version.book, self._forget_after / 3) or self._write(version, after, spare_bytes):
+            if (answers := self._try(turns)) is not None:
                 return answers
             self._pause(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, 0.01 * 2**tried)))  # noqa: S311
         raise StoreError(f"{self._stored} was changed by others {_TRIES} times in a row; ask again")
+
+    def _try(self, turns: Sequence[Turn[Any]]) -> list[Any] | None:
+        """The answers, if nobody else has written while they were made."""
+        began = time.monotonic()
+        version = self._stored.read()
+        rules = self._rules(version.rules)
+        after, spare_bytes, answers = version.book.asked_again(self._asked), 0, []
+        for turn in turns:
+            before = after
+            after, answer = turn.transition(before, rules)
+            answers.append(answer)
+            if len(after.waiting) > len(before.waiting):
+                spare_bytes = max(spare_bytes, turn.spare_bytes)
+        if not after.differs(version.book, self._forget_after / 3):
+            return answers
+        if not self._write(version, after, spare_bytes):
+            return None
+        self._gaps.wrote(time.monotonic() - began)
+        return answers
 
     def _write(self, version: Version, after: Book, spare_bytes: int) -> bool:
         """Whether ``version`` was still the newest."""

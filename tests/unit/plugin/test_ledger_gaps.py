@@ -1,0 +1,82 @@
+"""Two services that write one object without a pause, in virtual time: the slower one comes to write, too."""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from tiphys_plugin.ledger.gaps import Gaps
+
+FOR_SECONDS = 60.0
+
+
+class Site:
+    """One object, its version, and who has written it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.version = 0
+        self.written: Counter[str] = Counter()
+        self.longest_in_vain = 0
+
+    def service(self, name: str, took: float, *, leaves_gaps: bool) -> Iterator[float]:
+        """Read, decide and write for ever; it yields how long each takes."""
+        waits: list[float] = []
+        gaps, lost = Gaps(waits.append, lambda: self.now), 0
+        while True:
+            if leaves_gaps:
+                gaps.leave()
+                yield sum(waits)
+                waits.clear()
+            read = self.version
+            yield took
+            if self.version == read:
+                self.version += 1
+                self.written[name] += 1
+                gaps.wrote(took)
+                lost = 0
+            else:
+                lost += 1
+                self.longest_in_vain = max(self.longest_in_vain, lost)
+
+    def run(self, *services: Iterator[float]) -> None:
+        due = [(random.random() / 100, number) for number in range(len(services))]
+        while (next_one := heapq.heappop(due))[0] < FOR_SECONDS:
+            self.now, number = next_one
+            heapq.heappush(due, (self.now + next(services[number]), number))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    random.seed(11)
+
+
+def test_without_gaps_the_slower_one_never_writes() -> None:
+    site = Site()
+    site.run(site.service("quick", 0.04, leaves_gaps=False), site.service("slow", 0.05, leaves_gaps=False))
+    assert site.written["slow"] == 0
+
+
+def test_with_gaps_it_does_again_and_again() -> None:
+    site = Site()
+    site.run(site.service("quick", 0.04, leaves_gaps=True), site.service("slow", 0.05, leaves_gaps=True))
+    assert site.written["slow"] > 100
+    assert site.longest_in_vain < 16, "as often as a service tries"
+
+
+def test_who_writes_seldom_waits_for_nobody() -> None:
+    waits: list[float] = []
+    now = 0.0
+    gaps = Gaps(waits.append, lambda: now)
+    gaps.leave()
+    for _ in range(20):
+        gaps.wrote(0.04)
+        now += 0.04
+        gaps.leave()
+    assert not waits
+    for _ in range(20):
+        gaps.wrote(0.04)
+        gaps.leave()
+    assert waits
+    assert max(waits) <= 0.04
