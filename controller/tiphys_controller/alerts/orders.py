@@ -15,6 +15,7 @@ from tiphys.store.layout import ALERTS, alert_key, parse_alert
 from tiphys_controller.alerts.rules import AlertAction, Move, Rules, Situation, next_move, rule_for
 from tiphys_controller.automatic.attendant import Attendant, RunKey
 from tiphys_controller.automatic.decide import Action
+from tiphys_controller.automatic.limits import Mode
 from tiphys_controller.automatic.observed import Observed, Standing
 
 _ALERT_DIGITS = 8
@@ -112,6 +113,8 @@ class Orders:
                 decision = self.attendant.restart(key, alert)
                 if decision.action is Action.LEAVE:
                     return AlertDone(outcome="left", message=decision.message)
+                if decision.action is Action.RESUME and self.attendant.mode is not Mode.ON:
+                    return self._not_done("had it save and end, and resumed it", record.summary or "it fires")
                 return None
             case Move.ATTEND:
                 return self._attended(key, alert, action, shutdowns)
@@ -123,8 +126,9 @@ class Orders:
             return _resumed(action, attended.resumed.submission or 0, attended.decision.message)
         if attended.decision.action is Action.WAIT:
             return None
-        held = "not done, since runs are not resumed by themselves here: " * (attended.decision.action is Action.RESUME)
-        return AlertDone(outcome="left", message=f"{held}{attended.decision.message}")
+        if attended.decision.action is Action.RESUME:
+            return self._not_done("resumed it", attended.decision.message)
+        return AlertDone(outcome="left", message=attended.decision.message)
 
     def _forked(self, key: RunKey, alert: str) -> AlertDone | None:
         name = fork_name(key[1], alert)
@@ -133,7 +137,15 @@ class Orders:
             return None
         if decision.action is Action.LEAVE:
             return AlertDone(outcome="left", message=decision.message)
+        if self.attendant.mode is not Mode.ON:
+            return self._not_done("forked it", decision.message)
         return AlertDone(outcome="forked", message=f"run {name} goes on from run {key[1]}")
+
+    def _not_done(self, would: str, why: str) -> AlertDone:
+        """What was decided, where nothing is done: said once, as if it had been."""
+        dry = self.attendant.mode is Mode.DRY_RUN
+        instead = f"dry run: would have {would}" if dry else "not done, since nothing goes on by itself here"
+        return AlertDone(outcome="left", message=f"{instead}: {why}")
 
     def _gone_on(self, key: RunKey, alert: str, action: AlertAction, submission: int) -> AlertDone:
         made = find_record(self.stores(key[0]), RunLayout(key[1]).automatic(submission), AutomaticResume)

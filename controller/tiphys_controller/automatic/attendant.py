@@ -65,6 +65,11 @@ class Attendant:
         self._busy: dict[RunKey, threading.Lock] = {}
         self._lock = threading.Lock()
 
+    @property
+    def mode(self) -> Mode:
+        """Whether what is decided is done."""
+        return self._limits.mode
+
     def attend(self, key: RunKey, shutdowns: Mapping[str, str] = _NONE, *, alert: str = "") -> Attended:
         """Look at a run, and resume it if that is due.
 
@@ -93,7 +98,8 @@ class Attendant:
     def restart(self, key: RunKey, alert: str) -> Decision:
         """Have the Workflow of a run that goes on end, after it was noted that the next one follows.
 
-        All brakes hold; what was decided is answered, and was done only for `Action.RESUME`. Raises as `attend` does.
+        All brakes hold; what was decided is answered, and was done only for `Action.RESUME` in `Mode.ON`. Raises as
+        `attend` does.
         """
         seen = self.examine(key)
         waited = self._waited(key, seen)
@@ -112,17 +118,18 @@ class Attendant:
 
     def fork(self, key: RunKey, name: str) -> Decision:
         """Have another run go on from this one, once under this name; answers as `restart` does."""
-        if self._limits.mode is not Mode.ON:
-            return Decision(Action.LEAVE, "NotAsked", "nothing is begun by itself here")
         held = Observed(key[1], 0, Standing.RUNS)
         if (put_off := self._put_off(key[0], held)) is not None:
             return put_off
+        forked = Decision(Action.RESUME, "Forked", f"run {name} goes on from it")
+        if self._limits.mode is not Mode.ON:
+            return forked
         self._must_lead()
         try:
             fork_by_itself(self._given.stores(key[0]), self._given.submitter(), key[1], name)
         except ConflictError as error:
             return Decision(Action.LEAVE, "Refused", str(error))
-        return Decision(Action.RESUME, "Forked", f"run {name} goes on from it")
+        return forked
 
     def policy(self, key: RunKey) -> AutoResumePolicy | None:
         """What the author of a run asked for; it never changes, so it is read once."""

@@ -7,6 +7,7 @@
 | save-and-restart | goes on | stopped, then resumed |
 | save-and-restart | goes on, and it was resolved | nothing |
 | notify | any | told |
+| any of these, where nothing goes on by itself or in a dry run | any | left, with what would have been done |
 | anything | is not here | unmatched |
 """
 
@@ -258,16 +259,36 @@ def test_somebody_who_was_faster_is_not_followed_by_another(desk: Desk) -> None:
     assert desk.handled_ == [("RunFailed", "left")]
 
 
-def test_where_nothing_is_resumed_by_itself_an_alert_changes_nothing(
-    store: Store, submitter: StoppableSubmitter
+FORK = fork_name(RUN, parse(delivery(alert("Diverged"))).alerts[0].id)
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "would", "why"),
+    [
+        ("RunFailed", False, "resumed it", "step fit was given up by preemption"),
+        ("TrainingStalled", False, "resumed it", "step fit was given up by preemption"),
+        ("TrainingStalled", True, "had it save and end, and resumed it", f"TrainingStalled of {RUN}"),
+        ("Diverged", True, "forked it", f"run {FORK} goes on from it"),
+    ],
+)
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.DRY_RUN])
+def test_where_nothing_is_done_an_alert_says_what_would_have_been(
+    desk: Desk, mode: Mode, name: str, runs: bool, would: str, why: str
 ) -> None:
-    start(store, submitter, pipeline_of(gated("fit")), RUN)
-    desk = Desk(store, submitter, Mode.OFF)
-    submitter.end(RUN)
-    desk.deliver(alert())
-    desk.work()
-    assert desk.handled_ == [("RunFailed", "left")]
-    assert submitter.names() == [RUN]
+    if not runs:
+        ended(desk)
+    still = Desk(desk.store, desk.submitter, mode)
+    still.deliver(alert(name))
+
+    assert still.work() == 0, "it does not wait for what nobody does"
+
+    assert still.handled_ == [(name, "left")]
+    done = read_record(desk.store, alert_key(parse(delivery(alert(name))).alerts[0].id, "done"), AlertDone)
+    begins = "not done, since nothing goes on by itself here" if mode is Mode.OFF else f"dry run: would have {would}"
+    assert done.message == f"{begins}: {why}"
+    assert desk.submitter.names() == [RUN]
+    assert not hasattr(desk.submitter, "stopped")
+    assert find_record(desk.store, RunLayout(RUN).automatic(2), AutomaticResume) is None
 
 
 def test_an_alert_is_the_same_by_fingerprint_and_start(desk: Desk) -> None:
