@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from tiphys.records import AttemptEnd, Outcome
-from tiphys.store import listing_digest, output_fault
+from tiphys.store import RunLayout, listing_digest, output_fault
 
 EndKey = tuple[str, int]
 """(step id, attempt) of an end record."""
@@ -77,14 +77,14 @@ class Verdict:
         return self.standing is Standing.DONE
 
 
-def judge(step: str, listing: StepListing | None, ends: Mapping[EndKey, AttemptEnd], prefix: str) -> Verdict:
+def judge(step: str, listing: StepListing | None, ends: Mapping[EndKey, AttemptEnd], layout: RunLayout) -> Verdict:
     """The verdict on one step. Its last attempt decides.
 
     Args:
         step: Step id.
         listing: What storage lists of it; None for nothing.
         ends: End records read so far.
-        prefix: Prefix of the outputs of its last attempt.
+        layout: Where its run keeps things.
     """
     if listing is None or not listing.attempts:
         return Verdict(Standing.NEVER, "never started")
@@ -95,6 +95,7 @@ def judge(step: str, listing: StepListing | None, ends: Mapping[EndKey, AttemptE
     if listing.verified:
         return _done(last, len(rows))
     if end := ends.get((step, last)):
+        prefix = layout.outputs(step, last)
         return _by_record(end, {prefix + key: size for key, size in rows.items()})
     return Verdict(Standing.UNREAD, f"attempt {last} ended; its record is not read yet", last)
 

@@ -72,9 +72,11 @@ class RunState:
     def _evidence(self, step: str) -> Verdict:
         if (adoption := self.adopted.get(step)) is not None:
             return judge_adopted(adoption)
-        listing = self.steps.get(step)
-        last = (listing.last if listing else 0) or 1
-        return judge(step, listing, self.ends, RunLayout(self.record.run).outputs(step, last))
+        return judge(step, self.steps.get(step), self.ends, self._layout)
+
+    @cached_property
+    def _layout(self) -> RunLayout:
+        return RunLayout(self.record.run)
 
     @property
     def in_doubt(self) -> list[EndKey]:
@@ -115,7 +117,7 @@ def observe(store: Store, run: str) -> RunState:
     outputs = _listed(store, layout.all_outputs)
     workflow = workflow_of(store, record, held[-1].claim if held else None)
     read = sum(1 + (one.bound is not None) + (one.end is not None) for one in held)
-    steps = _by_step(layout, attempts, done, outputs)
+    steps = _by_step(attempts, done, outputs)
     taken = newest(info.key for info in adopted)
     found = standing(store, run, taken, steps)
     stands = {step: one.adoption for step, one in found.items() if one.adoption}
@@ -155,7 +157,7 @@ def _listed(store: Store, prefix: str) -> list[ObjectInfo]:
 
 
 def _by_step(
-    layout: RunLayout, attempts: Iterable[ObjectInfo], done: Iterable[ObjectInfo], outputs: Iterable[ObjectInfo]
+    attempts: Iterable[ObjectInfo], done: Iterable[ObjectInfo], outputs: Iterable[ObjectInfo]
 ) -> dict[str, StepListing]:
     claimed: dict[str, set[int]] = defaultdict(set)
     ended: dict[str, set[int]] = defaultdict(set)
@@ -169,8 +171,8 @@ def _by_step(
             projected[projection[0]][projection[1]].add(projection[2])
     for info in outputs:
         if output := parse_output(info.key):
-            _, step, attempt = output
-            sizes[step][attempt][info.key.removeprefix(layout.outputs(step, attempt))] = info.size
+            _, step, attempt, key = output
+            sizes[step][attempt][key] = info.size
     return {
         step: StepListing(
             attempts=frozenset(numbers),

@@ -54,7 +54,7 @@ def _identity(store: Store, artifact: dict[str, Any]) -> Any:
     place = parse_output(key) if key else None
     if key is None or place is None:
         return location
-    run, step, attempt = place
+    run, step, attempt, _ = place
     end = find_record(store, RunLayout(run).attempt_end(step, attempt), AttemptEnd)
     return _content(end, key.rstrip("/")) or location
 

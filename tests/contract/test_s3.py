@@ -316,6 +316,37 @@ class TestListing:
         assert list(store.prefixes("runs/")) == ["runs/a/"]
         assert list(store.prefixes("")) == ["runs/"]
 
+    def test_a_page_that_says_that_it_failed_or_breaks_off_is_asked_for_again(
+        self, bucket: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With status 200, since the server had begun to answer."""
+        monkeypatch.setattr("botocore.endpoint.time.sleep", lambda seconds: None)
+        store = S3Store(bucket, page_size=2)
+        for number in range(5):
+            store.create(f"k/{number}", b"1")
+
+        def half(request: faults.Request, forward: faults.Forward) -> faults.Reply:
+            reply = forward(request)
+            return reply._replace(body=reply.body[: len(reply.body) // 2])
+
+        for bad in (half, faults.refuses(200, "InternalError")):
+            proxy.behaviour = Times(2, faults.is_listing, bad)
+
+            assert [info.key for info in store.list("k/")] == [f"k/{number}" for number in range(5)]
+            assert proxy.behaviour.happened == 2
+
+    def test_leaves_the_collection_of_garbage_as_it_was(self, store: S3Store) -> None:
+        """A training may have switched it off, to choose its moments by itself."""
+        store.create("a", b"1")
+        gc.disable()
+        try:
+            assert [info.key for info in store.list("")] == ["a"]
+            assert not gc.isenabled()
+        finally:
+            gc.enable()
+        assert [info.key for info in store.list("")] == ["a"]
+        assert gc.isenabled()
+
     def test_shows_the_store_alone(self, bucket: str) -> None:
         S3Store(bucket, "team").create("a", b"")
         S3Store(bucket, "team2").create("b", b"")

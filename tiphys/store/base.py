@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from tiphys.errors import UsageError
 
 _LONGEST_KEY_BYTES = 1024
+_NO_PARTS = frozenset(("", ".", ".."))
 
 
 class ObjectInfo(NamedTuple):
@@ -91,6 +92,6 @@ def check_key(key: str) -> str:
         raise UsageError(f"key {key!r} is not valid Unicode; rename the file it comes from") from error
     if size > _LONGEST_KEY_BYTES:
         raise UsageError(f"key {key[:60]!r}… has {size} bytes; storage takes at most {_LONGEST_KEY_BYTES}")
-    if "\0" in key or any(part in ("", ".", "..") for part in key.split("/")):
+    if "\0" in key or not _NO_PARTS.isdisjoint(key.split("/")):
         raise UsageError(f"key {key!r} is not valid: its parts must not be empty, '.' or '..'")
     return key

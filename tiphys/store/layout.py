@@ -25,7 +25,9 @@ _EXPIRED = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
 _SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
 _PACE = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d+)")
 _ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|taken|done)\.json")
-_DONE = re.compile(r"(\d{9})-([0-9a-f]{64})")
+_ATTEMPT = re.compile(RUNS + r"[^/]+/attempts/([^/]+)/(\d{9})(\.end)?\.json")
+_OUTPUT = re.compile(RUNS + r"([^/]+)/outputs/([^/]+)/(\d{9})/(.+)", re.DOTALL)
+_DONE = re.compile(RUNS + r"[^/]+/done/([^/]+)/(\d{9})-([0-9a-f]{64})")
 
 
 def _number(value: int) -> str:
@@ -322,21 +324,20 @@ def parse_event_batch(key: str) -> int | None:
 
 def parse_attempt(key: str) -> tuple[str, int, bool] | None:
     """(step id, attempt, whether it is the end record) of a key below ``attempts/``; None otherwise."""
-    match = re.fullmatch(r".*attempts/([^/]+)/(\d{9})(\.end)?\.json", key)
+    match = _ATTEMPT.fullmatch(key)
     return (match[1], int(match[2]), bool(match[3])) if match else None
 
 
-def parse_output(key: str) -> tuple[str, str, int] | None:
-    """(run, step id, attempt) of a key below ``outputs/``; None otherwise."""
-    match = re.fullmatch(r"runs/([^/]+)/outputs/([^/]+)/(\d{9})/.+", key)
-    return (match[1], match[2], int(match[3])) if match else None
+def parse_output(key: str) -> tuple[str, str, int, str] | None:
+    """(run, step id, attempt, key relative to `RunLayout.outputs`) of a key below ``outputs/``; None otherwise."""
+    match = _OUTPUT.fullmatch(key)
+    return (match[1], match[2], int(match[3]), match[4]) if match else None
 
 
 def parse_done(key: str) -> tuple[str, int, str] | None:
     """(step id, attempt, listing digest) of a key below ``done/``; None otherwise."""
-    step, _, name = key.rpartition("/")
-    match = _DONE.fullmatch(name)
-    return (step.rpartition("/")[2], int(match[1]), match[2]) if match else None
+    match = _DONE.fullmatch(key)
+    return (match[1], int(match[2]), match[3]) if match else None
 
 
 def parse_adopted(key: str) -> tuple[int, str] | None:

@@ -5,6 +5,7 @@ work, and a plugin that serves a cluster sends thousands.
 """
 
 import contextlib
+import gc
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -60,25 +61,48 @@ def make_client() -> "S3Client":
     )
     client: S3Client = boto3.session.Session(botocore_session=core).client("s3", config=config)
     client.meta.events.register("before-call.s3.GetObject", _leave_hashing_to_caller)
-    client.meta.events.register("before-parse.s3.ListObjectsV2", _take_rows)
+    # By this name it comes before botocore's own hook for S3, which parses each reply to see whether it is an error.
+    client.meta.events.register("before-parse.*.ListObjectsV2", _take_rows)
     return client
 
 
 def _take_rows(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
     """Read the rows of a listing: keys and sizes are a quarter of what botocore would make of each of a thousand."""
     try:
-        # What botocore does, too, a moment later.
-        root = ElementTree.fromstring(response_dict["body"])  # noqa: S314
-        tag = f"{root.tag.removesuffix('ListBucketResult')}%s"
-        rows = root.findall(tag % "Contents")
-        found = [{"Key": row.findtext(tag % "Key"), "Size": int(row.findtext(tag % "Size") or 0)} for row in rows]
+        with _uncollected():
+            found, rest = _rows_of(response_dict["body"])
     except ElementTree.ParseError:
-        return  # botocore says it better
-    if rows:
-        for row in rows:
-            root.remove(row)
-        response_dict["body"] = ElementTree.tostring(root)
+        return  # botocore says it better, and asks again
+    if found:
+        response_dict["body"] = rest
         customized_response_dict["Contents"] = found
+
+
+def _rows_of(body: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """The rows of a listing, and the listing without them."""
+    # What botocore does, too, a moment later.
+    root = ElementTree.fromstring(body)  # noqa: S314
+    tag = f"{root.tag.removesuffix('ListBucketResult')}%s"
+    rows = root.findall(tag % "Contents")
+    found = [{"Key": row.findtext(tag % "Key"), "Size": int(row.findtext(tag % "Size") or 0)} for row in rows]
+    for row in rows:
+        root.remove(row)
+    return found, ElementTree.tostring(root)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Do not look for garbage in this block: what it makes is freed at its end, and nothing in it hangs in a circle.
+
+    Parts of a reply that are promoted while they are read bring on collections of everything that lives.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _leave_hashing_to_caller(params: dict[str, Any], **_: object) -> None:

@@ -110,7 +110,7 @@ def test_a_submission_is_read_from_its_key(number: int) -> None:
 @given(steps, numbers)
 def test_results_are_read_from_their_keys(step: str, number: int) -> None:
     assert layout.parse_done(RUN.done_projection(step, number, DIGEST)) == (step, number, DIGEST)
-    assert layout.parse_output(RUN.outputs(step, number) + "a/b") == (RUN.run, step, number)
+    assert layout.parse_output(RUN.outputs(step, number) + "a/b") == (RUN.run, step, number, "a/b")
     assert layout.parse_adopted(RUN.adopted(number, step)) == (number, step)
     assert layout.parse_event_batch(RUN.event_batch(number)) == number
 
