@@ -4,7 +4,6 @@ Neither the Workflow object nor any cluster is asked. A listing shows sizes, so
 no request is made per output.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,10 +12,10 @@ from functools import cached_property
 from tiphys.protocol.pipeline import Manifest
 from tiphys.records import AttemptEnd, RunRecord
 from tiphys.store import ObjectInfo, RunLayout, Store, Submission, read_record, read_run, submissions, workflow_of
-from tiphys.store.layout import parse_attempt, parse_done, parse_output
 from tiphys.store.runs import of_place
 from tiphys_controller.adoptions import newest, standing
 from tiphys_controller.evidence import Adoption, EndKey, Standing, StepListing, Verdict, judge, judge_adopted
+from tiphys_controller.listings import by_step, output_sizes
 
 _READERS = 16
 
@@ -85,6 +84,11 @@ class RunState:
         return sorted((step, one.last) for step, one in listed if one.last in one.ended and not one.verified)
 
     @property
+    def damaged(self) -> bool:
+        """Whether what an end record names is not listed as it says, of any step whose last attempt decides."""
+        return any(self._evidence(step).standing is Standing.DAMAGED for step, _ in self.in_doubt)
+
+    @property
     def unfinished(self) -> list[EndKey]:
         """Attempts that nobody has ended: the last one of each such step."""
         last = (
@@ -110,14 +114,13 @@ def observe(store: Store, run: str) -> RunState:
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         # What does not depend on each other is asked for at once: ten thousand steps are dozens of pages.
         reading, submitting = pool.submit(read_run, store, run), pool.submit(submissions, store, run)
-        before = [pool.submit(_listed, store, prefix) for prefix in (layout.attempts, layout.done, layout.adoptions)]
+        places = (layout.attempts, layout.done, layout.adoptions, layout.all_outputs)
+        listing = [pool.submit(_listed, store, prefix) for prefix in places]
         record, held = reading.result(), tuple(submitting.result())
-        attempts, done, adopted = (listing.result() for listing in before)
-    # Outputs last: an end record that is listed was written after everything that it names.
-    outputs = _listed(store, layout.all_outputs)
+        attempts, done, adopted, outputs = (one.result() for one in listing)
     workflow = workflow_of(store, record, held[-1].claim if held else None)
     read = sum(1 + (one.bound is not None) + (one.end is not None) for one in held)
-    steps = _by_step(attempts, done, outputs)
+    steps = by_step(attempts, done, outputs)
     taken = newest(info.key for info in adopted)
     found = standing(store, run, taken, steps)
     stands = {step: one.adoption for step, one in found.items() if one.adoption}
@@ -152,33 +155,17 @@ def with_ends(store: Store, state: RunState, wanted: Iterable[EndKey]) -> RunSta
     return replace(state, ends={**state.ends, **ends}, requests=state.requests + len(keys))
 
 
+def looked_again(store: Store, state: RunState) -> RunState:
+    """``state``, with outputs listed anew where a record that was read names one that was not listed as it says.
+
+    A step that ended while the run was listed may be listed without its outputs, which were written before its record.
+    """
+    if not state.damaged:
+        return state
+    sizes = output_sizes(_listed(store, RunLayout(state.record.run).all_outputs))
+    steps = {step: replace(one, outputs=sizes.get(step, {})) for step, one in state.steps.items()}
+    return replace(state, steps=steps, requests=state.requests + 1)
+
+
 def _listed(store: Store, prefix: str) -> list[ObjectInfo]:
     return list(store.list(prefix))
-
-
-def _by_step(
-    attempts: Iterable[ObjectInfo], done: Iterable[ObjectInfo], outputs: Iterable[ObjectInfo]
-) -> dict[str, StepListing]:
-    claimed: dict[str, set[int]] = defaultdict(set)
-    ended: dict[str, set[int]] = defaultdict(set)
-    projected: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    sizes: dict[str, dict[int, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
-    for info in attempts:
-        if place := parse_attempt(info.key):
-            (ended if place[2] else claimed)[place[0]].add(place[1])
-    for info in done:
-        if projection := parse_done(info.key):
-            projected[projection[0]][projection[1]].add(projection[2])
-    for info in outputs:
-        if output := parse_output(info.key):
-            _, step, attempt, key = output
-            sizes[step][attempt][key] = info.size
-    return {
-        step: StepListing(
-            attempts=frozenset(numbers),
-            ended=frozenset(ended[step]),
-            projections={attempt: frozenset(found) for attempt, found in projected[step].items()},
-            outputs=sizes[step],
-        )
-        for step, numbers in claimed.items()
-    }

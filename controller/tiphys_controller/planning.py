@@ -13,7 +13,7 @@ from tiphys_controller.change import Change
 from tiphys_controller.draft import Action
 from tiphys_controller.drifting import Difference
 from tiphys_controller.graph import Graph
-from tiphys_controller.observe import RunState, observe, with_ends
+from tiphys_controller.observe import RunState, looked_again, observe, with_ends
 from tiphys_controller.plan import Plan, plan
 from tiphys_controller.versions import version_drift
 
@@ -93,7 +93,7 @@ def _check(decided: Plan, roots: Sequence[str]) -> None:
 
 def _decided(store: Store, pipeline: CompiledPipeline, state: RunState) -> tuple[RunState, Plan]:
     graph = Graph.of(pipeline)
-    state = with_ends(store, state, state.in_doubt)
+    state = looked_again(store, with_ends(store, state, state.in_doubt))
     decided = plan(pipeline, state, graph)
     while decided.unread:
         state = with_ends(store, state, decided.unread)

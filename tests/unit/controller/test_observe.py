@@ -1,5 +1,7 @@
 """How many requests a plan costs: a few listings, and one read for each record that they leave in doubt."""
 
+from collections.abc import Iterator
+
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.counting import CountingStore
@@ -8,7 +10,7 @@ from tiphys_controller import plan_run
 
 from tiphys.errors import IntegrityError
 from tiphys.records import AdoptedRecord, RunRecord
-from tiphys.store import RunLayout
+from tiphys.store import ObjectInfo, RunLayout
 
 RUN = "digits-1"
 STEPS = 40
@@ -83,6 +85,46 @@ def test_a_lost_projection_costs_one_read() -> None:
         history.done(f"s{i}", projection=i != 3)
 
     assert requests_of(store) == FIXED + 1
+
+
+class ListedBefore(MemoryStore):
+    """Answers the first listing of outputs with nothing, as if all of it had been written a moment later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs_listed = 0
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        if prefix == RunLayout(RUN).all_outputs:
+            self.outputs_listed += 1
+            if self.outputs_listed == 1:
+                return iter(())
+        return super().list(prefix)
+
+
+@pytest.mark.parametrize("projection", [True, False])
+def test_steps_that_end_while_the_run_is_listed_are_done(projection: bool) -> None:
+    store = ListedBefore()
+    history = history_of(store)
+    for i in range(STEPS):
+        history.done(f"s{i}", parameters={"n": "5"}, projection=projection)
+
+    report = plan_run(counting := CountingStore(store), RUN)
+
+    assert report.running == ()
+    assert report.requests == counting.requests.total() == FIXED + STEPS + 1
+
+
+def test_damage_costs_a_read_for_each_step_and_one_listing() -> None:
+    store = MemoryStore()
+    history = history_of(store)
+    for i in range(STEPS):
+        history.done(f"s{i}", parameters={"n": "5"})
+    for i in (3, 5, 8):
+        store.delete(f"{history.layout.outputs(f's{i}', 1)}parameters/n")
+
+    assert requests_of(store) == FIXED + 3 + 1
+    assert plan_run(store, RUN).running == tuple(f"s{i}" for i in range(3, STEPS))
 
 
 def test_a_foreign_object_among_the_records_is_passed_over() -> None:
