@@ -18,8 +18,7 @@ _MODULE = "tiphys_controller.kubernetes.resume_once"
 def resume_template(image: str, store: str) -> Manifest:
     """The WorkflowTemplate that resumes the run given as parameter ``run``.
 
-    Its account ``tiphys-resume`` has to be made: it may get and create Workflows,
-    and get the ConfigMap ``kube-root-ca.crt``.
+    Its account ``tiphys-resume`` is that of ``templates/events/account.yaml``.
 
     Args:
         image: Image of the controller.

@@ -1,6 +1,9 @@
 """Resuming one run from inside of a Workflow: what it says, and with which exit code it ends."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 from support.compiled import gated, pipeline_of
 from support.kube_server import KubeServer
 from tiphys_controller import start
@@ -12,6 +15,7 @@ from tiphys.kube.resources import WORKFLOWS
 from tiphys.store import Store
 
 RUN = "digits-1"
+ACCOUNT = Path(__file__).parents[3] / "templates" / "events" / "account.yaml"
 
 
 def test_a_run_is_resumed_once_for_each_key(
@@ -34,3 +38,18 @@ def test_a_run_is_resumed_once_for_each_key(
 def test_a_run_that_is_not_there_is_named(api: KubeApi, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nobody", "--store=s3://ml"], lambda: api, lambda _: store) == 3
     assert "no run 'nobody'" in capsys.readouterr().err
+
+
+def test_the_account_that_is_given_may_do_what_a_resume_asks_for(
+    server: KubeServer, api: KubeApi, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beyond that it may only write task results, as Argo wants of every account."""
+    start(store, KubernetesSubmitter(api, cluster_name(api)), pipeline_of(gated("fit")), RUN, namespace="ml")
+    api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
+    server.requests.clear()
+    assert main([RUN, "--store=s3://ml"], lambda: api, lambda _: store) == 0, capsys.readouterr().err
+    [role] = [one for one in yaml.safe_load_all(ACCOUNT.read_text()) if one["kind"] == "Role"]
+    allowed = {(verb, plural) for rule in role["rules"] for plural in rule["resources"] for verb in rule["verbs"]}
+    asked = {(request.verb, request.plural) for request in server.requests}
+    assert allowed - asked == {("create", "workflowtaskresults"), ("patch", "workflowtaskresults")}
+    assert asked <= allowed
