@@ -59,7 +59,8 @@ def janitor(
     on; those are for other commands, which it names.
     """
     screen: Screen = command.obj
-    places = [existing_store(screen, url) for url in stores or [None]]
+    named: list[str | None] = [*stores] if stores else [None]
+    places = [existing_store(screen, url) for url in named]
     rounds = _Round(dry_run)
     look = None
     if cluster or context or namespace or kubeconfig:
