@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tiphys.protocol.drift import Drift
+from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.pipeline import CompiledPipeline, Manifest, parameters_of
 from tiphys.protocol.policy import CODE_VERSION_ANNOTATION
 from tiphys_controller.references import substitute
@@ -91,13 +92,23 @@ def _of_program(template: Manifest) -> Iterator[tuple[Fact, str]]:
 
 
 def _of_operations(pipeline: CompiledPipeline, name: str, known: Mapping[str, str]) -> Iterator[tuple[Fact, str]]:
-    """Workflow parameters that a program uses directly are named in the body of its admit."""
+    """What admit is asked and answers: workflow parameters that a program uses directly are in its body."""
     for template in pipeline.manifest["spec"].get("templates", []):
         operation = (template.get("plugin") or {}).get("tiphys") or {}
         if (operation.get("op"), operation.get("step")) == ("admit", name):
+            yield from _of_answers(template)
             for key in operation.get("inputs") or {}:
                 if key in known and not _OURS.search(key):
                     yield (Drift.PARAMETERS, key.removeprefix("workflow.parameters.")), known[key]
+
+
+def _of_answers(admit: Manifest) -> Iterator[tuple[Fact, str]]:
+    """Memory of several pods is answered by admit, and what was declared is the default of that."""
+    sides = {name: side for side, name in MEMORY_OUTPUTS.items()}
+    for parameter in (admit.get("outputs") or {}).get("parameters") or []:
+        if side := sides.get(parameter["name"]):
+            declared = (parameter.get("valueFrom") or {}).get("default")
+            yield (Drift.TEMPLATE, f"resources.{side}.memory"), _text(declared)
 
 
 def _flat(part: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from hera_pipelines.compile import names
 from hera_pipelines.compile.settings import StepSettings
 from tiphys.errors import UsageError
 from tiphys.protocol.fan_out import is_fan_out
+from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import STEP_ANNOTATION, GpuRequest, Kind, NodeKind, StepSpec
 from tiphys.records import digest
@@ -61,6 +62,20 @@ class GatedStep:
         """Whole seconds, because that is what a pod can have."""
         declared = self.settings.grace_seconds
         return math.ceil(DEFAULT_GRACE_SECONDS if declared is None else declared)
+
+    @property
+    def admitted_memory(self) -> dict[str, str]:
+        """Memory of each of several pods by the name of admit's answer, as declared; empty where it may not grow."""
+        if self.settings.gang is None or self.settings.retry.memory_ceiling_bytes is None:
+            return {}
+        resources = program_container(self.program).get("resources") or {}
+        memory = {name: (resources.get(side) or {}).get("memory") for side, name in MEMORY_OUTPUTS.items()}
+        return {name: str(amount) for name, amount in memory.items() if amount is not None}
+
+    @property
+    def leaves_spot(self) -> bool:
+        """Whether admit says, for several pods, if they run on spot nodes."""
+        return self.settings.gang is not None and self.settings.retry.on_demand_after is not None
 
     def spec(self) -> StepSpec:
         """The policy that plugin and controller follow."""

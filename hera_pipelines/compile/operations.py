@@ -53,12 +53,13 @@ def admit_template(step: GatedStep, identity: Identity) -> Manifest:
         "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
         "artifacts": [plain_artifact(a) for a in step.input_artifacts],
     }
-    answered = ADMIT_OUTPUTS + gang_outputs(step.settings.gang)
+    answered = [supplied(name) for name in ADMIT_OUTPUTS + gang_outputs(step.settings.gang)]
+    answered += [supplied(name, amount) for name, amount in step.admitted_memory.items()]
     return without_empty(
         {
             "name": step.names.admit,
             "inputs": without_empty(inputs),
-            "outputs": {"parameters": [supplied(name) for name in answered]},
+            "outputs": {"parameters": answered},
             "plugin": _body(Admit(**identity.of_step(step), inputs={**given, **ambient})),
         }
     )
@@ -109,9 +110,9 @@ def plain_artifact(artifact: Manifest) -> Manifest:
     }
 
 
-def supplied(name: str) -> Manifest:
+def supplied(name: str, default: str = "") -> Manifest:
     """An output parameter that the plugin's answer fills in."""
-    return {"name": name, "valueFrom": {"default": "", "supplied": {}}}
+    return {"name": name, "valueFrom": {"default": default, "supplied": {}}}
 
 
 def without_empty(template: Manifest) -> Manifest:

@@ -6,7 +6,7 @@ from typing import Any
 from hera_pipelines.compile import names
 from hera_pipelines.compile.gated import GatedStep, program_container
 from hera_pipelines.compile.operations import input_value
-from hera_pipelines.compile.settings import SharedVolume, Spot
+from hera_pipelines.compile.settings import SharedVolume
 from tiphys.errors import UsageError
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import GpuRequest
@@ -22,7 +22,7 @@ def place(template: Manifest, step: GatedStep) -> None:
     if settings.gpu is not None:
         _request_gpus(template, step.name, settings.gpu)
     if settings.spot:
-        _allow_spot(template, settings.spot)
+        _allow_spot(template, step)
     if settings.volume is not None:
         _mount(template, settings.volume)
     if settings.deadline_seconds is not None:
@@ -59,7 +59,8 @@ def _require(template: Manifest, expression: Manifest) -> None:
         term["matchExpressions"] = [*(term.get("matchExpressions") or []), expression]
 
 
-def _allow_spot(template: Manifest, kinds: tuple[Spot, ...]) -> None:
+def _allow_spot(template: Manifest, step: GatedStep) -> None:
+    kinds = step.settings.spot
     tolerated: list[Any] = [
         {"key": kind.label, "operator": "Equal", "value": kind.value, "effect": "NoSchedule"}
         for kind in kinds
@@ -67,7 +68,7 @@ def _allow_spot(template: Manifest, kinds: tuple[Spot, ...]) -> None:
     ]
     if tolerated:
         template["tolerations"] = [*(template.get("tolerations") or []), *tolerated]
-    if len(kinds) == 1:
+    if len(kinds) == 1 and not step.leaves_spot:
         template["nodeSelector"] = {**(template.get("nodeSelector") or {}), kinds[0].label: kinds[0].value}
 
 

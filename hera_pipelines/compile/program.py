@@ -23,7 +23,7 @@ _CREDENTIALS: Manifest = {"secretRef": {"name": STORE_SECRET, "optional": True}}
 def answers(step: GatedStep) -> tuple[str, ...]:
     """Names of admit's answers that the container of ``step`` takes."""
     checkpoints = _CHECKPOINTS if step.settings.checkpoints else ()
-    place = gang_outputs(step.settings.gang) or _TRAIN
+    place = (*gang_outputs(step.settings.gang), *step.admitted_memory) or _TRAIN
     return _EVERY_STEP + checkpoints + (place if step.trains else ())
 
 

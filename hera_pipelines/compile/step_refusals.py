@@ -74,14 +74,14 @@ def _budgets(step: GatedStep) -> str | None:
 
 
 def _escalation(step: GatedStep) -> str | None:
-    """Each attempt gets what admit answers; a step without attempts, or with several pods, has no such answer."""
+    """Each attempt gets what admit answers; a step without attempts has no such answer."""
     retry = step.settings.retry
     asked = [name for name in _ESCALATIONS if getattr(retry, name) != getattr(RetryPolicy(), name)]
     name = asked[0].removesuffix("_bytes") if asked else ""
     if asked and not step.trains:
         return f"Argo knows only the last failure of a container, so it cannot keep {name}; use @train(…), or drop it"
-    if asked and step.settings.gang is not None:
-        return f"{name} reaches no pods of a training on several nodes; drop it from Retries(…)"
+    if "avoid_node_after" in asked and step.settings.gang is not None:
+        return "avoid_node_after reaches no pods of a training on several nodes; drop it from Retries(…)"
     if retry.on_demand_after is not None and not step.settings.spot:
         return "it runs on no spot nodes, so on_demand_after says nothing; add spot=True, or drop it"
     return None if retry.memory_ceiling_bytes is None else _memory(step, retry.memory_ceiling_bytes)

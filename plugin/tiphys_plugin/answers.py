@@ -1,11 +1,12 @@
 """What admit answers: output parameters, and a sentence for the person who looks."""
 
+from tiphys.protocol.gang import Gang
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.policy import StepSpec
 from tiphys.protocol.wire import ExecuteReply, Outputs, ParameterValue, succeeded
 from tiphys.records import AttemptClaim, CheckpointRef, Skipped
 from tiphys.store import LineageLayout, Store
-from tiphys_plugin import gangs
+from tiphys_plugin import escalation, gangs, memory
 from tiphys_plugin.queues import in_words
 from tiphys_plugin.services import StepCall
 
@@ -28,9 +29,14 @@ def go(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
         "checkpoint-uri": checkpoint_uri(call.store, call.spec, claim),
         "outputs": call.store.artifact_key(call.layout.outputs(claim.step, claim.attempt).rstrip("/")),
         "pod-patch": claim.pod_patch,
-        **(gangs.answers(call.spec.gang, claim, call.input_keys) if call.spec.gang else {}),
+        **(_of_gang(call, claim, call.spec.gang) if call.spec.gang else {}),
     }
     return _answer(". ".join(part for part in (_sentence(call, claim), _changed(claim), note) if part), values)
+
+
+def _of_gang(call: StepCall, claim: AttemptClaim, gang: Gang) -> dict[str, str]:
+    nodes = escalation.spot_requirements(call, claim)
+    return {**gangs.answers(gang, claim, call.input_keys, nodes), **memory.answers(call, claim)}
 
 
 def checkpoint_uri(store: Store, spec: StepSpec, claim: AttemptClaim) -> str:

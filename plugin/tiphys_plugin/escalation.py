@@ -12,30 +12,31 @@ from tiphys.errors import UsageError
 from tiphys.lineage.escalation import Situation, escalate
 from tiphys.protocol.environment import BATCH_SCALE
 from tiphys.protocol.pipeline import Manifest, template
-from tiphys.protocol.policy import Kind
-from tiphys.protocol.quantity import memory_bytes, memory_quantity
-from tiphys.records import Escalation
+from tiphys.protocol.policy import Kind, NodeKind
+from tiphys.records import AttemptClaim, Escalation
 from tiphys.store import Attempt
+from tiphys_plugin import memory
 from tiphys_plugin.gangs import HOSTNAME_LABEL
 from tiphys_plugin.services import StepCall
 
 _CONTAINER = "main"
 """Argo's name for the container of a container or script template."""
 _STRONGEST_PREFERENCE = 100
-_OF_ONE_POD = {"memory_ceiling_bytes": None, "on_demand_after": None, "avoid_node_after": None}
+_OF_ONE_POD = {"avoid_node_after": None}
+"""A preference for nodes has no place among what admit answers for several pods."""
 
 
 def escalated(call: StepCall, attempts: Sequence[Attempt], step_key: str) -> Escalation | None:
     """What is changed for the next attempt; None for nothing.
 
-    No patch reaches the pods of a training on several nodes, so these are only
-    told what they can find in the claim: to take a smaller batch.
+    No patch reaches the pods of a training on several nodes: memory and nodes are
+    answers to the manifest that makes them, and the batch they find in the claim.
     """
     spec = call.spec
     if spec.kind is not Kind.TRAIN:
         return None
     policy = spec.retry if spec.gang is None else spec.retry.model_copy(update=_OF_ONE_POD)
-    base = None if policy.memory_ceiling_bytes is None else _memory_of(_resources(_pod(call)))
+    base = None if policy.memory_ceiling_bytes is None else memory.most_bytes(memory.declared(call))
     return escalate(attempts, policy, Situation(call.binding.submission, step_key, base))
 
 
@@ -52,9 +53,22 @@ def with_escalation(patch: str, call: StepCall, escalation: Escalation | None) -
     given: dict[str, Any] = json.loads(patch or "{}")
     if escalation.words:
         pod = _pod(call)
-        for added in (_container(pod, escalation), _avoiding(pod, escalation), _off_spot(call, pod, given, escalation)):
+        container, preferred = _container(call, escalation), _avoiding(pod, escalation)
+        for added in (container, preferred, _off_spot(call, pod, given, escalation)):
             given = merged(given, added)
     return json.dumps(given, sort_keys=True) if given else patch
+
+
+def spot_requirements(call: StepCall, claim: AttemptClaim) -> list[dict[str, Any]]:
+    """What several pods ask of nodes, where attempts may have to leave spot nodes: then off them, else as spot=… says.
+
+    A single pod has the latter in its node selector, from which a patch can take it.
+    """
+    spot, leaves = call.spec.spot, claim.escalation is not None and claim.escalation.on_demand
+    if leaves and not _was_given_spot(call, json.loads(claim.pod_patch or "{}")):
+        return [_off(kind) for kind in spot]
+    only = spot if len(spot) == 1 else ()
+    return [{"key": kind.label, "operator": "In", "values": [kind.value]} for kind in only]
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,33 +80,13 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _container(pod: Manifest, escalation: Escalation) -> dict[str, Any]:
+def _container(call: StepCall, escalation: Escalation) -> dict[str, Any]:
     main: dict[str, Any] = {}
-    if resources := _grown(_resources(pod), escalation.memory_bytes):
+    if resources := memory.grown(memory.declared(call), escalation.memory_bytes):
         main["resources"] = resources
     if escalation.batch_scale < 1:
         main["env"] = [{"name": BATCH_SCALE, "value": f"{escalation.batch_scale:g}"}]
     return {"containers": [{"name": _CONTAINER, **main}]} if main else {}
-
-
-def _grown(resources: Manifest, wanted_bytes: int | None) -> Manifest:
-    """Request and limit of memory, both grown alike; empty where they suffice."""
-    base = _memory_of(resources)
-    if wanted_bytes is None or base is None or wanted_bytes <= base:
-        return {}
-    grown = {}
-    for side in ("requests", "limits"):
-        if (memory := (resources.get(side) or {}).get("memory")) is not None:
-            share = memory_bytes(memory, "resources") / base
-            grown[side] = {"memory": memory_quantity(round(wanted_bytes * share))}
-    return grown
-
-
-def _memory_of(resources: Manifest) -> int | None:
-    for side in ("limits", "requests"):
-        if (memory := (resources.get(side) or {}).get("memory")) is not None:
-            return memory_bytes(memory, f"resources.{side}.memory")
-    return None
 
 
 def _avoiding(pod: Manifest, escalation: Escalation) -> dict[str, Any]:
@@ -107,18 +101,15 @@ def _avoiding(pod: Manifest, escalation: Escalation) -> dict[str, Any]:
 
 def _off_spot(call: StepCall, pod: Manifest, given: Mapping[str, Any], escalation: Escalation) -> dict[str, Any]:
     spot = call.spec.spot
-    if not escalation.on_demand or not spot:
+    if not escalation.on_demand or not spot or _was_given_spot(call, given):
         return {}
-    asked: Mapping[str, Any] = given.get("nodeSelector") or {}
-    if any(asked.get(kind.label) == kind.value for kind in spot):
-        return {}  # its queue has given it GPUs of spot nodes, and these are counted there
     required = _node_affinity(pod).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     if "{{" in json.dumps(required):
         raise UsageError(
             f"step {call.spec.name!r}: it cannot be kept off spot nodes, because Argo fills in a value of its node "
             "affinity; write that out, or drop on_demand_after from Retries(…)"
         )
-    elsewhere = [{"key": kind.label, "operator": "NotIn", "values": [kind.value]} for kind in spot]
+    elsewhere = [_off(kind) for kind in spot]
     terms = [
         {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *elsewhere]}
         for term in required.get("nodeSelectorTerms") or [{}]
@@ -130,18 +121,22 @@ def _off_spot(call: StepCall, pod: Manifest, given: Mapping[str, Any], escalatio
     return {**patch, "nodeSelector": gone} if gone else patch
 
 
+def _was_given_spot(call: StepCall, given: Mapping[str, Any]) -> bool:
+    """Whether its queue has given it GPUs of spot nodes, which are counted there."""
+    asked: Mapping[str, Any] = given.get("nodeSelector") or {}
+    return any(asked.get(kind.label) == kind.value for kind in call.spec.spot)
+
+
+def _off(kind: NodeKind) -> dict[str, Any]:
+    return {"key": kind.label, "operator": "NotIn", "values": [kind.value]}
+
+
 def _affinity(node_affinity: Manifest) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": node_affinity}}
 
 
 def _node_affinity(pod: Manifest) -> Manifest:
     found: Manifest = (pod.get("affinity") or {}).get("nodeAffinity") or {}
-    return found
-
-
-def _resources(pod: Manifest) -> Manifest:
-    container = pod.get("container") or pod.get("script") or {}
-    found: Manifest = container.get("resources") or {}
     return found
 
 

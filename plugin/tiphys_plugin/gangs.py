@@ -116,9 +116,9 @@ def is_forgotten(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStat
     return goes_on(gang, made_by, found) and not ends_itself
 
 
-def answers(gang: Gang, claim: AttemptClaim, input_keys: str) -> dict[str, str]:
-    """What admit answers for a step of several pods beside the rest."""
-    requirements = ", ".join(json.dumps(one, sort_keys=True) for one in _requirements(claim))
+def answers(gang: Gang, claim: AttemptClaim, input_keys: str, more: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
+    """What admit answers for a step of several pods beside the rest; ``more`` is asked of nodes beside the lease."""
+    requirements = ", ".join(json.dumps(one, sort_keys=True) for one in (*_requirements(claim), *more))
     tolerations = json.loads(claim.pod_patch or "{}").get("tolerations") or []
     answered = {
         "gang": gang_name(claim.run, claim.step, claim.attempt),

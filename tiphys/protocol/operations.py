@@ -90,10 +90,13 @@ ADMIT_OUTPUTS = (
 GANG_OUTPUTS = ("gang", "node-requirements", "input-keys", "tolerations")
 # Beside those for an elastic one: with how many pods it starts, and how many of them it can go on without.
 ELASTIC_OUTPUTS = ("members", "spare")
+# Beside those where its memory may grow, for each side of the resources of a container that declares any: how much each
+# member gets. What was declared is the default.
+MEMORY_OUTPUTS = {"requests": "memory-request", "limits": "memory-limit"}
 
 
 def gang_outputs(gang: Gang | None) -> tuple[str, ...]:
-    """What admit answers beside `ADMIT_OUTPUTS`."""
+    """What admit answers beside `ADMIT_OUTPUTS`, wherever memory may not grow."""
     if gang is None:
         return ()
     return GANG_OUTPUTS if gang.min_members is None else (*GANG_OUTPUTS, *ELASTIC_OUTPUTS)

@@ -14,6 +14,7 @@ from hera_pipelines.compile.gated import GatedStep, program_container
 from hera_pipelines.compile.operations import input_value
 from tiphys.protocol import environment
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, NODE_ANNOTATION, WORKFLOW_UID_LABEL
+from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 
@@ -88,6 +89,9 @@ def _container(step: GatedStep, template: Manifest, ranks: list[Manifest]) -> Ma
     container = copy.deepcopy(program_container(template))
     container["name"] = "main"
     container["env"] = [*ranks, *(container.get("env") or [])]
+    for side, name in MEMORY_OUTPUTS.items():
+        if name in step.admitted_memory:
+            container["resources"][side]["memory"] = input_value(names.answer(name))
     if (declared := files(step)) is not None:
         container["command"] = [*MEMBER, *container["command"]]
         keys = input_value(names.answer("input-keys"))

@@ -67,4 +67,14 @@ def _claims(step: GatedStep, manifest: Manifest) -> str | None:
     return None
 
 
-_CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (_kind, _fields, _program, _files, _claims)
+def _spot(step: GatedStep, manifest: Manifest) -> str | None:
+    """A node selector holds for ever, whatever admit says."""
+    if not step.leaves_spot:
+        return None
+    own = step.program.get("nodeSelector") or manifest["spec"].get("nodeSelector") or {}
+    if found := [kind.label for kind in step.settings.spot if kind.label in own]:
+        return f"its node selector names {found[0]}, so on_demand_after could not change it; leave that to spot=…"
+    return None
+
+
+_CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (_kind, _fields, _program, _files, _claims, _spot)

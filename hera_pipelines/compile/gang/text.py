@@ -14,6 +14,7 @@ from typing import Any
 
 from hera_pipelines.compile import names
 from tiphys.errors import UsageError
+from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.pipeline import Manifest
 from tiphys.protocol.placeholders import TAG
 
@@ -24,7 +25,7 @@ _HARMLESS = frozenset(
         "workflow.uid",
         *(
             f"inputs.parameters.{names.answer(name)}"
-            for name in ("attempt", "gang", "members", "outputs", "resume-from", "run-id")
+            for name in ("attempt", "gang", "members", "outputs", "resume-from", "run-id", *MEMORY_OUTPUTS.values())
         ),
     }
 )

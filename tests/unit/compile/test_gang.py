@@ -24,7 +24,9 @@ from tiphys.errors import UsageError
 from tiphys.protocol.gang import Backend, Gang, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
 from tiphys.protocol.pipeline import CompiledPipeline, Manifest
-from tiphys.protocol.policy import CheckpointPolicy, GpuRequest
+from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, RetryPolicy
+
+GI = 1024**3
 
 ANSWERS = {
     **{name: f"<{name}>" for name in (*ADMIT_OUTPUTS, *GANG_OUTPUTS)},
@@ -296,6 +298,15 @@ def test_the_plugin_reads_that_it_is_a_gang() -> None:
         (gang({"args": ["{{inputs.parameters}}"]}), "{{inputs.parameters}} cannot be handed to several pods"),
         (gang({"lifecycle": {}}, Backend.TRAINJOB), "a TrainJob has no place for lifecycle"),
         (gang({"envFrom": [{"secretRef": {"name": "own"}}]}, Backend.TRAINJOB), "no place for envFrom"),
+        (gang(asked={"retry": RetryPolicy(avoid_node_after=3)}), "avoid_node_after reaches no pods"),
+        (gang(asked={"retry": RetryPolicy(memory_ceiling_bytes=64 * GI)}), "memory_ceiling is for a container with"),
+        (
+            gang(
+                asked={"retry": RetryPolicy(on_demand_after=2), "spot": (Spot(label="spot"),)},
+                nodeSelector={"spot": "true"},
+            ),
+            "its node selector names spot",
+        ),
     ],
 )
 def test_what_several_pods_cannot_keep_is_refused_by_name(template: Manifest, sentence: str) -> None:
@@ -335,3 +346,28 @@ def test_the_request_says_how_spot_nodes_may_be_used(kinds, use):
     asked = {"gpu": GpuRequest(gpus=4, members=4), "spot": tuple(Spot(label=kind) for kind in kinds)}
     document = compile_workflow(workflow(gang(asked=asked)), CompileOptions(store=STORE))
     assert CompiledPipeline.from_manifest(document).step("fit").gpu.spot == use
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_memory_that_may_grow_is_what_admit_answers(backend: Backend) -> None:
+    resources = {"requests": {"memory": "4Gi", "cpu": "2"}, "limits": {"memory": "8Gi"}}
+    ladder = {"retry": RetryPolicy(memory_ceiling_bytes=64 * GI)}
+    templates = compiled(gang({"resources": resources}, backend, asked=ladder))
+    declared = {one["name"]: one["valueFrom"]["default"] for one in templates["fit-admit"]["outputs"]["parameters"]}
+    assert (declared["memory-request"], declared["memory-limit"], declared["gang"]) == ("4Gi", "8Gi", "")
+
+    given = {"inputs.parameters.tiphys-memory-request": "6Gi", "inputs.parameters.tiphys-memory-limit": "12Gi"}
+    job = filled_in(templates["fit-run"]["resource"]["manifest"], {**KNOWN, **given})
+    of_trainer = backend is Backend.TRAINJOB
+    found = job["spec"]["trainer"]["resourcesPerNode"] if of_trainer else placed(job)[1]["resources"]
+    assert (found["requests"], found["limits"]["memory"]) == ({"memory": "6Gi", "cpu": "2"}, "12Gi")
+    # Where nobody asked for it, and where nothing was declared, nothing is answered.
+    for other in (gang({"resources": resources}), gang({"resources": {"limits": {"memory": "8Gi"}}}, asked=ladder)):
+        assert "memory-request" not in json.dumps(compiled(other))
+
+
+@pytest.mark.parametrize(("retry", "kept"), [(RetryPolicy(), True), (RetryPolicy(on_demand_after=2), False)])
+def test_who_may_leave_spot_nodes_has_no_selector_for_them(retry: RetryPolicy, kept: bool) -> None:
+    template = gang(asked={"spot": (Spot(label="spot"),), "retry": retry}, nodeSelector={"disk": "fast"})
+    selector = pod(template)["spec"]["nodeSelector"]
+    assert selector == {"disk": "fast", **({"spot": "true"} if kept else {})}

@@ -235,10 +235,10 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
         "cannot keep memory_ceiling; use @train",
         train(asked={"retry": LADDER}, container={"resources": {"limits": {"memory": "8Gi"}}}),
     ),
-    "memory that several pods would not get": (
-        train(asked={"retry": LADDER, "gang": Gang(members=2)}),
-        "memory_ceiling reaches no pods of a training on several nodes",
-        train(asked={"gang": Gang(members=2)}),
+    "nodes that several pods would not avoid": (
+        train(asked={"retry": RetryPolicy(avoid_node_after=3), "gang": Gang(members=2)}),
+        "avoid_node_after reaches no pods of a training on several nodes",
+        train(asked={"retry": LADDER, "gang": Gang(members=2)}, container={"resources": {"limits": {"memory": "8Gi"}}}),
     ),
     "a ceiling for no memory": (
         train(asked={"retry": LADDER}),

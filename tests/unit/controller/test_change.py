@@ -145,6 +145,16 @@ def test_resources_are_told_and_run_nothing_again(store: Store, submitter: FakeS
     assert resumed.plan.running == ("report",)
 
 
+def test_memory_that_admit_answers_is_told_like_any_other(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    manifest = copy.deepcopy(PIPELINE)
+    [admit] = [one for one in manifest["spec"]["templates"] if one["name"] == "fit-admit"]
+    admit["outputs"] = {"parameters": [{"name": "memory-limit", "valueFrom": {"default": "2Gi", "supplied": {}}}]}
+    resumed = resume(store, submitter, RUN, dry_run=True, change=Change(manifest))
+    assert words(resumed.plan.drift) == ["fit: template resources.limits.memory nothing → 2Gi"]
+
+
 def test_long_values_are_told_from_where_they_differ(store: Store, submitter: FakeSubmitter, history: History) -> None:
     """A long command ends in what was changed."""
     long = ["python", "-m", "train", "--data", "/mnt/a/very/long/path/to/the/data", "--lr"]

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 from support.gang_world import JOB, gang_world, objects, pod, put
-from support.world import Flow, World, fit, gpus, outputs, phase, records, said
+from support.world import Flow, World, fit, gpus, outputs, phase, records, said, workflow
 from tiphys_plugin import PodStatus, Queues, gangs
 
 from tiphys.lineage.classify import classify
 from tiphys.protocol.gang import FirstFailure, Gang, Stage, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
-from tiphys.protocol.policy import RetryPolicy, StepSpec
+from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, NodeKind, RetryPolicy, StepSpec
 from tiphys.records import AttemptClaim, Cause
 
 FOUR = Gang(members=4)
@@ -241,3 +241,67 @@ def test_a_gpu_that_is_too_small_for_a_rank_halves_the_batch_of_all(here):
     claims = records(here.store, "runs/digits-abc12/attempts/fit/000000002.json")
     assert [claim["escalation"]["batch_scale"] for claim in claims] == [0.5]
     assert "TIPHYS_BATCH_SCALE" not in before["pod-patch"]
+
+
+def asks(here: World, asked: StepSpec, memory: dict[str, str] | None = None) -> Flow:
+    """A workflow whose admit answers memory, as compile makes it where it may grow."""
+    made = workflow([asked])
+    supplied = [{"name": name, "valueFrom": {"default": value}} for name, value in (memory or {}).items()]
+    made["spec"]["templates"].append({"name": "fit-admit", "outputs": {"parameters": supplied}})
+    here.cluster.write_workflow(made)
+    return Flow(here, "digits-abc12", "uid-1")
+
+
+def ended(here: World, flow: Flow, number: int, worst: dict[str, object]) -> None:
+    """All members of an attempt fail, rank 2 as ``worst`` says; the others follow it, in the same second."""
+    name = outputs(flow.admit("fit", number - 1))["gang"]
+    objects(here).objects[name] = replace(JOB, name=name, stage=Stage.OVER)
+    labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: str(number)}
+    for rank in range(4):
+        fields = worst if rank == 2 else {"exit_code": 1}
+        here.cluster.write_pod(pod(rank, "Failed", float(number), labels=labels, **fields))
+    assert phase(flow.settle("fit", number - 1)) == "Failed"
+    objects(here).objects.pop(name, None)
+
+
+def test_a_rank_that_had_too_little_memory_gets_all_of_them_more(here: World) -> None:
+    ladder = RetryPolicy(out_of_memory=3, infrastructure=5, memory_ceiling_bytes=20 * 1024**3)
+    flow = asks(here, spec(retry=ladder), {"memory-request": "4Gi", "memory-limit": "8Gi"})
+    answered = []
+    for number, end in enumerate(({"reason": "OOMKilled"}, {"reason": "Evicted"}, {"reason": "OOMKilled"}), 1):
+        answered.append(outputs(flow.admit("fit", number - 1)))
+        ended(here, flow, number, {"exit_code": 137, **end})
+    last = flow.admit("fit", 3)
+    answered.append(outputs(last))
+
+    assert [(one["memory-request"], one["memory-limit"]) for one in answered] == [
+        ("4Gi", "8Gi"),
+        ("6Gi", "12Gi"),
+        ("6Gi", "12Gi"),
+        ("9Gi", "18Gi"),
+    ]
+    assert said(last).endswith("After earlier failures: 18Gi of memory")
+    assert "containers" not in answered[-1]["pod-patch"]
+    here.core = here.restart()
+    assert flow.admit("fit", 3) == last, "the claim keeps what was answered"
+
+
+def test_memory_is_answered_only_as_it_was_declared(here: World) -> None:
+    flow = asks(here, spec(retry=RetryPolicy(memory_ceiling_bytes=1024**4)), {"memory-limit": "8Gi"})
+    answer = outputs(flow.admit("fit", 0))
+    assert (answer["memory-limit"], "memory-request" in answer) == ("8Gi", False)
+
+
+@pytest.mark.parametrize("kinds", [("spot",), ("spot", "cheap")])
+def test_all_members_leave_spot_nodes_that_were_taken_away(here: World, kinds: tuple[str, ...]) -> None:
+    spot = tuple(NodeKind(label=kind, value="true") for kind in kinds)
+    flow = asks(here, spec(retry=RetryPolicy(on_demand_after=2), spot=spot))
+
+    def asked_of_nodes(retry: int) -> list[tuple[str, str]]:
+        found = json.loads(f"[{outputs(flow.admit('fit', retry))['node-requirements']}]")
+        return [(one["key"], one["operator"]) for one in found if one["key"] in kinds]
+
+    for number in (1, 2):
+        assert asked_of_nodes(number - 1) == ([("spot", "In")] if len(kinds) == 1 else [])
+        ended(here, flow, number, {"exit_code": 75, "reason": "Preempted"})
+    assert asked_of_nodes(2) == [(kind, "NotIn") for kind in kinds]
