@@ -11,11 +11,11 @@ from functools import cached_property
 
 from tiphys.protocol.pipeline import Manifest
 from tiphys.records import AttemptEnd, RunRecord
-from tiphys.store import ObjectInfo, RunLayout, Store, Submission, read_record, read_run, submissions, workflow_of
+from tiphys.store import RunLayout, Store, Submission, read_record, read_run, submissions, workflow_of
 from tiphys.store.runs import of_place
 from tiphys_controller.adoptions import newest, standing
 from tiphys_controller.evidence import Adoption, EndKey, Standing, StepListing, Verdict, judge, judge_adopted
-from tiphys_controller.listings import by_step, output_sizes
+from tiphys_controller.listings import attempts_of, by_step, projections_of, sizes_of
 
 _READERS = 16
 
@@ -114,14 +114,14 @@ def observe(store: Store, run: str) -> RunState:
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         # What does not depend on each other is asked for at once: ten thousand steps are dozens of pages.
         reading, submitting = pool.submit(read_run, store, run), pool.submit(submissions, store, run)
-        places = (layout.attempts, layout.done, layout.adoptions, layout.all_outputs)
-        listing = [pool.submit(_listed, store, prefix) for prefix in places]
+        attempting = pool.submit(lambda: attempts_of(store.list(layout.attempts)))
+        projecting = pool.submit(lambda: projections_of(store.list(layout.done)))
+        adopting = pool.submit(lambda: newest(info.key for info in store.list(layout.adoptions)))
+        sizing = pool.submit(lambda: sizes_of(store.list(layout.all_outputs)))
         record, held = reading.result(), tuple(submitting.result())
-        attempts, done, adopted, outputs = (one.result() for one in listing)
+        steps, taken = by_step(attempting.result(), projecting.result(), sizing.result()), adopting.result()
     workflow = workflow_of(store, record, held[-1].claim if held else None)
     read = sum(1 + (one.bound is not None) + (one.end is not None) for one in held)
-    steps = by_step(attempts, done, outputs)
-    taken = newest(info.key for info in adopted)
     found = standing(store, run, taken, steps)
     stands = {step: one.adoption for step, one in found.items() if one.adoption}
     return RunState(
@@ -162,10 +162,6 @@ def looked_again(store: Store, state: RunState) -> RunState:
     """
     if not state.damaged:
         return state
-    sizes = output_sizes(_listed(store, RunLayout(state.record.run).all_outputs))
+    sizes = sizes_of(store.list(RunLayout(state.record.run).all_outputs))
     steps = {step: replace(one, outputs=sizes.get(step, {})) for step, one in state.steps.items()}
     return replace(state, steps=steps, requests=state.requests + 1)
-
-
-def _listed(store: Store, prefix: str) -> list[ObjectInfo]:
-    return list(store.list(prefix))
