@@ -221,7 +221,7 @@ def test_where_several_namespaces_are_served_one_has_to_be_named(tmp_path: Path)
 
 
 def test_health_and_metrics_need_no_token_and_calls_of_nobody_are_told_what_there_is(place: Place) -> None:
-    assert httpx.get(f"{place.server.url}/healthz").text == "ok\n"
-    assert httpx.get(f"{place.server.url}/metrics").content == b"metrics"
-    answer = httpx.get(f"{place.server.url}/nothing")
+    assert httpx.get(f"{place.server.url}/healthz", timeout=60).text == "ok\n"
+    assert httpx.get(f"{place.server.url}/metrics", timeout=60).content == b"metrics"
+    answer = httpx.get(f"{place.server.url}/nothing", timeout=60)
     assert (answer.status_code, "/v1/alerts" in answer.text) == (404, True)

@@ -66,7 +66,7 @@ def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_endpoint)
     name = f"test-{uuid.uuid4().hex}"
     # Moto asks for no signature, and making a client takes longer than most tests.
-    httpx.put(f"{s3_endpoint}/{name}").raise_for_status()
+    httpx.put(f"{s3_endpoint}/{name}", timeout=60).raise_for_status()
     return name
 
 

@@ -62,6 +62,11 @@ class FakeSubmitter:
         found: dict[str, Any] = json.loads(self._path(namespace, name).read_text())["manifest"]
         return found
 
+    def uid(self, name: str, namespace: str = "default") -> str:
+        """Which object has the name."""
+        found: str = json.loads(self._path(namespace, name).read_text())["live"]["uid"]
+        return found
+
     def names(self) -> list[str]:
         """Workflows that exist."""
         return sorted(self._names())
