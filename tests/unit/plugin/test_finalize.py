@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.world import phase, prep, records, said, world
-from tiphys_plugin.finalize import summarize
+from tiphys_plugin.failures import summarize
 
 
 def test_first_seal_stands(tmp_path):
@@ -39,3 +39,42 @@ TWO = [{"displayName": "fit", "message": "exit 1"}, {"displayName": "prep", "mes
 )
 def test_failures_are_summarised_whatever_their_encoding(failures, line):
     assert summarize(failures) == line
+
+
+def failed(name, template, message=""):
+    pod = name if template == "main" else f"digits-7xk2p-{template}-12"
+    return {"displayName": name, "templateName": template, "message": message, "podName": pod}
+
+
+FIT = [
+    failed("digits-7xk2p", "main"),
+    failed("[1]", "", "child 'digits-7xk2p-12' failed"),
+    failed("fit", "fit", "child 'digits-7xk2p-12' failed"),
+    failed("run", "fit-run", "main: Error (exit code 1)"),
+    failed("conclude", "fit-conclude", "fit failed in attempt 1 by user error"),
+]
+STOPPED = "workflow shutdown with strategy:  Stop"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "line"),
+    [
+        (FIT, "fit failed in attempt 1 by user error"),
+        ([*FIT, failed("notify", "notify", "exit 2")], "fit failed in attempt 1 by user error; notify: exit 2"),
+        (
+            [*FIT, failed("run(0)", "prep-run", "OOMKilled")],
+            "fit failed in attempt 1 by user error; prep-run: OOMKilled",
+        ),
+        ([*FIT, failed("run", "fit-run", STOPPED)], f"fit-run: {STOPPED}; fit failed in attempt 1 by user error"),
+        ([FIT[4], failed("conclude", "eval-conclude", STOPPED)], f"eval-conclude: {STOPPED}; {FIT[4]['message']}"),
+        (FIT[:3], "[1]: child 'digits-7xk2p-12' failed; digits-7xk2p: failed; fit: child 'digits-7xk2p-12' failed"),
+    ],
+)
+def test_what_counts_is_said_first_whatever_the_order(nodes, line):
+    for order in (nodes, nodes[::-1]):
+        assert summarize(json.dumps(json.dumps(order))) == line
+
+
+def test_a_shutdown_is_never_cut_off():
+    many = [failed(f"fit({n})", "plain", "exit 1 " + "x" * 50) for n in range(50)]
+    assert summarize(json.dumps([*many, failed("run", "fit-run", STOPPED)])).startswith(f"fit-run: {STOPPED}; fit(0)")
