@@ -12,6 +12,7 @@ from tiphys.protocol.policy import STORE_SECRET
 
 NAME = "tiphys-resume"
 """Name of both objects, of the account, and the discriminator of the event."""
+_KEPT_SECONDS = 24 * 60 * 60
 _MODULE = "tiphys_controller.kubernetes.resume_once"
 
 
@@ -32,7 +33,13 @@ def resume_template(image: str, store: str) -> Manifest:
     ]
     arguments = ["{{workflow.parameters.run}}", "--store={{workflow.parameters.store}}"]
     with WorkflowTemplate(
-        name=NAME, entrypoint="resume", arguments=parameters, service_account_name=NAME, active_deadline_seconds=600
+        name=NAME,
+        entrypoint="resume",
+        arguments=parameters,
+        service_account_name=NAME,
+        active_deadline_seconds=600,
+        # Each delivery makes a Workflow, and an alert is delivered again and again while it fires.
+        ttl_strategy=models.TTLStrategy(seconds_after_completion=_KEPT_SECONDS),
     ) as made:
         Container(
             name="resume",
