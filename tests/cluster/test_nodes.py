@@ -185,7 +185,7 @@ def test_a_hundred_nodes_are_the_inventory_and_a_gang_runs_where_its_lease_says(
 
 
 def run_pods(cluster: Cluster, api: KubeApi, manifest: Json, answers: dict[str, str], uid: str) -> list[str]:
-    """Create the Job as Argo's executor would; the nodes on which its pods run, or ran."""
+    """Create the Job as Argo's executor would; the nodes on which its pods run, all at one time."""
     [run] = [one for one in manifest["spec"]["templates"] if one["name"] == "fit-run"]
     given = {f"inputs.parameters.tiphys-{name}": value for name, value in answers.items()}
     node = "digits.fit[0].attempts(0)[1].run"
@@ -194,9 +194,9 @@ def run_pods(cluster: Cluster, api: KubeApi, manifest: Json, answers: dict[str, 
 
     def placed() -> list[str]:
         pods = api.list(PODS, api.namespace, f"{GANG_LABEL}={name}").items
-        return sorted(pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName"))
+        return sorted(pod["spec"]["nodeName"] for pod in pods if pod["status"].get("phase") == "Running")
 
-    cluster.wait("every pod has a node", lambda: len(placed()) == GANG)
+    cluster.wait("every pod runs", lambda: len(placed()) == GANG)
     return placed()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from . import processes
 from .binaries import build_one
 from .errors import HarnessError
+from .fake_pods import STAGES
 from .gpus import RESOURCE
 from .identities import kubeconfig
 from .kubectl import kubectl
@@ -85,7 +86,8 @@ def start_kwok(settings: Settings) -> None:
         raise HarnessError(f"{settings.name} was started without an account for {NAME}: end it and start it again")
     grant(settings, USER, _RULES)
     config = settings.folder / "kwok.json"  # by default that of somebody's home
-    config.write_text(json.dumps({"apiVersion": "config.kwok.x-k8s.io/v1alpha1", "kind": "KwokConfiguration"}))
+    header = {"apiVersion": "config.kwok.x-k8s.io/v1alpha1", "kind": "KwokConfiguration"}
+    config.write_text("\n---\n".join(map(json.dumps, (header, *STAGES))))
     options = [
         f"--kubeconfig={account}",
         f"--config={config}",
@@ -93,7 +95,8 @@ def start_kwok(settings: Settings) -> None:
         f"--cidr={_PODS}",
         f"--node-ip={settings.node(1).address}",
         "--v=WARN",
-        "--node-lease-duration-seconds=160",  # renewed four times as often
+        # Renewed four times as often: a node is given up after 50 seconds, and the machine may be busy.
+        "--node-lease-duration-seconds=80",
     ]
     processes.start(settings, settings.node(1), NAME, [str(program), *options])
 
