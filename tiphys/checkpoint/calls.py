@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from tiphys.checkpoint.gang import Gang
 from tiphys.checkpoint.journal import tell
-from tiphys.errors import TiphysError
+from tiphys.errors import TiphysError, UsageError
 from tiphys.records import SaveCall
+from tiphys.threads import in_background
 
 POLL_SECONDS = 1.0
 _CAUTION = 2.5
@@ -42,8 +43,12 @@ class Calls:
         self._step_seconds: float | None = None
 
     def open(self) -> None:
-        """Begin to listen."""
-        threading.Thread(target=self._keep_listening, name="tiphys-calls", daemon=True).start()
+        """Begin to listen; raises `UsageError` if no thread can be started for it."""
+        if in_background(self._keep_listening) is None:
+            raise UsageError(
+                f"rank {self._gang.place.rank} cannot start a thread to hear when all ranks save; leave it room for "
+                "some threads and their stacks (limits of processes and of address space)"
+            )
 
     def close(self) -> None:
         """Listen no more."""

@@ -130,9 +130,10 @@ class Commits:
     def failed(self, global_step: int, error: Exception) -> None:
         """Count and tell a save that will not be tried again."""
         self.failures += 1
-        self.leave_out(global_step, str(error))
+        why = str(error) or type(error).__name__
+        self.leave_out(global_step, why)
         self._metrics.failed(cause_of(error))
-        message = f"step {global_step} could not be saved: {error}"
+        message = f"step {global_step} could not be saved: {why}"
         event = self._journal.event("checkpoint.save_failed", message, failed_saves=self.failures)
         # Storage has just failed: while the grace period runs, no more time is given to it.
         self._journal.record([event], store=not self._in_a_hurry())

@@ -6,9 +6,9 @@ the error is written down on the way out, in a form that is equal for equal
 errors. Writing it never fails: the error that is on its way must arrive.
 """
 
+import contextlib
 import re
 import sysconfig
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from tiphys.protocol import environment
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, EX_UNAVAILABLE
 from tiphys.records import CheckpointRef, CrashRecord
 from tiphys.store import RunLayout, Store, claim
+from tiphys.threads import in_background
 
 LONGEST_SECONDS = 10.0
 """How long a dying program may wait for storage."""
@@ -56,16 +57,17 @@ def record_crash(
     """
     if error is None or not is_crash(error):
         return
-    record = CrashRecord(
-        run=settings.run,
-        step=settings.step,
-        attempt=settings.attempt,
-        error=in_one_line(error),
-        fingerprint=fingerprint(error),
-        global_step=last_step,
-        restored=restored,
-    )
-    _leave(run_store, record, timeout_seconds)
+    with contextlib.suppress(MemoryError):  # which is the error then, or takes its place
+        record = CrashRecord(
+            run=settings.run,
+            step=settings.step,
+            attempt=settings.attempt,
+            error=in_one_line(error),
+            fingerprint=fingerprint(error),
+            global_step=last_step,
+            restored=restored,
+        )
+        _leave(run_store, record, timeout_seconds)
 
 
 def record_hang(
@@ -100,9 +102,10 @@ def _leave(run_store: Store, record: CrashRecord, timeout_seconds: float) -> Non
             tell(f"what ended the program could not be stored: {failure}")
 
     # A thread that the interpreter does not wait for: storage that hangs may not keep a dead program alive.
-    writer = threading.Thread(target=write, name="tiphys-crash", daemon=True)
-    writer.start()
-    writer.join(timeout_seconds)
+    if writer := in_background(write):
+        writer.join(timeout_seconds)
+    else:
+        write()
 
 
 def ends_the_attempt(environ: Mapping[str, str]) -> bool:

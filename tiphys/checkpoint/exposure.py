@@ -67,7 +67,7 @@ def open_metrics(environ: Mapping[str, str], clock: Callable[[], float] = time.m
     except ImportError:
         tell(f"no metrics, although {environment.METRICS}={asked}: this image lacks prometheus-client; tiphys[metrics]")
         return NoMetrics()
-    except (OSError, OverflowError, ValueError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:  # the last: no thread can be started
         tell(f"no metrics, although {environment.METRICS}={asked}: {error}; the training goes on")
         return NoMetrics()
     return metrics

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tiphys.checkpoint.alarm import Alarm
+from tiphys.checkpoint.journal import tell
+from tiphys.threads import in_background
 
 FACTOR = 10.0
 """So many times its own longest step a step may take."""
@@ -97,11 +99,12 @@ class Watch(NoWatch):
         self._seen_steps = 0
         self._idle = 0.0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tiphys-hang", daemon=True)
 
     def open(self) -> None:
-        self._alarm.install()
-        self._thread.start()
+        if in_background(self._run):
+            self._alarm.install()
+        else:
+            tell("no thread could be started, so nobody looks whether the training completes steps")
 
     def stepped(self) -> None:
         if self._steps:

@@ -1,13 +1,13 @@
 """What the training program has to tell: to its log at once, and to the run's events if storage lets it."""
 
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from tiphys.errors import TiphysError
 from tiphys.records import CheckpointRef, Event, Skipped
 from tiphys.store import Store, append_events
+from tiphys.threads import in_background
 
 SOURCE = "trainer"
 
@@ -51,9 +51,10 @@ class Journal:
             self._store_events(events)
             return
         # A thread that the interpreter does not wait for.
-        writer = threading.Thread(target=self._store_events, args=(events,), name="tiphys-journal", daemon=True)
-        writer.start()
-        writer.join(timeout_seconds)
+        if writer := in_background(lambda: self._store_events(events)):
+            writer.join(timeout_seconds)
+        else:
+            tell("the events above were not stored, since no thread could be started to do it in time")
 
     def _store_events(self, events: Sequence[Event]) -> None:
         try:

@@ -37,6 +37,12 @@ class LastWords:
         if self._descriptor is not None:
             faulthandler.enable(self._descriptor, all_threads=False)
 
+    def note(self, words: bytes) -> None:
+        """Add ``words`` to what a crash would leave."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._descriptor, words)
+
     def close(self) -> None:
         """No more."""
         if self._descriptor is not None:

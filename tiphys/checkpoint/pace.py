@@ -13,7 +13,6 @@ and each rank removes what it has told before the last few.
 """
 
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from tiphys.checkpoint.gang import Place
 from tiphys.errors import TiphysError
 from tiphys.store import LineageLayout, Store
 from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace
+from tiphys.threads import Background, in_background
 
 KEPT_WINDOWS = 6
 _FEWEST_STEPS = 5
@@ -105,14 +105,13 @@ class Teller:
         self._member = member
         self._rank = rank
         self._told: list[str] = []
-        self._writer: threading.Thread | None = None
+        self._writer: Background | None = None
 
     def __call__(self, window: int, own_seconds: float) -> None:
         if self._writer is not None and self._writer.is_alive():
             return
         told = RankPace(window, self._member, self._rank, own_seconds)
-        self._writer = threading.Thread(target=self._store_it, args=(told,), name="tiphys-pace", daemon=True)
-        self._writer.start()
+        self._writer = in_background(lambda: self._store_it(told))
 
     def wait(self, timeout_seconds: float) -> None:
         """Wait until what was told is stored."""

@@ -6,21 +6,26 @@ must stop the training, that another attempt has taken its place, waits for the
 training to come by.
 """
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from tiphys.checkpoint.commit import LostSaveError, ShardSource, UploadCancelledError, Uploads
+from tiphys.checkpoint.journal import tell
 from tiphys.checkpoint.save import Save
 from tiphys.checkpoint.shards import ShardPlan
 from tiphys.checkpoint.staging import Staging
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.faults import failpoint
 from tiphys.records import CheckpointManifest
+from tiphys.threads import Background, in_background
 
 PAUSES_SECONDS = (5.0, 20.0)
 """Between tries of a save, each of which has already tried every request several times."""
+_SCARCE_SECONDS = 0.1
+"""Until it is looked whether there is memory again."""
 
 
 class _Job:
@@ -83,7 +88,7 @@ class Saver:
         self._running: Uploads | None = None
         self._given_up = threading.Event()
         self._error: Exception | None = None
-        self._worker: threading.Thread | None = None
+        self._worker: Background | None = None
         self._closed = False
         self._measured: float | None = None
         self._begun_at = 0.0
@@ -137,7 +142,7 @@ class Saver:
         before = time.perf_counter()
         try:
             staged = staging.stage(plans)
-        except MemoryError:
+        except BaseException:
             self._give_back(staging)
             raise
         failpoint("checkpoint.after_stage")
@@ -154,6 +159,16 @@ class Saver:
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout_seconds)
 
+    def drain(self, patience_seconds: float, moved: Callable[[], object]) -> bool:
+        """Wait as `wait` does, while a shard arrives every ``patience_seconds``; ``moved`` is called for each time."""
+        before = None
+        while (now := self.running_bytes) != before:
+            before = now
+            moved()
+            if self.wait(patience_seconds):
+                return True
+        return False
+
     def expect(self, manifest: CheckpointManifest) -> None:
         """Take the bandwidth that ``manifest`` was saved with, until a save of this session has measured it."""
         if manifest.upload_seconds > 0:
@@ -168,6 +183,7 @@ class Saver:
         with self._changed:
             if self._running:
                 self._running.cancel()
+            self._changed.notify_all()
         if self.wait(timeout_seconds):
             self._given_up.clear()
 
@@ -179,6 +195,7 @@ class Saver:
         with self._changed:
             self._closed = True
             self._free.clear()
+            self._changed.notify_all()
 
     def check(self) -> None:
         """Raise what a save has met that must stop the training, such as `FencedError`."""
@@ -188,27 +205,41 @@ class Saver:
     def _enqueue(self, job: _Job) -> Save:
         if self._worker is None:
             # A daemon, so that a program which must be gone need not wait for storage; `wait` is how to wait.
-            self._worker = threading.Thread(target=self._work, name="tiphys-save", daemon=True)
-            self._worker.start()
+            self._worker = in_background(self._work)
         with self._changed:
             self._pending.append(job)
-        self._jobs.put(job)
+        if self._worker:
+            self._jobs.put(job)
+        else:
+            tell("no thread could be started, so the training waits for this save")
+            self._see_through(job)
         return job.save
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            self._see_through(job)
+
+    def _see_through(self, job: _Job) -> None:
+        """Carry ``job`` out; whoever waits for it hears of its end, if need be once there is memory for that."""
+        with contextlib.suppress(MemoryError):
+            self._carry_out(job)
+        while True:
             try:
-                self._carry_out(job)
-            finally:
+                if not job.save.done:
+                    job.save.end(None)
                 self._give_back(job.staging, job)
+                return
+            except MemoryError:
+                time.sleep(_SCARCE_SECONDS)
 
     def _give_back(self, staging: Staging | None, job: _Job | None = None) -> None:
         with self._changed:
             if job:
                 self._running = None  # which knows of the job, and so of its copy
-                self._pending.remove(job)
-            if staging and not self._closed:
+            if staging and not self._closed and staging not in self._free:
                 self._free.append(staging)
+            if job in self._pending:
+                self._pending.remove(job)
             self._changed.notify_all()
 
     def _carry_out(self, job: _Job) -> None:
@@ -216,7 +247,7 @@ class Saver:
             manifest = self._try(job)
         except UploadCancelledError:
             job.save.end(None)
-        except (StoreError, IntegrityError) as error:
+        except (StoreError, IntegrityError, MemoryError) as error:
             self._failed(job.draft.global_step, error)
             job.save.end(None)
         except Exception as error:  # noqa: BLE001  the worker goes on; the training raises it: fenced, or a bug
@@ -230,6 +261,8 @@ class Saver:
     def _follow_up(self, manifest: CheckpointManifest) -> None:
         try:
             self._committed(manifest)
+        except MemoryError:
+            tell(f"no memory for what follows the commit of step {manifest.global_step}; the next commit sees to it")
         except Exception as error:  # noqa: BLE001  as above
             self._error = error
 
@@ -246,10 +279,16 @@ class Saver:
                 return self._commit(job.draft, job.shards, uploads)
             except (UploadCancelledError, LostSaveError):
                 raise
-            except StoreError:
+            except (StoreError, MemoryError):
                 pause = next(pauses, None)
-                if pause is None or self._given_up.wait(pause):
+                if pause is None or self._given_up_within(pause):
                     raise
+
+    def _given_up_within(self, seconds: float) -> bool:
+        """Wait before the next try, which is the last chance once the session is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self.given_up, seconds)
+        return self.given_up
 
     def _arrived(self, job: _Job, size_bytes: int) -> None:
         with self._changed:

@@ -19,6 +19,7 @@ from tiphys.checkpoint.calls import Calls
 from tiphys.checkpoint.commit import UploadCancelledError
 from tiphys.checkpoint.commits import Commits
 from tiphys.checkpoint.crash import ends_the_attempt, record_crash, record_hang
+from tiphys.checkpoint.exhaustion import PATIENCE_SECONDS, Ending, Reserve
 from tiphys.checkpoint.facts import gather, versions
 from tiphys.checkpoint.fence import check_fence
 from tiphys.checkpoint.gang import Gang, Place
@@ -130,6 +131,7 @@ class TrackedSession(Session):
         place = self._ranks.place
         self._pace = open_pace(run_store, settings.lineage, settings.attempt, place, environ, clock)
         self._last_words = LastWords()
+        self._reserve = Reserve()
         self._loading: CheckpointRef | None = None
         self._leaving = False
         self._newest: Save | None = None
@@ -239,6 +241,7 @@ class TrackedSession(Session):
         elif (shell := shell_above()) and self._environ.get("ARGO_CONTAINER_NAME"):
             tell(f"started by {shell}, which SIGTERM ends before this program can save; write exec before its command")
         self._last_words.open()
+        self._reserve.put_aside()
         self._watch.open()
         return self
 
@@ -246,12 +249,17 @@ class TrackedSession(Session):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watch.close()
+        self._reserve.give_back()
+        with Ending(error, self._last_words) as ending:
+            self._end(error, ending)
+
+    def _end(self, error: BaseException | None, ending: Ending) -> None:
         if not self.should_stop and ends_the_attempt(self._environ):
             loaded = self._loading or self._commits.restored
             record_crash(self._run_store, self._settings, error, self._told_step, loaded)
         try:
             if not self._leaving and not isinstance(error, FencedError):
-                self.flush(self._seconds_left())
+                self._flush_at_the_end(ending)
         except FencedError as fenced:
             error = fenced
         finally:
@@ -266,6 +274,15 @@ class TrackedSession(Session):
         if isinstance(error, StoreError):
             tell(str(error))
             raise SystemExit(EX_UNAVAILABLE) from error
+
+    def _flush_at_the_end(self, ending: Ending) -> None:
+        left = self._seconds_left()
+        if left is not None or not ending.out_of_memory:
+            self.flush(left)
+            return
+        self._saver.close()  # copies of the state that no save needs, and pauses between tries
+        self._saver.drain(PATIENCE_SECONDS, ending.put_off)
+        self._saver.check()
 
     def _gang(self, place: Place, *, sharded: bool) -> Gang:
         settings = self._settings

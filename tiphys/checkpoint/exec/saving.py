@@ -4,7 +4,6 @@ A look at the folder must not wait for an upload, nor a signal for storage that
 does not answer, so bytes travel on a thread that never keeps us from ending.
 """
 
-import threading
 from collections.abc import Callable
 
 from tiphys.checkpoint.exec.contents import ChangedMeanwhileError, shards_of
@@ -14,6 +13,7 @@ from tiphys.checkpoint.exec.options import Options
 from tiphys.checkpoint.exec.watching import Found, checkpoints_in
 from tiphys.checkpoint.journal import tell
 from tiphys.errors import FencedError, StoreError, TiphysError
+from tiphys.threads import Background, in_background
 
 _RETRY_SECONDS, _RETRY_MOST_SECONDS = 5.0, 120.0
 
@@ -25,7 +25,7 @@ class Saving:
         self._keeper = keeper
         self._options = options
         self._clock = clock
-        self._thread: threading.Thread | None = None
+        self._thread: Background | None = None
         self._wait_seconds = _RETRY_SECONDS
         self._not_before = clock()
         self.fenced: FencedError | None = None
@@ -43,8 +43,10 @@ class Saving:
 
     def start(self, found: Found, global_step: int, reason: str, settled: Callable[[Found], None]) -> None:
         """Commit ``found``; ``settled`` is called once it is of no more interest as it is."""
-        self._thread = threading.Thread(target=self._run, args=(found, global_step, reason, settled), daemon=True)
-        self._thread.start()
+        self._thread = in_background(lambda: self._run(found, global_step, reason, settled))
+        if self._thread is None:
+            tell(f"no thread could be started to store {found.name or self._options.folder}; it is tried again")
+            self._put_off()
 
     def _run(self, found: Found, global_step: int, reason: str, settled: Callable[[Found], None]) -> None:
         started = self._clock()
@@ -57,8 +59,7 @@ class Saving:
             tell(f"{error}; it is looked at again once it is whole")
         except StoreError as error:
             self._keeper.failed(global_step, error)
-            self._not_before = self._clock() + self._wait_seconds
-            self._wait_seconds = min(2 * self._wait_seconds, _RETRY_MOST_SECONDS)
+            self._put_off()
         except TiphysError as error:
             # Nothing but another content can help.
             self._keeper.failed(global_step, error)
@@ -67,6 +68,10 @@ class Saving:
             self._wait_seconds = _RETRY_SECONDS
             self.last_seconds = self._clock() - started
             settled(found)
+
+    def _put_off(self) -> None:
+        self._not_before = self._clock() + self._wait_seconds
+        self._wait_seconds = min(2 * self._wait_seconds, _RETRY_MOST_SECONDS)
 
     def _check_unchanged(self, found: Found) -> None:
         now = checkpoints_in(look(self._options.folder, self._options.ignored), self._options)

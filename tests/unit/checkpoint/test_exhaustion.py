@@ -1,0 +1,263 @@
+"""A session whose program runs out of memory, or of threads.
+
+| what is missing | what happens |
+|---|---|
+| memory for a save, for a moment | it is tried again |
+| memory for a save, for good | it is counted and told; training goes on |
+| memory to say so | whoever waits hears of it once there is some |
+| memory of the program, which ends of it | the save under way is tried once more at once; the crash is on record |
+| the end of a save, at the end of the program | it is waited for while it moves, and no longer |
+| threads | the training does the work itself |
+"""
+
+import threading
+import weakref
+
+import pytest
+from support.lineage import LINEAGE, ref
+from support.memory import MemoryStore
+from support.sessions import open_session, state_at
+
+from tiphys import threads
+from tiphys.checkpoint import saving, tracked
+from tiphys.checkpoint.alarm import Alarm
+from tiphys.checkpoint.exhaustion import PATIENCE_SECONDS, RESERVE_BYTES, Ending, Reserve
+from tiphys.checkpoint.hang import Watch
+from tiphys.checkpoint.last_words import LastWords
+from tiphys.lineage.choose import commits_of
+from tiphys.lineage.suspects import crash_of
+
+GUARD_SECONDS = 120
+
+
+class Scarce(MemoryStore):
+    """Has no memory to store a shard while ``missing`` is above 0; ``met`` is set once that has happened."""
+
+    def __init__(self, missing=0):
+        super().__init__()
+        self.missing = missing
+        self.met = threading.Event()
+
+    def create(self, key, data, *, sha256=None):
+        if "shards/" in key and self.missing > 0:
+            self.missing -= 1
+            self.met.set()
+            raise MemoryError
+        super().create(key, data, sha256=sha256)
+
+
+def behind(store, **options):
+    return open_session(store, asynchronous=True, **options)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(saving, "PAUSES_SECONDS", (0.0, 0.0))
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    def refused(body, arguments):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads._thread, "start_new_thread", refused)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_save_that_finds_no_memory_for_a_moment_is_tried_again():
+    store = Scarce(missing=2)
+    with behind(store) as session:
+        assert session.save(1, state_at(1)).wait(GUARD_SECONDS) == ref(1, 1)
+    assert session.failed_saves == 0
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_save_that_finds_none_is_told_and_the_training_goes_on(capsys):
+    store = Scarce(missing=1000)
+    with behind(store) as session:
+        assert session.save(1, state_at(1)).wait(GUARD_SECONDS) is None
+        assert session.failed_saves == 1
+        store.missing = 0
+        assert session.save(2, state_at(2)).wait(GUARD_SECONDS) == ref(1, 2)
+    assert "step 1 could not be saved: MemoryError" in capsys.readouterr().err
+
+
+def test_a_training_that_waits_for_its_saves_goes_on_too():
+    store = Scarce(missing=1)
+    with open_session(store) as session:
+        assert session.save(1, state_at(1)).done
+        assert session.save(2, state_at(2)).wait(0) == ref(1, 2)
+    assert session.failed_saves == 1
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_who_waits_hears_of_the_end_even_if_there_is_no_memory_to_tell_it(monkeypatch):
+    """Neither for the log, nor, for a while, for those who wait."""
+    store, missing = Scarce(missing=1000), [1, 1]
+    monkeypatch.setattr(saving, "_SCARCE_SECONDS", 0.0)
+    with behind(store) as session:
+
+        def tells_nothing(step, error):
+            raise MemoryError
+
+        give_back = session._saver._give_back
+
+        def gives_back_later(*job):
+            if missing:
+                missing.pop()
+                raise MemoryError
+            give_back(*job)
+
+        monkeypatch.setattr(session._saver, "_failed", tells_nothing)
+        monkeypatch.setattr(session._saver, "_give_back", gives_back_later)
+        assert session.save(1, state_at(1)).wait(GUARD_SECONDS) is None
+        assert session._saver.wait(GUARD_SECONDS)
+        store.missing = 0
+        assert session.save(2, state_at(2)).wait(GUARD_SECONDS) == ref(1, 2)
+
+
+def test_what_follows_a_commit_may_lack_memory_without_an_end_of_the_training(monkeypatch):
+    def none_left(committed):
+        raise MemoryError
+
+    with behind(MemoryStore()) as session:
+        monkeypatch.setattr(session._commits, "_retain", none_left)
+        assert session.save(1, state_at(1)).wait(GUARD_SECONDS) == ref(1, 1)
+        session.flush()
+        session.step(2, state_at(2))
+
+
+def test_at_the_end_of_the_program_the_save_under_way_is_tried_at_once(monkeypatch):
+    """When its memory comes free, the next try would be in an hour."""
+    monkeypatch.setattr(saving, "PAUSES_SECONDS", (3600.0,))
+    store = Scarce(missing=1)
+    with pytest.raises(MemoryError), behind(store) as session:
+        session.save(1, state_at(1))
+        assert store.met.wait(GUARD_SECONDS)
+        raise MemoryError
+    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+    crash = crash_of(store, "digits-1", "fit", 1)
+    assert (crash.error, crash.fingerprint) == ("MemoryError", "")
+
+
+def test_what_the_program_held_is_let_go_of_before_anything_is_told():
+    class Batch:
+        pass
+
+    class Store(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            alive.append(kept() is not None)
+            super().create(key, data, sha256=sha256)
+
+    alive, store = [], Store()
+
+    def hoard():
+        nonlocal kept
+        batch = Batch()
+        kept = weakref.ref(batch)
+        raise MemoryError
+
+    kept = Batch
+    with pytest.raises(MemoryError), open_session(store):
+        alive.clear()
+        hoard()
+    assert alive == [False]
+
+
+def test_a_save_that_does_not_move_ends_with_the_program(monkeypatch):
+    monkeypatch.setattr(tracked, "PATIENCE_SECONDS", 0.01)
+    gate, asked = threading.Event(), threading.Event()
+
+    class Gated(MemoryStore):
+        def create(self, key, data, *, sha256=None):
+            if "shards/" in key:
+                asked.set()
+                assert gate.wait(GUARD_SECONDS)
+            super().create(key, data, sha256=sha256)
+
+    store = Gated()
+    with pytest.raises(MemoryError), behind(store) as session:
+        save = session.save(1, state_at(1))
+        assert asked.wait(GUARD_SECONDS)
+        raise MemoryError
+    assert not save.done
+    gate.set()
+    save.wait(GUARD_SECONDS)
+
+
+class Alarms(Alarm):
+    """Notes what it is set to; nothing in a test may end the process that tests."""
+
+    def __init__(self):
+        self.set_to, self.told = 0.0, []
+
+    def install(self):
+        self.told.append("installed")
+        return True
+
+    def ring_in(self, seconds):
+        self.set_to = seconds
+
+    def uninstall(self):
+        self.told.append("uninstalled")
+        self.set_to = 0.0
+
+
+def test_the_kernel_is_to_end_a_session_that_stands_still_without_memory_and_nothing_else(tmp_path):
+    alarm = Alarms()
+    with pytest.raises(ZeroDivisionError), Ending(MemoryError(), LastWords(), alarm):
+        assert alarm.set_to == 2 * PATIENCE_SECONDS
+        raise ZeroDivisionError  # whatever happens in there: the program may go on outside of its session
+    assert (alarm.told, alarm.set_to) == (["installed", "uninstalled"], 0)
+
+
+@pytest.mark.parametrize("error", [None, ValueError(), SystemExit(75)])
+def test_any_other_end_may_take_as_long_as_it_likes(error):
+    alarm = Alarms()
+    with Ending(error, LastWords(), alarm) as ending:
+        assert not ending.out_of_memory
+        assert "installed" not in alarm.told
+
+
+def test_what_is_put_aside_comes_free():
+    reserve = Reserve()
+    reserve.put_aside()
+    held = reserve._held
+    assert len(held) == RESERVE_BYTES
+    reserve.give_back()
+    assert held.closed
+    reserve.give_back()
+
+
+def test_a_machine_that_has_nothing_to_put_aside_does_without(monkeypatch):
+    def refused(*_):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("tiphys.checkpoint.exhaustion.mmap.mmap", refused)
+    reserve = Reserve()
+    reserve.put_aside()
+    reserve.give_back()
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_without_threads_the_training_saves_and_restores_by_itself(capsys):
+    store = MemoryStore()
+    with pytest.raises(ValueError, match="a bug"), behind(store, upload_threads=4) as session:
+        session.restore(default=state_at(0))
+        assert session.step(1, state_at(1)).done
+        assert session.step(2, state_at(2)).wait(0) == ref(1, 2)
+        raise ValueError("a bug")
+    assert commits_of(store, LINEAGE) == [ref(1, 2), ref(1, 1)]
+    assert crash_of(store, "digits-1", "fit", 1).error == "ValueError: a bug"
+    assert "no thread could be started, so the training waits for this save" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_without_threads_nobody_looks_whether_steps_are_completed(capsys):
+    """Nor does the kernel, which only a thread can put off."""
+    alarm = Alarms()
+    watch = Watch(60, lambda stuck: None, clock=lambda: 0.0, excused=lambda: False, alarm=alarm)
+    watch.open()
+    watch.close()
+    assert "installed" not in alarm.told
+    assert "nobody looks" in capsys.readouterr().err
