@@ -29,7 +29,9 @@ from tiphys.checkpoint.interval import young
 ARMS = ("scratch", "folder", "tiphys")
 SECONDS = 120.0
 SEEDS = (701, 702, 703)
-QUICK_SECONDS = 20.0
+QUICK_SECONDS = 12.0
+QUICK_SEEDS = (710,)
+"""One in which a failure comes early enough to see how it goes on."""
 SAVE_SECONDS = 0.5
 """Between two saves, in every arm: Young's interval for saves of 12 ms, to the next step.
 
@@ -112,7 +114,7 @@ class Arm:
 def measure(quick: bool) -> dict[str, Any]:
     """All seeds, one after the other; the three arms of each side by side."""
     seconds = QUICK_SECONDS if quick else SECONDS
-    campaigns = [_campaign(seed, seconds) for seed in (SEEDS[:1] if quick else SEEDS)]
+    campaigns = [_campaign(seed, seconds) for seed in (QUICK_SEEDS if quick else SEEDS)]
     pooled = {arm: statistics.mean(one[arm]["goodput"] for one in campaigns) for arm in ARMS}
     limits = _limits([one["tiphys"] for one in campaigns])
     return {

@@ -21,29 +21,30 @@ from tiphys.records import (
 from tiphys.store import RunLayout, open_store
 
 SIZES = (10, 100, 1_000, 10_000)
-QUICK_SIZES = (10, 1_000)
 MISSING = (0.0, 0.01, 0.5)
 DELAYS = (0.0, DELAY_SECONDS)
+QUICK_SIZES, QUICK_MISSING, QUICK_DELAYS = (10, 500), (0.01,), (DELAY_SECONDS,)
 SEED = 7
 _BATCH = 1000
 
 
 def measure(server: S3, quick: bool) -> dict[str, Any]:
     wire, rows = Wire(), []
+    sizes, missing, delays = (QUICK_SIZES, QUICK_MISSING, QUICK_DELAYS) if quick else (SIZES, MISSING, DELAYS)
     with server.at(None), wire.tapped():
-        for size in QUICK_SIZES if quick else SIZES:
-            rows += list(_rows(wire, size))
+        for size in sizes:
+            rows += list(_rows(wire, size, missing, delays))
     largest = max(row["steps"] for row in rows)
     wanted = (largest, 0.01, DELAY_SECONDS)
     line = next(row for row in rows if (row["steps"], row["missing_share"], row["delay_seconds"]) == wanted)
     return {
-        "settings": {"seed": SEED, "delays": DELAYS},
+        "settings": {"seed": SEED, "delays": delays},
         "rows": rows,
         "line": {"plan_10k_requests": line["requests"], "plan_10k_seconds": line["seconds"]},
     }
 
 
-def _rows(wire: Wire, size: int) -> Iterator[dict[str, Any]]:
+def _rows(wire: Wire, size: int, missing: Sequence[float], delays: Sequence[float]) -> Iterator[dict[str, Any]]:
     run = f"plan-{size}"
     pipeline = items_pipeline(size)
     items, manifest = items_of(pipeline), pipeline.manifest
@@ -52,11 +53,11 @@ def _rows(wire: Wire, size: int) -> Iterator[dict[str, Any]]:
     say(f"plan: wrote {put_all(objects)} objects of run {run}")
     gone: list[str] = []
     order = random.Random(SEED).sample(items, len(items))
-    for share in MISSING:
+    for share in missing:
         more = order[len(gone) : round(share * size)]
         _remove(run, more)
         gone += more
-        for delay in DELAYS:
+        for delay in delays:
             wire.delay = delay
             row = {"steps": size, "missing_share": share, "missing": len(gone), "delay_seconds": delay}
             row |= _planned(wire, run, len(gone)) | _one_by_one(wire, run, items, set(gone))
