@@ -8,9 +8,11 @@ import json
 import re
 from typing import NamedTuple
 
+from tiphys.protocol.shutdown import tells_of_shutdown
+
 _LONGEST_MESSAGE = 1000
-_SHUT_DOWN = "shutdown with strategy"
-"""What Argo writes at each node that it ends because of ``spec.shutdown`` (``workflow/controller/exec_control.go``)."""
+_OF_EACH_STEP = ("admit", "run", "settle", "attempts", "conclude")
+"""What the parts of every step are called; their templates are called after it."""
 _CHILD_FAILED = re.compile(r"child '[^']*' failed")
 
 
@@ -44,7 +46,7 @@ class _Node(NamedTuple):
 
     @property
     def is_shut_down(self) -> bool:
-        return _SHUT_DOWN in self.message
+        return tells_of_shutdown(self.message)
 
     @property
     def is_verdict(self) -> bool:
@@ -54,8 +56,7 @@ class _Node(NamedTuple):
     def line(self) -> str:
         if self.is_verdict:
             return self.message or f"{self.step}: failed"
-        # All steps call theirs `run`, `admit` and so on, numbered where it is tried again.
-        own = self.template.endswith(f"-{self.name.partition('(')[0]}")
+        own = self.name.partition("(")[0] in _OF_EACH_STEP
         return f"{self.template if own else self.name}: {self.message or 'failed'}"
 
 

@@ -10,6 +10,7 @@ from itertools import groupby
 from types import MappingProxyType
 
 from tiphys.protocol.auto_resume import AutoResumePolicy
+from tiphys.protocol.shutdown import tells_of_shutdown
 from tiphys.records import Advance, AttemptEnd, AutomaticResume, Cause, LeftAlone, Outcome
 from tiphys.store import LineageLayout, RunLayout, Store, Submission, find_record, read_record, submissions
 from tiphys.store.layout import LINEAGES, parse_attempt, parse_done
@@ -19,8 +20,6 @@ from tiphys_controller.automatic.observed import Failure, Observed, Standing, st
 from tiphys_controller.submitter import Submitter
 from tiphys_controller.turns import place
 
-_SHUT_DOWN = "shutdown with strategy"
-"""What Argo writes at each node that it ends because of ``spec.shutdown`` (``workflow/controller/exec_control.go``)."""
 _MOST_COUNTED = 100
 
 
@@ -112,7 +111,7 @@ def _ended_by(store: Store, run: str, last: Submission | None, shutdowns: Mappin
         return ""
     if shutdown := shutdowns.get(last.bound.uid) if last.bound else "":
         return f"somebody asked its Workflow to {shutdown.lower()}"
-    if last.end and _SHUT_DOWN in last.end.message:
+    if last.end and tells_of_shutdown(last.end.message):
         return "its Workflow was stopped"
     left = find_record(store, RunLayout(run).left_alone(last.claim.submission), LeftAlone)
     return left.reason if left else ""

@@ -155,9 +155,11 @@ def test_a_run_that_a_person_stopped_stays_stopped_when_its_workflow_is_gone(des
     assert desk.reason() == "EndedByPerson", "as it was recorded"
 
 
-def test_a_stop_that_nobody_watched_is_told_by_what_its_workflow_left(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    "message", ["fit-run: workflow shutdown with strategy:  Stop", "fit-admit: Stopped with strategy 'Stop'"]
+)
+def test_a_stop_that_nobody_watched_is_told_by_what_its_workflow_left(desk: Desk, message: str) -> None:
     desk.fail()
-    message = "fit: workflow shutdown with strategy:  Stop"
     desk.store.create(
         LAYOUT.submission_end(1), RunSealed(run=RUN, submission=1, status="Failed", message=message).to_bytes()
     )

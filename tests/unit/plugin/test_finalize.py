@@ -54,6 +54,7 @@ FIT = [
     failed("conclude", "fit-conclude", "fit failed in attempt 1 by user error"),
 ]
 STOPPED = "workflow shutdown with strategy:  Stop"
+WAITED = "Stopped with strategy 'Stop'"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ STOPPED = "workflow shutdown with strategy:  Stop"
         ),
         ([*FIT, failed("run", "fit-run", STOPPED)], f"fit-run: {STOPPED}; fit failed in attempt 1 by user error"),
         ([FIT[4], failed("conclude", "eval-conclude", STOPPED)], f"eval-conclude: {STOPPED}; {FIT[4]['message']}"),
+        ([*FIT, failed("attempts", "fit-attempt", WAITED)], f"fit-attempt: {WAITED}; {FIT[4]['message']}"),
         (FIT[:3], "[1]: child 'digits-7xk2p-12' failed; digits-7xk2p: failed; fit: child 'digits-7xk2p-12' failed"),
     ],
 )
