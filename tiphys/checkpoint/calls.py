@@ -90,11 +90,18 @@ class Calls:
             self._hear(call)
 
     def _keep_listening(self) -> None:
-        while not self._over.wait(self._poll_seconds):
+        while not self._over.is_set():
             try:
-                self.listen()
-            except TiphysError as error:
-                tell(f"calls of other ranks could not be read, the next try is in {self._poll_seconds:g} s: {error}")
+                if not self._over.wait(self._poll_seconds):
+                    self._listen_again()
+            except MemoryError:  # who survives it goes on to hear of the others
+                time.sleep(self._poll_seconds)
+
+    def _listen_again(self) -> None:
+        try:
+            self.listen()
+        except TiphysError as error:
+            tell(f"calls of other ranks could not be read, the next try is in {self._poll_seconds:g} s: {error}")
 
     def _hear(self, call: SaveCall) -> None:
         with self._lock:

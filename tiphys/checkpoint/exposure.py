@@ -17,11 +17,13 @@ from tiphys.checkpoint.journal import tell
 from tiphys.checkpoint.metrics import LoopMetrics, NoMetrics
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
+from tiphys.threads import in_background
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 _TEXTFILE_SECONDS = 10.0
+_SHUT_SECONDS = 30.0
 
 
 class Exposure(NamedTuple):
@@ -79,9 +81,11 @@ def _serve(metrics: LoopMetrics, address: str, port: int) -> None:
     server, thread = start_http_server(port, addr=address, registry=metrics.registry)
 
     def shut() -> None:
-        server.shutdown()
+        # Both wait for a thread of another library, which may have died for want of memory.
+        if closing := in_background(server.shutdown):
+            closing.join(_SHUT_SECONDS)
         server.server_close()
-        thread.join()
+        thread.join(_SHUT_SECONDS)
 
     metrics.shut = shut
 

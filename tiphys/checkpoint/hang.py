@@ -14,6 +14,7 @@ import contextlib
 import faulthandler
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -145,10 +146,14 @@ class Watch(NoWatch):
     def _run(self) -> None:
         pause = min(self._least / _LOOKS, _LONGEST_LOOK_SECONDS)
         looked_at = self._clock()
-        while not self._over.wait(pause):
-            now = self._clock()
-            self.look(min(now - looked_at, 2 * pause))
-            looked_at = now
+        while not self._over.is_set():
+            try:
+                if not self._over.wait(pause):
+                    now = self._clock()
+                    self.look(min(now - looked_at, 2 * pause))
+                    looked_at = now
+            except MemoryError:  # who survives it is looked after as before
+                time.sleep(pause)
 
 
 def stacks() -> str:

@@ -248,8 +248,8 @@ class TrackedSession(Session):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._reserve.give_back()  # before anything that may need it
         self._watch.close()
-        self._reserve.give_back()
         with Ending(error, self._last_words) as ending:
             self._end(error, ending)
 

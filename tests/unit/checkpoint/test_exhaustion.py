@@ -8,9 +8,11 @@
 | memory of the program, which ends of it | the save under way is tried once more at once; the crash is on record |
 | the end of a save, at the end of the program | it is waited for while it moves, and no longer |
 | threads | the training does the work itself |
+| memory of what looks after the training | it goes on once there is some |
 """
 
 import threading
+import time
 import weakref
 
 import pytest
@@ -19,11 +21,13 @@ from support.memory import MemoryStore
 from support.sessions import open_session, state_at
 
 from tiphys import threads
-from tiphys.checkpoint import saving, tracked
+from tiphys.checkpoint import calls, exposure, saving, tracked
 from tiphys.checkpoint.alarm import Alarm
 from tiphys.checkpoint.exhaustion import PATIENCE_SECONDS, RESERVE_BYTES, Ending, Reserve
+from tiphys.checkpoint.gang import Place
 from tiphys.checkpoint.hang import Watch
 from tiphys.checkpoint.last_words import LastWords
+from tiphys.errors import UsageError
 from tiphys.lineage.choose import commits_of
 from tiphys.lineage.suspects import crash_of
 
@@ -261,3 +265,69 @@ def test_without_threads_nobody_looks_whether_steps_are_completed(capsys):
     watch.close()
     assert "installed" not in alarm.told
     assert "nobody looks" in capsys.readouterr().err
+
+
+def test_who_looks_after_a_training_survives_a_lack_of_memory_with_it():
+    ended, lacks = threading.Event(), [1, 1]
+
+    def excused():
+        if lacks:
+            lacks.pop()
+            raise MemoryError
+        return False
+
+    watch = Watch(0.02, lambda stuck: ended.set(), clock=time.monotonic, excused=excused, alarm=Alarms())
+    watch.open()
+    watch.stepped()
+    assert ended.wait(GUARD_SECONDS)
+    assert not lacks
+    watch.close()
+
+
+def test_who_hears_the_other_ranks_does_so_too(monkeypatch):
+    heard, lacks = threading.Event(), [1, 1]
+
+    class Others:
+        place = Place(rank=0, world_size=2)
+
+        def calls(self):
+            if lacks:
+                lacks.pop()
+                raise MemoryError
+            heard.set()
+            return []
+
+    monkeypatch.setattr(calls, "POLL_SECONDS", 0.01)
+    listening = calls.Calls(Others())
+    listening.open()
+    assert heard.wait(GUARD_SECONDS)
+    listening.close()
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_rank_that_cannot_hear_the_others_says_so_before_it_trains():
+    class Others:
+        place = Place(rank=1, world_size=2)
+
+    with pytest.raises(UsageError, match="rank 1 cannot start a thread"):
+        calls.Calls(Others()).open()
+
+
+def test_metrics_whose_thread_has_died_keep_no_session_open(monkeypatch):
+    """As that of a server that wanted to start another one, for a scrape, when there was no memory."""
+    never = threading.Event()
+
+    class Server:
+        def shutdown(self):
+            never.wait(GUARD_SECONDS)
+
+        def server_close(self):
+            closed.append(True)
+
+    closed, dead = [], threading.Thread(target=never.wait, args=(GUARD_SECONDS,), daemon=True)
+    dead.start()
+    monkeypatch.setattr(exposure, "_SHUT_SECONDS", 0.01)
+    monkeypatch.setattr("prometheus_client.start_http_server", lambda *_, **__: (Server(), dead))
+    exposure.open_metrics({"TIPHYS_METRICS": "port:9464"}).close()
+    assert closed == [True]
+    never.set()
