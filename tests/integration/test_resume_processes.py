@@ -139,5 +139,5 @@ def test_three_hundred_controllers_that_are_killed_make_one_workflow_each_time(
 @pytest.mark.timeout(1500)
 def test_the_same_over_object_storage(bucket: str, tmp_path: Path) -> None:
     with Resumers() as resumers:
-        found = campaign(resumers, tmp_path, f"s3://{bucket}/{{number}}", kills=100)
+        found = campaign(resumers, tmp_path, f"s3://{bucket}/{{number}}", kills=30)
     assert found["answer lost"] > 0

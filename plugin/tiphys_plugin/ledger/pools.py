@@ -11,6 +11,9 @@ from dataclasses import replace
 from tiphys_plugin.ledger.model import LeaseRequest
 from tiphys_plugin.queues import ANY_TYPE, Queue, QueueRules, Queues
 
+_REMEMBERED = 4096
+"""Kinds of requests under the same queues; whoever invents new ones all the time is not remembered for ever."""
+
 
 def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
     """Pools of ``queue`` that the request may draw from: in the order of its flavors, without these by name."""
@@ -18,6 +21,8 @@ def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
         size = request.gpus if request.spot == "avoided" else 0
         alike = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.spot, size)
         if (known := queues.drawn.get(alike)) is None:
+            if len(queues.drawn) >= _REMEMBERED:
+                queues.drawn.clear()
             known = queues.drawn[alike] = _of_flavors(queues, queue, request)
         return known
     if request.gpu_type is None:

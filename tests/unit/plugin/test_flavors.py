@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 from support.ledger import NOW, ask, lease, waiting
-from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
+from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected, pools
 from tiphys_plugin.ledger.book import Book
 from tiphys_plugin.ledger.decide import State, decide
 from tiphys_plugin.ledger.usage import usage
@@ -245,3 +245,11 @@ def test_who_avoids_spot_nodes_waits_for_others_where_these_could_ever_serve_it(
     assert pool(given(few, ask(2, spot="avoided"))) == "own"
     none = rules({"name": "research", "gpus": {"spot": 8}}, flavors=(SPOT,), inventory={"spot": {"count": 8}})
     assert pool(given(none, ask(4, spot="avoided"))) == "spot"
+
+
+def test_kinds_of_requests_that_nobody_asks_for_again_are_forgotten():
+    declared = rules(queue())
+    [research] = declared.queues
+    for memory in range(1, 4200):
+        assert pools.of(declared, research, ask(1, min_gpu_memory_mb=memory))
+    assert len(declared.drawn) < 4200
