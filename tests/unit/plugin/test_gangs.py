@@ -12,12 +12,17 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.authored import STORE, train
+from support.authored import workflow as authored
 from support.gang_world import JOB, gang_world, objects, pod, put
+from support.gangs import filled_in
 from support.world import Flow, World, fit, gpus, outputs, phase, records, said, workflow
 from tiphys_plugin import PodStatus, Queues, gangs
 
+from hera_pipelines.compile import CompileOptions, Spot, compile_workflow
 from tiphys.lineage.classify import classify
 from tiphys.protocol.gang import FirstFailure, Gang, Stage, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
@@ -305,3 +310,33 @@ def test_all_members_leave_spot_nodes_that_were_taken_away(here: World, kinds: t
         assert asked_of_nodes(number - 1) == ([("spot", "In")] if len(kinds) == 1 else [])
         ended(here, flow, number, {"exit_code": 75, "reason": "Preempted"})
     assert asked_of_nodes(2) == [(kind, "NotIn") for kind in kinds]
+
+
+def test_what_compile_asks_for_admit_answers_and_the_members_get_it(here: World) -> None:
+    resources = {"requests": {"memory": "4Gi"}, "limits": {"memory": "8Gi"}}
+    retry = RetryPolicy(on_demand_after=1, memory_ceiling_bytes=1024**4)
+    asked = {"gang": FOUR, "retry": retry, "spot": (Spot(label="spot"),)}
+    compiled = compile_workflow(
+        authored(train(container={"resources": resources}, asked=asked)), CompileOptions(store=STORE)
+    )
+    names = {"name": "digits-abc12", "namespace": "ml", "uid": "uid-1"}
+    here.cluster.write_workflow({**compiled, "metadata": {**compiled["metadata"], **names}})
+    flow = Flow(here, "digits-abc12", "uid-1")
+    templates = {one["name"]: one for one in compiled["spec"]["templates"]}
+
+    def members(retry: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        answer = outputs(flow.admit("fit", retry))
+        assert {one["name"] for one in templates["fit-admit"]["outputs"]["parameters"]} == set(answer)
+        known = {f"inputs.parameters.tiphys-{name}": value for name, value in answer.items()}
+        text = templates["fit-run"]["resource"]["manifest"]
+        made = filled_in(text, {**known, "workflow.uid": "uid-1", "node.name": "n"})["spec"]["template"]["spec"]
+        required = made["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        [term] = required["nodeSelectorTerms"]
+        return made["containers"][0]["resources"], {one["key"]: one["operator"] for one in term["matchExpressions"]}
+
+    host = {"kubernetes.io/hostname": "Exists"}
+    assert members(0) == (resources, {**host, "spot": "In"})
+    ended(here, flow, 1, {"exit_code": 137, "reason": "OOMKilled"})
+    ended(here, flow, 2, {"exit_code": 75, "reason": "Preempted"})
+    more = {"requests": {"memory": "6Gi"}, "limits": {"memory": "12Gi"}}
+    assert members(2) == (more, {**host, "spot": "NotIn"})
