@@ -10,6 +10,7 @@ from pydantic import Field
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.records import Evidence, Record, Timestamp
 from tiphys.store import Attempt, Store, Submission, all_attempts, list_runs, read_run
+from tiphys_controller.draft import Action, TaskPlan
 from tiphys_controller.phase import Phase, Seen, phase_of
 from tiphys_controller.planning import Planned, planned
 from tiphys_controller.report import Document, StepReport, report_of
@@ -157,10 +158,19 @@ def _summary(found: Planned, submitter: Submitter | None) -> RunSummary:
         phase=phase,
         reason=reason,
         submissions=len(found.state.submissions),
-        steps_done=sum(task.name in steps and task.name not in found.plan.running for task in found.plan.tasks),
+        steps_done=sum(task.name in steps and _is_done(found, task) for task in found.plan.tasks),
         steps_total=sum(task.name in steps for task in found.plan.tasks),
         last_activity=_last_activity(found),
     )
+
+
+def _is_done(found: Planned, task: TaskPlan) -> bool:
+    """Whether its result is there, even if another submission would make it again, as of a step without a cache."""
+    if task.action is Action.SKIP:
+        return True
+    if task.items:
+        return all(one.item and one.verdict.done for one in task.items)
+    return found.state.verdict(task.name).done
 
 
 def _seen(last: Submission | None, submitter: Submitter | None) -> Seen:

@@ -7,6 +7,7 @@ from tiphys_controller import Phase, describe, runs_table, start
 
 from tiphys.errors import NotFoundError
 from tiphys.records import RunSealed
+from tiphys.records.names import item_step
 from tiphys.store import RunLayout, Store
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), parameters={"lr": "0.1"})
@@ -21,6 +22,26 @@ def test_a_run_is_summed_up_from_storage(store: Store, submitter: FakeSubmitter)
     assert (row.run, row.pipeline, row.submissions, row.steps_done, row.steps_total) == ("digits-1", "digits", 1, 1, 2)
     assert row.phase is Phase.UNKNOWN
     assert row.last_activity is not None
+
+
+def test_a_step_is_done_although_a_resume_would_run_it_again(store: Store, submitter: FakeSubmitter) -> None:
+    """As `validate` of the ready pipeline: without a cache, so that it and what hangs on it would run."""
+    first = gated("prep", cache=False)
+    run = start(store, submitter, pipeline_of(first, gated("fit", depends="prep"), gated("end")), "digits-1").run
+    history = History(store, run)
+    history.done("prep")
+    history.done("fit")
+
+    [row] = runs_table(store)
+
+    assert (row.steps_done, row.steps_total) == (2, 3)
+
+
+def test_an_item_that_is_not_done_leaves_its_step_open(store: Store, submitter: FakeSubmitter) -> None:
+    run = start(store, submitter, pipeline_of(gated("fit", withItems=["a", "b"])), "digits-1").run
+    History(store, run).done(item_step("fit", "a", 0))
+
+    assert runs_table(store)[0].steps_done == 0
 
 
 def test_the_cluster_at_hand_knows_more(store: Store, submitter: FakeSubmitter) -> None:
