@@ -24,7 +24,7 @@ from tiphys.store import submissions
 
 from .world import Workflow, World
 
-STEPS = 40
+STEPS = 120
 TESTS = Path(__file__).parents[1]
 PIPELINE = """
 from support.story.pipelines import Place, pair
