@@ -80,8 +80,9 @@ class Round:
             others = [rng.choice(("", *story.points)) for _ in range(number - 1)]
             codes = self._tell(name, server, [point, *others])
             said = (name, point, others, codes, losing, self._log())
-            assert set(codes) <= {0, KILLED, REFUSED, *([UNANSWERED] if losing else [])}, said
-            assert number > 1 or losing or codes == [KILLED], said
+            # On a busy machine an answer may also come too late.
+            assert set(codes) <= {0, KILLED, REFUSED, UNANSWERED}, said
+            assert number > 1 or codes in ([KILLED], [UNANSWERED]), said
             self._go_on(name, server, said)
             check(name, story, store, Cluster(server))
             self.lost = losing and sum(one.verb == "create" for one in server.requests[before:])
@@ -96,7 +97,7 @@ class Round:
 
     def _go_on(self, name: str, server: KubeServer, said: object) -> None:
         """An answer that is lost now is asked for again, as a person would."""
-        for _ in range(2):
+        for _ in range(5):
             [code] = self.resumers.tell(name, self.url, server.url, self.folder, go_on=True)
             if code != UNANSWERED:
                 break
