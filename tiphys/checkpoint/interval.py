@@ -18,9 +18,13 @@ from tiphys.checkpoint.settings import Every
 from tiphys.records import Cause, Outcome
 from tiphys.store import Attempt
 
-PRIOR_FAILURES = 1.0
-PRIOR_SECONDS = 24 * 3600.0
-"""What is believed before anything happened: one failure in a day of training."""
+PRIOR_FAILURES = 0.1
+PRIOR_SECONDS = 2.4 * 3600
+"""What is believed before anything happened: one failure in a day of training, and not firmly.
+
+To save too seldom where failures come every few minutes costs far more than to save too often where they do not; so
+one real failure counts for ten times as much as the belief.
+"""
 
 UPLOAD_SLOWDOWN = 0.1
 """Share of the training's speed that an upload in the background takes at most."""
@@ -124,18 +128,29 @@ def advised(costs: Iterable[SaveCost], mtbf_seconds: float, lowest: float, highe
     return max(lowest, min(highest, best), *(save.upload_seconds for save in measured))
 
 
+def begun(every: Every, past: History) -> Every:
+    """What to follow until a save has been measured: sooner the more failures there were, by their root as in `young`.
+
+    An attempt that dies before its first save learns nothing about what saves cost, and neither does the next.
+    """
+    if every.auto is None:
+        return every
+    expected = past.mtbf_seconds() / History().mtbf_seconds()
+    return replace(every, amount=max(every.auto.lowest_seconds, every.amount * min(1.0, math.sqrt(expected))))
+
+
 class Interval:
     """The interval that a session follows: as it was set, or by what was measured where that is ``auto``."""
 
     def __init__(
         self, every: Every, past: History | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._every = every
         self._past = past or History()
+        self._every = begun(every, self._past)
         self._clock = clock
         self._opened_at = clock()
         self._saves: deque[SaveCost] = deque(maxlen=_REMEMBERED_SAVES)
-        self._told_seconds = every.amount
+        self._told_seconds = self._every.amount
 
     @property
     def every(self) -> Every:

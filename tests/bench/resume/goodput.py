@@ -35,7 +35,7 @@ QUICK_SEEDS = (710,)
 SAVE_SECONDS = 0.5
 """Between two saves, in every arm: Young's interval for saves of 12 ms, to the next step.
 
-``every="auto"`` is not asked: it believes in one failure a day until days have taught it otherwise.
+``every="auto"`` is not asked: it begins with the belief in one failure a day, which takes some attempts to outweigh.
 """
 _TRAINER = Path(__file__).with_name("trainer.py")
 _BEGIN_SECONDS = 60.0

@@ -42,7 +42,7 @@ def test_medians_of_what_was_measured():
     assert found.bytes_per_second == 100
     assert found.failures == {"preemption": 2}
     assert found.training_seconds == 1300 + 1600
-    assert found.mtbf_seconds == (2900 + DAY) / 3
+    assert found.mtbf_seconds == pytest.approx((2900 + DAY / 10) / 2.1)
     assert found.restart_seconds == 100
     assert found.used_seconds == 600  # the gap between the attempts is none between saves
     assert found.advised_seconds == pytest.approx(daly(1.4, found.mtbf_seconds))
