@@ -1,9 +1,35 @@
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import audit, cluster, cluster_store, fake_nodes, gpus, images, namespace, second_node, tenants
+from cluster.fixtures import (
+    api,
+    audit,
+    cluster,
+    cluster_store,
+    fake_nodes,
+    gpus,
+    images,
+    kinds,
+    namespace,
+    run_store,
+    second_node,
+    tenants,
+)
 
-__all__ = ["audit", "cluster", "cluster_store", "fake_nodes", "gpus", "images", "namespace", "second_node", "tenants"]
+__all__ = [
+    "api",
+    "audit",
+    "cluster",
+    "cluster_store",
+    "fake_nodes",
+    "gpus",
+    "images",
+    "kinds",
+    "namespace",
+    "run_store",
+    "second_node",
+    "tenants",
+]
 
 _HERE = Path(__file__).parent
 

@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from cluster import argo_kinds
 from cluster.client import AuditLog, Cluster, Json, Store
 from cluster.harness.settings import Settings
+from support.chart import CHART
+
+from tiphys.kube import KubeApi, connect
+from tiphys.store import Store as RunStore
+from tiphys.store import open_store
 
 TESTS = Path(__file__).parents[1]
 _HOW = "set TIPHYS_CLUSTER=start (or run `make test-cluster`) to run the tests that need a Kubernetes cluster"
@@ -68,6 +74,23 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
+@pytest.fixture(scope="module")
+def kinds(cluster: Cluster) -> None:
+    """Argo's kinds and our own, which the API server serves."""
+    argo_kinds.ensure(cluster)
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CHART / "crds"))
+    cluster.established(*(f"{file.stem}s.tiphys.dev" for file in sorted((CHART / "crds").glob("*.yaml"))))
+
+
+@pytest.fixture
+def api(cluster: Cluster, kinds: None, namespace: str) -> Iterator[KubeApi]:
+    """A client in the test's namespace, with the rights of an administrator."""
+    connected = connect(cluster.kubeconfig)
+    connected.namespace = namespace
+    yield connected
+    connected.close()
+
+
 @pytest.fixture
 def cluster_store(cluster: Cluster) -> Store:
     """An empty bucket on a server that pods and tests both reach."""
@@ -76,6 +99,14 @@ def cluster_store(cluster: Cluster) -> Store:
     store = Store(f"test-{uuid.uuid4().hex[:12]}", cluster.s3_url, cluster.access_key, cluster.secret_key)
     store.client().create_bucket(Bucket=store.bucket)
     return store
+
+
+@pytest.fixture
+def run_store(cluster_store: Store, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    """The same, opened by this process, which has its credentials from now on."""
+    for name, value in cluster_store.environment.items():
+        monkeypatch.setenv(name, value)
+    return open_store(cluster_store.url)
 
 
 @pytest.fixture
@@ -206,4 +237,17 @@ def _of(environ: dict[str, str]) -> Cluster:
     )
 
 
-__all__ = ["audit", "cluster", "cluster_store", "fake_nodes", "gpus", "images", "namespace", "second_node", "tenants"]
+__all__ = [
+    "api",
+    "audit",
+    "cluster",
+    "cluster_store",
+    "fake_nodes",
+    "gpus",
+    "images",
+    "kinds",
+    "namespace",
+    "run_store",
+    "second_node",
+    "tenants",
+]

@@ -1,8 +1,16 @@
-"""What an account may do, as its roles say, and what it was seen doing, in the words of RBAC."""
+"""Accounts: one with rights of a test's choice; what one may do, as its roles say, and what it was seen doing.
 
+All in the words of RBAC.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import yaml
 from cluster.client import AuditLog, Cluster, Json
+
+_RBAC = "rbac.authorization.k8s.io"
 
 
 class Right(NamedTuple):
@@ -12,6 +20,28 @@ class Right(NamedTuple):
     group: str
     resource: str
     namespace: str
+
+
+def new_account(cluster: Cluster, namespace: str, account: str, rules: Sequence[Json], folder: Path) -> Path:
+    """Kubeconfig, in ``folder``, of an account that may do in its namespace what ``rules`` say, and nothing else."""
+    named = {"name": account, "namespace": namespace}
+    role = {"apiGroup": _RBAC, "kind": "Role", "name": account}
+    subject = {"kind": "ServiceAccount", **named}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named},
+        {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": named, "rules": list(rules)},
+        {"apiVersion": f"{_RBAC}/v1", "kind": "RoleBinding", "metadata": named, "roleRef": role, "subjects": [subject]},
+        namespace=namespace,
+    )
+    token = cluster.kubectl("create", "token", account, "--namespace", namespace, "--duration=2h").strip()
+    own = yaml.safe_load(cluster.kubeconfig.read_text())
+    own["users"] = [{"name": user["name"], "user": {"token": token}} for user in own["users"]]
+    for context in own["contexts"]:
+        context["context"]["namespace"] = namespace
+    file = folder / f"kubeconfig-of-{account}"
+    file.touch(mode=0o600)
+    file.write_text(yaml.safe_dump(own))
+    return file
 
 
 def granted(cluster: Cluster, namespace: str, account: str) -> set[Right]:

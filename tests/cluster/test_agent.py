@@ -9,12 +9,10 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cluster import argo_kinds
 from cluster.client import Cluster, Store
 from support.admissions import live_workflow, open_task_set
 from support.agent_process import AgentProcess
@@ -22,26 +20,14 @@ from support.task_sets import Controller, task
 from tiphys_plugin.agent.taskset import TaskSet, read_task_set
 from tiphys_plugin.agent.write import Outcome, write
 
-from tiphys.kube import KubeApi, connect
+from tiphys.kube import KubeApi
 from tiphys.kube.resources import LEASES, WORKFLOW_TASK_SETS, WORKFLOWS
 
-LEDGER_KIND = Path(__file__).parents[2] / "charts" / "tiphys" / "crds" / "gpuledger.yaml"
 DONE = {"phase": "Succeeded", "message": "done"}
 
 
 @pytest.fixture
-def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
-    argo_kinds.ensure(cluster)
-    connected = connect(cluster.kubeconfig)
-    connected.namespace = namespace
-    yield connected
-    connected.close()
-
-
-@pytest.fixture
-def agent(cluster: Cluster, namespace: str, cluster_store: Store) -> Callable[[], AgentProcess]:
-    cluster.kubectl("apply", "--server-side", "-f", str(LEDGER_KIND))
-    cluster.established("gpuledgers.tiphys.dev")
+def agent(cluster: Cluster, kinds: None, namespace: str, cluster_store: Store) -> Callable[[], AgentProcess]:
     where = [f"--store={cluster_store.url}", f"--namespace={namespace}", f"--release-namespace={namespace}"]
     environment = {**cluster_store.environment, "KUBECONFIG": str(cluster.kubeconfig)}
     return lambda: AgentProcess(where, environment)

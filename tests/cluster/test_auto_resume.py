@@ -10,25 +10,23 @@
 import http.client
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from cluster import argo_kinds
 from cluster.client import Cluster, Store
+from cluster.rights import new_account
 from support.compiled import History, gated, pipeline_of
 from support.controller_process import ControllerProcess
 from tiphys_controller import start
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
-from tiphys.kube import KubeApi, cluster_name, connect
+from tiphys.kube import KubeApi, cluster_name
 from tiphys.kube.resources import EVENTS, WORKFLOWS
 from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.policy import PIPELINE_ANNOTATION
 from tiphys.records import Cause
 from tiphys.store import Store as RunStore
-from tiphys.store import open_store
 
 RUN = "digits-1"
 TOKEN = "a-secret-token"
@@ -42,42 +40,11 @@ RULES = [
 
 
 @pytest.fixture
-def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
-    argo_kinds.ensure(cluster)
-    connected = connect(cluster.kubeconfig)
-    connected.namespace = namespace
-    yield connected
-    connected.close()
-
-
-@pytest.fixture
 def controller(
     cluster: Cluster, namespace: str, cluster_store: Store, tmp_path: Path
 ) -> Callable[[], ControllerProcess]:
     """Starts controllers with an account of their own."""
-    version = "rbac.authorization.k8s.io/v1"
-    named = {"name": "controller", "namespace": namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "controller"}
-    cluster.apply(
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named},
-        {"apiVersion": version, "kind": "Role", "metadata": named, "rules": RULES},
-        {
-            "apiVersion": version,
-            "kind": "RoleBinding",
-            "metadata": named,
-            "roleRef": role,
-            "subjects": [{"kind": "ServiceAccount", **named}],
-        },
-        namespace=namespace,
-    )
-    token = cluster.kubectl("create", "token", "controller", "--namespace", namespace, "--duration=2h").strip()
-    own = yaml.safe_load(cluster.kubeconfig.read_text())
-    own["users"] = [{"name": user["name"], "user": {"token": token}} for user in own["users"]]
-    for context in own["contexts"]:
-        context["context"]["namespace"] = namespace
-    file = tmp_path / "kubeconfig"
-    file.write_text(yaml.safe_dump(own))
-    file.chmod(0o600)
+    file = new_account(cluster, namespace, "controller", RULES, tmp_path)
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "rules.json").write_text(json.dumps({"RunFailed": "resume"}))
     given = [
@@ -90,13 +57,6 @@ def controller(
         f"--alert-rules={tmp_path / 'rules.json'}",
     ]
     return lambda: ControllerProcess(given, {**cluster_store.environment, "KUBECONFIG": str(file)})
-
-
-@pytest.fixture
-def store(cluster_store: Store, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    for name, value in cluster_store.environment.items():
-        monkeypatch.setenv(name, value)
-    return open_store(cluster_store.url)
 
 
 def started(api: KubeApi, store: RunStore, policy: AutoResumePolicy | None) -> History:
@@ -129,9 +89,9 @@ def reasons(api: KubeApi) -> set[str]:
 
 
 def test_a_run_goes_on_by_itself_and_under_the_next_controller(
-    cluster: Cluster, api: KubeApi, store: RunStore, controller: Callable[[], ControllerProcess]
+    cluster: Cluster, api: KubeApi, run_store: RunStore, controller: Callable[[], ControllerProcess]
 ) -> None:
-    history = started(api, store, AutoResumePolicy(cooldown_seconds=0))
+    history = started(api, run_store, AutoResumePolicy(cooldown_seconds=0))
     with controller() as first:
         cluster.wait("it leads", lambda: first.said("leader.elected"))
         history.failed("fit", 1, Cause.PREEMPTION, "the node was taken away")
@@ -149,9 +109,9 @@ def test_a_run_goes_on_by_itself_and_under_the_next_controller(
 
 
 def test_an_alert_has_a_run_resumed_once(
-    cluster: Cluster, api: KubeApi, store: RunStore, controller: Callable[[], ControllerProcess]
+    cluster: Cluster, api: KubeApi, run_store: RunStore, controller: Callable[[], ControllerProcess]
 ) -> None:
-    started(api, store, None)
+    started(api, run_store, None)
     end(api, RUN)
     alert = {
         "status": "firing",

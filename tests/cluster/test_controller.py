@@ -12,13 +12,12 @@
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from cluster import argo_kinds
 from cluster.client import Cluster, Store
+from cluster.rights import new_account
 from support.argo_objects import NARRATED
 from support.compiled import History
 from support.controller_process import ControllerProcess
@@ -26,11 +25,11 @@ from tiphys_controller.doctor import Finding, State, examine, observe
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import ConflictError
-from tiphys.kube import KubeApi, Object, cluster_name, connect
+from tiphys.kube import KubeApi, Object, cluster_name
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
 from tiphys.protocol.policy import PIPELINE_ANNOTATION, RUN_PARAMETER, STORE_ANNOTATION
 from tiphys.records import Cause, SubmissionBound, SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, open_store
+from tiphys.store import RunLayout
 from tiphys.store import Store as RunStore
 
 RUN = "digits-1"
@@ -43,44 +42,13 @@ RULES = [
 
 
 @pytest.fixture
-def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
-    argo_kinds.ensure(cluster)
-    connected = connect(cluster.kubeconfig)
-    connected.namespace = namespace
-    yield connected
-    connected.close()
-
-
-@pytest.fixture
 def controller(
     cluster: Cluster, namespace: str, cluster_store: Store, tmp_path: Path
 ) -> Callable[[], ControllerProcess]:
     """Starts controllers with an account of their own."""
-    subject = {"kind": "ServiceAccount", "name": "controller", "namespace": namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "controller"}
-    version = "rbac.authorization.k8s.io/v1"
-    named = {"name": "controller", "namespace": namespace}
-    cluster.apply(
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named},
-        {"apiVersion": version, "kind": "Role", "metadata": named, "rules": RULES},
-        {"apiVersion": version, "kind": "RoleBinding", "metadata": named, "roleRef": role, "subjects": [subject]},
-        namespace=namespace,
-    )
-    token = cluster.kubectl("create", "token", "controller", "--namespace", namespace, "--duration=2h").strip()
-    own = yaml.safe_load(cluster.kubeconfig.read_text())
-    own["users"] = [{"name": user["name"], "user": {"token": token}} for user in own["users"]]
-    file = tmp_path / "kubeconfig"
-    file.write_text(yaml.safe_dump(own))
-    file.chmod(0o600)
+    file = new_account(cluster, namespace, "controller", RULES, tmp_path)
     given = [f"--store={cluster_store.url}", f"--namespace={namespace}", f"--lease-namespace={namespace}"]
     return lambda: ControllerProcess(given, {**cluster_store.environment, "KUBECONFIG": str(file)})
-
-
-@pytest.fixture
-def store(cluster_store: Store, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    for name, value in cluster_store.environment.items():
-        monkeypatch.setenv(name, value)
-    return open_store(cluster_store.url)
 
 
 def submitted(api: KubeApi, store: RunStore) -> Object:
@@ -141,12 +109,12 @@ def annotation(api: KubeApi, name: str) -> str:
 
 
 def test_a_controller_heals_and_tells_and_the_next_one_goes_on(
-    cluster: Cluster, api: KubeApi, store: RunStore, controller: Callable[[], ControllerProcess]
+    cluster: Cluster, api: KubeApi, run_store: RunStore, controller: Callable[[], ControllerProcess]
 ) -> None:
-    history = History(store, RUN)
+    history = History(run_store, RUN)
     with controller() as first:
         cluster.wait("it is ready", lambda: first.get("/readyz")[0] == 200 and first.said("leader.elected"))
-        owner = submitted(api, store)
+        owner = submitted(api, run_store)
         failed_agent(api, owner)
         cluster.wait("the pod is gone", lambda: api.get(PODS, api.namespace, f"{RUN}-agent") is None)
         history.failed("fit", 1, Cause.PREEMPTION, "the node was taken away")

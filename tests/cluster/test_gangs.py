@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import argo_kinds
 from cluster.client import Cluster, Json, Store
 from hera.workflows import DAG
 from support.argo_objects import NARRATED
@@ -36,12 +35,12 @@ from tiphys_plugin.kubernetes import KubernetesCluster
 from tiphys_plugin.ledger import Admitted, Deferred
 
 from hera_pipelines import Checkpoints, Pipeline, Train
-from tiphys.kube import KubeApi, Synced, connect
+from tiphys.kube import KubeApi, Synced
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, SERVICE
 from tiphys.protocol.policy import PIPELINE_ANNOTATION, STORE_SECRET
 from tiphys.records import utc_now
-from tiphys.store import open_store
+from tiphys.store import Store as RunStore
 
 RANKS = 4
 QUEUES = {"queues": [{"name": "research", "gpus": {"*": RANKS}, "preempts_lower_priority": True}]}
@@ -97,12 +96,10 @@ class Training:
     """One Workflow with one step on four nodes, and who answers and executes it."""
 
     def __init__(
-        self, cluster: Cluster, api: KubeApi, store: Store, ledger: SqliteLedger, image: str, program: str
+        self, cluster: Cluster, api: KubeApi, store: RunStore, ledger: SqliteLedger, image: str, program: str
     ) -> None:
         self.cluster, self.api, self.ledger = cluster, api, ledger
-        self.core = PluginCore(
-            open_store(store.url), KubernetesCluster(api, None, "kubernetes:test"), ledger, settings=QUICK
-        )
+        self.core = PluginCore(store, KubernetesCluster(api, None, "kubernetes:test"), ledger, settings=QUICK)
         self.manifest = _pipeline(store.url, image, program, "2:4" if program == ELASTIC else RANKS)
         self.manifest["metadata"] |= {"name": "digits", "namespace": api.namespace}
         self.manifest["metadata"]["annotations"] |= NARRATED
@@ -204,40 +201,28 @@ def _pipeline(store: str, image: str, program: str, nodes: int | str) -> Json:
 
 
 @pytest.fixture
-def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
-    argo_kinds.ensure(cluster)
+def training(
+    cluster: Cluster,
+    api: KubeApi,
+    cluster_store: Store,
+    run_store: RunStore,
+    images: dict[str, str],
+    gpus: Callable[[str, int], None],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Iterator[Training]:
+    credentials = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": STORE_SECRET}}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": SERVICE},
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {MEMBER_LABEL: "true"}},
     }
-    cluster.apply(service, namespace=namespace)
-    connected = connect(cluster.kubeconfig)
-    connected.namespace = namespace
-    yield connected
-    connected.close()
-
-
-@pytest.fixture
-def training(
-    cluster: Cluster,
-    api: KubeApi,
-    cluster_store: Store,
-    images: dict[str, str],
-    gpus: Callable[[str, int], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> Iterator[Training]:
-    credentials = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": STORE_SECRET}}
-    cluster.apply({**credentials, "stringData": cluster_store.environment}, namespace=api.namespace)
-    for name, value in cluster_store.environment.items():
-        monkeypatch.setenv(name, value)
+    cluster.apply({**credentials, "stringData": cluster_store.environment}, service, namespace=api.namespace)
     gpus("node-1", RANKS)
     ledger = SqliteLedger(tmp_path / "ledger.db", Queues.model_validate(QUEUES))
     program = getattr(request, "param", PROGRAM)
-    made = Training(cluster, api, cluster_store, ledger, images["tiphys-trainer"], program)
+    made = Training(cluster, api, run_store, ledger, images["tiphys-trainer"], program)
     yield made
     made.core.close()
     ledger.close()

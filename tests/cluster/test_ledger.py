@@ -1,11 +1,9 @@
 """The ledger on a real API server: schema, compare-and-swap, size, and what kubectl shows."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cluster.client import Cluster
 from support.ledger import ask, queues, spec
 from tiphys_plugin.flavors import Flavor
 from tiphys_plugin.ledger import Admitted, Deferred, Lease, Waiting
@@ -22,22 +20,10 @@ from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.records import utc_now
 
 ROOT = Path(__file__).parents[2]
-CRD = ROOT / "charts/tiphys/crds/gpuledger.yaml"
 DOCS = ROOT / "docs"
 EIGHT = queues(research={"A100": 8, "*": 4}, nightly={"*": 2})
 SHARED = {"name": "a", "gpus": {"A100": 8}, "cohort": "lab"}
 THREADS, GRANTS = 4, 5
-
-
-@pytest.fixture
-def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
-    """A client in a namespace with nothing in it, of a cluster that knows the kind."""
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CRD))
-    cluster.established("gpuledgers.tiphys.dev")
-    api = connect(cluster.kubeconfig)
-    api.namespace = namespace
-    yield api
-    api.close()
 
 
 @pytest.fixture

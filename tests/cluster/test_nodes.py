@@ -19,13 +19,11 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from cluster import argo_kinds
-from cluster.client import Cluster, Json, Store
+from cluster.client import Cluster, Json
 from cluster.fixtures import FAKE, FakeNodes
 from hera.workflows import DAG
 from hera.workflows.models import Toleration
 from support.argo_objects import NARRATED
-from support.chart import CHART
 from support.gangs import filled_in
 from support.ledger import ask
 from support.world import QUICK, Flow, outputs, phase, said
@@ -45,29 +43,17 @@ from tiphys_plugin.queues import Queues, load_queues, parse_queues
 from hera_pipelines import Pipeline, Train
 from hera_pipelines.cli import main
 from tiphys.errors import UsageError
-from tiphys.kube import KubeApi, connect
+from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, JOBS, NODES, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL
 from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 from tiphys.records import utc_now
-from tiphys.store import open_store
+from tiphys.store import Store
 
 MODEL = "NVIDIA-A100-SXM4-80GB"
 RACK, MEMORY, POOL = "tiphys.test/rack", "nvidia.com/gpu.memory", "tiphys.test/pool"
 GANG = 4
 SPOT = "aws-node-termination-handler/spot-itn"
-
-
-@pytest.fixture
-def api(cluster: Cluster, namespace: str) -> Iterator[KubeApi]:
-    argo_kinds.ensure(cluster)
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CHART / "crds"))
-    kinds = [f"{plural}.tiphys.dev" for plural in ("gpuledgers", "gpuqueues", "gpuflavors", "gpuleases")]
-    cluster.established(*kinds)
-    connected = connect(cluster.kubeconfig)
-    connected.namespace = namespace
-    yield connected
-    connected.close()
 
 
 @pytest.fixture
@@ -146,8 +132,7 @@ def test_a_hundred_nodes_are_the_inventory_and_a_gang_runs_where_its_lease_says(
     ledger: KubernetesLedger,
     fake_nodes: FakeNodes,
     node_without_kubelet: str,
-    cluster_store: Store,
-    monkeypatch: pytest.MonkeyPatch,
+    run_store: Store,
 ) -> None:
     small = fake_nodes("small", GANG + 3, gpus=8, model=MODEL, labels=labels(namespace, "small"))
     fake_nodes("large", 99 - len(small), gpus=8, model=MODEL, labels=labels(namespace, "large"))
@@ -163,14 +148,12 @@ def test_a_hundred_nodes_are_the_inventory_and_a_gang_runs_where_its_lease_says(
     out = {cordoned, node_without_kubelet, broken}
     cluster.wait("so is what is wrong", lambda: {one.name for one in nodes(ledger).values() if one.cordoned} == out)
 
-    for name, value in cluster_store.environment.items():
-        monkeypatch.setenv(name, value)
-    manifest = pipeline(cluster_store.url)
+    manifest = pipeline(run_store.url)
     manifest["metadata"] |= {"name": "digits", "namespace": namespace}
     manifest["metadata"]["annotations"] |= NARRATED
     made = api.create(WORKFLOWS, namespace, {**manifest, "status": {"phase": "Running"}})
     site = KubernetesCluster(api, None, "kubernetes:test")
-    core = PluginCore(open_store(cluster_store.url), site, ledger, settings=QUICK)
+    core = PluginCore(run_store, site, ledger, settings=QUICK)
     # Of a world, the core is enough.
     flow = Flow(SimpleNamespace(core=core), "digits", made["metadata"]["uid"], namespace=namespace)  # type: ignore[arg-type]
     try:

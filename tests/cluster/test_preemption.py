@@ -6,12 +6,10 @@ test: it makes the pods of attempts, and asks to admit and to settle.
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from cluster import argo_kinds
-from cluster.client import Cluster, Json, Store
-from cluster.test_gangs import RANKS, TRAINER, Training, api, training
+from cluster.client import Cluster, Json
+from cluster.test_gangs import RANKS, TRAINER, Training, training
 from support.argo_objects import NARRATED
 from support.ledger import spec
 from support.world import QUICK, Flow, fit, gpus, outputs, phase, said, workflow
@@ -24,14 +22,13 @@ from tiphys_plugin.preemption.asking import ask
 from tiphys_plugin.preemption.job import Preemptions
 from tiphys_plugin.services import OnlyStore
 
-from tiphys.kube import KubeApi, connect
+from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
 from tiphys.protocol.policy import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STEP_LABEL
-from tiphys.store import open_store
+from tiphys.store import Store
 
-__all__ = ["api", "training"]
+__all__ = ["training"]
 
-CRD = Path(__file__).parents[2] / "charts/tiphys/crds/gpuledger.yaml"
 QUEUES = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 4}, "preempts_lower_priority": True}]})
 GRACE_SECONDS = 280
 """Longer than the test needs; nothing ends by its being over."""
@@ -50,12 +47,11 @@ class Place:
 
     def __init__(self, cluster: Cluster, api: KubeApi, store: Store, image: str) -> None:
         self.cluster, self.api, self.image = cluster, api, image
-        opened = open_store(store.url)
         seen = KubernetesCluster(api, (api.namespace,), "kubernetes:test")
         api.create(GPU_LEDGERS, api.namespace, {"metadata": {"name": "default"}, "spec": spec(QUEUES)})
         self.ledger = KubernetesLedger(api, api.namespace)
-        self.core = PluginCore(opened, seen, self.ledger, settings=QUICK)
-        self.job = Preemptions(self.ledger, seen, OnlyStore(opened))
+        self.core = PluginCore(store, seen, self.ledger, settings=QUICK)
+        self.job = Preemptions(self.ledger, seen, OnlyStore(store))
 
     def submit(self, run: str, priority: int) -> Flow:
         step = fit(gpu=gpus(4, priority=priority), grace_seconds=GRACE_SECONDS, checkpoints=None)
@@ -98,24 +94,10 @@ class Place:
 
 
 @pytest.fixture
-def place(
-    cluster: Cluster,
-    namespace: str,
-    cluster_store: Store,
-    images: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Place]:
-    argo_kinds.ensure(cluster)
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", str(CRD))
-    cluster.established("gpuledgers.tiphys.dev")
-    for name, value in cluster_store.environment.items():
-        monkeypatch.setenv(name, value)
-    api = connect(cluster.kubeconfig)
-    api.namespace = namespace
-    made = Place(cluster, api, cluster_store, images["tiphys"])
+def place(cluster: Cluster, api: KubeApi, run_store: Store, images: dict[str, str]) -> Iterator[Place]:
+    made = Place(cluster, api, run_store, images["tiphys"])
     yield made
     made.core.close()
-    api.close()
 
 
 def test_a_pod_is_asked_and_its_gpus_come_back_only_when_it_is_gone(place: Place) -> None:
