@@ -1,5 +1,8 @@
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -8,6 +11,12 @@ from support.s3 import bucket, own_aws_settings, s3_endpoint
 from support.world import close_worlds
 
 from tiphys import faults
+
+# Tests start hundreds of processes that import the same modules. Compiled once, beside the installed packages, these
+# cost half as much: so that is done whatever the shell says of bytecode, and nothing of it appears in the working tree.
+sys.dont_write_bytecode, sys.pycache_prefix = False, str(Path(sys.prefix) / "pycache")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 # The same examples on every machine, and as long as it takes: a slow moment is no wrong answer.
 settings.register_profile("tiphys", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
