@@ -72,8 +72,8 @@ def orphaned(lease: HeldLease, store: Store, alive: bool, now: datetime) -> Foun
     if end is None and alive:
         return None
     over = f"the attempt ended {in_words(now - end.written_at)} ago" if end else "its Workflow is over or gone"
-    back = "they come back once its pods are seen to be gone"
+    back = "they come back when somebody waits for GPUs and its pods are seen to be gone"
     if lease.limit_seconds is not None:
-        back += f", or by force after {lease.limit_seconds} s"
+        back += f", or {lease.limit_seconds} s later by force"
     why = f"{over}, and it holds {lease.gpus} {'GPU' if lease.gpus == 1 else 'GPUs'}; {back}"
     return Found(What.LEASE, lease.namespace, f"{lease.run}/{lease.step}/{lease.attempt}", why)
