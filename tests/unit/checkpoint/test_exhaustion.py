@@ -14,15 +14,17 @@
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 from support.lineage import LINEAGE, ref
 from support.memory import MemoryStore
-from support.sessions import open_session, state_at
+from support.sessions import Clock, open_session, state_at
 
 from tiphys import threads
 from tiphys.checkpoint import calls, exposure, saving, tracked
 from tiphys.checkpoint.alarm import Alarm
+from tiphys.checkpoint.exec.saving import Saving
 from tiphys.checkpoint.exhaustion import PATIENCE_SECONDS, RESERVE_BYTES, Ending, Reserve
 from tiphys.checkpoint.gang import Place
 from tiphys.checkpoint.hang import Watch
@@ -331,3 +333,16 @@ def test_metrics_whose_thread_has_died_keep_no_session_open(monkeypatch):
     exposure.open_metrics({"TIPHYS_METRICS": "port:9464"}).close()
     assert closed == [True]
     never.set()
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_commit_of_files_that_finds_no_thread_is_tried_again_later(capsys):
+    clock, settled = Clock(), []
+    files = Saving(keeper=None, options=SimpleNamespace(folder="out"), clock=clock)
+    files.start(SimpleNamespace(name="checkpoint-5"), 5, "due", settled.append)
+    assert not files.busy
+    assert not files.ready
+    assert "no thread could be started to store checkpoint-5" in capsys.readouterr().err
+    clock.advance(5)
+    assert files.ready
+    assert settled == []
