@@ -50,6 +50,7 @@ def why(
         typer.Option(
             "--store",
             metavar="URL",
+            envvar="TIPHYS_STORE",
             help="Where runs are kept, {namespace} in it for those of each; then what trainings would lose is counted "
             "from their last checkpoint, and how the run's own have failed is told.",
         ),
@@ -73,9 +74,10 @@ def why(
     namespaces = [one.request.namespace for one in holding] + [one.request.namespace for one in waiting]
     failed = failures(store, run, step, next(iter(namespaces), ""))
     if not holding and not waiting and not failed:
+        more = "" if store else "; with --store URL it is told how its steps have failed"
         raise NotFoundError(
             f"{what} neither holds GPUs nor waits for any in GPULedger {api.namespace}/{name}; "
-            f"`tiphys get {run}` shows how its steps are"
+            f"`tiphys get {run}` shows how its steps are{more}"
         )
     now = utc_now()
     lost = losses(store, now)

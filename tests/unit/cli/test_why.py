@@ -17,7 +17,8 @@ QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
 
 
 @pytest.fixture
-def desk(tmp_path, capsys):
+def desk(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("TIPHYS_STORE", raising=False)
     with serving() as server:
         made = Desk(server, tmp_path, capsys)
         made.queues("apply", text=QUEUES)
@@ -155,7 +156,7 @@ def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
     assert "nobody goes for it: others were asked to leave for run-u3/fit already" in out
 
 
-def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path):
+def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path / "store")
     found = Evidence(rule="pod-out-of-memory", words="OOMKilled", node="node-3")
     ended = end_of(1, Cause.OUT_OF_MEMORY, message="it was killed").model_copy(update={"evidence": found})
@@ -177,6 +178,11 @@ def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path):
         *("out_of_memory", "node-3"),
         "12Gi of memory",
     )
+
+    code, _, err = why(desk, RUN)
+    assert (code, "with --store URL it is told how its steps have failed" in err) == (3, True)
+    monkeypatch.setenv("TIPHYS_STORE", str(tmp_path / "store"))
+    assert "ended by out of memory" in why(desk, RUN)[1]
 
 
 def test_a_step_that_is_done_has_nothing_to_answer_for(desk, tmp_path):
