@@ -7,28 +7,37 @@ Whoever goes on afterwards: there is one Workflow for each submission, it is the
 bound one, and it does what was asked.
 """
 
+import copy
 import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.controller_process import ControllerProcess, kubeconfig
 from support.kube_server import KubeServer, serving
-from support.resume_stories import RUN, STORIES, check, failed_run
+from support.polling import until
+from support.resume_stories import PIPELINE, RUN, STORIES, check, failed_run
 from support.resumers import Resumers
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import ConflictError, StoreError
 from tiphys.kube import cluster_name
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.store import open_store
+from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.policy import PIPELINE_ANNOTATION
+from tiphys.store import open_store, submissions
 
 SEED = 20261122
 CASES = [(name, point, number) for name, story in STORIES.items() for point in story.points for number in (1, 2, 3)]
 KILLED, REFUSED, UNANSWERED = -signal.SIGKILL, ConflictError.exit_code, StoreError.exit_code
+ASKING = copy.deepcopy(PIPELINE)
+ASKING["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
+ASKING["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
 LOST_ANSWERS = 0.2
 """Share of the rounds in which a Workflow is created and nobody is told."""
 
@@ -142,3 +151,30 @@ def test_the_same_over_object_storage(bucket: str, tmp_path: Path) -> None:
     with Resumers() as resumers:
         found = campaign(resumers, tmp_path, f"s3://{bucket}/{{number}}", kills=30)
     assert found["answer lost"] > 0
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_leaders_that_are_killed_one_after_the_other_make_one_workflow(tmp_path: Path) -> None:
+    """What one has decided and another has claimed, the third sends."""
+    faults = tmp_path / "faults"
+    with serving() as server, ExitStack() as running:
+        api = server.api("ml")
+        server.add_namespace("tiphys")
+        environment = {"KUBECONFIG": str(kubeconfig(server, tmp_path)), "TIPHYS_FAILPOINTS_LOG": str(faults)}
+        store = open_store(f"file://{tmp_path}/store")
+
+        def begin(name: str, point: str) -> ControllerProcess:
+            given = [f"--store={store.url}", "--namespace=ml", "--auto-resume=on"]
+            own = {"POD_NAME": name, "TIPHYS_FAILPOINTS": f"{point}=crash" if point else ""}
+            return running.enter_context(ControllerProcess(given, {**environment, **own}))
+
+        failed_run(store, KubernetesSubmitter(api, cluster_name(api)), ASKING, "ml")
+        api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
+        for name, point in (("first", "automatic.after_intent"), ("second", "resume.after_claim")):
+            assert begin(name, point).ended() == KILLED
+        begin("third", "")
+        until(lambda: submissions(store, RUN)[-1].bound is not None and len(submissions(store, RUN)) == 2, seconds=120)
+
+        assert faults.read_text().split() == ["automatic.after_intent=crash", "resume.after_claim=crash"]
+        check("resume", STORIES["resume"], store, Cluster(server))

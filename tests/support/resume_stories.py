@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from tiphys_controller import Change, Submitter, fork, resume, start, start_once
 
 from support.compiled import History, gated, pipeline_of
+from tiphys.protocol.pipeline import Manifest
 from tiphys.store import Store, list_runs, read_run, submissions
 
 RUN = "digits-1"
@@ -74,9 +75,9 @@ STORIES = {
 }
 
 
-def failed_run(store: Store, submitter: Submitter) -> None:
+def failed_run(store: Store, submitter: Submitter, manifest: Manifest = PIPELINE, namespace: str = "default") -> None:
     """A run whose report failed; its Workflow still has to be ended."""
-    start(store, submitter, PIPELINE, RUN)
+    start(store, submitter, manifest, RUN, namespace)
     done = History(store, RUN)
     done.done("prep")
     done.done("fit")
