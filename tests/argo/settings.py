@@ -15,6 +15,7 @@
 | TIPHYS_ARGO_CRASH_<PART> | command that kills a part without warning and returns once its successor works |
 | TIPHYS_ARGO_NODE | command for a second node; its argument is ``start``, which prints the name, ``lose`` or ``stop`` |
 | TIPHYS_ARGO_SERVER | ``host:port`` of an argo-server; ARGO_TOKEN and ARGO_SECURE as Argo's own command has them |
+| TIPHYS_ARGO_OTHER_KUBECONFIG | a second cluster with Argo, Tiphys and the same images, namespaces and store |
 | TIPHYS_ARGO_PATIENCE_SECONDS | how long a workflow may take to get somewhere (default 300) |
 
 Parts are WORKFLOW_CONTROLLER, APISERVER and S3, which are somebody else's, and
@@ -52,6 +53,7 @@ class Settings:
     preempting_queue: str
     node: str
     argo_server: str
+    other_kubeconfig: str
     patience_seconds: float
     crash: Mapping[str, str] = field(default_factory=dict)
     aws: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +77,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         preempting_queue=own("PREEMPTING_QUEUE"),
         node=own("NODE"),
         argo_server=own("SERVER"),
+        other_kubeconfig=own("OTHER_KUBECONFIG"),
         patience_seconds=float(own("PATIENCE_SECONDS", "300")),
         crash={name.removeprefix(_CRASH): value for name, value in environ.items() if name.startswith(_CRASH)},
         aws={name: value for name, value in environ.items() if name.startswith("AWS_")},

@@ -92,6 +92,7 @@ class World:
         if not shutil.which("argo"):
             pytest.skip(f"`argo {arguments[0]}` needs Argo's command on PATH")
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ARGO_")}
+        environ["KUBECONFIG"] = self.settings.kubeconfig
         return command(["argo", "--namespace", self.settings.namespace, *arguments], given, environ=environ)
 
     def crash(self, part: str) -> None:

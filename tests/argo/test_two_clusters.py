@@ -1,0 +1,75 @@
+"""A run goes on in another cluster that has the same store.
+
+| the first cluster | `tiphys resume` in the second |
+|---|---|
+| has recorded the end | goes on |
+| runs it, and cannot be asked | is refused; with --force it goes on, and the first one's program is fenced |
+"""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.story.pipelines import expected_version, story
+from support.story.scenarios import check_starts, ended, version
+
+from tiphys.kube import cluster_name, connect
+from tiphys.records import Outcome
+from tiphys.store import submissions
+
+from .test_resume import resume
+from .world import Workflow, World
+
+STEPS = 160
+
+
+@pytest.fixture
+def other(world: World) -> World:
+    """Another cluster with Argo and Tiphys, and the same images and store."""
+    kubeconfig = world.settings.other_kubeconfig
+    if not kubeconfig:
+        pytest.skip("TIPHYS_ARGO_OTHER_KUBECONFIG names no second cluster")
+    return World(connect(Path(kubeconfig)), world.store, replace(world.settings, kubeconfig=kubeconfig))
+
+
+def begun(world: World) -> Workflow:
+    """The story, in the middle of its training."""
+    workflow = world.submit(story(world.place, steps=STEPS, pause=0.5, name="moved").compile())
+    workflow.trains()
+    return workflow
+
+
+def here(world: World) -> list[str]:
+    return ["--cluster", "--namespace", world.settings.namespace]
+
+
+def check_moved(first: Workflow, second: Workflow) -> None:
+    second.wait()
+    store, run = second.world.store, first.run
+    assert version(store, run) == expected_version(STEPS)
+    check_starts(store, run)
+    assert [ended(attempt).outcome for attempt in second.attempts("train")] == [Outcome.FENCED, Outcome.DONE]
+    assert second.attempts("train")[1].claim.starts_from is not None
+    places = [one.bound.cluster for one in submissions(store, run) if one.bound]
+    assert places == [cluster_name(first.world.api), cluster_name(second.world.api)]
+
+
+def test_what_was_stopped_in_one_cluster_goes_on_in_another(world: World, other: World) -> None:
+    first = begun(other)
+    other.argo("stop", first.name)
+    first.wait("Failed")
+    check_moved(first, resume(world, first.run, *here(world)))
+
+
+def test_what_runs_in_a_cluster_that_cannot_be_asked_is_taken_from_it_by_force(world: World, other: World) -> None:
+    first = begun(other)
+    line = [sys.executable, "-m", "hera_pipelines.cli", "resume", first.run, "--store", world.settings.store]
+    refused = subprocess.run([*line, *here(world)], capture_output=True, text=True, check=False)
+    assert (refused.returncode, "may still be running" in refused.stderr) == (4, True), refused.stderr
+
+    second = resume(world, first.run, *here(world), "--force")
+    first.wait("Failed")
+    assert ["was fenced" in message for message in first.messages("train-conclude")] == [True]
+    check_moved(first, second)
