@@ -33,7 +33,10 @@ _GPU_FULL = r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|CUDA error: 
 _GPU_FULL_LIBRARIES = (
     r"CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor"
 )
-_HOST_FULL = r"(?:\b|_Array)MemoryError\b|Cannot allocate memory|can't allocate memory: you tried to allocate"
+_HOST_FULL = (
+    r"(?:\b|_Array)MemoryError\b|Cannot allocate memory|can't allocate memory: you tried to allocate"
+    r"|std::bad_alloc|memory allocation of \d+ bytes failed"
+)
 _WORKER_KILLED = r"DataLoader worker \(pid.{0,200}is killed by signal: Killed"
 _GPU_BROKEN = r"uncorrectable (?:NVLink|ECC) error|GPU has fallen off the bus|\bXid\b.{0,40}: \d+|NVRM: "
 _NO_GPU = r"no CUDA-capable device is detected|CUDA driver initialization failed|system not yet initialized"

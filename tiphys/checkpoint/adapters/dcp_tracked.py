@@ -253,14 +253,17 @@ class TrackedRanks(DistributedSession):
 
     def _ended(self, save: Save, ref: CheckpointRef, error: BaseException | None) -> None:
         cause = cause_of(error) if error else None
-        if isinstance(cause, FencedError):
-            self._fenced = cause
-        elif cause is not None:
-            self._commits.failed(save.global_step, cause if isinstance(cause, Exception) else StoreError(str(cause)))
-        elif not self._ranks.is_first:  # which knows since its commit
-            self._commits.newest = ref
-            self._metrics.saved(ref.global_step)
-        save.end(ref if cause is None else None)
+        try:
+            if isinstance(cause, FencedError):
+                self._fenced = cause
+            elif cause is not None:
+                failure = cause if isinstance(cause, Exception) else StoreError(str(cause))
+                self._commits.failed(save.global_step, failure)
+            elif not self._ranks.is_first:  # which knows since its commit
+                self._commits.newest = ref
+                self._metrics.saved(ref.global_step)
+        finally:  # whoever waits must hear of the end, whatever could not be told of it
+            save.end(ref if cause is None else None)
 
     def _wait(self) -> None:
         """Wait for the save under way; raise if it learned that this attempt was replaced."""
