@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tiphys.errors import NotFoundError
@@ -78,8 +79,8 @@ class RunLineage:
     def collect(self) -> Account:
         """Mark what has expired, and delete what was marked long enough ago."""
         sizes = self._sizes()
-        outlook, deleted, swept = self._retention().collect(*self._references())
-        return Account(self, _fates(outlook, deleted, sizes), swept)
+        outlook, marked, deleted, swept = self._retention().collect(*self._references())
+        return Account(self, _fates(outlook, deleted, sizes, marked), swept)
 
     def _sizes(self) -> dict[CheckpointRef, int]:
         """Bytes of each checkpoint; costs one listing of all shards."""
@@ -143,7 +144,10 @@ def run_lineages(
 
 
 def _fates(
-    outlook: Outlook, deleted: Collection[CheckpointRef], sizes: Mapping[CheckpointRef, int]
+    outlook: Outlook,
+    deleted: Collection[CheckpointRef],
+    sizes: Mapping[CheckpointRef, int],
+    marked: Mapping[CheckpointRef, datetime] = MappingProxyType({}),
 ) -> tuple[Fate, ...]:
     def fate(ref: CheckpointRef) -> Fate:
         reasons, since = outlook.verdict.kept.get(ref, ()), outlook.marked.get(ref)
@@ -153,6 +157,6 @@ def _fates(
             action = Action.DELETE
         else:
             action = Action.WAIT if since else Action.MARK
-        return Fate(ref, action, reasons, since, sizes.get(ref, 0))
+        return Fate(ref, action, reasons, since or marked.get(ref), sizes.get(ref, 0))
 
     return tuple(fate(ref) for ref in sorted(outlook.seen.commits, key=age, reverse=True))

@@ -46,6 +46,8 @@ class Outcome(NamedTuple):
     """What was done. ``swept_bytes`` lay in shards that no manifest names."""
 
     outlook: Outlook
+    marked: dict[CheckpointRef, datetime]
+    """Since when each expired one has been marked, those included that this pass has marked."""
     deleted: list[CheckpointRef]
     swept_bytes: int
 
@@ -114,8 +116,9 @@ class Retention:
         """Like `apply`, and answer all that was seen and done; ``at_most`` so many are marked, and deleted."""
         outlook = self.look(starts_from, protected)
         self._settle_marks(outlook, at_most)
+        marked = {ref: since for ref in outlook.verdict.expired if (since := self._marks.since(ref)) is not None}
         deleted = self._delete(self.due(outlook.verdict)[:at_most], starts_from, protected)
-        return Outcome(outlook, deleted, self._sweep(outlook))
+        return Outcome(outlook, marked, deleted, self._sweep(outlook))
 
     def due(self, verdict: Verdict) -> list[CheckpointRef]:
         """Which of the expired ones a pass deletes now, oldest first, by the marks that were last read."""

@@ -55,12 +55,15 @@ def test_to_foresee_writes_nothing_and_says_what_then_happens(store):
 
 
 def test_the_first_pass_marks_and_the_next_waits(store):
-    assert actions(lineage(store).collect()) == {
+    first = lineage(store).collect()
+    assert actions(first) == {
         **dict.fromkeys(["1-5", "1-4", "1-3"], "keep"),
         **dict.fromkeys(["1-2", "1-1"], "mark"),
     }
     waiting = [fate for fate in lineage(store).collect().fates if fate.action is Action.WAIT]
     assert [fate.checkpoint for fate in waiting] == [ref(1, 2), ref(1, 1)]
+    told = {fate.checkpoint: fate.marked_at for fate in first.fates}
+    assert [fate.marked_at for fate in waiting] == [told[ref(1, 2)], told[ref(1, 1)]], "each tells what is on record"
     assert all(fate.marked_at for fate in waiting)
 
 
