@@ -1,35 +1,7 @@
 from pathlib import Path
 
 import pytest
-from cluster.fixtures import (
-    api,
-    audit,
-    cluster,
-    cluster_store,
-    fake_nodes,
-    gpus,
-    images,
-    kinds,
-    namespace,
-    run_store,
-    second_node,
-    tenants,
-)
-
-__all__ = [
-    "api",
-    "audit",
-    "cluster",
-    "cluster_store",
-    "fake_nodes",
-    "gpus",
-    "images",
-    "kinds",
-    "namespace",
-    "run_store",
-    "second_node",
-    "tenants",
-]
+from cluster.fixtures import *  # noqa: F403  all that it offers are fixtures
 
 _HERE = Path(__file__).parent
 

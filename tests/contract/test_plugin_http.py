@@ -18,6 +18,7 @@ import threading
 import httpx
 import pytest
 import structlog
+from support import http
 from support.agent import Agent
 from support.ledger import queues
 from support.world import World, fit, gpus, prep, world
@@ -48,7 +49,7 @@ def agent(server) -> Agent:
 
 def post(server, content: bytes = b"{}", token: str | None = TOKEN) -> httpx.Response:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    return httpx.post(f"{server.url}{PATH}", content=content, headers=headers)
+    return http.post(f"{server.url}{PATH}", content=content, headers=headers)
 
 
 def test_step_runs_from_admit_to_conclude(here, agent):
@@ -95,7 +96,7 @@ def test_foreign_body_is_left_to_other_plugins(server, agent):
 @pytest.mark.parametrize("token", [None, "wrong", TOKEN + "x", "a-secret-toke", "ä"])
 def test_wrong_token_is_refused_and_never_logged(server, token):
     with structlog.testing.capture_logs() as logs:
-        response = httpx.post(
+        response = http.post(
             f"{server.url}{PATH}",
             content=b"{}",
             headers=[] if token is None else [(b"authorization", f"Bearer {token}".encode())],
@@ -146,16 +147,16 @@ def test_bug_is_503_with_a_sentence_and_its_trace_in_the_log(here, server, monke
 
 
 def test_health_readiness_and_metrics_need_no_token(here, server, monkeypatch):
-    assert httpx.get(f"{server.url}/healthz").text == "ok\n"
-    assert httpx.get(f"{server.url}/readyz").status_code == 200
-    assert "tiphys_plugin_answers" in httpx.get(f"{server.url}/metrics").text
+    assert http.get(f"{server.url}/healthz").text == "ok\n"
+    assert http.get(f"{server.url}/readyz").status_code == 200
+    assert "tiphys_plugin_answers" in http.get(f"{server.url}/metrics").text
 
     def down(prefix: str):
         raise StoreError("storage did not answer")
 
     monkeypatch.setattr(here.store, "list", down)
-    assert httpx.get(f"{server.url}/healthz").status_code == 200
-    response = httpx.get(f"{server.url}/readyz")
+    assert http.get(f"{server.url}/healthz").status_code == 200
+    response = http.get(f"{server.url}/readyz")
     assert (response.status_code, response.json()["error"]) == (503, "storage did not answer")
 
 
@@ -198,7 +199,7 @@ def test_call_under_way_is_answered_before_the_server_ends(here):
     def call() -> None:
         document = json.dumps(flow.document(flow.body("admit", "prep"))).encode()
         answers.append(
-            httpx.post(f"{url}{PATH}", content=document, headers={"Authorization": f"Bearer {TOKEN}"}).status_code
+            http.post(f"{url}{PATH}", content=document, headers={"Authorization": f"Bearer {TOKEN}"}).status_code
         )
 
     caller = threading.Thread(target=call)

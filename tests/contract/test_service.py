@@ -19,7 +19,7 @@ import httpx
 import prometheus_client
 import pytest
 import yaml
-from support import kube_server
+from support import http, kube_server
 from support.agent import Agent
 from support.installation import RELEASE, Site
 from support.processes import Process
@@ -65,7 +65,7 @@ class Running:
 
     def post(self, document: object, token: str) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.post(f"{self.url}{EXECUTE_PATH}", json=document, headers=headers, timeout=60)
+        return http.post(f"{self.url}{EXECUTE_PATH}", json=document, headers=headers)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_api_server_that_is_away_is_503(running):
 
 def test_probe_says_whose_store_is_broken_and_stays_ready(running):
     def state() -> dict:
-        response = httpx.get(f"{running.url}/readyz", timeout=60)
+        response = http.get(f"{running.url}/readyz")
         assert response.status_code == 200
         return response.json()
 
@@ -139,12 +139,12 @@ def test_probe_says_whose_store_is_broken_and_stays_ready(running):
     assert vision["store"].endswith("/stores/vision")
     assert "/stores/vision: there is a file where a folder is needed" in vision["error"]
     assert state()["cluster"].startswith("kubernetes:")
-    assert httpx.get(f"{running.url}/healthz").text == "ok\n"
+    assert http.get(f"{running.url}/healthz").text == "ok\n"
 
 
 def test_metrics_count_reviews_and_answers(running):
     running.post({"template": {"plugin": {"slack": {}}}}, "token-of-ml")
-    text = httpx.get(f"{running.url}/metrics").text
+    text = http.get(f"{running.url}/metrics").text
     assert 'tiphys_reviews_total{result="accepted"}' in text
     assert "tiphys_gpus_held" in text
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support import http
 from support.agent import Agent
 from support.processes import Process
 from support.upstream import upstream
@@ -58,11 +59,10 @@ def url(running: Process) -> str:
 
 
 def post(running: Process, content: bytes | None = None, token: str = TOKEN) -> httpx.Response:
-    return httpx.post(
+    return http.post(
         f"{url(running)}{forwarding.EXECUTE_PATH}",
         content=json.dumps(OURS).encode() if content is None else content,
         headers={"Authorization": f"Bearer {token}"},
-        timeout=60,
     )
 
 
@@ -135,7 +135,7 @@ def test_wrong_token_is_refused(sidecar, service, token):
 
 
 def test_missing_authorization_is_refused(sidecar, service):
-    assert httpx.post(f"{url(sidecar)}{forwarding.EXECUTE_PATH}", json=OURS).status_code == 403
+    assert http.post(f"{url(sidecar)}{forwarding.EXECUTE_PATH}", json=OURS).status_code == 403
     assert service.bodies == []
 
 
@@ -171,7 +171,7 @@ def test_what_no_agent_sends_is_refused_here(sidecar, service, content, status):
 
 
 def test_other_paths_are_not_there(sidecar):
-    assert httpx.post(f"{url(sidecar)}/elsewhere", json={}).status_code == 404
+    assert http.post(f"{url(sidecar)}/elsewhere", json={}).status_code == 404
 
 
 def test_largest_body_is_handed_on(sidecar, service):

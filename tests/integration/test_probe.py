@@ -16,8 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from support import http
 from support import s3_proxy as faults
 from support.s3_proxy import S3Proxy
 
@@ -245,4 +245,4 @@ def test_each_probe_writes_below_a_folder_of_its_own(bucket: str, proxy: S3Proxy
     written = [r.path for r in proxy.requests if faults.is_write(r)]
     folders = {path.split("/.tiphys-probe/")[1].split("/")[0] for path in written}
     assert len(folders) == 2
-    assert httpx.get(f"{proxy.url}/{bucket}?list-type=2").text.count("<Key>") == 0
+    assert http.get(f"{proxy.url}/{bucket}?list-type=2").text.count("<Key>") == 0

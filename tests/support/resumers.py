@@ -9,7 +9,6 @@ each is a process of its own that a failpoint can kill.
 
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from tiphys_controller.kubernetes import KubernetesSubmitter
 from urllib3 import PoolManager
 
+from support.answering import Answering
 from support.resume_stories import STORIES
 from tiphys.errors import TiphysError
 from tiphys.kube import KubeApi, cluster_name
@@ -80,22 +80,10 @@ def main() -> None:
         sys.stdout.flush()
 
 
-class Resumers:
+class Resumers(Answering):
     """The other end; use it in a ``with`` block."""
 
-    def __enter__(self) -> "Resumers":
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("TIPHYS_")}
-        environ |= {"PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "support.resumers"]
-        self._process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
+    MODULE = "support.resumers"
 
     def tell(
         self, story: str, store: str, server: str, folder: Path, failpoints: Sequence[str] = ("",), go_on: bool = False
@@ -104,8 +92,6 @@ class Resumers:
 
         What they say goes to ``folder/log``, and which faults really happened to ``folder/faults``.
         """
-        assert self._process.stdin
-        assert self._process.stdout
         job = {
             "story": story,
             "store": store,
@@ -115,9 +101,7 @@ class Resumers:
             "log": str(folder / "log"),
             "faults": str(folder / "faults"),
         }
-        self._process.stdin.write(f"{json.dumps(job)}\n")
-        self._process.stdin.flush()
-        found: list[int] = json.loads(self._process.stdout.readline())
+        found: list[int] = self.ask(job)
         return found
 
 

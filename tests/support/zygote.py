@@ -8,11 +8,11 @@ runs, each child is a process of its own that a failpoint can kill.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from support.answering import Answering
 from support.trainer import digest_of, initial_state, train_step
 from tiphys import checkpoint
 
@@ -59,30 +59,15 @@ def main() -> None:
         sys.stdout.flush()
 
 
-class Zygote:
+class Zygote(Answering):
     """The other end; use it in a ``with`` block."""
 
-    def __enter__(self) -> "Zygote":
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("TIPHYS_")}
-        environ |= {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "support.zygote"]
-        self._process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
+    MODULE = "support.zygote"
+    ENVIRON: ClassVar[dict[str, str]] = {"OPENBLAS_NUM_THREADS": "1"}
 
     def run(self, steps: int, log: Path, environ: dict[str, str]) -> int:
         """Run one program to its end; its exit code."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps({"steps": steps, "log": str(log), "environ": environ}) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        return int(self.ask({"steps": steps, "log": str(log), "environ": environ}))
 
 
 if __name__ == "__main__":

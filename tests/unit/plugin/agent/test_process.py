@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import structlog
+from support import http
 from support.kube_server import KubeServer, serving
 from support.polling import until
 from support.task_sets import Controller
@@ -96,7 +96,7 @@ def test_a_standby_is_ready_and_takes_over(server: KubeServer, tmp_path: Path, l
     with agent(server, tmp_path, log) as url:
 
         def state() -> dict[str, Any]:
-            answer = httpx.get(f"{url}/readyz", trust_env=False)
+            answer = http.get(f"{url}/readyz")
             assert answer.status_code == 200
             return dict(answer.json())
 
@@ -108,13 +108,10 @@ def test_a_standby_is_ready_and_takes_over(server: KubeServer, tmp_path: Path, l
 
 def test_probes_and_metrics_tell_of_agent_and_tenants(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
     with agent(server, tmp_path, log) as url:
-        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
-        until(lambda: "tiphys_agent_leader 1.0" in httpx.get(f"{url}/metrics", trust_env=False).text)
-        assert (
-            'tiphys_agent_api_requests_total{resource="leases",verb="create"} 1.0'
-            in httpx.get(f"{url}/metrics", trust_env=False).text
-        )
-        assert "tiphys_agent_open_tasks 0.0" in httpx.get(f"{url}/metrics", trust_env=False).text
+        assert http.get(f"{url}/healthz").status_code == 200
+        until(lambda: "tiphys_agent_leader 1.0" in http.get(f"{url}/metrics").text)
+        assert 'tiphys_agent_api_requests_total{resource="leases",verb="create"} 1.0' in http.get(f"{url}/metrics").text
+        assert "tiphys_agent_open_tasks 0.0" in http.get(f"{url}/metrics").text
 
 
 def test_trouble_with_task_sets_is_told(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
@@ -122,7 +119,7 @@ def test_trouble_with_task_sets_is_told(server: KubeServer, tmp_path: Path, log:
     with agent(server, tmp_path, log) as url:
 
         def told() -> str:
-            return json.dumps(httpx.get(f"{url}/readyz", trust_env=False).json())
+            return json.dumps(http.get(f"{url}/readyz").json())
 
         until(lambda: "the task sets of namespace ml cannot be watched" in told())
         assert '"status": "degraded"' in told()
