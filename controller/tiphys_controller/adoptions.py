@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tiphys.records import AdoptedRecord, AttemptClaim, AttemptEnd
 from tiphys.store import RunLayout, Store, find_record, read_record
-from tiphys.store.layout import parse_adopted
+from tiphys.store.layout import parse_adopted, parse_adopted_attempt
 from tiphys.store.runs import concurrently
 from tiphys_controller.evidence import Adoption, StepListing
 
@@ -22,29 +22,46 @@ class Standing(NamedTuple):
     requests: int
 
 
-def newest(keys: Iterable[str]) -> dict[str, int]:
-    """The last submission that took over a result for a step, by step id, from keys below ``adopted/``."""
-    found: dict[str, int] = {}
+class TakenOver(NamedTuple):
+    """What keys below ``adopted/`` say."""
+
+    submissions: dict[str, int]
+    """The last submission that took over a result for a step, by step id."""
+    attempts: set[tuple[int, str, int]]
+    """Submission, step id, and the attempt of that step which it took over; not all have left that."""
+
+
+def taken_over(keys: Iterable[str]) -> TakenOver:
+    """Read what is told by the keys alone."""
+    found = TakenOver({}, set())
     for key in keys:
         if place := parse_adopted(key):
-            found[place[1]] = max(place[0], found.get(place[1], 0))
+            found.submissions[place[1]] = max(place[0], found.submissions.get(place[1], 0))
+        elif own := parse_adopted_attempt(key):
+            found.attempts.add(own)
     return found
 
 
-def standing(store: Store, run: str, taken: Mapping[str, int], steps: Mapping[str, StepListing]) -> dict[str, Standing]:
-    """What each step of ``taken`` stands by: one read, and three more requests if it is not its last attempt.
+def standing(store: Store, run: str, taken: TakenOver, steps: Mapping[str, StepListing]) -> dict[str, Standing]:
+    """What steps stand by that were taken over, but for those whose last attempt stands, as the keys alone tell.
+
+    Each costs one read, and three more requests if it is not its last attempt.
 
     Raises:
         IntegrityError: a record is damaged.
     """
-    places = sorted(taken.items())
+    places = [
+        (step, submission)
+        for step, submission in sorted(taken.submissions.items())
+        if (submission, step, _last(steps.get(step))) not in taken.attempts
+    ]
     found = concurrently(lambda place: _standing(store, RunLayout(run), *place, steps.get(place[0])), places)
     return {step: one for (step, _), one in zip(places, found, strict=True)}
 
 
 def _standing(store: Store, layout: RunLayout, step: str, submission: int, listing: StepListing | None) -> Standing:
     record = read_record(store, layout.adopted(submission, step), AdoptedRecord)
-    last = max(listing.attempts, default=0) if listing else 0
+    last = _last(listing)
     own = (record.source_run, record.source_step) == (layout.run, step)
     if own and record.source_attempt == last:
         return Standing(None, 1)
@@ -53,6 +70,10 @@ def _standing(store: Store, layout: RunLayout, step: str, submission: int, listi
     # Who took a result over opens no attempt afterwards; a later submission may.
     later = read_record(store, layout.attempt(step, last), AttemptClaim).submission > submission
     return Standing(None, 2) if later else Standing(_adoption(store, record, own), 4)
+
+
+def _last(listing: StepListing | None) -> int:
+    return max(listing.attempts, default=0) if listing else 0
 
 
 def _adoption(store: Store, record: AdoptedRecord, own: bool) -> Adoption:

@@ -13,7 +13,7 @@ from tiphys.protocol.pipeline import Manifest
 from tiphys.records import AttemptEnd, RunRecord
 from tiphys.store import RunLayout, Store, Submission, read_record, read_run, submissions, workflow_of
 from tiphys.store.runs import of_place
-from tiphys_controller.adoptions import newest, standing
+from tiphys_controller.adoptions import standing, taken_over
 from tiphys_controller.evidence import Adoption, EndKey, Standing, StepListing, Verdict, judge, judge_adopted
 from tiphys_controller.listings import attempts_of, by_step, projections_of, sizes_of
 
@@ -116,7 +116,7 @@ def observe(store: Store, run: str) -> RunState:
         reading, submitting = pool.submit(read_run, store, run), pool.submit(submissions, store, run)
         attempting = pool.submit(lambda: attempts_of(store.list(layout.attempts)))
         projecting = pool.submit(lambda: projections_of(store.list(layout.done)))
-        adopting = pool.submit(lambda: newest(info.key for info in store.list(layout.adoptions)))
+        adopting = pool.submit(lambda: taken_over(info.key for info in store.list(layout.adoptions)))
         sizing = pool.submit(lambda: sizes_of(store.list(layout.all_outputs)))
         record, held = reading.result(), tuple(submitting.result())
         steps, taken = by_step(attempting.result(), projecting.result(), sizing.result()), adopting.result()
@@ -127,12 +127,12 @@ def observe(store: Store, run: str) -> RunState:
     return RunState(
         record=record,
         submissions=held,
-        steps={**dict.fromkeys(taken, StepListing()), **steps},
+        steps={**dict.fromkeys(taken.submissions, StepListing()), **steps},
         adopted=stands,
         ends={(step, one.attempt): one.end for step, one in stands.items() if one.end},
         requests=1 + 1 + read + 4 + sum(one.requests for one in found.values()) + (workflow is not record.workflow),
         workflow=workflow,
-        taken=taken,
+        taken=taken.submissions,
     )
 
 

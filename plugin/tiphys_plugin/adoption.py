@@ -5,9 +5,11 @@ shows every object it names with its size. A damaged result is never adopted;
 the step runs again, and its message says what was wrong.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tiphys.errors import ObjectExistsError
 from tiphys.faults import failpoint
 from tiphys.records import AdoptedRecord, AttemptEnd, Event, MemoRecord, Outcome
 from tiphys.store import (
@@ -86,6 +88,15 @@ def source(call: StepCall, record: AdoptedRecord) -> AttemptEnd | None:
     """The end record that was adopted; None if somebody removed it since."""
     key = RunLayout(record.source_run).attempt_end(record.source_step, record.source_attempt)
     return find_record(call.store, key, AttemptEnd)
+
+
+def project(call: StepCall, record: AdoptedRecord) -> None:
+    """Say by a key alone which attempt of the step was taken, so that plans need not read the records of thousands."""
+    if (record.source_run, record.source_step) == (call.run, call.step):
+        key = call.layout.adopted_attempt(record.submission, call.step, record.source_attempt)
+        with contextlib.suppress(ObjectExistsError):
+            call.store.create(key, b"")
+        failpoint("adopt.after_projection")
 
 
 def describe(call: StepCall, record: AdoptedRecord) -> str:

@@ -36,6 +36,7 @@ def _adopted(call: StepCall, record: AdoptedRecord) -> ExecuteReply:
             f"{call.step} was {where}, whose record has been removed since; "
             f"`tiphys resume {call.run}` runs the step again"
         )
+    adoption.project(call, record)
     return succeeded(where[:1].upper() + where[1:], publish.answer(call, end.outputs))
 
 

@@ -49,6 +49,7 @@ CHAINS = [
     ("conclude", ("conclude.after_end",)),
     ("finalize", ("finalize.after_seal",)),
     ("adopt", ("adopt.before_record", "adopt.after_record")),
+    ("conclude adopted", ("adopt.after_projection",)),
 ]
 
 Call = Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -71,18 +72,21 @@ def life_of_a_run(flow: Flow, call: Call) -> None:
     verdict = call("conclude", flow.document(flow.body("conclude", "fit", 0, status="Succeeded", exit_code="-1")))
     assert verdict["phase"] == "Succeeded"
     call("finalize", flow.document({"op": "finalize", "node": "onExit", "status": "Succeeded", "failures": "null"}))
-    adopted = call("adopt", resumed(flow.world))
+    later = resumed(flow.world)
+    adopted = call("adopt", later.document(later.body("admit", "fit", 0)))
     assert answer(adopted, "run") == "false"
+    document = later.document(later.body("conclude", "fit", 0, status="Skipped", exit_code="-1"))
+    assert call("conclude adopted", document)["phase"] == "Succeeded"
 
 
-def resumed(here: World) -> dict[str, Any]:
+def resumed(here: World) -> Flow:
     wanted = SubmissionClaim(
         run="digits-abc12", submission=2, kind=SubmissionKind.RESUME, workflow_name="digits-abc12-2", namespace="ml"
     )
     claim(here.store, RunLayout("digits-abc12").submission(2), wanted)
     flow = here.submit(FIT, name="digits-abc12-2", uid="uid-2")
     flow.run, flow.submission = "digits-abc12", "2"
-    return flow.document(flow.body("admit", "fit", 0))
+    return flow
 
 
 def answer(node: dict[str, Any], name: str) -> str:

@@ -88,6 +88,10 @@ class RunLayout:
     def adopted(self, submission: int, step: str) -> str:
         return f"{self.adoptions}{_number(submission)}/{check_step(step)}.json"
 
+    def adopted_attempt(self, submission: int, step: str, attempt: int) -> str:
+        """Projection of a record above that names an attempt of this very step; empty."""
+        return f"{self.adoptions}{_number(submission)}/{check_step(step)}.attempt-{_number(attempt)}"
+
     @property
     def attempts(self) -> str:
         return f"{self.prefix}attempts/"
@@ -344,6 +348,12 @@ def parse_adopted(key: str) -> tuple[int, str] | None:
     """(submission, step id) of a key below ``adopted/``; None otherwise."""
     match = re.fullmatch(r".*adopted/(\d{9})/([^/]+)\.json", key)
     return (int(match[1]), match[2]) if match else None
+
+
+def parse_adopted_attempt(key: str) -> tuple[int, str, int] | None:
+    """(submission, step id, attempt) of the projection of a key below ``adopted/``; None otherwise."""
+    match = re.fullmatch(r".*adopted/(\d{9})/([^/]+)\.attempt-(\d{9})", key)
+    return (int(match[1]), match[2], int(match[3])) if match else None
 
 
 def _countdown(attempt: int, global_step: int) -> str:

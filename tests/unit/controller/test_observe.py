@@ -154,6 +154,29 @@ def took_over(store: MemoryStore, step: str, source: str = RUN) -> None:
     store.create(RunLayout(RUN).adopted(2, step), record.to_bytes())
 
 
+def test_steps_that_were_taken_over_cost_nothing_where_keys_say_which_attempt() -> None:
+    store = MemoryStore()
+    history = history_of(store)
+    for i in range(STEPS):
+        history.done(f"s{i}", parameters={"n": "5"})
+        took_over(store, f"s{i}")
+        store.create(RunLayout(RUN).adopted_attempt(2, f"s{i}", 1), b"")
+
+    assert requests_of(store) == FIXED
+
+
+def test_a_step_that_ran_again_after_it_was_taken_over_is_read_about() -> None:
+    store = MemoryStore()
+    history = history_of(store)
+    for i in range(STEPS):
+        history.done(f"s{i}")
+    took_over(store, "s0")
+    store.create(RunLayout(RUN).adopted_attempt(2, "s0", 1), b"")
+    history.done("s0", 2, submission=3)
+
+    assert requests_of(store) == FIXED + 2
+
+
 def test_a_step_that_was_taken_over_costs_one_read() -> None:
     store = MemoryStore()
     history = history_of(store)

@@ -57,6 +57,9 @@ def test_finished_step_is_adopted_by_the_next_submission(here):
     assert phase(verdict) == "Succeeded"
     assert artifacts(verdict) == {"data": key}
     assert [e.message for e in read_events(here.store, "digits-abc12")] == ["prep was not run: adopted from attempt 1"]
+    layout = RunLayout("digits-abc12")
+    left = {info.key for info in here.store.list(layout.adoptions)}
+    assert left == {layout.adopted(2, "prep"), layout.adopted_attempt(2, "prep", 1)}
 
 
 def test_repeated_admit_of_an_adopted_step_gives_the_same_answer_once_recorded(here):

@@ -36,6 +36,7 @@ def test_the_documented_layout() -> None:
         RUN.submission_end(1),
         RUN.item(2, item),
         RUN.adopted(2, "fit"),
+        RUN.adopted_attempt(2, "fit", 3),
         RUN.attempt("fit", 3),
         RUN.attempt_end("fit", 3),
         RUN.outputs("fit", 3),
@@ -55,6 +56,7 @@ def test_the_documented_layout() -> None:
         "runs/digits-7xk2p/submissions/000000001.end.json",
         "runs/digits-7xk2p/items/000000002/sweep.0123456789ab.0.json",
         "runs/digits-7xk2p/adopted/000000002/fit.json",
+        "runs/digits-7xk2p/adopted/000000002/fit.attempt-000000003",
         "runs/digits-7xk2p/attempts/fit/000000003.json",
         "runs/digits-7xk2p/attempts/fit/000000003.end.json",
         "runs/digits-7xk2p/outputs/fit/000000003/",
@@ -82,6 +84,7 @@ def test_every_key_fits_every_store_and_lies_below_its_run(run: str, step: str, 
         place.left_alone(number),
         place.item(number, step),
         place.adopted(number, step),
+        place.adopted_attempt(number, step, other),
         place.attempt(step, number),
         place.attempt_end(step, number),
         place.outputs(step, number) + "artifacts/x",
@@ -112,6 +115,9 @@ def test_results_are_read_from_their_keys(step: str, number: int) -> None:
     assert layout.parse_done(RUN.done_projection(step, number, DIGEST)) == (step, number, DIGEST)
     assert layout.parse_output(RUN.outputs(step, number) + "a/b") == (RUN.run, step, number, "a/b")
     assert layout.parse_adopted(RUN.adopted(number, step)) == (number, step)
+    assert layout.parse_adopted(RUN.adopted_attempt(number, step, 3)) is None
+    assert layout.parse_adopted_attempt(RUN.adopted_attempt(number, step, 3)) == (number, step, 3)
+    assert layout.parse_adopted_attempt(RUN.adopted(number, step)) is None
     assert layout.parse_event_batch(RUN.event_batch(number)) == number
 
 
