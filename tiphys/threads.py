@@ -40,9 +40,8 @@ class Background:
         alive = weakref.ref(body)  # the thread holds the only other reference
         _thread.start_new_thread(body, ())
         del body
-        while not begun.acquire(timeout=_LOOK_SECONDS):
-            if alive() is None and not begun.acquire(blocking=False):
-                raise MemoryError("a thread found no memory to begin with")
+        if not _begins(begun, alive):
+            raise MemoryError("a thread found no memory to begin with")
 
     def is_alive(self) -> bool:
         """Whether its work is not over yet."""
@@ -54,6 +53,14 @@ class Background:
         if over:
             self._over.release()
         return over
+
+
+def _begins(begun: _thread.LockType, alive: Callable[[], object | None]) -> bool:
+    """Wait until a thread has said that it begins; False if it is gone and never did."""
+    while not begun.acquire(timeout=_LOOK_SECONDS):
+        if alive() is None:
+            return begun.acquire(blocking=False)  # it may have begun, and even ended, in between
+    return True
 
 
 class _Body:

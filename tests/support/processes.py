@@ -10,6 +10,14 @@ from types import TracebackType
 from typing import Any
 
 
+def lives(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes between open and read
+        return False
+
+
 class Process:
     """``python -m MODULE ARGUMENTS`` until the end of the block.
 

@@ -3,6 +3,7 @@
 | starting one | answer |
 |---|---|
 | it runs | its work is done, and can be waited for |
+| it begins late, and ends before anybody looks | the same |
 | it dies before its first instruction, for want of memory | None, soon |
 | there may be no more | None |
 """
@@ -25,6 +26,17 @@ def dies_at_once(body, arguments):
 
 def refused(body, arguments):
     raise RuntimeError("can't start new thread")
+
+
+class BegunLate:
+    """A lock that is released after it was waited for in vain, by a thread that is gone when it is looked for."""
+
+    def acquire(self, blocking=True, timeout=-1):
+        return not blocking
+
+
+def test_who_begins_late_and_ends_at_once_has_begun():
+    assert threads._begins(BegunLate(), lambda: None)
 
 
 def test_work_in_the_background_can_be_waited_for():

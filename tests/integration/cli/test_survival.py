@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support import tiny
+from support.processes import lives
 from tiphys_controller import start
 
 from hera_pipelines import load_pipeline
@@ -62,17 +63,12 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-def alive(pid: int) -> bool:
-    path = Path(f"/proc/{pid}/stat")
-    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
 def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
     store = tmp_path / ".tiphys/store"
     with started(tmp_path) as engine:
         trainer = tiny.last_process(tmp_path / "code")
         engine.kill()
-    wait_for(lambda: not alive(trainer), "the trainer dies with its engine")
+    wait_for(lambda: not lives(trainer), "the trainer dies with its engine")
     subprocess.run(["rm", "-r", tmp_path / ".tiphys/state"], check=True)
     (tmp_path / "code/ran.txt").unlink()
     tiny.let_go(tmp_path / "code")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import lives
 from support.workflows import Bench, call, dag, shell, workflow
 
 from tiphys.errors import ObjectMissingError
@@ -177,7 +178,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_its_grace(bench: Bench) 
 def test_what_a_program_leaves_behind_ends_with_it(bench: Bench) -> None:
     bench.run(only("sleep 600 & echo pid=$!; exit 1"))
     pid = int(bench.logs("run")[0].strip().removeprefix("pid="))
-    _wait_for(lambda: not _lives(pid))  # the kernel may take a moment
+    _wait_for(lambda: not lives(pid))  # the kernel may take a moment
 
 
 def test_a_deadline_ends_the_program_and_says_so(bench: Bench) -> None:
@@ -340,14 +341,6 @@ def _keyed(name: str, path: str, key: str) -> dict[str, Any]:
     return {"name": name, "path": path, "s3": {"key": key}, "archive": {"none": {}}}
 
 
-def _lives(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it goes between open and read
-        return False
-
-
 def test_the_engine_dies_and_takes_its_programs_with_it(tmp_path: Path) -> None:
     import subprocess
 
@@ -364,11 +357,11 @@ def test_the_engine_dies_and_takes_its_programs_with_it(tmp_path: Path) -> None:
             lambda: [int(p) for log in (tmp_path / "state/logs").glob("*") for p in log.read_text().split()]
         )
         assert len(pids) == 2
-        assert all(_lives(pid) for pid in pids)
+        assert all(lives(pid) for pid in pids)
     finally:
         engine.send_signal(signal.SIGKILL)
         engine.wait()
-    _wait_for(lambda: not any(_lives(pid) for pid in pids))
+    _wait_for(lambda: not any(lives(pid) for pid in pids))
 
 
 def _wait_for(condition: Any) -> Any:
