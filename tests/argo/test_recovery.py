@@ -4,6 +4,7 @@
 |---|---|
 | a checkpoint kills whoever loads it | two attempts are lost to it, the third goes on from the one before |
 | the program needs more memory than it has | the next attempts get more, up to the ceiling |
+| two ranks need more memory than they have | both get more |
 | memory is short, and an eviction comes in between | what was learned about memory stays |
 """
 
@@ -20,6 +21,7 @@ from tiphys.protocol.quantity import memory_bytes
 from tiphys.records import Cause
 from tiphys.store import lineage_of
 
+from .test_gangs import members
 from .world import Workflow, World, evict
 
 STEPS = 12
@@ -44,15 +46,16 @@ def test_a_checkpoint_that_kills_its_readers_is_passed_over(world: World) -> Non
     assert version(world.store, workflow.run) == expected_version(STEPS)
 
 
-def hungry(world: World, **story_options: object) -> Workflow:
+def hungry(world: World, nodes: int = 1, **story_options: object) -> Workflow:
     """A training that needs 256 MiB from step 7 on, and is given 160 at first."""
     retries = Retries(out_of_memory=3, memory_factor=1.5, memory_ceiling="1Gi", backoff="1s")
+    several = {"nodes": nodes} if nodes > 1 else {}
     options = {"resources": Resources(memory_request="64Mi", memory_limit="160Mi")}
     made = story(
         world.place,
         steps=STEPS,
         fate="hungry@7",
-        training={"retries": retries},
+        training={"retries": retries, **several},
         train_options=options,
         **story_options,  # type: ignore[arg-type]
     )
@@ -70,6 +73,20 @@ def test_who_ran_out_of_memory_gets_more_of_it(world: World) -> None:
     assert all(after >= 1.5 * before for before, after in pairwise(given))
     assert last.claim.escalation is not None
     assert last.claim.escalation.memory_bytes == given[-1]
+    assert version(world.store, workflow.run) == expected_version(STEPS)
+
+
+def test_ranks_that_ran_out_of_memory_all_get_more_of_it(world: World) -> None:
+    workflow = hungry(world, nodes=2)
+    workflow.wait()
+    *short, last = workflow.attempts("train")
+    assert short
+    assert {ended(one).cause for one in short} == {Cause.OUT_OF_MEMORY}
+    assert last.claim.escalation is not None
+    grown = last.claim.escalation.memory_bytes
+    assert grown is not None
+    assert grown > 160 * MEBIBYTE
+    assert [limit_of(pod) for pod in members(workflow, last.claim.attempt)] == [grown] * 2
     assert version(world.store, workflow.run) == expected_version(STEPS)
 
 
