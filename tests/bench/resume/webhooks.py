@@ -120,9 +120,3 @@ def _failed_run(store: Store, kubernetes: KubeServer) -> None:
     *finished, last = items_of(pipeline)
     put_all([*(one for item in finished for one in done(RUN, item).items()), *preempted(RUN, last).items()])
     api.patch(WORKFLOWS, NAMESPACE, started.workflow_name, {"status": {"phase": "Failed"}})
-
-
-def _cluster(kubernetes: KubeServer) -> str:
-    from tiphys.kube import cluster_name
-
-    return cluster_name(kubernetes.api(NAMESPACE))
