@@ -25,7 +25,7 @@ from tiphys.store import RunLayout, Store, claim, open_store
 
 ITEMS = 50
 RUNS = 50
-QUICK_RUNS = 5
+QUICK_RUNS = 3
 NAMESPACE = "ml"
 _UNLIMITED = Limits(per_minute=1e9, burst=1_000_000_000, mass=1_000_000)
 

@@ -29,7 +29,7 @@ from tiphys.checkpoint.interval import young
 ARMS = ("scratch", "folder", "tiphys")
 SECONDS = 120.0
 SEEDS = (701, 702, 703)
-QUICK_SECONDS = 12.0
+QUICK_SECONDS = 10.0
 QUICK_SEEDS = (710,)
 """One in which a failure comes early enough to see how it goes on."""
 SAVE_SECONDS = 0.5
