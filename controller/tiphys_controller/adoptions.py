@@ -14,6 +14,8 @@ from tiphys.store.layout import parse_adopted, parse_adopted_attempt
 from tiphys.store.runs import concurrently
 from tiphys_controller.evidence import Adoption, StepListing
 
+_NOTHING = StepListing()
+
 
 class Standing(NamedTuple):
     """``adoption`` is None where the last attempt of the step stands. Finding out took so many requests."""
@@ -53,15 +55,15 @@ def standing(store: Store, run: str, taken: TakenOver, steps: Mapping[str, StepL
     places = [
         (step, submission)
         for step, submission in sorted(taken.submissions.items())
-        if (submission, step, _last(steps.get(step))) not in taken.attempts
+        if (submission, step, steps.get(step, _NOTHING).last) not in taken.attempts
     ]
-    found = concurrently(lambda place: _standing(store, RunLayout(run), *place, steps.get(place[0])), places)
+    found = concurrently(lambda place: _standing(store, RunLayout(run), *place, steps.get(place[0], _NOTHING)), places)
     return {step: one for (step, _), one in zip(places, found, strict=True)}
 
 
-def _standing(store: Store, layout: RunLayout, step: str, submission: int, listing: StepListing | None) -> Standing:
+def _standing(store: Store, layout: RunLayout, step: str, submission: int, listing: StepListing) -> Standing:
     record = read_record(store, layout.adopted(submission, step), AdoptedRecord)
-    last = _last(listing)
+    last = listing.last
     own = (record.source_run, record.source_step) == (layout.run, step)
     if own and record.source_attempt == last:
         return Standing(None, 1)
@@ -70,10 +72,6 @@ def _standing(store: Store, layout: RunLayout, step: str, submission: int, listi
     # Who took a result over opens no attempt afterwards; a later submission may.
     later = read_record(store, layout.attempt(step, last), AttemptClaim).submission > submission
     return Standing(None, 2) if later else Standing(_adoption(store, record, own), 4)
-
-
-def _last(listing: StepListing | None) -> int:
-    return max(listing.attempts, default=0) if listing else 0
 
 
 def _adoption(store: Store, record: AdoptedRecord, own: bool) -> Adoption:

@@ -7,6 +7,7 @@ thing, and both build it here.
 from dataclasses import dataclass
 
 from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube.resources import LEDGER_NAME
 from tiphys.records import utc_now
 from tiphys.store import TenantStores
 from tiphys_plugin.kubernetes import KubernetesCluster
@@ -27,7 +28,7 @@ class Installation:
     """URL of the store; ``{namespace}`` in it keeps tenants apart."""
     namespaces: tuple[str, ...] | None
     """None: all of the cluster."""
-    ledger: str = "default"
+    ledger: str = LEDGER_NAME
     """Name of the `GPULedger`."""
     release_namespace: str = ""
     """Where ledger and Leases live; empty: the namespace of this pod."""

@@ -73,3 +73,5 @@ GPU_FLAVORS = Resource("tiphys.dev", "v1alpha1", "gpuflavors", "GPUFlavor")
 GPU_LEASES = Resource("tiphys.dev", "v1alpha1", "gpuleases", "GPULease")
 GPU_QUEUES = Resource("tiphys.dev", "v1alpha1", "gpuqueues", "GPUQueue")
 GPU_LEDGERS = Resource("tiphys.dev", "v1alpha1", "gpuledgers", "GPULedger")
+LEDGER_NAME = "default"
+"""What a ledger is called where nobody says otherwise."""

@@ -27,6 +27,8 @@ _PACE = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d+)")
 _ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|taken|done)\.json")
 _ATTEMPT = re.compile(RUNS + r"[^/]+/attempts/([^/]+)/(\d{9})(\.end)?\.json")
 _OUTPUT = re.compile(RUNS + r"([^/]+)/outputs/([^/]+)/(\d{9})/(.+)", re.DOTALL)
+_ADOPTED = re.compile(RUNS + r"[^/]+/adopted/(\d{9})/([^/]+)\.json")
+_ADOPTED_ATTEMPT = re.compile(RUNS + r"[^/]+/adopted/(\d{9})/([^/]+)\.attempt-(\d{9})")
 _DONE = re.compile(RUNS + r"[^/]+/done/([^/]+)/(\d{9})-([0-9a-f]{64})")
 
 
@@ -346,13 +348,13 @@ def parse_done(key: str) -> tuple[str, int, str] | None:
 
 def parse_adopted(key: str) -> tuple[int, str] | None:
     """(submission, step id) of a key below ``adopted/``; None otherwise."""
-    match = re.fullmatch(r".*adopted/(\d{9})/([^/]+)\.json", key)
+    match = _ADOPTED.fullmatch(key)
     return (int(match[1]), match[2]) if match else None
 
 
 def parse_adopted_attempt(key: str) -> tuple[int, str, int] | None:
     """(submission, step id, attempt) of the projection of a key below ``adopted/``; None otherwise."""
-    match = re.fullmatch(r".*adopted/(\d{9})/([^/]+)\.attempt-(\d{9})", key)
+    match = _ADOPTED_ATTEMPT.fullmatch(key)
     return (int(match[1]), match[2], int(match[3])) if match else None
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from tiphys.records import AttemptEnd
 from tiphys.store import RunLayout, Store, find_record
+from tiphys_controller.cleaning.ages import in_words
 from tiphys_controller.cleaning.found import Found, What
-from tiphys_controller.cleaning.storage import in_words
 
 OVERDUE = timedelta(minutes=10)
 """So long an attempt may take to go after its end: it ends its pods, and somebody has to look."""

@@ -8,6 +8,7 @@ from tiphys.records import AlertDone
 from tiphys.store import Store, read_record
 from tiphys.store.layout import ALERTS, alert_key, parse_alert
 from tiphys.store.leftovers import leftovers
+from tiphys_controller.cleaning.ages import in_words
 from tiphys_controller.cleaning.found import Found, What
 
 UPLOADS = timedelta(days=1)
@@ -31,14 +32,6 @@ def litter(store: Store, now: datetime) -> Iterator[Found]:
         if (age := now - done.written_at) > ALERTS_DONE:
             why = f"done with {in_words(age)} ago ({done.outcome})"
             yield Found(What.ALERT, store.url, alert, why, _Removal(store, keys))
-
-
-def in_words(age: timedelta) -> str:
-    """A time in the unit that suits it."""
-    seconds = age.total_seconds()
-    units = (("days", 86400), ("h", 3600), ("min", 60))
-    unit, size = next((one for one in units if seconds >= 2 * one[1]), ("s", 1))
-    return f"{int(seconds / size)} {unit}"
 
 
 class _Removal:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from tiphys.records import SubmissionBound
 from tiphys.store import Store, Submission, list_runs, submissions
+from tiphys_controller.cleaning.ages import in_words
 from tiphys_controller.cleaning.found import Found, What
-from tiphys_controller.cleaning.storage import in_words
 from tiphys_controller.turns import cluster_of, place
 
 UNSENT = timedelta(hours=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tiphys.kube import KubeApi, cluster_name
-from tiphys.kube.resources import GPU_LEDGERS
+from tiphys.kube.resources import GPU_LEDGERS, LEDGER_NAME
 from tiphys.records import utc_now
 from tiphys.store import Store
 from tiphys_controller.alerts.inbox import Inbox
@@ -26,7 +26,6 @@ from tiphys_controller.kubernetes.view import ClusterView
 from tiphys_controller.kubernetes.watching import Watching
 from tiphys_controller.kubernetes.writer import Writer
 
-LEDGER = "default"
 Work = tuple[str, Callable[[threading.Event], None]]
 """A name, and what works until the event is set."""
 
@@ -119,7 +118,7 @@ class Automation:
             parts.view,
             lambda: _blind(parts.watching),
             lambda: submitter().cluster,
-            lambda: parts.api.get(GPU_LEDGERS, parts.home, LEDGER),
+            lambda: parts.api.get(GPU_LEDGERS, parts.home, LEDGER_NAME),
             parts.may_write,
             parts.metrics,
             parts.now,

@@ -5,7 +5,7 @@ from datetime import datetime
 from functools import partial
 
 from tiphys.kube import KubeApi, cluster_name
-from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
+from tiphys.kube.resources import GPU_LEDGERS, LEDGER_NAME, PODS, WORKFLOWS
 from tiphys.protocol.policy import PIPELINE_ANNOTATION
 from tiphys.records import RunRecord
 from tiphys.store import RunLayout, Store, find_record
@@ -43,7 +43,7 @@ class Look:
 
     def leases(self, stores: Sequence[Store], ledger_namespace: str, now: datetime) -> Iterator[Found]:
         """Leases of this namespace, in a ledger beside it, that nobody counts on."""
-        ledger, alive = self._api.get(GPU_LEDGERS, ledger_namespace, "default"), self._alive()
+        ledger, alive = self._api.get(GPU_LEDGERS, ledger_namespace, LEDGER_NAME), self._alive()
         for lease in held_leases(ledger):
             if lease.namespace != self.namespace:
                 continue

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from tiphys.errors import ConflictError, StoreError
 from tiphys.faults import failpoint
 from tiphys.kube.api import KubeApi
+from tiphys.kube.resources import LEDGER_NAME
 from tiphys.records import utc_now
 from tiphys_plugin.ledger.admission import FORGET_AFTER, admit
 from tiphys_plugin.ledger.backend import CHECK_EVERY, BookLedger, Transition
@@ -65,7 +66,7 @@ class KubernetesLedger(BookLedger):
         self,
         api: KubeApi,
         namespace: str,
-        name: str = "default",
+        name: str = LEDGER_NAME,
         *,
         clock: Callable[[], datetime] = utc_now,
         check_every: timedelta = CHECK_EVERY,

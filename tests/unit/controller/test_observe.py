@@ -154,12 +154,18 @@ def took_over(store: MemoryStore, step: str, source: str = RUN) -> None:
     store.create(RunLayout(RUN).adopted(2, step), record.to_bytes())
 
 
-def test_steps_that_were_taken_over_cost_nothing_where_keys_say_which_attempt() -> None:
+def all_taken_over() -> MemoryStore:
     store = MemoryStore()
     history = history_of(store)
     for i in range(STEPS):
         history.done(f"s{i}", parameters={"n": "5"})
         took_over(store, f"s{i}")
+    return store
+
+
+def test_steps_that_were_taken_over_cost_nothing_where_keys_say_which_attempt() -> None:
+    store = all_taken_over()
+    for i in range(STEPS):
         store.create(RunLayout(RUN).adopted_attempt(2, f"s{i}", 1), b"")
 
     assert requests_of(store) == FIXED
@@ -178,13 +184,7 @@ def test_a_step_that_ran_again_after_it_was_taken_over_is_read_about() -> None:
 
 
 def test_a_step_that_was_taken_over_costs_one_read() -> None:
-    store = MemoryStore()
-    history = history_of(store)
-    for i in range(STEPS):
-        history.done(f"s{i}", parameters={"n": "5"})
-        took_over(store, f"s{i}")
-
-    assert requests_of(store) == FIXED + STEPS
+    assert requests_of(all_taken_over()) == FIXED + STEPS
 
 
 def test_a_result_of_another_run_costs_a_listing_and_its_end_record_as_well() -> None:

@@ -14,7 +14,7 @@ import structlog
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, TiphysError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.resources import GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES
+from tiphys.kube.resources import GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, LEDGER_NAME
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.news import leaving
 from tiphys_controller.kubernetes.projections.objects import LEDGER_LABEL, Key, projections
@@ -49,7 +49,7 @@ class Projector:
         writer: Writer,
         metrics: Metrics,
         monotonic: Callable[[], float] = time.monotonic,
-        name: str = "default",
+        name: str = LEDGER_NAME,
     ) -> None:
         self._api = api
         self._namespace = namespace
