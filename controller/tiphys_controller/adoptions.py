@@ -17,7 +17,7 @@ from tiphys_controller.evidence import Adoption, StepListing
 _NOTHING = StepListing()
 
 
-class Standing(NamedTuple):
+class AdoptionState(NamedTuple):
     """``adoption`` is None where the last attempt of the step stands. Finding out took so many requests."""
 
     adoption: Adoption | None
@@ -44,7 +44,7 @@ def taken_over(keys: Iterable[str]) -> TakenOver:
     return found
 
 
-def standing(store: Store, run: str, taken: TakenOver, steps: Mapping[str, StepListing]) -> dict[str, Standing]:
+def standing(store: Store, run: str, taken: TakenOver, steps: Mapping[str, StepListing]) -> dict[str, AdoptionState]:
     """What steps stand by that were taken over, but for those whose last attempt stands, as the keys alone tell.
 
     Each costs one read, and three more requests if it is not its last attempt.
@@ -61,17 +61,17 @@ def standing(store: Store, run: str, taken: TakenOver, steps: Mapping[str, StepL
     return {step: one for (step, _), one in zip(places, found, strict=True)}
 
 
-def _standing(store: Store, layout: RunLayout, step: str, submission: int, listing: StepListing) -> Standing:
+def _standing(store: Store, layout: RunLayout, step: str, submission: int, listing: StepListing) -> AdoptionState:
     record = read_record(store, layout.adopted(submission, step), AdoptedRecord)
     last = listing.last
     own = (record.source_run, record.source_step) == (layout.run, step)
     if own and record.source_attempt == last:
-        return Standing(None, 1)
+        return AdoptionState(None, 1)
     if not last:
-        return Standing(_adoption(store, record, own), 3)
+        return AdoptionState(_adoption(store, record, own), 3)
     # Who took a result over opens no attempt afterwards; a later submission may.
     later = read_record(store, layout.attempt(step, last), AttemptClaim).submission > submission
-    return Standing(None, 2) if later else Standing(_adoption(store, record, own), 4)
+    return AdoptionState(None, 2) if later else AdoptionState(_adoption(store, record, own), 4)
 
 
 def _adoption(store: Store, record: AdoptedRecord, own: bool) -> Adoption:

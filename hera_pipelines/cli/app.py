@@ -18,7 +18,7 @@ _COMMANDS = {
     "demo": ("demo", "demo", "EXAMPLES"),
     "run": ("run", "run", "EXAMPLES"),
     "compile": ("compile", "compile_file", "EXAMPLES"),
-    "plan": ("plan", "plan", "EXAMPLES"),
+    "plan": ("plan", "plan", "PLAN_EXAMPLES"),
     "resume": ("resume", "resume", "EXAMPLES"),
     "fork": ("fork", "fork", "EXAMPLES"),
     "stop": ("stop", "stop", "EXAMPLES"),

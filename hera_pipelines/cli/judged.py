@@ -36,7 +36,7 @@ def _newest(attempts: list[Attempt]) -> Failure | None:
     return Failure(end, "".join(given))
 
 
-def in_words(failure: Failure) -> Iterator[Text]:
+def failure_lines(failure: Failure) -> Iterator[Text]:
     """For a person."""
     end, evidence = failure.end, failure.end.evidence
     cause = f" by {end.cause.words}" if end.cause else ""

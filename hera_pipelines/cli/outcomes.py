@@ -92,13 +92,13 @@ def told(unit: Unit, value: Value) -> str:
     if value is None:
         return _NONE
     if unit is Unit.TIME:
-        return duration(value)
+        return cell_duration(value)
     if unit is Unit.SHARE:
         return f"{value:.1%}"
     return f"{value:,.0f}" if unit is Unit.COUNT else f"{value:,.2f}"
 
 
-def duration(seconds: float) -> str:
+def cell_duration(seconds: float) -> str:
     """The two largest units that matter: ``3h 20m``."""
     left = round(seconds)
     counts: list[tuple[int, str]] = []

@@ -25,7 +25,7 @@ Examples:
 """
 
 WhereArgument = Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="The run, and which of its training steps.")]
-WhichArgument = Annotated[str, typer.Argument(metavar="K-STEP", help="Attempt and global step, as in 3-1200.")]
+PinnedArgument = Annotated[str, typer.Argument(metavar="K-STEP", help="Attempt and global step, as in 3-1200.")]
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="What it is kept for.")]
 
 
@@ -45,7 +45,7 @@ class Lineage(NamedTuple):
 
 
 def pin(
-    context: typer.Context, where: WhereArgument, which: WhichArgument, name: NameOption, store: StoreOption = None
+    context: typer.Context, where: WhereArgument, which: PinnedArgument, name: NameOption, store: StoreOption = None
 ) -> None:
     """Keep a checkpoint until it is unpinned, whatever else is kept. It may have several pins."""
     screen: Screen = context.obj
@@ -55,7 +55,7 @@ def pin(
 
 
 def unpin(
-    context: typer.Context, where: WhereArgument, which: WhichArgument, name: NameOption, store: StoreOption = None
+    context: typer.Context, where: WhereArgument, which: PinnedArgument, name: NameOption, store: StoreOption = None
 ) -> None:
     """Take a pin away; what the step keeps anyway stays, the rest is marked by the next pass of retention."""
     screen: Screen = context.obj

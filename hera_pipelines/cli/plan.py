@@ -12,7 +12,7 @@ from hera_pipelines.cli.changes import FromOption
 from hera_pipelines.cli.location import StoreOption, existing_store
 from hera_pipelines.cli.screen import Format, Screen
 
-EXAMPLES = """\b
+PLAN_EXAMPLES = """\b
 Examples:
   tiphys plan digits-7xk2p
   tiphys plan digits-7xk2p --from fit

@@ -12,7 +12,7 @@ from tiphys_controller.economics import Account, Phase, accounts, by_queue
 from tiphys_controller.economics.ledger import PARTS
 
 from hera_pipelines.cli.location import StoreOption, existing_store
-from hera_pipelines.cli.outcomes import duration
+from hera_pipelines.cli.outcomes import cell_duration
 from hera_pipelines.cli.screen import Format, Screen
 from tiphys.errors import StoreError, UsageError
 from tiphys.records import utc_now
@@ -175,4 +175,4 @@ def _share(value: float | None) -> str:
 def _time(seconds: float) -> str:
     if not seconds:
         return _NONE
-    return f"{seconds:.1f}s" if seconds < _BRIEF_SECONDS else duration(seconds)
+    return f"{seconds:.1f}s" if seconds < _BRIEF_SECONDS else cell_duration(seconds)

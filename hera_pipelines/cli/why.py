@@ -85,7 +85,7 @@ def why(
     if output is not Format.TABLE:
         screen.document(_document(what, holding, answers, failed), output)
         return
-    for line in chain.from_iterable(map(judged.in_words, failed)):
+    for line in chain.from_iterable(map(judged.failure_lines, failed)):
         screen.show(line)
     slow = slow_gangs(store, holding, now)
     for lease in holding:

@@ -4,7 +4,7 @@ import re
 
 from tiphys.errors import UsageError
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
@@ -19,4 +19,4 @@ def seconds(text: str) -> float:
         return float(stripped)
     if not stripped or _PART.sub("", stripped):
         raise UsageError(f"{text!r} is not a duration; write for example 10s, 5m or 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(stripped))
+    return sum(float(number) * _DURATION_UNITS[unit] for number, unit in _PART.findall(stripped))

@@ -87,7 +87,7 @@ def observed(
     if gang.min_members is None or made_by is None:
         return gangs.observation(gang, made_by, found, status)
     crash = find_record(call.store, call.layout.attempt_crash(attempt.step, attempt.attempt), CrashRecord)
-    return elastic.observation(gang, gang.min_members, found, status, crashed=crash is not None)
+    return elastic.elastic_observation(gang, gang.min_members, found, status, crashed=crash is not None)
 
 
 def end_failed(call: StepCall, attempt: AttemptClaim, seen: Observation, unjudged: str = "") -> AttemptEnd:

@@ -5,13 +5,13 @@ import re
 
 from tiphys.errors import UsageError
 
-_UNITS: dict[str, int] = {
+_MEMORY_UNITS: dict[str, int] = {
     **{unit: 1024 ** (power + 1) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"))},
     **{unit: 1000 ** (power + 1) for power, unit in enumerate(("k", "M", "G", "T", "P"))},
     "": 1,
 }
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([KMGTP]i|[kMGTP]|)")
-_MI = _UNITS["Mi"]
+_MI = _MEMORY_UNITS["Mi"]
 
 
 def memory_bytes(text: str | int, where: str) -> int:
@@ -19,7 +19,7 @@ def memory_bytes(text: str | int, where: str) -> int:
     found = _AMOUNT.fullmatch(str(text).strip())
     if found is None or float(found[1]) == 0:
         raise UsageError(f"{where}: {text!r} is not an amount of memory; write it like 8Gi or 512M")
-    return math.ceil(float(found[1]) * _UNITS[found[2]])
+    return math.ceil(float(found[1]) * _MEMORY_UNITS[found[2]])
 
 
 def memory_quantity(size_bytes: int) -> str:

@@ -87,15 +87,15 @@ class Lines:
 
 def lines_of(queues: Queues, waiting: Sequence[Waiting]) -> Lines:
     """The lines of all who wait; remembered for the last few. Whoever stands in them was last seen at any time."""
-    known = _latest.find(lambda one: one.is_of(queues, waiting))
+    known = _latest_queues.find(lambda one: one.is_of(queues, waiting))
     if known is None:
-        last = _latest.newest
+        last = _latest_queues.newest
         known = last.after(waiting) if last is not None and last.queues is queues else None
-        known = _latest.remember(known or Lines(queues, waiting))
+        known = _latest_queues.remember(known or Lines(queues, waiting))
     return known
 
 
-_latest: Latest[Lines] = Latest(4)
+_latest_queues: Latest[Lines] = Latest(4)
 _arrival = attrgetter("arrival")
 _request = attrgetter("request")
 _by_place = attrgetter("place")

@@ -97,11 +97,11 @@ class Standing:
 
 def standing(queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> Standing:
     """Where these leases stand; remembered for the last few."""
-    known = _latest.find(lambda one: one.is_of(queues, leases, history))
+    known = _latest_states.find(lambda one: one.is_of(queues, leases, history))
     if known is None:
-        last = _latest.newest
+        last = _latest_states.newest
         known = last.after(leases, history) if last is not None and last.queues is queues else None
-        known = _latest.remember(known or Standing(queues, leases, history))
+        known = _latest_states.remember(known or Standing(queues, leases, history))
     return known
 
 
@@ -122,7 +122,7 @@ def end_time(end: End) -> datetime:
     return end[0]
 
 
-_latest: Latest[Standing] = Latest(8)
+_latest_states: Latest[Standing] = Latest(8)
 
 
 def _promised(leases: Sequence[Lease]) -> frozenset[tuple[str, str]]:

@@ -39,7 +39,7 @@ def _first_fit(
 ) -> Iterator[Start]:
     capacity = Capacity(queues, tuple(leases))
     too_large: set[tuple[str, str | None, int | None, int, str]] = set()
-    for queue, one in _by_arrival(queues, waiting):
+    for queue, one in _pending_by_arrival(queues, waiting):
         kind = (queue.name, one.request.gpu_type, one.request.min_gpu_memory_mb, one.request.gpus, one.request.spot)
         pool = next(iter(capacity.fitting(queue, one.request)), None) if kind not in too_large else None
         if pool is not None:
@@ -52,7 +52,7 @@ def _first_fit(
             return
 
 
-def _by_arrival(queues: Queues, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
+def _pending_by_arrival(queues: Queues, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
     """Everybody whose queue admits at all."""
     for one in sorted(waiting, key=lambda one: one.arrival):
         queue = queues.find(one.request.queue)

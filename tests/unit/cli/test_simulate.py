@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hera_pipelines.cli import main
-from hera_pipelines.cli.outcomes import duration
+from hera_pipelines.cli.outcomes import cell_duration
 
 QUEUES = (
     'queues:\n  - {name: research, gpus: {"*": 4}, cohort: lab}\n  - {name: nightly, gpus: {"*": 0}, cohort: lab}\n'
@@ -202,7 +202,7 @@ def test_a_picture_that_cannot_be_written_is_an_error(desk):
     ],
 )
 def test_durations_are_told_in_two_units(seconds, words):
-    assert duration(seconds) == words
+    assert cell_duration(seconds) == words
 
 
 def test_the_page_shows_what_happens(desk):

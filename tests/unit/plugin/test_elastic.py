@@ -255,6 +255,6 @@ def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(her
 def test_what_it_could_not_go_on_without_decides(
     found: list[PodStatus], crashed: bool, cause: Cause, evidence: str
 ) -> None:
-    verdict = classify(elastic.observation(GANG, 2, found, "Failed", crashed=crashed))
+    verdict = classify(elastic.elastic_observation(GANG, 2, found, "Failed", crashed=crashed))
     assert verdict.cause is cause
     assert evidence in verdict.evidence

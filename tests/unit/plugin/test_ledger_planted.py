@@ -45,7 +45,7 @@ def in_file(tmp_path) -> Opening:
 
 
 def walk(opening: Opening) -> None:
-    for known in (standing._latest.clear, lines._latest.clear, line._look.cache_clear, RULES.terms.clear):
+    for known in (standing._latest_states.clear, lines._latest_queues.clear, line._look.cache_clear, RULES.terms.clear):
         known()  # what a bug has worked out is no truth for the next
     for seed in SEEDS:
         clock = Clock()

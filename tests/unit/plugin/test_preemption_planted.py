@@ -41,7 +41,7 @@ def rules(source: random.Random) -> Queues:
 
 def walk() -> None:
     """Trainings come, others make room, and some choices are marked only after the book has moved on."""
-    standing._latest.clear()  # what a bug has worked out is no truth for the next
+    standing._latest_states.clear()  # what a bug has worked out is no truth for the next
     for seed in SEEDS:
         source = random.Random(seed)
         arena = Arena(rules(source), {f"u{number}": source.choice([0.0, 1.0, 9.0]) for number in range(12)})

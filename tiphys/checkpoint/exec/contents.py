@@ -121,7 +121,7 @@ def read_index(document: bytes) -> Index:
             f"the checkpoint's index has format {content.get('format')!r}, this version of Tiphys reads format 1; "
             "use an image with the version that wrote it"
         )
-    entries = {fields["path"]: _entry(fields) for fields in content["entries"]}
+    entries = {fields["path"]: _parse_entry(fields) for fields in content["entries"]}
     for path, entry in entries.items():
         if any(part in ("", ".", "..") for part in path.split("/")) or _problem(path, entry, ""):
             raise IntegrityError(f"the index names {path!r}, which cannot lie in a checkpoint")
@@ -147,7 +147,7 @@ def _fields(entry: Entry) -> dict[str, Any]:
     return {"kind": "file", "mode": entry.mode, "size": entry.size, "modified_ns": entry.modified_ns}
 
 
-def _entry(fields: dict[str, Any]) -> Entry:
+def _parse_entry(fields: dict[str, Any]) -> Entry:
     return Entry(
         kind=fields["kind"],
         mode=fields.get("mode", 0),

@@ -62,14 +62,14 @@ def _below(folder: Path, prefix: str, ignored: Sequence[str]) -> Iterator[tuple[
             continue
         try:
             found = entry.stat(follow_symlinks=False)
-            yield prefix + entry.name, _entry(entry, found)
+            yield prefix + entry.name, _stat_entry(entry, found)
         except FileNotFoundError:
             continue
         if stat.S_ISDIR(found.st_mode):
             yield from _below(Path(entry.path), f"{prefix}{entry.name}/", ignored)
 
 
-def _entry(entry: "os.DirEntry[str]", found: os.stat_result) -> Entry:
+def _stat_entry(entry: "os.DirEntry[str]", found: os.stat_result) -> Entry:
     if stat.S_ISREG(found.st_mode):
         return entry_of(found)
     if stat.S_ISDIR(found.st_mode):
