@@ -13,7 +13,9 @@ from tiphys_plugin.cluster import PodStatus
 from tiphys_plugin.gangs import TOLD_BY_ARGO, began, by_end_of, called
 
 
-def elastic_observation(gang: Gang, fewest: int, found: Sequence[PodStatus], status: str, *, crashed: bool) -> Observation:
+def elastic_observation(
+    gang: Gang, fewest: int, found: Sequence[PodStatus], status: str, *, crashed: bool
+) -> Observation:
     """What is known of the end; ``gang`` has as many members as were started, and needs ``fewest``.
 
     ``crashed``: the training program itself has left word that it failed.

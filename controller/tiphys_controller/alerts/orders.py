@@ -13,10 +13,10 @@ from tiphys.records.names import LONGEST_RUN_NAME
 from tiphys.store import RunLayout, Store, append_events, claim, find_record, read_record, submissions
 from tiphys.store.layout import ALERTS, alert_key, parse_alert
 from tiphys_controller.alerts.rules import AlertAction, Move, Rules, Situation, next_move, rule_for
-from tiphys_controller.automatic.attendant import Attendant, RunKey
+from tiphys_controller.automatic.attendant import Attendant
 from tiphys_controller.automatic.decide import Action
 from tiphys_controller.automatic.limits import Mode
-from tiphys_controller.automatic.observed import Observed, Standing
+from tiphys_controller.automatic.observed import Observed, RunKey, Standing
 
 _ALERT_DIGITS = 8
 _log = structlog.get_logger()

@@ -20,15 +20,12 @@ from tiphys_controller.automatic.decide import Action, Decision, decide
 from tiphys_controller.automatic.health import Health, distrust
 from tiphys_controller.automatic.limits import Limits, Mode
 from tiphys_controller.automatic.look import look
-from tiphys_controller.automatic.observed import Observed, Standing
+from tiphys_controller.automatic.observed import Observed, RunKey, Standing
 from tiphys_controller.automatic.rate import TokenBucket
 from tiphys_controller.resuming import Resumed
 from tiphys_controller.submitter import ClusterSubmitter
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-
-RunKey = tuple[str, str]
-"""Namespace and name of a run."""
 
 
 class Attended(NamedTuple):

@@ -13,6 +13,10 @@ from tiphys_controller.turns import cluster_of
 _NOTHING = Advance()
 
 
+RunKey = tuple[str, str]
+"""Namespace and name of a run."""
+
+
 class Standing(StrEnum):
     """Where the last submission of a run stands."""
 

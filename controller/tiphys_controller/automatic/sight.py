@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable
 
-from tiphys_controller.automatic.attendant import RunKey
 from tiphys_controller.automatic.health import Health
 from tiphys_controller.automatic.limits import Limits
+from tiphys_controller.automatic.observed import RunKey
 
 
 class Sight:

@@ -11,7 +11,8 @@ from tiphys.store import RunLayout, Store, find_record
 from tiphys_controller.alerts.inbox import Inbox
 from tiphys_controller.alerts.orders import Orders
 from tiphys_controller.alerts.rules import Rules, run_label, workflow_label
-from tiphys_controller.automatic.attendant import Attendant, RunKey
+from tiphys_controller.automatic.attendant import Attendant
+from tiphys_controller.automatic.observed import RunKey
 from tiphys_controller.kubernetes.metrics import Metrics
 from tiphys_controller.kubernetes.news import alert_handled
 from tiphys_controller.kubernetes.place import find_place

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tiphys_controller.automatic.attendant import RunKey
+from tiphys_controller.automatic.observed import RunKey
 from tiphys_controller.automatic.sight import Sight
 from tiphys_controller.kubernetes.seen import SeenWorkflow
 

@@ -7,10 +7,10 @@ import structlog
 from tiphys.errors import TiphysError
 from tiphys.records import utc_now
 from tiphys.store import Store
-from tiphys_controller.automatic.attendant import Attended, RunKey
+from tiphys_controller.automatic.attendant import Attended
 from tiphys_controller.automatic.decide import Action
 from tiphys_controller.automatic.limits import Limits, Mode
-from tiphys_controller.automatic.observed import Observed, Standing
+from tiphys_controller.automatic.observed import Observed, RunKey, Standing
 from tiphys_controller.economics.account import accounts
 from tiphys_controller.economics.spans import Phase
 from tiphys_controller.kubernetes.followed import Followed

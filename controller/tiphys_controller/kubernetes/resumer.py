@@ -16,9 +16,10 @@ import structlog
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.store import Store, list_runs
-from tiphys_controller.automatic.attendant import Attendant, Attended, RunKey
+from tiphys_controller.automatic.attendant import Attendant, Attended
 from tiphys_controller.automatic.decide import Action
 from tiphys_controller.automatic.limits import Limits
+from tiphys_controller.automatic.observed import RunKey
 from tiphys_controller.automatic.sight import Sight
 from tiphys_controller.kubernetes.followed import AGAIN_SECONDS, LATER_SECONDS, NEVER, Followed, Known, Register
 from tiphys_controller.kubernetes.place import find_place
