@@ -4,17 +4,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hera_pipelines.authoring.best_trial import best
+    from hera_pipelines.authoring.containers import Step, Train
+    from hera_pipelines.authoring.cron import CronPipeline
+    from hera_pipelines.authoring.functions import step, train
+    from hera_pipelines.authoring.loading import load_pipeline
+    from hera_pipelines.authoring.pipeline import Pipeline
+    from hera_pipelines.authoring.plugins import PluginTemplate
+    from hera_pipelines.authoring.policies import (
+        AKS_SPOT,
+        EKS_SPOT,
+        GKE_SPOT,
+        KARPENTER_SPOT,
+        AutoResume,
+        Checkpoints,
+        Drift,
+        Retries,
+    )
     from hera_pipelines.compile.settings import SharedVolume, Spot
-    from hera_pipelines.containers import Step, Train
-    from hera_pipelines.cron import CronPipeline
-    from hera_pipelines.drift import Drift
-    from hera_pipelines.functions import step, train
-    from hera_pipelines.loading import load_pipeline
-    from hera_pipelines.pipeline import Pipeline
-    from hera_pipelines.plugins import PluginTemplate
-    from hera_pipelines.policies import AKS_SPOT, EKS_SPOT, GKE_SPOT, KARPENTER_SPOT, AutoResume, Checkpoints, Retries
     from hera_pipelines.sweeps import choice, grid, integers, log_uniform, random_search, uniform
-    from hera_pipelines.sweeps.best import best
 
 __all__ = [
     "AKS_SPOT",
@@ -47,18 +55,19 @@ __all__ = [
 # Importing Hera takes half a second, and neither the `tiphys` command nor a training program should wait for it.
 _HOMES = {
     **dict.fromkeys(("SharedVolume", "Spot"), "compile.settings"),
-    **dict.fromkeys(("Step", "Train"), "containers"),
-    **dict.fromkeys(("step", "train"), "functions"),
+    **dict.fromkeys(("Step", "Train"), "authoring.containers"),
+    **dict.fromkeys(("step", "train"), "authoring.functions"),
     **dict.fromkeys(
-        ("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "AutoResume", "Checkpoints", "Retries"), "policies"
+        ("AKS_SPOT", "EKS_SPOT", "GKE_SPOT", "KARPENTER_SPOT", "AutoResume", "Checkpoints", "Retries"),
+        "authoring.policies",
     ),
     **dict.fromkeys(("choice", "grid", "integers", "log_uniform", "random_search", "uniform"), "sweeps"),
-    "best": "sweeps.best",
-    "CronPipeline": "cron",
-    "Drift": "drift",
-    "Pipeline": "pipeline",
-    "PluginTemplate": "plugins",
-    "load_pipeline": "loading",
+    "best": "authoring.best_trial",
+    "CronPipeline": "authoring.cron",
+    "Drift": "authoring.policies",
+    "Pipeline": "authoring.pipeline",
+    "PluginTemplate": "authoring.plugins",
+    "load_pipeline": "authoring.loading",
 }
 
 

@@ -14,16 +14,14 @@ import structlog
 
 from tiphys.errors import TiphysError
 from tiphys.kube import connect
-from tiphys.logs import log_json
+from tiphys.service.logging import log_json
 from tiphys.store import TenantStores
-from tiphys_controller.alerts.inbox import Inbox
 from tiphys_controller.alerts.rules import NOTIFY_OF_ALL, read_rules
-from tiphys_controller.automatic.limits import Limits, Mode
-from tiphys_controller.http.calls import Calls
-from tiphys_controller.http.door import Door
-from tiphys_controller.kubernetes.automation import submitter_of
-from tiphys_controller.kubernetes.controller import Controller, Surroundings
-from tiphys_controller.kubernetes.health import HealthServer
+from tiphys_controller.alerts.webhook import Inbox
+from tiphys_controller.auto_resume.state import Limits, Mode
+from tiphys_controller.kubernetes.controller import Controller, HealthServer, Surroundings, submitter_of
+from tiphys_controller.server.access import Door
+from tiphys_controller.server.routes import Calls
 
 _POD_NAME = "POD_NAME"
 _log = structlog.get_logger()

@@ -10,32 +10,36 @@ import typer
 from typer.main import get_command
 
 import tiphys
-from hera_pipelines.cli.failures import EXIT_CODES, report
+from hera_pipelines.cli.error_messages import EXIT_CODES, report
 from hera_pipelines.cli.screen import Screen
 
 # Where each command is, and the names of its function and of its examples there.
 _COMMANDS = {
-    "demo": ("demo", "demo", "EXAMPLES"),
-    "run": ("run", "run", "EXAMPLES"),
-    "compile": ("compile", "compile_file", "EXAMPLES"),
-    "plan": ("plan", "plan", "PLAN_EXAMPLES"),
-    "resume": ("resume", "resume", "EXAMPLES"),
-    "fork": ("fork", "fork", "EXAMPLES"),
-    "stop": ("stop", "stop", "EXAMPLES"),
-    "why": ("why", "why", "EXAMPLES"),
-    "runs": ("runs", "runs", "RUNS_EXAMPLES"),
-    "get": ("runs", "get", "GET_EXAMPLES"),
-    "lineage": ("lineage", "lineage", "EXAMPLES"),
-    "sweep": ("sweep", "sweep", "EXAMPLES"),
-    "events": ("events", "events", "EXAMPLES"),
-    "report": ("report", "report", "EXAMPLES"),
-    "gc": ("gc", "gc", "EXAMPLES"),
-    "janitor": ("janitor", "janitor", "EXAMPLES"),
-    "simulate": ("simulate", "simulate", "EXAMPLES"),
-    "verify": ("verify", "verify", "EXAMPLES"),
-    "doctor": ("doctor", "doctor", "EXAMPLES"),
+    "demo": ("demo.command", "demo", "EXAMPLES"),
+    "run": ("cli.commands.run", "run", "EXAMPLES"),
+    "compile": ("cli.commands.compile", "compile_file", "EXAMPLES"),
+    "plan": ("cli.commands.resume", "plan", "PLAN_EXAMPLES"),
+    "resume": ("cli.commands.resume", "resume", "EXAMPLES"),
+    "fork": ("cli.commands.fork", "fork", "EXAMPLES"),
+    "stop": ("cli.commands.stop", "stop", "EXAMPLES"),
+    "why": ("cli.quota_commands.why", "why", "EXAMPLES"),
+    "runs": ("cli.commands.runs", "runs", "RUNS_EXAMPLES"),
+    "get": ("cli.commands.runs", "get", "GET_EXAMPLES"),
+    "lineage": ("cli.commands.lineage", "lineage", "EXAMPLES"),
+    "sweep": ("cli.commands.sweep", "sweep", "EXAMPLES"),
+    "events": ("cli.commands.runs", "events", "EXAMPLES"),
+    "report": ("cli.commands.report", "report", "EXAMPLES"),
+    "gc": ("cli.commands.gc", "gc", "EXAMPLES"),
+    "janitor": ("cli.commands.janitor", "janitor", "EXAMPLES"),
+    "simulate": ("cli.quota_commands.simulate", "simulate", "EXAMPLES"),
+    "verify": ("cli.commands.verify", "verify", "EXAMPLES"),
+    "doctor": ("cli.commands.doctor", "doctor", "EXAMPLES"),
 }
-_GROUPS = ("checkpoint", "queues", "nodes")
+_GROUPS = {
+    "checkpoint": "cli.commands.checkpoint",
+    "queues": "cli.quota_commands.queues",
+    "nodes": "cli.quota_commands.nodes",
+}
 
 # These may stand anywhere on the line, as with kubectl.
 _ANYWHERE = ("--quiet", "--verbose", "--no-color")
@@ -83,11 +87,11 @@ def _application(given: Sequence[str]) -> typer.Typer:
     first = next((argument for argument in given if argument not in _ANYWHERE), None)
     for name, (module, function, examples) in _COMMANDS.items():
         if first == name or first not in (*_COMMANDS, *_GROUPS):
-            found = import_module(f"hera_pipelines.cli.{module}")
+            found = import_module(f"hera_pipelines.{module}")
             app.command(name, epilog=getattr(found, examples))(getattr(found, function))
-    for name in _GROUPS:
+    for name, module in _GROUPS.items():
         if first == name or first not in (*_COMMANDS, *_GROUPS):
-            app.add_typer(import_module(f"hera_pipelines.cli.{name}").app, name=name)
+            app.add_typer(import_module(f"hera_pipelines.{module}").app, name=name)
     return app
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 
 _SUFFIX = "-executor-plugin"
 _MANDATORY: dict[str, Callable[[Manifest], object]] = {

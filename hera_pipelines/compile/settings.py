@@ -4,13 +4,21 @@ It rides in the annotation ``tiphys.dev/step`` of the author's own template, so
 that compile stays a function from one document to another and a template that
 was written as YAML can ask for the same. In the compiled Workflow the
 annotation's place is taken by the `StepSpec`.
+
+What compile is told beside the Workflow itself.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
 from tiphys.errors import UsageError
+from tiphys.protocol.auto_resume_policy import AutoResumePolicy
+from tiphys.protocol.drift_policy import DriftPolicy
 from tiphys.protocol.gang import Gang
-from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
+from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
 
 
 class _Setting(BaseModel):
@@ -69,3 +77,31 @@ class StepSettings(_Setting):
                 f"template {template!r}: its annotation tiphys.dev/step is not valid at {where}: {first['msg']}; "
                 "let @step or @train write it"
             ) from error
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Facts about the pipeline and the place it will run in.
+
+    Attributes:
+        pipeline: Name of the pipeline; empty: the Workflow's name, or its
+            generateName without the final ``-``.
+        store: URL of the run store, such as ``s3://ml/tiphys``; empty: steps
+            learn none, and checkpoints need a shared volume.
+        run_name: Name of the run, made from workflow parameters, such as
+            ``digits-lr{lr}``; empty: the parameter ``tiphys-run`` decides.
+        queues: Queues that exist. A step that names another is refused. None
+            skips the check.
+        executor_plugin: The executor plugin that the Workflow brings along, as
+            an ExecutorPlugin or its ConfigMap; None: Argo is set up with one.
+        auto_resume: When its runs go on by themselves; None: never.
+        drift: What may change when its runs go on; None: the default.
+    """
+
+    pipeline: str = ""
+    store: str = ""
+    run_name: str = ""
+    queues: frozenset[str] | None = None
+    executor_plugin: Mapping[str, Any] | None = None
+    auto_resume: AutoResumePolicy | None = None
+    drift: DriftPolicy | None = None

@@ -1,22 +1,89 @@
-"""compile: the one road from a Hera pipeline to a Workflow that Argo can run."""
+"""compile: the one road from a Hera pipeline to a Workflow that Argo can run.
+
+What Argo's pages show of a Workflow before anybody keeps it up to date, in place of a generated name.
+
+The workflow's end: finalize, beside the author's own exit handler.
+"""
 
 import copy
+from collections.abc import Mapping
 
+from hera_pipelines.compile import references as names
 from hera_pipelines.compile.executor_plugins import executor_plugin
-from hera_pipelines.compile.exit import exit_templates
-from hera_pipelines.compile.gated import GatedStep, find_gated, settings_text
-from hera_pipelines.compile.limits import limit_open_nodes
-from hera_pipelines.compile.names import ITEM
-from hera_pipelines.compile.narration import narrate
-from hera_pipelines.compile.operations import run_identity
-from hera_pipelines.compile.options import CompileOptions
-from hera_pipelines.compile.references import add_dependencies
-from hera_pipelines.compile.refusals import check_steps, check_workflow
-from hera_pipelines.compile.shapes import step_templates
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION
-from tiphys.protocol.drift import DRIFT_ANNOTATION
-from tiphys.protocol.pipeline import Manifest, parameters_of, template
-from tiphys.protocol.policy import PIPELINE_ANNOTATION, RUN_PARAMETER, STORE_ANNOTATION, SUBMISSION_PARAMETER
+from hera_pipelines.compile.gated_step import GatedStep, find_gated, listed, settings_text
+from hera_pipelines.compile.plugin_templates import Identity, finalize_template, run_identity
+from hera_pipelines.compile.references import ITEM, add_dependencies
+from hera_pipelines.compile.retries import limit_open_nodes
+from hera_pipelines.compile.settings import CompileOptions
+from hera_pipelines.compile.templates import step_templates
+from hera_pipelines.compile.validate import check_steps, check_workflow
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
+from tiphys.protocol.compiled_workflow import Manifest, parameters_of, template
+from tiphys.protocol.drift_policy import DRIFT_ANNOTATION
+from tiphys.protocol.step_spec import (
+    DESCRIPTION_ANNOTATION,
+    NARRATED_ANNOTATION,
+    PIPELINE_ANNOTATION,
+    RUN_PARAMETER,
+    STORE_ANNOTATION,
+    SUBMISSION_PARAMETER,
+    TITLE_ANNOTATION,
+)
+
+
+def narrate(annotations: Mapping[str, str], pipeline: str, store: str) -> dict[str, str]:
+    """``annotations`` with title and description, where the author gave none, and a note which of them are ours."""
+    kept = f" Its steps and checkpoints are kept in `{store}`." if store else ""
+    texts = {TITLE_ANNOTATION: pipeline, DESCRIPTION_ANNOTATION: f"Pipeline `{pipeline}`.{kept}"}
+    ours = [name for name in texts if name not in annotations]
+    if not ours:
+        return dict(annotations)
+    names = ",".join(name.rpartition("/")[2] for name in ours)
+    return {**annotations, **{name: texts[name] for name in ours}, NARRATED_ANNOTATION: names}
+
+
+def exit_templates(manifest: Manifest, identity: Identity) -> list[Manifest]:
+    """Make finalize the exit handler of ``manifest`` and return the templates that takes.
+
+    An author's handler runs in the same group of steps, so neither can keep the
+    other from running, and its failure still fails the workflow.
+    """
+    spec = manifest["spec"]
+    handler = _authors_handler(manifest)
+    finalize = finalize_template(identity)
+    if handler is None:
+        spec["onExit"] = names.FINALIZE
+        return [finalize]
+    spec["onExit"] = names.EXIT
+    group = [handler, {"name": "finalize", "template": names.FINALIZE}]
+    return [{"name": names.EXIT, "steps": [group]}, finalize]
+
+
+def _authors_handler(manifest: Manifest) -> Manifest | None:
+    spec = manifest["spec"]
+    hook = (spec.get("hooks") or {}).pop("exit", None)
+    if not spec.get("hooks"):
+        spec.pop("hooks", None)
+    # Where both are given, Argo runs onExit and never the hook.
+    if template := spec.get("onExit"):
+        return _step(template, _workflow_arguments(manifest, template))
+    if hook is None:
+        return None
+    step = {field: hook[field] for field in ("template", "templateRef", "arguments") if hook.get(field)}
+    return {"name": "handler", **step}
+
+
+def _step(template: str, arguments: Manifest) -> Manifest:
+    return {"name": "handler", "template": template, **({"arguments": arguments} if arguments else {})}
+
+
+def _workflow_arguments(manifest: Manifest, template: str) -> Manifest:
+    """What Argo would have handed to an exit handler itself: the workflow's parameters of the same names."""
+    known = {p["name"] for p in listed(manifest["spec"], "arguments", "parameters")}
+    handler: Manifest = next((t for t in manifest["spec"]["templates"] if t.get("name") == template), {})
+    wanted = [p["name"] for p in listed(handler, "inputs", "parameters") if p["name"] in known]
+    values = [{"name": name, "value": f"{{{{workflow.parameters.{name}}}}}"} for name in wanted]
+    return {"parameters": values} if values else {}
 
 
 def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) -> Manifest:

@@ -4,13 +4,17 @@ It exists so that the demo trains something real without a framework: every
 number comes from float32 arithmetic in a fixed order and from one seeded
 generator whose state is part of the training state, so the same seed gives the
 same bits, interrupted or not.
+
+The bundled digits, and the one file in which the steps hand them on.
 """
 
 from itertools import pairwise
-from typing import TypedDict
+from pathlib import Path
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
 
 Array = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -103,3 +107,30 @@ def _shifted(images: Array, generator: np.random.Generator) -> Array:
     columns = right[:, None, None] + window[None, None, :]
     moved: Array = padded[np.arange(count)[:, None, None], rows, columns].reshape(count, -1)
     return moved
+
+
+class Split(NamedTuple):
+    """Images as rows of 64 values from 0 to 1, and their digits; never the same image in both parts."""
+
+    train_images: Array
+    train_labels: Labels
+    test_images: Array
+    test_labels: Labels
+
+
+def bundled_digits() -> tuple[Array, Labels]:
+    """scikit-learn's copy of the UCI hand-written digits: 1,797 images of 8×8, values from 0 to 16."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # takes a second to import, and two of the four programs do without
+
+    bunch = load_digits()
+    return bunch.data.astype(np.float32), bunch.target.astype(np.int64)
+
+
+def write_split(path: Path, split: Split) -> None:
+    """Write ``split`` as safetensors: the same arrays give the same bytes."""
+    save_file({name: np.ascontiguousarray(array) for name, array in split._asdict().items()}, path)
+
+
+def read_split(path: Path) -> Split:
+    """Read what `write_split` wrote."""
+    return Split(**load_file(path))

@@ -5,8 +5,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from hera_pipelines.demo.data import Split, bundled_digits, write_split
-from hera_pipelines.demo.network import Array, Labels
+from hera_pipelines.demo.network import Array, Labels, Split, bundled_digits, write_split
 from tiphys import outputs
 
 TEST_SHARE = 0.2

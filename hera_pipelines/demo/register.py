@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from safetensors.numpy import load_file
 
-from hera_pipelines.demo.data import read_split
-from hera_pipelines.demo.network import accuracy
+from hera_pipelines.demo.network import accuracy, read_split
 from tiphys import inputs, outputs
 
 

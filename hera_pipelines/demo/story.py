@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hera_pipelines.demo.digits as pipeline_file
-from hera_pipelines.demo import sabotage
-from hera_pipelines.demo.engine import Engine, PromiseBrokenError
-from hera_pipelines.demo.facts import TRAIN, RunFacts
-from hera_pipelines.demo.narrator import Narrator
-from hera_pipelines.demo.steplog import Executed, executed_again, seconds_lost
+from hera_pipelines.demo import fault_injection as sabotage
+from hera_pipelines.demo.facts import TRAIN, Executed, RunFacts, executed_again, seconds_lost
+from hera_pipelines.demo.fault_injection import Engine, PromiseBrokenError
+from hera_pipelines.demo.narration import Narrator
 from tiphys.records import CheckpointRef
 from tiphys.store import DirectoryStore
 

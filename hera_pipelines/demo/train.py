@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 from safetensors.numpy import save_file
 
-from hera_pipelines.demo.data import Split, read_split
-from hera_pipelines.demo.network import TrainingState, accuracy, initial_state, train_step
-from hera_pipelines.demo.steplog import StepLog
+from hera_pipelines.demo.facts import StepLog
+from hera_pipelines.demo.network import Split, TrainingState, accuracy, initial_state, read_split, train_step
 from tiphys import checkpoint, inputs, outputs
 
 REPORT_EVERY = 100

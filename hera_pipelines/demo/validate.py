@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import typer
 
-from hera_pipelines.demo.data import bundled_digits
-from hera_pipelines.demo.network import PIXELS, Array, Labels
+from hera_pipelines.demo.network import PIXELS, Array, Labels, bundled_digits
 from tiphys import outputs
 
 

@@ -4,12 +4,10 @@ Picture and tree of a lineage are made from the same `Lineage`, collapsed by the
 same rule, so that they never tell different stories.
 """
 
-from hera_pipelines.draw.model import Dot, Ending, Lane, Lineage, Place
-from hera_pipelines.draw.reading import lineages_of
-from hera_pipelines.draw.rehearsal import Band, Rehearsal, largest, rehearsal_of
-from hera_pipelines.draw.rehearsal_svg import rehearsal_svg
-from hera_pipelines.draw.svg import lineage_svg
-from hera_pipelines.draw.terminal import lineage_tree
+from hera_pipelines.draw.lineage_graph import Dot, Ending, Lane, Lineage, Place, lineages_of
+from hera_pipelines.draw.lineage_svg import lineage_svg
+from hera_pipelines.draw.lineage_text import lineage_tree
+from hera_pipelines.draw.simulation_svg import Band, Rehearsal, largest, rehearsal_of, rehearsal_svg
 
 __all__ = [
     "Band",

@@ -1,0 +1,1 @@
+"""The local engine: runs a compiled Workflow with real processes and no cluster."""

@@ -11,24 +11,19 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from tiphys_plugin.cluster import DirectoryCluster
+from tiphys_plugin.cluster.interface import DirectoryCluster
 
-from hera_pipelines.local.agent import Agent, PluginEndpoint, WorkflowIdentity
-from hera_pipelines.local.attempt import log_of
-from hera_pipelines.local.bucket import Bucket
-from hera_pipelines.local.changes import NodeChange, NodePhase
-from hera_pipelines.local.check import check
-from hera_pipelines.local.definitions import Definitions
 from hera_pipelines.local.interpreter import Call, Interpreter
-from hera_pipelines.local.live import LiveObject, created, workflow_variables
-from hera_pipelines.local.lock import hold
-from hera_pipelines.local.nodes import Node, NodeTable
-from hera_pipelines.local.pods import Pods
-from hera_pipelines.local.shutdown import STOP, TERMINATE, Shutdown
-from hera_pipelines.local.signals import interrupts
-from hera_pipelines.local.surroundings import Surroundings
-from hera_pipelines.local.volumes import Volumes
-from tiphys.protocol.pipeline import Manifest
+from hera_pipelines.local.nodes import Node, NodeChange, NodePhase, NodeTable
+from hera_pipelines.local.plugin_client import Agent, PluginEndpoint, WorkflowIdentity
+from hera_pipelines.local.pods.artifacts import Bucket
+from hera_pipelines.local.pods.pod import Pods
+from hera_pipelines.local.pods.pod_files import Volumes, log_of
+from hera_pipelines.local.pods.process import Surroundings
+from hera_pipelines.local.shutdown import STOP, TERMINATE, Shutdown, hold, interrupts
+from hera_pipelines.local.supported import check
+from hera_pipelines.local.workflow_object import Definitions, LiveObject, created, workflow_variables
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import utc_now
 from tiphys.store import Store
 

@@ -2,35 +2,208 @@
 
 Argo looks at all nodes again on every event. Here each node is a coroutine that
 waits for its children, which gives the same order of phases and is far shorter.
+
+A steps node: groups one after the other, the steps of a group at the same time.
+
+A DAG node: starts each task once all that it waits for has ended.
 """
 
 import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import reduce
 
-from hera_pipelines.local.agent import Agent
-from hera_pipelines.local.attempt import Pod
-from hera_pipelines.local.binding import bind, fill_in
-from hera_pipelines.local.changes import NodePhase
-from hera_pipelines.local.conditions import holds
-from hera_pipelines.local.dag import run_dag
-from hera_pipelines.local.definitions import Definitions
-from hera_pipelines.local.durations import seconds
-from hera_pipelines.local.gangs import Members, gang_of, member_templates, run_members
-from hera_pipelines.local.names import attempt_name, pod_name
-from hera_pipelines.local.nodes import Node, NodeTable
-from hera_pipelines.local.pods import Pods
+from hera_pipelines.local.arguments import Scope, Variables, bind, fill_in, inputs_of, of_node, outputs_of
+from hera_pipelines.local.dag_state import EMPTY_FAN_OUT, Graph, TaskState, expand, is_fan_out, tolerates
+from hera_pipelines.local.expressions.govaluate import holds
+from hera_pipelines.local.nodes import Node, NodePhase, NodeTable, Verdict, attempt_name, group_name, pod_name
+from hera_pipelines.local.plugin_client import Agent
+from hera_pipelines.local.pods.gang_pods import Members, gang_of, member_templates, run_members
+from hera_pipelines.local.pods.pod import Pods
+from hera_pipelines.local.pods.pod_files import Pod, Volumes
 from hera_pipelines.local.retry import Again, GiveUp, Observation, RetryStrategy, Wait, attempt_variables
-from hera_pipelines.local.scope import Variables
 from hera_pipelines.local.shutdown import Shutdown
-from hera_pipelines.local.steps import run_steps
-from hera_pipelines.local.verdict import Verdict
-from hera_pipelines.local.volumes import Volumes
+from hera_pipelines.local.workflow_object import Definitions
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.quantities import seconds
+
+
+async def run_steps(interpreter: "Interpreter", call: "Call", node: Node, template: Manifest) -> Verdict:
+    """Run the steps ``template`` as ``node``."""
+    return await _Steps(interpreter, call, node, template).run()
+
+
+@dataclass
+class _Steps:
+    interpreter: "Interpreter"
+    call: "Call"
+    node: Node
+    template: Manifest
+
+    async def run(self) -> Verdict:
+        scope = Scope(dict(self.interpreter.variables)) | inputs_of(self.template)
+        for index, steps in enumerate(self.template["steps"]):
+            if reason := self.interpreter.shutdown.reason(self.call.on_exit):
+                return Verdict(NodePhase.FAILED, reason)
+            name = group_name(self.node.name, index)
+            group = self.interpreter.nodes.add(name, "StepGroup", "", self.call.task)
+            try:
+                expanded = [(step, expand(step, scope)) for step in steps]
+            except UsageError as error:
+                self.interpreter.nodes.mark(group, NodePhase.ERROR, str(error))
+                return Verdict(NodePhase.FAILED, str(error))
+            ran = await asyncio.gather(*(self._run_step(group, step, children) for step, children in expanded))
+            if failure := self._failure(group, steps, ran):
+                return failure
+            for step, nodes in zip(steps, ran, strict=True):
+                scope |= self._scope_of(group, step, nodes)
+        return self._conclude(scope)
+
+    async def _run_step(self, group: Node, step: Manifest, children: list[Manifest]) -> list[Node]:
+        if not children:
+            name, template = f"{group.name}.{step['name']}", step["template"]
+            return [
+                self.interpreter.nodes.add(
+                    name, "Skipped", template, self._shown(step), NodePhase.SKIPPED, EMPTY_FAN_OUT
+                )
+            ]
+        return await asyncio.gather(
+            *(
+                self.interpreter.run_child(
+                    self.call, f"{group.name}.{child['name']}", child, "steps", self._shown(step)
+                )
+                for child in children
+            )
+        )
+
+    def _failure(self, group: Node, steps: list[Manifest], ran: list[list[Node]]) -> Verdict | None:
+        for step, nodes in zip(steps, ran, strict=True):
+            for node in nodes:
+                if node.failed and not tolerates(step, node.phase):
+                    message = f"child '{node.id}' failed"
+                    self.interpreter.nodes.mark(group, NodePhase.FAILED, message)
+                    return Verdict(NodePhase.FAILED, message)
+        self.interpreter.nodes.mark(group, NodePhase.SUCCEEDED)
+        return None
+
+    def _scope_of(self, group: Node, step: Manifest, nodes: list[Node]) -> Scope:
+        template = self.interpreter.definitions.template(step["template"])
+        expanded = is_fan_out(step) and nodes[0].name != f"{group.name}.{step['name']}"
+        return of_node("steps", step["name"], replace(group, items=nodes) if expanded else nodes[0], template)
+
+    def _conclude(self, scope: Scope) -> Verdict:
+        try:
+            return Verdict(NodePhase.SUCCEEDED, outputs=outputs_of(self.template, scope))
+        except UsageError as error:
+            return Verdict(NodePhase.ERROR, str(error))
+
+    def _shown(self, step: Manifest) -> str:
+        return self.call.task or str(step["name"])
+
+
+async def run_dag(interpreter: "Interpreter", call: "Call", node: Node, template: Manifest) -> Verdict:
+    """Run the DAG ``template`` as ``node``."""
+    body = template["dag"]
+    graph = Graph(body["tasks"], body.get("target") or "")
+    return await _Dag(interpreter, call, node, template, graph).run()
+
+
+@dataclass
+class _Dag:
+    interpreter: "Interpreter"
+    call: "Call"
+    node: Node
+    template: Manifest
+    graph: Graph
+    tasks: dict[str, Node] = field(default_factory=dict)
+    """Tasks that have ended."""
+
+    async def run(self) -> Verdict:
+        ended = {name: asyncio.Event() for name in self.graph.needed}
+        await self._run_all(ended)
+        if len(self.tasks) < len(self.graph.needed):
+            return Verdict(NodePhase.FAILED, self.interpreter.shutdown.reason(self.call.on_exit))
+        phase = self.graph.phase({name: _state(task) for name, task in self.tasks.items()})
+        if phase is not NodePhase.SUCCEEDED:
+            return Verdict(phase)
+        try:
+            return Verdict(phase, outputs=outputs_of(self.template, self._scope(tuple(self.tasks))))
+        except UsageError as error:
+            return Verdict(NodePhase.ERROR, str(error))
+
+    async def _run_all(self, ended: dict[str, asyncio.Event]) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in self.graph.needed:
+                    group.create_task(self._run_in_turn(name, ended))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the first ends the engine; the others only follow from it
+
+    async def _run_in_turn(self, name: str, ended: dict[str, asyncio.Event]) -> None:
+        for dependency in self.graph.dependencies[name]:
+            await ended[dependency].wait()
+        if not self.interpreter.shutdown.reason(self.call.on_exit):
+            self.tasks[name] = await self._run_task(self._task(name))
+        ended[name].set()
+
+    async def _run_task(self, task: Manifest) -> Node:
+        name = task["name"]
+        try:
+            runs = self.graph.runs(name, {d: _state(self.tasks[d]) for d in self.graph.dependencies[name]})
+            expanded = expand(task, self._scope(self.graph.ancestors(name))) if runs else []
+        except UsageError as error:
+            return self._passed_over(task, NodePhase.ERROR, str(error))
+        if not runs:
+            return self._passed_over(task, NodePhase.OMITTED, "omitted: depends condition not met")
+        if not is_fan_out(task):
+            return await self._execute(expanded[0], name)
+        if not expanded:
+            return self._passed_over(task, NodePhase.SKIPPED, EMPTY_FAN_OUT)
+        return await self._run_items(task, expanded)
+
+    async def _run_items(self, task: Manifest, items: list[Manifest]) -> Node:
+        nodes = self.interpreter.nodes
+        group = nodes.add(self._name(task["name"]), "TaskGroup", task["template"], self._shown(task["name"]))
+        group.items += await asyncio.gather(*(self._execute(item, task["name"]) for item in items))
+        failed = [item.phase for item in group.items if item.failed]
+        nodes.mark(group, failed[-1] if failed else NodePhase.SUCCEEDED)
+        return group
+
+    async def _execute(self, child: Manifest, task: str) -> Node:
+        return await self.interpreter.run_child(self.call, self._name(child["name"]), child, "tasks", self._shown(task))
+
+    def _passed_over(self, task: Manifest, phase: NodePhase, message: str) -> Node:
+        name = task["name"]
+        return self.interpreter.nodes.add(
+            self._name(name), "Skipped", task["template"], self._shown(name), phase, message
+        )
+
+    def _scope(self, names: tuple[str, ...]) -> Scope:
+        found = (
+            of_node(
+                "tasks", name, self.tasks[name], self.interpreter.definitions.template(self._task(name)["template"])
+            )
+            for name in names
+        )
+        return reduce(Scope.__or__, found, Scope(dict(self.interpreter.variables)) | inputs_of(self.template))
+
+    def _task(self, name: str) -> Manifest:
+        return next(task for task in self.graph.tasks if task["name"] == name)
+
+    def _name(self, task: str) -> str:
+        return f"{self.node.name}.{task}"
+
+    def _shown(self, task: str) -> str:
+        return self.call.task or task
+
+
+def _state(node: Node) -> TaskState:
+    return TaskState(node.phase, tuple(item.phase for item in node.items))
+
 
 KINDS = {
     "dag": "DAG",

@@ -1,13 +1,109 @@
-"""The nodes of one running workflow, as Argo keeps them in ``status.nodes``."""
+"""The nodes of one running workflow, as Argo keeps them in ``status.nodes``.
+
+What the local engine tells whoever watches it.
+
+Names as Argo makes them, because plugins, labels and people key on them.
+
+Source: Argo Workflows ``workflow_types.go`` (NodeID), ``util/pod_name.go``,
+``controller/operator.go`` (generateNodeName).
+
+How a node ended.
+"""
 
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from enum import StrEnum
+from typing import Any, NamedTuple
 
-from hera_pipelines.local.changes import WORKFLOW, NodeChange, NodePhase
-from hera_pipelines.local.names import display_name, node_id, pod_name
+WORKFLOW = "Workflow"
+"""Kind of a change that concerns the workflow as a whole and no node of it."""
+
+
+class NodePhase(StrEnum):
+    """Argo's words for the state of a node."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    SKIPPED = "Skipped"
+    OMITTED = "Omitted"
+    FAILED = "Failed"
+    ERROR = "Error"
+
+    @property
+    def finished(self) -> bool:
+        return self not in (NodePhase.PENDING, NodePhase.RUNNING)
+
+
+class NodeChange(NamedTuple):
+    """A node came to be, changed its phase, or says something new."""
+
+    at: datetime
+    node: str
+    """Unique name, such as ``digits.fit[0].attempts(1)[0].admit``."""
+    task: str
+    """Task of the entry DAG that the node belongs to; empty above the tasks."""
+    kind: str
+    """Argo's node type: DAG, Steps, StepGroup, Retry, Pod, Plugin, Skipped or TaskGroup; or `WORKFLOW`."""
+    template: str
+    phase: NodePhase
+    message: str
+    log_tail: tuple[str, ...] = ()
+    """Last lines of the log of a container that failed."""
+
+
+_MAX_POD_PREFIX = 242
+
+
+def node_id(workflow: str, node: str) -> str:
+    """Id of a node: the workflow's name for its root, else name and FNV-1a hash of the node's name."""
+    return workflow if node == workflow else f"{workflow}-{_fnv1a(node)}"
+
+
+def pod_name(workflow: str, node: str, template: str) -> str:
+    """Name of the pod that runs ``node``."""
+    if node == workflow:
+        return workflow
+    prefix = f"{workflow}-{template}" if template else workflow
+    return f"{prefix[:_MAX_POD_PREFIX]}-{_fnv1a(node)}"
+
+
+def group_name(node: str, index: int) -> str:
+    """Name of the index-th group of a steps node."""
+    return f"{node}[{index}]"
+
+
+def attempt_name(node: str, attempt: int) -> str:
+    """Name of the attempt-th try (from 0) of a node with a retryStrategy."""
+    return f"{node}({attempt})"
+
+
+def item_name(name: str, index: int, label: str) -> str:
+    """Name of one item of a fan-out: ``sweep(1:code:1,lr:0.2)``. Parentheses in the label are dropped."""
+    return f"{name}({index}:{label.replace('(', '').replace(')', '')})"
+
+
+def display_name(node: str) -> str:
+    """The last part of a node's name, as the Argo UI shows it."""
+    depth = 0
+    for position in range(len(node) - 1, -1, -1):
+        character = node[position]
+        depth += (character == ")") - (character == "(")
+        if depth == 0 and character == ".":
+            return node[position + 1 :]
+        if depth == 0 and character == "[" and node.endswith("]"):
+            return node[position:]
+    return node
+
+
+def _fnv1a(text: str) -> int:
+    value = 0x811C9DC5
+    for byte in text.encode():
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
 
 Artifact = dict[str, Any]
 """An Argo artifact; where its bytes are is under ``s3`` or ``raw``."""
@@ -141,3 +237,12 @@ def _stamp(moment: datetime | None) -> str | None:
 def rfc3339(moment: datetime) -> str:
     """A moment as Kubernetes writes it, to the second."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Verdict(NamedTuple):
+    """The final phase of a node, and why."""
+
+    phase: NodePhase
+    message: str = ""
+    outputs: Outputs | None = None
+    log_tail: tuple[str, ...] = ()

@@ -8,11 +8,11 @@ that the policy will not retry still waits for its back-off first, here as there
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hera_pipelines.local.changes import NodePhase
-from hera_pipelines.local.durations import seconds
-from hera_pipelines.local.expressions import truth_of
+from hera_pipelines.local.expressions.expr import truth_of
+from hera_pipelines.local.nodes import NodePhase
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.quantities import seconds
 
 _POLICY_PHASE = {"OnFailure": NodePhase.FAILED, "OnError": NodePhase.ERROR}
 _POLICIES = ("Always", *_POLICY_PHASE)

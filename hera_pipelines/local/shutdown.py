@@ -4,10 +4,24 @@ Stop (the first Ctrl-C) ends everything but the exit handler, Terminate (the
 second) ends that too, and the deadline spares it, as on a cluster. Unlike
 there, Terminate does not wait for grace periods: whoever presses Ctrl-C twice
 wants an end now.
+
+Ctrl-C and SIGTERM become `argo stop`, so that programs can save and the exit handler runs.
+
+Which engines are alive: each holds a lock on the workflow that it runs.
+
+The kernel drops the lock with the process, however that dies, so a workflow
+that says Running without a held lock has lost its engine.
 """
 
 import asyncio
-from collections.abc import Callable
+import fcntl
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tiphys.errors import ConflictError
 
 STOP, TERMINATE = "Stop", "Terminate"
 
@@ -57,3 +71,59 @@ class Shutdown:
             await asyncio.wait_for(self.denied(on_exit), seconds)
         except TimeoutError:
             return
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interrupts(loop: asyncio.AbstractEventLoop, request: Callable[[], None]) -> Iterator[None]:
+    """Call ``request`` at every signal; only the main thread gets any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, request)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+@contextmanager
+def hold(state: Path, workflow: str) -> Iterator[None]:
+    """Hold the lock of ``workflow``.
+
+    Raises:
+        ConflictError: another engine runs it.
+    """
+    path = _path(state, workflow)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConflictError(
+                f"another engine runs workflow {workflow} in {state}; wait for it, or stop it"
+            ) from error
+        yield
+
+
+def is_held(state: Path, workflow: str) -> bool:
+    """Whether a live engine runs ``workflow``."""
+    path = _path(state, workflow)
+    if not path.exists():
+        return False
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _path(state: Path, workflow: str) -> Path:
+    return state / "locks" / f"{workflow}.lock"

@@ -7,9 +7,9 @@ from typing import Any
 from hera.workflows import Artifact, Parameter
 from hera.workflows.models import ValueFrom
 
+from hera_pipelines.authoring.containers import Step, Train
+from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries
 from hera_pipelines.compile.settings import Spot
-from hera_pipelines.containers import Step, Train
-from hera_pipelines.policies import Checkpoints, Duration, Retries
 
 _PATHS = "/tmp/tiphys"  # noqa: S108  a path in the container; programs are told by variable
 # Kubernetes makes the folder around an input as root, and a program that is not root puts its outputs elsewhere.

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from hera.workflows import Parameter
 
-from hera_pipelines.pipeline import Pipeline
+from hera_pipelines.authoring.best_trial import best
+from hera_pipelines.authoring.pipeline import Pipeline
+from hera_pipelines.authoring.policies import Checkpoints
 from hera_pipelines.pipelines.programs import (
     Program,
     Training,
@@ -20,9 +22,7 @@ from hera_pipelines.pipelines.programs import (
     train_step,
     validate_step,
 )
-from hera_pipelines.policies import Checkpoints
 from hera_pipelines.sweeps import Sweep
-from hera_pipelines.sweeps.best import best
 
 
 def sweep_pipeline(

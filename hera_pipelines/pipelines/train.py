@@ -18,7 +18,7 @@ from typing import Any
 
 from hera.workflows import Parameter
 
-from hera_pipelines.pipeline import Pipeline
+from hera_pipelines.authoring.pipeline import Pipeline
 from hera_pipelines.pipelines.programs import (
     Program,
     Training,

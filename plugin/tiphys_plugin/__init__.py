@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tiphys_plugin.cluster import Cluster, DirectoryCluster, PodStatus
+    from tiphys_plugin.cluster.interface import Cluster, DirectoryCluster, PodStatus
     from tiphys_plugin.core import PluginCore
-    from tiphys_plugin.ledger import AdmissionBackend
-    from tiphys_plugin.ledger.memory import MemoryLedger
-    from tiphys_plugin.ledger.sqlite import SqliteLedger
-    from tiphys_plugin.queues import Queues, load_queues
-    from tiphys_plugin.server import PluginServer
-    from tiphys_plugin.settings import LOCAL, Settings
+    from tiphys_plugin.quota.lease import AdmissionBackend
+    from tiphys_plugin.quota.ledger.backend import MemoryLedger
+    from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+    from tiphys_plugin.quota.queues import Queues, load_queues
+    from tiphys_plugin.runtime.settings import LOCAL, Settings
+    from tiphys_plugin.server.app import PluginServer
 
 __all__ = [
     "LOCAL",
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "cluster": ("Cluster", "DirectoryCluster", "PodStatus"),
+    "cluster.interface": ("Cluster", "DirectoryCluster", "PodStatus"),
     "core": ("PluginCore",),
-    "ledger": ("AdmissionBackend",),
-    "ledger.memory": ("MemoryLedger",),
-    "ledger.sqlite": ("SqliteLedger",),
-    "queues": ("Queues", "load_queues"),
-    "server": ("PluginServer",),
-    "settings": ("LOCAL", "Settings"),
+    "quota.lease": ("AdmissionBackend",),
+    "quota.ledger.backend": ("MemoryLedger",),
+    "quota.ledger.sqlite_ledger": ("SqliteLedger",),
+    "quota.queues": ("Queues", "load_queues"),
+    "server.app": ("PluginServer",),
+    "runtime.settings": ("LOCAL", "Settings"),
 }
 
 

@@ -13,6 +13,16 @@ from typing import Any
 import structlog
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, UsageError
+from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.protocol.execute_api import (
+    NOT_MINE,
+    ExecuteReply,
+    ExecuteRequest,
+    WorkflowMetadata,
+    failed,
+    pending,
+    succeeded,
+)
 from tiphys.protocol.operations import (
     Admit,
     Conclude,
@@ -23,27 +33,24 @@ from tiphys.protocol.operations import (
     attempt_of,
     instance_of,
 )
-from tiphys.protocol.pipeline import CompiledPipeline
-from tiphys.protocol.wire import NOT_MINE, ExecuteReply, ExecuteRequest, WorkflowMetadata, failed, pending, succeeded
 from tiphys.records import utc_now
 from tiphys.store import Store
-from tiphys_plugin import answers, requests
-from tiphys_plugin.admit import admit
-from tiphys_plugin.cluster import Cluster
-from tiphys_plugin.conclude import conclude
-from tiphys_plugin.finalize import finalize
-from tiphys_plugin.hashing import OutputHasher
-from tiphys_plugin.identity import Binding, bind
-from tiphys_plugin.items import step_id
-from tiphys_plugin.ledger import AdmissionBackend
-from tiphys_plugin.locks import Busy, KeyedLocks
-from tiphys_plugin.metrics import Metrics
-from tiphys_plugin.preemption.job import Preemptions
-from tiphys_plugin.recovery import recover
-from tiphys_plugin.services import OnlyStore, Services, StepCall, Tenant, Waits
-from tiphys_plugin.settings import Settings
-from tiphys_plugin.settle import settle
-from tiphys_plugin.together import Together
+from tiphys_plugin.attempts.run_binding import Binding, bind, step_id
+from tiphys_plugin.cluster.interface import Cluster
+from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.operations import replies as answers
+from tiphys_plugin.operations.admit import admit
+from tiphys_plugin.operations.conclude import conclude
+from tiphys_plugin.operations.finalize import finalize
+from tiphys_plugin.operations.lease_reclaim import recover
+from tiphys_plugin.operations.settle import settle
+from tiphys_plugin.quota.lease import AdmissionBackend
+from tiphys_plugin.runtime import requests
+from tiphys_plugin.runtime.background import OutputHasher
+from tiphys_plugin.runtime.concurrency import Busy, KeyedLocks, Together
+from tiphys_plugin.runtime.context import OnlyStore, Services, StepCall, Tenant, Waits
+from tiphys_plugin.runtime.metrics import Metrics
+from tiphys_plugin.runtime.settings import Settings
 
 _log = structlog.get_logger()
 _REFUSALS = (UsageError, NotFoundError, ConflictError, IntegrityError)

@@ -21,7 +21,7 @@ import yaml
 from support.story.pipelines import expected_version, story
 from support.story.scenarios import check_starts, version
 
-from hera_pipelines.pipelines.events import NAME
+from hera_pipelines.pipelines.resume_on_alert import NAME
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.store import submissions
 

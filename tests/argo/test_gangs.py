@@ -17,7 +17,7 @@ from support.story.pipelines import expected_version, story
 from support.story.scenarios import check_starts, ended, version
 
 from tiphys.kube import Object
-from tiphys.kube.gangs import Stage, stage_of
+from tiphys.kube.gang_workloads import Stage, stage_of
 from tiphys.kube.resources import JOBS, NODES, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, gang_name
 from tiphys.records import Cause, Outcome

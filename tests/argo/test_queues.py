@@ -11,7 +11,7 @@ from support.story.scenarios import ended
 
 from tiphys.kube import Object
 from tiphys.kube.resources import PODS
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import Outcome
 
 from .world import FINISHED, Workflow, World

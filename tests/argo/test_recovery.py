@@ -17,7 +17,7 @@ from support.story.scenarios import ended, version
 from hera_pipelines import Retries
 from tiphys.kube import Object
 from tiphys.lineage.quarantine import quarantine_records
-from tiphys.protocol.quantity import memory_bytes
+from tiphys.protocol.quantities import memory_bytes
 from tiphys.records import Cause
 from tiphys.store import lineage_of
 

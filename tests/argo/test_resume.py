@@ -9,7 +9,7 @@ from support.story.pipelines import expected_version, pair, story
 from support.story.scenarios import check_starts, ended, model, version
 from tiphys_controller import start
 
-from hera_pipelines.local.session import LocalSession
+from hera_pipelines.local.run_session import LocalSession
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.records import Outcome, SubmissionKind
 from tiphys.store import submissions

@@ -7,7 +7,7 @@ from support.story.pipelines import story
 
 from hera_pipelines.compile import cron_workflow, workflow_template
 from tiphys.kube.resources import WORKFLOWS, Resource
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import SubmissionKind
 from tiphys.store import submissions
 

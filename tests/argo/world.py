@@ -17,19 +17,10 @@ from support.story.pipelines import Place
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS, Resource
-from tiphys.lineage.choose import commits_of
-from tiphys.protocol.pipeline import Manifest
+from tiphys.lineage.select import commits_of
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import CheckpointManifest, CheckpointRef
-from tiphys.store import (
-    Attempt,
-    LineageLayout,
-    Store,
-    all_attempts,
-    lineage_of,
-    list_runs,
-    read_record,
-    submissions,
-)
+from tiphys.store import Attempt, LineageLayout, Store, all_attempts, lineage_of, list_runs, read_record, submissions
 
 from .settings import Settings
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tiphys.kube import Patch, Synced, changes
-from tiphys.kube.connect import connect_from_pod
+from tiphys.kube.kubeconfig import connect_from_pod
 from tiphys.kube.resources import WORKFLOW_TASK_SETS
 
 WORKERS, TRIES = 16, 60

@@ -38,8 +38,9 @@ from bench.quota_workloads import (
     stream,
     weighted_queues,
 )
-from tiphys_plugin.collecting import collect_seldom
-from tiphys_plugin.simulation import POLICIES, outcome, replay
+from tiphys_plugin.__main__ import collect_seldom
+from tiphys_plugin.quota.simulation.replay import POLICIES, replay
+from tiphys_plugin.quota.simulation.results import outcome
 
 REPORT = Path(__file__).parent / "reports" / "quota.json"
 SEED = 6

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.quota_rules import RULES
 from support.ledger import ask
-from tiphys_plugin.ledger import Admitted, Lease, LeaseRequest, Waiting
-from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, Waiting
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 from tiphys.errors import StoreError
 

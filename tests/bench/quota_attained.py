@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.quota_placement import FOLDER
-from tiphys_plugin.queues import GPU_HOURS, Queues
-from tiphys_plugin.simulation import POLICIES, Costs, Replay, given_to, outcome, read_trace, replay, spread
+from tiphys_plugin.quota.queues import GPU_HOURS, Queues
+from tiphys_plugin.quota.simulation.jobs import Costs, Replay
+from tiphys_plugin.quota.simulation.prepare import given_to, spread
+from tiphys_plugin.quota.simulation.replay import POLICIES, replay
+from tiphys_plugin.quota.simulation.results import outcome
+from tiphys_plugin.quota.simulation.trace import read_trace
 
 TRACE = "muri_trace1.csv"
 NODES, GPUS_PER_NODE = 8, 8

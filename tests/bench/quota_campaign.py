@@ -19,7 +19,7 @@ from typing import Any
 from bench.progress import say
 from bench.quota_asker import owner
 from bench.quota_rules import RULES, within_limits
-from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 _CHECK_EVERY = timedelta(milliseconds=200)
 _KILL_SECONDS = (0.1, 1.0)

@@ -16,10 +16,10 @@ from typing import Any
 from bench.latency import percentile
 from bench.place import Place
 from support.ledger import ask, queues, spec
-from tiphys_plugin.ledger import Admitted, Lease, Waiting
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.stored import StoredBook
+from tiphys_plugin.quota.lease import Admitted, Lease, Waiting
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.ledger_object import StoredBook
+from tiphys_plugin.quota.ledger.state import Book
 
 from tiphys.kube import connect
 from tiphys.kube.resources import GPU_LEDGERS

@@ -9,10 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bench.latency import percentile
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.model import Lease, LeaseRequest, Waiting
-from tiphys_plugin.placement import Ask, Free, Gang, Inventory, Node, Placement, Policy, best_fit, place
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, Waiting
+from tiphys_plugin.quota.placement.inventory import Free, Inventory
+from tiphys_plugin.quota.placement.model import Ask, Gang, Node, Placement
+from tiphys_plugin.quota.placement.place import place
+from tiphys_plugin.quota.placement.scoring import Policy, best_fit
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.decide import State, decide
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COHORTS = 3

@@ -20,20 +20,10 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from bench.latency import percentile
-from tiphys_plugin.placement import (
-    WHOLE_GPU,
-    Ask,
-    Fragmentation,
-    Free,
-    Gang,
-    Inventory,
-    Node,
-    Placement,
-    Policy,
-    best_fit,
-    place,
-    typical,
-)
+from tiphys_plugin.quota.placement.inventory import Free, Inventory
+from tiphys_plugin.quota.placement.model import WHOLE_GPU, Ask, Gang, Node, Placement
+from tiphys_plugin.quota.placement.place import place
+from tiphys_plugin.quota.placement.scoring import Fragmentation, Policy, best_fit, typical
 
 FOLDER = "TIPHYS_TRACES"
 NODES = "openb_node_list_all_node.csv"

@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.latency import percentile
-from tiphys_plugin.queues import Queues
-from tiphys_plugin.settings import Settings
-from tiphys_plugin.simulation import Attempt, Costs, Job, Replay, replay
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.simulation.jobs import Attempt, Costs, Job, Replay
+from tiphys_plugin.quota.simulation.replay import replay
+from tiphys_plugin.runtime.settings import Settings
 
-from tiphys.protocol.policy import CheckpointPolicy
+from tiphys.protocol.step_spec import CheckpointPolicy
 
 NODES, GPUS_PER_NODE = 8, 8
 GPUS = NODES * GPUS_PER_NODE

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Iterator
 
-from tiphys_plugin.queues import Queues
-from tiphys_plugin.simulation import Job, Replay
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.simulation.jobs import Job, Replay
 
 GANG = "gang"
 GPUS = 64

@@ -17,8 +17,8 @@ from cluster.client import Cluster, Store
 from support.admissions import live_workflow, open_task_set
 from support.agent_process import AgentProcess
 from support.task_sets import Controller, task
-from tiphys_plugin.agent.taskset import TaskSet, read_task_set
-from tiphys_plugin.agent.write import Outcome, write
+from tiphys_plugin.agent.patch import Outcome, write
+from tiphys_plugin.agent.task_sets import TaskSet, read_task_set
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import LEASES, WORKFLOW_TASK_SETS, WORKFLOWS

@@ -23,8 +23,8 @@ from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.kube import KubeApi, cluster_name
 from tiphys.kube.resources import EVENTS, WORKFLOWS
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
-from tiphys.protocol.policy import PIPELINE_ANNOTATION
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import Cause
 from tiphys.store import Store as RunStore
 

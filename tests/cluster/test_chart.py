@@ -35,8 +35,8 @@ from support.chart_rights import GUIDE, with_table
 
 from hera_pipelines.compile.executor_plugins import executor_plugin
 from tiphys.protocol.gang import MEMBER_LABEL, SERVICE
-from tiphys.protocol.policy import STORE_ANNOTATION, STORE_SECRET
-from tiphys.web import server
+from tiphys.protocol.step_spec import STORE_ANNOTATION, STORE_SECRET
+from tiphys.service import http_server as server
 
 pytestmark = pytest.mark.cluster
 if not find_helm():

@@ -27,7 +27,7 @@ from tiphys_controller.kubernetes import KubernetesSubmitter
 from tiphys.errors import ConflictError
 from tiphys.kube import KubeApi, Object, cluster_name
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
-from tiphys.protocol.policy import PIPELINE_ANNOTATION, RUN_PARAMETER, STORE_ANNOTATION
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, RUN_PARAMETER, STORE_ANNOTATION
 from tiphys.records import Cause, SubmissionBound, SubmissionClaim, SubmissionKind
 from tiphys.store import RunLayout
 from tiphys.store import Store as RunStore

@@ -26,19 +26,19 @@ from support.argo_objects import NARRATED
 from support.gangs import filled_in
 from support.ledger import ask
 from support.world import QUICK, Flow, outputs, phase, said
-from tiphys_controller.kubernetes.gangs import Gangs
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.pod_cleanup import Gangs
+from tiphys_controller.kubernetes.watch_cache import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 from tiphys_plugin import PluginCore, Queues, SqliteLedger
-from tiphys_plugin.kubernetes import KubernetesCluster
-from tiphys_plugin.ledger import Admitted, Deferred
+from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
+from tiphys_plugin.quota.lease import Admitted, Deferred
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 from tiphys.kube import KubeApi, Synced
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, SERVICE
-from tiphys.protocol.policy import PIPELINE_ANNOTATION, STORE_SECRET
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STORE_SECRET
 from tiphys.records import utc_now
 from tiphys.store import Store as RunStore
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from support.ledger import ask, queues, spec
-from tiphys_plugin.flavors import Flavor
-from tiphys_plugin.ledger import Admitted, Deferred, Lease, Waiting
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.status import encode
-from tiphys_plugin.ledger.stored import LedgerFullError, StoredBook
-from tiphys_plugin.queues import Queue, load_queues, parse_queues
+from tiphys_plugin.quota.flavors import Flavor
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, Waiting
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError, StoredBook
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.status_codec import encode
+from tiphys_plugin.quota.queues import Queue, load_queues, parse_queues
 
 from hera_pipelines.cli import main
 from tiphys.errors import ConflictError, StoreError, UsageError

@@ -27,18 +27,18 @@ from support.argo_objects import NARRATED
 from support.gangs import filled_in
 from support.ledger import ask
 from support.world import QUICK, Flow, outputs, phase, said
+from tiphys_controller.kubernetes.gpu_projections import Projector
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.projections import Projector
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.watch_cache import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 from tiphys_plugin import PluginCore
-from tiphys_plugin.kubernetes import KubernetesCluster
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.nodes.leaving import Evacuation
-from tiphys_plugin.nodes.settings import ClusterNodes
-from tiphys_plugin.nodes.watching import ClusterInventory
-from tiphys_plugin.placement import Node
-from tiphys_plugin.queues import Queues, load_queues, parse_queues
+from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
+from tiphys_plugin.nodes.evacuate import Evacuation
+from tiphys_plugin.nodes.node_watch import ClusterInventory
+from tiphys_plugin.quota.flavors import ClusterNodes
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.placement.model import Node
+from tiphys_plugin.quota.queues import Queues, load_queues, parse_queues
 
 from hera_pipelines import Pipeline, Train
 from hera_pipelines.cli import main
@@ -46,7 +46,7 @@ from tiphys.errors import UsageError
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, JOBS, NODES, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL
-from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 from tiphys.records import utc_now
 from tiphys.store import Store
 

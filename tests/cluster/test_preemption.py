@@ -14,17 +14,17 @@ from support.argo_objects import NARRATED
 from support.ledger import spec
 from support.world import QUICK, Flow, fit, gpus, outputs, phase, said, workflow
 from tiphys_plugin import PluginCore, Queues
-from tiphys_plugin.kubernetes import KubernetesCluster
-from tiphys_plugin.kubernetes.judging import NODE_NAME
-from tiphys_plugin.ledger import Lease
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.preemption.asking import ask
-from tiphys_plugin.preemption.job import Preemptions
-from tiphys_plugin.services import OnlyStore
+from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
+from tiphys_plugin.cluster.pod_status import NODE_NAME
+from tiphys_plugin.eviction.evict import ask
+from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.quota.lease import Lease
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.runtime.context import OnlyStore
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
-from tiphys.protocol.policy import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STEP_LABEL
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STEP_LABEL
 from tiphys.store import Store
 
 __all__ = ["training"]

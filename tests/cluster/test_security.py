@@ -27,10 +27,10 @@ from support.argo_objects import NARRATED
 from support.ledger import ask as ask_for
 from support.task_sets import task_set
 from support.world import Flow, fit, gpus, workflow
-from tiphys_plugin.kubernetes.judging import NODE_NAME
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.model import Lease, Leaving
-from tiphys_plugin.ledger.status import encode
+from tiphys_plugin.cluster.pod_status import NODE_NAME
+from tiphys_plugin.quota.lease import Lease, Leaving
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.status_codec import encode
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
 from tiphys.kube import KubeApi, Object, connect
@@ -44,9 +44,9 @@ from tiphys.kube.resources import (
     WORKFLOW_TASK_SETS,
     WORKFLOWS,
 )
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Gang, gang_name
-from tiphys.protocol.policy import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
 from tiphys.records import Cause, utc_now
 
 __all__ = ["release"]

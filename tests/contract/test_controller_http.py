@@ -25,14 +25,14 @@ import structlog
 import yaml
 from support.compiled import History, gated, pipeline_of
 from support.submitter import FakeSubmitter
-from tiphys_controller.alerts.inbox import Inbox
-from tiphys_controller.http.app import create_app
-from tiphys_controller.http.calls import Calls
-from tiphys_controller.http.door import LARGEST_BODY_BYTES, Door
+from tiphys_controller.alerts.webhook import Inbox
+from tiphys_controller.server.access import LARGEST_BODY_BYTES, Door
+from tiphys_controller.server.app import create_app
+from tiphys_controller.server.routes import Calls
 
 from tiphys.errors import StoreError
+from tiphys.service.http_server import AppServer
 from tiphys.store import DirectoryStore
-from tiphys.web import AppServer
 
 TOKEN = "a-secret-token"
 MANIFEST = pipeline_of(gated("prep"), gated("fit", depends="prep"))

@@ -21,19 +21,12 @@ import pytest
 from support import s3_proxy as faults
 from support.s3_proxy import S3Proxy, Times
 
-from tiphys.errors import (
-    IntegrityError,
-    NotFoundError,
-    ObjectExistsError,
-    ObjectMissingError,
-    StoreError,
-    UsageError,
-)
+from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError, ObjectMissingError, StoreError, UsageError
 from tiphys.faults import InjectedFaultError
 from tiphys.records import RunSealed
 from tiphys.store import ObjectInfo, S3Store, claim, open_store
-from tiphys.store.leftovers import leftovers
-from tiphys.store.s3_upload import Upload
+from tiphys.store.abandoned_uploads import leftovers
+from tiphys.store.s3 import Upload
 
 MIB = 1 << 20
 SMALL_PARTS = Upload(multipart_bytes=5 * MIB, part_bytes=5 * MIB)

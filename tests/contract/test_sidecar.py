@@ -25,7 +25,7 @@ from support import http
 from support.agent import Agent
 from support.processes import Process
 from support.upstream import upstream
-from tiphys_plugin import requests
+from tiphys_plugin.runtime import requests
 from tiphys_plugin.sidecar import forwarding, server
 from tiphys_plugin.sidecar.settings import Settings
 

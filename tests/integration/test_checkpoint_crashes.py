@@ -19,9 +19,9 @@ import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
 from support.trainer import digest_of, initial_state, train_step
 
-from tiphys.lineage.choose import choose, commits_of
 from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.select import choose, commits_of
+from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, LineageLayout, read_events, step_attempts
 
 STEPS = 20

@@ -7,8 +7,8 @@ from support.s3_proxy import Times
 from support.sessions import admitted, open_session, state_at, train
 
 from tiphys import checkpoint
-from tiphys.lineage.choose import choose, commits_of
 from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.select import choose, commits_of
 from tiphys.store import LineageLayout, S3Store
 
 LAYOUT = LineageLayout(LINEAGE)

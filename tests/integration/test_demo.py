@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hera_pipelines.demo.facts import RunFacts
-from hera_pipelines.demo.steplog import executed_again
+from hera_pipelines.demo.facts import RunFacts, executed_again
 from tiphys.store import DirectoryStore
 
 

@@ -12,9 +12,9 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from tiphys_controller import start
 
 from hera_pipelines import Checkpoints, Pipeline, Retries, Train
-from hera_pipelines.local.session import LocalSession
-from tiphys.checkpoint.alarm import Alarm
-from tiphys.lineage.classify import Observation, classify
+from hera_pipelines.local.run_session import LocalSession
+from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm
+from tiphys.failures.classify import Observation, classify
 from tiphys.records import Cause, CrashRecord, Outcome
 from tiphys.store import DirectoryStore, RunLayout, read_record, step_attempts
 
@@ -127,7 +127,7 @@ def test_its_last_words_tell_that_it_hung(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     program = (
-        "import ctypes, pathlib, sys; from tiphys.checkpoint.alarm import Alarm\n"
+        "import ctypes, pathlib, sys; from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm\n"
         "alarm = Alarm(pathlib.Path(sys.argv[1])); assert alarm.install(); alarm.ring_in(0.05)\n"
         "ctypes.PyDLL(None).sleep(3600)"
     )

@@ -22,10 +22,10 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim, w
 from support.trainer import digest_of, initial_state, train_step
 from support.zygote import Zygote
 
-from tiphys.lineage.choose import choose, commits_of, starts_of
 from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.retention import Retention
-from tiphys.protocol.keep import Keep
+from tiphys.lineage.retention.delete import Retention
+from tiphys.lineage.select import choose, commits_of, starts_of
+from tiphys.protocol.step_spec import Keep
 from tiphys.store import DirectoryStore, LineageLayout, step_attempts
 
 SEED = 20261121

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from support.ledger import ask, queues
-from tiphys_plugin.ledger import Admitted
-from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.quota.lease import Admitted
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 QUOTA, PROCESSES, ROUNDS = 8, 4, 60
 
@@ -15,8 +15,8 @@ HAMMER = """
 import random, sys
 from pathlib import Path
 from support.ledger import ask, queues
-from tiphys_plugin.ledger import Admitted
-from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.quota.lease import Admitted
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 path, me, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 ledger = SqliteLedger(path, queues(research={"A100": 8}))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from support.kube_server import serving
 from support.ledger import ask, queues, spec
-from tiphys_plugin.ledger import Admitted
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.quota.lease import Admitted
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 
 from tiphys.kube.resources import GPU_LEDGERS
 
@@ -21,8 +21,8 @@ from urllib3 import PoolManager
 from support.ledger import ask
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi
-from tiphys_plugin.ledger import Admitted
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.quota.lease import Admitted
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 
 url, me, grants = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ledger = KubernetesLedger(KubeApi(url, PoolManager(), "tiphys"), "tiphys")

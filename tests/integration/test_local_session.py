@@ -17,8 +17,8 @@ from tiphys_controller import resume, start
 from tiphys_plugin import DirectoryCluster
 
 from hera_pipelines import Checkpoints, Pipeline, Step, Train
-from hera_pipelines.local.changes import NodeChange
-from hera_pipelines.local.session import LocalSession
+from hera_pipelines.local.nodes import NodeChange
+from hera_pipelines.local.run_session import LocalSession
 from tiphys.errors import ConflictError, NotFoundError, StoreError
 from tiphys.store import DirectoryStore, step_attempts
 

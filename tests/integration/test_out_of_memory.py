@@ -17,9 +17,9 @@ import sys
 import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
-from tiphys.lineage.choose import commits_of
-from tiphys.lineage.classify import Observation, classify
-from tiphys.lineage.suspects import crash_of
+from tiphys.failures.bad_checkpoints import crash_of
+from tiphys.failures.classify import Observation, classify
+from tiphys.lineage.select import commits_of
 from tiphys.records import Cause
 from tiphys.store import open_store
 
@@ -85,9 +85,9 @@ def test_a_program_that_survives_it_is_left_alone(folder):
 
 STANDS_STILL = """
 import pathlib, sys, time
-from tiphys.checkpoint import exhaustion
-from tiphys.checkpoint.alarm import Alarm
-from tiphys.checkpoint.last_words import LastWords
+from tiphys.checkpoint.lifecycle import out_of_memory as exhaustion
+from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm
+from tiphys.checkpoint.lifecycle.hang_watchdog import LastWords
 exhaustion.PATIENCE_SECONDS = 0.05
 log = pathlib.Path(sys.argv[1])
 words = LastWords(log)

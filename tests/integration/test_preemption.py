@@ -11,8 +11,8 @@ from support.polling import until
 from tiphys_controller import start
 
 from hera_pipelines import Checkpoints, Pipeline, Train
-from hera_pipelines.local.changes import NodeChange
-from hera_pipelines.local.session import LocalSession
+from hera_pipelines.local.nodes import NodeChange
+from hera_pipelines.local.run_session import LocalSession
 from tiphys.lineage import timeline
 from tiphys.records import AttemptEnd, Cause, Outcome
 from tiphys.store import DirectoryStore, step_attempts

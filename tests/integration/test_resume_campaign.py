@@ -17,7 +17,10 @@ import pytest
 from support.memory import MemoryStore
 from support.resume_stories import RUN, STORIES, Story, check, failed_run
 from support.submitter import FakeSubmitter
-from tiphys_controller import once, resuming, sending, starting
+from tiphys_controller.submit import idempotency as once
+from tiphys_controller.submit import resume as resuming
+from tiphys_controller.submit import start as starting
+from tiphys_controller.submit import submission as sending
 
 from tiphys.errors import ConflictError
 from tiphys.faults import InjectedFaultError

@@ -9,7 +9,7 @@ from hera.workflows.models import ValueFrom
 from tiphys_controller import PlanReport, Resumed, plan_run, resume, start
 
 from hera_pipelines import Pipeline, Step
-from hera_pipelines.local.session import LocalSession
+from hera_pipelines.local.run_session import LocalSession
 from tiphys.store import DirectoryStore, RunLayout, all_attempts
 
 RUN = "sweep-1"

@@ -28,8 +28,8 @@ from tiphys_controller.kubernetes import KubernetesSubmitter
 from tiphys.errors import ConflictError, StoreError
 from tiphys.kube import cluster_name
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
-from tiphys.protocol.policy import PIPELINE_ANNOTATION
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.store import open_store, submissions
 
 SEED = 20261122

@@ -9,8 +9,8 @@ import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from support.polling import until
 
-from tiphys.lineage.choose import commits_of
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, read_events
 
 STEPS = 100_000

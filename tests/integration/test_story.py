@@ -15,7 +15,7 @@ from support.story.pipelines import Place, expected_version, story
 from support.story.scenarios import FATES, MET_AT, STEPS, Fate, check_starts, ended, version
 from tiphys_controller import start
 
-from hera_pipelines.local.session import LocalSession
+from hera_pipelines.local.run_session import LocalSession
 from tiphys.records import Cause, Outcome
 from tiphys.store import DirectoryStore, step_attempts
 

@@ -14,13 +14,13 @@ from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.memory import MemoryStore
 from tiphys_controller import LiveWorkflow, resume, start
-from tiphys_controller.automatic.attendant import Attendant, Surroundings
-from tiphys_controller.automatic.health import Health
-from tiphys_controller.automatic.limits import Limits
-from tiphys_controller.sending import bind
+from tiphys_controller.auto_resume.act import Attendant, Surroundings
+from tiphys_controller.auto_resume.observation_health import Health
+from tiphys_controller.auto_resume.state import Limits
+from tiphys_controller.submit.submission import bind
 
 from tiphys.errors import ConflictError, TiphysError
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.records import Cause, CheckpointManifest
 from tiphys.store import LineageLayout, submissions
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.lineage import LINEAGE, ref
 
-from tiphys.lineage.choose import chain
+from tiphys.lineage.select import chain
 from tiphys.records import CheckpointRef
 
 

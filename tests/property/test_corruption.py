@@ -17,9 +17,11 @@ from support.lineage import LINEAGE, attempts_of, ref, resealed
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session
 
-from tiphys.checkpoint import reading, shards, tracked
-from tiphys.lineage.choose import choose
+from tiphys.checkpoint import tracked_session as tracked
+from tiphys.checkpoint.restore import shard_reader as reading
+from tiphys.checkpoint.state import shards
 from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.select import choose
 from tiphys.records import CheckpointManifest
 from tiphys.store import LineageLayout
 

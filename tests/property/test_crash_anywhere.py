@@ -12,11 +12,11 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim, w
 from support.memory import MemoryStore
 from support.sessions import open_session, state_at
 
-from tiphys.checkpoint import commits
-from tiphys.checkpoint.commit import commit
-from tiphys.lineage.choose import choose, commits_of
+from tiphys.checkpoint.save import commit_policy as commits
+from tiphys.checkpoint.save.commit import commit
 from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.verify import checkpoint_fault
+from tiphys.lineage.select import choose, commits_of
+from tiphys.lineage.validity import checkpoint_fault
 from tiphys.store import LineageLayout, step_attempts
 
 STEPS = 6

@@ -7,9 +7,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.lineage import ref
 
-from tiphys.lineage import keeping
-from tiphys.lineage.keeping import Observed, age, judge
-from tiphys.protocol.keep import Best, Keep
+from tiphys.lineage.retention import policy as keeping
+from tiphys.lineage.retention.policy import Observed, age, judge
+from tiphys.protocol.step_spec import Best, Keep
 
 refs = st.builds(ref, st.integers(1, 4), st.integers(0, 30))
 losses = st.floats(allow_nan=True, allow_infinity=True, width=16)

@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.ledger import ask, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, LeaseRequest, Reason
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.memory import MemoryLedger
-from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, LeaseRequest, Reason
+from tiphys_plugin.quota.ledger.backend import MemoryLedger
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 from tiphys.errors import StoreError
 

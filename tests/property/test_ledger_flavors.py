@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.ledger import ask
 from support.world import Clock
-from tiphys_plugin.ledger import Admitted, Deferred, LeaseRequest, Rejected
-from tiphys_plugin.ledger.sqlite import SqliteLedger
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Admitted, Deferred, LeaseRequest, Rejected
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+from tiphys_plugin.quota.queues import Queues
 
 ORDER = ("spot", "own", "far")
 FLAVORS: dict[str, dict[str, Any]] = {

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.ledger import ask, ledger_api
 from support.world import Clock
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, LeaseRequest
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.sqlite import SqliteLedger
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, LeaseRequest
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+from tiphys_plugin.quota.queues import Queues
 
 NODES = {"n1": 4, "n2": 4, "n3": 2}
 QUOTA = 9

@@ -19,14 +19,14 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.ledger import NOW, ask
-from tiphys_plugin.ledger import Admitted, Deferred, Lease, Reason, Waiting, pools
-from tiphys_plugin.ledger.capacity import Capacity
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.line import admissible
-from tiphys_plugin.ledger.shares import Consumed
-from tiphys_plugin.ledger.standing import end_of
-from tiphys_plugin.ledger.verdict import Start
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, Reason, Waiting
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler import pools
+from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.cycle import Start, admissible
+from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.scheduler.fair_share import Consumed
+from tiphys_plugin.quota.scheduler.snapshot import end_of
 
 OTHERS = {
     Reason.BEHIND_EARLIER_REQUEST,

@@ -14,20 +14,10 @@ from itertools import product
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tiphys_plugin.placement import (
-    Ask,
-    Fragmentation,
-    Free,
-    Gang,
-    Inventory,
-    Node,
-    Placement,
-    Policy,
-    Shortage,
-    Unplaceable,
-    best_fit,
-    place,
-)
+from tiphys_plugin.quota.placement.inventory import Free, Inventory
+from tiphys_plugin.quota.placement.model import Ask, Gang, Node, Placement
+from tiphys_plugin.quota.placement.place import Shortage, Unplaceable, place
+from tiphys_plugin.quota.placement.scoring import Fragmentation, Policy, best_fit
 
 TYPES = ["A100", "T4"]
 POLICIES = [Policy(best_fit), Policy(Fragmentation({Ask(1): 2, Ask(2, "A100"): 1, Ask(4): 1}))]

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena, Mark
 from support.preemption_oracle import borrowers_go_last_in_first_out, come_to_rest, examine, lawful, starts
-from tiphys_plugin.ledger.line import PROMISE_LASTS
-from tiphys_plugin.ledger.model import Admitted, Lease, LeaseRequest
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.cycle import PROMISE_LASTS
 
 OFTEN = st.sampled_from([True, True, True, False])
 LIMITS = st.none() | st.sampled_from([0, 1, 2, 4])

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from support.compiled import History, gated, pipeline_of, plain
 from support.interpreter import RESULTS, Ended, condition_holds, interpret, waits_for
 from support.memory import MemoryStore
-from tiphys_controller.identity import Identity
-from tiphys_controller.planning import planned
-from tiphys_controller.prune import prune
+from tiphys_controller.plan.prune import Identity, prune
+from tiphys_controller.submit.planner import planned
 
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.records import RunRecord, item_step
 from tiphys.store import RunLayout
 

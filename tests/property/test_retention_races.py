@@ -17,13 +17,12 @@ from support.lineage import LINEAGE, commit, ref
 from support.memory import MemoryStore
 
 from tiphys.errors import ConflictError, NotFoundError
-from tiphys.lineage.choose import commits_of
-from tiphys.lineage.marks import Marks
-from tiphys.lineage.pins import pin, pins_of
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.retention import Retention
-from tiphys.lineage.verify import checkpoint_fault
-from tiphys.protocol.keep import Best, Keep
+from tiphys.lineage.retention.delete import Marks, Retention
+from tiphys.lineage.retention.policy import pin, pins_of
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import checkpoint_fault
+from tiphys.protocol.step_spec import Best, Keep
 from tiphys.store import LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)

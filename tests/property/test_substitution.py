@@ -6,8 +6,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hera_pipelines.local.expressions import parse
-from hera_pipelines.local.substitute import substitute
+from hera_pipelines.local.arguments import substitute
+from hera_pipelines.local.expressions.expr import parse
 from tiphys.errors import UsageError
 
 names = st.from_regex(r"[a-z]{1,6}(\.[a-z]{1,6}){0,3}", fullmatch=True)

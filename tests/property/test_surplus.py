@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena
-from tiphys_plugin.ledger.model import Admitted
-from tiphys_plugin.preemption.choice import Victims
-from tiphys_plugin.preemption.surplus import is_part
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Admitted
+from tiphys_plugin.quota.preemption.victims import Victims, is_part
+from tiphys_plugin.quota.queues import Queues
 
 QUOTA = 9
 RULES = Queues.model_validate(

@@ -16,10 +16,13 @@ from support.corruption import KINDS, LAYERS, NEWEST, Objects, mutations, sound_
 from support.lineage import RUN
 from support.memory import MemoryStore
 
-from tiphys.lineage import audit as auditing
-from tiphys.lineage import audit_attempts, audit_checkpoints, audit_records, deep
-from tiphys.lineage.audit import audit
-from tiphys.lineage.damage import Audit
+from tiphys.lineage.audit import audit as auditing
+from tiphys.lineage.audit import audit as deep
+from tiphys.lineage.audit import checks as audit_attempts
+from tiphys.lineage.audit import checks as audit_checkpoints
+from tiphys.lineage.audit import checks as audit_records
+from tiphys.lineage.audit.audit import audit, check_bytes
+from tiphys.lineage.audit.findings import Audit
 
 SEED = 20_261_121
 TRIALS = 1_000
@@ -87,7 +90,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def skip_a_shard(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(auditing, "check_bytes", lambda wanted, **options: deep.check_bytes(wanted[1:], **options))
+    patch.setattr(auditing, "check_bytes", lambda wanted, **options: check_bytes(wanted[1:], **options))
 
 
 def trust_the_size(patch: pytest.MonkeyPatch) -> None:

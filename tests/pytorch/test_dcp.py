@@ -29,15 +29,15 @@ from support.sessions import Clock, admitted, open_session
 from support.sessions import state_at as numpy_state
 
 from tiphys.checkpoint.adapters import dcp as checkpoints
+from tiphys.checkpoint.adapters.dcp_session import TrackedRanks
 from tiphys.checkpoint.adapters.dcp_storage import ShardReader
-from tiphys.checkpoint.adapters.dcp_tracked import TrackedRanks
 from tiphys.checkpoint.adapters.ranks import Ranks
 from tiphys.checkpoint.settings import Every, Settings
 from tiphys.errors import UsageError
-from tiphys.lineage.choose import commits_of
 from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.verify import read_manifest
-from tiphys.protocol.keep import Keep
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import read_manifest
+from tiphys.protocol.step_spec import Keep
 from tiphys.store import read_events
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -25,9 +25,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed here: make test-to
 
 from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
-from tiphys.lineage.choose import commits_of
 from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.verify import checkpoint_fault, read_manifest
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import checkpoint_fault, read_manifest
 from tiphys.store import DirectoryStore
 
 pytestmark = pytest.mark.timeout(1800)  # only a deadlock takes so long

@@ -28,9 +28,9 @@ from tiphys_controller import start
 from tiphys_plugin import DirectoryCluster
 
 from hera_pipelines import Checkpoints, Pipeline, Train
-from hera_pipelines.local.changes import NodeChange
-from hera_pipelines.local.session import LocalSession
-from tiphys.lineage.choose import commits_of
+from hera_pipelines.local.nodes import NodeChange
+from hera_pipelines.local.run_session import LocalSession
+from tiphys.lineage.select import commits_of
 from tiphys.records import Outcome
 from tiphys.store import DirectoryStore, step_attempts
 

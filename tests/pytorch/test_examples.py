@@ -12,7 +12,7 @@ import torch
 from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
 from tiphys import checkpoint
-from tiphys.lineage.choose import commits_of
+from tiphys.lineage.select import commits_of
 from tiphys.store import DirectoryStore, read_events
 
 # What Lightning and the Trainer say about their own dependencies, and DCP about a single process.

@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed here: make test-to
 import torch
 
 from tiphys.checkpoint.adapters.tensors import decode, encode
-from tiphys.checkpoint.state import flatten, read_document, unflatten
+from tiphys.checkpoint.state.serialization import flatten, read_document, unflatten
 from tiphys.errors import UsageError
 
 DTYPES = [

@@ -25,7 +25,7 @@ from support.sessions import open_session
 from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import Every
 from tiphys.errors import UsageError
-from tiphys.lineage.choose import commits_of
+from tiphys.lineage.select import commits_of
 
 # The Trainer warns of what its own dependencies deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore")

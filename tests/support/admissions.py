@@ -5,7 +5,7 @@ from typing import Any
 from support.task_sets import task_set
 from support.world import prep, workflow
 from tiphys.protocol.operations import ADMIT_OUTPUTS
-from tiphys.protocol.policy import STORE_ANNOTATION
+from tiphys.protocol.step_spec import STORE_ANNOTATION
 
 
 def live_workflow(name: str, namespace: str, store: str, steps: int) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from hera_pipelines.compile import StepSettings
-from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.policy import STEP_ANNOTATION, CheckpointPolicy, Kind
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import STEP_ANNOTATION, CheckpointPolicy, Kind
 
 STORE = "s3://ml/tiphys"
 

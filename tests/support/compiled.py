@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, Kind, StepSpec
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, Kind, StepSpec
 from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output, OutputKind, OutputObject
 from tiphys.records import digest as digest_of
 from tiphys.store import RunLayout, Store, listing_digest, read_record

@@ -21,7 +21,7 @@ import numpy as np
 
 from support.lineage import RUN, STEP, claim_of, ref, write_claim, write_end, write_run
 from tiphys import checkpoint
-from tiphys.checkpoint import shards
+from tiphys.checkpoint.state import shards
 from tiphys.records import AttemptEnd, Cause, CheckpointRef, Outcome, Output, OutputKind, OutputObject
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout, Store, listing_digest
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 
 from hera_pipelines.cli import main
 from support.kube_server import KubeServer

@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tiphys_plugin import DirectoryCluster, PluginCore, PodStatus, Queues
-from tiphys_plugin.cluster import GangStatus
+from tiphys_plugin.cluster.interface import GangStatus
 
 from support.world import World, world
 from tiphys.protocol.gang import Backend, Stage
-from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = GangStatus(Backend.JOB, "ml", "job", "uid-of-job", Stage.OVER)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hera_pipelines.local.expressions import nested, value_of
+from hera_pipelines.local.expressions.expr import nested, value_of
 
 _TAG = re.compile(r"\{\{(.*?)\}\}")
 _ESCAPED = re.compile(r"=toJson\(string\((.*)\)\)\[1:-1\]")

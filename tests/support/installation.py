@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tiphys_plugin.tenants import Tenants
-from tiphys_plugin.wiring import Installation, build
+from tiphys_plugin.server.tenants import Tenants
+from tiphys_plugin.server.wiring import Installation, build
 
 from support import kube_server
 from support.argo_pods import pod
@@ -14,8 +14,8 @@ from support.kube_server import KubeServer
 from support.ledger import queues, spec
 from support.world import QUICK, Flow, workflow
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
-from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, STORE_ANNOTATION, StepSpec
-from tiphys.protocol.wire import ExecuteReply
+from tiphys.protocol.execute_api import ExecuteReply
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, STORE_ANNOTATION, StepSpec
 from tiphys.store import DirectoryStore, Store
 
 RELEASE = "tiphys"

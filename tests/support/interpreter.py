@@ -11,7 +11,7 @@ import re
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
 
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 
 RESULTS = "Succeeded|Failed|Errored|Skipped|Omitted|Daemoned"
 

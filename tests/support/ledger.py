@@ -5,8 +5,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from tiphys_plugin.ledger import Lease, LeaseRequest, Waiting
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, Waiting
+from tiphys_plugin.quota.queues import Queues
 
 from support.kube_store import Collection, ObjectStore, Place, RefusedError
 from tiphys.errors import ConflictError, NotFoundError, ObjectExistsError, StoreError, UsageError

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, LeaseRequest
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, LeaseRequest
+from tiphys_plugin.quota.queues import Queues
 
 from support.ledger import ask
 from support.world import Clock

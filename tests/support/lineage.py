@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, StepSpec
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, StepSpec
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,

@@ -7,7 +7,7 @@ from hera.workflows import DAG
 from tiphys_controller import resume, start
 
 from hera_pipelines import Checkpoints, Pipeline, Retries, Train
-from hera_pipelines.local.session import LocalSession
+from hera_pipelines.local.run_session import LocalSession
 from tiphys.records import AttemptEnd, CheckpointRef
 from tiphys.store import DirectoryStore, step_attempts
 

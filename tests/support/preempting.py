@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
 
-from tiphys_plugin.ledger.admission import admit
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.model import Admitted, Lease, LeaseRequest, Waiting
-from tiphys_plugin.preemption.choice import Nobody, Victims, choose
-from tiphys_plugin.preemption.marking import case_of, mark
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, Waiting
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.transitions import admit, case_of, mark
+from tiphys_plugin.quota.preemption.victims import Nobody, Victims, choose
+from tiphys_plugin.quota.queues import Queues
 
 from support.ledger import NOW
 

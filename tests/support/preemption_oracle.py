@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.model import Admitted, Lease, Waiting
-from tiphys_plugin.queues import Queue, Queues
+from tiphys_plugin.quota.lease import Admitted, Lease, Waiting
+from tiphys_plugin.quota.queues import Queue, Queues
+from tiphys_plugin.quota.scheduler.decide import State, decide
 
 from support.preempting import Arena, Mark
 

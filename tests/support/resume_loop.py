@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from tiphys_controller import start
-from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.auto_resume.state import Limits, Mode
 from tiphys_controller.kubernetes import KubernetesSubmitter
-from tiphys_controller.kubernetes.automation import Automation, Parts
+from tiphys_controller.kubernetes.auto_resume_loop import Resumer
+from tiphys_controller.kubernetes.controller import Automation, Parts
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.resumer import Resumer
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.watch_cache import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 
 from support.argo_objects import told
@@ -24,8 +24,8 @@ from support.submitter import FakeSubmitter
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi, Object, Synced, cluster_name
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
-from tiphys.protocol.policy import PIPELINE_ANNOTATION
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import utc_now
 from tiphys.store import Store, submissions
 
@@ -147,7 +147,7 @@ def hour_of_time_outs(server: KubeServer, store: Store, folder: Path, runs: int 
     objects = [{**cluster.manifest(run, "ml"), "status": {"phase": "Running"}} for run in names]
     for one in objects:
         one["metadata"]["uid"] = f"uid-of-{one['metadata']['name']}"
-    submitters = "tiphys_controller.kubernetes.automation.submitter_of"
+    submitters = "tiphys_controller.kubernetes.controller.submitter_of"
     with mock.patch(submitters, lambda _: lambda: flaky_cluster):
         bench = Bench(server, server.api("ml"), store)
         bench.store = flaky_store

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from tiphys_controller import Change, Submitter, fork, resume, start, start_once
 
 from support.compiled import History, gated, pipeline_of
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import Store, list_runs, read_run, submissions
 
 RUN = "digits-1"

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from hera_pipelines.local.agent import PluginEndpoint
+from hera_pipelines.local.plugin_client import PluginEndpoint
 
 TOKEN = "the-token"
 Body = dict[str, Any]

@@ -9,9 +9,9 @@ import numpy as np
 from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from support.memory import MemoryStore
 from tiphys.checkpoint.settings import Every, Settings, WhenBusy
-from tiphys.checkpoint.tracked import TrackedSession
+from tiphys.checkpoint.tracked_session import TrackedSession
 from tiphys.errors import ObjectExistsError, StoreError
-from tiphys.protocol.keep import Keep
+from tiphys.protocol.step_spec import Keep
 from tiphys.records import CheckpointRef
 from tiphys.store import Store
 

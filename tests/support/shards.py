@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from tiphys.checkpoint.shards import Assembly, plan_shards
-from tiphys.checkpoint.state import flatten
+from tiphys.checkpoint.state.serialization import flatten
+from tiphys.checkpoint.state.shards import Assembly, plan_shards
 
 
 def packed(state: Any, shard_bytes: int | None = None) -> list[bytearray]:

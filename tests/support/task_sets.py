@@ -6,7 +6,7 @@ from typing import Any
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import WORKFLOW_TASK_SETS
-from tiphys.protocol.wire import ExecuteReply, succeeded
+from tiphys.protocol.execute_api import ExecuteReply, succeeded
 
 
 def task(name: str = "prep", op: str = "admit", uid: str = "uid-1", **body: Any) -> dict[str, Any]:

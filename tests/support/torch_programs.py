@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from support.lineage import claim_of, write_claim
 from tiphys.checkpoint.adapters import dcp as checkpoints
-from tiphys.checkpoint.adapters import dcp_tracked
+from tiphys.checkpoint.adapters import dcp_session as dcp_tracked
 from tiphys.store import open_store
 
 ROWS, COLUMNS = 16, 1000

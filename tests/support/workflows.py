@@ -6,9 +6,9 @@ from typing import Any
 
 from tiphys_plugin import DirectoryCluster
 
-from hera_pipelines.local.agent import PluginEndpoint
-from hera_pipelines.local.changes import NodeChange, NodePhase
 from hera_pipelines.local.engine import LocalEngine
+from hera_pipelines.local.nodes import NodeChange, NodePhase
+from hera_pipelines.local.plugin_client import PluginEndpoint
 from support.scripted_plugin import ScriptedPlugin
 from tiphys.store import DirectoryStore
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from tiphys_plugin import DirectoryCluster, PluginCore, PodStatus, Queues, Settings, SqliteLedger
 
-from tiphys.protocol.policy import (
+from tiphys.protocol.execute_api import ExecuteReply
+from tiphys.protocol.step_spec import (
     ATTEMPT_LABEL,
     PIPELINE_ANNOTATION,
     RUN_LABEL,
@@ -21,7 +22,6 @@ from tiphys.protocol.policy import (
     Kind,
     StepSpec,
 )
-from tiphys.protocol.wire import ExecuteReply
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import DirectoryStore, LineageLayout, Store, claim
 

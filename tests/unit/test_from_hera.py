@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hera_pipelines import load_pipeline
-from tiphys.protocol.pipeline import CompiledPipeline
+from tiphys.protocol.compiled_workflow import CompiledPipeline
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEFORE, AFTER = DOCS / "from_hera" / "before.py", DOCS / "from_hera" / "after.py"

@@ -13,8 +13,8 @@ import yaml
 
 from hera_pipelines import Pipeline, load_pipeline
 from hera_pipelines.compile import cron_workflow, to_workflow_yaml, workflow_template
-from hera_pipelines.pipelines.events import resume_binding, resume_template
-from tiphys.protocol.pipeline import Manifest
+from hera_pipelines.pipelines.resume_on_alert import resume_binding, resume_template
+from tiphys.protocol.compiled_workflow import Manifest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hera_pipelines import load_pipeline
-from tiphys.protocol.pipeline import CompiledPipeline
+from tiphys.protocol.compiled_workflow import CompiledPipeline
 
 ROOT = Path(__file__).parents[2]
 STEPS = """

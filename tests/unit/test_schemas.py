@@ -19,7 +19,7 @@ from argo_workflows.model.io_argoproj_workflow_v1alpha1_workflow_template import
 from hera.workflows import models
 from kubernetes import client
 
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "examples" / "golden").glob("*.yaml"), *(ROOT / "templates").glob("*.yaml")])

@@ -16,8 +16,8 @@ generator into it and a resumed run is bit-identical to an uninterrupted one.
 Outside of a compiled step the session does nothing.
 """
 
-from tiphys.checkpoint.batch import batch_scale
-from tiphys.checkpoint.save import Save
+from tiphys.checkpoint.lifecycle.out_of_memory import batch_scale
+from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.session import Session, session
 
 __all__ = ["Save", "Session", "batch_scale", "session"]

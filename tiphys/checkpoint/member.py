@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiphys.checkpoint.exec.child import FORWARDED, NOT_EXECUTABLE, NOT_FOUND, Child, Signals
-from tiphys.checkpoint.journal import tell
+from tiphys.checkpoint.exec.supervise import FORWARDED, NOT_EXECUTABLE, NOT_FOUND, Child, Signals
+from tiphys.checkpoint.telemetry.events import tell
 from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError
 from tiphys.protocol import environment
 from tiphys.store import RunLayout, Store, open_store

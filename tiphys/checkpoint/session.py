@@ -4,7 +4,6 @@ The same program must run on a laptop without an account, a bucket or a
 variable set. So `Session` is the one that keeps nothing, and the one that keeps
 checkpoints is only loaded inside a compiled step.
 """
-# ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
 
 import contextlib
 import dataclasses
@@ -17,15 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from tiphys.checkpoint.exposure import open_metrics
-from tiphys.checkpoint.gang import Place
-from tiphys.checkpoint.journal import tell
-from tiphys.checkpoint.save import Save
-from tiphys.checkpoint.settings import Settings
-from tiphys.checkpoint.stores import open_stores
+from tiphys.checkpoint.ranks.barrier import Place
+from tiphys.checkpoint.save.result import Save
+from tiphys.checkpoint.settings import Settings, open_stores
+from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.environment import EX_UNAVAILABLE
 from tiphys.records import CheckpointRef
+
+# ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
+
 
 StateT = TypeVar("StateT")
 
@@ -189,7 +190,7 @@ def session(
     if settings is None:
         return Session()
     try:
-        from tiphys.checkpoint.tracked import TrackedSession
+        from tiphys.checkpoint.tracked_session import TrackedSession
     except ImportError as error:
         # A module that is there and cannot be loaded, as for want of a system library, is not named.
         why = f"{error.name}, which this image lacks" if error.name else f"NumPy, which says {error.__cause__ or error}"

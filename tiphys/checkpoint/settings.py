@@ -2,6 +2,10 @@
 
 A typing error here must not surface after hours as a checkpoint that was never
 written, so everything is checked when the session opens.
+
+When is a save due? Pure, so that hours of training are tested in no time.
+
+The stores of an attempt: that of its run, and that of its checkpoints.
 """
 
 import re
@@ -12,10 +16,9 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
-from tiphys.protocol.keep import DELETE_AFTER_SECONDS, Keep, parse_best, parse_every
-from tiphys.protocol.policy import WhenBusy
+from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, Keep, WhenBusy, parse_best, parse_every
 from tiphys.records import CheckpointRef, check_run, check_step
-from tiphys.store import lineage_of
+from tiphys.store import Store, lineage_of, open_store
 
 Unit = Literal["seconds", "steps"]
 WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
@@ -47,7 +50,7 @@ class Every:
     """How much may be lost at most: an interval in seconds of training, or in optimizer steps.
 
     With ``auto``, ``amount`` is only where to begin: the interval follows what
-    saves and failures were measured to cost (`tiphys.checkpoint.interval`).
+    saves and failures were measured to cost (`tiphys.checkpoint.save.interval`).
     """
 
     amount: float
@@ -206,3 +209,22 @@ def _reference(lineage: str, text: str) -> CheckpointRef | None:
         )
     of = lineage_of(match[1], match[2]) if match[1] else lineage
     return CheckpointRef(lineage=of, attempt=int(match[3]), global_step=int(match[4]))
+
+
+def is_due(every: Every, *, seconds_since_save: float, last_step: int, global_step: int) -> bool:
+    """Whether state after ``global_step`` steps shall be saved.
+
+    By time: once ``every`` seconds have passed since the last save ended or
+    failed. By steps: when a multiple of ``every`` was reached since, so that a
+    run saves at the same steps however often it was interrupted.
+    """
+    if every.unit == "seconds":
+        return seconds_since_save >= every.amount
+    return global_step // every.amount > last_step // every.amount
+
+
+def open_stores(settings: Settings) -> tuple[Store, Store]:
+    """The store of the run, and that of its checkpoints; raises as `open_store` does."""
+    # A volume that is not mounted must not become a folder that dies with the pod.
+    run_store = open_store(settings.store, must_exist=True)
+    return run_store, open_store(settings.checkpoint_store, must_exist=True) if settings.has_volume else run_store

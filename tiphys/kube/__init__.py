@@ -6,8 +6,8 @@ Kubernetes client.
 """
 
 from tiphys.kube.api import KubeApi, Listing, Object, Patch
-from tiphys.kube.connect import cluster_name, connect
-from tiphys.kube.leader import LeaderLease
+from tiphys.kube.kubeconfig import cluster_name, connect
+from tiphys.kube.leader_election import LeaderLease
 from tiphys.kube.resources import Resource
 from tiphys.kube.watch import Change, ChangeType, Synced, changes
 

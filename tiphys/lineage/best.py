@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tiphys.errors import IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.lineage.sweep import read_sweep
-from tiphys.lineage.trials import Sweep, Trial
+from tiphys.lineage.trials import Sweep, Trial, read_sweep
 from tiphys.protocol import environment
 from tiphys.protocol.fan_out import in_words
 from tiphys.records import Output, OutputKind, OutputObject, utc_now

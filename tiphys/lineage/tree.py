@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError
-from tiphys.lineage.choose import StartsFrom, chain, commits_of, inferred_starts, restored_by, starts_of
 from tiphys.lineage.quarantine import quarantine_records
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.select import StartsFrom, chain, commits_of, inferred_starts, restored_by, starts_of
+from tiphys.lineage.validity import read_manifest
+from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.fan_out import given_by, in_words, is_fan_out, written_items
-from tiphys.protocol.pipeline import CompiledPipeline
 from tiphys.records import (
     Cause,
     CheckpointManifest,

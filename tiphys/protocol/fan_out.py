@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.placeholders import placeholders
+from tiphys.protocol.compiled_workflow import Manifest, placeholders
 from tiphys.records import check_step, item_hash
 
 FIELDS = ("withItems", "withParam", "withSequence")

@@ -4,6 +4,7 @@ from tiphys.records.attempt import (
     AdoptedRecord,
     AttemptClaim,
     AttemptEnd,
+    Cause,
     CrashRecord,
     Death,
     Escalation,
@@ -17,7 +18,7 @@ from tiphys.records.attempt import (
     Saved,
     Skipped,
 )
-from tiphys.records.automatic import (
+from tiphys.records.auto_resume import (
     Advance,
     AlertDone,
     AlertRecord,
@@ -27,20 +28,18 @@ from tiphys.records.automatic import (
     LeftAlone,
 )
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, stored_form, utc_now
-from tiphys.records.cause import Cause
-from tiphys.records.event import Event, EventBatch
-from tiphys.records.gang import RankPart, SaveCall, SaveLost
-from tiphys.records.manifest import Began, CheckpointManifest, CheckpointRef, Facts, QuarantineRecord, Shard
-from tiphys.records.names import (
-    canonical_json,
-    check_run,
-    check_step,
-    digest,
-    item_hash,
-    item_step,
-    run_name,
+from tiphys.records.checkpoint import (
+    Began,
+    CheckpointManifest,
+    CheckpointRef,
+    ExpiryRecord,
+    Facts,
+    PinRecord,
+    QuarantineRecord,
+    Shard,
 )
-from tiphys.records.retention import ExpiryRecord, PinRecord
+from tiphys.records.event import Event, EventBatch
+from tiphys.records.names import canonical_json, check_run, check_step, digest, item_hash, item_step, run_name
 from tiphys.records.run import (
     ItemBound,
     RunRecord,
@@ -51,6 +50,7 @@ from tiphys.records.run import (
     SubmissionKind,
     WorkflowRecord,
 )
+from tiphys.records.save_coordination import RankPart, SaveCall, SaveLost
 
 __all__ = [
     "AdoptedRecord",

@@ -4,7 +4,7 @@ from tiphys.store.base import ObjectInfo, Store, check_key
 from tiphys.store.claims import Claim, claim, find_record, read_record
 from tiphys.store.directory import DirectoryStore
 from tiphys.store.layout import LineageLayout, RunLayout, lineage_of, memo_key, start_key
-from tiphys.store.opening import open_store
+from tiphys.store.open import TenantStores, open_store
 from tiphys.store.runs import (
     Attempt,
     Submission,
@@ -23,7 +23,6 @@ from tiphys.store.runs import (
     workflow_of,
 )
 from tiphys.store.s3 import S3Store
-from tiphys.store.tenants import TenantStores
 
 __all__ = [
     "Attempt",

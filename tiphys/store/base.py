@@ -2,11 +2,15 @@
 
 Nothing is ever overwritten, so no reader sees a half state. Keys are relative
 to the store's prefix, use ``/`` between parts and never begin with one.
+
+Where the bytes of a new object come from: memory, or a file that need not fit into it.
 """
 
-from collections.abc import Iterator
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from tiphys.errors import UsageError
 
@@ -95,3 +99,44 @@ def check_key(key: str) -> str:
     if "\0" in key or not _NO_PARTS.isdisjoint(key.split("/")):
         raise UsageError(f"key {key!r} is not valid: its parts must not be empty, '.' or '..'")
     return key
+
+
+class Source(NamedTuple):
+    """Bytes to upload; ``read(offset, size)`` may be called from several threads."""
+
+    size: int
+    read: Callable[[int, int], bytes | bytearray]
+    sha256: str | None = None
+    """Of all of it, in hexadecimal, where somebody has computed it already."""
+
+
+def bytes_source(data: bytes | bytearray, sha256: str | None = None) -> Source:
+    """Bytes in memory, as something to upload; the whole of them is not copied."""
+
+    def read(offset: int, size: int) -> bytes | bytearray:
+        return data if size == len(data) else bytes(memoryview(data)[offset : offset + size])
+
+    return Source(len(data), read, sha256)
+
+
+@contextlib.contextmanager
+def file_source(path: Path) -> Iterator[Source]:
+    """A file, as something to upload. Raises `UsageError` if it cannot be read, or shrinks meanwhile."""
+    with open_source(path) as stream:
+        descriptor = stream.fileno()
+
+        def read(offset: int, size: int) -> bytes:
+            data = os.pread(descriptor, size, offset)
+            if len(data) != size:
+                raise UsageError(f"{path} changed while it was being stored; store it once it is complete")
+            return data
+
+        yield Source(os.fstat(descriptor).st_size, read)
+
+
+def open_source(path: Path) -> BinaryIO:
+    """Open a file that is to be stored; `UsageError` if it cannot be read."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}, which was to be stored: {error.strerror}") from error

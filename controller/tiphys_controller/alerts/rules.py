@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from tiphys.errors import UsageError
-from tiphys_controller.automatic.observed import Standing
+from tiphys_controller.auto_resume.state import Standing
 
 OTHERS = "*"
 RUN_LABELS = ("tiphys_run", "label_tiphys_dev_run", "run")

@@ -1,10 +1,11 @@
 """All checks, in the order in which a person should read them."""
 
-from tiphys_controller.doctor import argo, installation, surroundings
-from tiphys_controller.doctor.deployments import mode_of
+from tiphys_controller.doctor import checks_argo as argo
+from tiphys_controller.doctor import checks_install as installation
+from tiphys_controller.doctor import checks_install as surroundings
+from tiphys_controller.doctor.checks_namespace import check_namespace
 from tiphys_controller.doctor.finding import Finding
-from tiphys_controller.doctor.namespaces import check_namespace
-from tiphys_controller.doctor.observed import Observed
+from tiphys_controller.doctor.observed import Observed, mode_of
 
 _CHECKS = (
     # What costs everybody time at each step comes first, and nothing but a look at a clock would show it.

@@ -20,8 +20,7 @@ from tiphys.kube.resources import (
     SERVICE_ACCOUNTS,
     SUBJECT_ACCESS_REVIEWS,
 )
-from tiphys_controller.doctor.deployments import is_argo_controller
-from tiphys_controller.doctor.namespaces import (
+from tiphys_controller.doctor.checks_namespace import (
     AGENT_RIGHTS,
     EXECUTOR_RIGHTS,
     GANG_RIGHTS,
@@ -31,8 +30,17 @@ from tiphys_controller.doctor.namespaces import (
     TOKEN_SUFFIX,
     WORKFLOW_ACCOUNT,
 )
-from tiphys_controller.doctor.observed import Clock, Deployments, Observed, PodSeen, Right, Unknown, WorkflowNamespace
-from tiphys_controller.doctor.pods import complaints, is_ready, readiness_path, runs, said, trouble
+from tiphys_controller.doctor.observed import (
+    Clock,
+    Deployments,
+    Observed,
+    PodSeen,
+    Right,
+    Unknown,
+    WorkflowNamespace,
+    is_argo_controller,
+)
+from tiphys_controller.doctor.pod_readiness import complaints, is_ready, readiness_path, runs, said, trouble
 
 _TIPHYS = "app.kubernetes.io/name=tiphys"
 _ARGO_CONFIG = "workflow-controller-configmap"

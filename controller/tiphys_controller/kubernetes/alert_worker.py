@@ -8,16 +8,15 @@ import structlog
 from tiphys.errors import StoreError, TiphysError, UsageError
 from tiphys.records import AlertDone, AlertRecord, RunRecord
 from tiphys.store import RunLayout, Store, find_record
-from tiphys_controller.alerts.inbox import Inbox
-from tiphys_controller.alerts.orders import Orders
+from tiphys_controller.alerts.handler import Orders
 from tiphys_controller.alerts.rules import Rules, run_label, workflow_label
-from tiphys_controller.automatic.attendant import Attendant
-from tiphys_controller.automatic.observed import RunKey
+from tiphys_controller.alerts.webhook import Inbox
+from tiphys_controller.auto_resume.act import Attendant
+from tiphys_controller.auto_resume.state import RunKey
+from tiphys_controller.kubernetes.events.messages import alert_handled
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.news import alert_handled
-from tiphys_controller.kubernetes.place import find_place
-from tiphys_controller.kubernetes.seen import SeenWorkflow
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.watch_cache import ClusterView
+from tiphys_controller.kubernetes.workflow_view import SeenWorkflow, find_place
 from tiphys_controller.kubernetes.writer import Writer
 
 _TICK_SECONDS = 1.0

@@ -1,28 +1,151 @@
-"""The controller, put together: it stands by until it leads, then watches, heals and tells."""
+"""The controller, put together: it stands by until it leads, then watches, heals and tells.
 
+Puts together what acts by itself while this controller leads.
+
+Listens for Kubernetes, Prometheus and `tiphys doctor`, and for the calls behind the door.
+"""
+
+import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from urllib.parse import urlsplit
+
+from starlette.routing import Route
 
 from tiphys.errors import StoreError
-from tiphys.kube import KubeApi, LeaderLease
-from tiphys.kube.resources import LEASES
+from tiphys.kube import KubeApi, LeaderLease, cluster_name
+from tiphys.kube.resources import GPU_LEDGERS, LEASES, LEDGER_NAME
 from tiphys.records import utc_now
+from tiphys.service.http_server import AppServer
 from tiphys.store import Store
-from tiphys_controller.alerts.inbox import Inbox
 from tiphys_controller.alerts.rules import NOTIFY_OF_ALL, Rules
-from tiphys_controller.automatic.limits import Limits, Mode
-from tiphys_controller.kubernetes.automation import Automation, Parts, Work
-from tiphys_controller.kubernetes.gangs import Gangs
-from tiphys_controller.kubernetes.healer import Healer
+from tiphys_controller.alerts.webhook import Inbox
+from tiphys_controller.auto_resume.act import Attendant
+from tiphys_controller.auto_resume.act import Surroundings as AttendantSurroundings
+from tiphys_controller.auto_resume.observation_health import Sight
+from tiphys_controller.auto_resume.state import Limits, Mode
+from tiphys_controller.kubernetes.alert_worker import AlertWorker
+from tiphys_controller.kubernetes.auto_resume_loop import Given, Resumer
+from tiphys_controller.kubernetes.events.auto_resume_events import ResumeNews
+from tiphys_controller.kubernetes.events.recorder import Narrator
+from tiphys_controller.kubernetes.gpu_projections import Projector
+from tiphys_controller.kubernetes.janitor import Janitor
+from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.narrator import Narrator
-from tiphys_controller.kubernetes.projections import Projector
-from tiphys_controller.kubernetes.view import ClusterView
-from tiphys_controller.kubernetes.watching import Watching
+from tiphys_controller.kubernetes.pod_cleanup import Gangs, Healer
+from tiphys_controller.kubernetes.watch_cache import ClusterView, Watching
 from tiphys_controller.kubernetes.writer import COMPONENT, Writer
+from tiphys_controller.server.app import create_app
+
+Work = tuple[str, Callable[[threading.Event], None]]
+"""A name, and what works until the event is set."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a controller has while it leads."""
+
+    api: KubeApi
+    namespaces: tuple[str, ...] | None
+    stores: Callable[[str], Store]
+    view: ClusterView
+    watching: Watching
+    writer: Writer
+    metrics: Metrics
+    may_write: Callable[[], bool]
+    limits: Limits
+    monotonic: Callable[[], float]
+    inbox: Inbox | None = None
+    """Where alerts arrive; None where none do."""
+    janitor: Mode = Mode.OFF
+    now: Callable[[], datetime] = utc_now
+    rules: Rules = field(default_factory=lambda: NOTIFY_OF_ALL)
+    home: str = ""
+    """Namespace of the release, where the ledger is."""
+
+
+def submitter_of(api: KubeApi) -> Callable[[], KubernetesSubmitter]:
+    """The cluster as a place for Workflows; its name is asked for when it is needed first."""
+    return functools.cache(lambda: KubernetesSubmitter(api, cluster_name(api)))
+
+
+class Automation:
+    """The loop that resumes runs, and the worker that acts on alerts; both have one attendant."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        view = parts.view
+        self._sight = Sight(
+            lambda: _blind(parts.watching),
+            lambda: sum(one.auto_resume and not one.finished for one in view.workflows()),
+            parts.limits,
+            parts.monotonic,
+        )
+        surroundings = AttendantSurroundings(
+            parts.stores, submitter_of(parts.api), parts.may_write, self._sight.health, parts.monotonic
+        )
+        self._attendant = Attendant(surroundings, parts.limits)
+
+    def works(self) -> Iterator[Work]:
+        """What there is to do."""
+        if self._parts.limits.mode is not Mode.OFF:
+            yield "resumer", self.resumer().run
+        if self._parts.inbox is not None:
+            yield "alerts", self.alerts(self._parts.inbox).run
+        if self._parts.janitor is not Mode.OFF:
+            yield "janitor", self.janitor().run
+
+    def resumer(self) -> Resumer:
+        parts = self._parts
+        news = ResumeNews(parts.writer, parts.stores, parts.metrics, parts.limits, parts.monotonic)
+        return Resumer(
+            Given(
+                parts.view,
+                self._attendant,
+                self._sight,
+                parts.stores,
+                news,
+                parts.limits,
+                parts.monotonic,
+                parts.namespaces,
+            )
+        )
+
+    def alerts(self, inbox: Inbox) -> AlertWorker:
+        parts = self._parts
+        around = (parts.stores, parts.view, parts.writer, parts.metrics, parts.namespaces)
+        return AlertWorker(inbox, parts.rules, self._attendant, *around)
+
+    def janitor(self) -> Janitor:
+        parts = self._parts
+        submitter = submitter_of(parts.api)
+
+        def tenants() -> list[str]:
+            return list(parts.namespaces) if parts.namespaces is not None else parts.view.namespaces()
+
+        return Janitor(
+            parts.stores,
+            tenants,
+            parts.view,
+            lambda: _blind(parts.watching),
+            lambda: submitter().cluster,
+            lambda: parts.api.get(GPU_LEDGERS, parts.home, LEDGER_NAME),
+            parts.may_write,
+            parts.metrics,
+            parts.now,
+            parts.janitor,
+        )
+
+
+def _blind(watching: Watching) -> str:
+    """Why the watches do not show all that there is; empty if they do."""
+    for what, why in sorted(watching.troubles.items()):
+        return f"{what}: {why}"
+    return "" if watching.synced else "not everything was listed yet"
+
 
 LEASE = "tiphys-controller"
 _END_SECONDS = 5.0
@@ -142,3 +265,19 @@ class Controller:
             given.rules,
             given.lease_namespace,
         )
+
+
+class HealthServer(AppServer):
+    """Answers between ``__enter__`` and ``__exit__``. ``port`` 0 takes a free one.
+
+    Raises:
+        ConflictError: the port is in use.
+        UsageError: the host cannot be listened on.
+    """
+
+    def __init__(self, controller: Controller, host: str, port: int, calls: Sequence[Route] = ()) -> None:
+        super().__init__(create_app(controller.check, controller.metrics.render, calls), host, port)
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 0

@@ -10,23 +10,31 @@
 
 Shards that no checkpoint names are retention's business. In a dry run nothing is
 removed, and everything counted. `tiphys janitor` goes the same round by hand.
+
+One look at a namespace, for a round that a person goes by hand: lists in the place of the controller's watches.
 """
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 import structlog
 
 from tiphys.errors import IntegrityError, TiphysError, UsageError
-from tiphys.kube import Object
-from tiphys.store import Store
-from tiphys_controller.automatic.limits import Mode
-from tiphys_controller.cleaning import Found, HeldLease, Sight, What, held_leases, litter, orphaned, unfinished
+from tiphys.kube import KubeApi, Object, cluster_name
+from tiphys.kube.resources import GPU_LEDGERS, LEDGER_NAME, PODS, WORKFLOWS
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
+from tiphys.records import RunRecord
+from tiphys.store import RunLayout, Store, find_record
+from tiphys_controller.auto_resume.state import Mode
+from tiphys_controller.cleanup import Found, HeldLease, Sight, What, held_leases, litter, orphaned, unfinished
+from tiphys_controller.kubernetes.agent_pods import AGENT_LABELS, delete_agent, stuck_agent, to_delete
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.watch_cache import ClusterView
+from tiphys_controller.kubernetes.workflow_view import see
 
 _PERIOD_SECONDS = 3600.0
 _FIRST_SECONDS = 60.0
@@ -125,3 +133,44 @@ class Janitor:
         _log.info("janitor.removes", what=found.what, store=found.where, name=found.name, dry_run=dry)
         if not dry:
             remove()
+
+
+class Look:
+    """What there is in the namespace that ``api`` looks at, listed once.
+
+    Raises:
+        StoreError: the API server is out of reach.
+        NotFoundError: it has no Workflows.
+        ForbiddenError: they may not be listed.
+    """
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self.namespace = api.namespace
+        self._workflows = [see(one) for one in api.list(WORKFLOWS, self.namespace, PIPELINE_ANNOTATION).items]
+
+    def sight(self) -> Sight:
+        """For runs; those of other namespaces count as seen."""
+        present = {one.uid for one in self._workflows}
+        return Sight(cluster_name(self._api), lambda bound: bound.namespace != self.namespace or bound.uid in present)
+
+    def agents(self, now: datetime) -> Iterator[Found]:
+        """Agent pods that stand in the way of a Workflow that goes on."""
+        pods = self._api.list(PODS, self.namespace, AGENT_LABELS).items
+        stuck = [found for pod in pods if (found := stuck_agent(pod)) is not None]
+        for pod in to_delete(stuck, self._alive(), now):
+            why = f"no plugin step of its Workflow goes on: {pod.reason}"
+            yield Found(What.AGENT, pod.namespace, pod.name, why, partial(delete_agent, self._api, pod))
+
+    def leases(self, stores: Sequence[Store], ledger_namespace: str, now: datetime) -> Iterator[Found]:
+        """Leases of this namespace, in a ledger beside it, that nobody counts on."""
+        ledger, alive = self._api.get(GPU_LEDGERS, ledger_namespace, LEDGER_NAME), self._alive()
+        for lease in held_leases(ledger):
+            if lease.namespace != self.namespace:
+                continue
+            of = next((one for one in stores if find_record(one, RunLayout(lease.run).record, RunRecord)), stores[0])
+            if (found := orphaned(lease, of, lease.uid in alive, now)) is not None:
+                yield found
+
+    def _alive(self) -> set[str]:
+        return {one.uid for one in self._workflows if not one.finished}

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tiphys_controller.report import PlanReport
+from tiphys_controller.submit.plan_report import PlanReport
 
 
 class Metrics:

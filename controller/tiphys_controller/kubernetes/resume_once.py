@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from tiphys.errors import TiphysError
 from tiphys.kube import KubeApi, cluster_name, connect
 from tiphys.store import Store, open_store
-from tiphys_controller.kubernetes.submitter import KubernetesSubmitter
-from tiphys_controller.resuming import Resumed, resume
+from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
+from tiphys_controller.submit.resume import Resumed, resume
 
 
 def main(

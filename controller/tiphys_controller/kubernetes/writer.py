@@ -8,14 +8,14 @@ import structlog
 
 from tiphys.errors import FencedError, ObjectExistsError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.gangs import RESOURCES
+from tiphys.kube.gang_workloads import RESOURCES
 from tiphys.kube.resources import EVENTS, WORKFLOWS, Resource
 from tiphys.protocol.gang import Backend
-from tiphys.protocol.policy import DESCRIPTION_ANNOTATION, TITLE_ANNOTATION
+from tiphys.protocol.step_spec import DESCRIPTION_ANNOTATION, TITLE_ANNOTATION
 from tiphys_controller.kubernetes.agent_pods import StuckAgent, delete_agent
+from tiphys_controller.kubernetes.events.messages import News
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.news import News
-from tiphys_controller.kubernetes.seen import SeenWorkflow
+from tiphys_controller.kubernetes.workflow_view import SeenWorkflow
 
 COMPONENT = "tiphys-controller"
 _LONGEST_MESSAGE = 1024

@@ -4,7 +4,6 @@ Argo runs one pod for a step. So the step's container becomes the pod template
 of an object that makes several, and the step a ``resource`` template with it.
 """
 
-from hera_pipelines.compile.gang.refusals import check_gang
-from hera_pipelines.compile.gang.template import gang_template
+from hera_pipelines.compile.gang.template import check_gang, gang_template
 
 __all__ = ["check_gang", "gang_template"]

@@ -4,20 +4,89 @@ All end as a whole when one member does, but for an elastic one, which ends with
 its first member, or when too few are left. No member is started again alone,
 since the next attempt begins with admission. Argo tries the conditions on the
 object's JSON; of a failure condition each part counts alone.
+
+A TrainJob of Kubeflow's trainer: it names a runtime, and says what is different from it.
+
+Most of a pod stands in the runtime ``tiphys``, which the chart installs: a
+TrainJob itself can neither forbid that a member is started again alone, nor take
+variables from a Secret. Source: ``pkg/apis/trainer/v1alpha1`` of trainer 2.3.
 """
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hera_pipelines.compile import names
-from hera_pipelines.compile.gang.pod import pod_template
-from hera_pipelines.compile.gang.ranks import elastic_variables, processes, rank_variables
-from hera_pipelines.compile.gang.text import Inside
-from hera_pipelines.compile.gang.trainjob import RUNTIME_JOB, train_job
-from hera_pipelines.compile.gated import GatedStep
-from hera_pipelines.compile.operations import input_value
+from hera_pipelines.compile import references as names
+from hera_pipelines.compile.gang.member_pod import Inside, elastic_variables, pod_template, processes, rank_variables
+from hera_pipelines.compile.gated_step import GatedStep
+from hera_pipelines.compile.plugin_templates import input_value
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import SERVICE, Backend, Gang
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.step_spec import STORE_SECRET
+
+RUNTIME = "tiphys"
+RUNTIME_JOB = 0
+"""Place of the job of the members in the status of a TrainJob: the runtime has no other."""
+
+_CONTAINER = "node"
+_MANAGER = "tiphys.dev/compile"
+_OF_TRAINER = ("image", "command", "args")
+_OF_CONTAINER = ("securityContext", "volumeMounts")
+_OF_POD = (
+    *("affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName"),
+    *("terminationGracePeriodSeconds", "tolerations", "volumes"),
+)
+_IN_RUNTIME = ("restartPolicy", "containers", "activeDeadlineSeconds")
+
+
+def train_job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+    """Spec of the TrainJob.
+
+    Raises:
+        UsageError: the step asks for what a TrainJob cannot say.
+    """
+    assert step.settings.gang is not None
+    pod = pod_template(step, template, workflow, [])
+    spec, container = pod["spec"], pod["spec"]["containers"][0]
+    _check(spec, container)
+    pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = _CONTAINER
+    processes_per_node = processes(step).get("PET_NPROC_PER_NODE")
+    trainer = {
+        **{field: container[field] for field in _OF_TRAINER if field in container},
+        "env": container["env"],
+        "numNodes": step.settings.gang.members,
+        **({"numProcPerNode": int(processes_per_node)} if processes_per_node else {}),
+        **({"resourcesPerNode": container["resources"]} if container.get("resources") else {}),
+    }
+    patched = {"name": _CONTAINER, **{field: container[field] for field in _OF_CONTAINER if field in container}}
+    members = {
+        "metadata": pod["metadata"],
+        "spec": {**{field: spec[field] for field in _OF_POD if field in spec}, "containers": [patched]},
+    }
+    job = {"name": _CONTAINER, "template": {"spec": {"template": members}}}
+    deadline = {"activeDeadlineSeconds": spec["activeDeadlineSeconds"]} if "activeDeadlineSeconds" in spec else {}
+    return {
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": RUNTIME},
+        "trainer": trainer,
+        "runtimePatches": [
+            {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+        ],
+        **deadline,
+    }
+
+
+def _check(spec: Manifest, container: Manifest) -> None:
+    known = {*_OF_TRAINER, *_OF_CONTAINER, "env", "envFrom", "name", "resources"}
+    sources = container.get("envFrom") or []
+    own = [source for source in sources if source.get("secretRef", {}).get("name") != STORE_SECRET]
+    strange = [
+        *sorted(set(container) - known),
+        *sorted(set(spec) - {*_OF_POD, *_IN_RUNTIME}),
+        *(["envFrom"] * len(own)),
+    ]
+    if strange:
+        raise UsageError(f"a TrainJob has no place for {strange[0]}; drop it, or use backend='jobset' or 'job'")
+
 
 _NAME = input_value(names.answer("gang"))
 _JOB_OF_SET = "node"

@@ -7,9 +7,9 @@ whoever may patch their status answers them (Argo Workflows v4.1,
 `ask` do the I/O, and `loop` is threads and time.
 """
 
-from tiphys_plugin.agent.loop import Agent
+from tiphys_plugin.agent.agent import Agent
+from tiphys_plugin.agent.agent_process import run
 from tiphys_plugin.agent.metrics import AgentMetrics
-from tiphys_plugin.agent.process import run
 from tiphys_plugin.agent.settings import AgentSettings
 
 __all__ = ["Agent", "AgentMetrics", "AgentSettings", "run"]

@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tiphys_plugin.nodes.health import State
-from tiphys_plugin.nodes.reading import SeenNode
+from tiphys_plugin.nodes.node import SeenNode
 
 
 class NodesCollector(Collector):

@@ -6,9 +6,8 @@ import sys
 import threading
 
 from tiphys.errors import UsageError
-from tiphys_plugin.sidecar.logs import log
 from tiphys_plugin.sidecar.server import SidecarServer
-from tiphys_plugin.sidecar.settings import Settings
+from tiphys_plugin.sidecar.settings import Settings, log
 
 
 def main() -> int:

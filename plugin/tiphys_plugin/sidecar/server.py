@@ -18,8 +18,7 @@ from typing import Any
 
 from tiphys.errors import UsageError
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, Answer, Service, failed
-from tiphys_plugin.sidecar.logs import log
-from tiphys_plugin.sidecar.settings import Settings
+from tiphys_plugin.sidecar.settings import Settings, log
 
 PLUGIN = "tiphys"
 LARGEST_BODY_BYTES = 2 << 20

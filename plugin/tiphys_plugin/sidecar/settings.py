@@ -1,7 +1,13 @@
-"""What the sidecar is told by its environment."""
+"""What the sidecar is told by its environment.
 
+One JSON object per line on stderr, in the words that the service uses; never a token or a body.
+"""
+
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
@@ -50,3 +56,10 @@ def _service(url: str) -> SplitResult:
             f"TIPHYS_SERVICE_URL is {url!r}; expected the plugin's service, such as http://tiphys-plugin.tiphys.svc:7243"
         )
     return parts
+
+
+def log(level: str, event: str, **fields: object) -> None:
+    """Write one line."""
+    moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+    sys.stderr.write(json.dumps({**fields, "event": event, "log_level": level, "ts": moment}) + "\n")
+    sys.stderr.flush()

@@ -27,11 +27,11 @@ from support.corruption import KINDS, LAYERS, NEWEST, OLDER, OTHER_RUN, Objects,
 from support.lineage import RUN, STEP, ref
 from support.memory import MemoryStore
 
-from tiphys.checkpoint.cache import NodeCache
-from tiphys.checkpoint.loading import Loader
+from tiphys.checkpoint.restore.loader import Loader
+from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.errors import IntegrityError
-from tiphys.lineage.audit import audit
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.audit.audit import audit
+from tiphys.lineage.validity import read_manifest
 from tiphys.records import CheckpointRef
 
 TRIALS = 1_000

@@ -5,7 +5,7 @@ from support.authored import STORE, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
-from tiphys.protocol.policy import CheckpointPolicy
+from tiphys.protocol.step_spec import CheckpointPolicy
 
 
 def compile_warns(cell: Cell) -> bool:

@@ -19,7 +19,7 @@ from bench.checkpoint.situations import Cell, Situation, cells
 from bench.checkpoint.workload import STEP, Workload, new_run, variables
 from bench.progress import say
 
-from tiphys.lineage.verify import checkpoint_fault, read_manifest
+from tiphys.lineage.validity import checkpoint_fault, read_manifest
 from tiphys.protocol import environment
 from tiphys.records import CheckpointRef
 from tiphys.store import LineageLayout, Store, open_store, read_events

@@ -16,8 +16,8 @@ from bench.checkpoint.workload import MIB, STEP, Workload, commit, new_run, seco
 from bench.progress import say
 from support.lineage import write_run
 
-from tiphys.checkpoint import reading
-from tiphys.lineage.audit import audit
+from tiphys.checkpoint.restore import shard_reader as reading
+from tiphys.lineage.audit.audit import audit
 from tiphys.store import Store, open_store
 
 _PIECE_BYTES = 32 * MIB

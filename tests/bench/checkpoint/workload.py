@@ -13,7 +13,7 @@ from bench.checkpoint.server import S3, STORE
 from support.lineage import claim_of, write_claim
 
 from tiphys import checkpoint
-from tiphys.checkpoint.save import Save
+from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.session import Session
 from tiphys.protocol import environment
 from tiphys.store import Store, open_store

@@ -13,10 +13,10 @@ from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
 from support.kube_server import KubeServer, serving
 from tiphys_controller import start
-from tiphys_controller.automatic.attendant import Attendant, Surroundings
-from tiphys_controller.automatic.health import Health
-from tiphys_controller.automatic.limits import Limits
-from tiphys_controller.kubernetes.submitter import KubernetesSubmitter
+from tiphys_controller.auto_resume.act import Attendant, Surroundings
+from tiphys_controller.auto_resume.observation_health import Health
+from tiphys_controller.auto_resume.state import Limits
+from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 
 from hera_pipelines import AutoResume
 from tiphys.kube.resources import WORKFLOWS

@@ -24,7 +24,7 @@ from bench.resume.faults import KINDS, MTBF_SECONDS, Fault, Struck, drawn, strik
 from bench.resume.optimum import optimum
 from support.polling import until
 
-from tiphys.checkpoint.interval import young
+from tiphys.checkpoint.save.interval import young
 
 ARMS = ("scratch", "folder", "tiphys")
 SECONDS = 120.0

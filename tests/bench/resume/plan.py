@@ -12,12 +12,9 @@ from bench.checkpoint.server import BUCKET, S3, STORE, plain_client
 from bench.progress import say
 from bench.resume.runs import WRITERS, done, items_of, items_pipeline, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
-from tiphys_controller.planning import planned
+from tiphys_controller.submit.planner import planned
 
-from tiphys.records import (
-    RunRecord,
-    digest,
-)
+from tiphys.records import RunRecord, digest
 from tiphys.store import RunLayout, open_store
 
 SIZES = (10, 100, 1_000, 10_000)

@@ -10,17 +10,9 @@ from hera.workflows import DAG, Parameter
 from hera.workflows.models import ValueFrom
 
 from hera_pipelines import Pipeline, Step
+from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.fan_out import written_items
-from tiphys.protocol.pipeline import CompiledPipeline
-from tiphys.records import (
-    AttemptClaim,
-    AttemptEnd,
-    Cause,
-    Outcome,
-    Output,
-    OutputKind,
-    OutputObject,
-)
+from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output, OutputKind, OutputObject
 from tiphys.store import RunLayout, listing_digest
 
 WRITERS = 16

@@ -14,7 +14,7 @@ from bench.checkpoint.samples import significant
 from bench.resume.faults import KINDS
 from bench.resume.optimum import optimum
 
-from tiphys.checkpoint.interval import young
+from tiphys.checkpoint.save.interval import young
 
 DAYS = 54.0
 INTERRUPTIONS = 419

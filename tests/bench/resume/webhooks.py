@@ -21,7 +21,7 @@ from support.controller_process import ControllerProcess, kubeconfig
 from support.kube_server import KubeServer, serving
 from support.polling import until
 from tiphys_controller import start
-from tiphys_controller.kubernetes.submitter import KubernetesSubmitter
+from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 
 from tiphys.kube import cluster_name
 from tiphys.kube.resources import WORKFLOWS

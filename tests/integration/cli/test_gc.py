@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.lineage import LINEAGE, RUN, claim_of, commit, ref, write_claim, write_run
 
-from tiphys.lineage.choose import commits_of
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.verify import checkpoint_fault
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import checkpoint_fault
 from tiphys.store import DirectoryStore, LineageLayout
 
 from .conftest import Command, snapshot

@@ -18,8 +18,8 @@ from support.processes import lives
 from tiphys_controller import start
 
 from hera_pipelines import load_pipeline
-from hera_pipelines.local.changes import NodePhase
-from hera_pipelines.local.session import LocalSession
+from hera_pipelines.local.nodes import NodePhase
+from hera_pipelines.local.run_session import LocalSession
 from tiphys.records import AttemptEnd, Outcome
 from tiphys.store import DirectoryStore, all_attempts, read_events, submissions
 
@@ -175,7 +175,7 @@ def limited(file_bytes: int) -> Callable[[], None]:
 def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Path) -> None:
     file = tiny.write(tmp_path / "code")
     programs = file.with_name("tiny_programs.py")
-    impatient = "from tiphys.checkpoint import saving\nsaving.PAUSES_SECONDS = (0.1, 0.2)\n"
+    impatient = "from tiphys.checkpoint.save import saver\nsaver.PAUSES_SECONDS = (0.1, 0.2)\n"
     programs.write_text(impatient + programs.read_text())
     answer = invoke(["run", file, "--run", "r", "-p", "steps=5"], tmp_path, preexec_fn=limited(39_900))
     store = DirectoryStore(tmp_path / ".tiphys/store")

@@ -12,7 +12,7 @@ from hera.workflows import Resources
 
 from hera_pipelines import Retries
 from support.story.pipelines import expected_version
-from tiphys.lineage.choose import commits_of
+from tiphys.lineage.select import commits_of
 from tiphys.records import AttemptEnd, Cause, Outcome
 from tiphys.store import Attempt, Store, lineage_of, step_attempts
 

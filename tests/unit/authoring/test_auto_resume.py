@@ -6,7 +6,7 @@ import pytest
 
 from hera_pipelines import AutoResume, CronPipeline, Pipeline, step
 from tiphys.errors import UsageError
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy, auto_resume_of
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy, auto_resume_of
 from tiphys.records import Cause
 
 

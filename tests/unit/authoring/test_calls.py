@@ -9,7 +9,7 @@ from hera.workflows.models import ValueFrom
 
 from hera_pipelines import Pipeline, Step, step, train
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import Manifest, template
+from tiphys.protocol.compiled_workflow import Manifest, template
 
 Data = Annotated[Path, Artifact(name="data", path="/tmp/data")]
 

@@ -4,7 +4,7 @@ import pytest
 
 from hera_pipelines import CronPipeline, Drift, Pipeline, Step
 from tiphys.errors import UsageError
-from tiphys.protocol.drift import DRIFT_ANNOTATION, DriftAction, DriftPolicy, drift_policy_of
+from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftAction, DriftPolicy, drift_policy_of
 
 
 def authored(drift: Drift | None) -> Pipeline:

@@ -6,8 +6,8 @@ import yaml
 from hera.workflows import models
 from tiphys_controller.kubernetes import resume_once
 
-from hera_pipelines.pipelines.events import NAME
-from tiphys.protocol.pipeline import Manifest
+from hera_pipelines.pipelines.resume_on_alert import NAME
+from tiphys.protocol.compiled_workflow import Manifest
 
 FOLDER = Path(__file__).parents[3] / "templates" / "events"
 

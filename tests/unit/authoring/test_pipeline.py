@@ -17,7 +17,7 @@ from support.authored import train, workflow
 from hera_pipelines import CronPipeline, Pipeline, PluginTemplate, Step, step
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest, template
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, template
 
 
 @step()

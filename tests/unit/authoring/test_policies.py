@@ -5,13 +5,22 @@ from typing import Any
 import pytest
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Retries, SharedVolume, Step, Train, step, train
+from hera_pipelines.authoring.policies import Asked
 from hera_pipelines.compile import StepSettings
-from hera_pipelines.compile.gated import GatedStep
-from hera_pipelines.policies import Asked
+from hera_pipelines.compile.gated_step import GatedStep
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import Backend, Gang
-from tiphys.protocol.keep import Best, Keep
-from tiphys.protocol.policy import STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, NodeKind, RetryPolicy, StepSpec
+from tiphys.protocol.step_spec import (
+    STEP_ANNOTATION,
+    Best,
+    CheckpointPolicy,
+    GpuRequest,
+    Keep,
+    Kind,
+    NodeKind,
+    RetryPolicy,
+    StepSpec,
+)
 
 
 def settings(template: Any) -> StepSettings:

@@ -9,9 +9,9 @@ from hera.workflows import Env
 from hera_pipelines import Checkpoints, Pipeline, grid
 from hera_pipelines.pipelines import Program, Training, sweep_pipeline, train_pipeline
 from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import CompiledPipeline, template
 from tiphys.protocol.gang import Gang
-from tiphys.protocol.pipeline import CompiledPipeline, template
-from tiphys.protocol.policy import Kind
+from tiphys.protocol.step_spec import Kind
 
 
 def program(name: str, **options: Any) -> Program:

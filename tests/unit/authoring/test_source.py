@@ -12,8 +12,8 @@ from hera.workflows import Artifact, Parameter, RunnerScriptConstructor
 from hera.workflows.models import ValueFrom
 
 from hera_pipelines import step, train
-from hera_pipelines.functions import StepFunction
-from hera_pipelines.local.substitute import replace_tags
+from hera_pipelines.authoring.functions import StepFunction
+from hera_pipelines.local.arguments import replace_tags
 from tiphys.errors import UsageError
 
 Folder = Annotated[Path, Artifact(name="folder")]

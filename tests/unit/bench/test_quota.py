@@ -10,8 +10,9 @@ from bench.quota_core import decisions
 from bench.quota_rules import within_limits
 from bench.quota_workloads import GANG, WEIGHTS, saturating, stream, weighted_queues
 from support.ledger import lease
-from tiphys_plugin.ledger import Lease
-from tiphys_plugin.simulation import outcome, replay
+from tiphys_plugin.quota.lease import Lease
+from tiphys_plugin.quota.simulation.replay import replay
+from tiphys_plugin.quota.simulation.results import outcome
 
 TESTS = Path(__file__).parents[2]
 

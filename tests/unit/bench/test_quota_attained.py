@@ -6,7 +6,7 @@ import pytest
 from bench.quota_attained import TRACE, absent, attained
 from bench.quota_placement import FOLDER
 from bench.quota_preemption import BOUND_SECONDS, GPUS, GRACE_SECONDS, HIGH, jobs_of, preemption
-from tiphys_plugin.simulation import Costs
+from tiphys_plugin.quota.simulation.jobs import Costs
 
 ROWS = """job_id,num_gpu,submit_time,duration
 0,64,0,36000000

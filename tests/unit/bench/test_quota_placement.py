@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from bench.quota_placement import FOLDER, NODES, TASKS, absent, allocation, fill, read_nodes, read_tasks, speed
-from tiphys_plugin.placement import Ask, Node
+from tiphys_plugin.quota.placement.model import Ask, Node
 
 NODE_LIST = """sn,cpu_milli,memory_mib,gpu,model
 n0,32000,262144,0,

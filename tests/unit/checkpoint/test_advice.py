@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.lineage import LINEAGE, claim_of, end_of
 
-from tiphys.checkpoint.advice import advise
-from tiphys.checkpoint.interval import daly
+from tiphys.checkpoint.save.interval import advise, daly
 from tiphys.checkpoint.settings import Bounds
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Attempt

@@ -37,7 +37,7 @@ def test_storage_out_of_reach_asks_to_be_tried_again(monkeypatch):
     def unreachable(*_, **__):
         raise StoreError("s3://ml is out of reach")
 
-    monkeypatch.setattr("tiphys.checkpoint.batch.open_store", unreachable)
+    monkeypatch.setattr("tiphys.checkpoint.lifecycle.out_of_memory.open_store", unreachable)
     with pytest.raises(SystemExit) as ended:
         checkpoint.batch_scale(environ("s3://ml/tiphys", 2))
     assert ended.value.code == 69

@@ -8,11 +8,11 @@ from support.lineage import LINEAGE, ref
 from support.memory import MemoryStore
 from support.sessions import open_session, state_at
 
-from tiphys.checkpoint.crash import fingerprint, in_one_line, is_crash, normalised, record_crash
+from tiphys.checkpoint.lifecycle.crash_report import fingerprint, in_one_line, is_crash, normalised, record_crash
 from tiphys.checkpoint.settings import Settings
 from tiphys.errors import FencedError, StoreError, UsageError
-from tiphys.lineage.suspects import crash_of
-from tiphys.lineage.verify import read_manifest
+from tiphys.failures.bad_checkpoints import crash_of
+from tiphys.lineage.validity import read_manifest
 
 SETTINGS = Settings(
     run="digits-1", step="fit", attempt=2, lineage=LINEAGE, store="memory://", checkpoint_store="memory://"

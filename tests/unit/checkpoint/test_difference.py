@@ -8,11 +8,11 @@ from support.lineage import ref
 from support.memory import MemoryStore
 from support.sessions import open_session
 
-from tiphys.checkpoint import contents, shards
-from tiphys.checkpoint.contents import Contents, Leaf
-from tiphys.checkpoint.difference import Change, Kind, compare, difference, pairs, statistics
+from tiphys.checkpoint.restore import inspect as contents
+from tiphys.checkpoint.restore.inspect import Change, Contents, Kind, Leaf, compare, difference, pairs, statistics
+from tiphys.checkpoint.state import shards
 from tiphys.errors import IntegrityError, UsageError
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.validity import read_manifest
 
 
 @pytest.fixture(autouse=True)

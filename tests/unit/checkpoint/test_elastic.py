@@ -16,12 +16,12 @@ from support.lineage import LINEAGE, claim_of, ref, write_claim
 from support.memory import MemoryStore
 from support.sessions import open_session
 
-from tiphys.checkpoint import gang as meeting
-from tiphys.checkpoint.gang import Gang, Place
+from tiphys.checkpoint.ranks import barrier as meeting
+from tiphys.checkpoint.ranks.barrier import Gang, Place
 from tiphys.checkpoint.session import session
 from tiphys.errors import StoreError, UsageError
-from tiphys.lineage.choose import commits_of
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import read_manifest
 from tiphys.store import RunLayout
 
 TORCHRUN = {

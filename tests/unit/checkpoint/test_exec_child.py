@@ -11,7 +11,7 @@ import pytest
 
 BEGIN = """
 import os, signal, sys, time
-from tiphys.checkpoint.exec.child import Child, Signals
+from tiphys.checkpoint.exec.supervise import Child, Signals
 
 def ended(child, signals):
     while child.code is None:

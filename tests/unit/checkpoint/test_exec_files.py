@@ -8,11 +8,11 @@ import pytest
 from support.lineage import LINEAGE, ref
 from support.memory import MemoryStore
 
-from tiphys.checkpoint.commit import Uploads, commit
-from tiphys.checkpoint.exec import contents, restoring
-from tiphys.checkpoint.exec.contents import ChangedMeanwhileError, cut, read_index, shards_of
-from tiphys.checkpoint.exec.folder import look
-from tiphys.checkpoint.exec.restoring import ASIDE, restore
+from tiphys.checkpoint.exec import files as contents
+from tiphys.checkpoint.exec import restore as restoring
+from tiphys.checkpoint.exec.files import ChangedMeanwhileError, cut, look, read_index, shards_of
+from tiphys.checkpoint.exec.restore import ASIDE, restore
+from tiphys.checkpoint.save.commit import Uploads, commit
 from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.records import CheckpointManifest
 

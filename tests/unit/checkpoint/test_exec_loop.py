@@ -18,15 +18,15 @@ from support.lineage import LINEAGE, RUN, claim_of, ref, write_claim
 from support.memory import MemoryStore
 from support.polling import until
 
-from tiphys.checkpoint.exec.folder import look
-from tiphys.checkpoint.exec.keeping import Keeper
-from tiphys.checkpoint.exec.loop import Loop
+from tiphys.checkpoint.exec.detect import checkpoints_in
+from tiphys.checkpoint.exec.files import look
 from tiphys.checkpoint.exec.options import Options
-from tiphys.checkpoint.exec.saving import Saving
-from tiphys.checkpoint.exec.watching import checkpoints_in
-from tiphys.checkpoint.metrics import NoMetrics
+from tiphys.checkpoint.exec.save import Saving
+from tiphys.checkpoint.exec.store import Keeper
+from tiphys.checkpoint.exec.supervise import Loop
 from tiphys.checkpoint.settings import Bounds, Every, Settings
-from tiphys.lineage.choose import commits_of
+from tiphys.checkpoint.telemetry.metrics import NoMetrics
+from tiphys.lineage.select import commits_of
 from tiphys.store import read_events
 
 SETTINGS = Settings(

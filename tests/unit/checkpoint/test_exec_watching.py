@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tiphys.checkpoint.exec.folder import Entry, look
+from tiphys.checkpoint.exec.detect import Watch, checkpoints_in, global_step, matches
+from tiphys.checkpoint.exec.files import Entry, look
 from tiphys.checkpoint.exec.options import Options
-from tiphys.checkpoint.exec.watching import Watch, checkpoints_in, global_step, matches
 
 MARKED = Options(Path("/c"), ("true",), checkpoint="checkpoint-*", marker="checkpoint-*/DONE")
 QUIET = Options(Path("/c"), ("true",), checkpoint="checkpoint-*", quiet_seconds=5.0)

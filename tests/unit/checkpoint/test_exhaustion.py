@@ -22,16 +22,17 @@ from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at
 
 from tiphys import threads
-from tiphys.checkpoint import calls, exposure, saving, tracked
-from tiphys.checkpoint.alarm import Alarm
-from tiphys.checkpoint.exec.saving import Saving
-from tiphys.checkpoint.exhaustion import PATIENCE_SECONDS, RESERVE_BYTES, Ending, Reserve
-from tiphys.checkpoint.gang import Place
-from tiphys.checkpoint.hang import Watch
-from tiphys.checkpoint.last_words import LastWords
+from tiphys.checkpoint import tracked_session as tracked
+from tiphys.checkpoint.exec.save import Saving
+from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm, LastWords, Watch
+from tiphys.checkpoint.lifecycle.out_of_memory import PATIENCE_SECONDS, RESERVE_BYTES, Ending, Reserve
+from tiphys.checkpoint.ranks import coordination as calls
+from tiphys.checkpoint.ranks.barrier import Place
+from tiphys.checkpoint.save import saver as saving
+from tiphys.checkpoint.telemetry import metrics as exposure
 from tiphys.errors import UsageError
-from tiphys.lineage.choose import commits_of
-from tiphys.lineage.suspects import crash_of
+from tiphys.failures.bad_checkpoints import crash_of
+from tiphys.lineage.select import commits_of
 
 GUARD_SECONDS = 120
 
@@ -239,7 +240,7 @@ def test_a_machine_that_has_nothing_to_put_aside_does_without(monkeypatch):
     def refused(*_):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("tiphys.checkpoint.exhaustion.mmap.mmap", refused)
+    monkeypatch.setattr("tiphys.checkpoint.lifecycle.out_of_memory.mmap.mmap", refused)
     reserve = Reserve()
     reserve.put_aside()
     reserve.give_back()

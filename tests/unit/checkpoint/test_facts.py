@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.lineage import claim_of
 
-from tiphys.checkpoint import facts
+from tiphys.checkpoint.telemetry import provenance as facts
 from tiphys.errors import UsageError
 from tiphys.records import Facts
 

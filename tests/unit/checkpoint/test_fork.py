@@ -3,7 +3,7 @@
 import pytest
 from support.lineage import claim_of, commit, ref, write_claim
 
-from tiphys.checkpoint.ancestry import Ancestry
+from tiphys.checkpoint.restore.candidates import Ancestry
 from tiphys.checkpoint.settings import Settings
 from tiphys.errors import UsageError
 from tiphys.lineage.quarantine import quarantine

@@ -24,14 +24,16 @@ from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_e
 from support.memory import MemoryStore
 from support.sessions import Clock, open_session
 
-from tiphys.checkpoint import calls, gang, saving
-from tiphys.checkpoint.calls import steps_ahead as real_steps_ahead
-from tiphys.checkpoint.gang import Gang, Place
+from tiphys.checkpoint.ranks import barrier as gang
+from tiphys.checkpoint.ranks import coordination as calls
+from tiphys.checkpoint.ranks.barrier import Gang, Place
+from tiphys.checkpoint.ranks.coordination import steps_ahead as real_steps_ahead
+from tiphys.checkpoint.save import saver as saving
 from tiphys.checkpoint.settings import Every
 from tiphys.errors import StoreError, UsageError
-from tiphys.lineage.choose import commits_of
 from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import read_manifest
 
 RANKS = 3
 PATIENCE_SECONDS = 120

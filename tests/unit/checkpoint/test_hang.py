@@ -15,8 +15,7 @@ import time
 
 import pytest
 
-from tiphys.checkpoint.alarm import Alarm
-from tiphys.checkpoint.hang import RECENT, NoWatch, Stuck, Watch, limit_seconds, stacks
+from tiphys.checkpoint.lifecycle.hang_watchdog import RECENT, Alarm, NoWatch, Stuck, Watch, limit_seconds, stacks
 
 
 class Clock:

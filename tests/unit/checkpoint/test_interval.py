@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from support.lineage import claim_of, end_of
 from support.sessions import Clock
 
-from tiphys.checkpoint.interval import History, Interval, SaveCost, advised, daly, history, lost_share, young
-from tiphys.checkpoint.schedule import is_due
-from tiphys.checkpoint.settings import Bounds, Every
+from tiphys.checkpoint.save.interval import History, Interval, SaveCost, advised, daly, history, lost_share, young
+from tiphys.checkpoint.settings import Bounds, Every, is_due
 from tiphys.records import Cause, Outcome
 from tiphys.store import Attempt
 

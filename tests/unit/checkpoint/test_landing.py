@@ -23,9 +23,8 @@ from support.memory import MemoryStore
 from support.polling import until
 from support.sessions import Clock, open_session, state_at
 
-from tiphys.checkpoint.landing import Approach, Choice, land
-from tiphys.checkpoint.preemption import ReportCard
-from tiphys.lineage.choose import commits_of
+from tiphys.checkpoint.lifecycle.preemption import Approach, Choice, ReportCard, land
+from tiphys.lineage.select import commits_of
 from tiphys.store import read_events
 
 MIB = 1 << 20

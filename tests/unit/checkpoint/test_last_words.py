@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from tiphys.checkpoint.last_words import LastWords
-from tiphys.lineage.classify import Observation
+from tiphys.checkpoint.lifecycle.hang_watchdog import LastWords
+from tiphys.failures.classify import Observation
 
 CRASH = """
 import os, pathlib, signal, sys
-from tiphys.checkpoint.last_words import LastWords
+from tiphys.checkpoint.lifecycle.hang_watchdog import LastWords
 LastWords(pathlib.Path(sys.argv[1])).open()
 os.kill(os.getpid(), signal.SIGSEGV)
 """

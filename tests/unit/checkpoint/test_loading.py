@@ -9,10 +9,9 @@ from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_e
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
-from tiphys.checkpoint.cache import NodeCache
-from tiphys.checkpoint.loading import Loader
-from tiphys.checkpoint.reading import LoadStoppedError
-from tiphys.checkpoint.shards import plan_shards
+from tiphys.checkpoint.restore.loader import Loader
+from tiphys.checkpoint.restore.shard_reader import LoadStoppedError, NodeCache
+from tiphys.checkpoint.state.shards import plan_shards
 from tiphys.store import LineageLayout
 
 RETAINED = 1000
@@ -48,7 +47,7 @@ def test_the_choice_among_a_thousand_checkpoints_asks_storage_four_times(store):
 
 
 def test_shards_are_read_by_several_threads_and_put_where_they_belong(store, monkeypatch):
-    from tiphys.checkpoint import tracked
+    from tiphys.checkpoint import tracked_session as tracked
 
     state = {f"layer{n}": np.arange(1000, dtype=np.float32) * n for n in range(20)}
     monkeypatch.setattr(tracked, "plan_shards", lambda flat: plan_shards(flat, shard_bytes=1500))

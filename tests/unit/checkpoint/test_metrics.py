@@ -19,8 +19,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.sessions import Clock
 
-from tiphys.checkpoint.exposure import Exposure, open_metrics
-from tiphys.checkpoint.metrics import CAUSES, DECLARED, LoopMetrics, NoMetrics, cause_of, table
+from tiphys.checkpoint.telemetry.metrics import (
+    CAUSES,
+    DECLARED,
+    Exposure,
+    LoopMetrics,
+    NoMetrics,
+    cause_of,
+    open_metrics,
+    table,
+)
 from tiphys.errors import FencedError, ForbiddenError, IntegrityError, StoreError, UsageError
 
 PAGE = Path(__file__).parents[3] / "docs" / "checkpoints.md"

@@ -12,8 +12,8 @@ import pytest
 from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at
 
-from tiphys.checkpoint.gang import Place
-from tiphys.checkpoint.pace import KEPT_WINDOWS, NoPace, Pace, Teller, member_of, open_pace
+from tiphys.checkpoint.ranks.barrier import Place
+from tiphys.checkpoint.ranks.step_time import KEPT_WINDOWS, NoPace, Pace, Teller, member_of, open_pace
 from tiphys.checkpoint.session import Session
 from tiphys.checkpoint.settings import Every
 from tiphys.errors import StoreError
@@ -133,7 +133,7 @@ def test_a_session_that_keeps_nothing_waits_as_well():
 def test_a_session_leaves_out_its_saves_and_what_is_said_to_be_waiting(monkeypatch):
     store, clock, told = MemoryStore(), Clock(), []
     pace = Pace(lambda *one: told.append(one), clock=clock, wall=clock)
-    monkeypatch.setattr("tiphys.checkpoint.tracked.open_pace", lambda *_: pace)
+    monkeypatch.setattr("tiphys.checkpoint.tracked_session.open_pace", lambda *_: pace)
 
     def slow_copy():
         clock.advance(40.0)

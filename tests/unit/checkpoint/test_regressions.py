@@ -23,11 +23,11 @@ from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at, train
 
 from tiphys.checkpoint.settings import Every
-from tiphys.checkpoint.shards import SHARD_BYTES, plan_shards
-from tiphys.checkpoint.state import flatten
+from tiphys.checkpoint.state.serialization import flatten
+from tiphys.checkpoint.state.shards import SHARD_BYTES, plan_shards
 from tiphys.errors import ForbiddenError, StoreError, UsageError
-from tiphys.lineage.choose import choose, commits_of
-from tiphys.lineage.verify import checkpoint_fault, read_manifest
+from tiphys.lineage.select import choose, commits_of
+from tiphys.lineage.validity import checkpoint_fault, read_manifest
 from tiphys.store import LineageLayout, step_attempts
 
 RUN, STEP = "digits-1", "fit"

@@ -19,10 +19,11 @@ from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_e
 from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at
 
-from tiphys.checkpoint import saving, staging
+from tiphys.checkpoint.save import saver as saving
+from tiphys.checkpoint.save import saver as staging
 from tiphys.checkpoint.settings import Every, Settings
-from tiphys.lineage.choose import commits_of
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import read_manifest
 
 PATIENCE_SECONDS = 120
 

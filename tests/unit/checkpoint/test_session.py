@@ -24,9 +24,9 @@ from support.sessions import Clock, admitted, newest_shards, open_session, state
 from tiphys import checkpoint
 from tiphys.checkpoint.settings import Every
 from tiphys.errors import FencedError, IntegrityError, NotFoundError, StoreError, UsageError
-from tiphys.lineage.choose import commits_of
 from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.select import commits_of
+from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, LineageLayout, read_events
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -107,10 +107,10 @@ def test_a_volume_that_is_not_mounted_is_an_error_before_the_first_step(tmp_path
 def test_an_image_that_cannot_save_arrays_is_told_what_it_lacks(monkeypatch, error, said):
     class Refusing:
         def find_spec(self, name, path=None, target=None):
-            if name == "tiphys.checkpoint.tracked":
+            if name == "tiphys.checkpoint.tracked_session":
                 raise error
 
-    monkeypatch.delitem(sys.modules, "tiphys.checkpoint.tracked")
+    monkeypatch.delitem(sys.modules, "tiphys.checkpoint.tracked_session")
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
     environ = {"TIPHYS_STORE": "s3://ml/tiphys", "TIPHYS_RUN": RUN, "TIPHYS_STEP": "fit", "TIPHYS_ATTEMPT": "1"}
     with pytest.raises(UsageError, match=said):
@@ -121,7 +121,7 @@ def test_storage_out_of_reach_at_the_start_asks_to_be_tried_again(tmp_path, monk
     def dead(url, must_exist):
         raise StoreError(f"{url} did not answer")
 
-    monkeypatch.setattr(sys.modules["tiphys.checkpoint.stores"], "open_store", dead)
+    monkeypatch.setattr(sys.modules["tiphys.checkpoint.settings"], "open_store", dead)
     environ = {
         "TIPHYS_STORE": "s3://ml/tiphys",
         "TIPHYS_RUN": RUN,
@@ -344,7 +344,7 @@ def test_a_damaged_record_among_the_events_does_not_stop_the_training(store, cap
         raise IntegrityError("not a valid EventBatch")
 
     train(store, 1)
-    monkeypatch.setattr("tiphys.checkpoint.journal.append_events", damaged)
+    monkeypatch.setattr("tiphys.checkpoint.telemetry.events.append_events", damaged)
     assert open_session(store, 2, resume_from=ref(1, 1)).restore()["step"] == 1
     assert "could not be stored: not a valid EventBatch" in capsys.readouterr().err
 
@@ -511,7 +511,7 @@ def test_progress_that_cannot_be_written_or_has_no_total_is_left_out(store, tmp_
 
 
 def test_an_image_without_numpy_is_told_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "tiphys.checkpoint.tracked", None)
+    monkeypatch.setitem(__import__("sys").modules, "tiphys.checkpoint.tracked_session", None)
     environ = {
         "TIPHYS_STORE": str(tmp_path),
         "TIPHYS_RUN": RUN,

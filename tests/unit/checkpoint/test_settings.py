@@ -4,7 +4,7 @@ import pytest
 
 from tiphys.checkpoint.settings import Bounds, Every, Settings
 from tiphys.errors import UsageError
-from tiphys.protocol.keep import Best, Keep
+from tiphys.protocol.step_spec import Best, Keep
 from tiphys.records import CheckpointRef
 
 GIVEN = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.shards import packed, unpack
 
-from tiphys.checkpoint.state import flatten
+from tiphys.checkpoint.state.serialization import flatten
 from tiphys.errors import IntegrityError, UsageError
 
 

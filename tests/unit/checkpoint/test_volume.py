@@ -15,9 +15,9 @@ from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
 from tiphys.lineage import Status, tree
-from tiphys.lineage.choose import commits_of, inferred_starts
 from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.verify import read_manifest
+from tiphys.lineage.select import commits_of, inferred_starts
+from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout
 
 PROGRESS = RunLayout(RUN).progress(STEP, 1)

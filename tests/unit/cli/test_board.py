@@ -12,8 +12,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from hera_pipelines.cli.board import Board
-from hera_pipelines.local.changes import NodeChange, NodePhase
+from hera_pipelines.cli.progress.table import Board
+from hera_pipelines.local.nodes import NodeChange, NodePhase
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

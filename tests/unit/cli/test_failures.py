@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hera_pipelines.cli.failures import EXIT_CODES, RunFailedError, RunInterruptedError, report
+from hera_pipelines.cli.error_messages import EXIT_CODES, RunFailedError, RunInterruptedError, report
 from hera_pipelines.cli.screen import Screen
 from tiphys import errors
 

@@ -24,8 +24,8 @@ from support.ledger import ask, queues, spec
 from support.submitter import FakeSubmitter
 from tiphys_controller import start
 
-from hera_pipelines.cli import janitor as command
 from hera_pipelines.cli import main
+from hera_pipelines.cli.commands import janitor as command
 from tiphys.kube import cluster_name
 from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.records import AlertDone, utc_now

@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from hera_pipelines.cli.board import Board
-from hera_pipelines.cli.live import table_of
-from hera_pipelines.local.changes import NodeChange, NodePhase
+from hera_pipelines.cli.progress.table import Board, table_of
+from hera_pipelines.local.nodes import NodeChange, NodePhase
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.cli.board import Board
-from hera_pipelines.cli.node_changes import NodeReader
-from hera_pipelines.local.changes import NodePhase
+from hera_pipelines.cli.progress.cluster import NodeReader
+from hera_pipelines.cli.progress.table import Board
+from hera_pipelines.local.nodes import NodePhase
 
 
 def node(name: str, phase: str = "Running", kind: str = "Plugin", **fields: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from support.cluster_nodes import MODEL, SPOT, condition, foreign_pod, member, n
 from support.desk import Desk
 from support.kube_server import serving
 from support.ledger import lease, waiting
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.status import encode
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.status_codec import encode
 
 from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
 from tiphys.records import utc_now

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hera_pipelines.cli.parameters import parse, require_values, with_parameters
+from hera_pipelines.cli.shared_options import parse, require_values, with_parameters
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import Manifest, parameters_of
+from tiphys.protocol.compiled_workflow import Manifest, parameters_of
 
 
 def workflow(*parameters: dict[str, object]) -> Manifest:

@@ -175,7 +175,7 @@ def test_damaged_book_is_an_error_of_its_own(desk):
 def test_help_costs_no_client_of_the_cluster():
     program = (
         "import sys; from hera_pipelines.cli import main; code = main(['--help'])\n"
-        "assert code == 0 and 'hera_pipelines.cli.queues' in sys.modules\n"
+        "assert code == 0 and 'hera_pipelines.cli.quota_commands.queues' in sys.modules\n"
         "assert not {'kubernetes', 'tiphys.kube'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

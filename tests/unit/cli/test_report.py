@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 from support.lineage import RUN, claim_of, end_of, ref, write_claim, write_end, write_run
-from tiphys_controller.economics import accounts
+from tiphys_controller.failure_cost import accounts
 
 from hera_pipelines.cli import main
-from hera_pipelines.draw.economics import CHART_WIDTH, LEFT, report_page
-from tiphys.protocol.policy import GpuRequest
+from hera_pipelines.draw.report_html import CHART_WIDTH, LEFT, report_page
+from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import Began, Outcome, Saved
 from tiphys.store import DirectoryStore
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hera_pipelines.cli import main
-from hera_pipelines.cli.outcomes import cell_duration
+from hera_pipelines.cli.quota_commands.simulate import cell_duration
 
 QUEUES = (
     'queues:\n  - {name: research, gpus: {"*": 4}, cohort: lab}\n  - {name: nightly, gpus: {"*": 0}, cohort: lab}\n'

@@ -8,9 +8,9 @@ import pytest
 from support.authored import step, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
-from hera_pipelines.compile.code_version import commit_of, record_code_version
-from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.policy import CheckpointPolicy
+from hera_pipelines.compile.output import commit_of, record_code_version
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import CheckpointPolicy
 
 
 def git(folder: Path, *arguments: str) -> str:

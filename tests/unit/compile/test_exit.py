@@ -5,7 +5,7 @@ from typing import Any
 from support.authored import by_name, parameters, plain, step, task, workflow
 
 from hera_pipelines.compile import compile_workflow
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 
 
 def ended(*templates: Manifest, **spec: Any) -> Manifest:

@@ -21,10 +21,10 @@ from hera_pipelines import Pipeline
 from hera_pipelines import train as train_function
 from hera_pipelines.compile import CompileOptions, SharedVolume, Spot, compile_workflow
 from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.gang import Backend, Gang, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest
-from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, RetryPolicy
+from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
 
 GI = 1024**3
 

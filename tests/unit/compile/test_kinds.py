@@ -4,15 +4,9 @@ import pytest
 import yaml
 from support.authored import step, workflow
 
-from hera_pipelines.compile import (
-    CompileOptions,
-    compile_workflow,
-    cron_workflow,
-    to_workflow_yaml,
-    workflow_template,
-)
+from hera_pipelines.compile import CompileOptions, compile_workflow, cron_workflow, to_workflow_yaml, workflow_template
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from support.authored import by_name, parameters, step, task, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
-from hera_pipelines.compile.limits import TASK_SET_BYTES
+from hera_pipelines.compile.retries import TASK_SET_BYTES
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 
 OPTIONS = CompileOptions(store="s3://ml/tiphys")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hera_pipelines.compile.narration import narrate
+from hera_pipelines.compile.workflow import narrate
 
 TITLE, DESCRIPTION = "workflows.argoproj.io/title", "workflows.argoproj.io/description"
 

@@ -9,9 +9,8 @@ from support.authored import STORE, by_name, output_artifact, output_parameter, 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
 from tiphys.checkpoint.settings import Bounds, Every, Settings
-from tiphys.protocol.keep import Best, Keep
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest
-from tiphys.protocol.policy import CheckpointPolicy, GpuRequest
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
+from tiphys.protocol.step_spec import Best, CheckpointPolicy, GpuRequest, Keep
 
 GIVEN = {
     "TIPHYS_STORE": STORE,

@@ -22,9 +22,9 @@ from support.authored import (
 
 from hera_pipelines.compile import CompileOptions, SharedVolume, Spot, compile_workflow
 from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import Gang
-from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, RetryPolicy
+from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
 
 OPTIONS = CompileOptions(store=STORE)
 LADDER = RetryPolicy(memory_ceiling_bytes=64 << 30)

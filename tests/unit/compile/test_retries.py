@@ -10,10 +10,10 @@ from itertools import product
 import pytest
 
 from hera_pipelines.compile.retries import UNLIMITED, UNSEEN, attempts_strategy, retry_expression, step_strategy
-from hera_pipelines.local.evaluation import evaluate
-from hera_pipelines.local.expressions import parse
-from tiphys.lineage.classify import Observation, classify
-from tiphys.protocol.policy import RetryPolicy
+from hera_pipelines.local.expressions.evaluate import evaluate
+from hera_pipelines.local.expressions.expr import parse
+from tiphys.failures.classify import Observation, classify
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import Cause
 
 # status, exit code, message: as Argo shows them after real ends

@@ -16,9 +16,9 @@ from support.authored import (
 )
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.operations import ADMIT_OUTPUTS, Admit, Conclude, Finalize, Settle
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest
-from tiphys.protocol.policy import Kind
+from tiphys.protocol.step_spec import Kind
 
 OPTIONS = CompileOptions(store=STORE)
 

@@ -17,7 +17,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import plan_run, resume, start
 
 from tiphys.errors import ConflictError, UsageError
-from tiphys.protocol.policy import Kind
+from tiphys.protocol.step_spec import Kind
 from tiphys.records import RunSealed, SubmissionClaim
 from tiphys.store import RunLayout, Store, read_events, submissions
 

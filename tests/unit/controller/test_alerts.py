@@ -21,9 +21,7 @@ from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
 from tiphys_controller import LiveWorkflow, resume, start
-from tiphys_controller.alerts.inbox import Inbox, Taken
-from tiphys_controller.alerts.orders import Orders, fork_name
-from tiphys_controller.alerts.payload import parse
+from tiphys_controller.alerts.handler import Orders, fork_name
 from tiphys_controller.alerts.rules import (
     AlertAction,
     Move,
@@ -34,10 +32,10 @@ from tiphys_controller.alerts.rules import (
     run_label,
     workflow_label,
 )
-from tiphys_controller.automatic.attendant import Attendant, Surroundings
-from tiphys_controller.automatic.health import Health
-from tiphys_controller.automatic.limits import Limits, Mode
-from tiphys_controller.automatic.observed import Standing
+from tiphys_controller.alerts.webhook import Inbox, Taken, parse
+from tiphys_controller.auto_resume.act import Attendant, Surroundings
+from tiphys_controller.auto_resume.observation_health import Health
+from tiphys_controller.auto_resume.state import Limits, Mode, Standing
 
 from tiphys.errors import UsageError
 from tiphys.records import AlertDone, AutomaticResume, Cause, RunRecord

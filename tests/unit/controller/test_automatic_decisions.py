@@ -18,14 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiphys_controller import LiveWorkflow
-from tiphys_controller.automatic.brakes import count_fruitless, pause_seconds
-from tiphys_controller.automatic.decide import Action, decide
-from tiphys_controller.automatic.health import Health, distrust
-from tiphys_controller.automatic.limits import Limits
-from tiphys_controller.automatic.observed import Failure, Observed, Standing, standing_of
-from tiphys_controller.automatic.rate import TokenBucket
+from tiphys_controller.auto_resume.decide import Action, count_fruitless, decide, pause_seconds
+from tiphys_controller.auto_resume.observation_health import Health, TokenBucket, distrust
+from tiphys_controller.auto_resume.state import Failure, Limits, Observed, Standing, standing_of
 
-from tiphys.protocol.auto_resume import AutoResumePolicy
+from tiphys.protocol.auto_resume_policy import AutoResumePolicy
 from tiphys.records import Advance, AutomaticResume, Cause, RunSealed, SubmissionBound, SubmissionClaim, SubmissionKind
 from tiphys.store import Submission
 

@@ -12,13 +12,13 @@ from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
 from tiphys_controller import resume, start
-from tiphys_controller.automatic.attendant import Attendant, Attended, Surroundings
-from tiphys_controller.automatic.health import Health
-from tiphys_controller.automatic.limits import Limits, Mode
+from tiphys_controller.auto_resume.act import Attendant, Attended, Surroundings
+from tiphys_controller.auto_resume.observation_health import Health
+from tiphys_controller.auto_resume.state import Limits, Mode
 
 from tiphys.errors import ConflictError, FencedError, StoreError, TiphysError
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import AutomaticResume, Cause, CheckpointManifest, RunSealed, SubmissionClaim, SubmissionKind
 from tiphys.store import LineageLayout, ObjectInfo, RunLayout, Store, read_record, submissions
 

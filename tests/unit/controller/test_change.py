@@ -22,9 +22,9 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import Change, Difference, describe, fork, in_words, plan_run, resume, start
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
-from tiphys.protocol.drift import DRIFT_ANNOTATION, Drift
-from tiphys.protocol.pipeline import Manifest
-from tiphys.protocol.policy import STEP_ANNOTATION, Kind
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, Drift
+from tiphys.protocol.step_spec import STEP_ANNOTATION, Kind
 from tiphys.records import Facts, SubmissionKind
 from tiphys.store import RunLayout, Store, read_run, submissions
 

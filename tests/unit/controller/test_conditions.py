@@ -14,7 +14,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiphys_controller.conditions import (
+from tiphys_controller.plan.depends import (
     DONE,
     DONE_GROUP,
     OMITTED,

@@ -21,19 +21,11 @@ from typing import Any
 
 import pytest
 from tiphys_controller.doctor import Finding, State, examine, usable
-from tiphys_controller.doctor.argo import duration_seconds
-from tiphys_controller.doctor.namespaces import AGENT_RIGHTS, EXECUTOR_RIGHTS, GANG_RIGHTS
+from tiphys_controller.doctor.checks_argo import duration_seconds
+from tiphys_controller.doctor.checks_namespace import AGENT_RIGHTS, EXECUTOR_RIGHTS, GANG_RIGHTS
 from tiphys_controller.doctor.observe import clocks_of, settings_of
-from tiphys_controller.doctor.observed import (
-    Clock,
-    Deployments,
-    Observed,
-    PodSeen,
-    Right,
-    Unknown,
-    WorkflowNamespace,
-)
-from tiphys_controller.doctor.pods import complaints, is_ready, readiness_path, runs, said, trouble
+from tiphys_controller.doctor.observed import Clock, Deployments, Observed, PodSeen, Right, Unknown, WorkflowNamespace
+from tiphys_controller.doctor.pod_readiness import complaints, is_ready, readiness_path, runs, said, trouble
 
 from tiphys.kube import Object
 

@@ -16,9 +16,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.memory import MemoryStore
-from tiphys_controller.economics import Phase, accounts, by_queue
+from tiphys_controller.failure_cost import Phase, accounts, by_queue
 
-from tiphys.protocol.policy import GpuRequest
+from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
     Began,
     Cause,

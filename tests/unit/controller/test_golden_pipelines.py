@@ -8,16 +8,13 @@ import pytest
 import yaml
 from support.compiled import History
 from support.memory import MemoryStore
-from tiphys_controller.graph import Graph, Task
-from tiphys_controller.identity import Identity
-from tiphys_controller.planning import Planned, planned
-from tiphys_controller.prune import prune
-from tiphys_controller.references import references
-from tiphys_controller.templates import template_names
+from tiphys_controller.plan.dag import Graph, Task, references, template_names
+from tiphys_controller.plan.prune import Identity, prune
+from tiphys_controller.submit.planner import Planned, planned
 
 from tiphys.protocol import fan_out
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest
-from tiphys.protocol.policy import StepSpec
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
+from tiphys.protocol.step_spec import StepSpec
 from tiphys.records import RunRecord, item_step
 from tiphys.store import RunLayout
 

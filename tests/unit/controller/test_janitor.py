@@ -23,19 +23,19 @@ from support.faults import dying_at
 from support.ledger import lease
 from support.submitter import FakeSubmitter
 from tiphys_controller import start
-from tiphys_controller.automatic.limits import Mode
+from tiphys_controller.auto_resume.state import Mode
 from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.view import ClusterView
-from tiphys_plugin.ledger import Lease
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.status import encode
+from tiphys_controller.kubernetes.watch_cache import ClusterView
+from tiphys_plugin.quota.lease import Lease
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.status_codec import encode
 
 from tiphys.kube import Synced
 from tiphys.records import AlertDone, AlertRecord, RunSealed, utc_now
 from tiphys.store import DirectoryStore, RunLayout
+from tiphys.store.abandoned_uploads import leftovers
 from tiphys.store.layout import alert_key
-from tiphys.store.leftovers import leftovers
 
 HOUR = timedelta(hours=1)
 IDS = {name: name * 32 for name in ("a", "b", "c")}

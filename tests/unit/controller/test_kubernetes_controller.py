@@ -15,12 +15,11 @@ from support.argo_objects import NARRATED, put, put_agent, told, workflow
 from support.compiled import History
 from support.kube_server import KubeServer, Request
 from support.polling import until
-from tiphys_controller.kubernetes.controller import Controller, Surroundings
-from tiphys_controller.kubernetes.healer import Healer
-from tiphys_controller.kubernetes.health import HealthServer
+from tiphys_controller.kubernetes.controller import Controller, HealthServer, Surroundings
+from tiphys_controller.kubernetes.events.recorder import Narrator
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.narrator import Narrator
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.pod_cleanup import Healer
+from tiphys_controller.kubernetes.watch_cache import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 
 from tiphys.errors import StoreError, UsageError

@@ -23,9 +23,8 @@ from typing import Any
 import pytest
 from support.argo_objects import agent_pod, workflow
 from tiphys_controller.kubernetes.agent_pods import stuck_agent, to_delete
-from tiphys_controller.kubernetes.place import candidates
-from tiphys_controller.kubernetes.schedule import Look, is_due, is_past
-from tiphys_controller.kubernetes.seen import live, see
+from tiphys_controller.kubernetes.events.recorder import Look, is_due, is_past
+from tiphys_controller.kubernetes.workflow_view import candidates, live, see
 
 from tiphys.kube import Object
 

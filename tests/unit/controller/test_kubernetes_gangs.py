@@ -15,16 +15,16 @@ from datetime import UTC, datetime
 import pytest
 from support.argo_objects import put, workflow
 from support.kube_server import KubeServer
-from tiphys_controller.kubernetes.gangs import LATE_SECONDS, Gangs
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.pod_cleanup import LATE_SECONDS, Gangs
+from tiphys_controller.kubernetes.watch_cache import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
 
 from tiphys.kube import KubeApi, Object, Synced
-from tiphys.kube.gangs import first_failure, remaining, stage_of
+from tiphys.kube.gang_workloads import first_failure, remaining, stage_of
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, FirstFailure, Stage
-from tiphys.protocol.policy import STEP_ANNOTATION
+from tiphys.protocol.step_spec import STEP_ANNOTATION
 from tiphys.records import utc_now
 
 STEP = json.dumps({"name": "fit", "gang": {"members": 4, "backend": "job"}})

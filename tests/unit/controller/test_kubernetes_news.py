@@ -6,13 +6,11 @@ import pytest
 from support.argo_objects import workflow
 from support.compiled import History
 from support.memory import MemoryStore
-from tiphys_controller.kubernetes import run_log
-from tiphys_controller.kubernetes.description import narration
-from tiphys_controller.kubernetes.news import news_of
-from tiphys_controller.kubernetes.place import Place, find_place
-from tiphys_controller.kubernetes.run_log import RunLog
-from tiphys_controller.kubernetes.schedule import AFTER_CHANGE_SECONDS, Look, is_due
-from tiphys_controller.kubernetes.seen import see
+from tiphys_controller.kubernetes.events import run_log
+from tiphys_controller.kubernetes.events.messages import narration, news_of
+from tiphys_controller.kubernetes.events.recorder import AFTER_CHANGE_SECONDS, Look, is_due
+from tiphys_controller.kubernetes.events.run_log import RunLog
+from tiphys_controller.kubernetes.workflow_view import Place, find_place, see
 
 from tiphys.errors import StoreError
 from tiphys.kube import Object

@@ -2,7 +2,7 @@
 
 import pytest
 from support.argo_objects import agent_pod, workflow
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.watch_cache import ClusterView
 
 from tiphys.kube import Change, ChangeType, Synced
 

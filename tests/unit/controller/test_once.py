@@ -22,7 +22,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import Change, fork, resume, start, start_once
 
 from tiphys.errors import ConflictError, UsageError
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import Store, list_runs, read_run, submissions
 
 PIPELINE = pipeline_of(gated("prep"), parameters={"lr": "0.1"})

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tiphys_controller import LiveWorkflow
-from tiphys_controller.phase import Phase, Seen, phase_of
+from tiphys_controller.runs import Phase, Seen, phase_of
 
 from tiphys.records import RunSealed, SubmissionBound, SubmissionClaim, SubmissionKind
 from tiphys.store import Submission

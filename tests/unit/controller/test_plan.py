@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 from support.compiled import History, gated, pipeline_of, plain
 from tiphys_controller import PlanReport, plan_run
-from tiphys_controller.planning import planned
+from tiphys_controller.submit.planner import planned
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.protocol.policy import Kind
+from tiphys.protocol.step_spec import Kind
 from tiphys.records import AdoptedRecord, Cause, RunRecord, RunSealed, SubmissionClaim, SubmissionKind, item_step
 from tiphys.store import RunLayout, Store
 

@@ -23,17 +23,15 @@ from hypothesis import strategies as st
 from support.argo_objects import put, told, workflow
 from support.kube_server import KubeServer
 from support.ledger import NOW, lease, queues, spec, waiting
+from tiphys_controller.kubernetes.gpu_projections import LIST_SECONDS, WRITES_OF_A_ROUND, Projector, projections
 from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.projections import Projector
-from tiphys_controller.kubernetes.projections.objects import projections
-from tiphys_controller.kubernetes.projections.projector import LIST_SECONDS, WRITES_OF_A_ROUND
-from tiphys_controller.kubernetes.view import ClusterView
+from tiphys_controller.kubernetes.watch_cache import ClusterView
 from tiphys_controller.kubernetes.writer import Writer
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.model import Lease, Leaving
-from tiphys_plugin.ledger.status import encode
-from tiphys_plugin.ledger.usage import usage
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Lease, Leaving
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.status_codec import encode
+from tiphys_plugin.quota.ledger.usage import usage
+from tiphys_plugin.quota.queues import Queues
 
 from tiphys.errors import FencedError
 from tiphys.kube import KubeApi, Object, Synced

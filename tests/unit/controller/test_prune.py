@@ -4,17 +4,14 @@ from typing import Any
 
 import pytest
 from support.compiled import gated, pipeline_of, plain
-from tiphys_controller import conditions
-from tiphys_controller.binding import bind, unbound
-from tiphys_controller.draft import Action, TaskPlan
-from tiphys_controller.finished import OMITTED, TaskOutputs
-from tiphys_controller.identity import Identity, identified, workflow_name
-from tiphys_controller.plan import Plan
-from tiphys_controller.prune import prune
-from tiphys_controller.references import Reference, references
+from tiphys_controller.plan import depends as conditions
+from tiphys_controller.plan.bindings import OMITTED, TaskOutputs, bind, unbound
+from tiphys_controller.plan.dag import Reference, references
+from tiphys_controller.plan.decide import Action, Plan, TaskPlan
+from tiphys_controller.plan.prune import Identity, identified, prune, workflow_name
 
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 
 IDENTITY = Identity("digits-1", 2, "digits-1-2", "ml")
 DONE = {"prep": TaskOutputs({"status": "Succeeded", "outputs.parameters.n": "5"}, {"data": "runs/digits-1/x/data"})}

@@ -20,7 +20,8 @@ import pytest
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import LiveWorkflow, resume, resuming, start
+from tiphys_controller import LiveWorkflow, resume, start
+from tiphys_controller.submit import resume as resuming
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from tiphys.records import AttemptEnd, Outcome, RunSealed, SubmissionBound, SubmissionKind

@@ -19,12 +19,12 @@ from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer
 from support.resume_loop import RUN, Bench, hour_of_time_outs
 from tiphys_controller import start
-from tiphys_controller.automatic.limits import Mode
+from tiphys_controller.auto_resume.state import Mode
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.kube import KubeApi, Object, cluster_name
-from tiphys.protocol.auto_resume import AUTO_RESUME_ANNOTATION, AutoResumePolicy
-from tiphys.protocol.policy import PIPELINE_ANNOTATION, STEP_ANNOTATION, GpuRequest, StepSpec
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, GpuRequest, StepSpec
 from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, RunSealed
 from tiphys.store import RunLayout, Store, read_record
 

@@ -15,10 +15,10 @@ from support.compiled import gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
 from tiphys_controller import start
-from tiphys_controller.starting import random_suffix
+from tiphys_controller.submit.start import random_suffix
 
 from tiphys.errors import ConflictError, UsageError
-from tiphys.protocol.pipeline import Manifest
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import SubmissionBound, SubmissionKind, check_run
 from tiphys.store import RunLayout, Store, list_runs, read_run, submissions
 

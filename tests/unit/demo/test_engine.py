@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hera_pipelines.demo import sabotage
-from hera_pipelines.demo.engine import Engine, PromiseBrokenError
+from hera_pipelines.demo import fault_injection as sabotage
+from hera_pipelines.demo.fault_injection import Engine, PromiseBrokenError
 
 
 def test_an_engine_that_ends_with_an_error_breaks_the_promise_with_its_last_words(tmp_path: Path) -> None:

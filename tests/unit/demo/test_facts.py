@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hera_pipelines.demo.engine import PromiseBrokenError
 from hera_pipelines.demo.facts import RunFacts
+from hera_pipelines.demo.fault_injection import PromiseBrokenError
 from tiphys.records import CheckpointManifest, Event
 from tiphys.store import DirectoryStore, LineageLayout, append_events
 

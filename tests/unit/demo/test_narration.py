@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
 
-from hera_pipelines.demo.narrator import Narrator
-from hera_pipelines.demo.report import timeline_table
+from hera_pipelines.demo.narration import Narrator, timeline_table
 from tiphys.records import Event
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hera_pipelines.demo.data import Split, read_split, write_split
 from hera_pipelines.demo.network import (
     Array,
     Labels,
+    Split,
     TrainingState,
     accuracy,
     initial_state,
     loss_and_gradients,
+    read_split,
     train_step,
+    write_split,
 )
 from hera_pipelines.demo.preprocess import split
 from hera_pipelines.demo.validate import findings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hera_pipelines.demo import sabotage
+from hera_pipelines.demo import fault_injection as sabotage
 from tiphys.errors import TiphysError
 from tiphys.records import CheckpointManifest, Shard
 

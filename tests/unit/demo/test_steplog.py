@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hera_pipelines.demo.steplog import Executed, StepLog, executed_again, read_steps, seconds_lost
+from hera_pipelines.demo.facts import Executed, StepLog, executed_again, read_steps, seconds_lost
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

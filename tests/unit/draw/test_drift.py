@@ -2,7 +2,7 @@
 
 import pytest
 
-from hera_pipelines.draw.drift import in_short
+from hera_pipelines.draw.lineage_graph import in_short
 from tiphys.records import Facts
 
 SAME = Facts(world_size=4, git_commit="c0ffee00", image="i:1", dataset="d", parameters="p", versions={"numpy": "2.1.0"})

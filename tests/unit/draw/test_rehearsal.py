@@ -5,12 +5,21 @@ from xml.etree import ElementTree
 
 import pytest
 from support.ledger import queues
-from tiphys_plugin.simulation import Job, replay
+from tiphys_plugin.quota.simulation.jobs import Job
+from tiphys_plugin.quota.simulation.replay import replay
 
 from hera_pipelines.draw import Rehearsal, largest, rehearsal_of, rehearsal_svg
-from hera_pipelines.draw.axis import time_marks, top_of
-from hera_pipelines.draw.rehearsal import COLUMNS, MOST_BANDS, OTHERS
-from hera_pipelines.draw.rehearsal_svg import CHART_WIDTH, HELD_HEIGHT, LEFT, WAITING_HEIGHT
+from hera_pipelines.draw.simulation_svg import (
+    CHART_WIDTH,
+    COLUMNS,
+    HELD_HEIGHT,
+    LEFT,
+    MOST_BANDS,
+    OTHERS,
+    WAITING_HEIGHT,
+    time_marks,
+    top_of,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 JOBS = (

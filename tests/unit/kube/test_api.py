@@ -17,14 +17,7 @@ import pytest
 from support.kube_server import KubeServer, Request
 from urllib3 import PoolManager
 
-from tiphys.errors import (
-    ConflictError,
-    ForbiddenError,
-    NotFoundError,
-    ObjectExistsError,
-    StoreError,
-    UsageError,
-)
+from tiphys.errors import ConflictError, ForbiddenError, NotFoundError, ObjectExistsError, StoreError, UsageError
 from tiphys.kube import KubeApi, Object, Patch, Resource
 from tiphys.kube.api import ExpiredError
 from tiphys.kube.resources import CONFIG_MAPS, GPU_LEDGERS, LEASES, PODS, TOKEN_REVIEWS, WORKFLOWS

@@ -19,7 +19,7 @@ from support.kube_server import KubeServer
 
 from tiphys.errors import ForbiddenError, NotFoundError, StoreError, UsageError
 from tiphys.kube import KubeApi, cluster_name, connect
-from tiphys.kube.connect import connect_from_pod
+from tiphys.kube.kubeconfig import connect_from_pod
 from tiphys.kube.resources import CONFIG_MAPS, PODS
 
 
@@ -220,7 +220,7 @@ def test_a_pod_finds_its_cluster_by_what_is_mounted(
     secure: KubeServer, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secure.tokens["first"] = "system:serviceaccount:tiphys:plugin"
-    monkeypatch.setattr(sys.modules["tiphys.kube.connect"], "_SERVICE_ACCOUNT", account)
+    monkeypatch.setattr(sys.modules["tiphys.kube.kubeconfig"], "_SERVICE_ACCOUNT", account)
     api = connect()
     assert (api.namespace, api.server) == ("tiphys", secure.url)
     assert whoever_asks(api, secure) == "system:serviceaccount:tiphys:plugin"
@@ -229,7 +229,7 @@ def test_a_pod_finds_its_cluster_by_what_is_mounted(
 def test_a_kubeconfig_counts_more_than_the_cluster_around_the_pod(
     server: KubeServer, account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["tiphys.kube.connect"], "_SERVICE_ACCOUNT", account)
+    monkeypatch.setattr(sys.modules["tiphys.kube.kubeconfig"], "_SERVICE_ACCOUNT", account)
     file = kubeconfig(tmp_path, server, {})
     assert connect(file).server == server.url
     monkeypatch.setenv("KUBECONFIG", str(file))

@@ -8,9 +8,9 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_cla
 from support.memory import MemoryStore
 
 from tiphys.errors import NotFoundError, StoreError
-from tiphys.lineage import deep
-from tiphys.lineage.audit import audit, bar
-from tiphys.lineage.damage import Layer
+from tiphys.lineage.audit import audit as deep
+from tiphys.lineage.audit.audit import audit, bar
+from tiphys.lineage.audit.findings import Layer
 from tiphys.lineage.quarantine import quarantine, quarantine_records, quarantined
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout
 
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_retention_removes_meanwhile_is_not_damaged(store, mon
         store.delete(LAYOUT.manifest(1, 10))
         return check(wanted, **options)
 
-    monkeypatch.setattr("tiphys.lineage.audit.check_bytes", removed)
+    monkeypatch.setattr("tiphys.lineage.audit.audit.check_bytes", removed)
     assert audit(store, RUN, deep=True).sound
 
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 from support.lineage import end_of
 
-from tiphys.lineage.budget import decide
-from tiphys.protocol.policy import RetryPolicy
+from tiphys.failures.retry_budget import decide
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, Outcome, Preemption, utc_now
 
 POLICY = RetryPolicy(preemption=None, infrastructure=2, user_error=0, out_of_memory=1)

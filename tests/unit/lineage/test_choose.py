@@ -13,8 +13,8 @@ import pytest
 from support.counting import CountingStore
 from support.lineage import LINEAGE, attempts_of, commit, ref
 
-from tiphys.lineage.choose import chain, choose
 from tiphys.lineage.quarantine import quarantine, quarantine_reason, quarantined
+from tiphys.lineage.select import chain, choose
 from tiphys.store import DirectoryStore, LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)

@@ -32,7 +32,7 @@
 
 import pytest
 
-from tiphys.lineage.classify import Observation, classify
+from tiphys.failures.classify import Observation, classify
 from tiphys.records import Cause
 
 SHUTDOWN = "Pod was terminated in response to imminent node shutdown."

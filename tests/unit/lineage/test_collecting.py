@@ -5,9 +5,9 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_cla
 from support.memory import MemoryStore
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage.choose import commits_of
-from tiphys.lineage.collecting import Action, OutOfSight, run_lineages
-from tiphys.protocol.keep import Keep
+from tiphys.lineage.retention.gc import Action, OutOfSight, run_lineages
+from tiphys.lineage.select import commits_of
+from tiphys.protocol.step_spec import Keep
 from tiphys.store import DirectoryStore, LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)

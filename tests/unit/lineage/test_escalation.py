@@ -14,8 +14,8 @@ import itertools
 
 from support.lineage import claim_of, end_of
 
-from tiphys.lineage.escalation import Situation, escalate
-from tiphys.protocol.policy import RetryPolicy
+from tiphys.failures.escalation import Situation, escalate
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, Escalation, Evidence, Outcome, Preemption, utc_now
 from tiphys.store import Attempt
 

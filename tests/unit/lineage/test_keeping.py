@@ -15,8 +15,8 @@ import math
 import pytest
 from support.lineage import ref
 
-from tiphys.lineage.keeping import Observed, judge
-from tiphys.protocol.keep import Best, Keep, parse_best, parse_every
+from tiphys.lineage.retention.policy import Observed, judge
+from tiphys.protocol.step_spec import Best, Keep, parse_best, parse_every
 
 
 def seen(*steps, damaged=(), metrics=None, held=None, late=()):

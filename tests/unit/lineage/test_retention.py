@@ -15,10 +15,10 @@ from support.lineage import LINEAGE, claim_of, commit, ref, write_claim
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
-from tiphys.lineage.choose import commits_of
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.retention import Retention
-from tiphys.protocol.keep import Keep
+from tiphys.lineage.retention.delete import Retention
+from tiphys.lineage.select import commits_of
+from tiphys.protocol.step_spec import Keep
 from tiphys.store import LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)

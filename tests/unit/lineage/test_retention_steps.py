@@ -17,11 +17,11 @@ from support.lineage import LINEAGE, commit, ref
 from support.memory import MemoryStore
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, StoreError, UsageError
-from tiphys.lineage.choose import chain, commits_of
-from tiphys.lineage.pins import pin, pins_of, unpin
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.retention import Retention
-from tiphys.protocol.keep import Best, Keep
+from tiphys.lineage.retention.delete import Retention
+from tiphys.lineage.retention.policy import pin, pins_of, unpin
+from tiphys.lineage.select import chain, commits_of
+from tiphys.protocol.step_spec import Best, Keep
 from tiphys.store import LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)

@@ -17,9 +17,9 @@ died of A from the beginning                        A from the beginning        
 import pytest
 from support.lineage import claim_of, end_of, ref
 
-from tiphys.lineage.budget import decide
-from tiphys.lineage.suspects import DEATHS, STEPS, death_of, suspect, suspects
-from tiphys.protocol.policy import RetryPolicy
+from tiphys.failures.bad_checkpoints import DEATHS, STEPS, death_of, suspect, suspects
+from tiphys.failures.retry_budget import decide
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, CheckpointRef, CrashRecord, Death
 from tiphys.store import Attempt
 

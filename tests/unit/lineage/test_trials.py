@@ -17,13 +17,12 @@ from support.lineage import RUN, claim_of, commit, write_claim
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.lineage import best, tree
 from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.sweep import read_sweep
-from tiphys.lineage.trials import Sweep, TrialState
+from tiphys.lineage.trials import Sweep, TrialState, read_sweep
 from tiphys.protocol.fan_out import SWEEP_ANNOTATION, identified, in_words
-from tiphys.protocol.keep import Best
-from tiphys.protocol.policy import (
+from tiphys.protocol.step_spec import (
     PIPELINE_ANNOTATION,
     STEP_ANNOTATION,
+    Best,
     CheckpointPolicy,
     GpuRequest,
     Kind,

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from support.workflows import shell, workflow
 
-from hera_pipelines.local.binding import bind, outputs_of, resolve_arguments
-from hera_pipelines.local.definitions import Definitions, merge
+from hera_pipelines.local.arguments import Scope, bind, outputs_of, resolve_arguments
 from hera_pipelines.local.nodes import Outputs
-from hera_pipelines.local.scope import Scope
+from hera_pipelines.local.workflow_object import Definitions, merge
 from tiphys.errors import UsageError
 
 SCOPE = Scope(

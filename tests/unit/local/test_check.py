@@ -8,7 +8,7 @@ import pytest
 import yaml
 from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
 
-from hera_pipelines.local.check import check, refusals
+from hera_pipelines.local.supported import check, refusals
 from tiphys.errors import UsageError
 
 GOLDEN = sorted((Path(__file__).parents[3] / "examples" / "golden").glob("*.yaml"))

@@ -13,7 +13,7 @@ from support.scripted_plugin import TOKEN, ScriptedPlugin, failed, pending, succ
 from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
 from tiphys_plugin import PodStatus
 
-from hera_pipelines.local.changes import NodeChange, NodePhase
+from hera_pipelines.local.nodes import NodeChange, NodePhase
 from tiphys.errors import ConflictError
 
 

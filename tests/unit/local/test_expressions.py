@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.local.conditions import holds
-from hera_pipelines.local.evaluation import EvaluationError
-from hera_pipelines.local.expressions import nested, parse, truth_of, value_of
+from hera_pipelines.local.expressions.evaluate import EvaluationError
+from hera_pipelines.local.expressions.expr import nested, parse, truth_of, value_of
+from hera_pipelines.local.expressions.govaluate import holds
 from tiphys.errors import UsageError
 
 ENVIRONMENT: dict[str, Any] = {

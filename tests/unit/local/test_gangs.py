@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from support.workflows import Bench, Manifest, call, dag, workflow
 
-from hera_pipelines.local.changes import NodePhase
-from hera_pipelines.local.check import refusals
-from hera_pipelines.local.gangs import member_templates
+from hera_pipelines.local.nodes import NodePhase
+from hera_pipelines.local.pods.gang_pods import member_templates
+from hera_pipelines.local.supported import refusals
 from tiphys.errors import UsageError
 from tiphys.protocol.gang import GANG_LABEL
-from tiphys.protocol.policy import ATTEMPT_LABEL
+from tiphys.protocol.step_spec import ATTEMPT_LABEL
 
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.local.changes import NodePhase
-from hera_pipelines.local.graph import Graph, TaskState
+from hera_pipelines.local.dag_state import Graph, TaskState
+from hera_pipelines.local.nodes import NodePhase
 from tiphys.errors import UsageError
 
 SUCCEEDED, FAILED, ERROR = NodePhase.SUCCEEDED, NodePhase.FAILED, NodePhase.ERROR

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from support.workflows import workflow
 from tiphys_plugin import DirectoryCluster, PodStatus
 
-from hera_pipelines.local.burial import bury_dead
-from hera_pipelines.local.live import created
-from hera_pipelines.local.lock import hold, is_held
-from hera_pipelines.local.paths import Layout
-from hera_pipelines.local.podspec import DEFAULT_GRACE_SECONDS, read_patch
-from hera_pipelines.local.surroundings import Surroundings
-from hera_pipelines.local.volumes import Volumes
+from hera_pipelines.local.pods.pod_files import DEFAULT_GRACE_SECONDS, Layout, Volumes, read_patch
+from hera_pipelines.local.pods.process import Surroundings
+from hera_pipelines.local.run_session import bury_dead
+from hera_pipelines.local.shutdown import hold, is_held
+from hera_pipelines.local.workflow_object import created
 from tiphys.errors import ConflictError, UsageError
 from tiphys.records import utc_now
 

@@ -319,7 +319,7 @@ def test_keys_outside_the_store_stand_for_the_rest_of_the_bucket(tmp_path: Path)
         def from_artifact_key(self, key: str) -> str | None:
             return key.removeprefix("tiphys/") if key.startswith("tiphys/") else None
 
-    from hera_pipelines.local.bucket import Bucket
+    from hera_pipelines.local.pods.artifacts import Bucket
 
     bucket = Bucket(Prefixed(tmp_path / "store"), tmp_path / "rest")
     (tmp_path / "f").write_text("x")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.local.changes import NodePhase
+from hera_pipelines.local.nodes import NodePhase
 from hera_pipelines.local.retry import Again, GiveUp, Observation, RetryStrategy, Wait, attempt_variables
 from tiphys.errors import UsageError
 

@@ -12,7 +12,7 @@
 
 import pytest
 
-from hera_pipelines.local.substitute import UnresolvedError, is_absent, substitute, substitute_all
+from hera_pipelines.local.arguments import UnresolvedError, is_absent, substitute, substitute_all
 from tiphys.errors import UsageError
 
 KNOWN = {

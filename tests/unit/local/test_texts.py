@@ -11,11 +11,11 @@
 
 import pytest
 
-from hera_pipelines.local.durations import seconds
-from hera_pipelines.local.fanout import items_of
-from hera_pipelines.local.gotext import go_json
-from hera_pipelines.local.names import display_name, node_id, pod_name
+from hera_pipelines.local.dag_state import items_of
+from hera_pipelines.local.expressions.evaluate import go_json
+from hera_pipelines.local.nodes import display_name, node_id, pod_name
 from tiphys.errors import UsageError
+from tiphys.protocol.quantities import seconds
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@
 import pytest
 from support.world import Flow, World, fit, phase, said, world
 
-from tiphys.protocol.policy import RetryPolicy
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Cause, CrashRecord, Evidence
 from tiphys.store import LineageLayout, RunLayout, step_attempts
 

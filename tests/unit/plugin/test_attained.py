@@ -15,13 +15,13 @@ from datetime import timedelta
 import pytest
 from support.ledger import NOW, ask, lease, queues, waiting
 from support.world import Clock, fit, gpus, records, world
-from tiphys_plugin.ledger import Admitted, Deferred, Reason
-from tiphys_plugin.ledger.attained import attained, level_of
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.sqlite import SqliteLedger
-from tiphys_plugin.ledger.status import decode, encode
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Admitted, Deferred, Reason
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.status_codec import decode, encode
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.scheduler.fair_share import attained, level_of
 
 from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome
 from tiphys.store import RunLayout, claim

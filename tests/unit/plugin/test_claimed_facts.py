@@ -3,7 +3,7 @@
 import pytest
 from support.world import Flow, World, fit, workflow, world
 
-from tiphys.protocol.policy import CODE_VERSION_ANNOTATION
+from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.records import AttemptClaim
 from tiphys.store import read_run, step_attempts
 

@@ -14,7 +14,7 @@ import pytest
 from support.ledger import queues
 from support.world import Flow, World, fit, gpus, outputs, said, workflow, world
 from tiphys_plugin import PluginCore, SqliteLedger
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.queues import Queues
 
 from tiphys.protocol.gang import Gang
 from tiphys.records import AttemptClaim

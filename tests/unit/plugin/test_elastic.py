@@ -26,16 +26,17 @@ from pathlib import Path
 import pytest
 from support.gang_world import JOB, gang_world, objects, pod, put
 from support.world import Flow, World, fit, gpus, outputs, phase, said
-from tiphys_plugin import PodStatus, Queues, elastic
-from tiphys_plugin.ledger import Lease
-from tiphys_plugin.preemption.asking import off
-from tiphys_plugin.preemption.job import Preemptions
-from tiphys_plugin.services import OnlyStore
+from tiphys_plugin import PodStatus, Queues
+from tiphys_plugin.attempts import gangs as elastic
+from tiphys_plugin.eviction.evict import off
+from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.quota.lease import Lease
+from tiphys_plugin.runtime.context import OnlyStore
 
-from tiphys.lineage.classify import classify
+from tiphys.failures.classify import classify
 from tiphys.protocol.gang import GANG_LABEL, Gang, Stage
 from tiphys.protocol.operations import ADMIT_OUTPUTS, gang_outputs
-from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, StepSpec
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, StepSpec
 from tiphys.records import Cause
 
 GANG = Gang(members=4, min_members=2)

@@ -5,8 +5,8 @@ import json
 import pytest
 from support.ledger import queues
 from support.world import World, fit, gpus, keys, outputs, phase, prep, records, said, world
-from tiphys_plugin import admit as admit_module
-from tiphys_plugin import beginnings
+from tiphys_plugin.operations import admit as admit_module
+from tiphys_plugin.operations import start_checkpoint as beginnings
 
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.records import AttemptClaim, AttemptEnd, Outcome

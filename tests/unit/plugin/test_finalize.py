@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.world import phase, prep, records, said, world
-from tiphys_plugin.failures import summarize
+from tiphys_plugin.operations.finalize import summarize
 
 
 def test_first_seal_stands(tmp_path):

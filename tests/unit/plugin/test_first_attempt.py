@@ -11,7 +11,7 @@
 import pytest
 from support.counting import CountingStore
 from support.world import Flow, World, keys, outputs, phase, prep, said, world
-from tiphys_plugin import admit as admit_module
+from tiphys_plugin.operations import admit as admit_module
 
 from tiphys.records import AttemptClaim, SubmissionClaim, SubmissionKind
 from tiphys.store import DirectoryStore, RunLayout, claim

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 import pytest
 from support.ledger import NOW, ask, lease, waiting
-from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected, pools
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.usage import usage
-from tiphys_plugin.queues import Queues, parse_queues
+from tiphys_plugin.quota.lease import Admitted, Deferred, Reason, Rejected
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.usage import usage
+from tiphys_plugin.quota.queues import Queues, parse_queues
+from tiphys_plugin.quota.scheduler import pools
+from tiphys_plugin.quota.scheduler.decide import State, decide
 
 from tiphys.errors import UsageError
 

@@ -16,9 +16,9 @@ import copy
 import pytest
 from support.world import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow, world
 
-from tiphys.lineage.collecting import RunLineage, run_lineages
-from tiphys.lineage.pins import pins_of
 from tiphys.lineage.quarantine import quarantine
+from tiphys.lineage.retention.gc import RunLineage, run_lineages
+from tiphys.lineage.retention.policy import pins_of
 from tiphys.lineage.tree import tree
 from tiphys.records import CheckpointRef, RunRecord, SubmissionClaim, SubmissionKind
 from tiphys.store import RunLayout, claim, step_attempts

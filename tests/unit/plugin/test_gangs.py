@@ -20,13 +20,14 @@ from support.authored import workflow as authored
 from support.gang_world import JOB, gang_world, objects, pod, put
 from support.gangs import filled_in
 from support.world import Flow, World, fit, gpus, outputs, phase, records, said, workflow
-from tiphys_plugin import PodStatus, Queues, gangs
+from tiphys_plugin import PodStatus, Queues
+from tiphys_plugin.attempts import gangs
 
 from hera_pipelines.compile import CompileOptions, Spot, compile_workflow
-from tiphys.lineage.classify import classify
+from tiphys.failures.classify import classify
 from tiphys.protocol.gang import FirstFailure, Gang, Stage, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
-from tiphys.protocol.policy import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, NodeKind, RetryPolicy, StepSpec
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, NodeKind, RetryPolicy, StepSpec
 from tiphys.records import AttemptClaim, Cause
 
 FOUR = Gang(members=4)

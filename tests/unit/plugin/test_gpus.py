@@ -19,7 +19,7 @@ from support.world import World, commit, fit, gpus, outputs, phase, prep, record
 from tiphys_plugin import PluginCore, SqliteLedger
 
 from tiphys.faults import InjectedFaultError
-from tiphys.protocol.policy import RetryPolicy
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import AttemptEnd, Outcome
 from tiphys.store import claim
 
@@ -291,7 +291,7 @@ def test_gpus_of_an_attempt_are_not_given_back_by_who_came_too_late_to_open_it(h
             here.restart().execute_document(flow.document(flow.body("admit", "fit", 1)))
         return claim(*claimed)
 
-    monkeypatch.setattr("tiphys_plugin.admit.claim_record", racing)
+    monkeypatch.setattr("tiphys_plugin.operations.admit.claim_record", racing)
     late = flow.admit("fit", 0)
     assert phase(late) == "Pending"
     assert "just opened by" in said(late)
@@ -310,7 +310,7 @@ def test_service_with_another_queue_file_does_not_end_what_was_admitted(here, mo
             flow.admit("fit", 0)
         return claim(*claimed)
 
-    monkeypatch.setattr("tiphys_plugin.admit.claim_record", racing)
+    monkeypatch.setattr("tiphys_plugin.operations.admit.claim_record", racing)
     answer = other_service.execute_document(flow.document(flow.body("admit", "fit", 0)))
     assert outputs(answer)["run"] == "true"
     assert len(records(here.store, "runs/digits-abc12/attempts/fit/")) == 1

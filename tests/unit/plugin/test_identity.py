@@ -13,7 +13,7 @@
 
 import pytest
 from support.world import Flow, World, fit, keys, outputs, phase, prep, records, said, workflow, world
-from tiphys_plugin.identity import as_submitted, bind
+from tiphys_plugin.attempts.run_binding import as_submitted, bind
 
 from tiphys.errors import StoreError
 from tiphys.records import SubmissionClaim, SubmissionKind, digest

@@ -13,9 +13,10 @@
 
 import pytest
 from support.world import Flow, World, fit, gpus, phase, said, workflow, world
-from tiphys_plugin import Queues, lapses
+from tiphys_plugin import Queues
+from tiphys_plugin.operations import lease_reclaim as lapses
 
-from tiphys.checkpoint.fence import check_fence
+from tiphys.checkpoint.save.commit import check_fence
 from tiphys.errors import FencedError, StoreError
 from tiphys.store import read_events
 

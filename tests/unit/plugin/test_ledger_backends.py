@@ -5,12 +5,11 @@ from datetime import timedelta
 import pytest
 from support.ledger import ask, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, Deferred, Rejected
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.memory import MemoryLedger
-from tiphys_plugin.ledger.model import Leaving
-from tiphys_plugin.ledger.sqlite import SqliteLedger
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, Leaving, Rejected
+from tiphys_plugin.quota.ledger.backend import MemoryLedger
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+from tiphys_plugin.quota.queues import Queues
 
 EIGHT = queues(research={"A100": 8})
 

@@ -2,9 +2,9 @@
 
 import pytest
 from support.ledger import NOW, ask, lease, queues, waiting
-from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.queues import Misconfigured
+from tiphys_plugin.quota.lease import Admitted, Deferred, Reason, Rejected
+from tiphys_plugin.quota.queues import Misconfigured
+from tiphys_plugin.quota.scheduler.decide import State, decide
 
 EIGHT = queues(research={"A100": 8})
 MIXED = queues(research={"A100": 8, "*": 4}, nightly={"*": 2})

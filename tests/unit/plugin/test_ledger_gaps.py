@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tiphys_plugin.ledger.gaps import Gaps
+from tiphys_plugin.quota.ledger.kubernetes_ledger import Gaps
 
 FOR_SECONDS = 60.0
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import yaml
 from support.ledger import NOW, lease, waiting
-from tiphys_plugin.flavors import Flavor, Toleration
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.shares import Consumed
-from tiphys_plugin.ledger.status import encode
-from tiphys_plugin.queues import Queue, Queues, Stock
+from tiphys_plugin.quota.flavors import Flavor, Toleration
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.status_codec import encode
+from tiphys_plugin.quota.queues import Queue, Queues, Stock
+from tiphys_plugin.quota.scheduler.fair_share import Consumed
 
 from tiphys.kube.resources import GPU_LEDGERS
 

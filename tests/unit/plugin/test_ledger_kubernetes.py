@@ -20,11 +20,11 @@ from support.kube_server import serving
 from support.kube_store import Collection, Place
 from support.ledger import LedgerApi, ask, ledger_api, queues, spec
 from support.world import Clock
-from tiphys_plugin.ledger import Admitted, Deferred, Lease, Reason, Rejected, Waiting, stored
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.model import Leaving
-from tiphys_plugin.ledger.status import decode, encode
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, Leaving, Reason, Rejected, Waiting
+from tiphys_plugin.quota.ledger import ledger_object as stored
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.status_codec import decode, encode
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.resources import GPU_LEDGERS

@@ -15,11 +15,10 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, ask, cohort, lease, queues, waiting
-from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.model import Leaving
-from tiphys_plugin.ledger.shares import Consumed
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Admitted, Deferred, Leaving, Reason, Rejected
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.scheduler.fair_share import Consumed
 
 EIGHT = queues(research={"A100": 8})
 PAIR = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}})

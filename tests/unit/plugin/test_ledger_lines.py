@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from support.ledger import NOW, waiting
-from tiphys_plugin.ledger.lines import Lines, lines_of
-from tiphys_plugin.ledger.model import Waiting
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Waiting
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.snapshot import Lines, lines_of
 
 RULES = Queues.model_validate(
     {

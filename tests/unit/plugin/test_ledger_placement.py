@@ -15,9 +15,9 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 from support.ledger import NOW, ask, lease, waiting
-from tiphys_plugin.ledger import Admitted, Deferred, Lease, Reason, Rejected
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, Reason, Rejected
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.decide import State, decide
 
 
 def cluster(*sizes: int, nvlink_domain: list[str] | None = None, **fields) -> Queues:

@@ -13,15 +13,21 @@ import pytest
 from support.ledger import ledger_api
 from support.ledger_walk import PATIENCE, RULES, Walk
 from support.world import Clock
-from tiphys_plugin.ledger import AdmissionBackend, Admitted, admission, kubernetes, line, lines, rows, standing
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.capacity import Capacity
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.line import _Walk
-from tiphys_plugin.ledger.reservation import Reservation
-from tiphys_plugin.ledger.sqlite import SqliteLedger
-from tiphys_plugin.ledger.stored import StoredBook
-from tiphys_plugin.queues import Queue
+from tiphys_plugin.quota.lease import AdmissionBackend, Admitted
+from tiphys_plugin.quota.ledger import kubernetes_ledger as kubernetes
+from tiphys_plugin.quota.ledger import sqlite_ledger as rows
+from tiphys_plugin.quota.ledger import transitions as admission
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.ledger_object import StoredBook
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.queues import Queue
+from tiphys_plugin.quota.scheduler import cycle as line
+from tiphys_plugin.quota.scheduler import snapshot as lines
+from tiphys_plugin.quota.scheduler import snapshot as standing
+from tiphys_plugin.quota.scheduler.backfill import Reservation
+from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.cycle import _Walk
 
 SEEDS = range(20_261_121, 20_261_127)
 STEPS = 200

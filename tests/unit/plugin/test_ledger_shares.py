@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, cohort, lease
-from tiphys_plugin.ledger.capacity import Capacity
-from tiphys_plugin.ledger.shares import Consumed, Means, Shares, ended
+from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.fair_share import Consumed, Means, Shares, ended
 
 RULES = cohort(a={"gpus": {"A100": 8, "T4": 4}}, b={"gpus": {"A100": 8}, "weight": 2})
 DAY = timedelta(hours=24)

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.ledger import ask, queues
 from support.world import Clock
-from tiphys_plugin.ledger import Admitted, Deferred, Snapshot
-from tiphys_plugin.ledger.sqlite import SqliteLedger
+from tiphys_plugin.quota.lease import Admitted, Deferred, Snapshot
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 from tiphys.errors import StoreError
 from tiphys.faults import InjectedFaultError
@@ -70,7 +70,7 @@ def test_second_writer_waits_for_the_first_and_sees_what_it_did(tmp_path, monkey
             began.set()
             assert go.wait(60)
 
-    monkeypatch.setattr("tiphys_plugin.ledger.sqlite.failpoint", pause)
+    monkeypatch.setattr("tiphys_plugin.quota.ledger.sqlite_ledger.failpoint", pause)
     with ThreadPoolExecutor(2) as pool:
         granted = pool.submit(first.request, ask(8, "u1"))
         assert began.wait(60)
@@ -90,7 +90,7 @@ def test_crash_before_the_commit_leaves_nothing(ledger, monkeypatch):
             raise InjectedFaultError(point)
 
     with monkeypatch.context() as patched, pytest.raises(InjectedFaultError):
-        patched.setattr("tiphys_plugin.ledger.sqlite.failpoint", crash)
+        patched.setattr("tiphys_plugin.quota.ledger.sqlite_ledger.failpoint", crash)
         ledger.request(ask(8, "u1"))
     assert ledger.snapshot() == Snapshot((), ())
     assert isinstance(ledger.request(ask(8, "u2")), Admitted)

@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.ledger import LedgerApi, ask, ledger_api, queues
-from tiphys_plugin.ledger import Admitted, Deferred, Reason
-from tiphys_plugin.ledger.book import Book
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.stored import LedgerFullError
-from tiphys_plugin.ledger.turns import Turn, Turns
+from tiphys_plugin.quota.lease import Admitted, Deferred, Reason
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger, Turn, Turns
+from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError
+from tiphys_plugin.quota.ledger.state import Book
 
 from tiphys.errors import StoreError
 

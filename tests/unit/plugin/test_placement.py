@@ -14,21 +14,10 @@ from collections import Counter
 
 import pytest
 from pydantic import ValidationError
-from tiphys_plugin.placement import (
-    Ask,
-    Fragmentation,
-    Free,
-    Gang,
-    Inventory,
-    Node,
-    Placement,
-    Policy,
-    Shortage,
-    Unplaceable,
-    best_fit,
-    place,
-    typical,
-)
+from tiphys_plugin.quota.placement.inventory import Free, Inventory
+from tiphys_plugin.quota.placement.model import Ask, Gang, Node, Placement
+from tiphys_plugin.quota.placement.place import Shortage, Unplaceable, place
+from tiphys_plugin.quota.placement.scoring import Fragmentation, Policy, best_fit, typical
 
 BEST_FIT = Policy(best_fit)
 

@@ -7,7 +7,7 @@ from support.world import Flow, World, commit, fit, keys, outputs, phase, said, 
 from tiphys.faults import InjectedFaultError
 from tiphys.lineage import Status, timeline, tree
 from tiphys.lineage.quarantine import quarantine_records, quarantined
-from tiphys.protocol.policy import CheckpointPolicy, RetryPolicy
+from tiphys.protocol.step_spec import CheckpointPolicy, RetryPolicy
 from tiphys.records import CheckpointRef, CrashRecord
 from tiphys.store import RunLayout, step_attempts
 

@@ -22,17 +22,17 @@ from support.ledger import ask, ledger_api, queues
 from support.polling import until
 from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said, world
 from tiphys_plugin import DirectoryCluster, Queues
-from tiphys_plugin.kubernetes.judging import pod_status
-from tiphys_plugin.ledger import Lease
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.preemption import loss
-from tiphys_plugin.preemption.job import Preemptions
-from tiphys_plugin.services import OnlyStore
+from tiphys_plugin.cluster.pod_status import pod_status
+from tiphys_plugin.eviction import cost as loss
+from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.quota.lease import Lease
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.runtime.context import OnlyStore
 
 from tiphys.errors import StoreError
 from tiphys.lineage import timeline
-from tiphys.lineage.newest import newest_commit
-from tiphys.protocol.policy import RetryPolicy
+from tiphys.lineage.select import newest_commit
+from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import CheckpointManifest, CrashRecord, Shard
 from tiphys.store import DirectoryStore, LineageLayout, claim
 

@@ -16,11 +16,11 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, ask, cohort, lease, waiting
-from tiphys_plugin.ledger.decide import State
-from tiphys_plugin.ledger.model import Lease, Leaving, Reason, Waiting
-from tiphys_plugin.preemption import choice
-from tiphys_plugin.preemption.choice import Nobody, Victims, choose
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Lease, Leaving, Reason, Waiting
+from tiphys_plugin.quota.preemption import victims as choice
+from tiphys_plugin.quota.preemption.victims import Nobody, Victims, choose
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.decide import State
 
 HOUR = timedelta(hours=1)
 LATER = NOW + HOUR

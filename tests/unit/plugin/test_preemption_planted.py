@@ -12,13 +12,17 @@ from support.ledger import ask
 from support.preempting import Arena
 from support.preemption_oracle import come_to_rest, examine
 from support.world import World, fit, gpus, outputs, phase, world
-from tiphys_plugin import DirectoryCluster, Queues, ending
-from tiphys_plugin.ledger import standing
-from tiphys_plugin.preemption import choice, job, marking, rights
-from tiphys_plugin.preemption.choice import Case, Victims
-from tiphys_plugin.preemption.job import Preemptions
-from tiphys_plugin.preemption.rights import Rights
-from tiphys_plugin.services import OnlyStore
+from tiphys_plugin import DirectoryCluster, Queues
+from tiphys_plugin.eviction import loop as job
+from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.operations import end_attempt as ending
+from tiphys_plugin.quota.ledger import transitions as marking
+from tiphys_plugin.quota.preemption import rights
+from tiphys_plugin.quota.preemption import victims as choice
+from tiphys_plugin.quota.preemption.rights import Rights
+from tiphys_plugin.quota.preemption.victims import Case, Victims
+from tiphys_plugin.quota.scheduler import snapshot as standing
+from tiphys_plugin.runtime.context import OnlyStore
 
 SEEDS = range(20_261_122, 20_261_150)
 Plant = Callable[..., None]

@@ -14,10 +14,10 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, lease, waiting
-from tiphys_plugin.ledger.decide import State
-from tiphys_plugin.ledger.model import Lease, Reason, Waiting
-from tiphys_plugin.preemption.choice import Nobody, Victims, choose, held_gpu_seconds
-from tiphys_plugin.queues import Queues
+from tiphys_plugin.quota.lease import Lease, Reason, Waiting
+from tiphys_plugin.quota.preemption.victims import Nobody, Victims, choose, held_gpu_seconds
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.decide import State
 
 HOUR = 3600.0
 NEW = waiting(4, 9, "new")

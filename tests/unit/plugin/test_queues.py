@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tiphys_plugin import load_queues
-from tiphys_plugin.queues import Queue
+from tiphys_plugin.quota.queues import Queue
 
 from tiphys.errors import UsageError
 

@@ -2,9 +2,10 @@
 
 import pytest
 from support.ledger import cohort, queues
-from tiphys_plugin.ledger import Reason
-from tiphys_plugin.simulation import Job, Outcome, QueueOutcome, outcome, replay
-from tiphys_plugin.simulation.fairness import jain
+from tiphys_plugin.quota.lease import Reason
+from tiphys_plugin.quota.simulation.jobs import Job
+from tiphys_plugin.quota.simulation.replay import replay
+from tiphys_plugin.quota.simulation.results import Outcome, QueueOutcome, jain, outcome
 
 HOUR = 3600.0
 

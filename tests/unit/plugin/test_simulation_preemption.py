@@ -19,10 +19,13 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiphys_plugin.ledger.attained import level_of
-from tiphys_plugin.queues import Queues
-from tiphys_plugin.simulation import Attempt, Costs, Job, Replay, Run, outcome, replay, spans, spread
-from tiphys_plugin.simulation.running import Running
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.scheduler.fair_share import level_of
+from tiphys_plugin.quota.simulation.jobs import Attempt, Costs, Job, Replay, Run
+from tiphys_plugin.quota.simulation.prepare import spread
+from tiphys_plugin.quota.simulation.replay import replay
+from tiphys_plugin.quota.simulation.results import outcome, spans
+from tiphys_plugin.quota.simulation.simulated_cluster import Running
 
 HOUR = 3600.0
 COSTS = Costs(checkpoint_every_seconds=600, save_seconds=30, restart_seconds=60)
@@ -165,7 +168,7 @@ class Recorded(Running):
 @contextmanager
 def recorded() -> Iterator[list]:
     Recorded.seen = []
-    with mock.patch("tiphys_plugin.simulation.replay.Running", Recorded):
+    with mock.patch("tiphys_plugin.quota.simulation.replay.Running", Recorded):
         yield Recorded.seen
 
 
@@ -188,7 +191,7 @@ def test_laws_of_going_and_coming_back(jobs: list[Job], flags: dict, costs: Cost
             assert (-other_priority, other_level) > (-priority, level)
     chased = Counter((one[0], other[0]) for one, other, same_queue in seen if same_queue)
     assert all(min(times, chased[other, one]) <= 2 for (one, other), times in chased.items())
-    with mock.patch("tiphys_plugin.simulation.waiters._most", lambda kind, gpus: len(jobs)):
+    with mock.patch("tiphys_plugin.quota.simulation.simulated_cluster._most", lambda kind, gpus: len(jobs)):
         assert done == replay(lab, jobs, costs=costs)
 
 

@@ -26,9 +26,11 @@ from bench.quota_workloads import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger import cohort, queues
-from tiphys_plugin.ledger import Reason
-from tiphys_plugin.queues import Queues
-from tiphys_plugin.simulation import POLICIES, Job, Replay, replay, spans
+from tiphys_plugin.quota.lease import Reason
+from tiphys_plugin.quota.queues import Queues
+from tiphys_plugin.quota.simulation.jobs import Job, Replay
+from tiphys_plugin.quota.simulation.replay import POLICIES, replay
+from tiphys_plugin.quota.simulation.results import spans
 
 TYPES = ("A100", "T4", None)
 NAMES = ("research", "nightly")

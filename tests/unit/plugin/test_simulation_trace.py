@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.ledger import cohort, queues
-from tiphys_plugin.simulation import Job, declared, given_to, read_trace, shared_out
+from tiphys_plugin.quota.simulation.jobs import Job
+from tiphys_plugin.quota.simulation.prepare import declared, given_to, shared_out
+from tiphys_plugin.quota.simulation.trace import read_trace
 
 from tiphys.errors import UsageError
 

@@ -6,9 +6,8 @@ from itertools import count
 
 import pytest
 from support.polling import until
-from tiphys_plugin import together as module
-from tiphys_plugin.locks import Busy
-from tiphys_plugin.together import Together
+from tiphys_plugin.runtime import concurrency as module
+from tiphys_plugin.runtime.concurrency import Busy, Together
 
 PATIENCE = 60.0
 CALLERS = 6

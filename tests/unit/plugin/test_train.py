@@ -14,7 +14,7 @@ import pytest
 from support.world import World, artifacts, commit, fit, outputs, phase, records, said, world
 
 from tiphys.protocol.operations import ADMIT_OUTPUTS
-from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, RetryPolicy
+from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
 from tiphys.store import RunLayout
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import CompiledPipeline, parameters_of, template
-from tiphys.protocol.policy import Kind, StepSpec
+from tiphys.protocol.compiled_workflow import CompiledPipeline, parameters_of, template
+from tiphys.protocol.step_spec import Kind, StepSpec
 
 
 def manifest(*templates: dict[str, Any], **metadata: Any) -> dict[str, Any]:

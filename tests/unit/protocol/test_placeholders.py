@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tiphys.protocol.placeholders import placeholders
+from tiphys.protocol.compiled_workflow import placeholders
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, input_path_variable, output_path_variable
-from tiphys.protocol.policy import CheckpointPolicy, GpuRequest, Kind, RetryPolicy, StepSpec
+from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, Kind, RetryPolicy, StepSpec
 from tiphys.records import Cause
 
 SPEC = StepSpec(

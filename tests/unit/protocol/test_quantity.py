@@ -3,7 +3,7 @@
 import pytest
 
 from tiphys.errors import UsageError
-from tiphys.protocol.quantity import memory_bytes, memory_quantity
+from tiphys.protocol.quantities import memory_bytes, memory_quantity
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from tiphys.protocol.wire import (
+from tiphys.protocol.execute_api import (
     NOT_MINE,
     ArtifactValue,
     ExecuteRequest,

@@ -10,7 +10,7 @@ from hera.workflows.models import ValueFrom
 from hera_pipelines import CronPipeline, Pipeline, Train, best, choice, grid, random_search, step, train
 from hera_pipelines.compile import workflow_template
 from tiphys.errors import UsageError
-from tiphys.protocol.pipeline import CompiledPipeline, Manifest, template
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, template
 
 Data = Annotated[Path, Artifact(name="data")]
 Loss = Annotated[float, Parameter(name="loss")]

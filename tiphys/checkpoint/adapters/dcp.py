@@ -13,7 +13,6 @@ Who calls ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` himself takes
 `DistributedSession.writer` and `DistributedSession.reader`. Outside of a
 compiled step the session does nothing, as `tiphys.checkpoint.session` does.
 """
-# ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
 
 import os
 import time
@@ -23,12 +22,13 @@ from typing import Any, Self
 
 from tiphys.checkpoint.adapters.dcp_storage import ShardReader, ShardWriter
 from tiphys.checkpoint.adapters.ranks import Ranks
-from tiphys.checkpoint.exposure import open_metrics
-from tiphys.checkpoint.save import Save
-from tiphys.checkpoint.settings import Settings
-from tiphys.checkpoint.stores import open_stores
+from tiphys.checkpoint.save.result import Save
+from tiphys.checkpoint.settings import Settings, open_stores
+from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
+
+# ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
 
 
 class DistributedSession:
@@ -150,7 +150,7 @@ def session(
     settings = Settings.from_environment({**environ, "RANK": "0"})
     if settings is None:
         return DistributedSession()
-    from tiphys.checkpoint.adapters.dcp_tracked import TrackedRanks
+    from tiphys.checkpoint.adapters.dcp_session import TrackedRanks
 
     run_store, store = open_stores(settings)
     return TrackedRanks(

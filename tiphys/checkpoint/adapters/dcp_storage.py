@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from tiphys.checkpoint import reading
-from tiphys.checkpoint.cache import NodeCache
-from tiphys.checkpoint.commit import Uploads, publish
+from tiphys.checkpoint.restore import shard_reader as reading
+from tiphys.checkpoint.restore.shard_reader import NodeCache
+from tiphys.checkpoint.save.commit import Uploads, publish
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.lineage.quarantine import quarantine
 from tiphys.records import CheckpointManifest, Shard
@@ -168,7 +168,7 @@ class _Result(WriteResult):
 
 
 class _Batch:
-    """Items that become one shard; see `tiphys.checkpoint.commit.ShardSource`."""
+    """Items that become one shard; see `tiphys.checkpoint.save.commit.ShardSource`."""
 
     def __init__(
         self, name: str, items: Sequence[Any], write: Callable[[str, Sequence[Any]], tuple[bytes, Sequence[Any]]]

@@ -16,7 +16,7 @@ if they have no effect. It works under both of Lightning's names.
 import sys
 from typing import Any
 
-from tiphys.checkpoint.adapters.randomness import random_state, set_random_state
+from tiphys.checkpoint.adapters.pytorch import random_state, set_random_state
 from tiphys.checkpoint.adapters.tensors import decode, encode
 from tiphys.checkpoint.session import Session
 from tiphys.errors import UsageError

@@ -4,14 +4,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tiphys.checkpoint.exec.child import NOT_EXECUTABLE, NOT_FOUND, Signals
-from tiphys.checkpoint.exec.keeping import Keeper
-from tiphys.checkpoint.exec.loop import Loop
 from tiphys.checkpoint.exec.options import Options, parse
-from tiphys.checkpoint.exposure import open_metrics
-from tiphys.checkpoint.journal import tell
-from tiphys.checkpoint.settings import Settings
-from tiphys.checkpoint.stores import open_stores
+from tiphys.checkpoint.exec.store import Keeper
+from tiphys.checkpoint.exec.supervise import NOT_EXECUTABLE, NOT_FOUND, Loop, Signals
+from tiphys.checkpoint.settings import Settings, open_stores
+from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import FencedError, StoreError, TiphysError, UsageError
 from tiphys.protocol.environment import EX_FENCED, EX_UNAVAILABLE
 

@@ -11,12 +11,12 @@ from support.kube_server import KubeServer, serving
 from support.polling import until
 from support.task_sets import Controller, ScriptedCore, task
 from tiphys_plugin.agent import Agent, AgentMetrics, AgentSettings
-from tiphys_plugin.agent.ask import Execute
+from tiphys_plugin.agent.plugin_calls import Execute
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.kube import LeaderLease
 from tiphys.kube.resources import WORKFLOW_TASK_SETS, WORKFLOWS
-from tiphys.protocol.wire import ExecuteReply, failed, pending, succeeded
+from tiphys.protocol.execute_api import ExecuteReply, failed, pending, succeeded
 
 QUICK = AgentSettings(
     workers=4, writers=2, collect_seconds=0.01, most_collect_seconds=0.05, retry_seconds=0.02, most_retry_seconds=0.1
@@ -440,7 +440,7 @@ def test_a_crash_of_a_thread_ends_the_term(server: KubeServer, monkeypatch: pyte
     def broken(_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("tiphys_plugin.agent.loop.read_task_set", broken)
+    monkeypatch.setattr("tiphys_plugin.agent.agent.read_task_set", broken)
     Controller(server.api()).create({"n1": task()})
     running = Running(server, ScriptedCore())
     running.thread.start()

@@ -6,10 +6,10 @@ import pytest
 import structlog
 from support.task_sets import task, task_set
 from tiphys_plugin.agent import AgentMetrics, AgentSettings
-from tiphys_plugin.agent.ask import Answer
-from tiphys_plugin.agent.board import Board, Checking, Question, Writing
-from tiphys_plugin.agent.taskset import TaskSet, read_task_set
-from tiphys_plugin.agent.write import Outcome, Written
+from tiphys_plugin.agent.patch import Outcome, Written
+from tiphys_plugin.agent.plugin_calls import Answer
+from tiphys_plugin.agent.task_sets import TaskSet, read_task_set
+from tiphys_plugin.agent.task_state import Board, Checking, Question, Writing
 
 SETTINGS = AgentSettings(workers=4, collect_seconds=0.1, most_collect_seconds=1.0, retry_seconds=1.0)
 DONE = Answer({"phase": "Succeeded", "message": "done"}, None)

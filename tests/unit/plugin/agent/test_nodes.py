@@ -1,10 +1,9 @@
-"""The decision table of `tiphys_plugin.agent.nodes`, row by row, and what was observed of Argo beside it."""
+"""The decision table of `tiphys_plugin.agent.task_sets`, row by row, and what was observed of Argo beside it."""
 
 from typing import Any
 
 from support.task_sets import task, task_set
-from tiphys_plugin.agent.nodes import Memory, Node
-from tiphys_plugin.agent.taskset import TaskSet, read_task_set
+from tiphys_plugin.agent.task_sets import Memory, Node, TaskSet, read_task_set
 
 DONE = {"phase": "Succeeded", "message": "done"}
 QUEUED = {"phase": "Pending", "message": "position 2"}

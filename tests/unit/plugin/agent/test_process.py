@@ -15,12 +15,12 @@ from support.polling import until
 from support.task_sets import Controller
 from support.world import prep, workflow
 from tiphys_plugin.agent import AgentSettings, run
-from tiphys_plugin.wiring import Installation
+from tiphys_plugin.server.wiring import Installation
 
 from tiphys.errors import UsageError
 from tiphys.kube import LeaderLease
 from tiphys.kube.resources import LEASES, WORKFLOWS
-from tiphys.protocol.policy import STORE_ANNOTATION
+from tiphys.protocol.step_spec import STORE_ANNOTATION
 
 QUICK = AgentSettings(workers=2, writers=1, renew_seconds=0.05)
 

@@ -1,5 +1,5 @@
-from tiphys_plugin.agent.timetable import Timetable
-from tiphys_plugin.agent.turns import Share, Turns
+from tiphys_plugin.agent.fair_queue import Share, Turns
+from tiphys_plugin.agent.task_state import Timetable
 
 
 def taken(turns: Turns[str, int], times: int) -> list[str]:

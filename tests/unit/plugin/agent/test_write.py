@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from support.kube_server import KubeServer, serving
 from support.task_sets import Controller, task
-from tiphys_plugin.agent.taskset import TaskSet, read_task_set
-from tiphys_plugin.agent.write import Outcome, still_waits, write
+from tiphys_plugin.agent.patch import Outcome, still_waits, write
+from tiphys_plugin.agent.task_sets import TaskSet, read_task_set
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import WORKFLOW_TASK_SETS, WORKFLOWS

@@ -11,8 +11,9 @@
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
-from tiphys_plugin.authentication import UnauthenticatedError
-from tiphys_plugin.kubernetes import ReviewedTokens, authentication
+from tiphys_plugin.server import token_review as authentication
+from tiphys_plugin.server.authentication import UnauthenticatedError
+from tiphys_plugin.server.token_review import ReviewedTokens
 
 from tiphys.errors import StoreError
 

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 from support.argo_pods import BEGAN, ended, pod
-from tiphys_plugin.cluster import PodStatus
-from tiphys_plugin.kubernetes import KubernetesCluster
+from tiphys_plugin.cluster.interface import PodStatus
+from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS

@@ -15,10 +15,10 @@
 
 import pytest
 from support.argo_pods import disruption, ended, pod, runs, waits
-from tiphys_plugin.kubernetes import pod_status
-from tiphys_plugin.pods import observation
+from tiphys_plugin.attempts.pods import observation
+from tiphys_plugin.cluster.pod_status import pod_status
 
-from tiphys.lineage.classify import classify
+from tiphys.failures.classify import classify
 from tiphys.records import Cause
 
 BOTH_OK = (ended("wait", 0), ended("main", 0))

@@ -16,13 +16,12 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from support.installation import RELEASE, Site, site
 from support.world import fit, gpus, outputs, phase, prep, said
-from tiphys_plugin.tenant_checks import TenantChecks
-from tiphys_plugin.tenants import CALLS_OF_ONE_TENANT, TrespassError
-from tiphys_plugin.wiring import Installation, build
+from tiphys_plugin.server.tenants import CALLS_OF_ONE_TENANT, TenantChecks, TrespassError
+from tiphys_plugin.server.wiring import Installation, build
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.kube.resources import GPU_LEDGERS, WORKFLOWS
-from tiphys.protocol.wire import NOT_MINE
+from tiphys.protocol.execute_api import NOT_MINE
 from tiphys.records import AttemptEnd, Outcome, SubmissionBound
 from tiphys.store import RunLayout, claim
 

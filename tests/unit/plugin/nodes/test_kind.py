@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiphys_plugin.nodes.settings import ClusterNodes, Sign
-from tiphys_plugin.placement import Node
+from tiphys_plugin.quota.flavors import ClusterNodes, Sign
+from tiphys_plugin.quota.placement.model import Node
 
 CRD = yaml.safe_load((Path(__file__).parents[4] / "charts/tiphys/crds/gpuledger.yaml").read_text())["spec"]
 SPEC = CRD["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]

@@ -22,18 +22,18 @@ from support.kube_server import KubeServer, serving
 from support.ledger import NOW, ask, lease, waiting
 from support.polling import until
 from support.world import Clock
-from tiphys_plugin.cluster import PodStatus
-from tiphys_plugin.ledger import Admitted, Deferred, Reason, Rejected
-from tiphys_plugin.ledger.decide import State, decide
-from tiphys_plugin.ledger.kubernetes import KubernetesLedger
-from tiphys_plugin.ledger.sqlite import SqliteLedger
-from tiphys_plugin.nodes.leaving import Evacuation, to_leave
+from tiphys_plugin.cluster.interface import PodStatus
+from tiphys_plugin.nodes.evacuate import Evacuation, to_leave
 from tiphys_plugin.nodes.metrics import NodesCollector
-from tiphys_plugin.nodes.reading import observe
-from tiphys_plugin.nodes.settings import ClusterNodes
-from tiphys_plugin.nodes.watching import ClusterInventory
-from tiphys_plugin.placement import Node
-from tiphys_plugin.queues import Misconfigured, Queues, parse_queues
+from tiphys_plugin.nodes.node import observe
+from tiphys_plugin.nodes.node_watch import ClusterInventory
+from tiphys_plugin.quota.flavors import ClusterNodes
+from tiphys_plugin.quota.lease import Admitted, Deferred, Reason, Rejected
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
+from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+from tiphys_plugin.quota.placement.model import Node
+from tiphys_plugin.quota.queues import Misconfigured, Queues, parse_queues
+from tiphys_plugin.quota.scheduler.decide import State, decide
 
 from tiphys.errors import UsageError
 from tiphys.kube import KubeApi

@@ -16,15 +16,14 @@ from support.cluster_nodes import condition, node
 from support.ledger import NOW, lease
 from support.memory import MemoryStore
 from support.world import Clock
-from tiphys_plugin.cluster import PodStatus
-from tiphys_plugin.ledger import Lease
-from tiphys_plugin.ledger.model import Snapshot
-from tiphys_plugin.nodes.facts import ClusterFacts
+from tiphys_plugin.cluster.interface import PodStatus
+from tiphys_plugin.nodes.cluster_state import ClusterFacts
 from tiphys_plugin.nodes.health import State
-from tiphys_plugin.nodes.pace import evidence_by_node, slow_in
-from tiphys_plugin.nodes.settings import ClusterNodes
-from tiphys_plugin.nodes.straggling import Straggling
-from tiphys_plugin.services import OnlyStore
+from tiphys_plugin.nodes.straggler_watch import Straggling
+from tiphys_plugin.nodes.stragglers import evidence_by_node, slow_in
+from tiphys_plugin.quota.flavors import ClusterNodes
+from tiphys_plugin.quota.lease import Lease, Snapshot
+from tiphys_plugin.runtime.context import OnlyStore
 
 from tiphys.errors import StoreError
 from tiphys.kube import Synced

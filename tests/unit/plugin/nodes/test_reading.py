@@ -15,10 +15,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
 from tiphys_plugin.nodes.health import State
-from tiphys_plugin.nodes.pods import gpus_of
-from tiphys_plugin.nodes.reading import SeenNode, observe
-from tiphys_plugin.nodes.settings import ClusterNodes, Sign
-from tiphys_plugin.placement import Node
+from tiphys_plugin.nodes.node import SeenNode, gpus_of, observe
+from tiphys_plugin.quota.flavors import ClusterNodes, Sign
+from tiphys_plugin.quota.placement.model import Node
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 USUAL = ClusterNodes()

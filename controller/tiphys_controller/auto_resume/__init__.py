@@ -1,0 +1,1 @@
+"""Decides whether an interrupted run is resumed automatically: observation, decision, circuit breaker."""

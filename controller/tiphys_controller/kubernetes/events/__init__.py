@@ -1,0 +1,1 @@
+"""Kubernetes Events and annotations about a Workflow's run."""

@@ -1,0 +1,1 @@
+"""Works out which steps of a run are missing: observe storage, decide, prune the Workflow."""

@@ -1,0 +1,1 @@
+"""Creates Workflows: start, resume and fork, each submission claimed before it is sent."""

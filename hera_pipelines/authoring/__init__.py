@@ -1,0 +1,1 @@
+"""What people write: pipelines, steps, decorators, policies."""

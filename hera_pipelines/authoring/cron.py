@@ -1,0 +1,127 @@
+"""`CronPipeline`: Hera's CronWorkflow around the compiled Workflow."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hera.exceptions import NotFound
+from hera.workflows import CronWorkflow, models
+
+from hera_pipelines.authoring.pipeline import Compiled, send, send_async
+from hera_pipelines.authoring.policies import AutoResume, Drift
+from hera_pipelines.compile import compile_workflow, cron_workflow
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import Manifest
+
+_CRON_WORKFLOWS = "cron-workflows/{namespace}"
+
+
+@dataclass(kw_only=True, eq=False)
+class CronPipeline(Compiled, CronWorkflow):
+    """A pipeline that runs on a schedule; each Workflow is a run of its own.
+
+    Everything that Hera's `CronWorkflow` takes, and what `Pipeline` adds.
+    Unless ``concurrency_policy`` says otherwise it is ``Forbid``: a training
+    run that takes longer than its interval is not overtaken by the next.
+    """
+
+    pipeline: str | None = field(default=None, kw_only=False)
+    store: str = ""
+    run_name: str = ""
+    executor_plugin: Mapping[str, Any] | Path | None = None
+    auto_resume: AutoResume | None = None
+    drift: Drift | None = None
+
+    def __post_init__(self) -> None:
+        self.kind = self.kind or "CronWorkflow"
+        self.name = self.name or self.pipeline
+        super().__post_init__()
+
+    def compile(
+        self,
+        *,
+        store: str | None = None,
+        queues: Collection[str] | None = None,
+        executor_plugin: Mapping[str, Any] | Path | None = None,
+    ) -> Manifest:
+        """The CronWorkflow that Argo runs; see `Pipeline.compile`."""
+        cron = self._built()
+        workflow = {"kind": "Workflow", "metadata": cron["metadata"], "spec": cron["spec"].pop("workflowSpec")}
+        compiled = compile_workflow(workflow, self._options(store, queues, executor_plugin))
+        return cron_workflow(compiled, cron["metadata"]["name"], cron["spec"])
+
+    def workflow(
+        self,
+        *,
+        store: str | None = None,
+        queues: Collection[str] | None = None,
+        executor_plugin: Mapping[str, Any] | Path | None = None,
+    ) -> Manifest:
+        """The Workflow that the schedule would start, to run it now."""
+        built = self._built()
+        metadata = {k: v for k, v in built["metadata"].items() if k != "name"}
+        metadata["generateName"] = f"{built['metadata']['name']}-"
+        workflow = {
+            "apiVersion": built["apiVersion"],
+            "kind": "Workflow",
+            "metadata": metadata,
+            "spec": built["spec"]["workflowSpec"],
+        }
+        return compile_workflow(workflow, self._options(store, queues, executor_plugin))
+
+    def to_dict(self) -> Manifest:
+        """The compiled CronWorkflow."""
+        return self.compile()
+
+    def build(self) -> models.CronWorkflow:
+        """The compiled CronWorkflow as Hera's model, which cannot hold plugin bodies; submit with `create`."""
+        return models.CronWorkflow.model_validate(self.compile())
+
+    def create(self) -> Any:  # type: ignore[override]  # as Hera's own CronWorkflow
+        """Create the compiled CronWorkflow; as in Hera."""
+        return models.CronWorkflow(**send(self, "post", _CRON_WORKFLOWS, {"cronWorkflow": self.compile()}))
+
+    def lint(self) -> Any:
+        """Have the Argo server check the compiled CronWorkflow; as in Hera."""
+        return models.CronWorkflow(**send(self, "post", f"{_CRON_WORKFLOWS}/lint", {"cronWorkflow": self.compile()}))
+
+    def update(self) -> Any:
+        """Replace the CronWorkflow of this name, or create it; as in Hera."""
+        try:
+            current = self.get()
+        except NotFound:
+            return self.create()
+        return models.CronWorkflow(
+            **send(self, "put", f"{_CRON_WORKFLOWS}/{self.name}", {"cronWorkflow": self._next_version(current)})
+        )
+
+    async def async_create(self) -> Any:  # type: ignore[override]
+        """Like `create`, with an `AsyncWorkflowsService`."""
+        return models.CronWorkflow(**await send_async(self, "post", _CRON_WORKFLOWS, {"cronWorkflow": self.compile()}))
+
+    async def async_lint(self) -> Any:
+        """Like `lint`, with an `AsyncWorkflowsService`."""
+        path = f"{_CRON_WORKFLOWS}/lint"
+        return models.CronWorkflow(**await send_async(self, "post", path, {"cronWorkflow": self.compile()}))
+
+    async def async_update(self) -> Any:
+        """Like `update`, with an `AsyncWorkflowsService`."""
+        try:
+            current = await self.async_get()
+        except NotFound:
+            return await self.async_create()
+        path = f"{_CRON_WORKFLOWS}/{self.name}"
+        return models.CronWorkflow(**await send_async(self, "put", path, {"cronWorkflow": self._next_version(current)}))
+
+    def _next_version(self, current: Any) -> Manifest:
+        manifest = self.compile()
+        manifest["metadata"]["resourceVersion"] = current.metadata.resource_version
+        return manifest
+
+    def _built(self) -> Manifest:
+        if not self.name:
+            raise UsageError("CronPipeline(…) needs a name; its Workflows are named after it")
+        cron: Manifest = CronWorkflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
+        self._put_bodies_back(cron["spec"]["workflowSpec"].get("templates", []))
+        return cron

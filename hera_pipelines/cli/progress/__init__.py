@@ -1,0 +1,1 @@
+"""Live progress of a run: on this machine, or on a cluster."""

@@ -1,0 +1,1 @@
+"""The `tiphys` commands about GPUs: queues, nodes, why, simulate."""

@@ -1,0 +1,206 @@
+"""What no Workflow may hold that compile is to work on.
+
+Each would run, and lose something: a retry without end, a plugin's answer, the
+GPU of the wrong pod. So each is refused before anything runs, by name.
+"""
+
+import re
+from collections.abc import Iterator
+
+from hera_pipelines.compile import references as names
+from hera_pipelines.compile.gated_step import GatedStep, listed, settings_text
+from hera_pipelines.compile.references import fields_used
+from hera_pipelines.compile.settings import CompileOptions
+from hera_pipelines.compile.validate_step import check_step_alone
+from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
+
+_STEP_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NOT_ANSWERED = ("outputs.result", "exitCode", "ip")
+_PIPELINE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+_RUN_NAME = re.compile(r"(?:[-a-z0-9.]|\{[-\w]+\})+")
+_PLACEMENT = frozenset(
+    [
+        "affinity",
+        "automountServiceAccountToken",
+        "executor",
+        "hostAliases",
+        "nodeSelector",
+        "priorityClassName",
+        "schedulerName",
+        "securityContext",
+        "serviceAccountName",
+        "tolerations",
+        "volumes",
+    ]
+)
+
+
+def check_workflow(manifest: Manifest, options: CompileOptions) -> str:
+    """Refuse what is wrong with the Workflow as a whole, and return the name of the pipeline.
+
+    Raises:
+        UsageError: and says what to do instead.
+    """
+    if manifest.get("kind", "Workflow") != "Workflow":
+        raise UsageError(f"compile works on a Workflow, not on a {manifest['kind']}; wrap what it returns instead")
+    if PIPELINE_ANNOTATION in (manifest.get("metadata", {}).get("annotations") or {}):
+        raise UsageError("this Workflow is compiled already; submit it as it is")
+    _check_spec(manifest["spec"])
+    _check_entry(manifest["spec"])
+    for template in manifest["spec"]["templates"]:
+        _check_template(template)
+    _check_run_name(manifest, options.run_name)
+    return _checked_name(manifest, options.pipeline)
+
+
+def check_steps(manifest: Manifest, steps: list[GatedStep], options: CompileOptions) -> None:
+    """Refuse what is wrong with the gated steps, alone and among the rest of the Workflow."""
+    if not steps:
+        raise UsageError(
+            "no task of the entry DAG is a step that Tiphys keeps; decorate one with @step() or @train(), "
+            "or submit the Workflow with plain Hera"
+        )
+    _check_used_in_entry_only(manifest)
+    _check_names(manifest, steps)
+    _check_answers(manifest, steps)
+    for step in steps:
+        check_step_alone(step, manifest, options)
+
+
+def _check_spec(spec: Manifest) -> None:
+    if spec.get("podSpecPatch"):
+        raise UsageError(
+            "podSpecPatch at workflow level also patches Argo's agent pod and the plugin's sidecar in it; "
+            "move it to the templates that need it"
+        )
+    if spec.get("retryStrategy"):
+        raise UsageError(
+            "retryStrategy at workflow level also repeats the plugin's answers; use Retries(…) on the steps, "
+            "or a retry_strategy on the plain templates that need one"
+        )
+    if strange := sorted(set(spec.get("templateDefaults") or {}) - _PLACEMENT):
+        raise UsageError(
+            f"templateDefaults would reach the plugin templates too, with {', '.join(strange)}; "
+            "set that on the templates that need it"
+        )
+    if spec.get("workflowTemplateRef"):
+        raise UsageError("the Workflow takes its templates from a WorkflowTemplate; compile that pipeline instead")
+    if (spec.get("hooks") or {}).get("exit", {}).get("expression"):
+        raise UsageError("the workflow's exit hook has an expression; make it a `when` of a step in the exit handler")
+
+
+def _check_entry(spec: Manifest) -> None:
+    entrypoint = spec.get("entrypoint")
+    if not entrypoint:
+        raise UsageError("the Workflow has no entrypoint; give Pipeline(entrypoint=…) the name of its DAG")
+    entry = next((t for t in spec.get("templates") or [] if t.get("name") == entrypoint), None)
+    if entry is None or "dag" not in entry:
+        found = "missing" if entry is None else "not a DAG"
+        raise UsageError(
+            f"entry point {entrypoint!r} is {found}; the steps of a run are the tasks of its entry DAG: "
+            "put them into `with DAG(name=…)`"
+        )
+    for task in entry["dag"].get("tasks") or []:
+        if settings_text(task.get("inline") or {}) is not None:
+            raise UsageError(f"task {task['name']!r}: a step cannot be inline; give it a template of its own")
+
+
+def _check_template(template: Manifest) -> None:
+    name = template.get("name", "")
+    if name.startswith(names.RESERVED):
+        raise UsageError(f"template {name!r}: names that begin with {names.RESERVED!r} are Tiphys' own; rename it")
+    if "plugin" in template and len(template["plugin"] or {}) != 1:
+        raise UsageError(
+            f"template {name!r}: its plugin body must have exactly one key, and has {len(template['plugin'] or {})}; "
+            "Hera's own model drops the body, so declare it with PluginTemplate(name=…, body={'plugin-name': …})"
+        )
+    strategy = template.get("retryStrategy") or {}
+    if strategy.get("backoff") and strategy.get("limit") is None:
+        raise UsageError(f"template {name!r}: Argo ignores a back-off without a limit; add limit to its retryStrategy")
+
+
+def _checked_name(manifest: Manifest, given: str) -> str:
+    metadata = manifest.get("metadata") or {}
+    name = names.pipeline_name(given, metadata.get("name"), metadata.get("generateName"))
+    if not name:
+        raise UsageError("the pipeline has no name; give it one, as in Pipeline('digits', …)")
+    if not _PIPELINE_NAME.fullmatch(name):
+        raise UsageError(
+            f"pipeline {name!r} cannot name runs and Workflows: use lower-case letters, digits, '-' and '.', at most 63"
+        )
+    return name
+
+
+def _check_run_name(manifest: Manifest, run_name: str) -> None:
+    parameters = {p["name"] for p in listed(manifest["spec"], "arguments", "parameters")}
+    if reserved := sorted(name for name in parameters if name.startswith(names.RESERVED)):
+        raise UsageError(f"workflow parameter {reserved[0]!r}: {names.RESERVED}… is Tiphys' own; rename it")
+    if not run_name:
+        return
+    if not _RUN_NAME.fullmatch(run_name):
+        raise UsageError(
+            f"run_name {run_name!r} is not valid: use lower-case letters, digits, '-', '.' and {{parameter}}"
+        )
+    if unknown := sorted(set(re.findall(r"\{([-\w]+)\}", run_name)) - parameters):
+        raise UsageError(f"run_name {run_name!r} uses {unknown[0]!r}, which is no parameter of the workflow; add it")
+
+
+def _check_used_in_entry_only(manifest: Manifest) -> None:
+    spec = manifest["spec"]
+    gated = {t["name"] for t in spec["templates"] if settings_text(t) is not None}
+    for user, used in _uses(spec):
+        if used in gated:
+            raise UsageError(
+                f"step {used!r} is used by {user}; Tiphys keeps tasks of the entry DAG {spec['entrypoint']!r} only: "
+                "move it there, or make it a plain @script"
+            )
+
+
+def _uses(spec: Manifest) -> Iterator[tuple[str, str]]:
+    """(who, template) of every use of a template, except by the tasks of the entry DAG."""
+    yield "onExit", spec.get("onExit") or ""
+    yield from _hooks("the workflow", spec)
+    for template in spec["templates"]:
+        name, is_entry = template["name"], template["name"] == spec["entrypoint"]
+        tasks = (template.get("dag") or {}).get("tasks") or []
+        grouped = [step for group in template.get("steps") or [] for step in group]
+        for node in tasks + grouped:
+            if not is_entry:
+                yield f"template {name!r}", node.get("template") or ""
+            yield f"the exit handler of {node['name']!r}", node.get("onExit") or ""
+            yield from _hooks(repr(node["name"]), node)
+
+
+def _hooks(owner: str, part: Manifest) -> Iterator[tuple[str, str]]:
+    for name, hook in (part.get("hooks") or {}).items():
+        yield f"the hook {name!r} of {owner}", hook.get("template") or ""
+
+
+def _check_names(manifest: Manifest, steps: list[GatedStep]) -> None:
+    taken = {t["name"]: "a template" for t in manifest["spec"]["templates"] if settings_text(t) is None}
+    for step in steps:
+        if not _STEP_NAME.fullmatch(step.name):
+            raise UsageError(
+                f"task {step.name!r} cannot name a step: its results are stored under it, so use lower-case letters, "
+                "digits and '-', at most 63; give the task another name=…"
+            )
+        own = step.names
+        for name in (own.step, own.admit, own.run, own.attempt, own.settle, own.conclude):
+            if name in taken:
+                raise UsageError(
+                    f"step {step.name!r} compiles to a template {name!r}, which is {taken[name]} already; "
+                    "rename one of the two"
+                )
+            taken[name] = f"made for step {step.name!r}"
+
+
+def _check_answers(manifest: Manifest, steps: list[GatedStep]) -> None:
+    kept = {step.name for step in steps}
+    for task, field in sorted(fields_used(manifest["spec"], _NOT_ANSWERED)):
+        if task in kept:
+            raise UsageError(
+                f"step {task!r}: {{{{tasks.{task}.{field}}}}} would never be filled in; "
+                "declare an output parameter instead"
+            )

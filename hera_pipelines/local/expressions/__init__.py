@@ -1,0 +1,1 @@
+"""Argo's expression languages, as the local engine evaluates them."""

@@ -1,0 +1,278 @@
+"""Evaluates a parsed expression. The two languages of a Workflow share these rules.
+
+`expressions` parses expr-lang (``{{=…}}``, ``depends``, ``retryStrategy``),
+`conditions` parses govaluate (``when``); both make the trees that are walked here.
+
+How Go writes a JSON value, because the text of a fan-out item goes into names and keys.
+
+Argo keeps an item as raw JSON that has passed the API server, so ``1e-5`` reads
+``0.00001`` and ``1.0`` reads ``1``.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+from lark import Token, Tree
+
+from tiphys.errors import UsageError
+
+
+def go_json(value: Any) -> str:
+    """Compact JSON with sorted keys and Go's form of numbers."""
+    match value:
+        case dict():
+            pairs = (f"{json.dumps(key, ensure_ascii=False)}:{go_json(value[key])}" for key in sorted(value))
+            return "{" + ",".join(pairs) + "}"
+        case list():
+            return "[" + ",".join(go_json(element) for element in value) + "]"
+        case float():
+            return _number(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def go_text(value: Any) -> str:
+    """The value as Go prints it: a string without quotes, a list as ``[a b]``, the rest as JSON."""
+    match value:
+        case str():
+            return value
+        case list():
+            return "[" + " ".join(element if isinstance(element, str) else go_json(element) for element in value) + "]"
+    return go_json(value)
+
+
+def _number(value: float) -> str:
+    if value.is_integer() and abs(value) < 1e21:
+        return str(int(value))
+    if 1e-6 <= abs(value) < 1e21:
+        return format(Decimal(repr(value)), "f")
+    mantissa, _, exponent = repr(value).partition("e")
+    return f"{mantissa}e{'-' if exponent.startswith('-') else '+'}{exponent.lstrip('+-').lstrip('0')}"
+
+
+Environment = Mapping[str, Any]
+Branch = Tree[Token]
+Expression = Branch | Token
+
+
+class EvaluationError(UsageError):
+    """The expression is valid, but has no value here."""
+
+
+class MissingNameError(EvaluationError):
+    """The expression names something that does not exist (yet)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} has no value here")
+        self.name = name
+
+
+def evaluate(tree: Expression, environment: Environment) -> Any:
+    """Value of ``tree``; names are looked up in ``environment``."""
+    if isinstance(tree, Token):
+        return _literal(tree)
+    rule = _RULES.get(str(tree.data))
+    if rule is not None:
+        return rule(tree, environment)
+    values = [evaluate(child, environment) for child in tree.children]
+    return _OPERATORS[str(tree.data)](*values)
+
+
+def functions(tree: Expression) -> set[str]:
+    """Names of the functions that ``tree`` calls."""
+    if isinstance(tree, Token):
+        return set()
+    return {str(call.children[0]) for call in tree.find_data("call")}
+
+
+def _literal(token: Token) -> Any:
+    match token.type:
+        case "NUMBER":
+            return float(token) if any(c in token for c in ".eE") else int(token)
+        case "STRING":
+            return _unescape(str(token)[1:-1])
+        case "WORD":  # govaluate variables are texts in Argo, so that `foo == bar` needs no quotes
+            return str(token)
+    return {"true": True, "false": False, "nil": None}[str(token)]
+
+
+def _unescape(text: str) -> str:
+    known = {"n": "\n", "t": "\t", "r": "\r"}
+    return re.sub(r"\\(.)", lambda match: known.get(match[1], match[1]), text, flags=re.DOTALL)
+
+
+def _name(tree: Branch, environment: Environment) -> Any:
+    name = str(tree.children[0])
+    if name not in environment:
+        raise MissingNameError(name)
+    return environment[name]
+
+
+def _member(tree: Branch, environment: Environment) -> Any:
+    owner = evaluate(tree.children[0], environment)
+    key = tree.children[1]
+    name = str(key) if isinstance(key, Token) and key.type == "NAME" else evaluate(key, environment)
+    if owner is None:
+        if tree.data == "optional_member":
+            return None
+        raise EvaluationError(f"cannot take {name!r} of nil")
+    if isinstance(owner, Mapping):
+        return owner.get(name)
+    if isinstance(owner, list) and isinstance(name, int) and -len(owner) <= name < len(owner):
+        return owner[name]
+    raise EvaluationError(f"cannot take {name!r} of {owner!r}")
+
+
+def _ternary(tree: Branch, environment: Environment) -> Any:
+    condition, yes, no = tree.children
+    return evaluate(yes if _truth(evaluate(condition, environment)) else no, environment)
+
+
+def _coalesce(tree: Branch, environment: Environment) -> Any:
+    first = evaluate(tree.children[0], environment)
+    return evaluate(tree.children[1], environment) if first is None else first
+
+
+def _both(tree: Branch, environment: Environment) -> bool:
+    return all(_truth(evaluate(child, environment)) for child in tree.children)
+
+
+def _either(tree: Branch, environment: Environment) -> bool:
+    return any(_truth(evaluate(child, environment)) for child in tree.children)
+
+
+def _call(tree: Branch, environment: Environment) -> Any:
+    name, *arguments = tree.children
+    values = [evaluate(argument, environment) for argument in arguments]
+    try:
+        return FUNCTIONS[str(name)](*values)
+    except (TypeError, ValueError) as error:
+        raise EvaluationError(f"{name}({', '.join(map(repr, values))}): {error}") from error
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise EvaluationError(f"{value!r} is not true or false")
+    return value
+
+
+def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def operator(left: Any, right: Any) -> bool:
+        if not (_is_number(left) and _is_number(right)) and not (isinstance(left, str) and isinstance(right, str)):
+            raise EvaluationError(f"cannot compare {left!r} with {right!r}: one number and one text")
+        return compare(left, right)
+
+    return operator
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plus(left: Any, right: Any) -> Any:
+    if isinstance(left, str) and isinstance(right, str):
+        return left + right
+    return _numeric(left) + _numeric(right)
+
+
+def _numeric(value: Any) -> Any:
+    if not _is_number(value):
+        raise EvaluationError(f"{value!r} is not a number")
+    return value
+
+
+def _divide(left: Any, right: Any) -> Any:
+    if _numeric(right) == 0:
+        raise EvaluationError("division by zero")
+    return _numeric(left) / right
+
+
+def _modulo(left: Any, right: Any) -> Any:
+    if _numeric(right) == 0:
+        raise EvaluationError("division by zero")
+    return _numeric(left) % right
+
+
+def _contains(member: Any, collection: Any) -> bool:
+    if not isinstance(collection, list | Mapping):
+        raise EvaluationError(f"'in' needs a list, not {collection!r}")
+    return any(_equal(member, element) for element in collection)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise EvaluationError(f"{value!r} is not a text")
+    return value
+
+
+def _sliceable(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise EvaluationError(f"{value!r} is neither a text nor a list, and has no parts")
+    return value
+
+
+def _to_string(value: Any) -> str:
+    return value if isinstance(value, str) else go_json(value)
+
+
+def _to_int(value: Any) -> int:
+    return int(value)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "asInt": _to_int,
+    "int": _to_int,
+    "asFloat": float,
+    "float": float,
+    "string": _to_string,
+    "toJson": go_json,
+    "toJSON": go_json,
+    "len": len,
+    "upper": str.upper,
+    "lower": str.lower,
+    "trim": str.strip,
+}
+"""Functions that the local engine knows; any other is refused before a workflow starts."""
+
+_RULES: dict[str, Callable[[Branch, Environment], Any]] = {
+    "name": _name,
+    "member": _member,
+    "optional_member": _member,
+    "ternary": _ternary,
+    "coalesce": _coalesce,
+    "both": _both,
+    "either": _either,
+    "call": _call,
+}
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "slice": lambda whole, begin, end: _sliceable(whole)[int(_numeric(begin)) : int(_numeric(end))],
+    "list": lambda *elements: list(elements),
+    "equal": _equal,
+    "unequal": lambda left, right: not _equal(left, right),
+    "less": _ordered(lambda left, right: left < right),
+    "less_equal": _ordered(lambda left, right: left <= right),
+    "greater": _ordered(lambda left, right: left > right),
+    "greater_equal": _ordered(lambda left, right: left >= right),
+    "contained": _contains,
+    "not_contained": lambda member, collection: not _contains(member, collection),
+    "matches": lambda text, pattern: re.search(_text(pattern), _text(text)) is not None,
+    "matches_not": lambda text, pattern: re.search(_text(pattern), _text(text)) is None,
+    "has": lambda text, part: _text(part) in _text(text),
+    "starts": lambda text, part: _text(text).startswith(_text(part)),
+    "ends": lambda text, part: _text(text).endswith(_text(part)),
+    "negation": lambda value: not _truth(value),
+    "minus": lambda value: -_numeric(value),
+    "plus": _plus,
+    "subtract": lambda left, right: _numeric(left) - _numeric(right),
+    "times": lambda left, right: _numeric(left) * _numeric(right),
+    "divide": _divide,
+    "modulo": _modulo,
+    "power": lambda left, right: _numeric(left) ** _numeric(right),
+}

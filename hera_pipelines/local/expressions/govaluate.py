@@ -1,0 +1,87 @@
+"""govaluate, the language of ``when``: a word without quotes is a text.
+
+Argo substitutes the variables first and evaluates what is left, so
+``{{steps.admit.outputs.parameters.run}} == true`` becomes ``true == true``.
+A text with hyphens needs quotes, here as there.
+"""
+
+from functools import cache, lru_cache
+
+from lark import Lark
+from lark.exceptions import LarkError
+
+from hera_pipelines.local.expressions.evaluate import EvaluationError, Expression, evaluate
+from tiphys.errors import UsageError
+
+_GRAMMAR = r"""
+?start: disjunction
+?disjunction: conjunction
+    | disjunction "||" conjunction -> either
+?conjunction: comparison
+    | conjunction "&&" comparison -> both
+?comparison: sum
+    | comparison "==" sum -> equal
+    | comparison "!=" sum -> unequal
+    | comparison "<" sum -> less
+    | comparison "<=" sum -> less_equal
+    | comparison ">" sum -> greater
+    | comparison ">=" sum -> greater_equal
+    | comparison "=~" sum -> matches
+    | comparison "!~" sum -> matches_not
+    | comparison ("in" | "IN") choices -> contained
+choices: "(" sum ("," sum)* ")" -> list
+?sum: product
+    | sum "+" product -> plus
+    | sum "-" product -> subtract
+?product: prefixed
+    | product "*" prefixed -> times
+    | product "/" prefixed -> divide
+    | product "%" prefixed -> modulo
+?prefixed: atom
+    | "!" prefixed -> negation
+    | "-" prefixed -> minus
+?atom: NUMBER | STRING | CONSTANT | WORD
+    | "(" disjunction ")"
+CONSTANT.2: /(true|false)\b/
+WORD: /[^\W\d]\w*/
+NUMBER: /\d+(\.\d+)?/
+STRING: /"(\\.|[^"\\])*"/s | /'(\\.|[^'\\])*'/s
+%import common.WS
+%ignore WS
+"""
+
+
+@cache
+def _parser() -> Lark:
+    """Made when it is first needed, since that takes as long as many a command."""
+    return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
+
+
+@lru_cache(maxsize=512)
+def _parse(text: str) -> Expression:
+    try:
+        tree: Expression = _parser().parse(text)
+    except LarkError as error:
+        raise UsageError(
+            f"invalid 'when' expression {text!r}: {str(error).splitlines()[0]}; "
+            "hint: put quotes around texts that are not plain words"
+        ) from error
+    return tree
+
+
+def check(text: str) -> None:
+    """Raise `UsageError` if ``text`` is not a condition."""
+    _parse(text)
+
+
+def holds(when: str) -> bool:
+    """Whether a step with this (already substituted) ``when`` runs; an empty one always does."""
+    if not when:
+        return True
+    try:
+        result = evaluate(_parse(when), {})
+    except EvaluationError as error:
+        raise EvaluationError(f"the condition {when!r} cannot be decided: {error}") from error
+    if not isinstance(result, bool):
+        raise EvaluationError(f"expected true or false from 'when: {when}', got {result!r}")
+    return result

@@ -1,0 +1,1 @@
+"""Pods of the local engine: processes, files, volumes, gangs."""

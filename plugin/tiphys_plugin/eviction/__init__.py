@@ -1,0 +1,1 @@
+"""Carries out preemption: asks trainings to save and exit, and shrinks elastic gangs."""

@@ -1,0 +1,1 @@
+"""The operations of a gated step (admit, settle, conclude, finalize) and what they write."""

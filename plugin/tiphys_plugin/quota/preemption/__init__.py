@@ -1,0 +1,1 @@
+"""Selects the leases that must end for a request: which queues may preempt, and which victims cost least."""

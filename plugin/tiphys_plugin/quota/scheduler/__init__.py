@@ -1,0 +1,1 @@
+"""Decides which pending requests start: a pure function of queues, leases, requests and time."""

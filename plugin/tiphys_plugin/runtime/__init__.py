@@ -1,0 +1,1 @@
+"""What one plugin process keeps: context, settings, locks, background tasks, metrics."""

@@ -1,0 +1,1 @@
+"""How a training process ends: preemption, crashes, hangs and lack of memory."""

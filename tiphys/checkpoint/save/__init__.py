@@ -1,0 +1,1 @@
+"""From a state in memory to a committed checkpoint: when to save, the background saver, the commit."""

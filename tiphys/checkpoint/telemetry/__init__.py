@@ -1,0 +1,1 @@
+"""What a session reports: metrics, events, and the provenance of a checkpoint."""

@@ -1,0 +1,1 @@
+"""What the services of plugin and controller share: the HTTP server and logging. No training image needs it."""

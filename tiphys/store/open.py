@@ -1,0 +1,123 @@
+"""From the URL a person writes to the store it means.
+
+Which store a namespace keeps its runs in. The URL is one for all; ``{namespace}`` in it keeps them apart.
+"""
+
+import re
+import threading
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from tiphys.errors import NotFoundError, UsageError
+from tiphys.store.base import Store
+from tiphys.store.directory import DirectoryStore
+from tiphys.store.s3 import S3Store
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_WORKS = "use s3://bucket/prefix, file:///absolute/folder or a path such as ./store"
+
+
+def open_store(url: str, must_exist: bool = False) -> Store:
+    """Open the store that ``url`` names: ``s3://bucket/prefix``, ``file:///folder`` or a path.
+
+    Args:
+        url: Where the store is. Credentials, region and endpoint of S3 come
+            from where the AWS SDKs look for them, never from the URL.
+        must_exist: Fail if the folder or bucket is missing. A missing folder is
+            made otherwise.
+
+    Raises:
+        UsageError: no store can have this URL.
+        NotFoundError: ``must_exist``, and there is no such folder or bucket.
+        StoreError: storage is out of reach or refuses.
+    """
+    if not url:
+        raise UsageError(f"the store's URL is empty; {_WORKS}")
+    if not _SCHEME.match(url):
+        return DirectoryStore(url, create=not must_exist)
+    parts = urlsplit(url)
+    match parts.scheme:
+        case "s3":
+            return _open_s3(parts, must_exist)
+        case "file":
+            return DirectoryStore(_file_path(parts), create=not must_exist)
+        case "gs":
+            raise UsageError(
+                "gs:// is not built: Google Cloud Storage makes creation conditional by its own generation "
+                f"preconditions, which Tiphys does not speak yet; {_WORKS}"
+            )
+    raise UsageError(f"no store has the scheme {parts.scheme}://; {_WORKS}")
+
+
+def _open_s3(parts: SplitResult, must_exist: bool) -> S3Store:
+    if "@" in parts.netloc:
+        raise UsageError(
+            "credentials do not belong in a store's URL, which is recorded and shown; use a profile or role"
+        )
+    if not parts.netloc or parts.query or parts.fragment:
+        raise UsageError(f"{parts.geturl()!r} names no bucket and prefix; {_WORKS}")
+    store = S3Store(parts.netloc, parts.path.strip("/"))
+    if must_exist:
+        store.check_bucket()
+    return store
+
+
+def _file_path(parts: SplitResult) -> Path:
+    if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise UsageError(f"{parts.geturl()!r} names no absolute folder: three slashes, then the path; {_WORKS}")
+    return Path(unquote(parts.path))
+
+
+PLACEHOLDER = "{namespace}"
+
+
+class TenantStores:
+    """Opens the store of a namespace when it is first asked for. Thread-safe.
+
+    Args:
+        url: URL of the store; must hold ``{namespace}`` where more than one is served.
+        namespaces: Those that are served; None for all of the cluster.
+
+    Raises:
+        UsageError: two namespaces would share a store, or the URL holds another placeholder.
+    """
+
+    def __init__(self, url: str, namespaces: tuple[str, ...] | None) -> None:
+        several = namespaces is None or len(namespaces) > 1
+        if several and PLACEHOLDER not in url:
+            raise UsageError(
+                f"more than one namespace would keep its runs in {url}, where each could read and fence the runs of "
+                f"the others; put {PLACEHOLDER} into the URL, such as {url.rstrip('/')}/{PLACEHOLDER}"
+            )
+        if "{" in url.replace(PLACEHOLDER, ""):
+            raise UsageError(f"{url} holds a placeholder other than {PLACEHOLDER}, which is the only one there is")
+        if namespaces is not None and not namespaces:
+            raise UsageError("no namespace is served; name at least one with --namespace, or give --all-namespaces")
+        self._url = url
+        self.namespaces = namespaces
+        self._open: dict[str, Store] = {}
+        self._lock = threading.Lock()
+
+    def serves(self, namespace: str) -> bool:
+        return self.namespaces is None or namespace in self.namespaces
+
+    def url(self, namespace: str) -> str:
+        return self._url.replace(PLACEHOLDER, namespace)
+
+    def store(self, namespace: str) -> Store:
+        """The store of a namespace.
+
+        Raises:
+            NotFoundError: the namespace is not served.
+            UsageError: no store can have its URL.
+            StoreError: it cannot be opened now.
+        """
+        if not self.serves(namespace):
+            raise NotFoundError(
+                f"namespace {namespace} is not served by this installation of Tiphys; "
+                "have the administrator add it to its namespaces"
+            )
+        with self._lock:
+            if namespace not in self._open:
+                self._open[namespace] = open_store(self.url(namespace))
+            return self._open[namespace]
