@@ -73,7 +73,7 @@ lint: setup  ## style, types and import contracts
 golden: setup  ## accept what compile emits now as the golden files; review the diff
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_golden.py
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_chart.py tests/cluster/test_chart.py
-	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/checkpoint/test_metrics.py -k page
+	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/checkpoint/telemetry/test_metrics.py -k page
 	@git --no-pager diff --stat -- examples templates charts docs
 
 clean:  ## remove what the targets made

@@ -42,7 +42,7 @@ def run(url, *arguments, **others):
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TIPHYS_")}
-    command = [sys.executable, "-m", "support.hoarder", *arguments]
+    command = [sys.executable, "-m", "support.memory_hog", *arguments]
     ended = subprocess.run(command, env={**kept, **own, **others}, timeout=GUARD_SECONDS, stderr=subprocess.PIPE)
     return ended.returncode, ended.stderr.decode(errors="replace"), store
 

@@ -37,7 +37,7 @@ from tiphys.errors import FencedError
 from tiphys.kube import KubeApi, Object, Synced
 from tiphys.kube.resources import GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, WORKFLOWS, Resource
 
-CRDS = Path(__file__).parents[3] / "charts/tiphys/crds"
+CRDS = Path(__file__).parents[4] / "charts/tiphys/crds"
 RULES = queues(research={"A100": 8, "*": 4}, nightly={"T4": 2})
 TAINT = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
 FLAVORED = Queues.model_validate(

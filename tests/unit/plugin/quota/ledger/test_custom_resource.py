@@ -12,7 +12,7 @@ from tiphys_plugin.quota.scheduler.fair_share import Consumed
 
 from tiphys.kube.resources import GPU_LEDGERS
 
-CRD = yaml.safe_load((Path(__file__).parents[3] / "charts/tiphys/crds/gpuledger.yaml").read_text())["spec"]
+CRD = yaml.safe_load((Path(__file__).parents[5] / "charts/tiphys/crds/gpuledger.yaml").read_text())["spec"]
 [VERSION] = CRD["versions"]
 SPEC, STATUS = (VERSION["schema"]["openAPIV3Schema"]["properties"][part]["properties"] for part in ("spec", "status"))
 

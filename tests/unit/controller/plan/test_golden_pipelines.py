@@ -19,7 +19,7 @@ from tiphys.records import RunRecord, item_step
 from tiphys.store import RunLayout
 
 RUN = "digits-1"
-GOLDEN = Path(__file__).parents[3] / "examples" / "golden"
+GOLDEN = Path(__file__).parents[4] / "examples" / "golden"
 
 
 def workflow_of(path: Path) -> Manifest | None:

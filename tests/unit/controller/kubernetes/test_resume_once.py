@@ -15,7 +15,7 @@ from tiphys.kube.resources import WORKFLOWS
 from tiphys.store import Store
 
 RUN = "digits-1"
-ACCOUNT = Path(__file__).parents[3] / "templates" / "events" / "account.yaml"
+ACCOUNT = Path(__file__).parents[4] / "templates" / "events" / "account.yaml"
 
 
 def test_a_run_is_resumed_once_for_each_key(

@@ -25,7 +25,7 @@ def test_documented_form_is_read(tmp_path):
 
 
 def test_the_example_of_the_documentation_is_read(tmp_path):
-    text = (Path(__file__).parents[3] / "docs/queues.md").read_text()
+    text = (Path(__file__).parents[4] / "docs/queues.md").read_text()
     path = tmp_path / "queues.yaml"
     path.write_text(text.split("```yaml\n")[1].split("```")[0])
     research, nightly = load_queues(path).queues
@@ -95,7 +95,7 @@ def test_level_is_told_by_the_gpu_hours_at_which_the_next_one_begins():
 
 
 def test_the_flavors_of_the_documentation_are_read(tmp_path):
-    text = (Path(__file__).parents[3] / "docs/queues.md").read_text()
+    text = (Path(__file__).parents[4] / "docs/queues.md").read_text()
     path = tmp_path / "queues.yaml"
     path.write_text(text.split("## Flavors")[1].split("```yaml\n")[1].split("```")[0])
     declared = load_queues(path)

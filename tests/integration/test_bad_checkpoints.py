@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.poisoned import POISON, Desk
+from support.bad_checkpoint import POISON, Desk
 
 from tiphys.lineage import Status, timeline, tree
 from tiphys.lineage.quarantine import quarantine_records

@@ -31,7 +31,7 @@ from tiphys.checkpoint.telemetry.metrics import (
 )
 from tiphys.errors import FencedError, ForbiddenError, IntegrityError, StoreError, UsageError
 
-PAGE = Path(__file__).parents[3] / "docs" / "checkpoints.md"
+PAGE = Path(__file__).parents[4] / "docs" / "checkpoints.md"
 ACCEPT = os.environ.get("TIPHYS_GOLDEN") == "1"
 
 

@@ -1,4 +1,4 @@
-"""A training program that runs out of memory: ``python -m support.hoarder WAY MEBIBYTES SAVED``.
+"""A training program that runs out of memory: ``python -m support.memory_hog WAY MEBIBYTES SAVED``.
 
 Its state takes so many MEBIBYTES. Then the kernel gives it no more address
 space, and it takes memory in one WAY: ``small`` pieces to the last, and lets go

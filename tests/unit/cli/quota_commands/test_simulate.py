@@ -22,7 +22,7 @@ TRACE = (
     "0,1800,2,nightly\n"
     "60,60,9,research\n"
 )
-PAGE = Path(__file__).parents[3] / "docs" / "simulate.md"
+PAGE = Path(__file__).parents[4] / "docs" / "simulate.md"
 
 
 class Desk:

@@ -350,7 +350,7 @@ def test_the_engine_dies_and_takes_its_programs_with_it(tmp_path: Path) -> None:
         f"bench = Bench(Path({str(tmp_path)!r}), code=Path({str(tmp_path)!r}))\n"
         "bench.run(workflow(dag(call('run')), shell(source, 'run')))"
     )
-    paths = os.pathsep.join(str(path) for path in (Path(__file__).parents[2], *filter(None, sys.path)))
+    paths = os.pathsep.join(str(path) for path in (Path(__file__).parents[3], *filter(None, sys.path)))
     engine = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths})
     try:
         pids = _wait_for(
