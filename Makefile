@@ -1,20 +1,21 @@
-# Each target does its own set-up. `make help` lists them.
+# Each target installs what it needs. `make help` lists the targets.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# uv installs the locked packages in seconds; it is brought along where it is absent.
+# uv installs the locked packages; it is installed into .tools where it is absent.
 UV := $(shell command -v uv || echo .tools/bin/uv)
 RUN := $(UV) run --no-sync
-# The harness needs nothing but Python.
+# The harness needs only Python.
 HARNESS := PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 -m cluster
 
-help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:[^#]*  ## /\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
+##@ Start
+help:  ## list the targets by group
+	@awk 'BEGIN {FS = ":[^#]*  ## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*  ## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .tools/bin/uv:
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tiphys needs Python 3.11 or newer as python3; found $$(python3 --version)" >&2; exit 2; }
-	@echo "uv is not installed; bringing it into .tools" >&2
+	@echo "uv is not installed; installing it into .tools" >&2
 	python3 -m venv .tools
 	.tools/bin/python -m pip install --quiet 'uv>=0.9,<1'
 
@@ -24,6 +25,7 @@ setup: $(filter .tools/bin/uv,$(UV))  ## install the locked packages into .venv
 demo: setup  ## watch a training run survive kills, corruption and a lost orchestrator
 	@$(RUN) tiphys demo
 
+##@ Tests
 test: setup  ## run the tests (under 5 minutes on 2 cores)
 	@$(RUN) pytest
 
@@ -33,14 +35,15 @@ coverage: setup  ## run the tests and hold the coverage of tiphys/ at 95 %
 test-integration: setup  ## run the tests that take minutes: hundreds of kills
 	@$(RUN) pytest -m heavy -n0
 
-test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in an environment of its own (5 GB)
+test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in a separate environment (5 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --group torch
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch
 
+##@ Cluster
 cluster:  ## start a Kubernetes with an S3 server here, as root; prints lines for the shell to evaluate
 	@$(HARNESS).harness up
 
-cluster-down:  ## end it and delete its state
+cluster-down:  ## stop the cluster and delete its state
 	@$(HARNESS).harness down
 
 images: setup  ## build the images without Docker, as root, into build/images
@@ -52,6 +55,7 @@ test-cluster: setup  ## run the tests that need a Kubernetes, on KUBECONFIG or o
 test-argo: setup  ## run the story on a cluster that has Argo Workflows; see docs/testing.md
 	@$(RUN) pytest tests/argo -m argo -n0
 
+##@ Benchmarks
 bench-cluster: setup  ## measure what plugin steps cost on a cluster; writes tests/bench/reports/cluster.json
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.cluster_bench
 
@@ -64,19 +68,21 @@ bench-quota: setup  ## measure the GPU ledger; writes tests/bench/reports/quota.
 bench-resume: setup  ## measure recoveries: plans, goodput under faults; writes tests/bench/reports/resume.json (QUICK=1: no report)
 	@UV="$(UV)" PYTHONPATH=tests $(RUN) python -m bench.resume $(if $(QUICK),--quick)
 
+##@ Code
 lint: setup  ## style, types and import contracts
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 	$(RUN) lint-imports --no-logo
 
-golden: setup  ## accept what compile emits now as the golden files; review the diff
+golden: setup  ## write the output of compile to the golden files, and draw the storeys; review the diff
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_golden.py
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/test_chart.py tests/cluster/test_chart.py
 	@TIPHYS_GOLDEN=1 $(RUN) pytest -q -n0 tests/unit/checkpoint/telemetry/test_metrics.py -k page
+	@PYTHONPATH=tests $(RUN) python -m support.storeys
 	@git --no-pager diff --stat -- examples templates charts docs
 
-clean:  ## remove what the targets made
+clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
 .PHONY: help setup demo test coverage test-integration test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-quota bench-resume clean

@@ -1,9 +1,9 @@
-"""The smallest pipeline: one container that trains, and keeps its checkpoints.
+"""The smallest pipeline: one container that trains and saves checkpoints.
 
     tiphys compile examples/01-minimal.py | argo submit -
 
-The program needs to know nothing of Tiphys: it reads CHECKPOINT_URI. One that
-uses `tiphys.checkpoint` resumes by itself.
+The program does not depend on Tiphys: it reads CHECKPOINT_URI. A program that
+uses `tiphys.checkpoint` resumes automatically.
 """
 
 from hera.workflows import DAG, Artifact

@@ -1,8 +1,8 @@
-"""Python functions as steps: what one returns, the next one takes.
+"""Python functions as steps: the result of one function is the argument of the next.
 
-Each function runs in a container of its own, so it imports what it needs. An
-artifact arrives as a path; what is returned is written where the annotation
-says, as text, bytes, JSON or a copy of the path.
+Each function runs in its own container, so it imports what it needs. An artifact
+arrives as a path. The annotation says where the returned value is written: as
+text, bytes, JSON or a copy of a path.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A sweep: one training step per item, and one step that takes what all of them found.
+"""A fan-out: one training step per item, and one step that collects the results of all items.
 
-Items of `with_items` are known here; those of `with_param` only once the task
-before has run, so compile limits how many may be open at a time.
+Items of `with_items` are known at compile time. Items of `with_param` are known
+after the previous task, so compile limits how many run at the same time.
 """
 
 from hera.workflows import DAG, Parameter

@@ -1,8 +1,8 @@
-"""Checkpoints on a shared volume: quicker to save than object storage, and there for the next attempt.
+"""Checkpoints on a shared volume: saves are faster than to object storage, and the next attempt finds them.
 
-The claim exists by itself and is ReadWriteMany, so it outlives every Workflow
-and follows an attempt to another node. What happened is still recorded in the
-run store.
+The claim is independent of any Workflow and ReadWriteMany, so the next attempt
+can mount it on another node. Attempts and events are still recorded in the run
+store.
 """
 
 from hera.workflows import DAG, Artifact

@@ -1,7 +1,7 @@
-"""A pipeline on a schedule, with its workflows tidied up behind it.
+"""A pipeline on a schedule that deletes its finished Workflows and pods.
 
-A run that takes longer than a night is not overtaken: concurrencyPolicy is
-Forbid unless said otherwise.
+While a run takes longer than a night, no second one starts: concurrencyPolicy
+is Forbid by default.
 """
 
 from hera.workflows import Artifact, Container

@@ -1,7 +1,7 @@
-"""GPUs from a queue, of one type, on spot nodes, with a budget for each way to end.
+"""GPUs of one type from a queue, on spot nodes, with a retry budget for each failure cause.
 
-A preemption costs nothing but the time since the last checkpoint, so it has no
-limit; a program that fails by itself is not tried again.
+A preemption loses only the time since the last checkpoint, so its retries are
+unlimited. A program that fails by itself is not retried.
 """
 
 from hera.workflows import DAG, Artifact, Resources

@@ -1,7 +1,7 @@
-"""The ready pipeline: validate, preprocess, train, register. Bring four programs.
+"""The ready pipeline: validate, preprocess, train, register. You write four programs.
 
-templates/ holds it compiled, as a WorkflowTemplate and as a CronWorkflow. Image,
-data and learning rate are parameters, so that one template serves many models:
+templates/ contains the compiled WorkflowTemplate and CronWorkflow. Image, data and
+learning rate are parameters, so one template serves many models:
 
     argo submit --from workflowtemplate/train -p image=ghcr.io/acme/faces:2.0 -p lr=0.3
 """

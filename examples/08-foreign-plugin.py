@@ -1,4 +1,4 @@
-"""Somebody else's executor plugin beside our steps; its body arrives as it was written."""
+"""An executor plugin of another project beside steps of Tiphys; compile leaves its body unchanged."""
 
 from hera.workflows import DAG, Parameter
 from hera.workflows.models import ValueFrom

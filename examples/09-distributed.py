@@ -1,7 +1,7 @@
-"""Training on four nodes: torchrun in each, 32 GPUs that come together or not at all.
+"""Training on four nodes: one torchrun per node, and 32 GPUs that are granted all at once.
 
-If a node is lost, the other three save and end, and the next attempt goes on
-from their checkpoint once 32 GPUs are free again.
+If a node is lost, the other three save and end. The next attempt resumes from
+their checkpoint when 32 GPUs are free again.
 """
 
 from typing import Annotated

@@ -1,7 +1,7 @@
-"""A sweep: twenty trainings with other parameters each, four at once, and the best model goes on.
+"""A sweep: twenty trainings with different parameters, four at a time; the next step takes the best model.
 
-Each trial is a training of its own: it waits for its GPU in the queue, saves,
-is preempted and goes on by itself. `tiphys sweep RUN` lists them.
+Each trial is an independent training: it waits in the queue for its GPU, saves
+checkpoints, and resumes after a preemption. `tiphys sweep RUN` lists the trials.
 """
 
 from hera.workflows import Artifact, Parameter

@@ -1,7 +1,7 @@
-"""The ready sweep: the programs of the ready pipeline, twelve times with other parameters, and the best is registered.
+"""The ready sweep: trains the ready pipeline with twelve sets of parameters and registers the best model.
 
-templates/sweep.yaml holds it compiled. Its trials are part of it: each Workflow
-made from it has the same ones.
+templates/sweep.yaml is its compiled form. It contains the trials, so each
+Workflow of the template has the same ones.
 """
 
 from hera_pipelines import Checkpoints, grid

@@ -1,8 +1,8 @@
-"""Training on two to four nodes: torchrun goes on with those that are left when one is lost, in the same attempt.
+"""Training on two to four nodes: after the loss of a node, torchrun continues with the others in the same attempt.
 
-An attempt starts with as many of four nodes as are free, and with two at the
-least. What a lost node held goes back to the queue; others who need GPUs get
-those that this training can spare before it has to go as a whole.
+An attempt starts with up to four free nodes, and with at least two. The GPUs of
+a lost node return to the queue. Preemption takes nodes above the minimum before
+it ends the whole training.
 """
 
 from hera.workflows import DAG

@@ -1,4 +1,4 @@
-"""Training pipelines written with Hera that survive on Argo Workflows."""
+"""Training pipelines, written with Hera, that survive preemption and crashes on Argo Workflows."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -52,8 +52,8 @@ __all__ = [
     "uniform",
 ]
 
-# Importing Hera takes half a second, and neither the `tiphys` command nor a training program should wait for it.
-_HOMES = {
+# Names are imported on first use: importing Hera takes half a second, which training programs need not spend.
+_MODULE_BY_NAME = {
     **dict.fromkeys(("SharedVolume", "Spot"), "compile.settings"),
     **dict.fromkeys(("Step", "Train"), "authoring.containers"),
     **dict.fromkeys(("step", "train"), "authoring.functions"),
@@ -72,6 +72,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_BY_NAME[name]}"), name)

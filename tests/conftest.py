@@ -28,7 +28,7 @@ __all__ = ["bucket", "own_aws_settings", "s3_endpoint"]
 @pytest.fixture(autouse=True)
 def failpoints_count_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The n-th passage is the n-th of this test, not of the process."""
-    monkeypatch.setattr(faults, "_passages", Counter())
+    monkeypatch.setattr(faults, "_calls", Counter())
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@
     ├── UsageError                   2  the call, file or manifest is wrong
     ├── NotFoundError                3  the run, step or object is not there
     │   └── ObjectMissingError
-    ├── ConflictError                4  somebody else holds it, or quota denies it
+    ├── ConflictError                4  another owner holds it, or quota denies it
     │   ├── ObjectExistsError
     │   └── FencedError                 a newer attempt exists; this one must stop
     ├── IntegrityError               5  bytes do not match what was recorded
@@ -16,6 +16,7 @@ sysexits.h: trying again may help. Messages say what failed, where, why, and
 what to do next.
 """
 
+import sys
 from typing import ClassVar
 
 
@@ -32,7 +33,7 @@ class UsageError(TiphysError):
 
 
 class NotFoundError(TiphysError):
-    """What was asked for does not exist."""
+    """The requested run, step, object or resource does not exist."""
 
     exit_code = 3
 
@@ -42,13 +43,13 @@ class ObjectMissingError(NotFoundError):
 
 
 class ConflictError(TiphysError):
-    """Somebody else holds what was asked for."""
+    """Another process or person holds the requested name, or quota denies the request."""
 
     exit_code = 4
 
 
 class ObjectExistsError(ConflictError):
-    """A create-only write met an object that already has this key."""
+    """A create-only write found an existing object under its key."""
 
 
 class FencedError(ConflictError):
@@ -68,4 +69,11 @@ class StoreError(TiphysError):
 
 
 class ForbiddenError(StoreError):
-    """The cluster does not let this account do it; it may once somebody grants it."""
+    """The cluster denies this account the request; an administrator can grant the permission."""
+
+
+def report_error(error: TiphysError, exit_code: int) -> int:
+    """Write the message of ``error`` to standard error and return ``exit_code``, for the ``main`` of a program."""
+    sys.stderr.write(f"tiphys: {error}\n")
+    sys.stderr.flush()
+    return exit_code

@@ -1,15 +1,15 @@
 """Named places where a test can make the process die, hang or fail.
 
-A promise such as "an acknowledged checkpoint is never lost" is only worth what
-happens between two writes. Each such place calls ``failpoint("name")``, which
-does nothing unless ``TIPHYS_FAILPOINTS`` names it:
+A promise such as "an acknowledged checkpoint is never lost" can only be tested
+by a failure between two writes. Code calls ``failpoint("name")`` between them,
+which does nothing unless ``TIPHYS_FAILPOINTS`` names it:
 
     TIPHYS_FAILPOINTS="checkpoint.before_manifest=crash@2;settle.after_end=raise"
 
 ``crash`` kills the process with SIGKILL, ``raise`` raises `InjectedFaultError`,
-``hang:SECONDS`` sleeps. ``@n`` acts at the n-th passage only (default 1). Every
+``hang:SECONDS`` sleeps. ``@n`` acts at the n-th call only (default 1). Every
 action is first written to the file named by ``TIPHYS_FAILPOINTS_LOG``, so that
-a test can assert that the fault really happened. The idea is etcd's gofail.
+a test can assert that the fault happened. The design follows etcd's gofail.
 """
 
 import os
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tiphys.errors import TiphysError
 
-_passages: Counter[str] = Counter()
+_calls: Counter[str] = Counter()
 
 
 class InjectedFaultError(TiphysError):
@@ -28,23 +28,27 @@ class InjectedFaultError(TiphysError):
 
 
 def failpoint(name: str) -> None:
-    """Act as ``TIPHYS_FAILPOINTS`` says for ``name``; otherwise do nothing."""
+    """Run the action that ``TIPHYS_FAILPOINTS`` names for ``name``; do nothing without one.
+
+    Raises:
+        InjectedFaultError: the action is ``raise``, or unknown.
+    """
     plan = os.environ.get("TIPHYS_FAILPOINTS")
     if not plan:
         return
-    # Every entry counts the passage before one of them acts, since an action may not return.
-    for action in [due for entry in plan.split(";") if (due := _due(name, entry))]:
+    # All entries count this call before the first one acts, because an action may not return.
+    for action in [action for entry in plan.split(";") if (action := _matching_action(name, entry))]:
         _act(name, action)
 
 
-def _due(name: str, entry: str) -> str | None:
-    """Count this passage for ``entry``; its action if this is the one."""
+def _matching_action(name: str, entry: str) -> str | None:
+    """Count this call for ``entry``; return its action if the count matches."""
     point, _, action = entry.partition("=")
     if point.strip() != name:
         return None
     action, _, nth = action.strip().partition("@")
-    _passages[entry] += 1
-    return action if _passages[entry] == int(nth or 1) else None
+    _calls[entry] += 1
+    return action if _calls[entry] == int(nth or 1) else None
 
 
 def _act(name: str, action: str) -> None:
@@ -58,6 +62,6 @@ def _act(name: str, action: str) -> None:
         case "hang":
             time.sleep(float(argument))
         case "raise":
-            raise InjectedFaultError(f"failpoint {name} was told to fail")
+            raise InjectedFaultError(f"failpoint {name} is set to raise by TIPHYS_FAILPOINTS")
         case _:
             raise InjectedFaultError(f"failpoint {name}: unknown action {action!r}; use crash, raise or hang:SECONDS")

@@ -1,4 +1,9 @@
-"""Where a program of a compiled step finds its input artifacts; see `tiphys.outputs`."""
+"""Paths of the input artifacts of a compiled step.
+
+Argo mounts each input at a path that the compiled Workflow sets in an
+environment variable. A program that calls `path` therefore runs unchanged in a
+pod, in the local engine and from a shell. `tiphys.outputs` is the counterpart.
+"""
 
 import os
 from pathlib import Path
@@ -11,8 +16,8 @@ def path(name: str) -> Path:
     """Path of the input artifact ``name``.
 
     Raises:
-        UsageError: the step has no such input, or the program runs outside of Tiphys.
-        NotFoundError: nothing lies at the path.
+        UsageError: the step has no such input, or the program runs outside Tiphys.
+        NotFoundError: no file or folder exists at the path.
     """
     variable = input_path_variable(name)
     if not (value := os.environ.get(variable)):
@@ -20,7 +25,10 @@ def path(name: str) -> Path:
             f"input {name!r} has no path: {variable} is not set; give the step an input artifact of that name, "
             f"or set {variable} to run the program by hand"
         )
-    found = Path(value)
-    if not found.exists():
-        raise NotFoundError(f"input {name!r}: nothing lies at {found}, which {variable} names; was it optional?")
-    return found
+    artifact_path = Path(value)
+    if not artifact_path.exists():
+        raise NotFoundError(
+            f"input {name!r}: {variable} names {artifact_path}, which does not exist; "
+            "if the input is optional, the step ran without it"
+        )
+    return artifact_path

@@ -1,7 +1,8 @@
-"""Where a program of a compiled step puts its declared outputs.
+"""Paths of the declared outputs of a compiled step.
 
-The paths are chosen where the pipeline is written; a program that asks for them
-by name runs unchanged in a pod, in the local engine and by hand.
+The pipeline definition chooses the paths and passes them in environment
+variables. A program that calls `path` therefore runs unchanged in a pod, in the
+local engine and from a shell. `tiphys.inputs` is the counterpart.
 """
 
 import os
@@ -12,10 +13,10 @@ from tiphys.protocol.environment import output_path_variable
 
 
 def path(name: str) -> Path:
-    """Path of the declared output ``name``; its folder exists afterwards.
+    """Path of the declared output ``name``; creates its parent folder.
 
     Raises:
-        UsageError: the step declares no such output, or the program runs outside of Tiphys.
+        UsageError: the step declares no such output, or the program runs outside Tiphys.
     """
     variable = output_path_variable(name)
     if not (value := os.environ.get(variable)):
@@ -23,6 +24,6 @@ def path(name: str) -> Path:
             f"output {name!r} has no path: {variable} is not set; declare the output in the step, "
             f"or set {variable} to run the program by hand"
         )
-    found = Path(value)
-    found.parent.mkdir(parents=True, exist_ok=True)
-    return found
+    output_path = Path(value)
+    output_path.parent.mkdir(parents=True, exist_ok=True)
+    return output_path

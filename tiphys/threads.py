@@ -1,15 +1,15 @@
-"""Threads that never keep a program from ending, and whose start always comes to an end.
+"""Threads that neither delay the exit of a program nor hang when they start.
 
-The interpreter waits at its exit for the threads of `concurrent.futures`. A
-program that has to be gone before it is killed cannot wait for an upload that
-storage does not answer, so nobody waits for these.
+The interpreter waits at exit for the threads of `concurrent.futures`. A program
+that must exit before its grace period ends cannot wait for an upload to
+unresponsive storage, so it does not wait for a `BackgroundThread`.
 
-`threading.Thread.start` waits until the new thread says that it runs, which one
-that finds no memory for its first call never does (CPython, gh-140746): instead
-of ending, a program without memory stands still. So these are started one level
-below, where a thread that died is seen by what it leaves hold of. Where none can
-be started, for want of memory or beyond a limit of threads, whoever wanted it
-goes on without.
+`threading.Thread.start` waits for a signal from the new thread. A thread that
+finds no memory for its first call never sends it (CPython, gh-140746), and the
+program hangs. `BackgroundThread` uses ``_thread`` directly and detects a thread
+that died before its start. If no thread can be started, for lack of memory or
+because of a thread limit, `start_background_thread` and `map_parallel` continue
+without it.
 """
 
 import _thread
@@ -20,102 +20,114 @@ from typing import TypeVar
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-_LOOK_SECONDS = 0.05
-"""How often it is looked whether a thread that does not begin is still there."""
+_START_POLL_SECONDS = 0.05
+"""Interval of the check whether a thread that has not started is still alive."""
 
 
-class Background:
-    """``work`` on a thread of its own, which runs once this is made.
+class BackgroundThread:
+    """Runs ``work`` on a new thread, which starts with the constructor.
 
     Raises:
-        RuntimeError: there may be no more threads.
+        RuntimeError: the limit of threads is reached.
         MemoryError: there is no memory for another thread.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
-        begun, self._over = _thread.allocate_lock(), _thread.allocate_lock()
-        begun.acquire()
-        self._over.acquire()
-        body = _Body(work, begun, self._over)
-        alive = weakref.ref(body)  # the thread holds the only other reference
+        started, self._running_lock = _thread.allocate_lock(), _thread.allocate_lock()
+        started.acquire()
+        self._running_lock.acquire()
+        body = _ThreadBody(work, started, self._running_lock)
+        body_ref = weakref.ref(body)  # the thread holds the only other reference
         _thread.start_new_thread(body, ())
         del body
-        if not _begins(begun, alive):
-            raise MemoryError("a thread found no memory to begin with")
+        if not _wait_until_started(started, body_ref):
+            raise MemoryError("a thread did not start, because it found no memory")
 
     def is_alive(self) -> bool:
-        """Whether its work is not over yet."""
-        return self._over.locked()
+        """Whether ``work`` still runs."""
+        return self._running_lock.locked()
 
     def join(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until its work is over, or time runs out; whether it is over."""
-        over = self._over.acquire(timeout=-1 if timeout_seconds is None else timeout_seconds)
-        if over:
-            self._over.release()
-        return over
+        """Wait until ``work`` has ended or the timeout expires; return whether it has ended."""
+        ended = self._running_lock.acquire(timeout=-1 if timeout_seconds is None else timeout_seconds)
+        if ended:
+            self._running_lock.release()
+        return ended
 
 
-def _begins(begun: _thread.LockType, alive: Callable[[], object | None]) -> bool:
-    """Wait until a thread has said that it begins; False if it is gone and never did."""
-    while not begun.acquire(timeout=_LOOK_SECONDS):
-        if alive() is None:
-            return begun.acquire(blocking=False)  # it may have begun, and even ended, in between
+def _wait_until_started(started: _thread.LockType, thread_body: Callable[[], object | None]) -> bool:
+    """Wait until a thread has started; False if it died before."""
+    while not started.acquire(timeout=_START_POLL_SECONDS):
+        if thread_body() is None:
+            return started.acquire(blocking=False)  # it may have started and ended since the timeout
     return True
 
 
-class _Body:
-    def __init__(self, work: Callable[[], object], begun: _thread.LockType, over: _thread.LockType) -> None:
+class _ThreadBody:
+    def __init__(self, work: Callable[[], object], started: _thread.LockType, running_lock: _thread.LockType) -> None:
         self._work = work
-        self._begun = begun
-        self._over = over
+        self._started = started
+        self._running_lock = running_lock
 
     def __call__(self) -> None:
-        self._begun.release()
+        self._started.release()
         try:
             self._work()
         finally:
-            self._over.release()
+            self._running_lock.release()
 
 
-def in_background(work: Callable[[], object]) -> Background | None:
-    """Begin ``work`` on a thread of its own; None if none can be started."""
+def start_background_thread(work: Callable[[], object]) -> BackgroundThread | None:
+    """Run ``work`` on a new thread; None if no thread can be started."""
     try:
-        return Background(work)
+        return BackgroundThread(work)
     except (RuntimeError, MemoryError):
         return None
 
 
-def in_parallel(work: Callable[[int, ItemT], ResultT], items: Sequence[ItemT], threads: int) -> list[ResultT]:
-    """``work(index, item)`` of each item, at most ``threads`` at a time; the results in the order of the items.
+def map_parallel(work: Callable[[int, ItemT], ResultT], items: Sequence[ItemT], threads: int) -> list[ResultT]:
+    """Call ``work(index, item)`` for each item, at most ``threads`` at a time.
 
-    The caller's thread does its share, and all where no other can be started.
-    After an error no further item is begun, and the first error is raised.
+    The caller's thread takes part, and does all the work if no other thread can
+    be started. After an error no further item is started.
+
+    Args:
+        work: Called with the position of an item and the item.
+        items: The items.
+        threads: Number of threads, the caller's included.
+
+    Returns:
+        The results, in the order of ``items``.
+
+    Raises:
+        BaseException: the first error that ``work`` raised.
+        MemoryError: a thread had no memory to record its error.
     """
-    todo = iter(enumerate(items))
+    pending = iter(enumerate(items))
     lock = _thread.allocate_lock()
     results: dict[int, ResultT] = {}
     errors: list[BaseException] = []
 
-    def labour() -> None:
+    def run_tasks() -> None:
         try:
             while not errors:
                 with lock:
-                    task = next(todo, None)
+                    task = next(pending, None)
                 if task is None:
                     return
                 results[task[0]] = work(*task)
         except BaseException as error:  # noqa: BLE001  raised again by the thread that waits
             errors.append(error)
 
-    crew = [in_background(labour) for _ in range(min(threads, len(items)) - 1)]
+    workers = [start_background_thread(run_tasks) for _ in range(min(threads, len(items)) - 1)]
     try:
-        labour()
+        run_tasks()
     finally:
-        # Whatever happens: the others write into memory that is the caller's.
-        for thread in filter(None, crew):
+        # Join even after an error: the workers write into memory that belongs to the caller.
+        for thread in filter(None, workers):
             thread.join()
     if errors:
         raise errors.pop(0)
     if len(results) < len(items):
-        raise MemoryError("a thread found no memory to say what went wrong")
+        raise MemoryError("a thread ended without a result, and had no memory to record its error")
     return [results[index] for index in range(len(items))]

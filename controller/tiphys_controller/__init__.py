@@ -1,40 +1,47 @@
 """Plans and resumes runs from storage alone."""
 
-from tiphys_controller.plan.drift import Difference, in_words
-from tiphys_controller.runs import Phase, RunDetail, RunSummary, describe, runs_table
-from tiphys_controller.submit.fork import Forked, fork
-from tiphys_controller.submit.idempotency import start_once
+from tiphys_controller.plan.drift import DriftFinding, format_drift
+from tiphys_controller.runs import RunDetail, RunPhase, RunSummary, describe_run, list_run_summaries
+from tiphys_controller.submit.fork import ForkResult, fork_run
+from tiphys_controller.submit.idempotency import start_run_once
 from tiphys_controller.submit.plan_report import API_VERSION, ItemReport, PlanReport, StepReport, plan_run
-from tiphys_controller.submit.planner import Change
-from tiphys_controller.submit.resume import Resumed, resume
-from tiphys_controller.submit.start import Started, start
-from tiphys_controller.submit.submitter import ADDRESS, ClusterSubmitter, LiveWorkflow, Shutdown, Submitter, is_known
+from tiphys_controller.submit.planner import WorkflowChange
+from tiphys_controller.submit.resume import ResumeResult, resume_run
+from tiphys_controller.submit.start import StartResult, start_run
+from tiphys_controller.submit.submitter import (
+    ADDRESS_PREFIX,
+    ClusterSubmitter,
+    LiveWorkflow,
+    ShutdownStrategy,
+    Submitter,
+    is_stable_cluster_name,
+)
 
 __all__ = [
-    "ADDRESS",
+    "ADDRESS_PREFIX",
     "API_VERSION",
-    "Change",
     "ClusterSubmitter",
-    "Difference",
-    "Forked",
+    "DriftFinding",
+    "ForkResult",
     "ItemReport",
     "LiveWorkflow",
-    "Phase",
     "PlanReport",
-    "Resumed",
+    "ResumeResult",
     "RunDetail",
+    "RunPhase",
     "RunSummary",
-    "Shutdown",
-    "Started",
+    "ShutdownStrategy",
+    "StartResult",
     "StepReport",
     "Submitter",
-    "describe",
-    "fork",
-    "in_words",
-    "is_known",
+    "WorkflowChange",
+    "describe_run",
+    "fork_run",
+    "format_drift",
+    "is_stable_cluster_name",
+    "list_run_summaries",
     "plan_run",
-    "resume",
-    "runs_table",
-    "start",
-    "start_once",
+    "resume_run",
+    "start_run",
+    "start_run_once",
 ]

@@ -1,4 +1,7 @@
-"""The controller as a process: ``python -m tiphys_controller``. It only wires the parts together."""
+"""The controller as a process: ``python -m tiphys_controller``.
+
+It only wires the parts together.
+"""
 
 import argparse
 import os
@@ -13,15 +16,15 @@ import prometheus_client
 import structlog
 
 from tiphys.errors import TiphysError
-from tiphys.kube import connect
-from tiphys.service.logging import log_json
+from tiphys.kube import connect_to_cluster
+from tiphys.service.logging import configure_json_logging
 from tiphys.store import TenantStores
-from tiphys_controller.alerts.rules import NOTIFY_OF_ALL, read_rules
-from tiphys_controller.alerts.webhook import Inbox
-from tiphys_controller.auto_resume.state import Limits, Mode
-from tiphys_controller.kubernetes.controller import Controller, HealthServer, Surroundings, submitter_of
-from tiphys_controller.server.access import Door
-from tiphys_controller.server.routes import Calls
+from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, read_alert_rules
+from tiphys_controller.alerts.webhook import AlertInbox
+from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
+from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies, HealthServer, submitter_of
+from tiphys_controller.server.access import AccessControl
+from tiphys_controller.server.routes import ApiRoutes
 
 _POD_NAME = "POD_NAME"
 _log = structlog.get_logger()
@@ -30,7 +33,7 @@ _log = structlog.get_logger()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; return the exit code."""
     options = _parser().parse_args(arguments)
-    log_json()
+    configure_json_logging()
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
     try:
         _run(options)
@@ -46,86 +49,90 @@ def _run(options: argparse.Namespace) -> None:
         signal.signal(number, lambda *_: stop.set())
     namespaces = None if options.all_namespaces else tuple(dict.fromkeys(options.namespace))
     stores = TenantStores(options.store, namespaces)
-    api = connect()
+    api = connect_to_cluster()
     identity = os.environ.get(_POD_NAME) or socket.gethostname()
-    inbox = Inbox(stores.store, namespaces) if options.token_file else None
-    surroundings = Surroundings(
+    inbox = AlertInbox(stores.store, namespaces) if options.token_file else None
+    dependencies = ControllerDependencies(
         api=api,
         namespaces=namespaces,
         stores=stores.store,
         identity=identity,
         lease_namespace=options.lease_namespace or api.namespace,
-        ledger=options.project_ledger,
+        ledger_name=options.project_ledger,
         limits=_limits(options),
         inbox=inbox,
-        rules=read_rules(options.alert_rules) if options.alert_rules else NOTIFY_OF_ALL,
-        janitor=Mode(options.janitor),
+        rules=read_alert_rules(options.alert_rules) if options.alert_rules else DEFAULT_ALERT_RULES,
+        janitor_mode=AutomationMode(options.janitor),
     )
-    controller = Controller(surroundings)
-    calls = []
+    controller = Controller(dependencies)
+    api_routes = []
     if inbox is not None:
-        door = Door(options.token_file, controller.metrics.note_call)
-        calls = Calls(inbox, stores.store, submitter_of(api), namespaces).routes(door)
-    with HealthServer(controller, options.host, options.port, calls) as health:
+        access = AccessControl(options.token_file, controller.metrics.observe_call)
+        api_routes = ApiRoutes(inbox, stores.store, submitter_of(api), namespaces).create_routes(access)
+    with HealthServer(controller, options.host, options.port, api_routes) as health:
         _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
         controller.run(stop)
         _log.info("controller.stopping")
 
 
-def _limits(options: argparse.Namespace) -> Limits:
-    return Limits(
-        mode=Mode(options.auto_resume), per_minute=options.resumes_per_minute, absent_seconds=options.absent_seconds
+def _limits(options: argparse.Namespace) -> AutoResumeLimits:
+    return AutoResumeLimits(
+        mode=AutomationMode(options.auto_resume),
+        resumes_per_minute=options.resumes_per_minute,
+        absent_seconds=options.absent_seconds,
     )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tiphys_controller", description=__doc__)
     parser.add_argument(
-        "--store", required=True, help="URL of the storage that runs are kept in; {namespace} in it is the workflow's"
+        "--store",
+        required=True,
+        help="URL of the store that holds the runs; {namespace} in it stands for the workflow's namespace",
     )
     watched = parser.add_mutually_exclusive_group(required=True)
     watched.add_argument("--namespace", action="append", help="namespace of workflows; may be repeated")
-    watched.add_argument("--all-namespaces", action="store_true", help="workflows of the whole cluster")
+    watched.add_argument("--all-namespaces", action="store_true", help="serve workflows of the whole cluster")
     parser.add_argument("--lease-namespace", default="", help="namespace of the Lease (default: that of this pod)")
     parser.add_argument(
         "--project-ledger",
         default="",
         metavar="NAME",
-        help="GPULedger beside the Lease that is shown as GPUQueue and GPULease objects (default: none)",
+        help="GPULedger in the namespace of the Lease to project as GPUQueue and GPULease objects (default: none)",
     )
     parser.add_argument(
         "--auto-resume",
-        choices=[mode.value for mode in Mode],
-        default=Mode.OFF.value,
-        help="whether runs whose pipelines ask for it go on by themselves (default: %(default)s)",
+        choices=[mode.value for mode in AutomationMode],
+        default=AutomationMode.OFF.value,
+        help="whether to resume runs whose pipelines enable it automatically (default: %(default)s)",
     )
     parser.add_argument(
         "--janitor",
-        choices=[mode.value for mode in Mode],
-        default=Mode.OFF.value,
-        help="whether uploads that nobody finished and old alerts are removed from storage (default: %(default)s)",
+        choices=[mode.value for mode in AutomationMode],
+        default=AutomationMode.OFF.value,
+        help="whether to remove unfinished uploads and old alerts from storage (default: %(default)s)",
     )
     parser.add_argument(
         "--resumes-per-minute",
         type=_positive,
-        default=Limits.per_minute,
-        help="the most that are resumed by themselves, all together and on average (default: %(default)g)",
+        default=AutoResumeLimits.resumes_per_minute,
+        help="largest average rate of automatic resumes, all runs together (default: %(default)g)",
     )
     parser.add_argument(
         "--absent-seconds",
         type=_positive,
-        default=Limits.absent_seconds,
-        help="so long must a Workflow be gone before its run counts as ended (default: %(default)g)",
+        default=AutoResumeLimits.absent_seconds,
+        help="seconds that a Workflow must be gone before its run counts as ended (default: %(default)g)",
     )
     parser.add_argument(
         "--token-file",
         type=Path,
-        help="file with the token for alerts and calls about runs; without it there are none (default: none)",
+        help="file with the token of the HTTP API; without it the API is disabled (default: none)",
     )
     parser.add_argument(
         "--alert-rules",
         type=Path,
-        help="JSON file that says what to do for which alert (default: tell of it, and do nothing)",
+        help="JSON file that maps alert names to actions (default: record an Event for each alert)",
     )
     parser.add_argument(
         "--host",
@@ -147,6 +154,6 @@ def _positive(text: str) -> float:
 
 if __name__ == "__main__":
     code = main()
-    # A thread that waits for storage must not hold up the end of the process.
+    # A thread that waits for storage must not delay the exit.
     sys.stderr.flush()
     os._exit(code)

@@ -1,15 +1,9 @@
-"""Runs that nothing carries on: a person should know of them; no decision is taken from it.
+"""Finds what nothing cleans up: dead uploads, old alerts, orphaned leases, stalled runs.
 
-One thing that a round comes upon, so that whoever goes the round counts, tells and removes all kinds alike.
-
-How long ago something was, for people.
-
-What storage keeps and nobody needs: uploads that died, and alerts that were done with long ago.
-
-Leases of GPUs that nobody counts on any more and that are held all the same.
-
-They are told and counted, and nothing more: whether pods of an attempt still
-run, and so whether its GPUs are free, is for the ledger's own service to say.
+The janitor and `tiphys janitor` share these findings. Only uploads and alerts
+can be removed. Leases are only reported: whether pods of an attempt still run,
+and so whether its GPUs are free, is decided by the plugin's service. Stalled
+runs are only reported, too, because the auto-resume loop decides about them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableSet
@@ -18,15 +12,16 @@ from enum import Enum, StrEnum, auto
 from typing import Any, NamedTuple
 
 from tiphys.errors import ObjectMissingError
-from tiphys.records import AlertDone, AttemptEnd, SubmissionBound
-from tiphys.store import RunLayout, Store, Submission, find_record, list_runs, read_record, submissions
-from tiphys.store.abandoned_uploads import leftovers
+from tiphys.protocol.quantities import format_duration
+from tiphys.records import AlertResultRecord, AttemptEnd, SubmissionBinding
+from tiphys.store import RunLayout, Store, Submission, find_record, list_runs, read_record, read_submissions
+from tiphys.store.abandoned_uploads import find_abandoned_uploads
 from tiphys.store.layout import ALERTS, alert_key, parse_alert
-from tiphys_controller.submit.submission import cluster_of, place
+from tiphys_controller.submit.submission import locate_workflow, submission_cluster
 
 
-class What(StrEnum):
-    """Kinds of things; the value is what metrics and tables call them."""
+class CleanupKind(StrEnum):
+    """Kinds of findings; the values appear in metrics and tables."""
 
     UPLOAD = "upload"
     ALERT = "alert"
@@ -36,51 +31,47 @@ class What(StrEnum):
     LEASE = "lease"
 
 
-class Found(NamedTuple):
-    """A thing, where it is, and why it is told of."""
+class CleanupFinding(NamedTuple):
+    """A finding, its location, and the reason."""
 
-    what: What
-    where: str
+    kind: CleanupKind
+    location: str
     """URL of a store, or a namespace."""
     name: str
-    why: str
+    reason: str
     remove: Callable[[], object] | None = None
-    """Removes it, and does nothing if it is gone; None for what is only told, because others look after it."""
+    """Removes it; does nothing if it is gone. None for a finding that is only reported."""
 
 
-def in_words(age: timedelta) -> str:
-    """A time in the unit that suits it."""
-    seconds = age.total_seconds()
-    units = (("days", 86400), ("h", 3600), ("min", 60))
-    unit, size = next((one for one in units if seconds >= 2 * one[1]), ("s", 1))
-    return f"{int(seconds / size)} {unit}"
+UPLOAD_MAX_AGE = timedelta(days=1)
+DONE_ALERT_MAX_AGE = timedelta(days=7)
 
 
-UPLOADS = timedelta(days=1)
-ALERTS_DONE = timedelta(days=7)
+def find_garbage(store: Store, now: datetime) -> Iterator[CleanupFinding]:
+    """Find what may be removed from a store.
 
+    The age of an upload is measured by the clock of the store, that of an alert
+    by the clock of the controller that handled it.
 
-def litter(store: Store, now: datetime) -> Iterator[Found]:
-    """Everything of a store that may go.
-
-    The age of an upload is told by the clock of the store, that of an alert by
-    the clock of whoever was done with it.
+    Args:
+        store: The store.
+        now: The current time.
 
     Raises:
         StoreError: storage is out of reach.
         IntegrityError: the record of an alert is damaged.
     """
-    for left in leftovers(store, UPLOADS):
-        why = f"begun {in_words(left.age)} ago and never finished"
-        yield Found(What.UPLOAD, store.url, left.name, why, left.remove)
-    for alert, keys, done in _done_alerts(store):
-        if (age := now - done.written_at) > ALERTS_DONE:
-            why = f"done with {in_words(age)} ago ({done.outcome})"
-            yield Found(What.ALERT, store.url, alert, why, _Removal(store, keys))
+    for upload in find_abandoned_uploads(store, UPLOAD_MAX_AGE):
+        why = f"begun {format_duration(upload.age.total_seconds())} ago and never finished"
+        yield CleanupFinding(CleanupKind.UPLOAD, store.url, upload.name, why, upload.remove)
+    for alert, keys, done in _find_done_alerts(store):
+        if (age := now - done.written_at) > DONE_ALERT_MAX_AGE:
+            why = f"handled {format_duration(age.total_seconds())} ago ({done.outcome})"
+            yield CleanupFinding(CleanupKind.ALERT, store.url, alert, why, _AlertRemoval(store, keys))
 
 
-class _Removal:
-    """Removes the records of an alert. What says that it is done goes last: without it, it would be done again."""
+class _AlertRemoval:
+    """Removes the records of an alert, ``done`` last: without it the alert would be handled again."""
 
     def __init__(self, store: Store, keys: list[str]) -> None:
         self._store = store
@@ -91,43 +82,42 @@ class _Removal:
             self._store.delete(key)
 
 
-def _done_alerts(store: Store) -> Iterator[tuple[str, list[str], AlertDone]]:
-    kept: dict[str, list[str]] = {}
+def _find_done_alerts(store: Store) -> Iterator[tuple[str, list[str], AlertResultRecord]]:
+    keys_by_alert: dict[str, list[str]] = {}
     for info in store.list(ALERTS):
-        if (place := parse_alert(info.key)) is not None:
-            kept.setdefault(place[0], []).append(info.key)
-    for alert, keys in kept.items():
+        if (parsed := parse_alert(info.key)) is not None:
+            keys_by_alert.setdefault(parsed[0], []).append(info.key)
+    for alert, keys in keys_by_alert.items():
         if alert_key(alert, "done") not in keys:
             continue
         try:
-            yield alert, keys, read_record(store, alert_key(alert, "done"), AlertDone)
+            yield alert, keys, read_record(store, alert_key(alert, "done"), AlertResultRecord)
         except ObjectMissingError:
             continue
 
 
-OVERDUE = timedelta(minutes=10)
-"""So long an attempt may take to go after its end: it ends its pods, and somebody has to look."""
+ORPHANED_AFTER = timedelta(minutes=10)
+"""How long a lease may outlive its attempt: its pods must end, and the plugin must notice."""
 
 
 class HeldLease(NamedTuple):
-    """What a `GPULedger` says of one lease."""
+    """One lease of a `GPULedger`."""
 
     namespace: str
     run: str
     step: str
     attempt: int
-    uid: str
-    """Of the Workflow."""
+    workflow_uid: str
     gpus: int
     granted_at: datetime
-    limit_seconds: int | None
-    """After so long GPUs come back although nobody saw the pods end; None: never."""
+    force_release_after_seconds: int | None
+    """Seconds after which the lease ends although its pods were not seen to end; None: never."""
 
 
-def held_leases(ledger: Mapping[str, Any] | None) -> list[HeldLease]:
-    """The leases in a `GPULedger` as it is stored; of none, none."""
-    held = (ledger or {}).get("status") or {}
-    limit = ((ledger or {}).get("spec") or {}).get("force_release_after_seconds")
+def parse_held_leases(ledger: Mapping[str, Any] | None) -> list[HeldLease]:
+    """Parse the leases of a stored `GPULedger`; without a ledger there are none."""
+    status = (ledger or {}).get("status") or {}
+    force_release_after = ((ledger or {}).get("spec") or {}).get("force_release_after_seconds")
     return [
         HeldLease(
             one["namespace"],
@@ -137,101 +127,113 @@ def held_leases(ledger: Mapping[str, Any] | None) -> list[HeldLease]:
             one["uid"],
             one["gpus"],
             datetime.fromisoformat(one["grantedAt"]),
-            limit,
+            force_release_after,
         )
-        for one in held.get("leases") or ()
+        for one in status.get("leases") or ()
     ]
 
 
-def orphaned(lease: HeldLease, store: Store, alive: bool, now: datetime) -> Found | None:
-    """Why nobody counts on a lease any more, in words; None while somebody may.
+def find_orphaned_lease(
+    lease: HeldLease, store: Store, is_workflow_running: bool, now: datetime
+) -> CleanupFinding | None:
+    """Report a lease whose attempt is over; None for a lease that may be in use.
 
     Args:
-        lease: Which one.
-        store: That of its namespace.
-        alive: Whether its Workflow exists and is not over.
-        now: The time.
+        lease: The lease.
+        store: Store of its namespace.
+        is_workflow_running: Whether its Workflow exists and has not finished.
+        now: The current time.
 
     Raises:
         StoreError: storage is out of reach.
         IntegrityError: the end of the attempt is damaged.
     """
-    if now - lease.granted_at <= OVERDUE:
+    if now - lease.granted_at <= ORPHANED_AFTER:
         return None
     end = find_record(store, RunLayout(lease.run).attempt_end(lease.step, lease.attempt), AttemptEnd)
-    if end is not None and now - end.written_at <= OVERDUE:
+    if end is not None and now - end.written_at <= ORPHANED_AFTER:
         return None
-    if end is None and alive:
+    if end is None and is_workflow_running:
         return None
-    over = f"the attempt ended {in_words(now - end.written_at)} ago" if end else "its Workflow is over or gone"
-    back = "they come back when somebody waits for GPUs and its pods are seen to be gone"
-    if lease.limit_seconds is not None:
-        back += f", or {lease.limit_seconds} s later by force"
-    why = f"{over}, and it holds {lease.gpus} {'GPU' if lease.gpus == 1 else 'GPUs'}; {back}"
-    return Found(What.LEASE, lease.namespace, f"{lease.run}/{lease.step}/{lease.attempt}", why)
+    ended = (
+        f"the attempt ended {format_duration((now - end.written_at).total_seconds())} ago"
+        if end
+        else "its Workflow has finished or is gone"
+    )
+    release = "they are released when another step waits for GPUs and the pods are confirmed gone"
+    if lease.force_release_after_seconds is not None:
+        release += f", or after {lease.force_release_after_seconds} s in any case"
+    why = f"{ended}, and it holds {lease.gpus} {'GPU' if lease.gpus == 1 else 'GPUs'}; {release}"
+    return CleanupFinding(CleanupKind.LEASE, lease.namespace, f"{lease.run}/{lease.step}/{lease.attempt}", why)
 
 
-UNSENT = timedelta(hours=1)
+UNSENT_AFTER = timedelta(hours=1)
 
 
-class Sight(NamedTuple):
-    """What is seen of Workflows. ``cluster`` is the name of the one that is looked at; None: none is."""
+class WorkflowPresence(NamedTuple):
+    """View of the Workflows of ``cluster``; None if no cluster is examined."""
 
     cluster: str | None
-    shows: Callable[[SubmissionBound], bool]
-    """Whether the Workflow exists; True where it cannot be seen from here."""
+    is_present: Callable[[SubmissionBinding], bool]
+    """Whether the Workflow exists; True if it is not visible here."""
 
 
-class _Standing(Enum):
+class _CarryOnStatus(Enum):
     SETTLED = auto()
-    GOES_ON = auto()
+    RUNNING = auto()
     UNSENT = auto()
     GONE = auto()
 
 
-def unfinished(
-    store: Store, sight: Sight, now: datetime, settled: MutableSet[str], stopped: Callable[[], bool] = lambda: False
-) -> Iterator[Found]:
-    """Runs whose last submission was claimed long ago and never sent, or whose Workflow was deleted before it ended.
+def find_stalled_runs(
+    store: Store,
+    presence: WorkflowPresence,
+    now: datetime,
+    settled_runs: MutableSet[str],
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[CleanupFinding]:
+    """Find runs whose last submission was claimed long ago and never sent, or whose Workflow was deleted early.
 
     Args:
-        store: Where the runs are.
-        sight: What is seen of the cluster.
-        now: The time.
-        settled: Runs that need not be looked at; those that are over or went elsewhere are added.
-        stopped: Asked before each run; True ends it.
+        store: Store of the runs.
+        presence: View of the cluster's Workflows.
+        now: The current time.
+        settled_runs: Runs to skip; runs that ended or went to another cluster are added.
+        is_stopped: Checked before each run; True ends the search.
 
     Raises:
         StoreError: storage is out of reach.
         IntegrityError: a record is damaged.
     """
     for run in list_runs(store):
-        if stopped():
+        if is_stopped():
             return
-        if run in settled:
+        if run in settled_runs:
             continue
-        held = submissions(store, run)
-        standing = _stands(held[-1], sight, now) if held else _Standing.GOES_ON
-        if standing is _Standing.SETTLED:
-            settled.add(run)
-        elif standing is not _Standing.GOES_ON:
-            yield _found(store, held[-1], standing, now)
+        submissions = read_submissions(store, run)
+        status = _determine_status(submissions[-1], presence, now) if submissions else _CarryOnStatus.RUNNING
+        if status is _CarryOnStatus.SETTLED:
+            settled_runs.add(run)
+        elif status is not _CarryOnStatus.RUNNING:
+            yield _build_finding(store, submissions[-1], status, now)
 
 
-def _stands(last: Submission, sight: Sight, now: datetime) -> _Standing:
-    if last.end is not None or (sight.cluster is not None and cluster_of(last) not in ("", sight.cluster)):
-        return _Standing.SETTLED
-    if last.bound is not None:
-        return _Standing.GOES_ON if sight.shows(last.bound) else _Standing.GONE
-    return _Standing.UNSENT if now - last.claim.written_at > UNSENT else _Standing.GOES_ON
+def _determine_status(last: Submission, presence: WorkflowPresence, now: datetime) -> _CarryOnStatus:
+    if last.end is not None or (
+        presence.cluster is not None and submission_cluster(last) not in ("", presence.cluster)
+    ):
+        return _CarryOnStatus.SETTLED
+    if last.binding is not None:
+        return _CarryOnStatus.RUNNING if presence.is_present(last.binding) else _CarryOnStatus.GONE
+    return _CarryOnStatus.UNSENT if now - last.claim.written_at > UNSENT_AFTER else _CarryOnStatus.RUNNING
 
 
-def _found(store: Store, last: Submission, standing: _Standing, now: datetime) -> Found:
+def _build_finding(store: Store, last: Submission, status: _CarryOnStatus, now: datetime) -> CleanupFinding:
     run, number = last.claim.run, last.claim.submission
-    if standing is _Standing.UNSENT:
-        age = in_words(now - last.claim.written_at)
+    if status is _CarryOnStatus.UNSENT:
+        age = format_duration((now - last.claim.written_at).total_seconds())
         why = f"submission {number} was claimed {age} ago and never sent; `tiphys resume {run}` sends it"
-        return Found(What.UNSENT, store.url, run, why)
-    namespace, name = place(last)
-    why = f"Workflow {namespace}/{name} was deleted before it ended; `tiphys resume {run}` goes on"
-    return Found(What.GONE, store.url, run, why)
+        return CleanupFinding(CleanupKind.UNSENT, store.url, run, why)
+    namespace, name = locate_workflow(last)
+    why = f"Workflow {namespace}/{name} was deleted before it ended; `tiphys resume {run}` continues the run"
+    return CleanupFinding(CleanupKind.GONE, store.url, run, why)

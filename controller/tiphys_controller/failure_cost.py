@@ -1,14 +1,10 @@
-"""Reads what a run left in storage, and adds up what it tells of its time.
+"""Measures where the time of a run went, and what each cause of failure cost.
 
-Where the time of an attempt went, one phase after the other. Pure.
-
-Useful is only what a later attempt, or the result, rests on: training up to the
-checkpoint that was gone on from. The rest is the price of failures.
-
-The account of one step: its attempts in turn, and what was between two of them. Pure.
-
-Which training is kept is told backwards: what the newest attempt has saved or
-finished, what that attempt had started from, and so on to the beginning.
+Each attempt is split into phases. Training is useful only up to the checkpoint
+from which a later attempt resumed, or up to the result; everything else is the
+price of failures. Which training is kept is traced backwards: from what the
+newest attempt saved or finished, to the checkpoint it started from, and so on.
+All but the readers at the end is pure.
 """
 
 from collections import Counter, defaultdict
@@ -20,35 +16,35 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, ObjectMissingError
-from tiphys.lineage.select import newest_commit
+from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.records import Began, Cause, CheckpointRef, Event, Outcome, Record, Saved, Timestamp
-from tiphys.store import Attempt, Store, Submission, all_attempts, read_events, read_run, submissions
-from tiphys.store.runs import concurrently
+from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, StartTimes, Timestamp
+from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_events, read_run, read_submissions
+from tiphys.store.runs import read_concurrently
 
 
-class Phase(StrEnum):
-    """What a moment was spent on."""
+class TimePhase(StrEnum):
+    """Phase of an attempt."""
 
     STARTING = "starting"
     """From admission until the program opened its session: scheduling, the image, libraries."""
     LOADING = "loading"
     """Restoring a checkpoint."""
     FIRST_STEP = "first_step"
-    """From there to the end of the first step, which compiles, warms up and fills caches."""
+    """The first training step after loading, which compiles, warms up and fills caches."""
     USEFUL = "useful"
-    """Training that is kept."""
+    """Training that the result or a later attempt builds on."""
     LOST = "lost"
-    """Training that nothing rests on, or that had to be done again."""
+    """Training that was discarded or repeated."""
     DETECTING = "detecting"
-    """From the end of the program until its end was on record; its GPUs are held."""
+    """From the end of the program to its end record; the GPUs are held."""
 
 
-class Span(Record):
-    """A phase of one attempt, and how long it took."""
+class PhaseSpan(Record):
+    """Time span of one phase of an attempt."""
 
-    phase: Phase
+    phase: TimePhase
     begin: Timestamp
     end: Timestamp
 
@@ -57,75 +53,75 @@ class Span(Record):
         return (self.end - self.begin).total_seconds()
 
 
-class Kept(NamedTuple):
-    """What is known of an attempt beside its claim and end."""
+class KeptTraining(NamedTuple):
+    """What the checkpoints of an attempt show, beside its claim and end."""
 
     until: datetime | None
-    """Until when its training is kept; None: nothing of it is."""
-    began: Began | None
+    """End of the kept training; None if none is kept."""
+    began: StartTimes | None
 
 
-def spans(attempt: Attempt, kept: Kept, now: datetime) -> tuple[Span, ...]:
-    """The phases of an attempt in their order, without those that took no time.
+def split_phases(attempt: Attempt, kept: KeptTraining, now: datetime) -> tuple[PhaseSpan, ...]:
+    """Split an attempt into its phases, in order, without empty ones.
 
-    An attempt that nobody saw begin, because it committed nothing, is lost as a
-    whole: starting and training cannot be told apart.
+    An attempt that committed nothing recorded no start times. It counts as lost
+    as a whole, because starting and training cannot be separated.
 
     Args:
-        attempt: One that may still run.
-        kept: What its checkpoints tell.
-        now: The end of what runs.
+        attempt: The attempt; it may still run.
+        kept: What its checkpoints show.
+        now: End time of a running attempt.
     """
     opened_at = attempt.claim.written_at
     ended_at = attempt.end.written_at if attempt.end else now
     over_at = (attempt.end.over_at if attempt.end else None) or ended_at
-    borders = [opened_at, *_training(attempt, kept, min(over_at, ended_at)), ended_at]
-    phases = (*(_BEFORE if kept.began else ()), Phase.USEFUL, Phase.LOST, Phase.DETECTING)
-    return tuple(_adjacent(phases, borders))
+    borders = [opened_at, *_phase_borders(attempt, kept, min(over_at, ended_at)), ended_at]
+    phases = (*(_STARTUP_PHASES if kept.began else ()), TimePhase.USEFUL, TimePhase.LOST, TimePhase.DETECTING)
+    return tuple(_spans_between(phases, borders))
 
 
-_BEFORE = (Phase.STARTING, Phase.LOADING, Phase.FIRST_STEP)
+_STARTUP_PHASES = (TimePhase.STARTING, TimePhase.LOADING, TimePhase.FIRST_STEP)
 
 
-def _training(attempt: Attempt, kept: Kept, over_at: datetime) -> Iterator[datetime]:
-    """Where each of its phases ends, but for the last."""
+def _phase_borders(attempt: Attempt, kept: KeptTraining, over_at: datetime) -> Iterator[datetime]:
+    """End of each phase except the last."""
     if kept.began is not None:
         yield kept.began.opened_at
         yield (restored := kept.began.restored_at or kept.began.opened_at)
         yield kept.began.first_step_at or restored
-    done = attempt.end is not None and attempt.end.outcome is Outcome.DONE
+    done = attempt.end is not None and attempt.end.outcome is AttemptEndOutcome.DONE
     yield over_at if done else kept.until or attempt.claim.written_at
     yield over_at
 
 
-def _adjacent(phases: Sequence[Phase], borders: Sequence[datetime]) -> Iterator[Span]:
-    """Spans between ``borders``, which clocks that disagree may have put out of order."""
+def _spans_between(phases: Sequence[TimePhase], borders: Sequence[datetime]) -> Iterator[PhaseSpan]:
+    """Spans between ``borders``, which may be out of order because the writers' clocks differ."""
     begin, last = borders[0], max(borders[0], borders[-1])
     for phase, border in zip(phases, borders[1:], strict=True):
         end = min(max(begin, border), last)
         if end - begin > timedelta(0):
-            yield Span(phase=phase, begin=begin, end=end)
+            yield PhaseSpan(phase=phase, begin=begin, end=end)
         begin = end
 
 
-class Entry(Record):
-    """One attempt."""
+class AttemptTimeUsage(Record):
+    """Time usage of one attempt."""
 
     attempt: int
     submission: int
-    outcome: Outcome | None
+    outcome: AttemptEndOutcome | None
     """None while it runs."""
     failed_by: str
-    """Its `Cause`; ``fenced`` if another submission took its place; empty if it did not fail."""
-    spans: tuple[Span, ...]
+    """Its `Cause`; ``fenced`` if a later submission fenced it; empty if it did not fail."""
+    spans: tuple[PhaseSpan, ...]
 
-    def seconds(self, phase: Phase) -> float:
-        """How long it was in ``phase``."""
+    def seconds(self, phase: TimePhase) -> float:
+        """Seconds spent in ``phase``."""
         return sum(span.seconds for span in self.spans if span.phase is phase)
 
     @property
-    def held(self) -> float:
-        """Seconds that it held its GPUs."""
+    def held_seconds(self) -> float:
+        """Seconds for which it held its GPUs."""
         return sum(span.seconds for span in self.spans)
 
 
@@ -136,28 +132,28 @@ class Recovery(Record):
     """The attempt that failed."""
     failed_by: str
     detect: float
-    """Until its end was on record."""
+    """Until the end record."""
     decide: float
-    """Until another submission was claimed; 0 where Argo tried again by itself."""
+    """Until the claim of the next submission; 0 if Argo retried the step."""
     submit: float
-    """Until its Workflow was bound."""
+    """Until the binding of its Workflow."""
     wait: float
-    """Until the next attempt was admitted: back-off, and a turn for GPUs."""
+    """Until the admission of the next attempt: back-off, and waiting for GPUs."""
     start: float
     load: float
     first_step: float
 
     @property
     def seconds(self) -> float:
-        return float(sum(getattr(self, part) for part in PARTS))
+        return float(sum(getattr(self, part) for part in RECOVERY_PARTS))
 
 
-PARTS = ("detect", "decide", "submit", "wait", "start", "load", "first_step")
-"""Parts of a recovery, in their order."""
+RECOVERY_PARTS = ("detect", "decide", "submit", "wait", "start", "load", "first_step")
+"""Parts of a recovery, in order."""
 
 
-class StepLedger(Record):
-    """All attempts of one step, or of one item of it."""
+class StepTimeUsage(Record):
+    """Time usage of one step, or of one item of a fan-out."""
 
     step: str
     queue: str = ""
@@ -166,124 +162,130 @@ class StepLedger(Record):
     """GPUs of one attempt."""
     began_at: Timestamp
     ended_at: Timestamp
-    """The end of its last attempt; for one that runs, the moment of the report."""
-    entries: tuple[Entry, ...]
+    """End of its last attempt; the time of the report if it runs."""
+    entries: tuple[AttemptTimeUsage, ...]
     recoveries: tuple[Recovery, ...]
 
-    def seconds(self, phase: Phase) -> float:
-        """How long it was in ``phase``, all attempts together."""
+    def seconds(self, phase: TimePhase) -> float:
+        """Seconds spent in ``phase``, all attempts together."""
         return sum(entry.seconds(phase) for entry in self.entries)
 
     @property
-    def span(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds from its first admission to its end."""
         return max(0.0, (self.ended_at - self.began_at).total_seconds())
 
     @property
-    def held(self) -> float:
-        return sum(entry.held for entry in self.entries)
+    def held_seconds(self) -> float:
+        return sum(entry.held_seconds for entry in self.entries)
 
     @property
-    def weight(self) -> int:
-        """What a second of it counts: its GPUs, or 1 for a step without any."""
+    def gpu_weight(self) -> int:
+        """Weight of a second: its GPUs, or 1 for a step without GPUs."""
         return max(1, self.gpus)
 
 
-class Known(Record):
-    """What storage tells of the checkpoints of one step."""
+class CheckpointMoments(Record):
+    """Checkpoints of one step and their times, as storage shows them."""
 
     starts: Mapping[int, CheckpointRef | None]
-    """What each attempt went on from."""
-    saved: Mapping[int, Saved]
+    """The checkpoint that each attempt started from."""
+    saved: Mapping[int, LastCheckpoint]
     """The newest checkpoint of each attempt that has one."""
     at: Mapping[CheckpointRef, datetime]
-    """The moment that a checkpoint is of; without those that were removed, unless an end remembers them."""
+    """Times of checkpoints. A removed checkpoint is missing, unless an end record holds its time."""
 
     @cached_property
-    def known_at(self) -> Mapping[CheckpointRef, datetime]:
+    def all_moments(self) -> Mapping[CheckpointRef, datetime]:
         return {**self.at, **{one.checkpoint: one.at for one in self.saved.values()}}
 
 
-def kept_until(attempts: Sequence[Attempt], known: Known) -> dict[int, datetime]:
-    """Until when the training of each attempt is kept; attempts of which nothing is kept are absent.
+def find_kept_until(attempts: Sequence[Attempt], moments: CheckpointMoments) -> dict[int, datetime]:
+    """End of the kept training by attempt; attempts without kept training are absent.
 
-    Where a checkpoint was removed that something started from, so that nobody
-    knows its moment, the training of that attempt counts as kept up to its own
-    newest one.
+    If the checkpoint that a later attempt started from was removed, its time is
+    unknown. Then the training counts as kept up to the attempt's newest checkpoint.
     """
     newest = attempts[-1].claim.attempt
-    kept = {newest: known.saved[newest].at} if newest in known.saved else {}
+    kept_until = {newest: moments.saved[newest].at} if newest in moments.saved else {}
     number = newest
-    while (start := known.starts.get(number)) is not None and start.attempt < number:
+    while (start := moments.starts.get(number)) is not None and start.attempt < number:
         if start.lineage != attempts[-1].claim.lineage:
-            break  # of another run, whose own account it is
-        moment = known.known_at.get(start)
-        if moment is None and start.attempt in known.saved:
-            moment = known.saved[start.attempt].at
+            break  # a checkpoint of another run, which accounts for its own time
+        moment = moments.all_moments.get(start)
+        if moment is None and start.attempt in moments.saved:
+            moment = moments.saved[start.attempt].at
         if moment is not None:
-            kept[start.attempt] = moment
+            kept_until[start.attempt] = moment
         number = start.attempt
-    return kept
+    return kept_until
 
 
-def failed_by(attempt: Attempt) -> str:
-    """What ended an attempt that failed; see `Entry`."""
-    if attempt.end is None or attempt.end.outcome is Outcome.DONE:
+def find_failure_cause(attempt: Attempt) -> str:
+    """Cause of a failed attempt; see `AttemptTimeUsage.failed_by`."""
+    if attempt.end is None or attempt.end.outcome is AttemptEndOutcome.DONE:
         return ""
-    if attempt.end.outcome is Outcome.FENCED:
+    if attempt.end.outcome is AttemptEndOutcome.FENCED:
         return "fenced"
     return (attempt.end.cause or Cause.UNKNOWN).value
 
 
-def entries(attempts: Sequence[Attempt], known: Known, now: datetime) -> tuple[Entry, ...]:
-    """What became of the time of each attempt."""
-    kept = kept_until(attempts, known)
+def measure_attempts(
+    attempts: Sequence[Attempt], checkpoint_moments: CheckpointMoments, now: datetime
+) -> tuple[AttemptTimeUsage, ...]:
+    """Measure the time usage of each attempt."""
+    kept_until = find_kept_until(attempts, checkpoint_moments)
 
-    def entry(one: Attempt) -> Entry:
-        number = one.claim.attempt
-        saved = known.saved.get(number)
-        return Entry(
+    def measure(attempt: Attempt) -> AttemptTimeUsage:
+        number = attempt.claim.attempt
+        saved = checkpoint_moments.saved.get(number)
+        return AttemptTimeUsage(
             attempt=number,
-            submission=one.claim.submission,
-            outcome=one.end.outcome if one.end else None,
-            failed_by=failed_by(one),
-            spans=spans(one, Kept(kept.get(number), saved.began if saved else None), now),
+            submission=attempt.claim.submission,
+            outcome=attempt.end.outcome if attempt.end else None,
+            failed_by=find_failure_cause(attempt),
+            spans=split_phases(attempt, KeptTraining(kept_until.get(number), saved.began if saved else None), now),
         )
 
-    return tuple(map(entry, attempts))
+    return tuple(map(measure, attempts))
 
 
-def recoveries(
-    attempts: Sequence[Attempt], told: Sequence[Entry], submissions: Mapping[int, Submission]
+def measure_recoveries(
+    attempts: Sequence[Attempt], usages: Sequence[AttemptTimeUsage], submissions: Mapping[int, Submission]
 ) -> tuple[Recovery, ...]:
-    """What was between a failed attempt and the one that followed it."""
-    found = []
-    for before, after, old, new in zip(attempts, attempts[1:], told, told[1:], strict=False):
-        if before.end is None or before.end.outcome is Outcome.DONE:
+    """Measure the recovery between each failed attempt and the next."""
+    recoveries = []
+    for before, after, old, new in zip(attempts, attempts[1:], usages, usages[1:], strict=False):
+        if before.end is None or before.end.outcome is AttemptEndOutcome.DONE:
             continue
-        decide, submit, wait = _between(before.end.written_at, after, submissions)
-        found.append(
+        decide, submit, wait = _measure_recovery_waits(before.end.written_at, after, submissions)
+        recoveries.append(
             Recovery(
                 after=before.claim.attempt,
-                failed_by=failed_by(before),
-                detect=old.seconds(Phase.DETECTING),
+                failed_by=find_failure_cause(before),
+                detect=old.seconds(TimePhase.DETECTING),
                 decide=decide,
                 submit=submit,
                 wait=wait,
-                start=new.seconds(Phase.STARTING),
-                load=new.seconds(Phase.LOADING),
-                first_step=new.seconds(Phase.FIRST_STEP),
+                start=new.seconds(TimePhase.STARTING),
+                load=new.seconds(TimePhase.LOADING),
+                first_step=new.seconds(TimePhase.FIRST_STEP),
             )
         )
-    return tuple(found)
+    return tuple(recoveries)
 
 
-def _between(ended_at: datetime, after: Attempt, submissions: Mapping[int, Submission]) -> tuple[float, float, float]:
+def _measure_recovery_waits(
+    ended_at: datetime, after: Attempt, submissions: Mapping[int, Submission]
+) -> tuple[float, float, float]:
     """Seconds from an end to the claim of the next submission, to its binding, and to the next admission."""
     moments = [ended_at]
-    by = submissions.get(after.claim.submission)
-    if by is not None and by.claim.written_at > ended_at:
-        moments += [by.claim.written_at, by.bound.written_at if by.bound else by.claim.written_at]
+    submission = submissions.get(after.claim.submission)
+    if submission is not None and submission.claim.written_at > ended_at:
+        moments += [
+            submission.claim.written_at,
+            submission.binding.written_at if submission.binding else submission.claim.written_at,
+        ]
     else:
         moments += [ended_at, ended_at]
     moments.append(after.claim.written_at)
@@ -291,51 +293,51 @@ def _between(ended_at: datetime, after: Attempt, submissions: Mapping[int, Submi
     return decide, submit, wait
 
 
-class Cost(Record):
-    """What one cause has cost."""
+class FailureCost(Record):
+    """Cost of one cause of failure."""
 
     failures: int = 0
     lost: float = 0.0
-    """GPU-seconds that its failures made worthless: lost training, and all that had to begin again."""
+    """GPU-seconds lost: discarded training, and repeated start-up."""
     recovery: float = 0.0
-    """Seconds from the ends of the programs to the first steps of the attempts that followed."""
+    """Seconds from the ends of programs to the first steps of the next attempts."""
 
 
-class Account(Record):
-    """What became of the time of a run, or of all that ran in a queue."""
+class TimeUsage(Record):
+    """Time usage of a run, or of all steps of a queue."""
 
     name: str
-    steps: tuple[StepLedger, ...]
+    steps: tuple[StepTimeUsage, ...]
 
-    def gpu_seconds(self, phase: Phase) -> float:
-        """GPU-seconds of a phase; a step without GPUs counts as if it had one."""
-        return sum(step.weight * step.seconds(phase) for step in self.steps)
+    def gpu_seconds(self, phase: TimePhase) -> float:
+        """GPU-seconds of a phase; a step without GPUs counts as one GPU."""
+        return sum(step.gpu_weight * step.seconds(phase) for step in self.steps)
 
     @property
-    def held(self) -> float:
+    def held_gpu_seconds(self) -> float:
         """GPU-seconds held."""
-        return sum(step.weight * step.held for step in self.steps)
+        return sum(step.gpu_weight * step.held_seconds for step in self.steps)
 
     @property
-    def span(self) -> float:
+    def elapsed_gpu_seconds(self) -> float:
         """GPU-seconds from the first admission of each step to its end, whether or not it held its GPUs."""
-        return sum(step.weight * step.span for step in self.steps)
+        return sum(step.gpu_weight * step.elapsed_seconds for step in self.steps)
 
     @property
     def goodput(self) -> float | None:
-        """The share of that which was useful training; None where nothing took any time.
+        """Useful share of the elapsed GPU-seconds; None if nothing took time.
 
         Source: Google Cloud, "Goodput metric as a measure of ML productivity".
         """
-        return self.gpu_seconds(Phase.USEFUL) / self.span if self.span else None
+        return self.gpu_seconds(TimePhase.USEFUL) / self.elapsed_gpu_seconds if self.elapsed_gpu_seconds else None
 
     @property
     def failures(self) -> int:
         return sum(cost.failures for cost in self.costs.values())
 
     @property
-    def costs(self) -> Mapping[str, Cost]:
-        """By `Entry.failed_by`."""
+    def costs(self) -> Mapping[str, FailureCost]:
+        """Costs by `AttemptTimeUsage.failed_by`."""
         failures: Counter[str] = Counter()
         lost: defaultdict[str, float] = defaultdict(float)
         recovery: defaultdict[str, float] = defaultdict(float)
@@ -343,108 +345,121 @@ class Account(Record):
             for entry in step.entries:
                 if entry.failed_by:
                     failures[entry.failed_by] += 1
-                    lost[entry.failed_by] += step.weight * (entry.held - entry.seconds(Phase.USEFUL))
+                    lost[entry.failed_by] += step.gpu_weight * (entry.held_seconds - entry.seconds(TimePhase.USEFUL))
             for one in step.recoveries:
                 recovery[one.failed_by] += one.seconds
         return {
-            cause: Cost(failures=failures[cause], lost=lost[cause], recovery=recovery[cause])
+            cause: FailureCost(failures=failures[cause], lost=lost[cause], recovery=recovery[cause])
             for cause in sorted(failures)
         }
 
 
-def accounts(store: Store, runs: Iterable[str], now: datetime) -> list[Account]:
-    """What became of the time of each run. ``now`` is the end of what still runs.
+def measure_time_usage(store: Store, runs: Iterable[str], now: datetime) -> list[TimeUsage]:
+    """Measure the time usage of each run.
 
-    Costs some listings and a read for each attempt and each batch of events, and
-    one for each checkpoint that an attempt started from and no end remembers.
+    Costs some listings, a read per attempt and per batch of events, and a read
+    per start checkpoint whose time no end record holds.
+
+    Args:
+        store: Store of the runs.
+        runs: Names of the runs.
+        now: End time of running attempts.
 
     Raises:
         NotFoundError: there is no such run.
         IntegrityError: a record is damaged.
     """
-    return [_account(store, run, now) for run in runs]
+    return [_measure_run(store, run, now) for run in runs]
 
 
-def by_queue(found: Iterable[Account]) -> list[Account]:
-    """The same steps, by the queue that gave them GPUs; those without GPUs are left out."""
-    steps: defaultdict[str, list[StepLedger]] = defaultdict(list)
-    for step in (step for account in found for step in account.steps if step.queue):
+def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
+    """Regroup the steps by the queue that gave them GPUs; steps without GPUs are left out."""
+    steps: defaultdict[str, list[StepTimeUsage]] = defaultdict(list)
+    for step in (step for account in usages for step in account.steps if step.queue):
         steps[step.queue].append(step)
-    return [Account(name=queue, steps=tuple(steps[queue])) for queue in sorted(steps)]
+    return [TimeUsage(name=queue, steps=tuple(steps[queue])) for queue in sorted(steps)]
 
 
-def _account(store: Store, run: str, now: datetime) -> Account:
+def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
     pipeline = CompiledPipeline.from_manifest(read_run(store, run).workflow)
-    attempts, told = all_attempts(store, run), read_events(store, run)
-    numbered = {one.claim.submission: one for one in submissions(store, run)}
+    attempts, events = read_all_attempts(store, run), read_events(store, run)
+    submissions = {one.claim.submission: one for one in read_submissions(store, run)}
 
-    def ledger(step: str) -> StepLedger:
-        tries = attempts[step]
+    def measure_step(step: str) -> StepTimeUsage:
+        step_attempts = attempts[step]
         name = step.partition(".")[0]
-        spec, volume = pipeline.steps.get(name), pipeline.volume(name)
-        known = _known(None if volume else store, tries, [event for event in told if event.step == step])
-        over = _over(tries[-1], numbered, now)
-        rows = entries(tries, known, over)
-        return StepLedger(
+        spec, volume = pipeline.steps.get(name), pipeline.checkpoint_volume_url(name)
+        moments = _read_checkpoint_moments(
+            None if volume else store, step_attempts, [event for event in events if event.step == step]
+        )
+        ended_at = _find_step_end(step_attempts[-1], submissions, now)
+        usages = measure_attempts(step_attempts, moments, ended_at)
+        return StepTimeUsage(
             step=step,
             queue=spec.gpu.queue if spec and spec.gpu else "",
             gpus=spec.gpu.gpus if spec and spec.gpu else 0,
-            began_at=tries[0].claim.written_at,
-            ended_at=over,
-            entries=rows,
-            recoveries=recoveries(tries, rows, numbered),
+            began_at=step_attempts[0].claim.written_at,
+            ended_at=ended_at,
+            entries=usages,
+            recoveries=measure_recoveries(step_attempts, usages, submissions),
         )
 
-    return Account(name=run, steps=tuple(map(ledger, sorted(attempts))))
+    return TimeUsage(name=run, steps=tuple(map(measure_step, sorted(attempts))))
 
 
-def _over(last: Attempt, numbered: Mapping[int, Submission], now: datetime) -> datetime:
-    """The end of a step; of an attempt that nobody has ended, that of its Workflow, if that is on record."""
+def _find_step_end(last: Attempt, numbered: Mapping[int, Submission], now: datetime) -> datetime:
+    """End of a step; for an attempt without an end record, the recorded end of its Workflow, or else ``now``."""
     if last.end is not None:
         return last.end.written_at
     by = numbered.get(last.claim.submission)
     return min(now, by.end.written_at) if by is not None and by.end is not None else now
 
 
-def _known(store: Store | None, attempts: Sequence[Attempt], told: Iterable[Event]) -> Known:
-    """``store`` is the one of the checkpoints; None where they cannot be seen from here."""
+def _read_checkpoint_moments(
+    store: Store | None, attempts: Sequence[Attempt], events: Iterable[Event]
+) -> CheckpointMoments:
+    """``store`` holds the checkpoints; None if they are on a volume that is not visible here."""
     lineage = attempts[-1].claim.lineage
     restored = {
-        event.attempt: ref for event in told if event.name == "checkpoint.restored" and (ref := _named(event, lineage))
+        event.attempt: ref
+        for event in events
+        if event.name == "checkpoint.restored" and (ref := _parse_event_checkpoint(event, lineage))
     }
-    starts = {one.claim.attempt: _start(one, restored.get(one.claim.attempt)) for one in attempts}
+    starts = {one.claim.attempt: _find_start_checkpoint(one, restored.get(one.claim.attempt)) for one in attempts}
     saved = {one.claim.attempt: one.end.saved for one in attempts if one.end and one.end.saved}
     last = attempts[-1].claim
     if store is None or not lineage:
-        return Known(starts=starts, saved=saved, at={})
-    if last.attempt not in saved and (newest := newest_commit(store, lineage, last.attempt)) is not None:
-        saved[last.attempt] = Saved.of(newest)
-    remembered = {one.checkpoint for one in saved.values()}
-    wanted = [ref for ref in starts.values() if ref is not None and ref.lineage == lineage and ref not in remembered]
+        return CheckpointMoments(starts=starts, saved=saved, at={})
+    if last.attempt not in saved and (newest := read_newest_commit(store, lineage, last.attempt)) is not None:
+        saved[last.attempt] = LastCheckpoint.from_manifest(newest)
+    recorded = {one.checkpoint for one in saved.values()}
+    unrecorded = [ref for ref in starts.values() if ref is not None and ref.lineage == lineage and ref not in recorded]
     at: dict[CheckpointRef, datetime] = {}
-    for ref, found in zip(wanted, concurrently(lambda ref: _saved(store, ref), wanted), strict=True):
-        if found is not None:
-            at[ref] = found.at
-            saved.setdefault(ref.attempt, found)  # an end that a takeover wrote knows nothing of it
-    return Known(starts=starts, saved=saved, at=at)
+    for ref, checkpoint in zip(
+        unrecorded, read_concurrently(lambda ref: _read_saved(store, ref), unrecorded), strict=True
+    ):
+        if checkpoint is not None:
+            at[ref] = checkpoint.at
+            saved.setdefault(ref.attempt, checkpoint)  # the end record of a fence names no checkpoint
+    return CheckpointMoments(starts=starts, saved=saved, at=at)
 
 
-def _start(attempt: Attempt, restored: CheckpointRef | None) -> CheckpointRef | None:
-    """What an attempt went on from: what its program restored; its claim alone knows of which run that is."""
-    told = attempt.claim.starts_from
-    return told if restored is None or str(told) == str(restored) else restored
+def _find_start_checkpoint(attempt: Attempt, restored: CheckpointRef | None) -> CheckpointRef | None:
+    """Checkpoint that an attempt started from: the restored one. Only the claim names another run's lineage."""
+    claimed = attempt.claim.starts_from
+    return claimed if restored is None or str(claimed) == str(restored) else restored
 
 
-def _named(event: Event, lineage: str) -> CheckpointRef | None:
-    """The checkpoint that an event tells of as ``attempt-step``."""
+def _parse_event_checkpoint(event: Event, lineage: str) -> CheckpointRef | None:
+    """Parse the checkpoint of an event, written as ``attempt-step``."""
     attempt, _, step = str(event.data.get("checkpoint", "")).partition("-")
     if not (attempt.isdecimal() and step.isdecimal()):
         return None
     return CheckpointRef(lineage=lineage, attempt=int(attempt), global_step=int(step))
 
 
-def _saved(store: Store, ref: CheckpointRef) -> Saved | None:
+def _read_saved(store: Store, ref: CheckpointRef) -> LastCheckpoint | None:
     try:
-        return Saved.of(read_manifest(store, ref))
+        return LastCheckpoint.from_manifest(read_manifest(store, ref))
     except (IntegrityError, ObjectMissingError):
         return None

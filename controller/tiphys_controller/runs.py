@@ -1,9 +1,8 @@
-"""What lies in a store, for people: a line per run, and everything about one run.
+"""Summaries of runs for people: one line per run, and all details of one run.
 
-In which phase is a run? Storage knows how a submission ended only if the Workflow lived to say so.
-
-What is not known is called unknown, with the reason. Whoever can see the
-cluster, such as the local engine, makes more of it known.
+Storage knows how a submission ended only if its Workflow lived to record it.
+Where neither storage nor the cluster tells, the phase is Unknown, with the
+reason, and is never guessed.
 """
 
 from collections.abc import Sequence
@@ -15,59 +14,63 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.records import Evidence, Record, Timestamp
-from tiphys.store import Attempt, Store, Submission, all_attempts, list_runs, read_run
-from tiphys_controller.plan.decide import Action, TaskPlan
-from tiphys_controller.submit.plan_report import Document, StepReport, report_of
-from tiphys_controller.submit.planner import Planned, planned
-from tiphys_controller.submit.start import code_version, own_parameters
-from tiphys_controller.submit.submission import cluster_of, place
-from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_known
+from tiphys.protocol.phases import is_final_workflow_phase
+from tiphys.records import FailureEvidence, Record, Timestamp
+from tiphys.store import Attempt, Store, Submission, list_runs, read_all_attempts, read_run
+from tiphys_controller.plan.decide import PlanAction, TaskPlan
+from tiphys_controller.submit.plan_report import OutputDocument, StepReport, build_plan_report
+from tiphys_controller.submit.planner import RunPlan, plan_stored_run
+from tiphys_controller.submit.start import author_parameters, read_code_version
+from tiphys_controller.submit.submission import is_bound_workflow, locate_workflow, submission_cluster
+from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_stable_cluster_name
 
 
-class Phase(StrEnum):
-    """Of a run, which is more than one Workflow."""
+class RunPhase(StrEnum):
+    """Phase of a run, which may consist of several Workflows."""
 
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     INTERRUPTED = "Interrupted"
-    """It does not run, and never said that it ended."""
+    """It does not run, and no end is recorded."""
     UNKNOWN = "Unknown"
 
 
-class Seen(NamedTuple):
-    """What the cluster at hand says of the last submission.
+class WorkflowLookup(NamedTuple):
+    """Result of a search for the Workflow of the last submission.
 
-    ``visible`` is False where the submission went to another cluster, or none
-    was asked.
+    ``is_visible`` is False if the submission went to another cluster, or no
+    cluster was searched.
     """
 
-    visible: bool
+    is_visible: bool
     live: LiveWorkflow | None = None
 
 
-def phase_of(last: Submission | None, seen: Seen) -> tuple[Phase, str]:
-    """The phase of a run and the reason in words. ``last`` is its last submission."""
+def determine_run_phase(last: Submission | None, lookup: WorkflowLookup) -> tuple[RunPhase, str]:
+    """Phase of a run and the reason as a sentence. ``last`` is its last submission; None without one."""
     if last is None:
-        return Phase.INTERRUPTED, "recorded and never submitted"
+        return RunPhase.INTERRUPTED, "recorded, but not submitted"
     number = last.claim.submission
-    if seen.live and seen.live.running:
-        return Phase.RUNNING, f"submission {number} is Workflow {seen.live.name} ({seen.live.phase})"
+    if lookup.live and lookup.live.running:
+        return RunPhase.RUNNING, f"submission {number} is Workflow {lookup.live.name} ({lookup.live.phase})"
     if last.end:
-        return _sealed(last.end.status, number, last.end.message)
-    if not seen.visible:
-        where = f"cluster {cluster_of(last)}" if cluster_of(last) else "a cluster nobody wrote down"
-        return Phase.UNKNOWN, f"submission {number} went to {where} and has not said that it ended"
-    if seen.live is None:
-        return Phase.INTERRUPTED, f"Workflow {last.claim.workflow_name} is gone, and never said how it ended"
-    if seen.live.phase in ("Succeeded", "Failed", "Error"):
-        return _sealed(seen.live.phase, number, "")
-    return Phase.INTERRUPTED, f"Workflow {seen.live.name} stands at {seen.live.phase}, and nothing runs it any more"
+        return _ended_phase(last.end.status, number, last.end.message)
+    if not lookup.is_visible:
+        where = f"cluster {submission_cluster(last)}" if submission_cluster(last) else "an unrecorded cluster"
+        return RunPhase.UNKNOWN, f"submission {number} went to {where}, and no end is recorded"
+    if lookup.live is None:
+        return RunPhase.INTERRUPTED, f"Workflow {last.claim.workflow_name} is gone, and no end is recorded"
+    if is_final_workflow_phase(lookup.live.phase):
+        return _ended_phase(lookup.live.phase, number, "")
+    return (
+        RunPhase.INTERRUPTED,
+        f"Workflow {lookup.live.name} is in phase {lookup.live.phase}, and its engine no longer runs",
+    )
 
 
-def _sealed(status: str, number: int, message: str) -> tuple[Phase, str]:
-    phase = Phase.SUCCEEDED if status == "Succeeded" else Phase.FAILED
+def _ended_phase(status: str, number: int, message: str) -> tuple[RunPhase, str]:
+    phase = RunPhase.SUCCEEDED if status == "Succeeded" else RunPhase.FAILED
     return phase, f"submission {number} {status.lower()}{f': {message}' if message else ''}"
 
 
@@ -79,17 +82,17 @@ class RunSummary(Record):
 
     run: str
     pipeline: str
-    phase: Phase
+    phase: RunPhase
     reason: str
     submissions: int
     steps_done: int
     steps_total: int
     last_activity: Timestamp | None
-    """The newest record that was read, by its writer's clock; None if none could be read."""
+    """Time of the newest record, by its writer's clock; None if no record could be read."""
 
 
 class SubmissionDetail(Record):
-    """One Workflow of the run. ``status`` is empty while it has not said that it ended."""
+    """One Workflow of the run. ``status`` is empty while no end is recorded."""
 
     submission: int
     kind: str
@@ -103,7 +106,7 @@ class SubmissionDetail(Record):
 
 
 class AttemptDetail(Record):
-    """One try of a step. ``outcome`` is empty while nobody has ended it."""
+    """One attempt of a step. ``outcome`` is empty while it has no end record."""
 
     step: str
     attempt: int
@@ -111,52 +114,52 @@ class AttemptDetail(Record):
     outcome: str
     cause: str
     message: str
-    evidence: Evidence | None = None
-    """What its end was judged by; None where it has none, or was not judged."""
+    evidence: FailureEvidence | None = None
+    """Evidence from which its failure was classified; None without any."""
     escalation: str = ""
-    """What it was given because of how attempts before it had ended."""
+    """Resources added because of how earlier attempts ended; empty for none."""
     exit_code: int | None
     starts_from: str
-    """The checkpoint, as ``attempt-step``, with its lineage before it if it is of another run; empty for none."""
+    """Checkpoint as ``attempt-step``, prefixed by its lineage if it is of another run; empty for none."""
     opened_at: Timestamp
     ended_at: Timestamp | None
     outputs: dict[str, str]
-    """Values of parameters, and keys of artifacts."""
+    """Values of parameters and keys of artifacts, by name."""
 
 
 class StepDetail(StepReport):
-    """One task of the pipeline: what a resume would do with it, and all tries so far."""
+    """One task of the pipeline: what a resume would do with it, and all its attempts."""
 
     attempts: tuple[AttemptDetail, ...] = ()
 
 
-class RunDetail(Document):
-    """Everything that storage says of one run."""
+class RunDetail(OutputDocument):
+    """Everything that storage holds about one run."""
 
     kind: Literal["Run"] = "Run"
     store: str
     summary: RunSummary
     parent: str = Field(default="", exclude_if=lambda parent: not parent)
-    """The run that this one is a fork of."""
+    """Run that this one was forked from; empty for none."""
     parameters: dict[str, str]
     code_version: str | None
     submissions: tuple[SubmissionDetail, ...]
     steps: tuple[StepDetail, ...]
 
 
-def runs_table(store: Store, submitter: Submitter | None = None) -> list[RunSummary]:
-    """All runs, by name. A run that cannot be read is listed with the reason.
+def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list[RunSummary]:
+    """Summaries of all runs, sorted by name. A run that cannot be read is listed with the reason.
 
     Args:
         store: The store.
-        submitter: A cluster that may know more of the runs sent to it.
+        submitter: Cluster to search for the Workflows of running submissions; None: storage alone.
     """
     names = list(list_runs(store))
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
-        return list(pool.map(lambda run: _row(store, run, submitter), names))
+        return list(pool.map(lambda run: _summarize_run(store, run, submitter), names))
 
 
-def describe(store: Store, run: str, submitter: Submitter | None = None) -> RunDetail:
+def describe_run(store: Store, run: str, submitter: Submitter | None = None) -> RunDetail:
     """Everything about one run.
 
     Raises:
@@ -164,28 +167,28 @@ def describe(store: Store, run: str, submitter: Submitter | None = None) -> RunD
         UsageError: Tiphys did not compile its Workflow.
         IntegrityError: a record is damaged.
     """
-    found = planned(store, run)
-    attempts = all_attempts(store, run)
-    record, changed = found.state.record, found.state.workflow is not found.state.record.workflow
+    run_plan = plan_stored_run(store, run)
+    attempts = read_all_attempts(store, run)
+    record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
     return RunDetail(
         store=store.url,
-        summary=_summary(found, submitter),
+        summary=_summary(run_plan, submitter),
         parent=record.parent,
-        parameters=own_parameters(found.state.workflow) if changed else record.parameters,
-        code_version=code_version(found.state.workflow) if changed else record.code_version,
-        submissions=tuple(_submission(one) for one in found.state.submissions),
-        steps=tuple(_step(report, attempts) for report in report_of(found, store.url).steps),
+        parameters=author_parameters(run_plan.state.workflow) if changed else record.parameters,
+        code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
+        submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
+        steps=tuple(_step_detail(report, attempts) for report in build_plan_report(run_plan, store.url).steps),
     )
 
 
-def _row(store: Store, run: str, submitter: Submitter | None) -> RunSummary:
+def _summarize_run(store: Store, run: str, submitter: Submitter | None) -> RunSummary:
     try:
-        return _summary(planned(store, run), submitter)
+        return _summary(plan_stored_run(store, run), submitter)
     except (IntegrityError, NotFoundError, UsageError) as error:
         return RunSummary(
             run=run,
-            pipeline=_pipeline(store, run),
-            phase=Phase.UNKNOWN,
+            pipeline=_read_pipeline_name(store, run),
+            phase=RunPhase.UNKNOWN,
             reason=str(error),
             submissions=0,
             steps_done=0,
@@ -194,88 +197,88 @@ def _row(store: Store, run: str, submitter: Submitter | None) -> RunSummary:
         )
 
 
-def _pipeline(store: Store, run: str) -> str:
+def _read_pipeline_name(store: Store, run: str) -> str:
     try:
         return read_run(store, run).pipeline
     except (IntegrityError, NotFoundError, UsageError):
         return ""
 
 
-def _summary(found: Planned, submitter: Submitter | None) -> RunSummary:
-    last = found.state.submissions[-1] if found.state.submissions else None
-    phase, reason = phase_of(last, _seen(last, submitter))
-    steps = found.pipeline.steps
+def _summary(run_plan: RunPlan, submitter: Submitter | None) -> RunSummary:
+    last = run_plan.state.submissions[-1] if run_plan.state.submissions else None
+    phase, reason = determine_run_phase(last, _look_up_workflow(last, submitter))
+    steps = run_plan.pipeline.steps
     return RunSummary(
-        run=found.state.record.run,
-        pipeline=found.pipeline.name,
+        run=run_plan.state.record.run,
+        pipeline=run_plan.pipeline.name,
         phase=phase,
         reason=reason,
-        submissions=len(found.state.submissions),
-        steps_done=sum(task.name in steps and _is_done(found, task) for task in found.plan.tasks),
-        steps_total=sum(task.name in steps for task in found.plan.tasks),
-        last_activity=_last_activity(found),
+        submissions=len(run_plan.state.submissions),
+        steps_done=sum(task.name in steps and _is_done(run_plan, task) for task in run_plan.decisions.tasks),
+        steps_total=sum(task.name in steps for task in run_plan.decisions.tasks),
+        last_activity=_last_activity(run_plan),
     )
 
 
-def _is_done(found: Planned, task: TaskPlan) -> bool:
-    """Whether its result is there, even if another submission would make it again, as of a step without a cache."""
-    if task.action is Action.SKIP:
+def _is_done(run_plan: RunPlan, task: TaskPlan) -> bool:
+    """Whether its result exists, even if a resume would run it again, as a step without a cache."""
+    if task.action is PlanAction.SKIP:
         return True
     if task.items:
-        return all(one.item and one.verdict.done for one in task.items)
-    return found.state.verdict(task.name).done
+        return all(one.item and one.state.is_done for one in task.items)
+    return run_plan.state.step_state(task.name).is_done
 
 
-def _seen(last: Submission | None, submitter: Submitter | None) -> Seen:
+def _look_up_workflow(last: Submission | None, submitter: Submitter | None) -> WorkflowLookup:
     if last is None or submitter is None:
-        return Seen(visible=False)
-    known = is_known(submitter.cluster)
-    if known and cluster_of(last) not in ("", submitter.cluster):
-        return Seen(visible=False)
-    live = submitter.find(*place(last))
-    same = live is not None and (last.bound is None or live.uid == last.bound.uid)
-    return Seen(visible=known or same, live=live if same else None)
+        return WorkflowLookup(is_visible=False)
+    is_stable = is_stable_cluster_name(submitter.cluster)
+    if is_stable and submission_cluster(last) not in ("", submitter.cluster):
+        return WorkflowLookup(is_visible=False)
+    live = submitter.find(*locate_workflow(last))
+    is_bound = live is not None and is_bound_workflow(last, live)
+    return WorkflowLookup(is_visible=is_stable or is_bound, live=live if is_bound else None)
 
 
-def _last_activity(found: Planned) -> datetime:
-    records = [record for submission in found.state.submissions for record in submission if record is not None]
-    return max(one.written_at for one in (found.state.record, *records, *found.state.ends.values()))
+def _last_activity(run_plan: RunPlan) -> datetime:
+    records = [record for submission in run_plan.state.submissions for record in submission if record is not None]
+    return max(one.written_at for one in (run_plan.state.record, *records, *run_plan.state.ends.values()))
 
 
-def _submission(one: Submission) -> SubmissionDetail:
+def _submission_detail(submission: Submission) -> SubmissionDetail:
     return SubmissionDetail(
-        submission=one.claim.submission,
-        kind=one.claim.kind.value,
-        workflow_name=one.claim.workflow_name,
-        namespace=one.claim.namespace,
-        cluster=cluster_of(one),
-        uid=one.bound.uid if one.bound else "",
-        status=one.end.status if one.end else "",
-        claimed_at=one.claim.written_at,
-        ended_at=one.end.written_at if one.end else None,
+        submission=submission.claim.submission,
+        kind=submission.claim.kind.value,
+        workflow_name=submission.claim.workflow_name,
+        namespace=submission.claim.namespace,
+        cluster=submission_cluster(submission),
+        uid=submission.binding.uid if submission.binding else "",
+        status=submission.end.status if submission.end else "",
+        claimed_at=submission.claim.written_at,
+        ended_at=submission.end.written_at if submission.end else None,
     )
 
 
-def _step(report: StepReport, attempts: dict[str, list[Attempt]]) -> StepDetail:
-    own = [step for step in attempts if step.partition(".")[0] == report.name]
-    tries: Sequence[Attempt] = [attempt for step in sorted(own) for attempt in attempts[step]]
-    return StepDetail(**dict(report), attempts=tuple(_attempt(one) for one in tries))
+def _step_detail(report: StepReport, attempts: dict[str, list[Attempt]]) -> StepDetail:
+    steps = [step for step in attempts if step.partition(".")[0] == report.name]
+    step_attempts: Sequence[Attempt] = [attempt for step in sorted(steps) for attempt in attempts[step]]
+    return StepDetail(**dict(report), attempts=tuple(_attempt_detail(attempt) for attempt in step_attempts))
 
 
-def _attempt(one: Attempt) -> AttemptDetail:
-    end = one.end
+def _attempt_detail(attempt: Attempt) -> AttemptDetail:
+    end = attempt.end
     return AttemptDetail(
-        step=one.claim.step,
-        attempt=one.claim.attempt,
-        submission=one.claim.submission,
+        step=attempt.claim.step,
+        attempt=attempt.claim.attempt,
+        submission=attempt.claim.submission,
         outcome=end.outcome.value if end else "",
         cause=end.cause.value if end and end.cause else "",
         message=end.message if end else "",
         evidence=end.evidence if end else None,
-        escalation=one.claim.escalation.words if one.claim.escalation else "",
+        escalation=attempt.claim.escalation.words if attempt.claim.escalation else "",
         exit_code=end.exit_code if end else None,
-        starts_from=one.claim.starts_from.within(one.claim.lineage) if one.claim.starts_from else "",
-        opened_at=one.claim.written_at,
+        starts_from=attempt.claim.starts_from.relative_to(attempt.claim.lineage) if attempt.claim.starts_from else "",
+        opened_at=attempt.claim.written_at,
         ended_at=end.written_at if end else None,
         outputs={output.name: output.key if output.value is None else output.value for output in end.outputs}
         if end

@@ -1,1 +1,1 @@
-"""What people write: pipelines, steps, decorators, policies."""
+"""The public classes and decorators: pipelines, steps, policies."""

@@ -1,4 +1,4 @@
-"""`best`: the step behind a sweep, whose outputs are those of the best trial."""
+"""`best`: the step after a sweep that outputs what the best trial has output."""
 
 from typing import Any, Literal
 
@@ -7,35 +7,35 @@ from hera.workflows.models import Template, ValueFrom
 from hera.workflows.protocol import Templatable
 
 from hera_pipelines.authoring.containers import Step
-from hera_pipelines.compile.gated_step import listed, program_container
+from hera_pipelines.compile.gated_step import list_declared, program_container
 from tiphys.errors import UsageError
-from tiphys.lineage.best import TRIAL
+from tiphys.lineage.best import TRIAL_OUTPUT
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import STORE_SECRET
 
-_PATHS = "/tmp/tiphys/best"  # noqa: S108  a path in the container; the program is told by variable
+_OUTPUT_FOLDER = "/tmp/tiphys/best"  # noqa: S108  a path in the container; variables name it to the program
 _MODES = ("min", "max")
 
 
 def best(
     sweep: Task, metric: str, mode: Literal["min", "max"] = "min", *, name: str = "best", image: str = "", **step: Any
 ) -> Any:
-    """The Task that chooses the best trial of ``sweep`` once all have ended, if one of them has succeeded.
+    """Create the Task that chooses the best trial of ``sweep``, once all trials have ended and one has succeeded.
 
     Its output parameter ``trial`` holds the parameters of that trial as JSON;
     its other outputs are those of the trial, under the same names.
 
     Args:
-        sweep: The Task of the sweep, as its step was called.
-        metric: An output parameter of the sweep's step; otherwise what it gave to `session.step`, as far as the
-            checkpoints that are left hold it.
-        mode: Whether the lowest or the highest is the best.
+        sweep: The Task that the call of the swept step returned.
+        metric: An output parameter of the sweep's step. Otherwise a metric that the trials passed to
+            `session.step`; its values come from the checkpoints that retention has left.
+        mode: Whether the lowest or the highest value is the best.
         name: Name of the step.
-        image: Image with Python and ``tiphys``; empty: that of the sweep's step.
+        image: Image with Python and ``tiphys``; empty: the image of the sweep's step.
         **step: Any other argument of `Step`.
 
     Raises:
-        UsageError: ``sweep`` is none, or a value makes no sense.
+        UsageError: ``sweep`` is not the task of a sweep, or another argument is not valid.
     """
     if not isinstance(sweep, Task) or not (sweep.with_items or sweep.with_param or sweep.with_sequence):
         raise UsageError(f"best(…) takes the task of a sweep, such as fit(sweep=grid(lr=[0.1, 0.01])), not {sweep!r}")
@@ -43,40 +43,48 @@ def best(
         raise UsageError(f"best(…): mode {mode!r} is neither 'min' nor 'max'")
     if not metric:
         raise UsageError("best(…) needs the name of a metric, such as 'loss'")
-    program = _program(sweep)
-    parameters = [Parameter(name=one, value_from=ValueFrom(path=f"{_PATHS}/{one}")) for one in _parameters(program)]
-    artifacts = [Artifact(name=one["name"], path=f"{_PATHS}/{one['name']}") for one in _listed(program, "artifacts")]
+    program = _sweep_template(sweep)
+    parameters = [
+        Parameter(name=output, value_from=ValueFrom(path=f"{_OUTPUT_FOLDER}/{output}"))
+        for output in _output_parameters(program)
+    ]
+    artifacts = [
+        Artifact(name=output["name"], path=f"{_OUTPUT_FOLDER}/{output['name']}")
+        for output in _declared_outputs(program, "artifacts")
+    ]
     chooser = Step(
         name=name,
         image=image or program_container(program)["image"],
         command=["python", "-m", "tiphys.lineage.best"],
         args=[sweep.name, "--metric", metric, "--mode", mode],
         outputs=[*parameters, *artifacts],
-        # Its inputs are in storage, where nobody can tell whether they are those of last time.
+        # The step reads its inputs from storage, so its step key does not cover them.
         **{"cache": False, "env_from": SecretEnvFrom(name=STORE_SECRET, optional=True), **step},
     )
     return chooser(depends=f"{sweep.name}.AnySucceeded")
 
 
-def _program(sweep: Task) -> Manifest:
+def _sweep_template(sweep: Task) -> Manifest:
     template = sweep.template
     if isinstance(template, Templatable):
         template = template._build_template()
     if not isinstance(template, Template):
-        raise UsageError(f"best(…): nothing is known of the outputs of task {sweep.name!r}; it is no step of Tiphys")
-    found: Manifest = template.model_dump(mode="json", exclude_none=True, by_alias=True)
-    return found
-
-
-def _parameters(program: Manifest) -> list[str]:
-    declared = [one["name"] for one in _listed(program, "parameters")]
-    if TRIAL in declared:
         raise UsageError(
-            f"best(…): the output parameter {TRIAL!r} of step {program['name']!r} would be hidden by the one that "
-            "says which trial it was; rename it"
+            f"best(…): task {sweep.name!r} has no template of its own, so its outputs are unknown; use a step of Tiphys"
         )
-    return [TRIAL, *declared]
+    manifest: Manifest = template.model_dump(mode="json", exclude_none=True, by_alias=True)
+    return manifest
 
 
-def _listed(program: Manifest, kind: str) -> list[Manifest]:
-    return listed(program, "outputs", kind)
+def _output_parameters(program: Manifest) -> list[str]:
+    declared = [output["name"] for output in _declared_outputs(program, "parameters")]
+    if TRIAL_OUTPUT in declared:
+        raise UsageError(
+            f"best(…): step {program['name']!r} has an output parameter {TRIAL_OUTPUT!r}, which is the name of best's "
+            "own output; rename it"
+        )
+    return [TRIAL_OUTPUT, *declared]
+
+
+def _declared_outputs(program: Manifest, kind: str) -> list[Manifest]:
+    return list_declared(program, "outputs", kind)

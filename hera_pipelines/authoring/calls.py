@@ -1,8 +1,8 @@
-"""Calling a step inside a pipeline as one calls a function: arguments find their inputs.
+"""Calls a step inside a pipeline like a function: each argument becomes the value of an input.
 
 Hera takes ``arguments={…}`` and leaves the dependencies to the author. Here
-``fit(data, lr=0.1)`` works too: a task that is passed stands for its output.
-So does ``fit(data, sweep=grid(lr=[0.1, 0.01]), parallel=2)``.
+``fit(data, lr=0.1)`` works too: a task as argument means the output of that task.
+``fit(data, sweep=grid(lr=[0.1, 0.01]), parallel=2)`` makes a sweep.
 """
 
 import inspect
@@ -25,72 +25,80 @@ TASK_OPTIONS = frozenset(
         *("continue_on", "hooks", "on_exit", "template", "template_ref", "inline", "sweep", "parallel"),
     )
 )
-"""Keywords that are Hera's, and two of ours; an input of such a name is given by ``arguments={…}``."""
+"""Keywords of Hera's call, and two of Tiphys. An input of the same name takes its value from ``arguments={…}``."""
 
 
 @runtime_checkable
 class HasEntryDag(Protocol):
-    """A workflow that makes its entry DAG itself when tasks are called directly in it."""
+    """A workflow that creates its entry DAG when a task is called outside any DAG."""
 
     def entry_dag(self) -> Any: ...
 
 
-class Slot(NamedTuple):
-    """One input of a template: how Python calls it, how Argo does, and of which kind it is."""
+class InputSlot(NamedTuple):
+    """One input of a template: its name in Python, its name in Argo, and its kind."""
 
     python_name: str
     name: str
     artifact: bool
 
 
-def invoke(template: Any, slots: list[Slot], call: Callable[..., Any], args: tuple[Any, ...], given: Any) -> Any:
-    """Make the task of ``template`` in the DAG that is open, with ``args`` and ``given`` as its arguments.
+def create_task(
+    template: Any, slots: list[InputSlot], hera_call: Callable[..., Any], args: tuple[Any, ...], keywords: Any
+) -> Any:
+    """Create the task of ``template`` in the open DAG.
 
     Args:
         template: The Hera template.
-        slots: Its inputs, in order.
-        call: Hera's own call, which takes Hera's own keywords.
+        slots: Inputs of the template, in order.
+        hera_call: Hera's call of the template, which takes Hera's keywords.
         args: Positional arguments.
-        given: Keyword arguments; Hera's among them.
+        keywords: Keyword arguments, Hera's among them.
+
+    Returns:
+        The Task.
+
+    Raises:
+        UsageError: an argument does not fit the inputs, or the sweep is not valid.
     """
-    options = {name: value for name, value in given.items() if name in TASK_OPTIONS}
-    values = {name: value for name, value in given.items() if name not in TASK_OPTIONS}
+    options = {name: value for name, value in keywords.items() if name in TASK_OPTIONS}
+    values = {name: value for name, value in keywords.items() if name not in TASK_OPTIONS}
     _check_same_template(template)
     sweep, parallel = options.pop("sweep", None), options.pop("parallel", None)
     if sweep is not None:
         inputs = {name: (slot.name, slot.artifact) for slot in slots for name in (slot.python_name, slot.name)}
-        options["with_items"] = sweeps.items_of(template.name, sweep, options, inputs)
-    arguments = [*_listed(options.get("arguments")), *_bind(template.name, slots, args, values)]
+        options["with_items"] = sweeps.build_sweep_items(template.name, sweep, options, inputs)
+    arguments = [*_as_list(options.get("arguments")), *_bind_arguments(template.name, slots, args, values)]
     if sweep is not None:
-        _check_not_given(template.name, options["with_items"][0], arguments)
-    arguments += _from_items(slots, options.get("with_items"), arguments)
+        _check_swept_once(template.name, options["with_items"][0], arguments)
+    arguments += _item_arguments(slots, options.get("with_items"), arguments)
     if arguments:
         options["arguments"] = arguments
     with _open_dag():
-        task = call(**options)
+        task = hera_call(**options)
         if sweep is not None:
-            sweeps.describe(_open_pieces()[0], task.name, sweep)
+            sweeps.record_sweep(_open_contexts()[0], task.name, sweep)
         if parallel is not None:
-            sweeps.limit(_open_pieces()[-1], template.name, parallel, options)
+            sweeps.limit_parallel_tasks(_open_contexts()[-1], template.name, parallel, options)
         return task
 
 
-def function_slots(function: Callable[..., Any]) -> list[Slot]:
+def function_input_slots(function: Callable[..., Any]) -> list[InputSlot]:
     """Inputs of a decorated function."""
     slots = []
     for name, parameter in inspect.signature(function).parameters.items():
         io = construct_io_from_annotation(name, parameter.annotation)
         if not io.output:
-            slots.append(Slot(name, io.name or name, isinstance(io, Artifact)))
+            slots.append(InputSlot(name, io.name or name, isinstance(io, Artifact)))
     return slots
 
 
-def template_slots(template: Templatable) -> list[Slot]:
+def template_input_slots(template: Templatable) -> list[InputSlot]:
     """Inputs that a container declares: parameters first, then artifacts."""
     inputs = template._build_template().inputs
     declared = [] if inputs is None else [(p, False) for p in inputs.parameters or []]
     declared += [] if inputs is None else [(a, True) for a in inputs.artifacts or []]  # type: ignore[misc]
-    return [Slot(entry.name.replace("-", "_"), entry.name, artifact) for entry, artifact in declared]
+    return [InputSlot(entry.name.replace("-", "_"), entry.name, artifact) for entry, artifact in declared]
 
 
 @contextmanager
@@ -103,95 +111,100 @@ def _open_dag() -> Iterator[None]:
         yield
 
 
-def _open_pieces() -> list[Any]:
-    """What is open, the workflow first and the DAG last."""
+def _open_contexts() -> list[Any]:
+    """Hera's open contexts: the workflow first, the innermost DAG last."""
     return list(_context.pieces or [])
 
 
 def _check_same_template(template: Any) -> None:
-    """Two steps of one name would silently become one: Hera keeps the first template."""
-    for known in getattr(_context.pieces[0], "templates", []) if _context.pieces else []:
-        if known.name == template.name and _built(known) != _built(template):
+    """Refuse a second template of the same name: Hera would silently keep the first one."""
+    for existing in getattr(_context.pieces[0], "templates", []) if _context.pieces else []:
+        if existing.name == template.name and _as_template(existing) != _as_template(template):
             raise UsageError(
                 f"two different steps are called {template.name!r} (upper case and '_' make no difference); "
                 "give one of them name=…"
             )
 
 
-def _built(template: Any) -> Template:
+def _as_template(template: Any) -> Template:
     built: Template = template if isinstance(template, Template) else template._build_template()
     return built
 
 
-def _bind(step: str, slots: list[Slot], args: tuple[Any, ...], values: Mapping[str, Any]) -> list[Parameter | Artifact]:
+def _bind_arguments(
+    step: str, slots: list[InputSlot], args: tuple[Any, ...], values: Mapping[str, Any]
+) -> list[Parameter | Artifact]:
     if len(args) > len(slots):
         raise UsageError(f"step {step!r} takes {len(slots)} inputs, and {len(args)} were given")
     by_name = {slot.python_name: slot for slot in slots} | {slot.name: slot for slot in slots}
     pairs = list(zip(slots, args, strict=False))
     for name, value in values.items():
         if name not in by_name:
-            known = ", ".join(slot.python_name for slot in slots) or "none"
-            raise UsageError(f"step {step!r} has no input {name!r}; its inputs are: {known}")
+            input_names = ", ".join(slot.python_name for slot in slots) or "none"
+            raise UsageError(f"step {step!r} has no input {name!r}; its inputs are: {input_names}")
         if by_name[name] in [slot for slot, _ in pairs]:
             raise UsageError(f"step {step!r}: input {name!r} is given twice")
         pairs.append((by_name[name], value))
     return [_argument(step, slot, value) for slot, value in pairs]
 
 
-def _argument(step: str, slot: Slot, value: Any) -> Parameter | Artifact:
+def _argument(step: str, slot: InputSlot, value: Any) -> Parameter | Artifact:
     if isinstance(value, Task):
-        value = _output_of(step, slot, value)
+        value = _task_output(step, slot, value)
     if isinstance(value, Artifact) != slot.artifact:
-        wanted = "an artifact" if slot.artifact else "a parameter"
+        kind = "artifact" if slot.artifact else "parameter"
         raise UsageError(
-            f"step {step!r}: input {slot.python_name!r} is {wanted}; "
-            f"pass a task, or one of its outputs (task.get_{'artifact' if slot.artifact else 'parameter'}(…))"
+            f"step {step!r}: input {slot.python_name!r} is {'an' if slot.artifact else 'a'} {kind}; "
+            f"pass a task, or one of its outputs (task.get_{kind}(…))"
         )
     if isinstance(value, Parameter | Artifact):
         return value.with_name(slot.name)
     return Parameter(name=slot.name, value=value)
 
 
-def _output_of(step: str, slot: Slot, task: Task) -> Parameter | Artifact:
-    """The output of ``task`` that ``slot`` wants: the one of the same name, or the only one."""
+def _task_output(step: str, slot: InputSlot, task: Task) -> Parameter | Artifact:
+    """The output of ``task`` for the input ``slot``: the output of the same name, or the only output."""
     kind = "artifacts" if slot.artifact else "parameters"
     if not isinstance(task.template, Template | Templatable):
-        raise UsageError(f"step {step!r}: nothing is known of the outputs of task {task.name!r}; pass one by name")
-    outputs = _built(task.template).outputs
+        raise UsageError(
+            f"step {step!r}: task {task.name!r} has no template of its own, so its outputs are unknown; "
+            "pass one by name"
+        )
+    outputs = _as_template(task.template).outputs
     names = [output.name for output in (getattr(outputs, kind) if outputs else None) or []]
     if slot.artifact and (task.with_items or task.with_param or task.with_sequence):
         raise UsageError(
             f"step {step!r}: {task.name!r} is fanned out, and Argo cannot hand over the artifacts of all its items; "
-            "declare an output parameter there, such as the key of what it wrote"
+            "declare an output parameter there, such as the key of the object that it wrote"
         )
     name = slot.name if slot.name in names else names[0] if len(names) == 1 else None
     if name is None:
         raise UsageError(
-            f"step {step!r}: input {slot.python_name!r} wants one of the output {kind} of {task.name!r}, "
+            f"step {step!r}: input {slot.python_name!r} needs one of the output {kind} of {task.name!r}, "
             f"which are: {', '.join(names) or 'none'}; pass task.get_{kind[:-1]}('…')"
         )
     return task.get_artifact(name) if slot.artifact else task.get_parameter(name)
 
 
-def _from_items(slots: list[Slot], items: Any, arguments: list[Any]) -> list[Parameter]:
-    """Inputs that are keys of the items. Hera would hand a whole item to an input that is its only key."""
+def _item_arguments(slots: list[InputSlot], items: Any, arguments: list[Any]) -> list[Parameter]:
+    """Arguments for inputs that are keys of the items. Hera passes the whole item to an input that is its only key."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         return []
     keys = {key for item in items for key in item}
-    wanted = [slot.name for slot in slots if slot.name in keys - _names_of(arguments)]
-    return [Parameter(name=name, value=f"{{{{item.{name}}}}}") for name in wanted]
+    item_inputs = [slot.name for slot in slots if slot.name in keys - _argument_names(arguments)]
+    return [Parameter(name=name, value=f"{{{{item.{name}}}}}") for name in item_inputs]
 
 
-def _check_not_given(step: str, item: Mapping[str, Any], arguments: list[Any]) -> None:
-    if twice := sorted(item.keys() & _names_of(arguments)):
-        raise UsageError(f"step {step!r}: {twice[0]!r} is swept, and given a value, too; keep one")
+def _check_swept_once(step: str, item: Mapping[str, Any], arguments: list[Any]) -> None:
+    if duplicates := sorted(item.keys() & _argument_names(arguments)):
+        raise UsageError(f"step {step!r}: {duplicates[0]!r} is swept, and given a value, too; keep one")
 
 
-def _names_of(arguments: list[Any]) -> set[str]:
+def _argument_names(arguments: list[Any]) -> set[str]:
     return {name for argument in arguments for name in (argument if isinstance(argument, dict) else [argument.name])}
 
 
-def _listed(arguments: Any) -> list[Any]:
+def _as_list(arguments: Any) -> list[Any]:
     if arguments is None:
         return []
     return list(arguments) if isinstance(arguments, list) else [arguments]

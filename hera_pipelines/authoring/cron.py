@@ -1,4 +1,4 @@
-"""`CronPipeline`: Hera's CronWorkflow around the compiled Workflow."""
+"""`CronPipeline`: a pipeline on a schedule, as Hera's CronWorkflow around the compiled Workflow."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from hera.exceptions import NotFound
 from hera.workflows import CronWorkflow, models
 
-from hera_pipelines.authoring.pipeline import Compiled, send, send_async
+from hera_pipelines.authoring.pipeline import PipelineMixin, call_argo_server, call_argo_server_async
 from hera_pipelines.authoring.policies import AutoResume, Drift
 from hera_pipelines.compile import compile_workflow, cron_workflow
 from tiphys.errors import UsageError
@@ -18,12 +18,12 @@ _CRON_WORKFLOWS = "cron-workflows/{namespace}"
 
 
 @dataclass(kw_only=True, eq=False)
-class CronPipeline(Compiled, CronWorkflow):
-    """A pipeline that runs on a schedule; each Workflow is a run of its own.
+class CronPipeline(PipelineMixin, CronWorkflow):
+    """A pipeline that runs on a schedule; each Workflow is a separate run.
 
-    Everything that Hera's `CronWorkflow` takes, and what `Pipeline` adds.
-    Unless ``concurrency_policy`` says otherwise it is ``Forbid``: a training
-    run that takes longer than its interval is not overtaken by the next.
+    It takes the arguments of Hera's `CronWorkflow` and those that `Pipeline` adds.
+    The default of ``concurrency_policy`` is ``Forbid``: while a run takes longer
+    than the interval, the schedule starts no other.
     """
 
     pipeline: str | None = field(default=None, kw_only=False)
@@ -46,9 +46,9 @@ class CronPipeline(Compiled, CronWorkflow):
         executor_plugin: Mapping[str, Any] | Path | None = None,
     ) -> Manifest:
         """The CronWorkflow that Argo runs; see `Pipeline.compile`."""
-        cron = self._built()
+        cron = self._build_manifest()
         workflow = {"kind": "Workflow", "metadata": cron["metadata"], "spec": cron["spec"].pop("workflowSpec")}
-        compiled = compile_workflow(workflow, self._options(store, queues, executor_plugin))
+        compiled = compile_workflow(workflow, self._compile_options(store, queues, executor_plugin))
         return cron_workflow(compiled, cron["metadata"]["name"], cron["spec"])
 
     def workflow(
@@ -58,8 +58,8 @@ class CronPipeline(Compiled, CronWorkflow):
         queues: Collection[str] | None = None,
         executor_plugin: Mapping[str, Any] | Path | None = None,
     ) -> Manifest:
-        """The Workflow that the schedule would start, to run it now."""
-        built = self._built()
+        """The Workflow that the schedule starts, for a run right now; arguments as in `Pipeline.compile`."""
+        built = self._build_manifest()
         metadata = {k: v for k, v in built["metadata"].items() if k != "name"}
         metadata["generateName"] = f"{built['metadata']['name']}-"
         workflow = {
@@ -68,7 +68,7 @@ class CronPipeline(Compiled, CronWorkflow):
             "metadata": metadata,
             "spec": built["spec"]["workflowSpec"],
         }
-        return compile_workflow(workflow, self._options(store, queues, executor_plugin))
+        return compile_workflow(workflow, self._compile_options(store, queues, executor_plugin))
 
     def to_dict(self) -> Manifest:
         """The compiled CronWorkflow."""
@@ -80,11 +80,13 @@ class CronPipeline(Compiled, CronWorkflow):
 
     def create(self) -> Any:  # type: ignore[override]  # as Hera's own CronWorkflow
         """Create the compiled CronWorkflow; as in Hera."""
-        return models.CronWorkflow(**send(self, "post", _CRON_WORKFLOWS, {"cronWorkflow": self.compile()}))
+        return models.CronWorkflow(**call_argo_server(self, "post", _CRON_WORKFLOWS, {"cronWorkflow": self.compile()}))
 
     def lint(self) -> Any:
         """Have the Argo server check the compiled CronWorkflow; as in Hera."""
-        return models.CronWorkflow(**send(self, "post", f"{_CRON_WORKFLOWS}/lint", {"cronWorkflow": self.compile()}))
+        return models.CronWorkflow(
+            **call_argo_server(self, "post", f"{_CRON_WORKFLOWS}/lint", {"cronWorkflow": self.compile()})
+        )
 
     def update(self) -> Any:
         """Replace the CronWorkflow of this name, or create it; as in Hera."""
@@ -93,17 +95,21 @@ class CronPipeline(Compiled, CronWorkflow):
         except NotFound:
             return self.create()
         return models.CronWorkflow(
-            **send(self, "put", f"{_CRON_WORKFLOWS}/{self.name}", {"cronWorkflow": self._next_version(current)})
+            **call_argo_server(
+                self, "put", f"{_CRON_WORKFLOWS}/{self.name}", {"cronWorkflow": self._with_resource_version(current)}
+            )
         )
 
     async def async_create(self) -> Any:  # type: ignore[override]
         """Like `create`, with an `AsyncWorkflowsService`."""
-        return models.CronWorkflow(**await send_async(self, "post", _CRON_WORKFLOWS, {"cronWorkflow": self.compile()}))
+        return models.CronWorkflow(
+            **await call_argo_server_async(self, "post", _CRON_WORKFLOWS, {"cronWorkflow": self.compile()})
+        )
 
     async def async_lint(self) -> Any:
         """Like `lint`, with an `AsyncWorkflowsService`."""
         path = f"{_CRON_WORKFLOWS}/lint"
-        return models.CronWorkflow(**await send_async(self, "post", path, {"cronWorkflow": self.compile()}))
+        return models.CronWorkflow(**await call_argo_server_async(self, "post", path, {"cronWorkflow": self.compile()}))
 
     async def async_update(self) -> Any:
         """Like `update`, with an `AsyncWorkflowsService`."""
@@ -112,16 +118,18 @@ class CronPipeline(Compiled, CronWorkflow):
         except NotFound:
             return await self.async_create()
         path = f"{_CRON_WORKFLOWS}/{self.name}"
-        return models.CronWorkflow(**await send_async(self, "put", path, {"cronWorkflow": self._next_version(current)}))
+        return models.CronWorkflow(
+            **await call_argo_server_async(self, "put", path, {"cronWorkflow": self._with_resource_version(current)})
+        )
 
-    def _next_version(self, current: Any) -> Manifest:
+    def _with_resource_version(self, current: Any) -> Manifest:
         manifest = self.compile()
         manifest["metadata"]["resourceVersion"] = current.metadata.resource_version
         return manifest
 
-    def _built(self) -> Manifest:
+    def _build_manifest(self) -> Manifest:
         if not self.name:
             raise UsageError("CronPipeline(…) needs a name; its Workflows are named after it")
         cron: Manifest = CronWorkflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
-        self._put_bodies_back(cron["spec"]["workflowSpec"].get("templates", []))
+        self._restore_plugin_bodies(cron["spec"]["workflowSpec"].get("templates", []))
         return cron

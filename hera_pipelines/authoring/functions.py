@@ -1,12 +1,10 @@
-"""A decorated function as the script of a container.
+"""`@step` and `@train`: a decorated function becomes the script of a container, in place of Hera's `@script`.
 
 Hera inlines the body of the function, where ``return`` is a syntax error and an
-input artifact has no name. Here the function itself is sent and called: input
-artifacts arrive as paths, and what it returns is written where its return
-annotation says, ``-> Annotated[dict, Artifact(name="data")]``. The image needs
-Python, nothing else.
-
-`@step` and `@train`: they stand where Hera's `@script` stood.
+input artifact has no name. `FunctionSource` sends the whole function and a call
+of it: input artifacts arrive as paths, and each returned value is written to the
+output of its annotation, ``-> Annotated[dict, Artifact(name="data")]``. The
+image needs Python, nothing else.
 """
 
 import ast
@@ -22,18 +20,18 @@ from hera.workflows import Artifact, InlineScriptConstructor, Script
 from hera.workflows._context import _context
 from hera.workflows.models import Template, ValueFrom
 
-from hera_pipelines.authoring.calls import function_slots, invoke
-from hera_pipelines.authoring.policies import Asked, Checkpoints, Duration, Retries
+from hera_pipelines.authoring.calls import create_task, function_input_slots
+from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions
 from hera_pipelines.compile.settings import Spot
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable
-from tiphys.protocol.gang import Backend
-from tiphys.protocol.step_spec import STEP_ANNOTATION, Kind
+from tiphys.protocol.gang import GangBackend
+from tiphys.protocol.step_spec import STEP_ANNOTATION
 
-_OUTPUTS = "/tmp/tiphys/outputs"  # noqa: S108  a path in the container
+_OUTPUT_FOLDER = "/tmp/tiphys/outputs"  # noqa: S108  a path in the container
 
-# As Hera reads parameters that are no str: JSON where it is, text where it is not.
-_LOAD = """
+# As Hera reads parameters whose type is not str: as JSON if the text is valid JSON, else as text.
+_LOAD_FUNCTION = """
 def _load(text):
     try:
         return json.loads(text)
@@ -41,7 +39,7 @@ def _load(text):
         return text
 """
 
-_KEEP = """
+_SAVE_FUNCTION = """
 def _keep(variable, path, value):
     target = pathlib.Path(os.environ.get(variable, path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,31 +59,31 @@ class FunctionSource(InlineScriptConstructor):
     """The default constructor of `@step` and `@train`."""
 
     def generate_source(self, instance: Script) -> str:
-        """The script: imports, the function, its inputs, the call, its outputs."""
+        """The script: imports, the function, the call with its inputs, the outputs."""
         function = instance.source
         if not callable(function):
             raise UsageError(f"step {instance.name!r}: its source is not a function; use Step(…) or Train(…)")
-        returned = returned_outputs(function)
+        outputs = returned_outputs(function)
         parts = [
             "import json\nimport os\nimport pathlib\nimport shutil\nimport sys\nsys.path.append(os.getcwd())\n",
-            _definition(function),
-            _KEEP if returned else "",
-            _LOAD,
-            _call(function, returned),
+            _function_source(function),
+            _SAVE_FUNCTION if outputs else "",
+            _LOAD_FUNCTION,
+            _call_source(function, outputs),
         ]
         return "\n".join(part.strip("\n") + "\n" for part in parts if part)
 
     def transform_template_post_build(self, instance: Script, template: Template) -> Template:
-        """Give returned outputs the path that the script writes them to."""
+        """Set the paths of returned outputs to those that the script writes."""
         for artifact in (template.outputs.artifacts if template.outputs else None) or []:
-            artifact.path = artifact.path or f"{_OUTPUTS}/{artifact.name}"
+            artifact.path = artifact.path or f"{_OUTPUT_FOLDER}/{artifact.name}"
         for parameter in (template.outputs.parameters if template.outputs else None) or []:
-            parameter.value_from = parameter.value_from or ValueFrom(path=f"{_OUTPUTS}/{parameter.name}")
+            parameter.value_from = parameter.value_from or ValueFrom(path=f"{_OUTPUT_FOLDER}/{parameter.name}")
         return super().transform_template_post_build(instance, template)
 
 
-def _definition(function: Callable[..., Any]) -> str:
-    """The function without what only its own file could understand: decorators, annotations, defaults."""
+def _function_source(function: Callable[..., Any]) -> str:
+    """Source of ``function`` without decorators, annotations and defaults: their names exist only in its own file."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
@@ -98,36 +96,36 @@ def _definition(function: Callable[..., Any]) -> str:
     return ast.unparse(tree)
 
 
-def _call(function: Callable[..., Any], returned: list[tuple[str, str]]) -> str:
-    call = f"{function.__name__}({', '.join(_arguments(function))})"
-    if not returned:
+def _call_source(function: Callable[..., Any], outputs: list[tuple[str, str]]) -> str:
+    call = f"{function.__name__}({', '.join(_call_arguments(function))})"
+    if not outputs:
         return call
-    values = [f"result[{index}]" for index in range(len(returned))] if len(returned) > 1 else ["result"]
-    kept = [
+    values = [f"result[{index}]" for index in range(len(outputs))] if len(outputs) > 1 else ["result"]
+    writes = [
         f"_keep({output_path_variable(name)!r}, {path!r}, {value})"
-        for (name, path), value in zip(returned, values, strict=True)
+        for (name, path), value in zip(outputs, values, strict=True)
     ]
-    return "\n".join([f"result = {call}", *kept])
+    return "\n".join([f"result = {call}", *writes])
 
 
-def _arguments(function: Callable[..., Any]) -> Iterator[str]:
+def _call_arguments(function: Callable[..., Any]) -> Iterator[str]:
     for python_name, parameter in inspect.signature(function).parameters.items():
         io = construct_io_from_annotation(python_name, parameter.annotation)
         name = io.name or python_name
         if io.output:
-            path = _path(io) or f"{_OUTPUTS}/{name}"
+            path = _declared_path(io) or f"{_OUTPUT_FOLDER}/{name}"
             value = f"pathlib.Path(os.environ.get({output_path_variable(name)!r}, {path!r}))"
         elif isinstance(io, Artifact):
             path = io.path or io._get_default_inputs_path()
             value = f"pathlib.Path(os.environ.get({input_path_variable(name)!r}, {path!r}))"
         else:
-            text = _literal(name)
+            text = _parameter_placeholder(name)
             value = text if _is_text(parameter.annotation) else f"_load({text})"
         yield value if parameter.kind is inspect.Parameter.POSITIONAL_ONLY else f"{python_name}={value}"
 
 
-def _literal(parameter: str) -> str:
-    """Python's literal for the value of an input parameter, whatever quotes it holds: that of JSON."""
+def _parameter_placeholder(parameter: str) -> str:
+    """An Argo tag that becomes a Python string literal. A JSON string is one, also with quotes in the value."""
     return f"{{{{=toJson(inputs.parameters['{parameter}'])}}}}"
 
 
@@ -139,7 +137,7 @@ def returned_outputs(function: Callable[..., Any]) -> list[tuple[str, str]]:
     """Name and path of each output that the return annotation declares, in its order.
 
     Raises:
-        UsageError: it declares some of the returned values only, or one without a name.
+        UsageError: the annotation leaves out a returned value, or a name.
     """
     annotation = inspect.signature(function).return_annotation
     parts = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
@@ -149,12 +147,12 @@ def returned_outputs(function: Callable[..., Any]) -> list[tuple[str, str]]:
     if not all(io is not None and io.name for io in declared):
         raise UsageError(
             f"function {function.__name__!r}: each value that it returns needs a name; write "
-            "-> Annotated[str, Artifact(name=…)], or a tuple of such"
+            "-> Annotated[str, Artifact(name=…)], or a tuple of these"
         )
-    return [(str(io.name), _path(io) or f"{_OUTPUTS}/{io.name}") for io in declared if io is not None]
+    return [(str(io.name), _declared_path(io) or f"{_OUTPUT_FOLDER}/{io.name}") for io in declared if io is not None]
 
 
-def _path(io: Any) -> str | None:
+def _declared_path(io: Any) -> str | None:
     path: str | None = io.path if isinstance(io, Artifact) else io.value_from.path if io.value_from else None
     return path
 
@@ -164,7 +162,7 @@ R = TypeVar("R")
 
 
 class StepFunction(Generic[P, R]):
-    """A function that is a task inside a pipeline, and itself everywhere else."""
+    """A decorated function: a call inside a pipeline creates a task, any other call runs the function."""
 
     def __init__(self, function: Callable[P, R], script: Script) -> None:
         update_wrapper(self, function)
@@ -172,13 +170,13 @@ class StepFunction(Generic[P, R]):
         self.script = script
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Inside ``with Pipeline(…)`` a Task; outside, what the function returns."""
+        """Return a Task inside ``with Pipeline(…)``, and the result of the function elsewhere."""
         if not _context.active:
             return self.function(*args, **kwargs)
-        return invoke(self.script, function_slots(self.function), self.script.__call__, args, kwargs)
+        return create_task(self.script, function_input_slots(self.function), self.script.__call__, args, kwargs)
 
 
-Decorator = Callable[[Callable[P, R]], StepFunction[P, R]]
+StepDecorator = Callable[[Callable[P, R]], StepFunction[P, R]]
 
 
 def step(
@@ -190,20 +188,20 @@ def step(
     deadline: Duration | None = None,
     spot: bool | Spot = False,
     **script: Any,
-) -> Decorator[P, R]:
-    """A step whose result is worth keeping: it is recorded, and a resumed run does not repeat it.
+) -> StepDecorator[P, R]:
+    """Make a function a step whose result is recorded, so that a resumed run does not repeat it.
 
     Args:
-        cache: False: it runs in every submission, finished or not.
-        share: True: a result that another run made from the same program and inputs is taken over.
-        retries: Which ends are worth another try.
-        grace: Time between SIGTERM and SIGKILL; Kubernetes gives 30 s.
-        deadline: Longest time one attempt may run.
-        spot: It may run on spot nodes; a `Spot` says on which only.
-        **script: Hera's own arguments of ``@script``.
+        cache: False: the step runs in every submission, even if it has finished before.
+        share: True: the step reuses the result of another run with the same program and inputs.
+        retries: Retry budget of each cause of failure.
+        grace: Time between SIGTERM and SIGKILL; None: 30 s, the default of Kubernetes.
+        deadline: Longest run time of one attempt; None: no limit.
+        spot: True: the step may run on spot nodes. A `Spot`: it runs only on those nodes.
+        **script: Arguments of Hera's ``@script``.
     """
-    asked = Asked(Kind.STEP, cache, share, retries, grace, deadline, spot)
-    return _decorator(asked, script)
+    options = StepOptions(cache=cache, share=share, retries=retries, grace=grace, deadline=deadline, spot=spot)
+    return _build_decorator(options, script)
 
 
 def train(
@@ -215,7 +213,7 @@ def train(
     priority: int = 0,
     checkpoints: Checkpoints | None = None,
     nodes: int | str = 1,
-    backend: Backend | str = Backend.JOB,
+    backend: GangBackend | str = GangBackend.JOB,
     cache: bool = True,
     share: bool = False,
     retries: Retries | None = None,
@@ -223,67 +221,67 @@ def train(
     deadline: Duration | None = None,
     spot: bool | Spot = False,
     **script: Any,
-) -> Decorator[P, R]:
-    """A training step: attempts that repeat through admission, each from the newest valid checkpoint.
+) -> StepDecorator[P, R]:
+    """Make a function a training step: each attempt is admitted first, and resumes from the newest valid checkpoint.
 
     Args:
-        gpus: GPUs of each node, as torchrun and Slurm's ``--gpus-per-node`` count them; an attempt gets those of
-            all its nodes or none. 0: it waits for no quota.
-        gpu_type: Value of the node label ``nvidia.com/gpu.product``.
-        min_gpu_memory_mb: Least memory of one GPU, as in ``nvidia.com/gpu.memory``.
-        queue: Queue whose quota it uses.
-        priority: Higher goes first within the queue.
-        checkpoints: When to save and what to keep; None: it starts over each time.
-        nodes: Pods of one attempt, which train together: torchrun's ``--nnodes``. If one is lost, all save if they
-            can and end, and the next attempt goes on from the checkpoint. ``"2:4"``, for torchrun's c10d rendezvous:
-            it starts with as many as find room, at least 2, and goes on without those that are lost.
-        backend: What makes the pods of several nodes: ``job``, an Indexed Job, needs nothing but Kubernetes;
-            ``jobset``, ``pytorchjob`` and ``trainjob`` need the controller of that name.
+        gpus: GPUs of each node, as torchrun and Slurm's ``--gpus-per-node`` count them. An attempt gets the GPUs of
+            all its nodes or none. 0: the step uses no quota.
+        gpu_type: Value of the node label ``nvidia.com/gpu.product``; None: any.
+        min_gpu_memory_mb: Least memory of one GPU in MB, as in ``nvidia.com/gpu.memory``; None: any.
+        queue: Queue whose quota the step uses.
+        priority: Priority within the queue; higher is served first.
+        checkpoints: When to save and what to keep; None: each attempt starts from the beginning.
+        nodes: Pods of one attempt, which train together: torchrun's ``--nnodes``. If one is lost, the others save
+            where they can and end, and the next attempt resumes from the checkpoint. ``"2:4"``, for torchrun's c10d
+            rendezvous: the attempt starts with as many as the queue has room for, at least 2, and continues without
+            lost ones.
+        backend: Kind of object that creates the pods of several nodes: ``job``, an Indexed Job, needs only
+            Kubernetes; ``jobset``, ``pytorchjob`` and ``trainjob`` need the controller of that name.
         cache: As in `step`.
         share: As in `step`.
-        retries: Attempts that each cause may cost.
-        grace: Time to save after SIGTERM; at least one save's time.
-        deadline: Longest time one attempt may run.
-        spot: It may run on spot nodes; a `Spot` says on which only.
-        **script: Hera's own arguments of ``@script``.
+        retries: Retry budget of each cause of failure.
+        grace: Time to save after SIGTERM; at least the duration of one save.
+        deadline: As in `step`.
+        spot: As in `step`.
+        **script: Arguments of Hera's ``@script``.
     """
-    asked = Asked(
-        Kind.TRAIN,
-        cache,
-        share,
-        retries,
-        grace,
-        deadline,
-        spot,
-        gpus,
-        gpu_type,
-        min_gpu_memory_mb,
-        queue,
-        priority,
-        checkpoints,
-        nodes,
-        backend,
+    options = TrainOptions(
+        gpus=gpus,
+        gpu_type=gpu_type,
+        min_gpu_memory_mb=min_gpu_memory_mb,
+        queue=queue,
+        priority=priority,
+        checkpoints=checkpoints,
+        nodes=nodes,
+        backend=backend,
+        cache=cache,
+        share=share,
+        retries=retries,
+        grace=grace,
+        deadline=deadline,
+        spot=spot,
     )
-    return _decorator(asked, script)
+    return _build_decorator(options, script)
 
 
-def _decorator(asked: Asked, arguments: dict[str, Any]) -> Decorator[P, R]:
+def _build_decorator(options: StepOptions, arguments: dict[str, Any]) -> StepDecorator[P, R]:
     def decorate(function: Callable[P, R]) -> StepFunction[P, R]:
         name = arguments.get("name") or function.__name__.replace("_", "-").lower()
         _check_annotations(name, function)
         returned_outputs(function)
         annotations = {
             **(arguments.get("annotations") or {}),
-            STEP_ANNOTATION: asked.settings(name).model_dump_json(),
+            STEP_ANNOTATION: options.step_settings(name).model_dump_json(),
         }
-        own = {"name": name, "source": function, "annotations": annotations}
-        return StepFunction(function, Script(**{"constructor": FunctionSource(), **arguments, **own}))
+        fixed_arguments = {"name": name, "source": function, "annotations": annotations}
+        return StepFunction(function, Script(**{"constructor": FunctionSource(), **arguments, **fixed_arguments}))
 
     return decorate
 
 
 def _check_annotations(step: str, function: Callable[..., Any]) -> None:
-    """Hera reads annotations as objects; as strings they would be lost without a word."""
+    """Refuse annotations that are strings: Hera reads them as objects and would ignore strings silently."""
     signature = inspect.signature(function)
     annotations = {p.name: p.annotation for p in signature.parameters.values()} | {
         "return": signature.return_annotation

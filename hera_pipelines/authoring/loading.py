@@ -1,4 +1,7 @@
-"""From a file that a person names to the pipeline in it."""
+"""Loads the pipeline from a Python file, for the commands of the CLI.
+
+Every error names the file, and the line where there is one.
+"""
 
 import importlib.util
 import sys
@@ -17,39 +20,40 @@ def load_pipeline(path: Path, name: str | None = None) -> AnyPipeline:
     """Run the Python file ``path`` and return the pipeline that it defines.
 
     Args:
-        path: The file. Its folder is on the import path while it runs.
-        name: Variable or pipeline name, where the file defines several.
+        path: The file. Its folder is on the import path while the file runs.
+        name: Variable or name of the pipeline, for a file that defines several.
 
     Raises:
-        UsageError: there is no such file, it fails, or which pipeline is meant
-            is not clear.
+        UsageError: the file does not exist or fails, or it defines no pipeline or several.
     """
-    found = _pipelines(_import(path))
-    if not found:
+    pipelines = _find_pipelines(_import_file(path))
+    if not pipelines:
         raise UsageError(f"{path} defines no pipeline at its top level; write `with Pipeline(…) as pipeline:`")
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
+    if name is None and len(pipelines) == 1:
+        return next(iter(pipelines.values()))
     if name is None:
-        raise UsageError(f"{path} defines several pipelines: {', '.join(found)}; say which one with --pipeline NAME")
-    for variable, pipeline in found.items():
+        raise UsageError(
+            f"{path} defines several pipelines: {', '.join(pipelines)}; say which one with --pipeline NAME"
+        )
+    for variable, pipeline in pipelines.items():
         if name in (variable, pipeline.pipeline_name):
             return pipeline
-    raise UsageError(f"{path} defines no pipeline {name!r}; it has: {', '.join(found)}")
+    raise UsageError(f"{path} defines no pipeline {name!r}; it has: {', '.join(pipelines)}")
 
 
-def _pipelines(module: ModuleType) -> dict[str, AnyPipeline]:
-    """Pipelines by the first variable that holds each."""
-    found: dict[str, AnyPipeline] = {}
+def _find_pipelines(module: ModuleType) -> dict[str, AnyPipeline]:
+    """Pipelines of ``module`` by variable; two variables of one pipeline count once, under the first."""
+    pipelines: dict[str, AnyPipeline] = {}
     for variable, value in vars(module).items():
-        if isinstance(value, AnyPipeline) and not any(value is known for known in found.values()):
-            found[variable] = value
-    return found
+        if isinstance(value, AnyPipeline) and not any(value is pipeline for pipeline in pipelines.values()):
+            pipelines[variable] = value
+    return pipelines
 
 
-def _import(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise UsageError(f"{path} {what}; name the Python file that defines the pipeline")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise UsageError(f"{path} {problem}; name the Python file that defines the pipeline")
     spec = importlib.util.spec_from_file_location(path.stem.replace("-", "_"), path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file; name the .py file that defines the pipeline")
@@ -58,21 +62,21 @@ def _import(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except TiphysError as error:
-        raise type(error)(f"{path}{_line(path, error)}: {error}") from error
+        raise type(error)(f"{path}{_error_line(path, error)}: {error}") from error
     except SystemExit as error:
         raise UsageError(
-            f"{path}{_line(path, error)}: the file ends the program by itself (exit {error.code}); "
-            "put what is only for running it under `if __name__ == '__main__':`"
+            f"{path}{_error_line(path, error)}: the file exits while it is loaded (exit {error.code}); "
+            "move code that only runs the file under `if __name__ == '__main__':`"
         ) from error
     except Exception as error:
-        raise UsageError(f"{path}{_line(path, error)}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{path}{_error_line(path, error)}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent.resolve()))
     return module
 
 
-def _line(path: Path, error: BaseException) -> str:
-    """``:12``, the last line of the file that took part in ``error``; empty where none did."""
+def _error_line(path: Path, error: BaseException) -> str:
+    """``:12``, the last line of the file in the traceback of ``error``; empty where there is none."""
     names = (str(path), str(path.absolute()))  # the import system makes paths absolute
     if isinstance(error, SyntaxError) and error.filename in names:
         return f":{error.lineno}"

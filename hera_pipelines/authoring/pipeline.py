@@ -1,12 +1,11 @@
-"""`Pipeline`: Hera's Workflow, of which only the compiled form ever leaves.
+"""`Pipeline`: Hera's Workflow, which leaves this process only in compiled form.
 
-What `Pipeline` and `CronPipeline` share: compile stands between Hera and every way out.
+`PipelineMixin` holds what `Pipeline` and `CronPipeline` share. It compiles in
+every method of Hera that prints, checks or submits a document.
 
-Sending a compiled document to the Argo server.
-
-Hera's own calls take Hera's models, which would drop the plugin bodies on the
-way. These use the same service, address, headers and errors with the document
-as it is.
+`call_argo_server` sends the compiled document itself. Hera's own calls send
+Hera's models, which have no field for the body of a plugin template. Service,
+address, headers and errors are Hera's.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -30,8 +29,8 @@ from tiphys.protocol.compiled_workflow import Manifest
 ENTRY_DAG = "main"
 
 
-class Compiled:
-    """Mixed into a Hera workflow class, before it. Fields are those of `Pipeline`."""
+class PipelineMixin:
+    """Base class in front of a Hera workflow class. The fields are those of `Pipeline`."""
 
     if TYPE_CHECKING:  # Hera reads annotations at run time, and these would hide its own
         pipeline: str | None
@@ -45,42 +44,42 @@ class Compiled:
         generate_name: str | None
         templates: list[Any]
 
-    _entry: DAG | None = None
+    _entry_dag: DAG | None = None
 
     @contextmanager
     def entry_dag(self) -> Iterator[None]:
-        """The DAG of tasks that are called directly in the pipeline, open; it is made on first use.
+        """Open the DAG for tasks that are called outside any DAG; the first call creates it.
 
         Raises:
-            UsageError: the pipeline has an entry point of its own, too.
+            UsageError: the pipeline also has a DAG as its own entry point.
         """
-        if self._entry is None:
+        if self._entry_dag is None:
             if self.entrypoint not in (None, ENTRY_DAG) or any(t.name == ENTRY_DAG for t in self.templates):
                 raise UsageError(
                     f"pipeline {self.pipeline_name!r} has a DAG of its own, and tasks outside it; "
                     "call all tasks inside the DAG, or none"
                 )
             self.entrypoint = ENTRY_DAG
-            self._entry = DAG(name=ENTRY_DAG)
-        with self._entry:
+            self._entry_dag = DAG(name=ENTRY_DAG)
+        with self._entry_dag:
             yield
 
     @property
     def pipeline_name(self) -> str:
-        """Name of the pipeline: as given, or from the Workflow's name."""
+        """Name of the pipeline: the field ``pipeline``, or else the name of the Workflow."""
         return pipeline_name(self.pipeline, self.name, self.generate_name)
 
     def to_yaml(self, *_: Any, **__: Any) -> str:
-        """The compiled document as YAML, in an order for readers. Arguments of PyYAML are ignored."""
+        """The compiled document as YAML, with its fields in a readable order. Arguments for PyYAML are ignored."""
         return to_workflow_yaml(self.to_dict())
 
     def to_dict(self) -> Manifest:
         """The compiled document."""
-        # Behind this class stands Hera's own `to_dict`, which does not compile: a pipeline class without one
-        # of its own must fail here and not fall through to that.
+        # The next class in the resolution order is Hera's, whose `to_dict` does not compile: a pipeline class
+        # without its own must fail here.
         raise NotImplementedError
 
-    def _options(
+    def _compile_options(
         self,
         store: str | None,
         queues: Collection[str] | None,
@@ -97,26 +96,32 @@ class Compiled:
             drift=None if self.drift is None else self.drift.policy(),
         )
 
-    def _put_bodies_back(self, templates: list[Manifest]) -> None:
-        """Hera's model of a plugin is empty; its templates get the bodies that their authors wrote."""
+    def _restore_plugin_bodies(self, templates: list[Manifest]) -> None:
+        """Write the authors' plugin bodies into ``templates``; Hera's model of a plugin has no field for them."""
         bodies = {t.name: t.body for t in self.templates if isinstance(t, PluginTemplate)}
         for template in templates:
             if template["name"] in bodies:
                 template["plugin"] = bodies[template["name"]]
 
 
-Method = Literal["post", "put"]
+HttpMethod = Literal["post", "put"]
 
 
 class Submittable(Protocol):
-    """The part of a Hera workflow that says where it goes."""
+    """The part of a Hera workflow that names server and namespace."""
 
     workflows_service: WorkflowsService | AsyncWorkflowsService | None
     namespace: str | None
 
 
-def send(workflow: Submittable, method: Method, path: str, body: Manifest) -> Manifest:
-    """Call ``api/v1/<path>`` and return the answer; ``{namespace}`` in ``path`` is filled in.
+def call_argo_server(workflow: Submittable, method: HttpMethod, path: str, body: Manifest) -> Manifest:
+    """Call the Argo server and return its answer.
+
+    Args:
+        workflow: Pipeline that names the service and the namespace.
+        method: HTTP method.
+        path: Path below ``api/v1/``, in which ``{namespace}`` stands for the namespace.
+        body: Document to send.
 
     Raises:
         UsageError: the workflow has no host, no namespace or an asynchronous service.
@@ -126,24 +131,26 @@ def send(workflow: Submittable, method: Method, path: str, body: Manifest) -> Ma
     if not isinstance(service, WorkflowsService):
         raise UsageError("the pipeline has an AsyncWorkflowsService; use async_create or async_lint")
     reply = service._request(  # type: ignore[no-untyped-call]
-        **_call(workflow, service, method, path, body), verify=service.verify_ssl, cert=service.client_certs
+        **_request_arguments(workflow, service, method, path, body),
+        verify=service.verify_ssl,
+        cert=service.client_certs,
     )
-    return _answer(reply, reply.ok)
+    return _read_reply(reply, reply.ok)
 
 
-async def send_async(workflow: Submittable, method: Method, path: str, body: Manifest) -> Manifest:
-    """Like `send`, with an `AsyncWorkflowsService`."""
+async def call_argo_server_async(workflow: Submittable, method: HttpMethod, path: str, body: Manifest) -> Manifest:
+    """Like `call_argo_server`, with an `AsyncWorkflowsService`."""
     service = workflow.workflows_service
     if not isinstance(service, AsyncWorkflowsService):
         raise UsageError("the pipeline has no AsyncWorkflowsService; give workflows_service=…, or use create or lint")
-    reply = await service._request(**_call(workflow, service, method, path, body))  # type: ignore[no-untyped-call]
-    return _answer(reply, reply.is_success)
+    reply = await service._request(**_request_arguments(workflow, service, method, path, body))  # type: ignore[no-untyped-call]
+    return _read_reply(reply, reply.is_success)
 
 
-def _call(
+def _request_arguments(
     workflow: Submittable,
     service: WorkflowsService | AsyncWorkflowsService,
-    method: Method,
+    method: HttpMethod,
     path: str,
     body: Manifest,
 ) -> dict[str, Any]:
@@ -160,7 +167,7 @@ def _call(
     }
 
 
-def _answer(reply: Any, success: bool) -> Manifest:
+def _read_reply(reply: Any, success: bool) -> Manifest:
     if not success:
         raise exception_from_server_response(reply)
     answer: Manifest = reply.json()
@@ -171,22 +178,22 @@ _WORKFLOWS = "workflows/{namespace}"
 
 
 @dataclass(kw_only=True, eq=False)
-class Pipeline(Compiled, Workflow):
-    """A Workflow whose steps survive.
+class Pipeline(PipelineMixin, Workflow):
+    """A Workflow whose finished steps and checkpoints survive failures.
 
-    Everything that Hera's `Workflow` takes, and:
+    It takes the arguments of Hera's `Workflow`, and these:
 
     Attributes:
-        pipeline: Its name, and where neither ``name`` nor ``generate_name`` is
-            given the beginning of its Workflows' names.
+        pipeline: Name of the pipeline. Without ``name`` and ``generate_name`` it
+            also begins the names of the Workflows.
         store: URL of the run store, such as ``s3://ml/tiphys``.
         run_name: Name of the run from workflow parameters, ``digits-lr{lr}``;
-            empty: a run per Workflow, named after it.
-        executor_plugin: The executor plugin that its Workflows bring along: a YAML
-            file, or an ExecutorPlugin or its ConfigMap as parsed from one. For an
-            Argo that has `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
-        auto_resume: That its runs go on by themselves; None: only when somebody resumes them.
-        drift: What may change when its runs go on; None: what `Drift` says by default.
+            empty: each Workflow is a run of the same name.
+        executor_plugin: Executor plugin to put into the Workflow: a YAML file, or
+            an ExecutorPlugin or its ConfigMap as parsed from one. Argo needs
+            `ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true`.
+        auto_resume: When the controller resumes an interrupted run automatically; None: never.
+        drift: Which changes a resume or fork accepts; None: the defaults of `Drift`.
     """
 
     pipeline: str | None = field(default=None, kw_only=False)
@@ -213,15 +220,15 @@ class Pipeline(Compiled, Workflow):
 
         Args:
             store: Store URL in place of the pipeline's own.
-            queues: Queues that exist; a step that names another is refused.
+            queues: Queues that exist; a step that names another is refused. None: no check.
             executor_plugin: Executor plugin in place of the pipeline's own.
 
         Raises:
             UsageError: see `hera_pipelines.compile.compile_workflow`.
         """
         built: Manifest = Workflow.build(self).model_dump(mode="json", exclude_none=True, by_alias=True)
-        self._put_bodies_back(built["spec"].get("templates", []))
-        return compile_workflow(built, self._options(store, queues, executor_plugin))
+        self._restore_plugin_bodies(built["spec"].get("templates", []))
+        return compile_workflow(built, self._compile_options(store, queues, executor_plugin))
 
     def to_dict(self) -> Manifest:
         """The compiled Workflow."""
@@ -233,20 +240,24 @@ class Pipeline(Compiled, Workflow):
 
     def create(self, wait: bool = False, poll_interval: int = 5) -> Any:
         """Submit the compiled Workflow; as in Hera."""
-        created = models.Workflow(**send(self, "post", _WORKFLOWS, {"workflow": self.compile()}))
+        created = models.Workflow(**call_argo_server(self, "post", _WORKFLOWS, {"workflow": self.compile()}))
         self.name = created.metadata.name
         return self.wait(poll_interval=poll_interval) if wait else created
 
     def lint(self) -> Any:
         """Have the Argo server check the compiled Workflow; as in Hera."""
-        return models.Workflow(**send(self, "post", f"{_WORKFLOWS}/lint", {"workflow": self.compile()}))
+        return models.Workflow(**call_argo_server(self, "post", f"{_WORKFLOWS}/lint", {"workflow": self.compile()}))
 
     async def async_create(self, wait: bool = True, poll_interval: int = 5) -> Any:
         """Like `create`, with an `AsyncWorkflowsService`."""
-        created = models.Workflow(**await send_async(self, "post", _WORKFLOWS, {"workflow": self.compile()}))
+        created = models.Workflow(
+            **await call_argo_server_async(self, "post", _WORKFLOWS, {"workflow": self.compile()})
+        )
         self.name = created.metadata.name
         return await self.async_wait(poll_interval=poll_interval) if wait else created
 
     async def async_lint(self) -> Any:
         """Like `lint`, with an `AsyncWorkflowsService`."""
-        return models.Workflow(**await send_async(self, "post", f"{_WORKFLOWS}/lint", {"workflow": self.compile()}))
+        return models.Workflow(
+            **await call_argo_server_async(self, "post", f"{_WORKFLOWS}/lint", {"workflow": self.compile()})
+        )

@@ -1,4 +1,8 @@
-"""Other people's executor plugins inside a pipeline: Hera's model of a plugin has no room for its body."""
+"""`PluginTemplate`: a template for any executor plugin, which Hera has no class for.
+
+Hera's model of a plugin has no field for the body, so `Pipeline` writes the body
+into the compiled document.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +19,8 @@ class PluginTemplate(IOMixin, TemplateMixin, CallableTemplateMixin):
     """A template that an executor plugin answers.
 
     Attributes:
-        body: ``{"plugin-name": {…}}``, with exactly one key. It arrives as
-            written; Argo fills in its placeholders.
+        body: ``{"plugin-name": {…}}``, with exactly one key. Compile leaves it
+            as written; Argo fills in its placeholders.
     """
 
     body: dict[str, Any] = field(default_factory=dict)

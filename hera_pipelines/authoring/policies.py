@@ -1,6 +1,10 @@
-"""What an author writes beside a step, and how it becomes settings.
+"""The policies and options of a step or pipeline as authors write them, and their way into validated models.
 
-What an author lets change between a run and what goes on with it.
+Authors write durations such as ``10m`` and quantities such as ``64Gi``. Each
+class here turns them into the model of `tiphys.protocol` that plugin, controller
+and trainer read, so that a mistake is a `UsageError` before anything runs.
+`TrainOptions` builds the step's `GpuRequest`, which stays the only form of the
+request for GPUs until the plugin makes a `LeaseRequest` of it.
 """
 
 import re
@@ -10,22 +14,22 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings
-from tiphys.checkpoint.settings import AUTO_BOUNDS, Bounds
-from tiphys.checkpoint.telemetry.metrics import Exposure
+from tiphys.checkpoint.settings import AUTO_BOUNDS, IntervalBounds
+from tiphys.checkpoint.telemetry.metrics import MetricsEndpoint
 from tiphys.errors import UsageError
-from tiphys.protocol.auto_resume_policy import OUTER_CAUSES, AutoResumePolicy
-from tiphys.protocol.drift_policy import DriftPolicy, overridden
-from tiphys.protocol.gang import Backend, Gang
-from tiphys.protocol.quantities import memory_bytes, seconds
+from tiphys.protocol.auto_resume_policy import TRANSIENT_CAUSES, AutoResumePolicy
+from tiphys.protocol.drift_policy import DriftPolicy, override_drift_actions
+from tiphys.protocol.gang import GangBackend, GangSpec
+from tiphys.protocol.quantities import parse_duration_seconds, parse_memory_bytes
 from tiphys.protocol.step_spec import (
     DELETE_AFTER_SECONDS,
     CheckpointPolicy,
     GpuRequest,
-    Kind,
     RetryPolicy,
+    StepKind,
     WhenBusy,
-    parse_best,
-    parse_every,
+    parse_keep_best,
+    parse_keep_every,
 )
 from tiphys.records import Cause
 
@@ -34,7 +38,7 @@ EKS_SPOT = Spot(label="eks.amazonaws.com/capacityType", value="SPOT", tainted=Fa
 AKS_SPOT = Spot(label="kubernetes.azure.com/scalesetpriority", value="spot")
 KARPENTER_SPOT = Spot(label="karpenter.sh/capacity-type", value="spot", tainted=False)
 
-_TAINTED = (GKE_SPOT, AKS_SPOT)
+_TAINTED_SPOT_NODES = (GKE_SPOT, AKS_SPOT)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -44,13 +48,13 @@ Duration = str | int | float
 
 @dataclass(frozen=True)
 class Retries:
-    """How many attempts each cause may cost before a step is given up, and what the next one gets. None: no limit.
+    """Retry budget of each cause of failure, and what changes for the next attempt. None: no limit.
 
     In a training step every cause has its own budget, a committed checkpoint
-    refunds what was spent, and `tiphys resume` starts afresh. In a plain step
-    Argo repeats the container and counts all causes together: a budget of 0
-    means that the cause is not worth another try, and the sum of the others is
-    the limit. Causes and remedies are listed in docs/failures.md.
+    refunds all budgets, and `tiphys resume` starts with full ones. In a plain
+    step Argo repeats the container and counts all causes together: it never
+    retries a cause with budget 0, and the sum of the others is the limit.
+    docs/failures.md lists causes and remedies.
     """
 
     preemption: int | None = None
@@ -61,65 +65,69 @@ class Retries:
     output_missing: int | None = 0
     unknown: int | None = 2
     gpu_out_of_memory: int | Literal["user_error"] | None = "user_error"
-    """As many as after a user error; give a number where the program follows `tiphys.checkpoint.batch_scale`."""
+    """The budget of ``user_error``; give a number where the program follows `tiphys.checkpoint.batch_scale`."""
     hang: int | None = 3
     image: int | None = 2
     storage: int | Literal["infrastructure"] | None = "infrastructure"
     memory_ceiling: str | None = None
-    """Such as ``64Gi``: up to there an attempt gets more memory than those before it that had too little."""
+    """Such as ``64Gi``: after an out-of-memory failure the next attempt gets more memory, up to this. None: never."""
     memory_factor: float = 1.5
+    """Memory of the next attempt, relative to the one that had too little."""
     on_demand_after: int | None = None
-    """After so many preemptions in a row without a checkpoint, and on the last try, it stays off spot nodes."""
+    """After so many preemptions in a row without a checkpoint, and on the last try, attempts avoid spot nodes."""
     avoid_node_after: int | None = 2
-    """After so many failures on one node, by its fault, attempts go to another where there is one."""
+    """After so many failures that one node has caused, attempts avoid it where there is another."""
     backoff: Duration = "5s"
     """Wait before the second attempt."""
     backoff_factor: int = 2
     backoff_cap: Duration = "5m"
 
     def policy(self) -> RetryPolicy:
-        """The budgets as the plugin reads them."""
-        same = {name: getattr(self, name) for name in _SAME}
+        """The policy that the plugin reads.
+
+        Raises:
+            UsageError: a value is not valid.
+        """
+        shared_fields = {name: getattr(self, name) for name in _SHARED_FIELDS}
         ceiling = self.memory_ceiling
-        return _checked(
+        return _build_model(
             RetryPolicy,
             "Retries",
-            **same,
-            memory_ceiling_bytes=None if ceiling is None else memory_bytes(ceiling, "Retries(memory_ceiling=…)"),
-            backoff_seconds=duration(self.backoff, "Retries(backoff=…)"),
+            **shared_fields,
+            memory_ceiling_bytes=None if ceiling is None else parse_memory_bytes(ceiling, "Retries(memory_ceiling=…)"),
+            backoff_seconds=resolve_duration(self.backoff, "Retries(backoff=…)"),
             backoff_factor=self.backoff_factor,
-            backoff_cap_seconds=duration(self.backoff_cap, "Retries(backoff_cap=…)"),
+            backoff_cap_seconds=resolve_duration(self.backoff_cap, "Retries(backoff_cap=…)"),
         )
 
 
-_SAME = (*(cause.value for cause in Cause), "memory_factor", "on_demand_after", "avoid_node_after")
-"""Fields that the policy has under the same name."""
+_SHARED_FIELDS = (*(cause.value for cause in Cause), "memory_factor", "on_demand_after", "avoid_node_after")
+"""Fields of the same name in `Retries` and `RetryPolicy`."""
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When a training step saves, and what is kept.
+    """When a training step saves, and which checkpoints retention keeps.
 
     Attributes:
-        every: A duration, a number of optimizer steps such as ``100 steps``, or ``auto``: as often as measured
-            costs and failures make it worth while, at least every hour and at most every minute; ``auto:1m..30m``
-            sets other bounds.
-        keep_last: How many of the newest checkpoints to keep; None: all there are.
-        keep_every: Keep also one for each so many global steps, for ever: ``1000 steps``.
-        keep_best: Keep also the best by a metric: ``loss:min:2``, ``accuracy:max``.
-        delete_after: How long a checkpoint that nothing keeps any more stays.
-        save_time: How long one save takes; grace must not be shorter.
-        volume: Where checkpoints lie instead of the run store.
-        metrics: Where the loop shows its metrics: ``port:9464`` or ``textfile:/folder``; empty for nowhere.
-        asynchronous: Whether saves go on behind the training; False where memory has no room for a copy of the state.
-        when_busy: What a save does that is due while another is under way: ``skip`` puts it off to the next step,
-            ``wait`` has the training wait, ``queue`` takes memory for one more copy. None: ``wait`` where ``every``
+        every: A duration, a number of optimizer steps such as ``100 steps``, or ``auto``: the interval that measured
+            save costs and failures make cheapest, between one minute and one hour; ``auto:1m..30m`` sets other bounds.
+        keep_last: How many of the newest checkpoints to keep; None: all.
+        keep_every: Also keep one checkpoint per so many global steps, without end: ``1000 steps``.
+        keep_best: Also keep the best checkpoints by a metric: ``loss:min:2``, ``accuracy:max``.
+        delete_after: How long an expired checkpoint stays before it is deleted.
+        save_time: Duration of one save; ``grace`` must not be shorter.
+        volume: Volume for the checkpoints; None: the run store.
+        metrics: Where the training loop exposes its metrics: ``port:9464`` or ``textfile:/folder``; empty: nowhere.
+        asynchronous: Whether saves run beside the training; False where memory has no room for a copy of the state.
+        when_busy: How a due save proceeds while another is running: ``skip`` postpones it to the next step,
+            ``wait`` blocks the training, ``queue`` takes memory for one more copy. None: ``wait`` where ``every``
             counts steps, so that saves are at those steps, else ``skip``.
-        hang_after: How long the training may complete no step before it is ended and tried again, such as ``30m``;
-            longer than whatever else it does between two steps, such as an evaluation. Where its own steps take long,
-            it may take ten times as long as the longest of the last hundred. None: as long as it likes.
-        cache: Folder that the pods of a node share, such as a host path mounted into them, where checkpoints that
-            were read stay for the next reader.
+        hang_after: Longest time without a completed step, such as ``30m``; then the attempt is ended and retried.
+            It must exceed everything else between two steps, such as an evaluation. Where steps are long, the limit
+            is ten times the longest of the last hundred steps. None: no limit.
+        cache: Folder that the pods of a node share, such as a mounted host path. A checkpoint that one pod has read
+            stays there for the others. Empty: none.
     """
 
     every: Duration = "10m"
@@ -136,29 +144,33 @@ class Checkpoints:
     cache: str = ""
 
     def policy(self) -> CheckpointPolicy:
-        """The policy as trainer and plugin read it."""
-        every, unit, bounds = _every(self.every)
+        """The policy that trainer and plugin read.
+
+        Raises:
+            UsageError: a value is not valid.
+        """
+        every, unit, bounds = _parse_every(self.every)
         if self.keep_last is None and (self.keep_every or self.keep_best):
             raise UsageError(
-                "Checkpoints: keep_last=None keeps all checkpoints, so keep_every and keep_best say nothing; "
+                "Checkpoints: keep_last=None keeps all checkpoints, so keep_every and keep_best have no effect; "
                 "give a number to keep_last, or leave them out"
             )
-        return _checked(
+        return _build_model(
             CheckpointPolicy,
             "Checkpoints",
             every=every,
             every_unit=unit,
             every_bounds=bounds,
             keep_last=self.keep_last,
-            keep_every=_keep_every(self.keep_every),
-            keep_best=None if self.keep_best is None else parse_best(self.keep_best, "Checkpoints(keep_best=…): "),
-            delete_after_seconds=duration(self.delete_after, "Checkpoints(delete_after=…)"),
-            save_seconds=duration(self.save_time, "Checkpoints(save_time=…)"),
-            metrics=_metrics(self.metrics),
+            keep_every=_parse_keep_every(self.keep_every),
+            keep_best=None if self.keep_best is None else parse_keep_best(self.keep_best, "Checkpoints(keep_best=…): "),
+            delete_after_seconds=resolve_duration(self.delete_after, "Checkpoints(delete_after=…)"),
+            save_seconds=resolve_duration(self.save_time, "Checkpoints(save_time=…)"),
+            metrics=_validate_metrics(self.metrics),
             asynchronous=self.asynchronous,
             when_busy=self.when_busy,
             hang_after_seconds=(
-                None if self.hang_after is None else duration(self.hang_after, "Checkpoints(hang_after=…)")
+                None if self.hang_after is None else resolve_duration(self.hang_after, "Checkpoints(hang_after=…)")
             ),
             cache=self.cache,
         )
@@ -166,18 +178,20 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class AutoResume:
-    """That a run goes on by itself after it failed from outside, or its Workflow was deleted.
+    """Automatic resume of a run after a failure from outside, or after its Workflow was deleted.
 
-    A run that a person has stopped, or that failed by its own program, is left
-    alone. Needs the controller of Tiphys in the cluster; see docs/auto-resume.md.
+    The controller does not resume a run that a person has stopped, or that its
+    own program has failed. It must run in the cluster; see docs/auto-resume.md.
 
     Attributes:
-        max_without_progress: So many resumes in a row may end without a new checkpoint or a newly finished step.
-        cooldown: Wait after the first of those; it doubles with each further one. A run that gets ahead never waits.
-        cooldown_cap: The longest of these waits.
-        retry_after: Once there were too many: when to try again, twice as long each time. None: never by itself.
-        causes: Causes to go on after, such as ``("preemption",)``; None: preemption, infrastructure, storage,
-            hang and unknown.
+        max_without_progress: How many resumes in a row may end without a new checkpoint or a newly finished step.
+        cooldown: Wait after the first resume without progress; it doubles with each further one. After progress
+            there is no wait.
+        cooldown_cap: Longest of these waits.
+        retry_after: Wait after ``max_without_progress`` is exceeded; it doubles each time. None: no further
+            automatic resume.
+        causes: Causes of failure to resume after, such as ``("preemption",)``; None: preemption, infrastructure,
+            storage, hang and unknown.
     """
 
     max_without_progress: int = 2
@@ -187,37 +201,73 @@ class AutoResume:
     causes: tuple[str, ...] | None = None
 
     def policy(self) -> AutoResumePolicy:
-        """The policy as the controller reads it."""
-        return _checked(
+        """The policy that the controller reads.
+
+        Raises:
+            UsageError: a value is not valid.
+        """
+        return _build_model(
             AutoResumePolicy,
             "AutoResume",
             max_without_progress=self.max_without_progress,
-            cooldown_seconds=duration(self.cooldown, "AutoResume(cooldown=…)"),
-            cooldown_cap_seconds=duration(self.cooldown_cap, "AutoResume(cooldown_cap=…)"),
+            cooldown_seconds=resolve_duration(self.cooldown, "AutoResume(cooldown=…)"),
+            cooldown_cap_seconds=resolve_duration(self.cooldown_cap, "AutoResume(cooldown_cap=…)"),
             retry_after_seconds=(
-                None if self.retry_after is None else duration(self.retry_after, "AutoResume(retry_after=…)")
+                None if self.retry_after is None else resolve_duration(self.retry_after, "AutoResume(retry_after=…)")
             ),
-            causes=OUTER_CAUSES if self.causes is None else self.causes,
+            causes=TRANSIENT_CAUSES if self.causes is None else self.causes,
         )
 
 
-class Interval(NamedTuple):
+class IntervalSetting(NamedTuple):
     every: float
     unit: Literal["seconds", "steps"]
     bounds: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Everything that can stand in `@step`, `@train`, `Step` and `Train` beside Hera's own arguments."""
+@dataclass(kw_only=True)
+class StepOptions:
+    """Options of `@step` and `Step`, beside Hera's own arguments.
 
-    kind: Kind
+    `@step` documents them. `Step` inherits them as its fields.
+    """
+
     cache: bool = True
     share: bool = False
     retries: Retries | None = None
     grace: Duration | None = None
     deadline: Duration | None = None
     spot: bool | Spot = False
+
+    def step_settings(self, step: str) -> StepSettings:
+        """The settings for the annotation of the template ``step``.
+
+        Raises:
+            UsageError: a value is not valid; the message names it.
+        """
+        where = f"step {step!r}"
+        return _build_model(StepSettings, where, **self._setting_values(where))
+
+    def _setting_values(self, where: str) -> dict[str, Any]:
+        deadline = None if self.deadline is None else resolve_duration(self.deadline, f"{where}: deadline")
+        return {
+            "kind": StepKind.STEP,
+            "cache": self.cache,
+            "share": self.share,
+            "retry": (self.retries or Retries()).policy(),
+            "grace_seconds": None if self.grace is None else resolve_duration(self.grace, f"{where}: grace"),
+            "deadline_seconds": None if deadline is None else round(deadline),
+            "spot": _spot_kinds(self.spot),
+        }
+
+
+@dataclass(kw_only=True)
+class TrainOptions(StepOptions):
+    """Options of `@train` and `Train`, beside Hera's own arguments.
+
+    `@train` documents them. `Train` inherits them as its fields.
+    """
+
     gpus: int = 0
     gpu_type: str | None = None
     min_gpu_memory_mb: int | None = None
@@ -225,48 +275,33 @@ class Asked:
     priority: int = 0
     checkpoints: Checkpoints | None = None
     nodes: int | str = 1
-    backend: Backend | str = Backend.JOB
+    backend: GangBackend | str = GangBackend.JOB
 
-    def settings(self, step: str) -> StepSettings:
-        """The settings that travel in the annotation of ``step``.
+    def _setting_values(self, where: str) -> dict[str, Any]:
+        return {
+            **super()._setting_values(where),
+            "kind": StepKind.TRAIN,
+            "gang": self._gang_spec(where),
+            "gpu": self._gpu_request(where),
+            "checkpoints": None if self.checkpoints is None else self.checkpoints.policy(),
+            "volume": None if self.checkpoints is None else self.checkpoints.volume,
+        }
 
-        Raises:
-            UsageError: a value makes no sense; the message says which.
-        """
-        where = f"step {step!r}"
-        deadline = None if self.deadline is None else duration(self.deadline, f"{where}: deadline")
-        gang = self._gang(where)
-        return _checked(
-            StepSettings,
-            where,
-            kind=self.kind,
-            cache=self.cache,
-            share=self.share,
-            retry=(self.retries or Retries()).policy(),
-            gpu=self._gpu(where),
-            checkpoints=None if self.checkpoints is None else self.checkpoints.policy(),
-            volume=None if self.checkpoints is None else self.checkpoints.volume,
-            grace_seconds=None if self.grace is None else duration(self.grace, f"{where}: grace"),
-            deadline_seconds=None if deadline is None else round(deadline),
-            spot=_spot(self.spot),
-            gang=gang,
-        )
-
-    def _gang(self, where: str) -> Gang | None:
+    def _gang_spec(self, where: str) -> GangSpec | None:
         if self.nodes == 1:
-            if self.backend != Backend.JOB:
+            if self.backend != GangBackend.JOB:
                 raise UsageError(f"{where} has a backend, which is for several nodes; add nodes=2, or drop it")
             return None
-        fewest, most = _nodes(self.nodes, where)
-        return _checked(Gang, where, members=most, min_members=fewest, backend=self.backend)
+        fewest, most = _node_range(self.nodes, where)
+        return _build_model(GangSpec, where, members=most, min_members=fewest, backend=self.backend)
 
-    def _gpu(self, where: str) -> GpuRequest | None:
+    def _gpu_request(self, where: str) -> GpuRequest | None:
         if not self.gpus:
             if self.gpu_type is not None or self.min_gpu_memory_mb is not None:
-                raise UsageError(f"{where} asks for a type of GPU, but for no GPU; add gpus=1")
+                raise UsageError(f"{where} has gpu_type or min_gpu_memory_mb, but gpus=0; add gpus=1")
             return None
-        fewest, most = _nodes(self.nodes, where)
-        return _checked(
+        fewest, most = _node_range(self.nodes, where)
+        return _build_model(
             GpuRequest,
             where,
             gpus=self.gpus * most,
@@ -279,61 +314,73 @@ class Asked:
         )
 
 
-def _nodes(asked: int | str, where: str) -> tuple[int | None, int]:
-    """The fewest nodes, None for all of them, and the most."""
-    if isinstance(asked, int):
-        return None, asked
-    if (found := re.fullmatch(r"(\d{1,6}):(\d{1,6})", asked)) is None:
+def _node_range(nodes: int | str, where: str) -> tuple[int | None, int]:
+    """The fewest and the most nodes; the fewest is None for a gang that is not elastic."""
+    if isinstance(nodes, int):
+        return None, nodes
+    if (match := re.fullmatch(r"(\d{1,6}):(\d{1,6})", nodes)) is None:
         raise UsageError(
-            f"{where}: nodes={asked!r} is not valid: write a number, or the fewest and the most as in '2:4'"
+            f"{where}: nodes={nodes!r} is not valid: write a number, or the fewest and the most as in '2:4'"
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
-def duration(value: Duration, where: str) -> float:
-    """Seconds that ``value`` stands for; ``where`` begins the message of the error."""
+def resolve_duration(value: Duration, where: str) -> float:
+    """Convert ``value`` to seconds.
+
+    Args:
+        value: Duration as an author writes it.
+        where: Beginning of the error message.
+
+    Raises:
+        UsageError: ``value`` is not a duration.
+    """
     if isinstance(value, int | float):
         return float(value)
     try:
-        return seconds(value)
+        return parse_duration_seconds(value)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 
 
-def _every(value: Duration) -> Interval:
+def _parse_every(value: Duration) -> IntervalSetting:
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+)\s*steps?\s*", value)):
-        return Interval(float(match[1]), "steps")
+        return IntervalSetting(float(match[1]), "steps")
     if isinstance(value, str) and (match := re.fullmatch(r"\s*auto(?::([^.]\S*)\.\.(\S+))?\s*", value)):
-        return _automatic(value, match)
+        return _parse_auto_interval(value, match)
     where = "Checkpoints(every=…), which also takes '100 steps' and 'auto'"
-    return Interval(duration(value, where), "seconds")
+    return IntervalSetting(resolve_duration(value, where), "seconds")
 
 
-def _automatic(value: str, match: re.Match[str]) -> Interval:
+def _parse_auto_interval(value: str, match: re.Match[str]) -> IntervalSetting:
     where = "Checkpoints(every='auto:lowest..highest')"
-    bounds = AUTO_BOUNDS if match[1] is None else Bounds(duration(match[1], where), duration(match[2], where))
+    bounds = (
+        AUTO_BOUNDS
+        if match[1] is None
+        else IntervalBounds(resolve_duration(match[1], where), resolve_duration(match[2], where))
+    )
     if not 0 < bounds.lowest_seconds <= bounds.highest_seconds:
         raise UsageError(f"{where}: {value!r} leaves nothing between its bounds; the lower one comes first, above 0")
-    return Interval(bounds.begin_seconds, "seconds", (bounds.lowest_seconds, bounds.highest_seconds))
+    return IntervalSetting(bounds.initial_seconds, "seconds", (bounds.lowest_seconds, bounds.highest_seconds))
 
 
-def _keep_every(value: str | int | None) -> int | None:
-    return parse_every(value, "Checkpoints(keep_every=…): ") if isinstance(value, str) else value
+def _parse_keep_every(value: str | int | None) -> int | None:
+    return parse_keep_every(value, "Checkpoints(keep_every=…): ") if isinstance(value, str) else value
 
 
-def _metrics(text: str) -> str:
+def _validate_metrics(text: str) -> str:
     if text:
-        Exposure.parse(text, "Checkpoints(metrics=…): ")
+        MetricsEndpoint.parse(text, "Checkpoints(metrics=…): ")
     return text
 
 
-def _spot(spot: bool | Spot) -> tuple[Spot, ...]:
+def _spot_kinds(spot: bool | Spot) -> tuple[Spot, ...]:
     if isinstance(spot, Spot):
         return (spot,)
-    return _TAINTED if spot else ()
+    return _TAINTED_SPOT_NODES if spot else ()
 
 
-def _checked(model: type[ModelT], where: str, **values: Any) -> ModelT:
+def _build_model(model: type[ModelT], where: str, **values: Any) -> ModelT:
     try:
         return model(**values)
     except ValidationError as error:
@@ -342,38 +389,40 @@ def _checked(model: type[ModelT], where: str, **values: Any) -> ModelT:
         raise UsageError(f"{where}: {name} cannot be {first['input']!r}: {first['msg']}") from error
 
 
-Action = Literal["allow", "warn", "fork", "refuse"]
+DriftActionName = Literal["allow", "warn", "fork", "refuse"]
 
 
 @dataclass(frozen=True)
 class Drift:
-    """What `tiphys resume RUN PIPELINE.py` and `tiphys fork` do about what has changed; see docs/resuming.md.
+    """How `tiphys resume RUN PIPELINE.py` and `tiphys fork` treat each kind of change; see docs/resuming.md.
 
-    ``allow`` says nothing, ``warn`` tells it, ``fork`` lets it happen in a run of
-    another name only, ``refuse`` never. None leaves the default.
+    ``allow`` accepts a change silently, ``warn`` reports it, ``fork`` accepts it
+    only in a run of another name, ``refuse`` never accepts it. None: the default.
 
     Attributes:
         image: Image of a container; by default ``warn``.
         template: Command, arguments, environment, resources, volumes and settings of a step; by default ``warn``.
         code: Source of a function, and the commit that was compiled; by default ``warn``.
         parameters: Values of parameters; by default ``fork``.
-        data: Where input artifacts come from; by default ``fork``.
-        versions: Python and frameworks, against those that wrote the newest checkpoint; by default ``warn``.
-        world_size: GPUs and pods of a training; by default ``warn``.
+        data: Locations of input artifacts; by default ``fork``.
+        versions: Python and frameworks, compared with those of the newest checkpoint; by default ``warn``.
+        world_size: GPUs and pods of a training step; by default ``warn``.
     """
 
-    image: Action | None = None
-    template: Action | None = None
-    code: Action | None = None
-    parameters: Action | None = None
-    data: Action | None = None
-    versions: Action | None = None
-    world_size: Action | None = None
+    image: DriftActionName | None = None
+    template: DriftActionName | None = None
+    code: DriftActionName | None = None
+    parameters: DriftActionName | None = None
+    data: DriftActionName | None = None
+    versions: DriftActionName | None = None
+    world_size: DriftActionName | None = None
 
     def policy(self) -> DriftPolicy:
-        """The policy as it is stored with a run.
+        """The policy that is stored with a run.
 
         Raises:
-            UsageError: one of them is no action.
+            UsageError: a value is not an action.
         """
-        return overridden(DriftPolicy(), {name: action for name, action in asdict(self).items() if action is not None})
+        return override_drift_actions(
+            DriftPolicy(), {name: action for name, action in asdict(self).items() if action is not None}
+        )

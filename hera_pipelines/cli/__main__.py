@@ -1,4 +1,4 @@
-"""``python -m hera_pipelines.cli`` is the ``tiphys`` command, for where no script is installed."""
+"""Runs the ``tiphys`` command as ``python -m hera_pipelines.cli``, where the script is not installed."""
 
 import sys
 

@@ -1,4 +1,9 @@
-"""The command line as a whole: what there is, what holds for all of it, and how it ends."""
+"""Entry point of the ``tiphys`` command.
+
+Holds the table of commands, the global options, and the exit codes. A command's
+module is imported only when it runs, because importing all of them takes most
+of a second.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -10,10 +15,10 @@ import typer
 from typer.main import get_command
 
 import tiphys
-from hera_pipelines.cli.error_messages import EXIT_CODES, report
+from hera_pipelines.cli.error_messages import EXIT_CODES, report_error
 from hera_pipelines.cli.screen import Screen
 
-# Where each command is, and the names of its function and of its examples there.
+# Command → (module, function, constant with the examples for its help).
 _COMMANDS = {
     "demo": ("demo.command", "demo", "EXAMPLES"),
     "run": ("cli.commands.run", "run", "EXAMPLES"),
@@ -27,7 +32,7 @@ _COMMANDS = {
     "get": ("cli.commands.runs", "get", "GET_EXAMPLES"),
     "lineage": ("cli.commands.lineage", "lineage", "EXAMPLES"),
     "sweep": ("cli.commands.sweep", "sweep", "EXAMPLES"),
-    "events": ("cli.commands.runs", "events", "EXAMPLES"),
+    "events": ("cli.commands.runs", "events", "EVENTS_EXAMPLES"),
     "report": ("cli.commands.report", "report", "EXAMPLES"),
     "gc": ("cli.commands.gc", "gc", "EXAMPLES"),
     "janitor": ("cli.commands.janitor", "janitor", "EXAMPLES"),
@@ -41,54 +46,56 @@ _GROUPS = {
     "nodes": "cli.quota_commands.nodes",
 }
 
-# These may stand anywhere on the line, as with kubectl.
-_ANYWHERE = ("--quiet", "--verbose", "--no-color")
+# Accepted before and after the command name, as kubectl does.
+_GLOBAL_OPTIONS = ("--quiet", "--verbose", "--no-color")
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one invocation; return its exit code."""
-    given = _global_options_first(list(sys.argv[1:] if arguments is None else arguments))
-    screen = Screen(quiet="--quiet" in given, color="--no-color" not in given, verbose="--verbose" in given)
+    """Run the command with ``arguments`` (default: ``sys.argv``) and return its exit code."""
+    arguments = _global_options_first(list(sys.argv[1:] if arguments is None else arguments))
+    screen = Screen(quiet="--quiet" in arguments, color="--no-color" not in arguments, verbose="--verbose" in arguments)
     _log_to_stderr(screen.verbose)
     try:
-        result = get_command(_application(given)).main(args=given, prog_name="tiphys", standalone_mode=False)
+        application = get_command(_build_application(arguments))
+        result = application.main(args=arguments, prog_name="tiphys", standalone_mode=False)
     except BrokenPipeError:
-        # The reader of stdout went away, as `head` does: nobody is left to tell.
+        # The reader of stdout has closed the pipe, as `head` does. Closing stderr keeps the interpreter from
+        # reporting the same error again at exit.
         sys.stderr.close()
         return 0
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the last line of defence turns all into one line
-        return report(error, screen)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  every failure ends as one line and an exit code
+        return report_error(error, screen)
     return result if isinstance(result, int) else 0
 
 
 def _log_to_stderr(verbose: bool) -> None:
-    """The plugin's log is for services; here its answers tell the same, and stdout is for data alone."""
+    """Send the plugin's log to stderr, since stdout is for data. Without ``--verbose`` only critical lines appear."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger("info" if verbose else "critical"),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
 
 
-def _application(given: Sequence[str]) -> typer.Typer:
-    """The command that was asked for, or all: to import what the others need would take most of a second."""
+def _build_application(arguments: Sequence[str]) -> typer.Typer:
+    """Build the application with the command that ``arguments`` name, or with all commands if they name none."""
     app = typer.Typer(
         name="tiphys",
-        help="Machine-learning training on Argo Workflows that survives. "
-        "Data goes to stdout, everything else to stderr.",
+        help="Run machine-learning training on Argo Workflows, and resume it after preemptions, crashes and lost "
+        "clusters. Commands print data on stdout, and progress and errors on stderr.",
         epilog=_EPILOG,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         add_completion=True,
     )
-    app.callback()(_globally)
-    first = next((argument for argument in given if argument not in _ANYWHERE), None)
+    app.callback()(_set_global_options)
+    first = next((argument for argument in arguments if argument not in _GLOBAL_OPTIONS), None)
     for name, (module, function, examples) in _COMMANDS.items():
         if first == name or first not in (*_COMMANDS, *_GROUPS):
-            found = import_module(f"hera_pipelines.{module}")
-            app.command(name, epilog=getattr(found, examples))(getattr(found, function))
+            command_module = import_module(f"hera_pipelines.{module}")
+            app.command(name, epilog=getattr(command_module, examples))(getattr(command_module, function))
     for name, module in _GROUPS.items():
         if first == name or first not in (*_COMMANDS, *_GROUPS):
             app.add_typer(import_module(f"hera_pipelines.{module}").app, name=name)
@@ -101,13 +108,15 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-def _globally(
+def _set_global_options(
     context: typer.Context,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing beside data and errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show the trace of an error.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colour; NO_COLOR does the same.")] = False,
-    version: Annotated[  # noqa: ARG001  its callback answers
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only data and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of an error.")] = False,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="Print without colour, as the variable NO_COLOR does.")
+    ] = False,
+    version: Annotated[  # noqa: ARG001  its callback prints the version
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     context.obj = Screen(quiet=quiet, color=not no_color, verbose=verbose)
@@ -115,5 +124,5 @@ def _globally(
 
 def _global_options_first(arguments: list[str]) -> list[str]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    front = [argument for argument in arguments[:end] if argument in _ANYWHERE]
-    return front + [argument for argument in arguments[:end] if argument not in _ANYWHERE] + arguments[end:]
+    front = [argument for argument in arguments[:end] if argument in _GLOBAL_OPTIONS]
+    return front + [argument for argument in arguments[:end] if argument not in _GLOBAL_OPTIONS] + arguments[end:]

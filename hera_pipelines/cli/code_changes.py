@@ -1,4 +1,8 @@
-"""Going on with other code or parameters: what `resume` and `fork` share."""
+"""Changed code and parameters, as ``tiphys resume`` and ``tiphys fork`` take them.
+
+Reads the options that change a run (a new pipeline file, parameters, drift
+actions), compiles the changed Workflow, and prints the differences.
+"""
 
 import difflib
 import importlib.metadata
@@ -9,90 +13,94 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tiphys_controller import Change, Difference, in_words
+from tiphys_controller import DriftFinding, WorkflowChange, format_drift
 
-from hera_pipelines.cli.progress.local import remember_code
+from hera_pipelines.cli.progress.local import record_code_folder
 from hera_pipelines.cli.screen import Screen
-from hera_pipelines.cli.shared_options import load, parse, require_values, with_parameters
-from hera_pipelines.compile.output import commit_of, record_code_version
+from hera_pipelines.cli.shared_options import load_pipeline_file, parse_parameters, require_values, with_parameters
+from hera_pipelines.compile.output import read_git_commit, record_code_version
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, parameters_of
-from tiphys.protocol.drift_policy import Drift, DriftAction
-from tiphys.store import Store, current_workflow
+from tiphys.protocol.compiled_workflow import Manifest, read_workflow_parameters
+from tiphys.protocol.drift_policy import DriftAction, DriftClass
+from tiphys.store import Store, read_current_workflow
 
 FromOption = Annotated[
     list[str] | None,
     typer.Option(
         "--from",
         metavar="STEP",
-        help="Run this step again although it is done, and all that hang on it; may be repeated.",
+        help="Run this finished step again, and all steps that depend on it; may be repeated.",
     ),
 ]
 FileArgument = Annotated[
-    Path | None, typer.Argument(metavar="[PIPELINE.py]", help="Go on with this file in place of what was submitted.")
+    Path | None, typer.Argument(metavar="[PIPELINE.py]", help="Use this file instead of the submitted one.")
 ]
 DriftOption = Annotated[
     list[str] | None,
     typer.Option(
         "--drift",
         metavar="CLASS=ACTION",
-        help=f"What to do about a change, in place of what the pipeline says. Classes: {', '.join(Drift)}; "
-        f"actions: {', '.join(DriftAction)}; may be repeated.",
+        help="Action for one class of changes, instead of the pipeline's own setting. "
+        f"Classes: {', '.join(DriftClass)}; actions: {', '.join(DriftAction)}; may be repeated.",
     ),
 ]
 
 _CONTEXT_LINES = 1
-_MOST_LINES = 40
+_MAX_LINES = 40
 
 
 @dataclass(frozen=True)
-class Edits:
-    """What is to be other than before, as it was asked for on the command line."""
+class RunEdits:
+    """The changes to a run that the command line names."""
 
     file: Path | None = None
-    which: str | None = None
+    pipeline_name: str | None = None
     parameters: Sequence[str] = ()
     drift: Sequence[str] = ()
     executor_plugin: Path | None = None
-    here: bool = True
-    """Whether the programs will run on this machine, with what is installed here."""
+    runs_locally: bool = True
+    """Whether the programs run on this machine, with the packages installed here."""
 
-    def of(self, store: Store, run: str) -> Change:
-        """What to go on with.
+    def build_change(self, store: Store, run: str) -> WorkflowChange:
+        """Build the changed Workflow of ``run``.
 
-        Parameters of the run stay in force for a changed file, as far as it has them.
+        A changed file keeps the run's parameter values for the parameters that it still declares.
 
         Raises:
-            UsageError: the file defines no such pipeline, or there is no such parameter, class or action.
+            UsageError: the file does not define the named pipeline, or a parameter, class or action is unknown.
         """
-        given, actions = parse(self.parameters), _actions(self.drift)
-        found = installed if self.here else None
-        if self.file is None and not given:
-            return Change(None, actions, found)
-        before = current_workflow(store, run)
+        parameters, actions = parse_parameters(self.parameters), _parse_drift_actions(self.drift)
+        version_lookup = installed_version if self.runs_locally else None
+        if self.file is None and not parameters:
+            return WorkflowChange(None, actions, version_lookup)
+        before = read_current_workflow(store, run)
         if self.file is None:
-            return Change(with_parameters(before, given), actions, found)
-        return Change(self._from_file(self.file, store, before, given), actions, found)
+            return WorkflowChange(with_parameters(before, parameters), actions, version_lookup)
+        return WorkflowChange(self._compile_file(self.file, store, before, parameters), actions, version_lookup)
 
-    def _from_file(self, file: Path, store: Store, before: Manifest, given: dict[str, str]) -> Manifest:
-        from hera_pipelines import CronPipeline  # imports Hera, for which no other command should wait
+    def _compile_file(self, file: Path, store: Store, before: Manifest, parameters: dict[str, str]) -> Manifest:
+        from hera_pipelines import CronPipeline  # imports Hera, which takes half a second
 
-        pipeline = load(file, self.which)
-        make = pipeline.workflow if isinstance(pipeline, CronPipeline) else pipeline.compile
-        manifest = make(store=store.url, executor_plugin=self.executor_plugin)
-        kept = {name: value for name, value in parameters_of(before).items() if name in parameters_of(manifest)}
-        ours = {name: value for name, value in kept.items() if not name.startswith("tiphys-")}
-        manifest = with_parameters(manifest, {**ours, **given})
+        pipeline = load_pipeline_file(file, self.pipeline_name)
+        compile_pipeline = pipeline.workflow if isinstance(pipeline, CronPipeline) else pipeline.compile
+        manifest = compile_pipeline(store=store.url, executor_plugin=self.executor_plugin)
+        inherited = {
+            name: value
+            for name, value in read_workflow_parameters(before).items()
+            if name in read_workflow_parameters(manifest)
+        }
+        author_parameters = {name: value for name, value in inherited.items() if not name.startswith("tiphys-")}
+        manifest = with_parameters(manifest, {**author_parameters, **parameters})
         require_values(manifest)
-        record_code_version(manifest, commit_of(file.parent))
-        remember_code(manifest, file.parent)
+        record_code_version(manifest, read_git_commit(file.parent))
+        record_code_folder(manifest, file.parent)
         if account := before["spec"].get("serviceAccountName"):
             manifest["spec"].setdefault("serviceAccountName", account)
         return manifest
 
 
-def installed(package: str) -> str:
-    """The version of a package on this machine, or of ``python``; empty where there is none."""
+def installed_version(package: str) -> str:
+    """Version of an installed package, or of ``python``; empty if the package is not installed."""
     if package == "python":
         return platform.python_version()
     try:
@@ -101,27 +109,27 @@ def installed(package: str) -> str:
         return ""
 
 
-def show_drift(screen: Screen, found: Sequence[Difference]) -> None:
-    """Tell every difference on stderr, with the lines that differ where it is one of source code."""
-    for one in found:
-        screen.note(f"{one.action}: {in_words(one)}")
-        if "\n" in one.before + one.after:
-            for line in _lines(one):
+def show_drift(screen: Screen, differences: Sequence[DriftFinding]) -> None:
+    """Print every difference on stderr; a difference in source code is followed by its diff."""
+    for difference in differences:
+        screen.note(f"{difference.action}: {format_drift(difference)}")
+        if "\n" in difference.before + difference.after:
+            for line in _diff_lines(difference):
                 screen.note(f"  {line}")
 
 
-def _lines(one: Difference) -> list[str]:
-    texts = (one.before.splitlines(), one.after.splitlines())
+def _diff_lines(difference: DriftFinding) -> list[str]:
+    texts = (difference.before.splitlines(), difference.after.splitlines())
     lines = list(difflib.unified_diff(*texts, lineterm="", n=_CONTEXT_LINES))[2:]
-    left = len(lines) - _MOST_LINES
-    return [*lines[:_MOST_LINES], f"… and {left} more lines"] if left > 0 else lines
+    omitted = len(lines) - _MAX_LINES
+    return [*lines[:_MAX_LINES], f"… and {omitted} more lines"] if omitted > 0 else lines
 
 
-def _actions(given: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for text in given:
+def _parse_drift_actions(options: Sequence[str]) -> dict[str, str]:
+    actions = {}
+    for text in options:
         name, equals, action = text.partition("=")
         if not equals:
             raise UsageError(f"drift {text!r} is not CLASS=ACTION; write, for example, --drift image=warn")
-        found[name.replace("-", "_")] = action
-    return found
+        actions[name.replace("-", "_")] = action
+    return actions

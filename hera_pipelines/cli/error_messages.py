@@ -1,7 +1,7 @@
-"""From an exception to one line and an exit code.
+"""Turns an exception into one line on stderr and an exit code.
 
-Expected failures are one sentence that says what to do; the trace is for
-``--verbose``. What Tiphys did not expect is its own fault and says so.
+An expected failure is one sentence that says what to do; ``--verbose`` adds the
+traceback. Any other exception is reported as a bug in Tiphys.
 """
 
 import errno
@@ -12,52 +12,52 @@ import typer
 from hera_pipelines.cli.screen import Screen
 from tiphys.errors import StoreError, TiphysError
 
-INTERRUPTED = 130
-# Full, forbidden or read-only: the machine's condition and nobody's bug.
-_SURROUNDINGS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
+INTERRUPTED_EXIT_CODE = 130
+# A full, forbidden or read-only file system is a condition of the machine, not a bug in Tiphys.
+_MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 EXIT_CODES = {
     0: "done",
-    1: "it failed: a step, a promise, or Tiphys itself",
-    2: "the call, the file or the manifest is wrong",
-    3: "the run, step or object is not there",
-    4: "somebody else holds it, or quota denies it",
-    5: "bytes in storage do not match what was recorded",
-    75: "storage or a service did not answer; try again",
-    INTERRUPTED: "interrupted",
+    1: "a step or a check failed, or Tiphys has a bug",
+    2: "the command line, a file or a manifest is invalid",
+    3: "the run, step or object does not exist",
+    4: "conflict: another owner holds it, or quota denies it",
+    5: "bytes in storage do not match their record",
+    75: "storage or a service is unavailable; try again",
+    INTERRUPTED_EXIT_CODE: "interrupted",
 }
 
 
 class RunFailedError(TiphysError):
-    """The run was carried out and failed."""
+    """The run ended and at least one of its steps failed."""
 
 
 class RunInterruptedError(TiphysError):
-    """A person stopped the run; its finished steps and checkpoints stay."""
+    """A person stopped the run; its finished steps and checkpoints are kept."""
 
-    exit_code = INTERRUPTED
+    exit_code = INTERRUPTED_EXIT_CODE
 
 
-def report(error: BaseException, screen: Screen) -> int:
-    """Say on stderr what went wrong; return the exit code."""
+def report_error(error: BaseException, screen: Screen) -> int:
+    """Print ``error`` on stderr and return the exit code for it."""
     if screen.verbose:
         screen.err.file.write("".join(traceback.format_exception(error)))
-    line, code = _verdict(error)
+    line, code = _describe_error(error)
     screen.err.file.write(f"tiphys: {line}\n")
     return code
 
 
-def _verdict(error: BaseException) -> tuple[str, int]:
+def _describe_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, TiphysError):
         return _one_line(str(error)), error.exit_code
     if isinstance(error, typer.TyperException):
         return f"{_one_line(error.format_message()).rstrip('.')}; see `tiphys --help`", error.exit_code
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return "interrupted", INTERRUPTED
-    if isinstance(error, OSError) and error.errno in _SURROUNDINGS:
+        return "interrupted", INTERRUPTED_EXIT_CODE
+    if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}; make room or access, and try again", StoreError.exit_code
+        return f"{where}{error.strerror}; free space or grant access, and try again", StoreError.exit_code
     kind = type(error).__name__
-    return f"this is a bug in Tiphys: {kind}: {_one_line(str(error))}; repeat with --verbose for the trace", 1
+    return f"this is a bug in Tiphys: {kind}: {_one_line(str(error))}; repeat with --verbose for the traceback", 1
 
 
 def _one_line(message: str) -> str:

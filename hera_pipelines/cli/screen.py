@@ -1,7 +1,7 @@
-"""Where output goes: data to stdout, everything else to stderr.
+"""The two output streams of a command: data on stdout, everything else on stderr.
 
-A script that reads stdout must never meet a progress line, and a person who
-pipes stdout away must still see errors. Colour and live views appear only on a
+A script that reads stdout must never read a progress line, and a person who
+redirects stdout must still see errors. Colour and live views appear only on a
 terminal; ``NO_COLOR`` and ``--no-color`` switch colour off.
 """
 
@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 _PIPE_WIDTH = 10_000
-"""Columns in a pipe: nothing is wrapped or cut for a program."""
+"""Width in columns when the output is a pipe, so that no line is wrapped or cut."""
 
 
 class Format(StrEnum):
-    """What ``-o`` takes where a table makes sense."""
+    """Values of ``-o`` for commands whose data fits a table."""
 
     TABLE = "table"
     JSON = "json"
@@ -31,7 +31,7 @@ class Format(StrEnum):
 
 @dataclass
 class Screen:
-    """The two streams of one invocation, and how much is said on them."""
+    """The output streams of one command, with its global options."""
 
     quiet: bool = False
     color: bool = True
@@ -42,12 +42,12 @@ class Screen:
         self.err = self._console(stderr=True)
 
     def note(self, text: str) -> None:
-        """Tell a person something beside the data; silent under ``--quiet``."""
+        """Print a note on stderr, unless ``--quiet`` is set."""
         if not self.quiet:
             self.err.print(Text(text), soft_wrap=True)
 
     def show(self, renderable: RenderableType) -> None:
-        """Print data for people on stdout; in a pipe without the spaces that pad lines."""
+        """Print data for people on stdout. In a pipe, lines have no trailing spaces."""
         if self.out.is_terminal:
             self.out.print(renderable)
             return
@@ -56,11 +56,11 @@ class Screen:
         self.write("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
     def write(self, text: str) -> None:
-        """Print data for programs on stdout, as it is."""
+        """Print ``text`` on stdout unchanged, with a final newline."""
         self.out.file.write(text if text.endswith("\n") else f"{text}\n")
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-        """Columns without box art, as ``kubectl`` prints them."""
+        """Print a table on stdout without borders, as ``kubectl`` does."""
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
         for column in columns:
             table.add_column(column, overflow="fold", no_wrap=column != columns[-1])
@@ -69,7 +69,7 @@ class Screen:
         self.show(table)
 
     def document(self, document: Any, output: Format) -> None:
-        """One JSON or YAML document; ``document`` consists of JSON types."""
+        """Print ``document``, which consists of JSON types, as JSON or YAML on stdout."""
         if output == Format.YAML:
             self.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
         else:
@@ -82,6 +82,6 @@ class Screen:
         return console
 
 
-def local_time(moment: datetime) -> str:
-    """A moment on the clock of whoever looks."""
+def format_local_time(moment: datetime) -> str:
+    """Format a time in the local time zone, to the second."""
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,13 +1,8 @@
-"""Which cluster a command talks to, chosen by the flags that kubectl has.
+"""Options that several commands share: the cluster, the store, workflow parameters, and the pipeline file.
 
-The Kubernetes client takes most of a second to import, so it is loaded only
-once a command really connects.
-
-Which store a command means, and why that one.
-
-``-p name=value``: workflow parameters, given on the command line.
-
-The pipeline in a file that a person names.
+Cluster options have the names that kubectl uses. The Kubernetes client and Hera
+are imported only when a command uses them, because each takes a noticeable part
+of a second.
 """
 
 import os
@@ -35,13 +30,13 @@ if TYPE_CHECKING:
 ContextOption = Annotated[
     str | None,
     typer.Option(
-        "--context", metavar="NAME", help="Context of the kubeconfig. Otherwise its current one.", show_default=False
+        "--context", metavar="NAME", help="Context of the kubeconfig. Default: its current context.", show_default=False
     ),
 ]
 NamespaceOption = Annotated[
     str | None,
     typer.Option(
-        "-n", "--namespace", metavar="NAME", help="Namespace. Otherwise that of the context.", show_default=False
+        "-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the context.", show_default=False
     ),
 ]
 KubeconfigOption = Annotated[
@@ -49,7 +44,7 @@ KubeconfigOption = Annotated[
     typer.Option(
         "--kubeconfig",
         metavar="FILE",
-        help="Otherwise the variable KUBECONFIG, otherwise ~/.kube/config; in a pod its service account.",
+        help="Kubeconfig file. Default: the variable KUBECONFIG, then ~/.kube/config; in a pod, its service account.",
         show_default=False,
     ),
 ]
@@ -60,16 +55,16 @@ ArgoServerOption = Annotated[
         metavar="HOST:PORT",
         envvar="ARGO_SERVER",
         show_envvar=False,
-        help="Workflows through this argo-server. Otherwise the variable ARGO_SERVER; ARGO_TOKEN and the others of "
-        "Argo's own command are read, too. Without one, through the API server.",
+        help="Access Workflows through this argo-server. Default: the variable ARGO_SERVER; ARGO_TOKEN and the other "
+        "variables of the argo command apply too. Without an argo-server, the API server is used.",
         show_default=False,
     ),
 ]
 
 
 @dataclass(frozen=True)
-class Where:
-    """The cluster that the options name."""
+class ClusterOptions:
+    """The cluster options of one command."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -77,84 +72,90 @@ class Where:
     argo_server: str | None = None
 
     def connect(self) -> "KubeApi":
-        """Connect to its API server; raises as `connect`."""
-        return connect(self.kubeconfig, self.context, self.namespace)
+        """Connect to the API server; raises as `connect_cluster`."""
+        return connect_cluster(self.kubeconfig, self.context, self.namespace)
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The options by which a later command, as a person types it, finds the cluster again."""
-        given = os.environ.get("ARGO_SERVER") != self.argo_server
+    def command_arguments(self) -> tuple[str, ...]:
+        """The options that a later command needs to reach the same cluster."""
+        is_option_needed = os.environ.get("ARGO_SERVER") != self.argo_server
         options = (
-            ("--argo-server", self.argo_server if given else None),
+            ("--argo-server", self.argo_server if is_option_needed else None),
             ("--context", self.context),
             ("--kubeconfig", self.kubeconfig),
         )
         return tuple(word for option, value in options if value for word in (option, str(value)))
 
 
-def connect(kubeconfig: Path | None, context: str | None, namespace: str | None) -> "KubeApi":
-    """Connect to the cluster that the options name; ``namespace`` of the answer is what ``-n`` says, if anything.
+def connect_cluster(kubeconfig: Path | None, context: str | None, namespace: str | None) -> "KubeApi":
+    """Connect to a cluster. ``namespace``, if given, becomes the namespace of the connection.
 
     Raises:
-        UsageError: there is no such cluster, or the kubeconfig is wrong.
+        UsageError: the kubeconfig is invalid or has no such context.
     """
     from tiphys import kube
 
-    api = kube.connect(kubeconfig, context)
+    api = kube.connect_to_cluster(kubeconfig, context)
     api.namespace = namespace or api.namespace
     return api
 
 
 DEFAULT_STORE = Path(".tiphys/store")
 DEFAULT_STATE = Path(".tiphys/state")
-_OPTION, _PIPELINE, _DEFAULT = "--store", "the pipeline", "the default"
+_FROM_OPTION, _FROM_PIPELINE, _FROM_DEFAULT = "--store", "the pipeline", "the default"
 
-_WHERE = "s3://bucket/prefix, file:///dir or a path. Otherwise the variable TIPHYS_STORE, otherwise "
-_HERE = ".tiphys/store in the working directory."
-StoreOption = Annotated[str | None, typer.Option(_OPTION, metavar="URL", help=f"{_WHERE}{_HERE}", show_default=False)]
+_STORE_HELP = "Store of the runs: s3://bucket/prefix, file:///dir or a path. Default: the variable TIPHYS_STORE, then "
+_DEFAULT_STORE_HELP = ".tiphys/store in the working directory."
+StoreOption = Annotated[
+    str | None,
+    typer.Option(_FROM_OPTION, metavar="URL", help=f"{_STORE_HELP}{_DEFAULT_STORE_HELP}", show_default=False),
+]
 WritingStoreOption = Annotated[
     str | None,
     typer.Option(
-        _OPTION, metavar="URL", help=f"{_WHERE}what the pipeline names, otherwise {_HERE}", show_default=False
+        _FROM_OPTION,
+        metavar="URL",
+        help=f"{_STORE_HELP}the pipeline's own store, then {_DEFAULT_STORE_HELP}",
+        show_default=False,
     ),
 ]
 
 
 def existing_store(screen: Screen, given: str | None) -> Store:
-    """The store to read; `NotFoundError` if there is none at that place."""
-    return open_store(_choose(screen, given, ""), must_exist=True)
+    """Open the store to read; raises `NotFoundError` if it does not exist."""
+    return open_store(_choose_store(screen, given, ""), must_exist=True)
 
 
 def store_for_writing(screen: Screen, given: str | None, pipeline: str = "") -> Store:
-    """The store to write; a directory is made if it is missing. ``pipeline`` is what the file asks for."""
-    return open_store(_choose(screen, given, pipeline))
+    """Open the store to write; a missing directory is created. ``pipeline`` is the store that the pipeline names."""
+    return open_store(_choose_store(screen, given, pipeline))
 
 
-def must_be_named(given: str | None, pipeline: str = "") -> bool:
-    """Whether a later command finds this store only by ``--store``."""
-    _, source = _chosen(given, pipeline)
-    return source in (_OPTION, _PIPELINE)
+def needs_store_option(given: str | None, pipeline: str = "") -> bool:
+    """Whether a later command needs ``--store`` to find this store."""
+    _, source = _resolve_store(given, pipeline)
+    return source in (_FROM_OPTION, _FROM_PIPELINE)
 
 
-def is_named(given: str | None, pipeline: str = "") -> bool:
-    """Whether anything names a store, so that it is not a folder of this working directory."""
-    _, source = _chosen(given, pipeline)
-    return source != _DEFAULT
+def is_store_named(given: str | None, pipeline: str = "") -> bool:
+    """Whether an option, a variable or the pipeline names the store, so that it is not the default folder."""
+    _, source = _resolve_store(given, pipeline)
+    return source != _FROM_DEFAULT
 
 
-def _choose(screen: Screen, given: str | None, pipeline: str) -> str:
-    url, source = _chosen(given, pipeline)
+def _choose_store(screen: Screen, given: str | None, pipeline: str) -> str:
+    url, source = _resolve_store(given, pipeline)
     screen.note(f"store {url} (from {source})")
     return url
 
 
-def _chosen(given: str | None, pipeline: str) -> tuple[str, str]:
-    """URL of the store, and what said so."""
+def _resolve_store(given: str | None, pipeline: str) -> tuple[str, str]:
+    """URL of the store, and the source that named it."""
     choices = (
-        (given, _OPTION),
+        (given, _FROM_OPTION),
         (os.environ.get(environment.STORE), environment.STORE),
-        (pipeline, _PIPELINE),
-        (str(Path.cwd() / DEFAULT_STORE), _DEFAULT),
+        (pipeline, _FROM_PIPELINE),
+        (str(Path.cwd() / DEFAULT_STORE), _FROM_DEFAULT),
     )
     return next((url, source) for url, source in choices if url)
 
@@ -165,10 +166,10 @@ ParameterOption = Annotated[
 ]
 
 
-def parse(given: Sequence[str]) -> dict[str, str]:
-    """Names and values; `UsageError` for what is not ``name=value``."""
+def parse_parameters(options: Sequence[str]) -> dict[str, str]:
+    """Values by name; raises `UsageError` if an option is not ``NAME=VALUE``."""
     values = {}
-    for text in given:
+    for text in options:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise UsageError(f"parameter {text!r} is not NAME=VALUE; write, for example, -p lr=0.1")
@@ -177,16 +178,18 @@ def parse(given: Sequence[str]) -> dict[str, str]:
 
 
 def with_parameters(manifest: Manifest, values: Mapping[str, str]) -> Manifest:
-    """``manifest`` (a Workflow or CronWorkflow) with these values in force; the others keep theirs.
+    """Return ``manifest`` (a Workflow or CronWorkflow) with these parameter values; other parameters keep theirs.
 
     Raises:
-        UsageError: the workflow has no such parameter.
+        UsageError: the workflow does not declare one of the parameters.
     """
     filled = deepcopy(manifest)
-    declared = _declared(filled)
+    declared = _declared_parameters(filled)
     names = [parameter["name"] for parameter in declared]
     if unknown := sorted(set(values) - set(names)):
-        raise UsageError(f"the pipeline has no parameter {unknown[0]!r}; it has: {', '.join(_own(names)) or 'none'}")
+        raise UsageError(
+            f"the pipeline has no parameter {unknown[0]!r}; it has: {', '.join(_author_parameters(names)) or 'none'}"
+        )
     for parameter in declared:
         if parameter["name"] in values:
             parameter["value"] = values[parameter["name"]]
@@ -194,24 +197,24 @@ def with_parameters(manifest: Manifest, values: Mapping[str, str]) -> Manifest:
 
 
 def require_values(manifest: Manifest) -> None:
-    """Raise `UsageError` for a parameter that nobody gives a value: Argo would refuse it too, but later."""
-    for parameter in _declared(manifest):
+    """Raise `UsageError` for a parameter without a value. Argo would refuse it too, but only after the submission."""
+    for parameter in _declared_parameters(manifest):
         if parameter.get("value") is None and not parameter.get("valueFrom"):
             raise UsageError(f"parameter {parameter['name']!r} has no value; give one with -p {parameter['name']}=…")
 
 
-def _declared(manifest: Manifest) -> list[Manifest]:
+def _declared_parameters(manifest: Manifest) -> list[Manifest]:
     spec = manifest["spec"].get("workflowSpec", manifest["spec"])
     declared: list[Manifest] = (spec.get("arguments") or {}).get("parameters") or []
     return declared
 
 
-def _own(names: Sequence[str]) -> list[str]:
+def _author_parameters(names: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith("tiphys-")]
 
 
 PipelineOption = Annotated[
-    str | None, typer.Option("--pipeline", metavar="NAME", help="Which pipeline, where the file defines several.")
+    str | None, typer.Option("--pipeline", metavar="NAME", help="Name of the pipeline, if the file defines several.")
 ]
 
 ExecutorPluginOption = Annotated[
@@ -219,15 +222,15 @@ ExecutorPluginOption = Annotated[
     typer.Option(
         "--executor-plugin",
         metavar="FILE",
-        help="Have the Workflow bring this executor plugin along (YAML of the ConfigMap tiphys-executor-plugin or of "
+        help="Embed this executor plugin in the Workflow (YAML of the ConfigMap tiphys-executor-plugin or of "
         "an ExecutorPlugin), for an Argo with ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true.",
     ),
 ]
 
 
-def load(file: Path, name: str | None) -> "AnyPipeline":
-    """Like `hera_pipelines.load_pipeline`; what the file prints goes to stderr, since stdout is for data."""
-    from hera_pipelines import load_pipeline  # imports Hera, for which no other command should wait
+def load_pipeline_file(file: Path, name: str | None) -> "AnyPipeline":
+    """Load a pipeline like `hera_pipelines.load_pipeline`; output of the file goes to stderr, not to stdout."""
+    from hera_pipelines import load_pipeline  # imports Hera, which takes half a second
 
     with redirect_stdout(sys.stderr):
         return load_pipeline(file, name)

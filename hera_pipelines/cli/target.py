@@ -1,22 +1,26 @@
-"""Here, or on a cluster? Says where a command works, and refuses options that mean nothing there, by name."""
+"""Decides whether a command works on this machine or on a cluster, and which cluster.
+
+Refuses options that have no meaning there, and opens the cluster through its API
+server or through an argo-server.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tiphys_controller import ADDRESS, is_known
+from tiphys_controller import ADDRESS_PREFIX, is_stable_cluster_name
 
-from hera_pipelines.cli.shared_options import Where
+from hera_pipelines.cli.shared_options import ClusterOptions
 from tiphys.errors import TiphysError, UsageError
-from tiphys.store import Store, Submission, submissions
+from tiphys.store import Store, Submission, read_submissions
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
 
 
-_CLUSTERS = ("kubernetes:", ADDRESS)
-"""So begin the names of all clusters of Kubernetes, and of one that is known by its argo-server alone."""
+_CLUSTER_PREFIXES = ("kubernetes:", ADDRESS_PREFIX)
+"""Prefixes of recorded cluster names: a Kubernetes cluster, or one that is known only by its argo-server."""
 
 ENGINE_OPTIONS = {
     "state": "--state",
@@ -32,31 +36,31 @@ CLUSTER_OPTIONS = {
     "argo_server": "--argo-server",
 }
 
-ToClusterOption = Annotated[
-    bool, typer.Option("--cluster", help="On the cluster of the kubeconfig, in place of this machine.")
+OnClusterOption = Annotated[
+    bool, typer.Option("--cluster", help="Run on the cluster of the kubeconfig instead of on this machine.")
 ]
 
 
-def refuse(command: typer.Context, options: Mapping[str, str], why: str) -> None:
-    """Refuse those ``options`` (names by parameter) that were given on the command line.
+def refuse_options(command: typer.Context, options: Mapping[str, str], why: str) -> None:
+    """Refuse ``options`` (option names by parameter name) if the command line contains one of them.
 
     Raises:
-        UsageError: one was.
+        UsageError: the command line contains one; ``why`` is the reason in the message.
     """
-    if given := [option for parameter, option in options.items() if _is_given(command, parameter)]:
-        raise UsageError(f"{', '.join(given)}: {why}")
+    if refused := [option for parameter, option in options.items() if _is_given(command, parameter)]:
+        raise UsageError(f"{', '.join(refused)}: {why}")
 
 
 def last_submission(store: Store, run: str) -> Submission | None:
-    """The last submission of a run; None before the first."""
-    return next(iter(reversed(submissions(store, run))), None)
+    """The newest submission of a run; None if the run was never submitted."""
+    return next(iter(reversed(read_submissions(store, run))), None)
 
 
 def runs_on_cluster(last: Submission | None, cluster: bool, local: bool) -> bool:
-    """Whether a run goes on at a cluster: where its last submission went, unless an option says otherwise.
+    """Whether to continue a run on a cluster: where its last submission ran, unless an option chooses.
 
     Raises:
-        UsageError: both options are given.
+        UsageError: both options are set.
     """
     if cluster and local:
         raise UsageError("--cluster and --local exclude each other; give one of them")
@@ -64,79 +68,82 @@ def runs_on_cluster(last: Submission | None, cluster: bool, local: bool) -> bool
 
 
 def is_on_cluster(last: Submission | None) -> bool:
-    """Whether a submission went to a cluster of Kubernetes, and not to an engine on some machine."""
-    return ran_on(last).startswith(_CLUSTERS)
+    """Whether a submission went to a Kubernetes cluster, not to a local engine."""
+    return cluster_of_submission(last).startswith(_CLUSTER_PREFIXES)
 
 
-def ran_on(last: Submission | None) -> str:
-    """The cluster that a submission went to; empty where nobody wrote it down."""
+def cluster_of_submission(last: Submission | None) -> str:
+    """Name of the cluster that a submission went to; empty if it was not recorded."""
     if last is None:
         return ""
-    return last.bound.cluster if last.bound else last.claim.cluster
+    return last.binding.cluster if last.binding else last.claim.cluster
 
 
-def cluster_submitter(where: Where, note: Callable[[str], object] = lambda _: None) -> tuple["ClusterSubmitter", str]:
-    """The cluster that the options name, and the namespace in it; empty where nothing names one.
+def cluster_submitter(
+    cluster_options: ClusterOptions, note: Callable[[str], object] = lambda _: None
+) -> tuple["ClusterSubmitter", str]:
+    """Return a submitter for the cluster that the options name, and its namespace (empty if nothing names one).
 
     Args:
-        where: The options.
-        note: Told what an argo-server alone cannot.
+        cluster_options: Cluster options of the command.
+        note: Called with a sentence about what is unknown when only an argo-server answers.
 
     Raises:
-        UsageError: there is no such cluster.
-        NotFoundError: there is no such namespace.
+        UsageError: the cluster does not exist.
+        NotFoundError: the namespace does not exist.
     """
-    from tiphys_controller.kubernetes import KubernetesSubmitter  # only a command that talks to a cluster needs it
+    # Imported here, because only commands that talk to a cluster need the Kubernetes client.
+    from tiphys_controller.kubernetes import KubernetesSubmitter
 
-    from tiphys.kube import cluster_name
+    from tiphys.kube import identify_cluster
 
-    if where.argo_server:
-        return _through_argo_server(where, where.argo_server, note)
-    api = where.connect()
-    return KubernetesSubmitter(api, cluster_name(api)), api.namespace
+    if cluster_options.argo_server:
+        return _through_argo_server(cluster_options, cluster_options.argo_server, note)
+    api = cluster_options.connect()
+    return KubernetesSubmitter(api, identify_cluster(api)), api.namespace
 
 
 def _through_argo_server(
-    where: Where, argo_server: str, note: Callable[[str], object]
+    cluster_options: ClusterOptions, argo_server: str, note: Callable[[str], object]
 ) -> tuple["ClusterSubmitter", str]:
     from tiphys_controller import argo_server as argo
 
-    from tiphys.kube import cluster_name
+    from tiphys.kube import identify_cluster
     from tiphys.kube.resources import WORKFLOWS
 
     api, cluster = None, None
     try:
-        api = where.connect()
-        api.get(WORKFLOWS, api.namespace, "tiphys")  # may it look at Workflows?
-        cluster = cluster_name(api)
+        api = cluster_options.connect()
+        api.get(WORKFLOWS, api.namespace, "tiphys")  # fails if this account may not read Workflows
+        cluster = identify_cluster(api)
     except TiphysError as error:
-        if where.kubeconfig or where.context:
+        if cluster_options.kubeconfig or cluster_options.context:
             raise
         note(
-            f"which cluster is behind argo-server {argo_server} is not known, because no API server tells: {error}; "
-            "a submission that it does not show counts as running, until it is passed over with --force"
+            f"the cluster behind argo-server {argo_server} cannot be identified without an API server: {error}; "
+            "a submission that the argo-server does not show counts as running, unless --force is given"
         )
-    server = argo.argo_server(argo_server, os.environ, api.authorization if api else lambda: "")
-    namespace = where.namespace or os.environ.get("ARGO_NAMESPACE") or (api.namespace if api else "")
+    server = argo.connect_argo_server(argo_server, os.environ, api.authorization if api else lambda: "")
+    namespace = cluster_options.namespace or os.environ.get("ARGO_NAMESPACE") or (api.namespace if api else "")
     return argo.ArgoServerSubmitter(server, cluster, api if cluster else None), namespace
 
 
-def must_be_the_cluster_of(last: Submission, cluster: str, run: str) -> None:
-    """Refuse a cluster other than that in which the last submission ran, if both have a name.
+def require_same_cluster(last: Submission, cluster: str, run: str) -> None:
+    """Refuse a cluster other than the one that the last submission ran in, if both clusters have a stable name.
 
     Raises:
-        UsageError: both are named, and what to do.
+        UsageError: the clusters differ.
     """
-    held = ran_on(last)
-    if held != cluster and is_known(held) and is_known(cluster):
+    last_cluster = cluster_of_submission(last)
+    if last_cluster != cluster and is_stable_cluster_name(last_cluster) and is_stable_cluster_name(cluster):
         raise UsageError(
-            f"the last submission of run {run} went to cluster {held}, and this kubeconfig leads to {cluster}; choose "
-            "the right one with --context or --kubeconfig, or go on in this one with --cluster"
+            f"the last submission of run {run} went to cluster {last_cluster}, and this kubeconfig leads to {cluster}; "
+            "choose the right cluster with --context or --kubeconfig, or resume in this one with --cluster"
         )
 
 
-def words(options: Iterable[tuple[str, object]]) -> list[str]:
-    """``--option value`` of those that have a value, for a command that a person is to type."""
+def command_arguments(options: Iterable[tuple[str, object]]) -> list[str]:
+    """``--option value`` for each option with a value, as words of a command line."""
     return [word for option, value in options if value for word in (option, str(value))]
 
 

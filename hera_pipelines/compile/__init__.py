@@ -1,4 +1,4 @@
-"""From the Workflow that Hera builds to the Workflow that Argo runs: one pure function."""
+"""Compiles the Workflow that Hera builds into the Workflow that Argo runs, as one pure function."""
 
 from hera_pipelines.compile.executor_plugins import read_executor_plugin
 from hera_pipelines.compile.output import cron_workflow, to_workflow_yaml, workflow_template

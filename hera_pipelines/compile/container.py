@@ -1,6 +1,7 @@
-"""Where the pod of a step may run, what it gets there, and how long it may take to leave.
+"""Environment, placement and lifetime of a step's container: what compile adds to the author's template.
 
-What a gated container finds in its environment.
+`build_step_environment` sets the variables of `tiphys.protocol.environment`.
+`apply_placement` sets GPUs, nodes, volume, deadline and grace period.
 """
 
 import json
@@ -8,7 +9,7 @@ from typing import Any
 
 from hera_pipelines.compile import references as names
 from hera_pipelines.compile.gated_step import GatedStep, program_container
-from hera_pipelines.compile.plugin_templates import input_value
+from hera_pipelines.compile.plugin_templates import input_placeholder
 from hera_pipelines.compile.settings import SharedVolume
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
@@ -16,38 +17,38 @@ from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, CheckpointPolicy, GpuRequest
 
 
-def variables(step: GatedStep, store: str) -> list[Manifest]:
-    """The variables of `tiphys.protocol.environment`, as Kubernetes wants them."""
+def build_step_environment(step: GatedStep, store: str) -> list[Manifest]:
+    """The variables of `tiphys.protocol.environment` as ``env`` of a container; ``store`` is the run store's URL."""
     values = {
         environment.STORE: store,
-        environment.RUN: _answer("run-id"),
-        environment.STEP: _answer("step"),
-        environment.ATTEMPT: _answer("attempt"),
+        environment.RUN: _admit_output_placeholder("run-id"),
+        environment.STEP: _admit_output_placeholder("step"),
+        environment.ATTEMPT: _admit_output_placeholder("attempt"),
         environment.GRACE_SECONDS: str(step.grace_seconds),
     }
     checkpoints = step.spec().checkpoints
     if checkpoints is not None:
         values |= _checkpoint_values(checkpoints, store)
         values[environment.IMAGE] = program_container(step.program).get("image", "")
-    values |= _paths(step)
+    values |= _path_variables(step)
     return [{"name": name, "value": value} for name, value in values.items() if value]
 
 
 def _checkpoint_values(policy: CheckpointPolicy, store: str) -> dict[str, str]:
     return {
-        environment.LINEAGE: _answer("lineage"),
-        environment.RESUME_FROM: _answer("resume-from"),
-        environment.CHECKPOINT_URI: _answer("checkpoint-uri"),
+        environment.LINEAGE: _admit_output_placeholder("lineage"),
+        environment.RESUME_FROM: _admit_output_placeholder("resume-from"),
+        environment.CHECKPOINT_URI: _admit_output_placeholder("checkpoint-uri"),
         environment.CHECKPOINT_STORE: policy.store or store,
-        environment.SAVE_EVERY: _every(policy),
+        environment.SAVE_EVERY: _format_save_interval(policy),
         environment.KEEP_LAST: "all" if policy.keep_last is None else str(policy.keep_last),
         environment.METRICS: policy.metrics,
-        **_rarely_set(policy),
+        **_optional_values(policy),
     }
 
 
-def _rarely_set(policy: CheckpointPolicy) -> dict[str, str]:
-    """What few ask for, so that the Workflows of all others do not grow by it."""
+def _optional_values(policy: CheckpointPolicy) -> dict[str, str]:
+    """Variables of rarely used options: they are left out where unset, to keep other Workflows small."""
     values = {
         environment.KEEP_EVERY: f"{policy.keep_every} steps" if policy.keep_every else "",
         environment.KEEP_BEST: str(policy.keep_best or ""),
@@ -62,22 +63,22 @@ def _rarely_set(policy: CheckpointPolicy) -> dict[str, str]:
     return values
 
 
-def _every(policy: CheckpointPolicy) -> str:
+def _format_save_interval(policy: CheckpointPolicy) -> str:
     if policy.every_bounds:
         lowest, highest = policy.every_bounds
         return f"auto:{lowest:g}s..{highest:g}s"
     return f"{policy.every:g}{'s' if policy.every_unit == 'seconds' else ' steps'}"
 
 
-def _paths(step: GatedStep) -> dict[str, str]:
+def _path_variables(step: GatedStep) -> dict[str, str]:
     inputs = {environment.input_path_variable(a["name"]): a["path"] for a in step.input_artifacts}
     parameters = {environment.output_path_variable(p["name"]): p["valueFrom"]["path"] for p in step.output_parameters}
     artifacts = {environment.output_path_variable(a["name"]): a["path"] for a in step.output_artifacts}
     return inputs | parameters | artifacts
 
 
-def _answer(name: str) -> str:
-    return f"{{{{inputs.parameters.{names.answer(name)}}}}}"
+def _admit_output_placeholder(name: str) -> str:
+    return f"{{{{inputs.parameters.{names.admit_output_parameter(name)}}}}}"
 
 
 GPU = "nvidia.com/gpu"
@@ -85,7 +86,7 @@ GPU_PRODUCT = "nvidia.com/gpu.product"
 GPU_MEMORY_MB = "nvidia.com/gpu.memory"
 
 
-def place(template: Manifest, step: GatedStep) -> None:
+def apply_placement(template: Manifest, step: GatedStep) -> None:
     """Write the step's GPUs, nodes, volume, deadline and grace period into its run template."""
     settings = step.settings
     if settings.gpu is not None:
@@ -93,35 +94,35 @@ def place(template: Manifest, step: GatedStep) -> None:
     if settings.spot:
         _allow_spot(template, step)
     if settings.volume is not None:
-        _mount(template, settings.volume)
+        _mount_volume(template, settings.volume)
     if settings.deadline_seconds is not None:
         template["activeDeadlineSeconds"] = settings.deadline_seconds
     if settings.gang is not None:
-        return  # its pods are not Argo's, which alone can be patched
-    if step.trains:
-        # admit knows more than we do: nodes to avoid, memory to add, and the grace period.
-        template["podSpecPatch"] = input_value(names.answer("pod-patch"))
+        return  # Argo applies podSpecPatch only to pods that it creates, and others create those of a gang
+    if step.is_training:
+        # admit adds what is known only at run time: nodes to avoid and more memory, beside the grace period.
+        template["podSpecPatch"] = input_placeholder(names.admit_output_parameter("pod-patch"))
     elif settings.grace_seconds is not None:
         template["podSpecPatch"] = json.dumps({"terminationGracePeriodSeconds": step.grace_seconds})
 
 
 def _request_gpus(template: Manifest, step: str, gpu: GpuRequest) -> None:
     limits = program_container(template).setdefault("resources", {}).setdefault("limits", {})
-    each = gpu.gpus // gpu.members
-    if str(limits.setdefault(GPU, str(each))) != str(each):
+    count = gpu.gpus_per_member
+    if str(limits.setdefault(GPU, str(count))) != str(count):
         raise UsageError(
-            f"step {step!r} asks for {each} GPU{'s' if each > 1 else ''} and its resources for {limits[GPU]}; "
+            f"step {step!r} asks for {count} GPU{'s' if count > 1 else ''} and its resources for {limits[GPU]}; "
             f"drop {GPU} from the resources"
         )
     if gpu.gpu_type is not None:
         template["nodeSelector"] = {**(template.get("nodeSelector") or {}), GPU_PRODUCT: gpu.gpu_type}
     if gpu.min_gpu_memory_mb is not None:
         # Gt is strict, and Kubernetes has no operator for "at least".
-        _require(template, {"key": GPU_MEMORY_MB, "operator": "Gt", "values": [str(gpu.min_gpu_memory_mb - 1)]})
+        _require_node(template, {"key": GPU_MEMORY_MB, "operator": "Gt", "values": [str(gpu.min_gpu_memory_mb - 1)]})
 
 
-def _require(template: Manifest, expression: Manifest) -> None:
-    """Add ``expression`` to every node selector term: terms are alternatives, expressions of one are not."""
+def _require_node(template: Manifest, expression: Manifest) -> None:
+    """Add ``expression`` to every node selector term: Kubernetes needs one term, with all its expressions, to match."""
     node_affinity = template.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = node_affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     for term in required.setdefault("nodeSelectorTerms", [{}]):
@@ -137,11 +138,11 @@ def _allow_spot(template: Manifest, step: GatedStep) -> None:
     ]
     if tolerated:
         template["tolerations"] = [*(template.get("tolerations") or []), *tolerated]
-    if len(kinds) == 1 and not step.leaves_spot:
+    if len(kinds) == 1 and not step.may_leave_spot:
         template["nodeSelector"] = {**(template.get("nodeSelector") or {}), kinds[0].label: kinds[0].value}
 
 
-def _mount(template: Manifest, volume: SharedVolume) -> None:
+def _mount_volume(template: Manifest, volume: SharedVolume) -> None:
     claim = {"name": names.CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": volume.claim}}
     template["volumes"] = [*(template.get("volumes") or []), claim]
     container = program_container(template)

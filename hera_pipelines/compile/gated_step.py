@@ -1,4 +1,4 @@
-"""One gated step on its way through compile: the author's task, program and settings together."""
+"""`GatedStep`: the author's task, template and settings of one step, from which compile makes all its templates."""
 
 import math
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.operations import MEMORY_OUTPUTS
-from tiphys.protocol.step_spec import STEP_ANNOTATION, GpuRequest, Kind, NodeKind, StepSpec
-from tiphys.records import digest
+from tiphys.protocol.step_spec import STEP_ANNOTATION, GpuRequest, NodeLabelValue, StepKind, StepSpec
+from tiphys.records import json_digest
 
 DEFAULT_GRACE_SECONDS = 30.0
-"""What Kubernetes gives a pod that asks for nothing."""
+"""Kubernetes' default of ``terminationGracePeriodSeconds``."""
 
 _PROGRAM_FIELDS = ("image", "command", "args", "env", "envFrom", "workingDir", "source")
 
@@ -34,8 +34,8 @@ class GatedStep:
         return names.StepNames(self.name)
 
     @property
-    def trains(self) -> bool:
-        return self.settings.kind is Kind.TRAIN
+    def is_training(self) -> bool:
+        return self.settings.kind is StepKind.TRAIN
 
     @property
     def fan_out(self) -> bool:
@@ -43,29 +43,29 @@ class GatedStep:
 
     @property
     def input_parameters(self) -> list[Manifest]:
-        return listed(self.program, "inputs", "parameters")
+        return list_declared(self.program, "inputs", "parameters")
 
     @property
     def input_artifacts(self) -> list[Manifest]:
-        return listed(self.program, "inputs", "artifacts")
+        return list_declared(self.program, "inputs", "artifacts")
 
     @property
     def output_parameters(self) -> list[Manifest]:
-        return listed(self.program, "outputs", "parameters")
+        return list_declared(self.program, "outputs", "parameters")
 
     @property
     def output_artifacts(self) -> list[Manifest]:
-        return listed(self.program, "outputs", "artifacts")
+        return list_declared(self.program, "outputs", "artifacts")
 
     @property
     def grace_seconds(self) -> int:
-        """Whole seconds, because that is what a pod can have."""
+        """Grace period in whole seconds, since the field of the pod is an integer."""
         declared = self.settings.grace_seconds
         return math.ceil(DEFAULT_GRACE_SECONDS if declared is None else declared)
 
     @property
     def admitted_memory(self) -> dict[str, str]:
-        """Memory of each of several pods by the name of admit's answer, as declared; empty where it may not grow."""
+        """Declared memory of each gang member, by the output of admit that may raise it; empty where it is fixed."""
         if self.settings.gang is None or self.settings.retry.memory_ceiling_bytes is None:
             return {}
         resources = program_container(self.program).get("resources") or {}
@@ -73,12 +73,12 @@ class GatedStep:
         return {name: str(amount) for name, amount in memory.items() if amount is not None}
 
     @property
-    def leaves_spot(self) -> bool:
-        """Whether admit says, for several pods, if they run on spot nodes."""
+    def may_leave_spot(self) -> bool:
+        """Whether admit may move the members of a gang off spot nodes."""
         return self.settings.gang is not None and self.settings.retry.on_demand_after is not None
 
     def spec(self) -> StepSpec:
-        """The policy that plugin and controller follow."""
+        """The `StepSpec` that plugin and controller read."""
         checkpoints = self.settings.checkpoints
         if checkpoints is not None and self.settings.volume is not None:
             checkpoints = checkpoints.model_copy(update={"store": f"file://{self.settings.volume.mount_path}"})
@@ -91,42 +91,43 @@ class GatedStep:
             cache=self.settings.cache,
             share=self.settings.share,
             retry=self.settings.retry,
-            gpu=self._gpu(),
+            gpu=self._gpu_request(),
             checkpoints=checkpoints,
             grace_seconds=self.grace_seconds,
             fan_out=self.fan_out,
             gang=self.settings.gang,
-            spot=self._left_spot(),
+            spot=self._avoidable_spot_nodes(),
         )
 
-    def _left_spot(self) -> tuple[NodeKind, ...]:
-        """The spot nodes that attempts may have to stay off; none where they never do."""
+    def _avoidable_spot_nodes(self) -> tuple[NodeLabelValue, ...]:
+        """The spot nodes that attempts may have to avoid; empty where the policy never keeps attempts off them."""
         kinds = () if self.settings.retry.on_demand_after is None else self.settings.spot
-        return tuple(NodeKind(label=kind.label, value=kind.value) for kind in kinds)
+        return tuple(NodeLabelValue(label=kind.label, value=kind.value) for kind in kinds)
 
-    def _gpu(self) -> GpuRequest | None:
-        """The GPUs, with the time after which Argo ends the pod, and what it may use, where the author says so."""
+    def _gpu_request(self) -> GpuRequest | None:
+        """The author's `GpuRequest`, with the longest time that a pod can run, and the use of spot nodes."""
         gpu = self.settings.gpu
         if gpu is None:
             return None
         deadline = self.settings.deadline_seconds or self.program.get("activeDeadlineSeconds")
-        known = {"seconds": deadline + self.grace_seconds} if isinstance(deadline, int) else {}
+        duration = {"seconds": deadline + self.grace_seconds} if isinstance(deadline, int) else {}
         kinds = len(self.settings.spot)
-        return gpu.model_copy(update={**known, **({"spot": "only" if kinds == 1 else "allowed"} if kinds else {})})
+        spot = {"spot": "only" if kinds == 1 else "allowed"} if kinds else {}
+        return gpu.model_copy(update={**duration, **spot})
 
 
-def find_gated(entry: Manifest, templates: list[Manifest]) -> list[GatedStep]:
-    """The gated steps of the entry DAG, in the order written."""
-    programs = {t["name"]: t for t in templates if settings_text(t) is not None}
+def find_gated_steps(entry: Manifest, templates: list[Manifest]) -> list[GatedStep]:
+    """Return the gated steps of the entry DAG, in the order of its tasks."""
+    programs = {t["name"]: t for t in templates if settings_annotation(t) is not None}
     return [
-        GatedStep(task["name"], task, programs[task["template"]], _settings(programs[task["template"]]))
+        GatedStep(task["name"], task, programs[task["template"]], _parse_settings(programs[task["template"]]))
         for task in entry["dag"].get("tasks") or []
         if task.get("template") in programs
     ]
 
 
-def settings_text(template: Manifest) -> str | None:
-    """The author's settings, as annotated; None for a template that Tiphys leaves alone."""
+def settings_annotation(template: Manifest) -> str | None:
+    """The author's settings as JSON; None for a template that is not a step of Tiphys."""
     text: str | None = ((template.get("metadata") or {}).get("annotations") or {}).get(STEP_ANNOTATION)
     return text
 
@@ -138,33 +139,33 @@ def program_container(template: Manifest) -> Manifest:
         UsageError: the template is of another type.
     """
     for kind in ("container", "script"):
-        if (found := template.get(kind)) is not None:
-            container: Manifest = found
+        container: Manifest | None = template.get(kind)
+        if container is not None:
             return container
     raise UsageError(
         f"step {template['name']!r}: only container and script templates can be gated; "
-        "move what it does into a container, or leave it a plain task"
+        "run its program in a container, or leave it a plain task"
     )
 
 
 def program_digest(template: Manifest) -> str:
-    """Hash of what decides the outputs: the program and what it declares to write, not its resources or labels."""
+    """Hash of the program and its declared outputs, which decide the results; resources and labels do not."""
     container = program_container(template)
-    return digest(
+    return json_digest(
         {
             "program": {field: container[field] for field in _PROGRAM_FIELDS if field in container},
-            "parameters": [p["name"] for p in listed(template, "outputs", "parameters")],
-            "artifacts": [a["name"] for a in listed(template, "outputs", "artifacts")],
+            "parameters": [p["name"] for p in list_declared(template, "outputs", "parameters")],
+            "artifacts": [a["name"] for a in list_declared(template, "outputs", "artifacts")],
         }
     )
 
 
-def listed(template: Manifest, side: str, kind: str) -> list[Any]:
+def list_declared(template: Manifest, side: str, kind: str) -> list[Any]:
     """``parameters`` or ``artifacts`` of the ``inputs``, ``outputs`` or ``arguments`` of a template or task."""
-    found: list[Any] = (template.get(side) or {}).get(kind) or []
-    return found
+    entries: list[Any] = (template.get(side) or {}).get(kind) or []
+    return entries
 
 
-def _settings(template: Manifest) -> StepSettings:
-    text = settings_text(template)
+def _parse_settings(template: Manifest) -> StepSettings:
+    text = settings_annotation(template)
     return StepSettings.from_annotation(template["name"], text or "")

@@ -1,19 +1,30 @@
-"""The plugin templates of a step. Their bodies are the models that the plugin itself reads."""
+"""The plugin templates of a step: admit, settle, conclude and finalize.
+
+Their bodies are the models of `tiphys.protocol.operations`, which the plugin parses.
+"""
 
 from typing import Any
 
 from hera_pipelines.compile import references as names
 from hera_pipelines.compile.gated_step import GatedStep
-from hera_pipelines.compile.references import workflow_parameters
+from hera_pipelines.compile.references import workflow_parameters_used
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.operations import ADMIT_OUTPUTS, PLUGIN, Admit, Conclude, Finalize, Settle, gang_outputs
+from tiphys.protocol.operations import (
+    ADMIT_OUTPUTS,
+    PLUGIN_BODY_KEY,
+    AdmitOperation,
+    ConcludeOperation,
+    FinalizeOperation,
+    SettleOperation,
+    gang_outputs,
+)
 from tiphys.protocol.step_spec import RUN_PARAMETER, SUBMISSION_PARAMETER
 
 STATUS, EXIT_CODE = "status", "exit-code"
 
 
-class Identity:
-    """Says which run, submission, workflow and node a plugin body speaks for."""
+class IdentityPlaceholders:
+    """Placeholders that name run, submission, workflow and node in the body of a plugin template."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -26,99 +37,109 @@ class Identity:
             "node": "{{node.name}}",
         }
 
-    def of_step(self, step: GatedStep) -> dict[str, str]:
-        return {**self.fields(), "step": step.name, "item": input_value(names.ITEM) if step.fan_out else ""}
+    def step_fields(self, step: GatedStep) -> dict[str, str]:
+        return {
+            **self.fields(),
+            "step": step.name,
+            "item": input_placeholder(names.ITEM_PARAMETER) if step.fan_out else "",
+        }
 
 
-def run_identity(run_name: str) -> Identity:
-    """Identity of the author's ``run_name`` (``digits-lr{lr}``), or of the parameter where that is empty."""
+def identity_placeholders(run_name: str) -> IdentityPlaceholders:
+    """Placeholders for the run of ``run_name`` (``digits-lr{lr}``); empty: of the parameter ``tiphys-run``."""
     if not run_name:
-        return Identity(f"{{{{workflow.parameters.{RUN_PARAMETER}}}}}")
-    return Identity(run_name.replace("{", "{{workflow.parameters.").replace("}", "}}"))
+        return IdentityPlaceholders(f"{{{{workflow.parameters.{RUN_PARAMETER}}}}}")
+    return IdentityPlaceholders(run_name.replace("{", "{{workflow.parameters.").replace("}", "}}"))
 
 
-def input_value(name: str) -> str:
+def input_placeholder(name: str) -> str:
     """Argo's placeholder for an input parameter."""
     return f"{{{{inputs.parameters.{name}}}}}"
 
 
-def admit_template(step: GatedStep, identity: Identity) -> Manifest:
-    """Asks whether the step may run. It takes the step's inputs, because they decide the step's key."""
-    given = {p["name"]: input_value(p["name"]) for p in step.input_parameters}
-    ambient = {
+def admit_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
+    """Build the template that asks if the step may run; it takes the step's inputs, which are part of the step key."""
+    inputs_by_name = {p["name"]: input_placeholder(p["name"]) for p in step.input_parameters}
+    workflow_parameters = {
         f"workflow.parameters.{name}": f"{{{{workflow.parameters.{name}}}}}"
-        for name in workflow_parameters(step.program)
+        for name in workflow_parameters_used(step.program)
     }
     inputs = {
         "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
-        "artifacts": [plain_artifact(a) for a in step.input_artifacts],
+        "artifacts": [leaf_artifact(a) for a in step.input_artifacts],
     }
-    answered = [supplied(name) for name in ADMIT_OUTPUTS + gang_outputs(step.settings.gang)]
-    answered += [supplied(name, amount) for name, amount in step.admitted_memory.items()]
-    return without_empty(
+    outputs = [supplied_output(name) for name in ADMIT_OUTPUTS + gang_outputs(step.settings.gang)]
+    outputs += [supplied_output(name, amount) for name, amount in step.admitted_memory.items()]
+    return drop_empty_fields(
         {
             "name": step.names.admit,
-            "inputs": without_empty(inputs),
-            "outputs": {"parameters": answered},
-            "plugin": _body(Admit(**identity.of_step(step), inputs={**given, **ambient})),
+            "inputs": drop_empty_fields(inputs),
+            "outputs": {"parameters": outputs},
+            "plugin": _plugin_body(
+                AdmitOperation(**identity.step_fields(step), inputs={**inputs_by_name, **workflow_parameters})
+            ),
         }
     )
 
 
-def settle_template(step: GatedStep, identity: Identity) -> Manifest:
-    """Asks whether a training attempt shall be followed by another."""
-    body = Settle(**identity.of_step(step), status=input_value(STATUS), exit_code=input_value(EXIT_CODE))
+def settle_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
+    """Build the template that asks if another attempt follows a training attempt."""
+    body = SettleOperation(
+        **identity.step_fields(step), status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
+    )
     inputs = [{"name": STATUS}, {"name": EXIT_CODE}, *item_input(step)]
-    return {"name": step.names.settle, "inputs": {"parameters": inputs}, "plugin": _body(body)}
+    return {"name": step.names.settle, "inputs": {"parameters": inputs}, "plugin": _plugin_body(body)}
 
 
-def conclude_template(step: GatedStep, identity: Identity) -> Manifest:
-    """Asks for the step's verdict; its outputs are the step's."""
-    body = Conclude(**identity.of_step(step), status=input_value(STATUS), exit_code=input_value(EXIT_CODE))
+def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manifest:
+    """Build the template that asks for the result of the step; its outputs are those of the step."""
+    body = ConcludeOperation(
+        **identity.step_fields(step), status=input_placeholder(STATUS), exit_code=input_placeholder(EXIT_CODE)
+    )
     outputs = {
-        "parameters": [supplied(p["name"]) for p in step.output_parameters],
-        # A leaf template must declare a path for its artifacts, though nothing will ever lie there.
+        "parameters": [supplied_output(p["name"]) for p in step.output_parameters],
+        # Argo requires a path for the artifacts of a leaf template; this one is never used.
         "artifacts": [
             {"name": a["name"], "path": f"/unused/{a['name']}", "optional": True} for a in step.output_artifacts
         ],
     }
-    return without_empty(
+    return drop_empty_fields(
         {
             "name": step.names.conclude,
             "inputs": {"parameters": [{"name": STATUS}, {"name": EXIT_CODE}, *item_input(step)]},
-            "outputs": without_empty(outputs),
-            "plugin": _body(body),
+            "outputs": drop_empty_fields(outputs),
+            "plugin": _plugin_body(body),
         }
     )
 
 
-def finalize_template(identity: Identity) -> Manifest:
-    """Tells the plugin how the workflow ended."""
-    body = Finalize(**identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}")
-    return {"name": names.FINALIZE, "plugin": _body(body)}
+def finalize_template(identity: IdentityPlaceholders) -> Manifest:
+    """Build the template that reports the end of the workflow to the plugin."""
+    body = FinalizeOperation(**identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}")
+    return {"name": names.FINALIZE, "plugin": _plugin_body(body)}
 
 
 def item_input(step: GatedStep) -> list[Manifest]:
-    """The input that hands the fan-out item down; none for a step that is not fanned out."""
-    return [{"name": names.ITEM}] if step.fan_out else []
+    """The input parameter for the fan-out item; empty for a step that is not fanned out."""
+    return [{"name": names.ITEM_PARAMETER}] if step.fan_out else []
 
 
-def plain_artifact(artifact: Manifest) -> Manifest:
-    """An input artifact as a leaf receives it: by argument, so without a location of its own."""
+def leaf_artifact(artifact: Manifest) -> Manifest:
+    """An input artifact of a leaf template: it comes as an argument, so it has no location of its own."""
     return {
         field: artifact[field] for field in ("name", "path", "optional", "mode", "recurseMode") if field in artifact
     }
 
 
-def supplied(name: str, default: str = "") -> Manifest:
-    """An output parameter that the plugin's answer fills in."""
+def supplied_output(name: str, default: str = "") -> Manifest:
+    """An output parameter whose value the plugin's answer supplies."""
     return {"name": name, "valueFrom": {"default": default, "supplied": {}}}
 
 
-def without_empty(template: Manifest) -> Manifest:
+def drop_empty_fields(template: Manifest) -> Manifest:
     """``template`` without fields that are an empty list or object."""
     return {field: value for field, value in template.items() if value not in ({}, [])}
 
 
-def _body(operation: Admit | Settle | Conclude | Finalize) -> dict[str, Any]:
-    return {PLUGIN: operation.model_dump()}
+def _plugin_body(operation: AdmitOperation | SettleOperation | ConcludeOperation | FinalizeOperation) -> dict[str, Any]:
+    return {PLUGIN_BODY_KEY: operation.model_dump()}

@@ -1,6 +1,7 @@
-"""What templates and tasks say about each other in Argo's placeholders.
+"""Names that compile creates, and the references between tasks in Argo's placeholders.
 
-Names that compile gives; authors may not use them.
+Authors may not use the reserved names. Compile reads the references to add the
+dependencies that Argo requires.
 """
 
 import re
@@ -8,33 +9,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiphys.protocol.compiled_workflow import Manifest, placeholders
+from tiphys.protocol.compiled_workflow import Manifest, find_placeholders
 
-RESERVED = "tiphys-"
+RESERVED_PREFIX = "tiphys-"
 FINALIZE = "tiphys-finalize"
-EXIT = "tiphys-exit"
-ITEM = "tiphys-item"
+EXIT_HANDLER = "tiphys-exit"
+ITEM_PARAMETER = "tiphys-item"
 CHECKPOINT_VOLUME = "tiphys-checkpoints"
 
 
-def pipeline_name(given: str | None, name: str | None, generate_name: str | None) -> str:
-    """Name of a pipeline: as given, or what its Workflows are called; empty where nothing says."""
-    return given or name or (generate_name or "").rstrip("-.")
+def pipeline_name(declared: str | None, name: str | None, generate_name: str | None) -> str:
+    """Name of a pipeline: the declared one, else that of its Workflows; empty where there is neither."""
+    return declared or name or (generate_name or "").rstrip("-.")
 
 
-def answer(name: str) -> str:
-    """Input parameter of the run template that carries one of admit's answers."""
-    return f"{RESERVED}{name}"
+def admit_output_parameter(name: str) -> str:
+    """Input parameter of the run template for the output ``name`` of admit."""
+    return f"{RESERVED_PREFIX}{name}"
 
 
 def parameter_artifact(name: str) -> str:
-    """Artifact of the run template that carries the declared output parameter ``name``."""
-    return f"{RESERVED}parameter-{name}"
+    """Output artifact of the run template for the declared output parameter ``name``."""
+    return f"{RESERVED_PREFIX}parameter-{name}"
 
 
 @dataclass(frozen=True)
 class StepNames:
-    """Templates made for the step called ``step``; the wrapper bears the step's own name."""
+    """Names of the templates for ``step``; the wrapper has the name of the step."""
 
     step: str
 
@@ -61,75 +62,81 @@ class StepNames:
 
 _WORKFLOW_PARAMETER = re.compile(r"""workflow\.parameters(?:\.([-\w]+)|\[\s*['"]([-\w]+)['"]\s*\])""")
 _TASK = re.compile(r"""\btasks(?:\.([A-Za-z0-9][-\w]*)|\[\s*['"]([^'"]+)['"]\s*\])""")
-_CONDITIONS = ("depends", "dependencies")
+_DEPENDENCY_FIELDS = ("depends", "dependencies")
 
 
-def workflow_parameters(part: Any) -> list[str]:
+def workflow_parameters_used(part: Any) -> list[str]:
     """Names of the workflow parameters that ``part`` uses directly, sorted."""
-    found = {dotted or quoted for tag, _ in placeholders(part) for dotted, quoted in _WORKFLOW_PARAMETER.findall(tag)}
-    return sorted(found)
+    names = {
+        dotted or quoted for tag, _ in find_placeholders(part) for dotted, quoted in _WORKFLOW_PARAMETER.findall(tag)
+    }
+    return sorted(names)
 
 
 def tasks_used(part: Any) -> set[str]:
-    """Names of the tasks that ``part`` asks for something."""
-    return {dotted or quoted for tag, _ in placeholders(part) for dotted, quoted in _TASK.findall(tag)}
+    """Names of the tasks that placeholders in ``part`` refer to."""
+    return {dotted or quoted for tag, _ in find_placeholders(part) for dotted, quoted in _TASK.findall(tag)}
 
 
 def fields_used(part: Any, fields: Iterable[str]) -> set[tuple[str, str]]:
-    """(task, field) wherever ``part`` asks a task for one of ``fields``, in a plain tag or an expression."""
-    wanted = re.compile(rf"{_TASK.pattern}\.({'|'.join(map(re.escape, fields))})\b")
-    return {(dotted or quoted, field) for tag, _ in placeholders(part) for dotted, quoted, field in wanted.findall(tag)}
+    """Return (task, field) for each reference in ``part`` to one of ``fields`` of a task, in a tag or an expression."""
+    pattern = re.compile(rf"{_TASK.pattern}\.({'|'.join(map(re.escape, fields))})\b")
+    return {
+        (dotted or quoted, field)
+        for tag, _ in find_placeholders(part)
+        for dotted, quoted, field in pattern.findall(tag)
+    }
 
 
 def add_dependencies(tasks: list[Manifest]) -> None:
-    """Make each task wait for the tasks whose outputs it takes.
+    """Make each task depend on the tasks whose outputs it uses.
 
-    Argo refuses a reference to a task that is not an ancestor; the author
-    already said so by using the output.
+    Argo refuses a reference to a task that is not an ancestor. The use of an
+    output already implies the dependency, so authors need not write it.
     """
-    _speak_one_way(tasks)
-    lists = _uses_lists(tasks)
-    waits = {task["name"]: _waits_for(task) for task in tasks}
+    _convert_to_depends(tasks)
+    lists = _uses_dependency_lists(tasks)
+    waits = {task["name"]: _task_dependencies(task) for task in tasks}
     for task in tasks:
-        body = {field: value for field, value in task.items() if field not in _CONDITIONS}
+        body = {field: value for field, value in task.items() if field not in _DEPENDENCY_FIELDS}
         used = tasks_used(body) & waits.keys() - {task["name"]}
-        if missing := sorted(used - ancestors(task["name"], waits)):
-            _wait_for(task, missing, lists)
+        if missing := sorted(used - task_ancestors(task["name"], waits)):
+            _add_task_dependencies(task, missing, lists)
             waits[task["name"]] |= set(missing)
 
 
-def ancestors(name: str, waits: Mapping[str, set[str]]) -> set[str]:
-    """All tasks that must be over before ``name`` starts; ``waits`` says for which ones each task waits."""
-    found: set[str] = set()
-    open_names = [name]
-    while open_names:
-        for parent in waits.get(open_names.pop(), set()) - found:
-            found.add(parent)
-            open_names.append(parent)
-    return found
+def task_ancestors(name: str, dependencies: Mapping[str, set[str]]) -> set[str]:
+    """Return all tasks that must end before ``name`` starts; ``dependencies`` has the direct ones of each task."""
+    ancestors: set[str] = set()
+    unvisited = [name]
+    while unvisited:
+        for parent in dependencies.get(unvisited.pop(), set()) - ancestors:
+            ancestors.add(parent)
+            unvisited.append(parent)
+    return ancestors
 
 
-def _waits_for(task: Manifest) -> set[str]:
-    named = re.findall(r"(?<![.\w-])[A-Za-z0-9][-\w]*", task.get("depends") or "")
-    return set(task.get("dependencies") or []) | set(named)
+def _task_dependencies(task: Manifest) -> set[str]:
+    names = re.findall(r"(?<![.\w-])[A-Za-z0-9][-\w]*", task.get("depends") or "")
+    return set(task.get("dependencies") or []) | set(names)
 
 
-def _uses_lists(tasks: list[Manifest]) -> bool:
-    """Whether the DAG is written with ``dependencies``. Only then does Argo allow ``continueOn`` on its tasks."""
+def _uses_dependency_lists(tasks: list[Manifest]) -> bool:
+    """Whether the DAG uses ``dependencies``. Argo allows ``continueOn`` on its tasks only then."""
     lists = any(task.get("dependencies") or task.get("continueOn") for task in tasks)
     return lists and not any(task.get("depends") for task in tasks)
 
 
-def _speak_one_way(tasks: list[Manifest]) -> None:
-    """Argo refuses a DAG that uses both words; a list means the same as its names joined by ``&&``."""
+def _convert_to_depends(tasks: list[Manifest]) -> None:
+    """Turn ``dependencies`` into ``depends`` where both occur: Argo refuses a mixed DAG, and ``&&`` means the same."""
     if any(task.get("depends") for task in tasks):
         for task in tasks:
             if names := task.pop("dependencies", None):
-                _wait_for(task, names, lists=False)
+                _add_task_dependencies(task, names, as_list=False)
 
 
-def _wait_for(task: Manifest, names: list[str], lists: bool) -> None:
-    if lists:
+def _add_task_dependencies(task: Manifest, names: list[str], as_list: bool) -> None:
+    if as_list:
         task["dependencies"] = [*(task.get("dependencies") or []), *names]
     elif depends := task.get("depends"):
         simple = re.fullmatch(r"[-\w.&\s]+", depends)

@@ -1,51 +1,49 @@
-"""How many plugin nodes may be open at once.
+"""Argo's retryStrategy for retry budgets, and the limit on open plugin nodes.
 
-Argo keeps every open plugin node of a workflow, template and answer, in one
-WorkflowTaskSet, and etcd takes no object beyond about 1.5 MB: past that, all of
+A training attempt is repeated through admission: settle decides, so Argo's
+strategy repeats every failed attempt. A plain step is repeated by Argo alone,
+which counts all causes together: the expression selects the causes to retry,
+and the limit is the sum of their budgets.
+
+Argo keeps template and answer of every open plugin node of a workflow in one
+WorkflowTaskSet, and etcd takes no object above about 1.5 MB. Beyond that all of
 them end as Error together. An open step has one open plugin node, so the entry
-DAG's ``parallelism`` bounds them.
-
-Retry budgets as Argo's retryStrategy.
-
-A training attempt repeats through admission: settle decides, so Argo only has
-to repeat whatever failed. A step repeats inside Argo, which counts all causes
-together: its expression says which causes are worth another try, and its limit
-is the sum of their budgets.
+DAG's ``parallelism`` limits them.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from hera_pipelines.compile.gated_step import GatedStep, listed
-from hera_pipelines.compile.references import workflow_parameters
+from hera_pipelines.compile.gated_step import GatedStep, list_declared
+from hera_pipelines.compile.references import workflow_parameters_used
 from tiphys.errors import UsageError
-from tiphys.failures.classify import EXIT_CODES, WORDS
+from tiphys.failures.classify import CAUSE_PHRASES, EXIT_CODES
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import Cause
 
-UNLIMITED = 1000
-"""Argo waits between attempts only under a limit, so "no limit" is a large one."""
+UNLIMITED_RETRIES = 1000
+"""Argo applies a back-off only together with a limit, so "no limit" is a large number."""
 
-_CODE = "asInt(lastRetry.exitCode)"
+_EXIT_CODE_EXPRESSION = "asInt(lastRetry.exitCode)"
 
-UNSEEN = (Cause.OUTPUT_MISSING, Cause.GPU_OUT_OF_MEMORY, Cause.HANG, Cause.IMAGE)
-"""Causes that do not show in what Argo knows of a container: a missing output as success, the others as others."""
-
-
-def attempts_strategy(policy: RetryPolicy) -> Manifest:
-    """RetryStrategy of a training step's attempts: again and again, until settle succeeds."""
-    return {"limit": str(UNLIMITED), "retryPolicy": "Always", "backoff": _backoff(policy)}
+CAUSES_HIDDEN_FROM_ARGO = (Cause.OUTPUT_MISSING, Cause.GPU_OUT_OF_MEMORY, Cause.HANG, Cause.IMAGE)
+"""Causes that Argo's expression cannot detect: Argo sees a missing output as success, the rest as another cause."""
 
 
-def step_strategy(policy: RetryPolicy) -> Manifest:
+def attempt_retry_strategy(policy: RetryPolicy) -> Manifest:
+    """RetryStrategy of a training step's attempts: without limit, until settle succeeds."""
+    return {"limit": str(UNLIMITED_RETRIES), "retryPolicy": "Always", "backoff": _backoff(policy)}
+
+
+def step_retry_strategy(policy: RetryPolicy) -> Manifest:
     """RetryStrategy of a step's container.
 
-    It is present even where nothing is retried: without one, ``{{retries}}`` in
-    the keys of the outputs would stay literal.
+    It is set even where no cause is retried: without a strategy Argo would not
+    replace ``{{retries}}`` in the keys of the outputs.
     """
-    retried = [cause for cause in Cause if _retried(policy, cause)]
+    retried = [cause for cause in Cause if _is_retried(policy, cause)]
     if not retried:
         return {"limit": "0", "retryPolicy": "Always"}
     return {
@@ -57,32 +55,35 @@ def step_strategy(policy: RetryPolicy) -> Manifest:
 
 
 def retry_expression(policy: RetryPolicy) -> str:
-    """expr-lang: whether the last attempt ended by a cause that ``policy`` grants another try."""
-    never = [_says(words) for cause, words in WORDS.items() if not _retried(policy, cause)]
-    again = [_says(words) for cause, words in WORDS.items() if _retried(policy, cause)]
-    if codes := sorted(code for code, (cause, _) in EXIT_CODES.items() if _retried(policy, cause)):
-        again.append(f"{_CODE} in {codes}")
+    """Expression in expr-lang: whether ``policy`` retries the cause of the last failure."""
+    refused = [_message_matches(words) for cause, words in CAUSE_PHRASES.items() if not _is_retried(policy, cause)]
+    retried = [_message_matches(words) for cause, words in CAUSE_PHRASES.items() if _is_retried(policy, cause)]
+    if codes := sorted(code for code, (cause, _) in EXIT_CODES.items() if _is_retried(policy, cause)):
+        retried.append(f"{_EXIT_CODE_EXPRESSION} in {codes}")
     if policy.infrastructure != 0:
-        again.append(f"(lastRetry.status == 'Error' && !({_CODE} in {sorted(EXIT_CODES)}))")
+        retried.append(f"(lastRetry.status == 'Error' && !({_EXIT_CODE_EXPRESSION} in {sorted(EXIT_CODES)}))")
     if policy.user_error != 0:
-        again.append(f"(lastRetry.status != 'Error' && {_CODE} > 0 && !({_CODE} in {sorted(EXIT_CODES)}))")
+        retried.append(
+            f"(lastRetry.status != 'Error' && {_EXIT_CODE_EXPRESSION} > 0 && !({_EXIT_CODE_EXPRESSION} in "
+            f"{sorted(EXIT_CODES)}))"
+        )
     if policy.unknown != 0:
-        again.append(f"(lastRetry.status != 'Error' && {_CODE} < 1)")
-    accepted = " || ".join(again)
-    return " && ".join([*(f"!({words})" for words in never), f"({accepted})"]) if never else accepted
+        retried.append(f"(lastRetry.status != 'Error' && {_EXIT_CODE_EXPRESSION} < 1)")
+    accepted = " || ".join(retried)
+    return " && ".join([*(f"!({words})" for words in refused), f"({accepted})"]) if refused else accepted
 
 
-def _retried(policy: RetryPolicy, cause: Cause) -> bool:
-    return policy.budget(cause) != 0 and cause not in UNSEEN
+def _is_retried(policy: RetryPolicy, cause: Cause) -> bool:
+    return policy.budget(cause) != 0 and cause not in CAUSES_HIDDEN_FROM_ARGO
 
 
 def _limit(policy: RetryPolicy, retried: list[Cause]) -> int:
-    # A budget that stands for another's is no more of it: Argo counts all causes together.
+    # A budget that only names another cause adds nothing: Argo counts all causes together.
     budgets = [policy.budget(cause) for cause in retried if not isinstance(getattr(policy, cause.value), str)]
-    return min(sum(UNLIMITED if budget is None else budget for budget in budgets), UNLIMITED)
+    return min(sum(UNLIMITED_RETRIES if budget is None else budget for budget in budgets), UNLIMITED_RETRIES)
 
 
-def _says(words: tuple[str, ...]) -> str:
+def _message_matches(words: tuple[str, ...]) -> str:
     return f"lastRetry.message matches '{'|'.join(words)}'"
 
 
@@ -95,11 +96,11 @@ def _backoff(policy: RetryPolicy) -> Manifest:
 
 
 TASK_SET_BYTES = 1_000_000
-"""Of 1.5 MB, what we dare to fill; the rest is Argo's own and other people's plugins."""
+"""Share of the 1.5 MB for open nodes; the rest is for Argo's own fields and other plugins."""
 
 _REPLY_BYTES = 2_048
 _VALUE_BYTES = 1_024
-"""Assumed for a value that is known only at run time, and the least for any other."""
+"""Assumed size of a value that only the run produces, and least size of any other."""
 
 
 def limit_open_nodes(
@@ -107,10 +108,14 @@ def limit_open_nodes(
 ) -> None:
     """Set ``parallelism`` on the entry DAG where its fan-outs could overfill the task set.
 
-    ``parameters`` are the workflow's, as far as they have values.
+    Args:
+        entry: The entry DAG's template, which is changed.
+        steps: The gated steps.
+        templates: Their compiled templates.
+        parameters: Values of the workflow parameters that have one.
 
     Raises:
-        UsageError: the author asks for more at once, or one node alone is too much.
+        UsageError: the author's parallelism is too high, or one node alone is too large.
     """
     capacity = TASK_SET_BYTES // _node_bytes(steps, templates, parameters)
     if capacity < 1:
@@ -118,24 +123,24 @@ def limit_open_nodes(
             f"the inputs of one step are larger than a WorkflowTaskSet can hold ({TASK_SET_BYTES} bytes); "
             "pass large values as artifacts"
         )
-    width = _width(steps)
+    width = _max_open_steps(steps)
     if width is not None and width <= capacity:
         return
-    wanted = entry.setdefault("parallelism", capacity)
-    if wanted > capacity:
+    parallelism = entry.setdefault("parallelism", capacity)
+    if parallelism > capacity:
         raise UsageError(
-            f"template {entry['name']!r}: parallelism {wanted} would open more plugin nodes at once than a "
+            f"template {entry['name']!r}: parallelism {parallelism} would open more plugin nodes at once than a "
             f"WorkflowTaskSet holds; set it to {capacity} or less"
         )
 
 
-def _width(steps: list[GatedStep]) -> int | None:
-    """Steps that may be open at once; None when only the run will tell."""
-    widths = [_items(step) for step in steps]
+def _max_open_steps(steps: list[GatedStep]) -> int | None:
+    """Largest number of steps open at once; None where it depends on the run."""
+    widths = [_item_count(step) for step in steps]
     return None if None in widths else sum(width for width in widths if width is not None)
 
 
-def _items(step: GatedStep) -> int | None:
+def _item_count(step: GatedStep) -> int | None:
     if (items := step.task.get("withItems")) is not None:
         return len(items)
     return None if step.fan_out else 1
@@ -143,26 +148,26 @@ def _items(step: GatedStep) -> int | None:
 
 def _node_bytes(steps: list[GatedStep], templates: list[Manifest], parameters: Mapping[str, str]) -> int:
     plugins = [template for template in templates if "plugin" in template]
-    largest = max(_size(template) for template in plugins)
-    return largest + max(_inputs(step, parameters) + _largest_item(step) for step in steps) + _REPLY_BYTES
+    largest = max(_json_bytes(template) for template in plugins)
+    return largest + max(_input_bytes(step, parameters) + _largest_item_bytes(step) for step in steps) + _REPLY_BYTES
 
 
-def _inputs(step: GatedStep, parameters: Mapping[str, str]) -> int:
-    given = {p["name"]: p.get("value") for p in listed(step.task, "arguments", "parameters")}
-    values = [given.get(p["name"], p.get("value", p.get("default", ""))) for p in step.input_parameters]
-    # A value is there twice: as input and in the body.
-    known = [2 * (_size(value) + _referred(value, parameters)) for value in values]
-    return sum(max(_VALUE_BYTES, size) for size in known) + _referred(step.program, parameters)
+def _input_bytes(step: GatedStep, parameters: Mapping[str, str]) -> int:
+    arguments = {p["name"]: p.get("value") for p in list_declared(step.task, "arguments", "parameters")}
+    values = [arguments.get(p["name"], p.get("value", p.get("default", ""))) for p in step.input_parameters]
+    # The node holds a value twice: as input and in the body.
+    sizes = [2 * (_json_bytes(value) + _referenced_bytes(value, parameters)) for value in values]
+    return sum(max(_VALUE_BYTES, size) for size in sizes) + _referenced_bytes(step.program, parameters)
 
 
-def _referred(part: Any, parameters: Mapping[str, str]) -> int:
-    return sum(_size(parameters.get(name, "")) for name in workflow_parameters(part))
+def _referenced_bytes(part: Any, parameters: Mapping[str, str]) -> int:
+    return sum(_json_bytes(parameters.get(name, "")) for name in workflow_parameters_used(part))
 
 
-def _largest_item(step: GatedStep) -> int:
-    # An item is there twice: as input and in the body.
-    return 2 * max((_size(item) for item in step.task.get("withItems") or []), default=0)
+def _largest_item_bytes(step: GatedStep) -> int:
+    # The node holds an item twice: as input and in the body.
+    return 2 * max((_json_bytes(item) for item in step.task.get("withItems") or []), default=0)
 
 
-def _size(value: Any) -> int:
+def _json_bytes(value: Any) -> int:
     return len(json.dumps(value).encode())

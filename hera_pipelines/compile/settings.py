@@ -1,11 +1,9 @@
-"""What the author of a step asked for, as it travels from decorator to compile.
+"""The inputs of compile beside the Workflow: settings of each step, and options of the pipeline.
 
-It rides in the annotation ``tiphys.dev/step`` of the author's own template, so
-that compile stays a function from one document to another and a template that
-was written as YAML can ask for the same. In the compiled Workflow the
-annotation's place is taken by the `StepSpec`.
-
-What compile is told beside the Workflow itself.
+`StepSettings` is JSON in the annotation ``tiphys.dev/step`` of the author's
+template. So compile is a function from one document to another, and a template
+written as YAML can have the same settings. In the compiled Workflow the
+annotation of the wrapper holds the `StepSpec` instead.
 """
 
 from collections.abc import Mapping
@@ -17,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 from tiphys.errors import UsageError
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy
 from tiphys.protocol.drift_policy import DriftPolicy
-from tiphys.protocol.gang import Gang
-from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, Kind, RetryPolicy
+from tiphys.protocol.gang import GangSpec
+from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy, StepKind
 
 
 class _Setting(BaseModel):
@@ -26,10 +24,10 @@ class _Setting(BaseModel):
 
 
 class SharedVolume(_Setting):
-    """An existing claim that every attempt mounts, wherever it runs.
+    """An existing PersistentVolumeClaim that every attempt mounts.
 
-    ``access_mode`` is the claim's own; only ``ReadWriteMany`` follows an
-    attempt to another node.
+    ``access_mode`` is the mode of the claim. It must be ``ReadWriteMany``, so
+    that attempts on any node can mount it.
     """
 
     claim: str
@@ -38,7 +36,7 @@ class SharedVolume(_Setting):
 
 
 class Spot(_Setting):
-    """Nodes that may be taken away: their label, and their taint if they bear one of the same key."""
+    """Spot nodes: their label, and whether they have a taint of the same key and value."""
 
     label: str
     value: str = "true"
@@ -46,28 +44,32 @@ class Spot(_Setting):
 
 
 class StepSettings(_Setting):
-    """All that a step can ask for. `StepSpec` says what the shared fields mean."""
+    """All settings of a step. `StepSpec` documents the fields that both have."""
 
-    kind: Kind
+    kind: StepKind
     cache: bool = True
     share: bool = False
     retry: RetryPolicy = RetryPolicy()
     gpu: GpuRequest | None = None
     checkpoints: CheckpointPolicy | None = None
     volume: SharedVolume | None = None
-    """Where checkpoints lie; None: in the run store."""
+    """Volume for checkpoints; None: the run store."""
     grace_seconds: NonNegativeFloat | None = None
-    """Time between SIGTERM and SIGKILL; None: Kubernetes' 30 s."""
+    """Time between SIGTERM and SIGKILL; None: 30 s, the default of Kubernetes."""
     deadline_seconds: PositiveInt | None = None
     """activeDeadlineSeconds of the container; None: no deadline."""
     spot: tuple[Spot, ...] = ()
-    """Kinds of spot nodes it may run on. One: only on those. Several: their taints are tolerated."""
-    gang: Gang | None = Field(default=None, exclude_if=lambda gang: gang is None)
-    """Several pods that train together; None: one."""
+    """Kinds of spot nodes that the step may run on. One kind: only there. Several: the step tolerates their taints."""
+    gang: GangSpec | None = Field(default=None, exclude_if=lambda gang: gang is None)
+    """Several pods that train together; None: one pod."""
 
     @classmethod
     def from_annotation(cls, template: str, text: str) -> "StepSettings":
-        """Read the annotation of the author's template called ``template``."""
+        """Parse ``text``, the annotation of the author's template called ``template``.
+
+        Raises:
+            UsageError: the annotation is not valid.
+        """
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -81,21 +83,21 @@ class StepSettings(_Setting):
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Facts about the pipeline and the place it will run in.
+    """Facts about the pipeline and the cluster that it will run in.
 
     Attributes:
         pipeline: Name of the pipeline; empty: the Workflow's name, or its
             generateName without the final ``-``.
-        store: URL of the run store, such as ``s3://ml/tiphys``; empty: steps
-            learn none, and checkpoints need a shared volume.
+        store: URL of the run store, such as ``s3://ml/tiphys``; empty: the
+            Workflow names none, and its steps may not keep checkpoints.
         run_name: Name of the run, made from workflow parameters, such as
-            ``digits-lr{lr}``; empty: the parameter ``tiphys-run`` decides.
+            ``digits-lr{lr}``; empty: the value of the parameter ``tiphys-run``.
         queues: Queues that exist. A step that names another is refused. None
             skips the check.
-        executor_plugin: The executor plugin that the Workflow brings along, as
-            an ExecutorPlugin or its ConfigMap; None: Argo is set up with one.
-        auto_resume: When its runs go on by themselves; None: never.
-        drift: What may change when its runs go on; None: the default.
+        executor_plugin: Executor plugin to put into the Workflow, as an
+            ExecutorPlugin or its ConfigMap; None: Argo has it installed.
+        auto_resume: When the controller resumes runs automatically; None: never.
+        drift: Which changes a resume or fork accepts; None: the default.
     """
 
     pipeline: str = ""

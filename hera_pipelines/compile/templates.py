@@ -1,147 +1,162 @@
-"""The two shapes of a gated step, as `docs/architecture.md` draws them.
+"""Compiles one gated step into its templates, in the two shapes that `docs/architecture.md` draws.
 
-Their structure ran green on Argo 4.1: skipped and adopted, retried after exit
-code 75 and after a deleted pod, under stop and under terminate.
+A plain step is admit, run, conclude. A training step repeats attempts of admit,
+run, settle, and then concludes. The run template is the author's container with
+its identity, the keys of its outputs and its placement.
 
-The author's own container, given its identity, its outputs' keys and its place.
+Both shapes were verified on Argo 4.1: a skipped and a reused step, retries after
+exit code 75 and after a deleted pod, stop and terminate.
 """
 
 import copy
 
 from hera_pipelines.compile import references as names
-from hera_pipelines.compile.container import place, variables
+from hera_pipelines.compile.container import apply_placement, build_step_environment
 from hera_pipelines.compile.gang import gang_template
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import (
     EXIT_CODE,
     STATUS,
-    Identity,
+    IdentityPlaceholders,
     admit_template,
     conclude_template,
-    input_value,
+    drop_empty_fields,
+    input_placeholder,
     item_input,
-    plain_artifact,
+    leaf_artifact,
     settle_template,
-    without_empty,
 )
-from hera_pipelines.compile.retries import attempts_strategy, step_strategy
+from hera_pipelines.compile.retries import attempt_retry_strategy, step_retry_strategy
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.operations import gang_outputs
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_ANNOTATION, STEP_LABEL, STORE_SECRET
 
-_EVERY_STEP = ("run-id", "step", "attempt", "outputs")
-_CHECKPOINTS = ("lineage", "resume-from", "checkpoint-uri")
-_TRAIN = ("pod-patch",)
-# A training program writes its checkpoints itself. Optional, because pods may get credentials in another way, and
-# first, because of two variables of one name the later one holds.
+_COMMON_ADMIT_OUTPUTS = ("run-id", "step", "attempt", "outputs")
+_CHECKPOINT_ADMIT_OUTPUTS = ("lineage", "resume-from", "checkpoint-uri")
+_TRAINING_ADMIT_OUTPUTS = ("pod-patch",)
+# A training program writes its checkpoints itself. Optional, because pods may get credentials in another way. First
+# in the list, because Kubernetes uses the later of two variables of the same name.
 _CREDENTIALS: Manifest = {"secretRef": {"name": STORE_SECRET, "optional": True}}
 
 
-def answers(step: GatedStep) -> tuple[str, ...]:
-    """Names of admit's answers that the container of ``step`` takes."""
-    checkpoints = _CHECKPOINTS if step.settings.checkpoints else ()
-    place = (*gang_outputs(step.settings.gang), *step.admitted_memory) or _TRAIN
-    return _EVERY_STEP + checkpoints + (place if step.trains else ())
+def admit_output_names(step: GatedStep) -> tuple[str, ...]:
+    """Names of the outputs of admit that the run template of ``step`` takes as inputs."""
+    checkpoints = _CHECKPOINT_ADMIT_OUTPUTS if step.settings.checkpoints else ()
+    placement = (*gang_outputs(step.settings.gang), *step.admitted_memory) or _TRAINING_ADMIT_OUTPUTS
+    return _COMMON_ADMIT_OUTPUTS + checkpoints + (placement if step.is_training else ())
 
 
 def run_template(step: GatedStep, store: str) -> Manifest:
-    """The author's template as Argo runs it, without its annotation and under a name of its own."""
+    """The author's template as Argo runs it: renamed, without the annotation, with admit's outputs as inputs."""
     template = copy.deepcopy(step.program)
     template["name"] = step.names.run
     template["metadata"] = _metadata(step)
     template["inputs"] = _inputs(step)
-    template["outputs"] = without_empty({"artifacts": _outputs(step)})
+    template["outputs"] = drop_empty_fields({"artifacts": _outputs(step)})
     container = program_container(template)
-    container["env"] = [*(container.get("env") or []), *variables(step, store)]
-    if step.trains:
+    container["env"] = [*(container.get("env") or []), *build_step_environment(step, store)]
+    if step.is_training:
         container["envFrom"] = [_CREDENTIALS, *(container.get("envFrom") or [])]
-    if not step.trains:
-        template.setdefault("retryStrategy", step_strategy(step.settings.retry))
-    place(template, step)
-    return without_empty(template)
+    if not step.is_training:
+        template.setdefault("retryStrategy", step_retry_strategy(step.settings.retry))
+    apply_placement(template, step)
+    return drop_empty_fields(template)
 
 
 def _metadata(step: GatedStep) -> Manifest:
     metadata = copy.deepcopy(step.program.get("metadata") or {})
     metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != STEP_ANNOTATION}
-    # The label is how the plugin finds the pods of an attempt; a podSpecPatch cannot set labels.
+    # The plugin finds the pods of an attempt by these labels; a podSpecPatch cannot set labels.
     metadata["labels"] = {
         **(metadata.get("labels") or {}),
-        RUN_LABEL: input_value(names.answer("run-id")),
+        RUN_LABEL: input_placeholder(names.admit_output_parameter("run-id")),
         STEP_LABEL: step.name,
-        ATTEMPT_LABEL: input_value(names.answer("attempt")),
+        ATTEMPT_LABEL: input_placeholder(names.admit_output_parameter("attempt")),
     }
     return {field: value for field, value in metadata.items() if value}
 
 
 def _inputs(step: GatedStep) -> Manifest:
-    given = [{"name": p["name"]} for p in step.input_parameters]
-    answered = [{"name": names.answer(name)} for name in answers(step)]
-    inputs: Manifest = {"parameters": given + answered}
+    declared = [{"name": p["name"]} for p in step.input_parameters]
+    admitted = [{"name": names.admit_output_parameter(name)} for name in admit_output_names(step)]
+    inputs: Manifest = {"parameters": declared + admitted}
     if step.input_artifacts:
-        inputs["artifacts"] = [_readable(a) for a in step.input_artifacts]
+        inputs["artifacts"] = [_readable_artifact(a) for a in step.input_artifacts]
     return inputs
 
 
-def _readable(artifact: Manifest) -> Manifest:
-    """Argo's executor loads, as root, into files that root alone may read; a program should not have to be root."""
+def _readable_artifact(artifact: Manifest) -> Manifest:
+    """Make the artifact readable for all: Argo's executor writes it as root, with a mode for root alone."""
     mode = {} if "mode" in artifact else {"mode": 0o755, "recurseMode": True}
-    return {**plain_artifact(artifact), **mode}
+    return {**leaf_artifact(artifact), **mode}
 
 
 def _outputs(step: GatedStep) -> list[Manifest]:
-    artifacts = [_keyed(step, a["name"], a["path"], f"artifacts/{a['name']}") for a in step.output_artifacts]
+    artifacts = [_keyed_artifact(step, a["name"], a["path"], f"artifacts/{a['name']}") for a in step.output_artifacts]
     parameters = [
-        _keyed(step, names.parameter_artifact(p["name"]), p["valueFrom"]["path"], f"parameters/{p['name']}")
+        _keyed_artifact(step, names.parameter_artifact(p["name"]), p["valueFrom"]["path"], f"parameters/{p['name']}")
         for p in step.output_parameters
     ]
     return artifacts + parameters
 
 
-def _keyed(step: GatedStep, name: str, path: str, key: str) -> Manifest:
-    """An artifact at a known key. conclude looks whether it is there, so Argo need not."""
-    # Argo's own retries of a step share one admit, and so one prefix; each writes below its number.
-    retry = "" if step.trains else "{{retries}}/"
+def _keyed_artifact(step: GatedStep, name: str, path: str, key: str) -> Manifest:
+    """An artifact at a fixed key. It is optional for Argo, because conclude checks that it exists."""
+    # Argo's own retries of a step share one admit, and so one prefix; each writes below its retry number.
+    retry = "" if step.is_training else "{{retries}}/"
     return {
         "name": name,
         "path": path,
         "optional": True,
         "archive": {"none": {}},
-        "s3": {"key": f"{input_value(names.answer('outputs'))}/{retry}{key}"},
+        "s3": {"key": f"{input_placeholder(names.admit_output_parameter('outputs'))}/{retry}{key}"},
     }
 
 
 _NO_EXIT_CODE = "-1"
-_GO_ON = {"failed": True, "error": True}
+_CONTINUE_ON_FAILURE = {"failed": True, "error": True}
 
 
-def step_templates(step: GatedStep, identity: Identity, store: str, workflow: Manifest) -> list[Manifest]:
-    """All templates of one step, the wrapper first; ``workflow`` is the Workflow's ``spec``."""
-    return _train_shape(step, identity, store, workflow) if step.trains else _step_shape(step, identity, store)
+def step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str, workflow: Manifest) -> list[Manifest]:
+    """Return all templates of one step, the wrapper first.
+
+    Args:
+        step: The step.
+        identity: Placeholders for run, submission, workflow and node.
+        store: URL of the run store.
+        workflow: ``spec`` of the Workflow.
+    """
+    return (
+        _training_templates(step, identity, store, workflow)
+        if step.is_training
+        else _plain_step_templates(step, identity, store)
+    )
 
 
-def _step_shape(step: GatedStep, identity: Identity, store: str) -> list[Manifest]:
-    groups = [[_admit(step)], [_run(step)], [_conclude(step, "run", _exit_code_of("run"))]]
+def _plain_step_templates(step: GatedStep, identity: IdentityPlaceholders, store: str) -> list[Manifest]:
+    groups = [[_admit_step(step)], [_run_step(step)], [_conclude_step(step, "run", _exit_code_placeholder("run"))]]
     return [
-        _wrapper(step, groups),
+        _wrapper_template(step, groups),
         admit_template(step, identity),
         run_template(step, store),
         conclude_template(step, identity),
     ]
 
 
-def _train_shape(step: GatedStep, identity: Identity, store: str, workflow: Manifest) -> list[Manifest]:
+def _training_templates(
+    step: GatedStep, identity: IdentityPlaceholders, store: str, workflow: Manifest
+) -> list[Manifest]:
     run = run_template(step, store)
     attempts: Manifest = {
         "name": "attempts",
         "template": step.names.attempt,
-        "arguments": _handed_down(step),
-        "continueOn": _GO_ON,
+        "arguments": _passed_arguments(step),
+        "continueOn": _CONTINUE_ON_FAILURE,
     }
-    # A composite node has no exit code; settle saw the one of each attempt.
-    groups = [[without_empty(attempts)], [_conclude(step, "attempts", _NO_EXIT_CODE)]]
+    # A composite node has no exit code; settle got the exit code of each attempt.
+    groups = [[drop_empty_fields(attempts)], [_conclude_step(step, "attempts", _NO_EXIT_CODE)]]
     return [
-        _wrapper(step, groups),
+        _wrapper_template(step, groups),
         _attempt_template(step),
         admit_template(step, identity),
         run if step.settings.gang is None else gang_template(step, run, workflow),
@@ -150,8 +165,8 @@ def _train_shape(step: GatedStep, identity: Identity, store: str, workflow: Mani
     ]
 
 
-def _wrapper(step: GatedStep, groups: list[list[Manifest]]) -> Manifest:
-    return without_empty(
+def _wrapper_template(step: GatedStep, groups: list[list[Manifest]]) -> Manifest:
+    return drop_empty_fields(
         {
             "name": step.name,
             "metadata": {"annotations": {STEP_ANNOTATION: step.spec().model_dump_json()}},
@@ -163,34 +178,35 @@ def _wrapper(step: GatedStep, groups: list[list[Manifest]]) -> Manifest:
 
 
 def _wrapper_inputs(step: GatedStep) -> Manifest:
-    # Only a leaf template may say where an artifact lies in the container.
+    # Argo allows the path of an artifact in leaf templates only.
     artifacts = [{k: v for k, v in a.items() if k not in ("path", "mode", "recurseMode")} for a in step.input_artifacts]
-    return without_empty({"parameters": step.input_parameters + item_input(step), "artifacts": artifacts})
+    return drop_empty_fields({"parameters": step.input_parameters + item_input(step), "artifacts": artifacts})
 
 
 def _wrapper_outputs(step: GatedStep) -> Manifest:
     parameters = [
-        _exported(p, valueFrom={"parameter": f"{{{{steps.conclude.outputs.parameters.{p['name']}}}}}"})
+        _exported_output(p, valueFrom={"parameter": f"{{{{steps.conclude.outputs.parameters.{p['name']}}}}}"})
         for p in step.output_parameters
     ]
     artifacts = [
-        {**_exported(a), "from": f"{{{{steps.conclude.outputs.artifacts.{a['name']}}}}}"} for a in step.output_artifacts
+        {**_exported_output(a), "from": f"{{{{steps.conclude.outputs.artifacts.{a['name']}}}}}"}
+        for a in step.output_artifacts
     ]
-    return without_empty({"parameters": parameters, "artifacts": artifacts})
+    return drop_empty_fields({"parameters": parameters, "artifacts": artifacts})
 
 
-def _exported(output: Manifest, **fields: Manifest) -> Manifest:
-    kept: Manifest = {field: output[field] for field in ("name", "globalName", "description") if field in output}
-    return {**kept, **fields}
+def _exported_output(output: Manifest, **fields: Manifest) -> Manifest:
+    declared: Manifest = {field: output[field] for field in ("name", "globalName", "description") if field in output}
+    return {**declared, **fields}
 
 
 def _attempt_template(step: GatedStep) -> Manifest:
     settle: Manifest = {
         "name": "settle",
         "template": step.names.settle,
-        "arguments": _observations(step, "run", _exit_code_of("run")),
+        "arguments": _end_arguments(step, "run", _exit_code_placeholder("run")),
     }
-    inputs = without_empty(
+    inputs = drop_empty_fields(
         {
             "parameters": [{"name": p["name"]} for p in step.input_parameters] + item_input(step),
             "artifacts": [
@@ -198,64 +214,66 @@ def _attempt_template(step: GatedStep) -> Manifest:
             ],
         }
     )
-    return without_empty(
+    return drop_empty_fields(
         {
             "name": step.names.attempt,
             "inputs": inputs,
-            "retryStrategy": attempts_strategy(step.settings.retry),
-            "steps": [[_admit(step)], [_run(step)], [settle]],
+            "retryStrategy": attempt_retry_strategy(step.settings.retry),
+            "steps": [[_admit_step(step)], [_run_step(step)], [settle]],
         }
     )
 
 
-def _admit(step: GatedStep) -> Manifest:
-    return without_empty({"name": "admit", "template": step.names.admit, "arguments": _handed_down(step)})
+def _admit_step(step: GatedStep) -> Manifest:
+    return drop_empty_fields({"name": "admit", "template": step.names.admit, "arguments": _passed_arguments(step)})
 
 
-def _run(step: GatedStep) -> Manifest:
-    given = _handed_down(step, item=False)
+def _run_step(step: GatedStep) -> Manifest:
+    arguments = _passed_arguments(step, item=False)
     if step.settings.gang is not None:
-        given.pop("artifacts", None)  # its pods fetch them by themselves, told by admit
-    answered = [
-        {"name": names.answer(name), "value": f"{{{{steps.admit.outputs.parameters.{name}}}}}"}
-        for name in answers(step)
+        arguments.pop("artifacts", None)  # the members fetch them, by keys from admit
+    admitted = [
+        {"name": names.admit_output_parameter(name), "value": f"{{{{steps.admit.outputs.parameters.{name}}}}}"}
+        for name in admit_output_names(step)
     ]
     return {
         "name": "run",
         "template": step.names.run,
         "when": "{{steps.admit.outputs.parameters.run}} == true",
-        "arguments": {**given, "parameters": given.get("parameters", []) + answered},
-        "continueOn": _GO_ON,
+        "arguments": {**arguments, "parameters": arguments.get("parameters", []) + admitted},
+        "continueOn": _CONTINUE_ON_FAILURE,
     }
 
 
-def _conclude(step: GatedStep, of: str, exit_code: str) -> Manifest:
+def _conclude_step(step: GatedStep, observed_step: str, exit_code: str) -> Manifest:
     return {
         "name": "conclude",
         "template": step.names.conclude,
-        "arguments": _observations(step, of, exit_code),
+        "arguments": _end_arguments(step, observed_step, exit_code),
     }
 
 
-def _observations(step: GatedStep, of: str, exit_code: str) -> Manifest:
-    seen = [{"name": STATUS, "value": f"{{{{steps.{of}.status}}}}"}, {"name": EXIT_CODE, "value": exit_code}]
-    return {"parameters": seen + _items(step)}
+def _end_arguments(step: GatedStep, observed_step: str, exit_code: str) -> Manifest:
+    status = {"name": STATUS, "value": f"{{{{steps.{observed_step}.status}}}}"}
+    return {"parameters": [status, {"name": EXIT_CODE, "value": exit_code}, *_item_arguments(step)]}
 
 
-def _exit_code_of(name: str) -> str:
-    # A plain {{steps.run.exitCode}} would hang the workflow for ever where no exit code was seen.
+def _exit_code_placeholder(name: str) -> str:
+    # A plain {{steps.run.exitCode}} hangs the workflow where the node has no exit code.
     return f"{{{{=steps['{name}'].exitCode ?? '{_NO_EXIT_CODE}'}}}}"
 
 
-def _handed_down(step: GatedStep, item: bool = True) -> Manifest:
-    parameters = [{"name": p["name"], "value": input_value(p["name"])} for p in step.input_parameters]
+def _passed_arguments(step: GatedStep, item: bool = True) -> Manifest:
+    parameters = [{"name": p["name"], "value": input_placeholder(p["name"])} for p in step.input_parameters]
     artifacts = [
         {"name": a["name"], "from": f"{{{{inputs.artifacts.{a['name']}}}}}"}
         | ({"optional": True} if a.get("optional") else {})
         for a in step.input_artifacts
     ]
-    return without_empty({"parameters": parameters + (_items(step) if item else []), "artifacts": artifacts})
+    return drop_empty_fields(
+        {"parameters": parameters + (_item_arguments(step) if item else []), "artifacts": artifacts}
+    )
 
 
-def _items(step: GatedStep) -> list[Manifest]:
-    return [{"name": names.ITEM, "value": input_value(names.ITEM)}] if step.fan_out else []
+def _item_arguments(step: GatedStep) -> list[Manifest]:
+    return [{"name": names.ITEM_PARAMETER, "value": input_placeholder(names.ITEM_PARAMETER)}] if step.fan_out else []

@@ -1,26 +1,27 @@
-"""What no Workflow may hold that compile is to work on.
+"""Refuses Workflows that would run but break a guarantee of Tiphys.
 
-Each would run, and lose something: a retry without end, a plugin's answer, the
-GPU of the wrong pod. So each is refused before anything runs, by name.
+Examples are settings of the whole Workflow that also reach the plugin templates
+or Argo's agent pod, and references that gated steps never fill. Each error names
+the field, before anything runs.
 """
 
 import re
 from collections.abc import Iterator
 
 from hera_pipelines.compile import references as names
-from hera_pipelines.compile.gated_step import GatedStep, listed, settings_text
+from hera_pipelines.compile.gated_step import GatedStep, list_declared, settings_annotation
 from hera_pipelines.compile.references import fields_used
 from hera_pipelines.compile.settings import CompileOptions
-from hera_pipelines.compile.validate_step import check_step_alone
+from hera_pipelines.compile.validate_step import check_gated_step
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 
 _STEP_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_NOT_ANSWERED = ("outputs.result", "exitCode", "ip")
+_UNAVAILABLE_FIELDS = ("outputs.result", "exitCode", "ip")
 _PIPELINE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _RUN_NAME = re.compile(r"(?:[-a-z0-9.]|\{[-\w]+\})+")
-_PLACEMENT = frozenset(
+_PLACEMENT_FIELDS = frozenset(
     [
         "affinity",
         "automountServiceAccountToken",
@@ -38,35 +39,39 @@ _PLACEMENT = frozenset(
 
 
 def check_workflow(manifest: Manifest, options: CompileOptions) -> str:
-    """Refuse what is wrong with the Workflow as a whole, and return the name of the pipeline.
+    """Check the Workflow as a whole, and return the name of the pipeline.
 
     Raises:
-        UsageError: and says what to do instead.
+        UsageError: the Workflow cannot be compiled; the message says what to change.
     """
     if manifest.get("kind", "Workflow") != "Workflow":
-        raise UsageError(f"compile works on a Workflow, not on a {manifest['kind']}; wrap what it returns instead")
+        raise UsageError(f"compile works on a Workflow, not on a {manifest['kind']}; wrap its result instead")
     if PIPELINE_ANNOTATION in (manifest.get("metadata", {}).get("annotations") or {}):
-        raise UsageError("this Workflow is compiled already; submit it as it is")
+        raise UsageError("this Workflow is compiled already; submit it unchanged")
     _check_spec(manifest["spec"])
     _check_entry(manifest["spec"])
     for template in manifest["spec"]["templates"]:
         _check_template(template)
     _check_run_name(manifest, options.run_name)
-    return _checked_name(manifest, options.pipeline)
+    return _resolve_pipeline_name(manifest, options.pipeline)
 
 
 def check_steps(manifest: Manifest, steps: list[GatedStep], options: CompileOptions) -> None:
-    """Refuse what is wrong with the gated steps, alone and among the rest of the Workflow."""
+    """Check each gated step, and how the rest of the Workflow uses it.
+
+    Raises:
+        UsageError: a step cannot be compiled; the message names it and says what to change.
+    """
     if not steps:
         raise UsageError(
-            "no task of the entry DAG is a step that Tiphys keeps; decorate one with @step() or @train(), "
+            "no task of the entry DAG is a step of Tiphys; decorate one with @step() or @train(), "
             "or submit the Workflow with plain Hera"
         )
     _check_used_in_entry_only(manifest)
     _check_names(manifest, steps)
-    _check_answers(manifest, steps)
+    _check_unavailable_fields(manifest, steps)
     for step in steps:
-        check_step_alone(step, manifest, options)
+        check_gated_step(step, manifest, options)
 
 
 def _check_spec(spec: Manifest) -> None:
@@ -80,9 +85,9 @@ def _check_spec(spec: Manifest) -> None:
             "retryStrategy at workflow level also repeats the plugin's answers; use Retries(…) on the steps, "
             "or a retry_strategy on the plain templates that need one"
         )
-    if strange := sorted(set(spec.get("templateDefaults") or {}) - _PLACEMENT):
+    if unsupported := sorted(set(spec.get("templateDefaults") or {}) - _PLACEMENT_FIELDS):
         raise UsageError(
-            f"templateDefaults would reach the plugin templates too, with {', '.join(strange)}; "
+            f"templateDefaults would also apply {', '.join(unsupported)} to the plugin templates; "
             "set that on the templates that need it"
         )
     if spec.get("workflowTemplateRef"):
@@ -97,20 +102,22 @@ def _check_entry(spec: Manifest) -> None:
         raise UsageError("the Workflow has no entrypoint; give Pipeline(entrypoint=…) the name of its DAG")
     entry = next((t for t in spec.get("templates") or [] if t.get("name") == entrypoint), None)
     if entry is None or "dag" not in entry:
-        found = "missing" if entry is None else "not a DAG"
+        problem = "missing" if entry is None else "not a DAG"
         raise UsageError(
-            f"entry point {entrypoint!r} is {found}; the steps of a run are the tasks of its entry DAG: "
+            f"entry point {entrypoint!r} is {problem}; the steps of a run are the tasks of its entry DAG: "
             "put them into `with DAG(name=…)`"
         )
     for task in entry["dag"].get("tasks") or []:
-        if settings_text(task.get("inline") or {}) is not None:
+        if settings_annotation(task.get("inline") or {}) is not None:
             raise UsageError(f"task {task['name']!r}: a step cannot be inline; give it a template of its own")
 
 
 def _check_template(template: Manifest) -> None:
     name = template.get("name", "")
-    if name.startswith(names.RESERVED):
-        raise UsageError(f"template {name!r}: names that begin with {names.RESERVED!r} are Tiphys' own; rename it")
+    if name.startswith(names.RESERVED_PREFIX):
+        raise UsageError(
+            f"template {name!r}: names that begin with {names.RESERVED_PREFIX!r} are Tiphys' own; rename it"
+        )
     if "plugin" in template and len(template["plugin"] or {}) != 1:
         raise UsageError(
             f"template {name!r}: its plugin body must have exactly one key, and has {len(template['plugin'] or {})}; "
@@ -121,9 +128,9 @@ def _check_template(template: Manifest) -> None:
         raise UsageError(f"template {name!r}: Argo ignores a back-off without a limit; add limit to its retryStrategy")
 
 
-def _checked_name(manifest: Manifest, given: str) -> str:
+def _resolve_pipeline_name(manifest: Manifest, declared: str) -> str:
     metadata = manifest.get("metadata") or {}
-    name = names.pipeline_name(given, metadata.get("name"), metadata.get("generateName"))
+    name = names.pipeline_name(declared, metadata.get("name"), metadata.get("generateName"))
     if not name:
         raise UsageError("the pipeline has no name; give it one, as in Pipeline('digits', …)")
     if not _PIPELINE_NAME.fullmatch(name):
@@ -134,9 +141,9 @@ def _checked_name(manifest: Manifest, given: str) -> str:
 
 
 def _check_run_name(manifest: Manifest, run_name: str) -> None:
-    parameters = {p["name"] for p in listed(manifest["spec"], "arguments", "parameters")}
-    if reserved := sorted(name for name in parameters if name.startswith(names.RESERVED)):
-        raise UsageError(f"workflow parameter {reserved[0]!r}: {names.RESERVED}… is Tiphys' own; rename it")
+    parameters = {p["name"] for p in list_declared(manifest["spec"], "arguments", "parameters")}
+    if reserved := sorted(name for name in parameters if name.startswith(names.RESERVED_PREFIX)):
+        raise UsageError(f"workflow parameter {reserved[0]!r}: {names.RESERVED_PREFIX}… is Tiphys' own; rename it")
     if not run_name:
         return
     if not _RUN_NAME.fullmatch(run_name):
@@ -144,24 +151,24 @@ def _check_run_name(manifest: Manifest, run_name: str) -> None:
             f"run_name {run_name!r} is not valid: use lower-case letters, digits, '-', '.' and {{parameter}}"
         )
     if unknown := sorted(set(re.findall(r"\{([-\w]+)\}", run_name)) - parameters):
-        raise UsageError(f"run_name {run_name!r} uses {unknown[0]!r}, which is no parameter of the workflow; add it")
+        raise UsageError(f"run_name {run_name!r} uses {unknown[0]!r}, which is not a parameter of the workflow; add it")
 
 
 def _check_used_in_entry_only(manifest: Manifest) -> None:
     spec = manifest["spec"]
-    gated = {t["name"] for t in spec["templates"] if settings_text(t) is not None}
-    for user, used in _uses(spec):
+    gated = {t["name"] for t in spec["templates"] if settings_annotation(t) is not None}
+    for user, used in _template_uses(spec):
         if used in gated:
             raise UsageError(
-                f"step {used!r} is used by {user}; Tiphys keeps tasks of the entry DAG {spec['entrypoint']!r} only: "
+                f"step {used!r} is used by {user}; only tasks of the entry DAG {spec['entrypoint']!r} can be steps: "
                 "move it there, or make it a plain @script"
             )
 
 
-def _uses(spec: Manifest) -> Iterator[tuple[str, str]]:
-    """(who, template) of every use of a template, except by the tasks of the entry DAG."""
+def _template_uses(spec: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield (user, template) for every use of a template, except by the tasks of the entry DAG."""
     yield "onExit", spec.get("onExit") or ""
-    yield from _hooks("the workflow", spec)
+    yield from _hook_uses("the workflow", spec)
     for template in spec["templates"]:
         name, is_entry = template["name"], template["name"] == spec["entrypoint"]
         tasks = (template.get("dag") or {}).get("tasks") or []
@@ -170,24 +177,27 @@ def _uses(spec: Manifest) -> Iterator[tuple[str, str]]:
             if not is_entry:
                 yield f"template {name!r}", node.get("template") or ""
             yield f"the exit handler of {node['name']!r}", node.get("onExit") or ""
-            yield from _hooks(repr(node["name"]), node)
+            yield from _hook_uses(repr(node["name"]), node)
 
 
-def _hooks(owner: str, part: Manifest) -> Iterator[tuple[str, str]]:
+def _hook_uses(owner: str, part: Manifest) -> Iterator[tuple[str, str]]:
     for name, hook in (part.get("hooks") or {}).items():
         yield f"the hook {name!r} of {owner}", hook.get("template") or ""
 
 
 def _check_names(manifest: Manifest, steps: list[GatedStep]) -> None:
-    taken = {t["name"]: "a template" for t in manifest["spec"]["templates"] if settings_text(t) is None}
+    taken = {t["name"]: "a template" for t in manifest["spec"]["templates"] if settings_annotation(t) is None}
     for step in steps:
         if not _STEP_NAME.fullmatch(step.name):
             raise UsageError(
                 f"task {step.name!r} cannot name a step: its results are stored under it, so use lower-case letters, "
                 "digits and '-', at most 63; give the task another name=…"
             )
-        own = step.names
-        for name in (own.step, own.admit, own.run, own.attempt, own.settle, own.conclude):
+        compiled = step.names
+        for name in (
+            *(compiled.step, compiled.admit, compiled.run),
+            *(compiled.attempt, compiled.settle, compiled.conclude),
+        ):
             if name in taken:
                 raise UsageError(
                     f"step {step.name!r} compiles to a template {name!r}, which is {taken[name]} already; "
@@ -196,11 +206,10 @@ def _check_names(manifest: Manifest, steps: list[GatedStep]) -> None:
             taken[name] = f"made for step {step.name!r}"
 
 
-def _check_answers(manifest: Manifest, steps: list[GatedStep]) -> None:
-    kept = {step.name for step in steps}
-    for task, field in sorted(fields_used(manifest["spec"], _NOT_ANSWERED)):
-        if task in kept:
+def _check_unavailable_fields(manifest: Manifest, steps: list[GatedStep]) -> None:
+    step_names = {step.name for step in steps}
+    for task, field in sorted(fields_used(manifest["spec"], _UNAVAILABLE_FIELDS)):
+        if task in step_names:
             raise UsageError(
-                f"step {task!r}: {{{{tasks.{task}.{field}}}}} would never be filled in; "
-                "declare an output parameter instead"
+                f"step {task!r}: {{{{tasks.{task}.{field}}}}} never gets a value; declare an output parameter instead"
             )

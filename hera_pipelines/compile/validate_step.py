@@ -1,36 +1,52 @@
-"""What a gated step may not ask for, because Tiphys could not keep its word about it."""
+"""Refuses settings of a gated step whose effect Tiphys or Argo could not guarantee.
+
+Each check returns a complaint that says what to change, or None.
+"""
 
 from collections.abc import Callable
 
 from hera_pipelines.compile import references as names
 from hera_pipelines.compile.gang import check_gang
 from hera_pipelines.compile.gated_step import GatedStep, program_container
-from hera_pipelines.compile.retries import UNSEEN
+from hera_pipelines.compile.retries import CAUSES_HIDDEN_FROM_ARGO
 from hera_pipelines.compile.settings import CompileOptions
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.quantities import memory_bytes, memory_quantity
+from tiphys.protocol.quantities import format_memory_quantity, parse_memory_bytes
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import Cause
 
-_LOCATIONS = ("artifactory", "azure", "gcs", "git", "hdfs", "http", "oss", "plugin", "raw", "s3")
-_SHARED_MODE = "ReadWriteMany"
-_ESCALATIONS = ("memory_ceiling_bytes", "on_demand_after", "avoid_node_after")
+_ARTIFACT_LOCATIONS = ("artifactory", "azure", "gcs", "git", "hdfs", "http", "oss", "plugin", "raw", "s3")
+_SHARED_ACCESS_MODE = "ReadWriteMany"
+_ESCALATION_FIELDS = ("memory_ceiling_bytes", "on_demand_after", "avoid_node_after")
 
 
-def check_step_alone(step: GatedStep, manifest: Manifest, options: CompileOptions) -> None:
-    """Raise `UsageError` with the first complaint about ``step``."""
-    program_container_of_step(step)
+def check_gated_step(step: GatedStep, manifest: Manifest, options: CompileOptions) -> None:
+    """Check one step, alone and against Workflow and options.
+
+    Raises:
+        UsageError: the first complaint about ``step``.
+    """
+    require_single_container(step)
     complaints = [check(step) for check in _CHECKS]
-    complaints += [_store(step, options), _queue(step, options), _volume(step, manifest), check_gang(step, manifest)]
+    complaints += [
+        _check_store(step, options),
+        _check_queue(step, options),
+        _check_volume(step, manifest),
+        check_gang(step, manifest),
+    ]
     for complaint in complaints:
         if complaint:
             raise UsageError(f"step {step.name!r}: {complaint}")
 
 
-def program_container_of_step(step: GatedStep) -> Manifest:
-    """The container of ``step``; refuses a container set with its own reason."""
+def require_single_container(step: GatedStep) -> Manifest:
+    """Return the container of ``step``.
+
+    Raises:
+        UsageError: the template is a container set, or has no container.
+    """
     if "containerSet" in step.program:
         raise UsageError(
             f"step {step.name!r} is a container set, which Argo leaves hanging when its pod is deleted; "
@@ -39,102 +55,108 @@ def program_container_of_step(step: GatedStep) -> Manifest:
     return program_container(step.program)
 
 
-def _kind(step: GatedStep) -> str | None:
-    if not step.trains and (step.settings.gpu or step.settings.checkpoints or step.settings.volume):
+def _check_kind(step: GatedStep) -> str | None:
+    if not step.is_training and (step.settings.gpu or step.settings.checkpoints or step.settings.volume):
         return "GPUs and checkpoints need the attempts of a training step; use @train(…) or Train(…)"
     return None
 
 
-def _fan_out(step: GatedStep) -> str | None:
+def _check_fan_out(step: GatedStep) -> str | None:
     if step.task.get("withItems") == []:
         return "it has no items, and Argo would run it once, with {{item}} unfilled; leave the task out, or add items"
     return None
 
 
-def _retry_strategy(step: GatedStep) -> str | None:
+def _check_retry_strategy(step: GatedStep) -> str | None:
     if "retryStrategy" not in step.program:
         return None
-    if step.trains:
+    if step.is_training:
         return "a training step repeats through admission, so drop its retry_strategy and use retries=Retries(…)"
     if step.settings.retry != RetryPolicy():
         return "it has both a retry_strategy and retries=Retries(…); keep one"
     return None
 
 
-def _budgets(step: GatedStep) -> str | None:
+def _check_budgets(step: GatedStep) -> str | None:
     if step.settings.retry.backoff_factor % 1:
         return "Argo's back-off factor is a whole number; change it in retries=Retries(…)"
-    if not step.trains and step.settings.retry.output_missing:
+    if not step.is_training and step.settings.retry.output_missing:
         return "Argo cannot repeat a program that succeeded without its outputs; drop output_missing from Retries(…)"
-    given = step.settings.retry.model_dump()
-    own = [cause for cause in UNSEEN if cause is not Cause.OUTPUT_MISSING and given.get(cause.value, 0) != 0]
-    if own and not step.trains:
-        return f"Argo cannot tell {own[0].value} from other failures; drop it from Retries(…), or use @train(…)"
+    budgets = step.settings.retry.model_dump()
+    hidden_causes = [
+        cause
+        for cause in CAUSES_HIDDEN_FROM_ARGO
+        if cause is not Cause.OUTPUT_MISSING and budgets.get(cause.value, 0) != 0
+    ]
+    if hidden_causes and not step.is_training:
+        return (
+            f"Argo cannot tell {hidden_causes[0].value} from other failures; drop it from Retries(…), or use @train(…)"
+        )
     return None
 
 
-def _escalation(step: GatedStep) -> str | None:
-    """Each attempt gets what admit answers; a step without attempts has no such answer."""
+def _check_escalation(step: GatedStep) -> str | None:
+    """Escalation changes the next attempt through admit, so a plain step cannot have it."""
     retry = step.settings.retry
-    asked = [name for name in _ESCALATIONS if getattr(retry, name) != getattr(RetryPolicy(), name)]
-    name = asked[0].removesuffix("_bytes") if asked else ""
-    if asked and not step.trains:
-        return f"Argo knows only the last failure of a container, so it cannot keep {name}; use @train(…), or drop it"
-    if "avoid_node_after" in asked and step.settings.gang is not None:
-        return "avoid_node_after reaches no pods of a training on several nodes; drop it from Retries(…)"
+    changed = [name for name in _ESCALATION_FIELDS if getattr(retry, name) != getattr(RetryPolicy(), name)]
+    name = changed[0].removesuffix("_bytes") if changed else ""
+    if changed and not step.is_training:
+        return f"Argo knows only the last failure of a container, so it cannot apply {name}; use @train(…), or drop it"
+    if "avoid_node_after" in changed and step.settings.gang is not None:
+        return "avoid_node_after has no effect on a training on several nodes; drop it from Retries(…)"
     if retry.on_demand_after is not None and not step.settings.spot:
-        return "it runs on no spot nodes, so on_demand_after says nothing; add spot=True, or drop it"
-    return None if retry.memory_ceiling_bytes is None else _memory(step, retry.memory_ceiling_bytes)
+        return "it runs on no spot nodes, so on_demand_after has no effect; add spot=True, or drop it"
+    return None if retry.memory_ceiling_bytes is None else _check_memory(step, retry.memory_ceiling_bytes)
 
 
-def _memory(step: GatedStep, ceiling_bytes: int) -> str | None:
-    resources = program_container_of_step(step).get("resources") or {}
-    given = [memory for side in ("limits", "requests") if (memory := (resources.get(side) or {}).get("memory"))]
-    if not given:
+def _check_memory(step: GatedStep, ceiling_bytes: int) -> str | None:
+    resources = require_single_container(step).get("resources") or {}
+    amounts = [memory for side in ("limits", "requests") if (memory := (resources.get(side) or {}).get("memory"))]
+    if not amounts:
         return "memory_ceiling is for a container with memory in its resources; add that, or drop the ceiling"
-    if (most := max(memory_bytes(memory, "its resources") for memory in given)) > ceiling_bytes:
-        return f"its resources ask for {memory_quantity(most)}, more than memory_ceiling; raise the ceiling"
+    if (most := max(parse_memory_bytes(memory, "its resources") for memory in amounts)) > ceiling_bytes:
+        return f"its resources ask for {format_memory_quantity(most)}, more than memory_ceiling; raise the ceiling"
     return None
 
 
-def _pod_spec_patch(step: GatedStep) -> str | None:
+def _check_pod_spec_patch(step: GatedStep) -> str | None:
     if "podSpecPatch" not in step.program:
         return None
-    if step.trains:
+    if step.is_training:
         return "the plugin patches the pod of each training attempt; use the step's own options, not pod_spec_patch"
     if step.settings.grace_seconds is not None:
         return "it has both grace and pod_spec_patch; put terminationGracePeriodSeconds into the patch"
     return None
 
 
-def _template_fields(step: GatedStep) -> str | None:
+def _check_template_fields(step: GatedStep) -> str | None:
     if "memoize" in step.program:
         return "memoize would hide its outputs from the run store; results are reused already, so drop it"
     if step.program.get("daemon"):
-        return "a daemon never ends, so it has no result to keep; make it a plain task"
+        return "a daemon never ends, so it has no result to record; make it a plain task"
     if "activeDeadlineSeconds" in step.program and step.settings.deadline_seconds is not None:
         return "it has both deadline and active_deadline_seconds; keep one"
-    if any(location in (step.program.get("archiveLocation") or {}) for location in _LOCATIONS):
+    if any(location in (step.program.get("archiveLocation") or {}) for location in _ARTIFACT_LOCATIONS):
         return "its archive_location takes its outputs out of the run's bucket; drop it"
     return None
 
 
-def _reserved_names(step: GatedStep) -> str | None:
+def _check_reserved_names(step: GatedStep) -> str | None:
     declared = step.input_parameters + step.input_artifacts + step.output_parameters + step.output_artifacts
     for entry in declared:
-        if entry["name"].startswith(names.RESERVED):
-            return f"{entry['name']!r}: inputs and outputs named {names.RESERVED}… are Tiphys' own; rename it"
-    for variable in program_container_of_step(step).get("env") or []:
+        if entry["name"].startswith(names.RESERVED_PREFIX):
+            return f"{entry['name']!r}: inputs and outputs named {names.RESERVED_PREFIX}… are Tiphys' own; rename it"
+    for variable in require_single_container(step).get("env") or []:
         if variable["name"].startswith("TIPHYS_") or variable["name"] == environment.CHECKPOINT_URI:
             return f"{variable['name']}: Tiphys sets this variable; drop it from env"
     return None
 
 
-def _output_artifacts(step: GatedStep) -> str | None:
+def _check_output_artifacts(step: GatedStep) -> str | None:
     for artifact in step.output_artifacts:
         name = artifact["name"]
-        if own := [location for location in _LOCATIONS if location in artifact]:
-            return f"output artifact {name!r} has a location of its own ({own[0]}); Tiphys gives it one: drop it"
+        if locations := [location for location in _ARTIFACT_LOCATIONS if location in artifact]:
+            return f"output artifact {name!r} has a location of its own ({locations[0]}); Tiphys gives it one: drop it"
         if not artifact.get("path"):
             return f"output artifact {name!r} has no path; give it Artifact(path=…)"
         if artifact.get("optional"):
@@ -142,7 +164,7 @@ def _output_artifacts(step: GatedStep) -> str | None:
     return None
 
 
-def _output_parameters(step: GatedStep) -> str | None:
+def _check_output_parameters(step: GatedStep) -> str | None:
     for parameter in step.output_parameters:
         name, source = parameter["name"], parameter.get("valueFrom") or {}
         if not source.get("path"):
@@ -152,7 +174,7 @@ def _output_parameters(step: GatedStep) -> str | None:
     return None
 
 
-def _output_variables(step: GatedStep) -> str | None:
+def _check_output_variables(step: GatedStep) -> str | None:
     taken: dict[str, str] = {}
     for output in step.output_parameters + step.output_artifacts:
         variable = environment.output_path_variable(output["name"])
@@ -162,7 +184,7 @@ def _output_variables(step: GatedStep) -> str | None:
     return None
 
 
-def _grace(step: GatedStep) -> str | None:
+def _check_grace(step: GatedStep) -> str | None:
     checkpoints = step.settings.checkpoints
     if checkpoints is not None and step.grace_seconds < checkpoints.save_seconds:
         return (
@@ -172,21 +194,21 @@ def _grace(step: GatedStep) -> str | None:
     return None
 
 
-def _store(step: GatedStep, options: CompileOptions) -> str | None:
+def _check_store(step: GatedStep, options: CompileOptions) -> str | None:
     if step.settings.checkpoints and not options.store:
         return "it keeps checkpoints, but the run has no store to record them in; give Pipeline(store='s3://…')"
     return None
 
 
-def _queue(step: GatedStep, options: CompileOptions) -> str | None:
+def _check_queue(step: GatedStep, options: CompileOptions) -> str | None:
     gpu = step.settings.gpu
     if gpu is not None and options.queues is not None and gpu.queue not in options.queues:
-        known = ", ".join(sorted(options.queues)) or "none"
-        return f"queue {gpu.queue!r} does not exist; the queues are: {known}"
+        existing = ", ".join(sorted(options.queues)) or "none"
+        return f"queue {gpu.queue!r} does not exist; the queues are: {existing}"
     return None
 
 
-def _volume(step: GatedStep, manifest: Manifest) -> str | None:
+def _check_volume(step: GatedStep, manifest: Manifest) -> str | None:
     volume = step.settings.volume
     if volume is None:
         return None
@@ -198,27 +220,27 @@ def _volume(step: GatedStep, manifest: Manifest) -> str | None:
     if volume.claim in claims:
         return (
             f"claim {volume.claim!r} is made by the Workflow, so the next submission would find it empty; "
-            "name a claim that exists by itself"
+            "name a claim that exists outside it"
         )
-    if volume.access_mode != _SHARED_MODE:
+    if volume.access_mode != _SHARED_ACCESS_MODE:
         return (
             f"claim {volume.claim!r} is {volume.access_mode}, so an attempt on another node could not mount it; "
-            f"use a claim that is {_SHARED_MODE}"
+            f"use a claim that is {_SHARED_ACCESS_MODE}"
         )
     return None
 
 
 _CHECKS: tuple[Callable[[GatedStep], str | None], ...] = (
-    _kind,
-    _fan_out,
-    _retry_strategy,
-    _budgets,
-    _escalation,
-    _pod_spec_patch,
-    _template_fields,
-    _reserved_names,
-    _output_artifacts,
-    _output_parameters,
-    _output_variables,
-    _grace,
+    _check_kind,
+    _check_fan_out,
+    _check_retry_strategy,
+    _check_budgets,
+    _check_escalation,
+    _check_pod_spec_patch,
+    _check_template_fields,
+    _check_reserved_names,
+    _check_output_artifacts,
+    _check_output_parameters,
+    _check_output_variables,
+    _check_grace,
 )

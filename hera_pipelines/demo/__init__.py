@@ -1,6 +1,6 @@
-"""A real training, small enough for a laptop, and what is done to it.
+"""``tiphys demo``: a real training run, small enough for a laptop, and the faults that the demo injects into it.
 
 The programs (`validate`, `preprocess`, `train`, `register`) are ordinary
-container commands that know nothing of the demo; `pipeline` puts them together,
-`story` breaks things while they run.
+container commands that know nothing of the demo. `digits` is the pipeline file,
+and `story` injects the faults while it runs.
 """

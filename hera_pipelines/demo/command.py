@@ -1,4 +1,4 @@
-"""``tiphys demo``: see a training run survive, in less than a minute."""
+"""``tiphys demo``: shows in less than a minute how a training run survives faults."""
 
 import importlib.util
 import tempfile
@@ -9,9 +9,9 @@ import typer
 
 from hera_pipelines.cli.commands.lineage import write_picture
 from hera_pipelines.cli.screen import Screen
-from hera_pipelines.demo.narration import Narrator, timeline_table
+from hera_pipelines.demo.narration import DemoConsole, timeline_table
 from tiphys.errors import ConflictError, UsageError
-from tiphys.lineage import timeline, tree
+from tiphys.lineage import read_lineage_tree, read_timeline
 
 EXAMPLES = """\b
 Examples:
@@ -23,48 +23,56 @@ Examples:
 def demo(
     context: typer.Context,
     directory: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="Empty folder for all it makes; else a temporary one.")
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Empty folder for all files of the demo. Default: a temporary one."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Decides data split, weights and batches.", min=0)] = 7,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of data split, weights and batches.", min=0)] = 7,
 ) -> None:
-    """Train a digit classifier, kill it, corrupt it, lose its engine, and resume it to the very same bits.
+    """Train a digit classifier, break it, and resume it bit by bit.
 
-    Real data, real learning, real processes; no cluster and no network. Exit
-    code 1 if any promise is broken.
+    The demo kills the trainer, damages a checkpoint and kills the engine; the
+    resumed run must end with the same bits as an undisturbed one. Data, training
+    and processes are real; neither a cluster nor a network is needed. Exit code 1
+    if a guarantee does not hold.
     """
-    from hera_pipelines.demo.story import RUN, STEPS, Story  # imports Hera, for which no other command should wait
+    from hera_pipelines.demo.story import (  # imports Hera, which takes half a second
+        BROKEN_RUN,
+        STEPS,
+        DemoScenario,
+    )
 
     screen: Screen = context.obj
-    folder = _folder(directory)
-    screen.note(f"everything the demo makes lies in {folder}")
-    narrator = Narrator(screen.out)
-    narrator.begin(
+    folder = _demo_folder(directory)
+    screen.note(f"all files of the demo are in {folder}")
+    narrator = DemoConsole(screen.out)
+    narrator.print_introduction(
         "Two runs train a classifier of handwritten digits from the same seed. "
-        "One is broken in every way; both must end with the same bits."
+        "The demo breaks one of them three times; both must end with the same bits."
     )
-    story = Story(folder, seed, narrator)
-    result = story.perform()
-    narrator.act(f"What happened to {RUN}, from its records:")
-    screen.show(timeline_table(timeline(story.store, RUN)))
+    scenario = DemoScenario(folder, seed, narrator)
+    result = scenario.run()
+    narrator.print_action(f"Events of {BROKEN_RUN}, from its records in storage:")
+    screen.show(timeline_table(read_timeline(scenario.store, BROKEN_RUN)))
     picture = folder / "lineage.svg"
-    write_picture(tree(story.store, RUN), picture)
-    narrator.act("What it cost, and where to look:")
-    narrator.seen(
-        f"test accuracy {result.accuracy:.2%}; {result.seconds_lost:.1f} s passed until training was back where it was"
+    write_picture(read_lineage_tree(scenario.store, BROKEN_RUN), picture)
+    narrator.print_action("Cost of the faults, and more details:")
+    narrator.print_observation(
+        f"test accuracy {result.accuracy:.2%}; recovery to the step before each kill took {result.seconds_lost:.1f} s "
+        "in total"
     )
-    narrator.seen(f"picture of the lineage: {picture}")
-    narrator.seen(f"more: tiphys get {RUN} --store {folder / 'store'}")
-    narrator.verdict(
-        f"{result.steps_again} of {STEPS} steps were executed again, and the two models are "
+    narrator.print_observation(f"picture of the lineage: {picture}")
+    narrator.print_observation(f"details: tiphys get {BROKEN_RUN} --store {folder / 'store'}")
+    narrator.print_result(
+        f"{result.repeated_steps} of {STEPS} steps were executed again, and the two models are "
         f"bit-identical (sha256 {result.digest[:16]}…)."
     )
 
 
-def _folder(given: Path | None) -> Path:
+def _demo_folder(directory: Path | None) -> Path:
     if importlib.util.find_spec("sklearn") is None:
         raise UsageError("the demo needs scikit-learn for its data; install it with `pip install 'tiphys[demo]'`")
-    if given is None:
+    if directory is None:
         return Path(tempfile.mkdtemp(prefix="tiphys-demo-"))
-    if given.exists() and (not given.is_dir() or any(given.iterdir())):
-        raise ConflictError(f"{given} is not an empty folder; name another one, or remove it")
-    return given.absolute()
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConflictError(f"{directory} is not an empty folder; name another one, or remove it")
+    return directory.absolute()

@@ -1,7 +1,7 @@
-"""The demo's pipeline file: what `tiphys run` is given.
+"""The demo's pipeline file, as ``tiphys run`` takes it.
 
-BLAS runs on one thread, because the order in which threads add up floats
-changes their last bits, and the demo compares bits.
+BLAS runs on one thread, because the order in which threads add floats changes
+the last bits, and the demo compares bits.
 """
 
 from hera.workflows import Artifact, Env, Parameter
@@ -16,24 +16,28 @@ IMAGE = "ghcr.io/tiphys/demo:0.1.0"
 ONE_THREAD = [Env(name=name, value="1") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")]
 
 
-def program(name: str) -> list[str]:
-    """The command that runs a program of the demo."""
+def demo_command(name: str) -> list[str]:
+    """Command line of a program of the demo."""
     return ["python", "-m", f"hera_pipelines.demo.{name}"]
 
 
-def result(name: str) -> Parameter:
-    """An output parameter, read from the file that the program is told."""
+def output_parameter(name: str) -> Parameter:
+    """An output parameter, read from a file that the program writes."""
     return Parameter(name=name, value_from=ValueFrom(path=f"/tmp/{name}"))  # noqa: S108  a path in the container
 
 
 validate = Step(
-    name="validate", image=IMAGE, command=program("validate"), outputs=result("fingerprint"), env=ONE_THREAD
+    name="validate",
+    image=IMAGE,
+    command=demo_command("validate"),
+    outputs=output_parameter("fingerprint"),
+    env=ONE_THREAD,
 )
 
 preprocess = Step(
     name="preprocess",
     image=IMAGE,
-    command=program("preprocess"),
+    command=demo_command("preprocess"),
     args=["--seed", "{{inputs.parameters.seed}}"],
     inputs=[Parameter(name="seed"), Parameter(name="fingerprint")],
     outputs=Artifact(name="dataset", path="/data/dataset"),
@@ -43,7 +47,7 @@ preprocess = Step(
 train = Train(
     name="train",
     image=IMAGE,
-    command=program("train"),
+    command=demo_command("train"),
     args=[
         *("--seed", "{{inputs.parameters.seed}}"),
         *("--step-log", "{{inputs.parameters.step-log}}"),
@@ -59,14 +63,14 @@ train = Train(
 register = Step(
     name="register",
     image=IMAGE,
-    command=program("register"),
+    command=demo_command("register"),
     args=["--seed", "{{inputs.parameters.seed}}"],
     inputs=[
         Parameter(name="seed"),
         Artifact(name="dataset", path="/data/dataset"),
         Artifact(name="model", path="/model/weights"),
     ],
-    outputs=[Artifact(name="card", path="/tmp/card.json"), result("accuracy"), result("sha256")],  # noqa: S108
+    outputs=[Artifact(name="card", path="/tmp/card.json"), output_parameter("accuracy"), output_parameter("sha256")],  # noqa: S108
     env=ONE_THREAD,
 )
 

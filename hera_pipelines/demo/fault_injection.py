@@ -1,6 +1,7 @@
-"""The `tiphys` processes that the demo starts, as a person would in other terminals.
+"""Starts the demo's `tiphys` processes and injects faults into them.
 
-What the demo does to a running training: the three ways in which runs really die.
+The faults are those that end real runs: a killed process, a damaged checkpoint,
+and a killed engine.
 """
 
 import os
@@ -19,18 +20,18 @@ from tiphys.records import CheckpointManifest
 _FLIPPED_BYTES = 64
 
 
-def freeze(pid: int) -> None:
-    """Stop a process without ending it, so that what follows happens at one known moment."""
+def freeze_process(pid: int) -> None:
+    """Stop a process with SIGSTOP, so that the following faults happen at one known step."""
     os.kill(pid, signal.SIGSTOP)
 
 
-def kill(pid: int) -> None:
-    """SIGKILL: no handler runs, nothing is saved. Works on a frozen process too."""
+def kill_process(pid: int) -> None:
+    """Send SIGKILL: no handler runs and nothing is saved. Works on a frozen process too."""
     os.kill(pid, signal.SIGKILL)
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs (or is frozen); one that only awaits its parent does not."""
+def is_process_alive(pid: int) -> bool:
+    """Whether the process runs or is frozen; a zombie does not count as alive."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -38,10 +39,10 @@ def alive(pid: int) -> bool:
     return fields[0] not in ("Z", "X")
 
 
-def wait_until_gone(pid: int, seconds: float) -> bool:
-    """Whether the process ended within ``seconds``."""
+def wait_until_dead(pid: int, seconds: float) -> bool:
+    """Wait up to ``seconds`` for the process to end; return whether it did."""
     deadline = time.monotonic() + seconds
-    while alive(pid):
+    while is_process_alive(pid):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -49,15 +50,15 @@ def wait_until_gone(pid: int, seconds: float) -> bool:
 
 
 def flip_bytes(store: Path, manifest: CheckpointManifest) -> Path:
-    """Invert some bytes in the middle of the checkpoint's largest shard; its size stays. Return the file.
+    """Invert some bytes in the middle of the checkpoint's largest shard, keep its size, and return its path.
 
-    Storage is create-only for Tiphys; this is the broken disk that does not ask.
+    Tiphys never overwrites an object; this simulates a failing disk.
     """
     shard = max(manifest.shards, key=lambda shard: shard.size)
     path = store / shard.key
     data = bytearray(path.read_bytes())
     if len(data) < _FLIPPED_BYTES:
-        raise TiphysError(f"{path} has only {len(data)} bytes; nothing to corrupt")
+        raise TiphysError(f"{path} has only {len(data)} bytes, too few to damage")
     start = (len(data) - _FLIPPED_BYTES) // 2
     data[start : start + _FLIPPED_BYTES] = bytes(byte ^ 0xFF for byte in data[start : start + _FLIPPED_BYTES])
     path.chmod(0o644)
@@ -65,16 +66,16 @@ def flip_bytes(store: Path, manifest: CheckpointManifest) -> Path:
     return path
 
 
-# Often enough to strike at the right moment, seldom enough to leave the processors to the training.
+# Short enough to hit the planned step, long enough to leave the processors to the training.
 _POLL_SECONDS = 0.05
 
 
 class PromiseBrokenError(TiphysError):
-    """Something that Tiphys promises did not happen. The demo fails."""
+    """A guarantee of Tiphys did not hold, so the demo fails."""
 
 
-class Engine:
-    """One ``tiphys`` command in a process of its own; what it says goes to ``log``."""
+class TiphysProcess:
+    """One ``tiphys`` command in its own process and session; its output goes to ``log``."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.log = log
@@ -97,7 +98,7 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave nothing running; containers die with their engine."""
+        """Kill the process if it still runs; its containers end with it."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -108,27 +109,35 @@ class Engine:
         self._process.kill()
         self._process.wait()
 
-    def wait_for(self, happened: Callable[[], bool], what: str, seconds: float) -> None:
-        """Return once ``happened``; `PromiseBrokenError` if the engine ends before, or time is up."""
+    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
+        """Wait until ``condition`` holds; ``what`` names it in messages.
+
+        Raises:
+            PromiseBrokenError: the process ends before, or ``seconds`` pass.
+        """
         deadline = time.monotonic() + seconds
-        while not happened():
-            if self._process.poll() is not None and not happened():
-                raise PromiseBrokenError(f"the engine ended before {what}; it said: {self._last_words()}")
+        while not condition():
+            if self._process.poll() is not None and not condition():
+                raise PromiseBrokenError(f"the engine ended before {what}; its last line: {self._last_log_line()}")
             if time.monotonic() > deadline:
-                raise PromiseBrokenError(f"after {seconds:g} s, still waiting: {what}; see {self.log}")
+                raise PromiseBrokenError(f"timed out after {seconds:g} s while waiting for {what}; see {self.log}")
             time.sleep(_POLL_SECONDS)
 
-    def finish(self, seconds: float, watch: Callable[[], None] = lambda: None) -> None:
-        """Wait for the end, calling ``watch`` meanwhile; `PromiseBrokenError` unless the exit code is 0."""
+    def finish(self, seconds: float, on_poll: Callable[[], None] = lambda: None) -> None:
+        """Wait for the end of the process and call ``on_poll`` meanwhile.
+
+        Raises:
+            PromiseBrokenError: the exit code is not 0, or ``seconds`` pass.
+        """
         deadline = time.monotonic() + seconds
         while (code := self._process.poll()) is None:
             if time.monotonic() > deadline:
-                raise PromiseBrokenError(f"the engine is not done after {seconds:g} s; see {self.log}")
-            watch()
+                raise PromiseBrokenError(f"the engine still runs after {seconds:g} s; see {self.log}")
+            on_poll()
             time.sleep(_POLL_SECONDS)
         if code:
-            raise PromiseBrokenError(f"the engine ended with exit code {code}; it said: {self._last_words()}")
+            raise PromiseBrokenError(f"the engine ended with exit code {code}; its last line: {self._last_log_line()}")
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = self.log.read_text(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "nothing")

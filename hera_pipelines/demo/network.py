@@ -1,11 +1,8 @@
-"""A two-hidden-layer network for 8×8 digits, in NumPy alone.
+"""A network with two hidden layers for 8×8 digits, in NumPy, and its dataset file.
 
-It exists so that the demo trains something real without a framework: every
-number comes from float32 arithmetic in a fixed order and from one seeded
-generator whose state is part of the training state, so the same seed gives the
-same bits, interrupted or not.
-
-The bundled digits, and the one file in which the steps hand them on.
+The demo trains a real network without a framework. All numbers come from float32
+arithmetic in a fixed order and from one seeded generator, whose state is part of
+the training state. So one seed gives the same bits with or without interruptions.
 """
 
 from itertools import pairwise
@@ -22,7 +19,7 @@ PIXELS = 8
 
 
 class TrainingState(TypedDict):
-    """All that decides the next step; this is what a checkpoint holds."""
+    """Complete state of the training: everything that the next step depends on. A checkpoint holds it."""
 
     step: int
     weights: list[Array]
@@ -46,12 +43,12 @@ def initial_state(seed: int, hidden: int) -> TrainingState:
     )
 
 
-def train_step(state: TrainingState, images: Array, labels: Labels, total: int, batch: int) -> float:
+def sgd_step(state: TrainingState, images: Array, labels: Labels, total: int, batch: int) -> float:
     """Advance ``state`` by one step of momentum SGD, in place; return the mean loss of the batch."""
     generator = np.random.default_rng()
     generator.bit_generator.state = state["generator"]
     picked = generator.integers(0, len(images), size=batch)
-    inputs = _shifted(images[picked], generator)
+    inputs = _shift_images(images[picked], generator)
     loss, gradients = loss_and_gradients(state["weights"], inputs, labels[picked])
     rate = np.float32(0.05 * 0.5 * (1 + np.cos(np.pi * state["step"] / total)))
     for weight, velocity, gradient in zip(state["weights"], state["momentum"], gradients, strict=True):
@@ -64,20 +61,20 @@ def train_step(state: TrainingState, images: Array, labels: Labels, total: int, 
 
 
 def accuracy(weights: list[Array], images: Array, labels: Labels) -> float:
-    """Share of ``images`` whose most likely class is the right one."""
+    """Share of ``images`` that the network classifies correctly."""
     return float(np.mean(np.argmax(_forward(weights, images)[-1], axis=1) == labels))
 
 
 def loss_and_gradients(weights: list[Array], inputs: Array, labels: Labels) -> tuple[float, list[Array]]:
-    """Cross-entropy and its gradient by every weight, in the order of ``weights``."""
+    """Mean cross-entropy of the batch, and its gradients in the order of ``weights``."""
     layers = _forward(weights, inputs)
     logits = layers[-1] - layers[-1].max(axis=1, keepdims=True)
-    likely = np.exp(logits)
-    likely /= likely.sum(axis=1, keepdims=True)
+    probabilities = np.exp(logits)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
     rows = np.arange(len(labels))
-    loss = float(-np.log(likely[rows, labels] + np.float32(1e-9)).mean())
-    likely[rows, labels] -= np.float32(1)
-    delta: Array = likely / np.float32(len(labels))
+    loss = float(-np.log(probabilities[rows, labels] + np.float32(1e-9)).mean())
+    probabilities[rows, labels] -= np.float32(1)
+    delta: Array = probabilities / np.float32(len(labels))
     gradients: list[Array] = []
     for index in range(len(weights) - 2, -1, -2):
         below = layers[index // 2]
@@ -96,8 +93,8 @@ def _forward(weights: list[Array], inputs: Array) -> list[Array]:
     return layers
 
 
-def _shifted(images: Array, generator: np.random.Generator) -> Array:
-    """Each image moved by up to one pixel in both directions: the augmentation."""
+def _shift_images(images: Array, generator: np.random.Generator) -> Array:
+    """Augment the images: shift each by up to one pixel in both directions."""
     count = len(images)
     padded = np.zeros((count, PIXELS + 2, PIXELS + 2), dtype=np.float32)
     padded[:, 1:-1, 1:-1] = images.reshape(count, PIXELS, PIXELS)
@@ -109,8 +106,8 @@ def _shifted(images: Array, generator: np.random.Generator) -> Array:
     return moved
 
 
-class Split(NamedTuple):
-    """Images as rows of 64 values from 0 to 1, and their digits; never the same image in both parts."""
+class DatasetSplit(NamedTuple):
+    """Images as rows of 64 values from 0 to 1, and their digits; no image is in both parts."""
 
     train_images: Array
     train_labels: Labels
@@ -120,17 +117,17 @@ class Split(NamedTuple):
 
 def bundled_digits() -> tuple[Array, Labels]:
     """scikit-learn's copy of the UCI hand-written digits: 1,797 images of 8×8, values from 0 to 16."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # takes a second to import, and two of the four programs do without
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # takes a second to import; two of the four programs do not need it
 
     bunch = load_digits()
     return bunch.data.astype(np.float32), bunch.target.astype(np.int64)
 
 
-def write_split(path: Path, split: Split) -> None:
+def write_split(path: Path, split: DatasetSplit) -> None:
     """Write ``split`` as safetensors: the same arrays give the same bytes."""
     save_file({name: np.ascontiguousarray(array) for name, array in split._asdict().items()}, path)
 
 
-def read_split(path: Path) -> Split:
+def read_split(path: Path) -> DatasetSplit:
     """Read what `write_split` wrote."""
-    return Split(**load_file(path))
+    return DatasetSplit(**load_file(path))

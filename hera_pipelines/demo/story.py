@@ -1,8 +1,8 @@
-"""The demo: a training run is broken in every way at once, its twin is left alone.
+"""The scenario of ``tiphys demo``: faults in one training run, and a comparison with an undisturbed run.
 
-Each act does one thing and then proves from storage what Tiphys made of it. An
-act that cannot prove its promise raises `PromiseBrokenError`, and the command
-ends with a non-zero code.
+Each act injects one fault and then checks in storage how Tiphys recovered. If a
+check fails, the act raises `PromiseBrokenError`, and the command ends with exit
+code 1.
 """
 
 import shutil
@@ -12,56 +12,62 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hera_pipelines.demo.digits as pipeline_file
-from hera_pipelines.demo import fault_injection as sabotage
-from hera_pipelines.demo.facts import TRAIN, Executed, RunFacts, executed_again, seconds_lost
-from hera_pipelines.demo.fault_injection import Engine, PromiseBrokenError
-from hera_pipelines.demo.narration import Narrator
+from hera_pipelines.demo import fault_injection
+from hera_pipelines.demo.facts import TRAIN_STEP, DemoRunState, ExecutedStep, count_repeated_steps, seconds_lost
+from hera_pipelines.demo.fault_injection import PromiseBrokenError, TiphysProcess
+from hera_pipelines.demo.narration import DemoConsole
 from tiphys.records import CheckpointRef
 from tiphys.store import DirectoryStore
 
-RUN = "digits"
-TWIN = "digits-undisturbed"
+BROKEN_RUN = "digits"
+UNDISTURBED_RUN = "digits-undisturbed"
 STEPS = pipeline_file.STEPS
-# Between two checkpoints, so that there is work to lose.
-_KILL_TRAINER_AT = round(0.62 * STEPS)
-_KILL_ENGINE_AT = round(0.83 * STEPS)
-_PATIENCE_SECONDS = 90.0
-_SECONDS_TO_DIE = 10.0
-_KILLED = 137
+# Steps between two checkpoints, so that each kill loses work.
+_KILL_TRAINER_STEP = round(0.62 * STEPS)
+_KILL_ENGINE_STEP = round(0.83 * STEPS)
+_TIMEOUT_SECONDS = 90.0
+_KILL_TIMEOUT_SECONDS = 10.0
+_SIGKILL_EXIT_CODE = 137
 
 
 @dataclass(frozen=True)
-class Result:
-    """What the demo measured."""
+class DemoResult:
+    """Measurements of the demo."""
 
     digest: str
-    steps_again: int
+    repeated_steps: int
     seconds_lost: float
     accuracy: float
 
 
-class Story:
-    """One performance in ``folder``, which should be empty."""
+class DemoScenario:
+    """One execution of the demo in the empty folder ``folder``."""
 
-    def __init__(self, folder: Path, seed: int, narrator: Narrator) -> None:
+    def __init__(self, folder: Path, seed: int, console: DemoConsole) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._seed = seed
-        self._tell = narrator
+        self._console = console
         self.store = DirectoryStore(folder / "store")
-        self._run, self._twin = (RunFacts(self.store, run, folder / "steps" / run) for run in (RUN, TWIN))
+        self._run, self._undisturbed = (
+            DemoRunState(self.store, run, folder / "steps" / run) for run in (BROKEN_RUN, UNDISTURBED_RUN)
+        )
 
-    def perform(self) -> Result:
-        """All acts in order.
+    def run(self) -> DemoResult:
+        """Run all acts in order.
 
         Raises:
-            PromiseBrokenError: something did not happen as promised.
+            PromiseBrokenError: a guarantee of Tiphys did not hold.
         """
         with ExitStack() as running:
-            twin = running.enter_context(self._start(self._twin))
+            twin = running.enter_context(self._start(self._undisturbed))
             engine = running.enter_context(self._start(self._run))
-            self._tell.act(f"Submitted one pipeline twice: {RUN}, to be broken, and {TWIN}, to be left alone.")
-            self._tell.seen(f"validate → preprocess → train ({STEPS} steps) → register, seed {self._seed}")
+            self._console.print_action(
+                f"Submitted one pipeline twice: {BROKEN_RUN}, which the demo breaks, and {UNDISTURBED_RUN}."
+            )
+            self._console.print_observation(
+                f"validate → preprocess → train ({STEPS} steps) → register, seed {self._seed}"
+            )
             corrupted = self._break_training(engine)
             self._watch_retry(engine, corrupted)
             self._kill_engine(engine)
@@ -69,115 +75,131 @@ class Story:
             self._compare(twin)
         return self._result()
 
-    def _start(self, facts: RunFacts) -> Engine:
-        given = ("-p", f"seed={self._seed}", "-p", f"step-log={facts.step_log}")
-        arguments = ["run", str(pipeline_file.__file__), "--run", facts.run, *given, *self._places(facts.run)]
-        return Engine(arguments, self._folder / f"{facts.run}.log")
+    def _start(self, state: DemoRunState) -> TiphysProcess:
+        parameters = ("-p", f"seed={self._seed}", "-p", f"step-log={state.step_log}")
+        options = (*parameters, *self._storage_options(state.run))
+        arguments = ["run", str(pipeline_file.__file__), "--run", state.run, *options]
+        return TiphysProcess(arguments, self._folder / f"{state.run}.log")
 
-    def _places(self, run: str) -> list[str]:
+    def _storage_options(self, run: str) -> list[str]:
         return ["--store", str(self._folder / "store"), "--state", str(self._state(run))]
 
     def _state(self, run: str) -> Path:
         return self._folder / f"state-{run}"
 
-    def _break_training(self, engine: Engine) -> CheckpointRef:
-        """Kill the trainer and damage what it saved last; return the damaged checkpoint."""
-        self._train_until(engine, 1, _KILL_TRAINER_AT)
-        # Frozen first, so that the newest checkpoint is still the newest when it is damaged.
+    def _break_training(self, engine: TiphysProcess) -> CheckpointRef:
+        """Damage the newest checkpoint and kill the trainer; return the damaged checkpoint."""
+        self._train_until(engine, 1, _KILL_TRAINER_STEP)
+        # The trainer is frozen first, so that it cannot commit a newer checkpoint before the damage.
         pid = self._run.last_step().pid
-        sabotage.freeze(pid)
+        fault_injection.freeze_process(pid)
         newest = self._run.newest_commit(1)
         if newest is None:
-            raise PromiseBrokenError(f"no checkpoint was committed in {_KILL_TRAINER_AT} steps")
-        sabotage.flip_bytes(self._folder / "store", self._run.manifest(newest))
-        sabotage.kill(pid)
-        self._check_gone(pid)
-        self._tell.act(f"Killed the training process (SIGKILL, pid {pid}) at step {self._run.last_step().global_step}.")
-        self._tell.act(f"Damaged its newest checkpoint, step {newest.global_step}: flipped bytes, same size.")
+            raise PromiseBrokenError(f"no checkpoint was committed in {_KILL_TRAINER_STEP} steps")
+        fault_injection.flip_bytes(self._folder / "store", self._run.manifest(newest))
+        fault_injection.kill_process(pid)
+        self._check_dead(pid)
+        self._console.print_action(
+            f"Killed the training process (SIGKILL, pid {pid}) at step {self._run.last_step().global_step}."
+        )
+        self._console.print_action(
+            f"Damaged its newest checkpoint, step {newest.global_step}: inverted some bytes, same size."
+        )
         return newest
 
-    def _watch_retry(self, engine: Engine, corrupted: CheckpointRef) -> None:
-        """The retry must notice the damage, say so, and take the checkpoint before."""
-        with self._tell.waiting("waiting for the retry…"):
-            engine.wait_for(lambda: bool(self._run.steps(2)), "the retry trains", _PATIENCE_SECONDS)
-        first = self._run.training()[0]
-        if not first.end or first.end.exit_code != _KILLED:
+    def _watch_retry(self, engine: TiphysProcess, corrupted: CheckpointRef) -> None:
+        """Check that the retry detects the damage, reports it, and restores the checkpoint before."""
+        with self._console.show_status("waiting for the retry…"):
+            engine.wait_for(lambda: bool(self._run.executed_steps(2)), "the first step of the retry", _TIMEOUT_SECONDS)
+        first = self._run.training_attempts()[0]
+        if not first.end or first.end.exit_code != _SIGKILL_EXIT_CODE:
             raise PromiseBrokenError(f"attempt 1 should have ended by SIGKILL, but its record says {first.end}")
-        if self._run.skipping_event() is None:
-            raise PromiseBrokenError("nobody said that the newest checkpoint is damaged")
+        if self._run.checkpoint_skipped_event() is None:
+            raise PromiseBrokenError("no event reports that the newest checkpoint is damaged")
         before = corrupted.global_step - pipeline_file.SAVE_EVERY
-        begins = self._run.steps(2)[0].global_step
-        if begins != before + 1:
-            raise PromiseBrokenError(f"attempt 2 began with step {begins}; the last sound checkpoint is step {before}")
-        self._tell.seen(
-            f"the retry saw that step {corrupted.global_step} does not match its SHA-256, "
-            f"quarantined it and went on from step {before}"
+        first_step = self._run.executed_steps(2)[0].global_step
+        if first_step != before + 1:
+            raise PromiseBrokenError(
+                f"attempt 2 started at step {first_step}; the newest valid checkpoint is step {before}"
+            )
+        self._console.print_observation(
+            f"the retry found that checkpoint {corrupted.global_step} does not match its SHA-256, "
+            f"quarantined it, and continued from checkpoint {before}"
         )
 
-    def _kill_engine(self, engine: Engine) -> None:
-        """The engine dies, its trainer with it, and all that it knew is deleted."""
-        self._train_until(engine, 2, _KILL_ENGINE_AT)
+    def _kill_engine(self, engine: TiphysProcess) -> None:
+        """Kill the engine, which also ends its trainer, and delete the engine's state folder."""
+        self._train_until(engine, 2, _KILL_ENGINE_STEP)
         trainer = self._run.last_step().pid
         engine.kill()
-        self._check_gone(trainer)
-        shutil.rmtree(self._state(RUN))
-        self._tell.act(f"Killed the engine itself at step {self._run.last_step().global_step} and deleted its state.")
-        self._tell.seen("only storage is left")
+        self._check_dead(trainer)
+        shutil.rmtree(self._state(BROKEN_RUN))
+        self._console.print_action(
+            f"Killed the engine itself at step {self._run.last_step().global_step} and deleted its state."
+        )
+        self._console.print_observation("only the objects in storage remain")
 
     def _resume(self) -> None:
-        """Resume from storage alone; finished steps must not run again."""
+        """Resume from storage alone, and check that finished steps did not run again."""
         before = self._run.attempts_by_step()
-        self._tell.act(f"Resumed from storage: tiphys resume {RUN}")
-        log = self._folder / f"{RUN}-resumed.log"
-        with Engine(["resume", RUN, *self._places(RUN)], log) as resumed, self._tell.waiting("resuming…") as show:
-            resumed.finish(_PATIENCE_SECONDS, lambda: show(_progress(self._run.steps())))
+        self._console.print_action(f"Resumed from storage: tiphys resume {BROKEN_RUN}")
+        log = self._folder / f"{BROKEN_RUN}-resumed.log"
+        with (
+            TiphysProcess(["resume", BROKEN_RUN, *self._storage_options(BROKEN_RUN)], log) as resumed,
+            self._console.show_status("resuming…") as show,
+        ):
+            resumed.finish(_TIMEOUT_SECONDS, lambda: show(_progress(self._run.executed_steps())))
         after = self._run.attempts_by_step()
         for step in ("validate", "preprocess"):
             if after[step] != before[step]:
-                raise PromiseBrokenError(f"step {step} had a result and ran again")
-        last = self._run.training()[-1].claim
-        if last.submission != 2 or last.starts_from is None or after[TRAIN] != before[TRAIN] + 1:
-            raise PromiseBrokenError(f"the resumed training did not go on from a checkpoint: {last}")
-        self._tell.seen("validate and preprocess were done and did not run again")
-        self._tell.seen(f"training went on from step {last.starts_from.global_step}, and register tested the model")
+                raise PromiseBrokenError(f"step {step} was finished and ran again")
+        last = self._run.training_attempts()[-1].claim
+        if last.submission != 2 or last.starts_from is None or after[TRAIN_STEP] != before[TRAIN_STEP] + 1:
+            raise PromiseBrokenError(f"the resumed training did not start from a checkpoint: {last}")
+        self._console.print_observation("validate and preprocess were finished and did not run again")
+        self._console.print_observation(
+            f"training continued from checkpoint {last.starts_from.global_step}, and register tested the model"
+        )
 
-    def _compare(self, twin: Engine) -> None:
-        """The broken run must end with the bits of the one left alone."""
-        with self._tell.waiting(f"waiting for {TWIN}…"):
-            twin.finish(_PATIENCE_SECONDS)
-        if repeated := executed_again(self._twin.steps()):
-            raise PromiseBrokenError(f"the run left alone repeated {repeated} steps")
-        self._tell.act("Compared the two models byte by byte.")
-        for facts in (self._run, self._twin):
-            self._tell.seen(f"sha256 {facts.model_digest()}  {facts.run}")
-        if self._run.model_digest() != self._twin.model_digest():
-            raise PromiseBrokenError("the models differ: what was resumed is not what would have been trained")
+    def _compare(self, twin: TiphysProcess) -> None:
+        """Check that the broken run ends with the same bits as the undisturbed run."""
+        with self._console.show_status(f"waiting for {UNDISTURBED_RUN}…"):
+            twin.finish(_TIMEOUT_SECONDS)
+        if repeated := count_repeated_steps(self._undisturbed.executed_steps()):
+            raise PromiseBrokenError(f"the undisturbed run repeated {repeated} steps")
+        self._console.print_action("Compared the two models byte by byte.")
+        for state in (self._run, self._undisturbed):
+            self._console.print_observation(f"sha256 {state.model_digest()}  {state.run}")
+        if self._run.model_digest() != self._undisturbed.model_digest():
+            raise PromiseBrokenError("the models differ: the resumed run did not reproduce the undisturbed one")
 
-    def _result(self) -> Result:
-        steps = self._run.steps()
-        return Result(
+    def _result(self) -> DemoResult:
+        steps = self._run.executed_steps()
+        return DemoResult(
             digest=self._run.model_digest(),
-            steps_again=executed_again(steps),
+            repeated_steps=count_repeated_steps(steps),
             seconds_lost=sum(seconds_lost(steps)),
             accuracy=float(self._run.output_value("register", "accuracy")),
         )
 
-    def _train_until(self, engine: Engine, attempt: int, global_step: int) -> None:
-        """Wait until an attempt has executed ``global_step`` and has saved something."""
-        with self._tell.waiting("training…") as show:
-            engine.wait_for(lambda: self._reached(attempt, global_step, show), "training got far", _PATIENCE_SECONDS)
+    def _train_until(self, engine: TiphysProcess, attempt: int, global_step: int) -> None:
+        """Wait until ``attempt`` has executed ``global_step`` and committed a checkpoint."""
+        with self._console.show_status("training…") as show:
+            engine.wait_for(
+                lambda: self._has_reached(attempt, global_step, show), f"step {global_step}", _TIMEOUT_SECONDS
+            )
 
-    def _reached(self, attempt: int, global_step: int, show: Callable[[str], None]) -> bool:
-        steps = self._run.steps()
+    def _has_reached(self, attempt: int, global_step: int, show: Callable[[str], None]) -> bool:
+        steps = self._run.executed_steps()
         show(_progress(steps))
-        far = bool(steps) and steps[-1].attempt == attempt and steps[-1].global_step >= global_step
-        return far and self._run.newest_commit(attempt) is not None
+        is_executed = bool(steps) and steps[-1].attempt == attempt and steps[-1].global_step >= global_step
+        return is_executed and self._run.newest_commit(attempt) is not None
 
     @staticmethod
-    def _check_gone(pid: int) -> None:
-        if not sabotage.wait_until_gone(pid, _SECONDS_TO_DIE):
-            raise PromiseBrokenError(f"the training process {pid} should be dead and is not")
+    def _check_dead(pid: int) -> None:
+        if not fault_injection.wait_until_dead(pid, _KILL_TIMEOUT_SECONDS):
+            raise PromiseBrokenError(f"the training process {pid} still runs after its kill")
 
 
-def _progress(steps: list[Executed]) -> str:
+def _progress(steps: list[ExecutedStep]) -> str:
     return f"training: step {steps[-1].global_step} of {STEPS}" if steps else "validating and preparing data…"

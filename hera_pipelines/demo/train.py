@@ -1,4 +1,4 @@
-"""Step 3: train. The only lines about survival are the three with ``session``."""
+"""Step 3: train. Only the three lines with ``session`` concern checkpoints and resuming."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,18 +8,18 @@ import typer
 from safetensors.numpy import save_file
 
 from hera_pipelines.demo.facts import StepLog
-from hera_pipelines.demo.network import Split, TrainingState, accuracy, initial_state, read_split, train_step
+from hera_pipelines.demo.network import DatasetSplit, TrainingState, accuracy, initial_state, read_split, sgd_step
 from tiphys import checkpoint, inputs, outputs
 
 REPORT_EVERY = 100
 
 
-def train(
-    split: Split, state: TrainingState, session: checkpoint.Session, log: StepLog, total: int, batch: int
+def train_network(
+    split: DatasetSplit, state: TrainingState, session: checkpoint.Session, log: StepLog, total: int, batch: int
 ) -> None:
-    """Take ``state`` to ``total`` steps."""
+    """Train ``state`` up to ``total`` steps."""
     while state["step"] < total:
-        loss = train_step(state, split.train_images, split.train_labels, total, batch)
+        loss = sgd_step(state, split.train_images, split.train_labels, total, batch)
         log.append(state["step"], datetime.now(UTC))
         if state["step"] % REPORT_EVERY == 0:
             typer.echo(f"step {state['step']} of {total}: loss {loss:.4f}")
@@ -31,13 +31,13 @@ def main(
     steps: Annotated[int, typer.Option()],
     batch: int = 192,
     hidden: int = 512,
-    step_log: Annotated[str, typer.Option(help="Folder that counts every executed step; empty for none.")] = "",
+    step_log: Annotated[str, typer.Option(help="Folder of the log of executed steps; empty for no log.")] = "",
 ) -> None:
     split = read_split(inputs.path("dataset"))
     with checkpoint.session() as session:
         state = session.restore(default=initial_state(seed, hidden))
         with StepLog(Path(step_log) if step_log else None) as log:
-            train(split, state, session, log, steps, batch)
+            train_network(split, state, session, log, steps, batch)
     save_file({f"weight{index}": weight for index, weight in enumerate(state["weights"])}, outputs.path("model"))
     typer.echo(f"training accuracy {accuracy(state['weights'], split.train_images, split.train_labels):.4f}")
 

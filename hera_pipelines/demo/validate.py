@@ -1,4 +1,4 @@
-"""Step 1: is the data what the pipeline expects? Fails the run otherwise."""
+"""Step 1: validate the data, and fail the run if it is not what the pipeline expects."""
 
 import hashlib
 import sys
@@ -10,8 +10,8 @@ from hera_pipelines.demo.network import PIXELS, Array, Labels, bundled_digits
 from tiphys import outputs
 
 
-def findings(images: Array, labels: Labels) -> list[str]:
-    """What is wrong with the data; empty if nothing is."""
+def find_data_problems(images: Array, labels: Labels) -> list[str]:
+    """List the problems of the data; empty if it is valid."""
     problems = []
     if images.ndim != 2 or images.shape != (len(labels), PIXELS * PIXELS):
         problems.append(f"images have shape {images.shape}, expected ({len(labels)}, {PIXELS * PIXELS})")
@@ -25,8 +25,8 @@ def findings(images: Array, labels: Labels) -> list[str]:
 
 def main() -> None:
     images, labels = bundled_digits()
-    if problems := findings(images, labels):
-        sys.exit("the data is not fit for training: " + "; ".join(problems))
+    if problems := find_data_problems(images, labels):
+        sys.exit("the data is invalid: " + "; ".join(problems))
     fingerprint = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
     outputs.path("fingerprint").write_text(fingerprint)
     typer.echo(f"{len(labels)} images of {PIXELS}×{PIXELS}, ten classes, sha256 {fingerprint[:12]}")

@@ -1,19 +1,14 @@
-"""From the lineage tree that storage gives to what is drawn of it.
+"""Converts a `LineageTree` to a `LineageGraph`: one lane per attempt, one dot per checkpoint.
 
-What there is to draw: one lane per attempt, one dot per checkpoint.
+Pictures and terminal tree read only the graph, so their tests need no storage.
 
-Drawing reads this and nothing of storage, so that pictures are tested without
-records; `hera_pipelines.draw.lineage_graph` makes it from them.
+The facts of a dot are its position and what changed since its parent. A commit,
+an image or a version at every dot would hide the dot where it changes, and that
+change may explain a bend of the metrics.
 
-What a checkpoint was made with, in a few words: where it stands, and what is new since the one before it.
-
-A commit, an image or a version on every line would hide the one line on which it
-changes, and that is the one that explains a curve which bends there.
-
-Long lineages, shortened: what a person would ask about stays, the rest is counted.
-
-Kept are the first and the last checkpoint of every attempt, those an attempt
-started from with the one before them, and those that are not simply committed.
+`collapse_lineage` shortens long lineages. It keeps the first and the last
+checkpoint of every attempt, those that an attempt started from, and those that
+are not simply committed. It counts the rest.
 """
 
 import dataclasses
@@ -22,22 +17,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from tiphys.lineage import AttemptNode, CheckpointNode, LineageTree, Status, StepLineage
-from tiphys.records import CheckpointRef, Facts
+from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
+from tiphys.records import CheckpointRef, Provenance
 
 
-class Ending(StrEnum):
+class AttemptEnding(StrEnum):
     """How an attempt ended."""
 
     DONE = "done"
     FAILED = "failed"
     FENCED = "fenced"
     OPEN = "open"
-    """No end is recorded: it runs, or whoever ran it is gone."""
+    """No end is recorded: the attempt is running, or its pod is lost."""
 
 
-class Place(NamedTuple):
-    """Names a checkpoint within its lineage."""
+class CheckpointPosition(NamedTuple):
+    """Identifies a checkpoint within its lineage."""
 
     attempt: int
     global_step: int
@@ -45,39 +40,39 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Dot:
-    """One checkpoint. ``facts`` are short lines for whoever looks closer."""
+    """One checkpoint. ``facts`` are short lines of detail, such as size, metrics and changes."""
 
-    place: Place
-    status: Status = Status.COMMITTED
+    position: CheckpointPosition
+    status: CheckpointStatus = CheckpointStatus.COMMITTED
     metrics: str = ""
     facts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Lane:
-    """One attempt. ``origin`` is the checkpoint of this lineage that it started from; None means from none."""
+    """One attempt. ``origin`` is the checkpoint of this lineage that it started from; None: none of this lineage."""
 
     attempt: int
     submission: int
-    origin: Place | None
-    ending: Ending
+    origin: CheckpointPosition | None
+    ending: AttemptEnding
     message: str
     dots: tuple[Dot, ...]
     report: str = ""
-    """What became of its grace period, if it was told to stop."""
+    """How the attempt used its grace period, if it was preempted; empty otherwise."""
     fork: str = ""
-    """The checkpoint of another run that it started from, in words; empty for none."""
+    """Description of the checkpoint of another run that the attempt started from; empty for none."""
 
     @property
     def start(self) -> str:
-        """What it started from, in words."""
+        """Description of the checkpoint that the attempt started from."""
         if self.origin is not None:
             return f"from step {self.origin.global_step} of attempt {self.origin.attempt}"
         return f"from {self.fork}" if self.fork else "from scratch"
 
 
 @dataclass(frozen=True)
-class Lineage:
+class LineageGraph:
     """The checkpoints of one training step of a run."""
 
     run: str
@@ -86,51 +81,51 @@ class Lineage:
     note: str = ""
     """Why checkpoints may be missing."""
     item: str = ""
-    """What this item of a fan-out was given."""
+    """Parameters of the item, for a step that is fanned out."""
 
     @property
     def title(self) -> str:
-        """The step, and for an item what people know it by."""
+        """Name of the step, with the parameters of the item for a fan-out."""
         return f"{self.step}  {self.item}" if self.item else self.step
 
 
-def in_short(facts: Facts, before: Facts | None) -> tuple[str, ...]:
-    """Short lines about ``facts``; ``before`` are those of the parent, None if nobody knows them. Pure."""
-    return (*_standing(facts), *(_drift(before, facts) if before is not None else ()))
+def describe_facts(facts: Provenance, parent_facts: Provenance | None) -> tuple[str, ...]:
+    """Describe ``facts`` in short lines, with the changes since ``parent_facts``; None: facts of the parent unknown."""
+    return (*_position_lines(facts), *(_drift_lines(parent_facts, facts) if parent_facts is not None else ()))
 
 
-def _standing(facts: Facts) -> Iterator[str]:
+def _position_lines(facts: Provenance) -> Iterator[str]:
     if facts.epoch is not None:
         yield f"epoch {facts.epoch}"
     if facts.world_size > 1:
         yield f"{facts.world_size} ranks"
 
 
-def _drift(before: Facts, now: Facts) -> Iterator[str]:
+def _drift_lines(before: Provenance, now: Provenance) -> Iterator[str]:
     if before.world_size != now.world_size:
         yield f"before: {before.world_size} rank{'s' if before.world_size > 1 else ''}"
-    for what, old, new in (
+    for name, old, new in (
         ("parameters", before.parameters, now.parameters),
         ("data", before.dataset, now.dataset),
     ):
         if old and new and old != new:
-            yield f"other {what}"
+            yield f"other {name}"
     if before.git_commit and now.git_commit and before.git_commit != now.git_commit:
         yield f"code {before.git_commit[:7]} → {now.git_commit[:7]}"
     if before.image and now.image and before.image != now.image:
         yield f"image {before.image} → {now.image}"
     for package, version in now.versions.items():
-        if (known := before.versions.get(package)) not in (None, version):
-            yield f"{package} {known} → {version}"
+        if (old_version := before.versions.get(package)) not in (None, version):
+            yield f"{package} {old_version} → {version}"
 
 
-def lineages_of(tree: LineageTree) -> list[Lineage]:
-    """One `Lineage` per training step of the run."""
+def build_lineage_graphs(tree: LineageTree) -> list[LineageGraph]:
+    """Build one `LineageGraph` per training step of the run, or per item of a fan-out."""
     return [
-        Lineage(
+        LineageGraph(
             tree.run,
             step.step,
-            tuple(_lane(attempt, _facts(step), step.lineage) for attempt in step.attempts),
+            tuple(_lane(attempt, _facts_by_checkpoint(step), step.lineage) for attempt in step.attempts),
             step.note,
             step.item,
         )
@@ -138,19 +133,21 @@ def lineages_of(tree: LineageTree) -> list[Lineage]:
     ]
 
 
-def _facts(step: StepLineage) -> Mapping[CheckpointRef, Facts]:
+def _facts_by_checkpoint(step: StepLineage) -> Mapping[CheckpointRef, Provenance]:
     return {node.ref: node.facts for attempt in step.attempts for node in attempt.checkpoints if node.committed_at}
 
 
-def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Facts], lineage: str) -> Lane:
+def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Provenance], lineage: str) -> Lane:
     origin = _origin(attempt)
-    own = origin is not None and origin.lineage == lineage
+    in_lineage = origin is not None and origin.lineage == lineage
     return Lane(
         attempt=attempt.attempt,
         submission=attempt.submission,
-        origin=Place(origin.attempt, origin.global_step) if origin and own else None,
-        fork=f"step {origin.global_step} of attempt {origin.attempt} of {origin.lineage}" if origin and not own else "",
-        ending=Ending(attempt.outcome.value) if attempt.outcome else Ending.OPEN,
+        origin=CheckpointPosition(origin.attempt, origin.global_step) if origin and in_lineage else None,
+        fork=f"step {origin.global_step} of attempt {origin.attempt} of {origin.lineage}"
+        if origin and not in_lineage
+        else "",
+        ending=AttemptEnding(attempt.outcome.value) if attempt.outcome else AttemptEnding.OPEN,
         message=_message(attempt),
         dots=tuple(_dot(node, facts) for node in attempt.checkpoints),
         report=attempt.preemption.message if attempt.preemption else "",
@@ -158,11 +155,11 @@ def _lane(attempt: AttemptNode, facts: Mapping[CheckpointRef, Facts], lineage: s
 
 
 def _origin(attempt: AttemptNode) -> CheckpointRef | None:
-    """What the attempt really went on from.
+    """Return the checkpoint that the attempt really resumed from.
 
-    Admission proposes a checkpoint by its sizes; the trainer reads the bytes
-    and may have to take an older one. Each of its commits names that one; the
-    first may be gone by retention.
+    Admission proposes a checkpoint by the sizes of its objects. The trainer reads
+    the bytes and may have to use an older one. Each commit of the attempt names
+    that one, so any commit that retention has left will do.
     """
     restored = (node.restored for node in attempt.checkpoints if node.committed_at)
     return next(restored, attempt.starts_from)
@@ -173,16 +170,16 @@ def _message(attempt: AttemptNode) -> str:
     return ": ".join(part for part in (cause, attempt.message) if part)
 
 
-def _dot(node: CheckpointNode, known: Mapping[CheckpointRef, Facts]) -> Dot:
+def _dot(node: CheckpointNode, facts_by_ref: Mapping[CheckpointRef, Provenance]) -> Dot:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
-    size = size_text(node.size_bytes) if node.size_bytes else ""
-    why = f"saved after {node.saved_because}" if node.saved_because in ("asked", "sigterm") else ""
-    made_with = in_short(node.facts, known.get(node.parent) if node.parent else None)
-    facts = tuple(fact for fact in (size, metrics, *made_with, why, node.reason) if fact)
-    return Dot(Place(node.ref.attempt, node.ref.global_step), node.status, metrics, facts)
+    size = format_bytes(node.size_bytes) if node.size_bytes else ""
+    save_reason = f"saved after {node.saved_because}" if node.saved_because in ("asked", "sigterm") else ""
+    made_with = describe_facts(node.facts, facts_by_ref.get(node.parent) if node.parent else None)
+    facts = tuple(fact for fact in (size, metrics, *made_with, save_reason, node.reason) if fact)
+    return Dot(CheckpointPosition(node.ref.attempt, node.ref.global_step), node.status, metrics, facts)
 
 
-def size_text(size_bytes: int) -> str:
+def format_bytes(size_bytes: int) -> str:
     size, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
@@ -193,7 +190,7 @@ def size_text(size_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class Gap:
-    """Checkpoints of one lane that are not shown one by one."""
+    """A run of checkpoints of one lane that is shown as a count."""
 
     attempt: int
     first: int
@@ -201,13 +198,13 @@ class Gap:
     count: int
 
 
-Shown = Dot | Gap
+LaneItem = Dot | Gap
 
 
-def collapse(lineage: Lineage, limit: int) -> list[tuple[Lane, list[Shown]]]:
-    """Each lane with what is shown of it; nothing is left out while at most ``limit`` steps are distinct."""
+def collapse_lineage(lineage: LineageGraph, limit: int) -> list[tuple[Lane, list[LaneItem]]]:
+    """Return the items to show of each lane; all dots while there are at most ``limit`` distinct steps."""
     lanes = [_with_missing_origins(lane, lineage.lanes) for lane in lineage.lanes]
-    distinct = {dot.place.global_step for lane in lanes for dot in lane.dots}
+    distinct = {dot.position.global_step for lane in lanes for dot in lane.dots}
     if len(distinct) <= limit:
         return [(lane, list(lane.dots)) for lane in lanes]
     origins = {lane.origin for lane in lanes if lane.origin}
@@ -215,18 +212,18 @@ def collapse(lineage: Lineage, limit: int) -> list[tuple[Lane, list[Shown]]]:
 
 
 def _with_missing_origins(lane: Lane, lanes: Sequence[Lane]) -> Lane:
-    """``lane`` with a dot for each of its checkpoints that others started from but that is kept no longer."""
-    present = {dot.place for dot in lane.dots}
-    wanted = {other.origin for other in lanes if other.origin and other.origin.attempt == lane.attempt}
-    gone = [Dot(place, Status.REMOVED) for place in wanted - present]
-    dots = sorted([*lane.dots, *gone], key=lambda dot: dot.place)
+    """Add a dot for each removed checkpoint of ``lane`` that another attempt started from."""
+    present = {dot.position for dot in lane.dots}
+    origins = {other.origin for other in lanes if other.origin and other.origin.attempt == lane.attempt}
+    removed = [Dot(position, CheckpointStatus.REMOVED) for position in origins - present]
+    dots = sorted([*lane.dots, *removed], key=lambda dot: dot.position)
     return dataclasses.replace(lane, dots=tuple(dots))
 
 
-def _shorten(dots: Sequence[Dot], origins: set[Place]) -> Iterator[Shown]:
+def _shorten(dots: Sequence[Dot], origins: set[CheckpointPosition]) -> Iterator[LaneItem]:
     hidden: list[Dot] = []
     for index, dot in enumerate(dots):
-        if index not in (0, len(dots) - 1) and dot.status == Status.COMMITTED and dot.place not in origins:
+        if index not in (0, len(dots) - 1) and dot.status == CheckpointStatus.COMMITTED and dot.position not in origins:
             hidden.append(dot)
             continue
         yield from _gap(hidden)
@@ -234,9 +231,9 @@ def _shorten(dots: Sequence[Dot], origins: set[Place]) -> Iterator[Shown]:
         yield dot
 
 
-def _gap(hidden: list[Dot]) -> list[Shown]:
-    """One hidden checkpoint takes as little room shown as counted."""
+def _gap(hidden: list[Dot]) -> list[LaneItem]:
+    """Return the gap for ``hidden``; a single dot is shown, because it takes no more room than a count."""
     if len(hidden) < 2:
         return list(hidden)
-    first, last = hidden[0].place, hidden[-1].place
+    first, last = hidden[0].position, hidden[-1].position
     return [Gap(first.attempt, first.global_step, last.global_step, len(hidden))]

@@ -1,13 +1,12 @@
-"""Where everything goes in the picture, in pixels.
+"""Renders the lineage as one self-contained SVG file, for light and dark colour schemes.
 
-Attempts are rows, global steps are columns in their order (not to scale, so
-that dense and sparse saving both read well). An attempt's line leaves the
-checkpoint it started from downwards and turns into its own row: work that was
-done again shows as two dots in one column.
+Attempts are rows. Global steps are columns in their order, not to scale, so that
+dense and sparse saves are both readable. The line of an attempt leaves its start
+checkpoint downwards and turns into its own row, so repeated work shows as two
+dots in one column.
 
-The templates of the pictures, in an environment that no text can break out of.
-
-The lineage as one self-contained SVG file that reads in light and in dark.
+`load_picture_template` loads the templates of all pictures in an environment that
+escapes every value, so no text can break out of the document.
 """
 
 import re
@@ -16,8 +15,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hera_pipelines.draw.lineage_graph import Dot, Gap, Lane, Lineage, Place, Shown, collapse
-from tiphys.lineage import Status
+from hera_pipelines.draw.lineage_graph import (
+    CheckpointPosition,
+    Dot,
+    Gap,
+    Lane,
+    LaneItem,
+    LineageGraph,
+    collapse_lineage,
+)
+from tiphys.lineage import CheckpointStatus
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -28,15 +35,15 @@ COLUMN_WIDTH = 64
 ENDING_WIDTH = 310
 ROW_HEIGHT = 74
 HEADER_HEIGHT = 58
-"""From the top of a section to the middle of its first row."""
+"""Pixels from the top of a section to the middle of its first row."""
 BAND_HEIGHT = 66
-_TURN = 18
-_TAIL = 30
+_TURN_RADIUS = 18
+_TAIL_LENGTH = 30
 
 
 @dataclass(frozen=True)
 class PlacedDot:
-    """A checkpoint at its pixel."""
+    """A checkpoint with its position in pixels."""
 
     dot: Dot
     x: float
@@ -45,7 +52,7 @@ class PlacedDot:
 
 @dataclass(frozen=True)
 class PlacedGap:
-    """The pill that counts what is not shown."""
+    """The pill that counts hidden checkpoints, with its position in pixels."""
 
     gap: Gap
     x: float
@@ -53,10 +60,10 @@ class PlacedGap:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One attempt: its line, what lies on it, and where its ending is written.
+class AttemptRow:
+    """One attempt: its line, its dots and gaps, and the position of its ending.
 
-    ``caption`` tells the metrics of its last checkpoint.
+    ``caption`` has the metrics of its last checkpoint.
     """
 
     lane: Lane
@@ -70,49 +77,56 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PictureLayout:
     """All rows of one lineage; ``width`` and ``height`` enclose them."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[AttemptRow, ...]
     width: float
     height: float
 
 
-def lay_out(lanes: Sequence[tuple[Lane, Sequence[Shown]]]) -> Layout:
-    """Place every lane; the upper left corner is (0, 0)."""
+def lay_out_lanes(lanes: Sequence[tuple[Lane, Sequence[LaneItem]]]) -> PictureLayout:
+    """Compute the position of every lane, in pixels from the upper left corner."""
     columns = _columns(lanes)
     row_of = {lane.attempt: float(HEADER_HEIGHT + ROW_HEIGHT * index) for index, (lane, _) in enumerate(lanes)}
-    rows = tuple(_row(lane, shown, columns, row_of) for lane, shown in lanes)
+    rows = tuple(_attempt_row(lane, shown, columns, row_of) for lane, shown in lanes)
     width = max((row.end_x for row in rows), default=LABELS_WIDTH) + ENDING_WIDTH
     below = ROW_HEIGHT * (len(rows) - 1) + BAND_HEIGHT / 2 if rows else 0
-    return Layout(rows, width, HEADER_HEIGHT + below)
+    return PictureLayout(rows, width, HEADER_HEIGHT + below)
 
 
-def _columns(lanes: Sequence[tuple[Lane, Sequence[Shown]]]) -> dict[int, float]:
-    """Where each shown global step lies, its x; a column is left free where a pill must fit."""
-    steps = {dot.place.global_step for _, shown in lanes for dot in shown if isinstance(dot, Dot)}
+def _columns(lanes: Sequence[tuple[Lane, Sequence[LaneItem]]]) -> dict[int, float]:
+    """Compute the x of each shown global step, with a column for each pill."""
+    steps = {dot.position.global_step for _, shown in lanes for dot in shown if isinstance(dot, Dot)}
     pills = {gap.first for _, shown in lanes for gap in shown if isinstance(gap, Gap)}
     ordered = sorted(steps | pills)
     return {step: LABELS_WIDTH + COLUMN_WIDTH * (index + 1) for index, step in enumerate(ordered)}
 
 
-def _row(lane: Lane, shown: Sequence[Shown], columns: dict[int, float], row_of: dict[int, float]) -> Row:
-    y = row_of[lane.attempt]
-    dots = tuple(PlacedDot(item, columns[item.place.global_step], y) for item in shown if isinstance(item, Dot))
+def _attempt_row(
+    lane: Lane, shown: Sequence[LaneItem], columns: dict[int, float], y_by_attempt: dict[int, float]
+) -> AttemptRow:
+    y = y_by_attempt[lane.attempt]
+    dots = tuple(PlacedDot(item, columns[item.position.global_step], y) for item in shown if isinstance(item, Dot))
     gaps = tuple(PlacedGap(item, columns[item.first], y) for item in shown if isinstance(item, Gap))
-    start_x, path = _start(lane.origin, y, columns, row_of)
-    end_x = max([start_x + _TURN, *(dot.x for dot in dots)]) + _TAIL
+    start_x, path = _row_start(lane.origin, y, columns, y_by_attempt)
+    end_x = max([start_x + _TURN_RADIUS, *(dot.x for dot in dots)]) + _TAIL_LENGTH
     scratch = start_x if lane.origin is None else None
     caption = dots[-1].dot.metrics if dots else ""
-    return Row(lane, y, f"{path} H {end_x:g}", scratch, dots, gaps, end_x, caption)
+    return AttemptRow(lane, y, f"{path} H {end_x:g}", scratch, dots, gaps, end_x, caption)
 
 
-def _start(origin: Place | None, y: float, columns: dict[int, float], row_of: dict[int, float]) -> tuple[float, str]:
-    """Where a row begins, its x, and the beginning of its line."""
-    if origin is None or origin.attempt not in row_of:
+def _row_start(
+    origin: CheckpointPosition | None, y: float, columns: dict[int, float], y_by_attempt: dict[int, float]
+) -> tuple[float, str]:
+    """Compute the x at which a row begins, and the beginning of its line."""
+    if origin is None or origin.attempt not in y_by_attempt:
         return LABELS_WIDTH, f"M {LABELS_WIDTH:g} {y:g}"
     x = columns[origin.global_step]
-    return x, f"M {x:g} {row_of[origin.attempt]:g} V {y - _TURN:g} Q {x:g} {y:g} {x + _TURN:g} {y:g}"
+    return (
+        x,
+        f"M {x:g} {y_by_attempt[origin.attempt]:g} V {y - _TURN_RADIUS:g} Q {x:g} {y:g} {x + _TURN_RADIUS:g} {y:g}",
+    )
 
 
 _NOT_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -120,9 +134,9 @@ _LONGEST_MESSAGE = 46
 
 
 @cache
-def template(name: str) -> "Template":
-    """The template ``name`` of this package."""
-    # Imported where a picture is drawn: every command that tells a size comes by here.
+def load_picture_template(name: str) -> "Template":
+    """Load the template ``name`` of this package."""
+    # Imported here, because most commands that import this package draw no picture.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -132,14 +146,14 @@ def template(name: str) -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_printable,
+        finalize=_replace_non_xml,
     )
     environment.filters["shorten"] = _shorten
     return environment.get_template(name)
 
 
-def _printable(value: object) -> object:
-    """Text without the characters that XML cannot hold even escaped."""
+def _replace_non_xml(value: object) -> object:
+    """Replace the characters that XML does not allow, even escaped."""
     return _NOT_XML.sub("\ufffd", value) if type(value) is str else value
 
 
@@ -147,26 +161,26 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1].rstrip() + "…"
 
 
-MOST_COLUMNS = 14
-"""Distinct global steps that are shown one by one before the picture collapses them."""
+MAX_COLUMNS = 14
+"""Most distinct global steps in a picture that is not collapsed."""
 
 
-def lineage_svg(title: str, lineages: Sequence[Lineage]) -> str:
-    """An SVG document that shows all ``lineages`` below each other."""
-    layouts = [lay_out(collapse(lineage, MOST_COLUMNS)) for lineage in lineages]
+def render_lineage_svg(title: str, lineages: Sequence[LineageGraph]) -> str:
+    """Render an SVG document that shows all ``lineages`` below each other."""
+    layouts = [lay_out_lanes(collapse_lineage(lineage, MAX_COLUMNS)) for lineage in lineages]
     statuses = {dot.dot.status for layout in layouts for row in layout.rows for dot in row.dots}
-    return template("lineage.svg.jinja").render(
+    return load_picture_template("lineage.svg.jinja").render(
         title=title,
         sections=list(zip(lineages, layouts, strict=True)),
         width=max([560.0, *(layout.width for layout in layouts)]),
-        tops=_tops(layouts),
+        tops=_section_tops(layouts),
         band_height=BAND_HEIGHT,
-        legend=[status for status in Status if status in statuses],
+        legend=[status for status in CheckpointStatus if status in statuses],
     )
 
 
-def _tops(layouts: Sequence[Layout]) -> list[float]:
-    """Where each section begins, its y, and where the last one ends."""
+def _section_tops(layouts: Sequence[PictureLayout]) -> list[float]:
+    """Compute the y at which each section begins, and the y at which the last one ends."""
     tops = [76.0]
     for layout in layouts:
         tops.append(tops[-1] + layout.height + 22)

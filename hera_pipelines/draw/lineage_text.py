@@ -1,53 +1,58 @@
-"""The lineage as a tree in the terminal."""
+"""Renders the lineage as a tree in the terminal."""
 
 from rich.text import Text
 from rich.tree import Tree
 
-from hera_pipelines.draw.lineage_graph import Dot, Ending, Gap, Lane, Lineage, Shown, collapse
-from tiphys.lineage import Status
+from hera_pipelines.draw.lineage_graph import AttemptEnding, Dot, Gap, Lane, LaneItem, LineageGraph, collapse_lineage
+from tiphys.lineage import CheckpointStatus
 
-MOST_STEPS = 24
-"""Distinct global steps that are listed one by one before the tree collapses them."""
+MAX_STEPS = 24
+"""Most distinct global steps in a tree that is not collapsed."""
 
-_FORMS = {
-    Status.COMMITTED: ("●", "green"),
-    Status.QUARANTINED: ("✗", "bold red"),
-    Status.DAMAGED: ("✗", "bold red"),
-    Status.LATE: ("○", "yellow"),
-    Status.REMOVED: ("◌", "dim"),
+_STATUS_GLYPHS = {
+    CheckpointStatus.COMMITTED: ("●", "green"),
+    CheckpointStatus.QUARANTINED: ("✗", "bold red"),
+    CheckpointStatus.DAMAGED: ("✗", "bold red"),
+    CheckpointStatus.LATE: ("○", "yellow"),
+    CheckpointStatus.REMOVED: ("◌", "dim"),
 }
-_ENDING_STYLES = {Ending.DONE: "green", Ending.FAILED: "red", Ending.FENCED: "yellow", Ending.OPEN: "yellow"}
+_ENDING_STYLES = {
+    AttemptEnding.DONE: "green",
+    AttemptEnding.FAILED: "red",
+    AttemptEnding.FENCED: "yellow",
+    AttemptEnding.OPEN: "yellow",
+}
 
 
-def lineage_tree(lineage: Lineage) -> Tree:
-    """Attempts below the step, checkpoints below their attempt."""
+def render_lineage_tree(lineage: LineageGraph) -> Tree:
+    """Render the attempts of a step, each with its checkpoints."""
     root = Tree(Text(f"{lineage.run}/{lineage.title}", style="bold"), guide_style="dim")
     if lineage.note:
         root.add(Text(lineage.note, style="yellow"))
-    for lane, shown in collapse(lineage, MOST_STEPS):
-        branch = root.add(_lane(lane))
+    for lane, shown in collapse_lineage(lineage, MAX_STEPS):
+        branch = root.add(_lane_text(lane))
         for item in shown:
-            branch.add(_checkpoint(item))
+            branch.add(_item_text(item))
         if lane.report:
             branch.add(Text(f"⚑ {lane.report}", style="yellow"))
     return root
 
 
-def _lane(lane: Lane) -> Text:
+def _lane_text(lane: Lane) -> Text:
     text = Text(f"attempt {lane.attempt}, submission {lane.submission}, {lane.start}: ")
     text.append(lane.ending, style=_ENDING_STYLES[lane.ending])
     return text.append(f", {lane.message}" if lane.message else "", style="dim")
 
 
-def _checkpoint(item: Shown) -> Text:
+def _item_text(item: LaneItem) -> Text:
     if isinstance(item, Gap):
         return Text(f"⋮ {item.count} checkpoints, steps {item.first} to {item.last}", style="dim")
-    return _dot(item)
+    return _dot_text(item)
 
 
-def _dot(dot: Dot) -> Text:
-    glyph, style = _FORMS[dot.status]
-    text = Text(f"{glyph} step {dot.place.global_step}", style=style)
-    if dot.status != Status.COMMITTED:
+def _dot_text(dot: Dot) -> Text:
+    glyph, style = _STATUS_GLYPHS[dot.status]
+    text = Text(f"{glyph} step {dot.position.global_step}", style=style)
+    if dot.status != CheckpointStatus.COMMITTED:
         text.append(f" {dot.status}")
     return text.append("".join(f"  {fact}" for fact in dot.facts), style="default")

@@ -1,29 +1,33 @@
-"""What failures have cost a run, as one self-contained page: where its time went, and what each recovery took."""
+"""Renders the costs of failures of a run as one self-contained HTML page.
+
+One chart shows the phases of each step, the other the parts of each recovery.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tiphys_controller.failure_cost import PARTS, Account, Phase, Recovery, StepLedger
+from tiphys_controller.failure_cost import RECOVERY_PARTS, Recovery, StepTimeUsage, TimePhase, TimeUsage
 
-from hera_pipelines.draw.lineage_svg import template
+from hera_pipelines.draw.lineage_svg import load_picture_template
 from hera_pipelines.draw.simulation_svg import time_marks
+from tiphys.protocol.quantities import format_duration
 
 WIDTH = 960
 LEFT = 190
 CHART_WIDTH = 746
 ROW = 26
 BAR = 16
-MOST_ROWS = 40
-"""Steps, and recoveries, that are drawn; the table has all of them."""
-_THINNEST = 0.6
+MAX_ROWS = 40
+"""Most steps, and most recoveries, in a chart; the table of the command has all of them."""
+_MIN_BAR_WIDTH = 0.6
 
-PHASES = {
-    Phase.USEFUL: ("useful", "#2f9e6e"),
-    Phase.LOST: ("lost", "#d6453d"),
-    Phase.STARTING: ("starting", "#5b8ecb"),
-    Phase.LOADING: ("loading", "#8f7fc7"),
-    Phase.FIRST_STEP: ("first step", "#4fb3bf"),
-    Phase.DETECTING: ("detecting", "#e0a030"),
+PHASE_STYLES = {
+    TimePhase.USEFUL: ("useful", "#2f9e6e"),
+    TimePhase.LOST: ("lost", "#d6453d"),
+    TimePhase.STARTING: ("starting", "#5b8ecb"),
+    TimePhase.LOADING: ("loading", "#8f7fc7"),
+    TimePhase.FIRST_STEP: ("first step", "#4fb3bf"),
+    TimePhase.DETECTING: ("detecting", "#e0a030"),
 }
 PART_COLOURS = {
     "detect": "#e0a030",
@@ -37,29 +41,29 @@ PART_COLOURS = {
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A piece of a row; ``says`` appears for whoever points at it."""
+class ReportBar:
+    """A section of a row; ``tooltip`` appears under the pointer."""
 
     x: float
     width: float
     colour: str
-    says: str
+    tooltip: str
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     label: str
     note: str
-    bars: tuple[Bar, ...]
+    bars: tuple[ReportBar, ...]
 
 
 @dataclass(frozen=True)
-class Chart:
-    """Rows on one axis; ``marks`` are x and label on it."""
+class ReportChart:
+    """Rows on one axis; ``marks`` holds x and label of each mark on it."""
 
     title: str
     about: str
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     marks: tuple[tuple[float, str], ...]
     legend: tuple[tuple[str, str], ...]
 
@@ -68,66 +72,73 @@ class Chart:
         return ROW * len(self.rows) + 26
 
 
-def report_page(title: str, figures: Sequence[tuple[str, str]], found: Account) -> str:
-    """An HTML document. ``figures`` are what is told at its head, as name and value."""
-    charts = [chart for chart in (_times(found.steps), _recoveries(found.steps)) if chart.rows]
-    return template("economics.html.jinja").render(
+def report_page(title: str, figures: Sequence[tuple[str, str]], usage: TimeUsage) -> str:
+    """Render the HTML page.
+
+    Args:
+        title: Title of the page.
+        figures: Name and value of each number at the head of the page.
+        usage: Measured times of the run.
+    """
+    charts = [chart for chart in (_time_chart(usage.steps), _recovery_chart(usage.steps)) if chart.rows]
+    return load_picture_template("economics.html.jinja").render(
         title=title, figures=figures, charts=charts, width=WIDTH, left=LEFT, chart_width=CHART_WIDTH, row=ROW, bar=BAR
     )
 
 
-def _times(steps: Sequence[StepLedger]) -> Chart:
-    shown = sorted(steps, key=lambda step: step.began_at)[:MOST_ROWS]
+def _time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
+    shown = sorted(steps, key=lambda step: step.began_at)[:MAX_ROWS]
     begin = min((step.began_at for step in shown), default=None)
     end = max((step.ended_at for step in shown), default=None)
     total = max((end - begin).total_seconds(), 1e-3) if begin and end else 1.0
 
-    def bars(step: StepLedger) -> Iterator[Bar]:
+    def bars(step: StepTimeUsage) -> Iterator[ReportBar]:
         for entry in step.entries:
             for span in entry.spans:
                 assert begin is not None
-                words, colour = PHASES[span.phase]
-                says = f"attempt {entry.attempt}: {words} {_seconds(span.seconds)}"
-                ended = f"; it ended by {entry.failed_by}" if entry.failed_by else ""
-                yield _bar((span.begin - begin).total_seconds(), span.seconds, total, colour, says + ended)
+                phase, colour = PHASE_STYLES[span.phase]
+                tooltip = f"attempt {entry.attempt}: {phase} {format_duration(span.seconds)}"
+                cause = f"; it ended by {entry.failed_by}" if entry.failed_by else ""
+                yield _build_bar((span.begin - begin).total_seconds(), span.seconds, total, colour, tooltip + cause)
 
-    rows = [Row(step.step, f"{step.gpus} GPUs" if step.gpus > 1 else "", tuple(bars(step))) for step in shown]
+    rows = [ReportRow(step.step, f"{step.gpus} GPUs" if step.gpus > 1 else "", tuple(bars(step))) for step in shown]
     about = "Each row is a step, from its first admission to its end. A gap is waiting: for a turn, GPUs or a resume."
-    used = [look for phase, look in PHASES.items() if any(step.seconds(phase) for step in shown)]
-    return Chart("Where the time went", about, tuple(rows), _marks(total), tuple(used))
+    legend = [style for phase, style in PHASE_STYLES.items() if any(step.seconds(phase) for step in shown)]
+    return ReportChart("Where the time went", about, tuple(rows), _axis_marks(total), tuple(legend))
 
 
-def _recoveries(steps: Sequence[StepLedger]) -> Chart:
-    found = [(step.step, one) for step in steps for one in step.recoveries][-MOST_ROWS:]
-    total = max((one.seconds for _, one in found), default=0.0) or 1.0
-    rows = [Row(f"{step}/{one.after}", _words(one.failed_by), tuple(_parts(one, total))) for step, one in found]
-    took = [part for part in PARTS if any(getattr(one, part) for _, one in found)]
+def _recovery_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
+    recoveries = [(step.step, recovery) for step in steps for recovery in step.recoveries][-MAX_ROWS:]
+    total = max((recovery.seconds for _, recovery in recoveries), default=0.0) or 1.0
+    rows = [
+        ReportRow(f"{step}/{recovery.after}", _label_text(recovery.failed_by), tuple(_recovery_bars(recovery, total)))
+        for step, recovery in recoveries
+    ]
+    parts = [part for part in RECOVERY_PARTS if any(getattr(recovery, part) for _, recovery in recoveries)]
     about = "From the end of a program to the first step of the next attempt, by the attempt that failed."
-    legend = tuple((_words(part), PART_COLOURS[part]) for part in took)
-    return Chart("What each recovery took", about, tuple(rows), _marks(total), legend)
+    legend = tuple((_label_text(part), PART_COLOURS[part]) for part in parts)
+    return ReportChart("What each recovery took", about, tuple(rows), _axis_marks(total), legend)
 
 
-def _parts(one: Recovery, total: float) -> Iterator[Bar]:
+def _recovery_bars(recovery: Recovery, total: float) -> Iterator[ReportBar]:
     begin = 0.0
-    for part in PARTS:
-        seconds = getattr(one, part)
+    for part in RECOVERY_PARTS:
+        seconds = getattr(recovery, part)
         if seconds > 0:
-            yield _bar(begin, seconds, total, PART_COLOURS[part], f"{_words(part)} {_seconds(seconds)}")
+            yield _build_bar(
+                begin, seconds, total, PART_COLOURS[part], f"{_label_text(part)} {format_duration(seconds)}"
+            )
         begin += seconds
 
 
-def _bar(begin: float, seconds: float, total: float, colour: str, says: str) -> Bar:
+def _build_bar(begin: float, seconds: float, total: float, colour: str, tooltip: str) -> ReportBar:
     scale = CHART_WIDTH / total
-    return Bar(round(LEFT + begin * scale, 2), round(max(_THINNEST, seconds * scale), 2), colour, says)
+    return ReportBar(round(LEFT + begin * scale, 2), round(max(_MIN_BAR_WIDTH, seconds * scale), 2), colour, tooltip)
 
 
-def _marks(total: float) -> tuple[tuple[float, str], ...]:
+def _axis_marks(total: float) -> tuple[tuple[float, str], ...]:
     return tuple((round(LEFT + CHART_WIDTH * at / total, 1), label) for at, label in time_marks(total))
 
 
-def _words(name: str) -> str:
+def _label_text(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s"

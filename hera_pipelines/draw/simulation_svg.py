@@ -1,11 +1,8 @@
-"""Rehearsals below each other in one self-contained SVG file, all on the same scales, so that areas compare.
+"""Renders simulations of queues in one self-contained SVG file: GPUs held and waited for over time, by queue.
 
-What a replay looked like over time: GPUs that were held and waited for, by queue.
-
-A picture has fewer columns than a trace has changes, so each column shows the
-mean of its time: areas are GPU-hours, whatever the width.
-
-Where the marks of an axis stand, at numbers that a person would choose.
+All simulations have the same scales, so that their areas can be compared. A
+picture has fewer columns than a trace has changes, so each column shows the mean
+of its time: an area is always an amount of GPU-hours.
 """
 
 import math
@@ -13,19 +10,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tiphys_plugin.quota.simulation.jobs import Replay
-from tiphys_plugin.quota.simulation.results import Span, spans
+from tiphys_plugin.quota.simulation.jobs import ReplayResult
+from tiphys_plugin.quota.simulation.results import TimelineSpan, build_timeline
 
-from hera_pipelines.draw.lineage_svg import template
+from hera_pipelines.draw.lineage_svg import load_picture_template
 
 COLUMNS = 480
-MOST_BANDS = 8
-OTHERS = "other queues"
+MAX_BANDS = 8
+OTHER_QUEUES = "other queues"
 
 
 @dataclass(frozen=True)
 class Band:
-    """One queue, or several: mean GPUs in each column."""
+    """Mean GPUs of one queue, or of several together, in each column."""
 
     label: str
     held: tuple[float, ...]
@@ -33,8 +30,8 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """``quota`` is that of all queues together; ``inventory`` None: not declared."""
+class SimulationTimeline:
+    """GPUs over time in one simulation. ``quota`` sums all queues; ``inventory`` is None where not declared."""
 
     heading: str
     seconds: float
@@ -43,22 +40,32 @@ class Rehearsal:
     inventory: int | None
 
     @property
-    def most_held(self) -> float:
+    def max_held(self) -> float:
         return max(map(sum, zip(*(band.held for band in self.bands), strict=True)), default=0.0)
 
     @property
-    def most_waiting(self) -> float:
+    def max_waiting(self) -> float:
         return max(map(sum, zip(*(band.waiting for band in self.bands), strict=True)), default=0.0)
 
 
-def rehearsal_of(heading: str, replay: Replay, begin: float, seconds: float, shown: Sequence[str]) -> Rehearsal:
-    """The ``seconds`` of a replay from ``begin``, a band for each queue in ``shown``, and one for all others."""
+def build_simulation_timeline(
+    heading: str, replay: ReplayResult, begin: float, seconds: float, queue_names: Sequence[str]
+) -> SimulationTimeline:
+    """Sample a replay in columns.
+
+    Args:
+        heading: Heading of the timeline.
+        replay: Result of the simulation.
+        begin: First second to show.
+        seconds: Number of seconds to show.
+        queue_names: Queues with a band of their own; the others share one.
+    """
     queues = replay.queues
-    others = [queue.name for queue in queues.queues if queue.name not in shown]
-    groups = {**{name: [name] for name in shown}, **({OTHERS: others} if others else {})}
-    timeline = list(spans(replay))
-    inventory = None if queues.stock is None else sum(stock.count for stock in queues.stock.values())
-    return Rehearsal(
+    others = [queue.name for queue in queues.queues if queue.name not in queue_names]
+    groups = {**{name: [name] for name in queue_names}, **({OTHER_QUEUES: others} if others else {})}
+    timeline = list(build_timeline(replay))
+    inventory = None if queues.gpu_inventory is None else sum(stock.count for stock in queues.gpu_inventory.values())
+    return SimulationTimeline(
         heading=heading,
         seconds=seconds,
         bands=tuple(_band(label, names, timeline, begin, seconds) for label, names in groups.items()),
@@ -67,28 +74,30 @@ def rehearsal_of(heading: str, replay: Replay, begin: float, seconds: float, sho
     )
 
 
-def largest(replays: Sequence[Replay]) -> list[str]:
-    """The queues that deserve a band of their own in all of ``replays``, in the order of their files."""
+def largest_queues(replays: Sequence[ReplayResult]) -> list[str]:
+    """Return the queues with most GPU-seconds in all ``replays``, at most `MAX_BANDS`, in the order of their files."""
     names = list(dict.fromkeys(queue.name for replay in replays for queue in replay.queues.queues))
-    if len(names) <= MOST_BANDS:
+    if len(names) <= MAX_BANDS:
         return names
     used = dict.fromkeys(names, 0.0)
     for replay in replays:
         for run in replay.runs:
             used[run.queue] += run.gpu_seconds
-    first = set(sorted(names, key=lambda name: -used[name])[: MOST_BANDS - 1])
-    return [name for name in names if name in first]
+    largest = set(sorted(names, key=lambda name: -used[name])[: MAX_BANDS - 1])
+    return [name for name in names if name in largest]
 
 
-def _band(label: str, names: Sequence[str], timeline: Sequence[Span], begin: float, seconds: float) -> Band:
-    mine = set(names)
-    held = [sum(gpus for (queue, _), gpus in span.held.items() if queue in mine) for span in timeline]
-    waiting = [sum(span.waiting_gpus[name] for name in names) for span in timeline]
-    return Band(label, _means(timeline, held, begin, seconds), _means(timeline, waiting, begin, seconds))
+def _band(label: str, names: Sequence[str], timeline: Sequence[TimelineSpan], begin: float, seconds: float) -> Band:
+    band_queues = set(names)
+    held = [sum(gpus for (queue, _), gpus in span.held.items() if queue in band_queues) for span in timeline]
+    waiting = [sum(span.pending_gpus[name] for name in names) for span in timeline]
+    return Band(label, _column_means(timeline, held, begin, seconds), _column_means(timeline, waiting, begin, seconds))
 
 
-def _means(timeline: Sequence[Span], values: Sequence[int], origin: float, seconds: float) -> tuple[float, ...]:
-    """The mean of a value in each of `COLUMNS` equal parts of ``seconds`` from ``origin``."""
+def _column_means(
+    timeline: Sequence[TimelineSpan], values: Sequence[int], origin: float, seconds: float
+) -> tuple[float, ...]:
+    """Compute the mean of ``values`` in each of `COLUMNS` equal parts of ``seconds`` from ``origin``."""
     width = seconds / COLUMNS
     sums = [0.0] * COLUMNS
     for span, value in zip(timeline, values, strict=True):
@@ -98,7 +107,7 @@ def _means(timeline: Sequence[Span], values: Sequence[int], origin: float, secon
     return tuple(round(total, 6) for total in sums)
 
 
-_TIMES = (
+_TIME_STEPS = (
     (1, "s"), (5, "s"), (15, "s"), (60, "m"), (300, "m"), (900, "m"), (3600, "h"), (3 * 3600, "h"), (6 * 3600, "h"),
     (12 * 3600, "h"),
 )  # fmt: skip
@@ -106,24 +115,27 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY = 86400
 
 
-def top_of(most: float) -> float:
-    """The end of an axis from 0 that holds ``most``: 1, 2, 4, 5 or 8 times a power of ten."""
+def axis_maximum(most: float) -> float:
+    """Round ``most`` up to the end of an axis: 1, 2, 4, 5, 8 or 10 times a power of ten."""
     if most <= 1:
         return 1.0
     power = 10.0 ** math.floor(math.log10(most))
     return next(power * step for step in (1, 2, 4, 5, 8, 10) if power * step >= most)
 
 
-def time_marks(seconds: float, most: int = 8) -> list[tuple[float, str]]:
-    """At most ``most`` marks after 0, as seconds and label."""
-    step, unit = next(((step, unit) for step, unit in _TIMES if seconds / step <= most), (_days(seconds, most), "d"))
+def time_marks(seconds: float, max_marks: int = 8) -> list[tuple[float, str]]:
+    """Return at most ``max_marks`` marks of a time axis after 0, as seconds and label."""
+    step, unit = next(
+        ((step, unit) for step, unit in _TIME_STEPS if seconds / step <= max_marks),
+        (_day_step_seconds(seconds, max_marks), "d"),
+    )
     return [(n * step, f"{n * step / _UNITS[unit]:g}{unit}") for n in range(1, int(seconds / step) + 1)]
 
 
-def _days(seconds: float, most: int) -> int:
-    """The step in seconds: a number of days that is 1, 2 or 5 times a power of ten."""
-    power: int = 10 ** max(0, math.floor(math.log10(max(1.0, seconds / _DAY / most))))
-    return next(_DAY * power * step for step in (1, 2, 5, 10) if seconds / (_DAY * power * step) <= most)
+def _day_step_seconds(seconds: float, max_marks: int) -> int:
+    """Distance of marks in seconds: 1, 2, 5 or 10 times a power of ten days."""
+    power: int = 10 ** max(0, math.floor(math.log10(max(1.0, seconds / _DAY / max_marks))))
+    return next(_DAY * power * step for step in (1, 2, 5, 10) if seconds / (_DAY * power * step) <= max_marks)
 
 
 WIDTH = 960
@@ -136,13 +148,13 @@ _BETWEEN = 26
 _BELOW = 44
 _PANEL_HEIGHT = _HEADING + HELD_HEIGHT + _BETWEEN + WAITING_HEIGHT + _BELOW
 _TOP = 92
-_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#3fa7a0", "#d4a72c", "#9c755f")
+_BAND_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#3fa7a0", "#d4a72c", "#9c755f")
 _OTHERS_COLOUR = "#8c959f"
 
 
 @dataclass(frozen=True)
 class Area:
-    """One queue in one chart; ``path`` goes along its upper edge and back along its lower one."""
+    """One band in one chart; ``path`` follows its upper edge and returns along its lower edge."""
 
     label: str
     colour: str
@@ -150,8 +162,8 @@ class Area:
 
 
 @dataclass(frozen=True)
-class Chart:
-    """``top`` is its y within the panel, ``marks`` the y and label of its axis, ``lines`` those across it."""
+class SimulationChart:
+    """One chart. ``top`` is its y within the panel; ``marks`` and ``lines`` hold y and label of marks and limits."""
 
     label: str
     top: float
@@ -161,75 +173,89 @@ class Chart:
     lines: tuple[tuple[float, str], ...]
 
 
-def rehearsal_svg(title: str, rehearsals: Sequence[Rehearsal]) -> str:
-    """An SVG document; all ``rehearsals`` last equally long and have the same bands in the same order."""
-    held = top_of(max(max(one.most_held, one.quota, one.inventory or 0) for one in rehearsals))
-    waiting = top_of(max(one.most_waiting for one in rehearsals))
-    seconds = rehearsals[0].seconds
-    return template("rehearsal.svg.jinja").render(
+def render_simulation_svg(title: str, timelines: Sequence[SimulationTimeline]) -> str:
+    """Render an SVG document; all ``timelines`` have the same length, and the same bands in the same order."""
+    held = axis_maximum(max(max(timeline.max_held, timeline.quota, timeline.inventory or 0) for timeline in timelines))
+    waiting = axis_maximum(max(timeline.max_waiting for timeline in timelines))
+    seconds = timelines[0].seconds
+    return load_picture_template("rehearsal.svg.jinja").render(
         title=title,
         width=WIDTH,
-        height=_TOP + _PANEL_HEIGHT * len(rehearsals),
+        height=_TOP + _PANEL_HEIGHT * len(timelines),
         left=LEFT,
         chart_width=CHART_WIDTH,
         panels=[
-            (_TOP + _PANEL_HEIGHT * number, one.heading, [_held(one, held), _waiting(one, waiting)])
-            for number, one in enumerate(rehearsals)
+            (
+                _TOP + _PANEL_HEIGHT * number,
+                timeline.heading,
+                [_held_chart(timeline, held), _waiting_chart(timeline, waiting)],
+            )
+            for number, timeline in enumerate(timelines)
         ],
         times=[(LEFT + CHART_WIDTH * at / seconds, label) for at, label in time_marks(seconds)],
-        legend=list(dict(pair for one in rehearsals for pair in _coloured(one)).items()),
+        legend=list(dict(pair for timeline in timelines for pair in _band_colours(timeline)).items()),
     )
 
 
-def _held(one: Rehearsal, top: float) -> Chart:
-    quota = (_y(one.quota, top, HELD_HEIGHT), f"quotas {one.quota}")
-    inventory = [] if one.inventory is None else [(_y(one.inventory, top, HELD_HEIGHT), f"inventory {one.inventory}")]
-    # Two labels at one height would be unreadable.
-    lines = (quota, *inventory) if one.inventory != one.quota else ((quota[0], f"quotas and inventory {one.quota}"),)
-    areas = _areas(one, [band.held for band in one.bands], top, HELD_HEIGHT)
-    return Chart("GPUs held", _HEADING, HELD_HEIGHT, areas, _marks(top, HELD_HEIGHT), tuple(lines))
+def _held_chart(timeline: SimulationTimeline, top: float) -> SimulationChart:
+    quota = (_y_position(timeline.quota, top, HELD_HEIGHT), f"quotas {timeline.quota}")
+    inventory = (
+        []
+        if timeline.inventory is None
+        else [(_y_position(timeline.inventory, top, HELD_HEIGHT), f"inventory {timeline.inventory}")]
+    )
+    # Two labels at the same height would be unreadable.
+    lines = (
+        (quota, *inventory)
+        if timeline.inventory != timeline.quota
+        else ((quota[0], f"quotas and inventory {timeline.quota}"),)
+    )
+    areas = _chart_areas(timeline, [band.held for band in timeline.bands], top, HELD_HEIGHT)
+    return SimulationChart("GPUs held", _HEADING, HELD_HEIGHT, areas, _marks(top, HELD_HEIGHT), tuple(lines))
 
 
-def _waiting(one: Rehearsal, top: float) -> Chart:
-    areas = _areas(one, [band.waiting for band in one.bands], top, WAITING_HEIGHT)
+def _waiting_chart(timeline: SimulationTimeline, top: float) -> SimulationChart:
+    areas = _chart_areas(timeline, [band.waiting for band in timeline.bands], top, WAITING_HEIGHT)
     marks = _marks(top, WAITING_HEIGHT)
-    return Chart("GPUs waited for", _HEADING + HELD_HEIGHT + _BETWEEN, WAITING_HEIGHT, areas, marks, ())
+    return SimulationChart("GPUs waited for", _HEADING + HELD_HEIGHT + _BETWEEN, WAITING_HEIGHT, areas, marks, ())
 
 
-def _areas(one: Rehearsal, values: Sequence[Sequence[float]], top: float, height: float) -> tuple[Area, ...]:
+def _chart_areas(
+    timeline: SimulationTimeline, values: Sequence[Sequence[float]], top: float, height: float
+) -> tuple[Area, ...]:
     lower = [0.0] * len(values[0]) if values else []
     areas = []
-    for (label, colour), mine in zip(_coloured(one), values, strict=True):
-        upper = [below + value for below, value in zip(lower, mine, strict=True)]
-        if any(mine):
+    for (label, colour), band_values in zip(_band_colours(timeline), values, strict=True):
+        upper = [below + value for below, value in zip(lower, band_values, strict=True)]
+        if any(band_values):
             areas.append(Area(label, colour, _path(lower, upper, top, height)))
         lower = upper
     return tuple(areas)
 
 
 def _path(lower: Sequence[float], upper: Sequence[float], top: float, height: float) -> str:
-    there = list(_edge(upper, top, height))
-    back = [(end, begin, y) for begin, end, y in reversed(list(_edge(lower, top, height)))]
-    x, _, y = there[0]
-    return f"M {x:g} {y:g} " + " ".join(f"V {y:g} H {to:g}" for _, to, y in [*there, *back]) + " Z"
+    upper_edge = list(_edge(upper, top, height))
+    lower_edge = [(end, begin, y) for begin, end, y in reversed(list(_edge(lower, top, height)))]
+    x, _, y = upper_edge[0]
+    return f"M {x:g} {y:g} " + " ".join(f"V {y:g} H {end:g}" for _, end, y in [*upper_edge, *lower_edge]) + " Z"
 
 
 def _edge(values: Sequence[float], top: float, height: float) -> Iterator[tuple[float, float, float]]:
-    """Levels of a step function: from x to x, and y."""
+    """Yield the levels of a step function: first x, last x, y."""
     width = CHART_WIDTH / len(values)
-    for y, same in groupby(enumerate(values), key=lambda one: _y(one[1], top, height)):
-        columns = [column for column, _ in same]
+    for y, level in groupby(enumerate(values), key=lambda entry: _y_position(entry[1], top, height)):
+        columns = [column for column, _ in level]
         yield round(LEFT + columns[0] * width, 1), round(LEFT + (columns[-1] + 1) * width, 1), y
 
 
 def _marks(top: float, height: float) -> tuple[tuple[float, str], ...]:
-    return tuple((_y(value, top, height), f"{value:,g}") for value in (0, top / 2, top))
+    return tuple((_y_position(value, top, height), f"{value:,g}") for value in (0, top / 2, top))
 
 
-def _y(value: float, top: float, height: float) -> float:
+def _y_position(value: float, top: float, height: float) -> float:
     return round(height * (1 - value / top), 1)
 
 
-def _coloured(one: Rehearsal) -> Iterator[tuple[str, str]]:
-    for number, band in enumerate(one.bands):
-        yield band.label, _OTHERS_COLOUR if band.label == OTHERS else _COLOURS[number]
+def _band_colours(timeline: SimulationTimeline) -> Iterator[tuple[str, str]]:
+    for number, band in enumerate(timeline.bands):
+        yield band.label, _OTHERS_COLOUR if band.label == OTHER_QUEUES else _BAND_COLOURS[number]

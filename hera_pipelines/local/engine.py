@@ -1,8 +1,8 @@
-"""Runs a Workflow on this machine. A development tool, not a second Argo.
+"""The local engine: runs a compiled Workflow on this machine, for development.
 
-It interprets what `compile` emits with real processes and asks the same plugin
-by the same protocol. What it does not support it refuses by name before
-anything starts.
+It runs the containers as processes and calls the same plugin by the same protocol
+as Argo does. It is not a second Argo: fields outside the subset that the compiler
+emits are refused by name before anything starts.
 """
 
 import asyncio
@@ -13,44 +13,45 @@ from pathlib import Path
 
 from tiphys_plugin.cluster.interface import DirectoryCluster
 
-from hera_pipelines.local.interpreter import Call, Interpreter
-from hera_pipelines.local.nodes import Node, NodeChange, NodePhase, NodeTable
-from hera_pipelines.local.plugin_client import Agent, PluginEndpoint, WorkflowIdentity
-from hera_pipelines.local.pods.artifacts import Bucket
-from hera_pipelines.local.pods.pod import Pods
-from hera_pipelines.local.pods.pod_files import Volumes, log_of
-from hera_pipelines.local.pods.process import Surroundings
-from hera_pipelines.local.shutdown import STOP, TERMINATE, Shutdown, hold, interrupts
-from hera_pipelines.local.supported import check
-from hera_pipelines.local.workflow_object import Definitions, LiveObject, created, workflow_variables
+from hera_pipelines.local.interpreter import Interpreter, TemplateCall
+from hera_pipelines.local.nodes import NodeChange, NodePhase, NodeTable, WorkflowNode, ignore_change
+from hera_pipelines.local.plugin_client import PluginClient, PluginEndpoint, WorkflowIdentity
+from hera_pipelines.local.pods.artifacts import ArtifactBucket
+from hera_pipelines.local.pods.pod import PodRunner
+from hera_pipelines.local.pods.pod_files import WorkflowVolumes, pod_log_path
+from hera_pipelines.local.pods.process import ProcessEnvironment
+from hera_pipelines.local.shutdown import STOP, TERMINATE, WorkflowShutdown, handle_stop_signals, hold_workflow_lock
+from hera_pipelines.local.supported import check_supported
+from hera_pipelines.local.workflow_object import (
+    StoredWorkflow,
+    WorkflowDefinition,
+    add_server_fields,
+    workflow_variables,
+)
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import utc_now
 from tiphys.store import Store
 
-_ANNOUNCED = {
-    STOP: "stopping: programs may save first, and the exit handler runs; stop again (Ctrl-C) to end all at once",
-    TERMINATE: "terminating: everything ends at once",
+_SHUTDOWN_NOTICES = {
+    STOP: "stopping: programs may save first, and the exit handler runs; press Ctrl-C again to end all at once",
+    TERMINATE: "terminating: all programs end at once",
 }
 
 
-def ignore(_change: NodeChange) -> None:
-    """The observer of an engine that nobody watches."""
-
-
 class LocalEngine:
-    """Runs workflows, one at a time in each call of `run`.
+    """Runs workflows; each call of `run` runs one.
 
     Args:
-        store: Where keyed artifacts lie.
-        cluster: Keeps the Workflow and its pods for the plugin to see.
+        store: Holds the artifacts that have a key.
+        cluster: Holds the Workflow object and its pods, which the plugin reads.
         state: Folder for logs, attempts and volumes.
-        plugin: Where plugin templates are executed.
-        speed: Back-offs and requeues are divided by it; programs are not.
-        observer: Told of every change of a node, from the thread of `run`.
-        code: Folder whose modules programs can import; by default where the
-            engine was started.
-        longest_grace_seconds: Cuts grace periods; None keeps them.
-        clock: The present time, in UTC.
+        plugin: Endpoint that executes plugin templates.
+        speed: Divides back-offs and requeues; programs run at normal speed.
+        observer: Called for every change of a node, in the thread of `run`.
+        code: Folder whose modules programs can import; by default the working
+            directory of the engine.
+        longest_grace_seconds: Upper limit of grace periods; None sets no limit.
+        clock: Returns the current time in UTC.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class LocalEngine:
         state: Path,
         plugin: PluginEndpoint,
         speed: float = 1.0,
-        observer: Callable[[NodeChange], None] = ignore,
+        observer: Callable[[NodeChange], None] = ignore_change,
         *,
         code: Path | None = None,
         longest_grace_seconds: float | None = None,
@@ -72,93 +73,99 @@ class LocalEngine:
         self._speed = speed
         self._observer = observer
         self._clock = clock
-        surroundings = Surroundings((code or Path.cwd()).absolute(), store.url, longest_grace_seconds)
-        bucket = Bucket(store, self._state / "bucket")
-        self._pods = Pods(cluster, bucket, self._state, surroundings)
+        process_environment = ProcessEnvironment((code or Path.cwd()).absolute(), store.url, longest_grace_seconds)
+        bucket = ArtifactBucket(store, self._state / "bucket")
+        self._pods = PodRunner(cluster, bucket, self._state, process_environment)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._shutdown: Shutdown | None = None
+        self._shutdown: WorkflowShutdown | None = None
 
     def check(self, manifest: Manifest) -> None:
-        """Raise `UsageError` naming everything in ``manifest`` that cannot be run here."""
-        check(manifest)
+        """Raise `UsageError` that names everything in ``manifest`` that the local engine does not support."""
+        check_supported(manifest)
 
     def run(self, manifest: Manifest) -> NodePhase:
         """Run a Workflow to its end and return its phase.
 
-        The first SIGINT or SIGTERM stops it (the exit handler still runs), the
-        second terminates it; both only in the main thread.
+        In the main thread, the first SIGINT or SIGTERM stops the workflow (the
+        exit handler still runs), and the second terminates it.
 
         Raises:
-            UsageError: it holds something that cannot be run here.
+            UsageError: the manifest has a field that the local engine does not support.
             ConflictError: another engine runs this workflow.
         """
-        check(manifest)
-        workflow = manifest if manifest["metadata"].get("uid") else created(manifest, self._clock())
-        with hold(self._state, workflow["metadata"]["name"]):
+        check_supported(manifest)
+        workflow = manifest if manifest["metadata"].get("uid") else add_server_fields(manifest, self._clock())
+        with hold_workflow_lock(self._state, workflow["metadata"]["name"]):
             return asyncio.run(self._run(workflow))
 
     def stop(self) -> None:
-        """Stop the running workflow; called again, terminate it. May be called from any thread."""
+        """Stop the running workflow; a second call terminates it. Safe in any thread."""
         if self._shutdown is not None:
-            self._call(self._shutdown.request)
+            self._call_in_loop(self._shutdown.request)
 
     def delete_pod(self, name: str) -> None:
-        """End a running pod as ``kubectl delete pod`` does. May be called from any thread."""
-        self._call(lambda: self._pods.delete(name))
+        """End a running pod as ``kubectl delete pod`` does. Safe in any thread."""
+        self._call_in_loop(lambda: self._pods.delete(name))
 
-    def log(self, pod: str) -> Path:
-        """File with what a pod wrote."""
-        return log_of(self._state, pod)
+    def log_path(self, pod: str) -> Path:
+        """Path of a pod's log file."""
+        return pod_log_path(self._state, pod)
 
-    def _call(self, action: Callable[[], object]) -> None:
+    def _call_in_loop(self, action: Callable[[], object]) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has just closed: there is nothing left to stop
+            with suppress(RuntimeError):  # the event loop has closed, so the workflow has ended
                 self._loop.call_soon_threadsafe(action)
 
     async def _run(self, workflow: Manifest) -> NodePhase:
-        live = LiveObject(self._cluster, workflow, self._clock)
+        stored_workflow = StoredWorkflow(self._cluster, workflow, self._clock)
 
         def observe(change: NodeChange) -> None:
-            live.touch()
+            stored_workflow.mark_changed()
             self._observer(change)
 
         def announce() -> None:
-            live.shut_down(shutdown.strategy)
-            nodes.announce(_ANNOUNCED[shutdown.strategy])
+            stored_workflow.set_shutdown(shutdown.strategy)
+            nodes.announce(_SHUTDOWN_NOTICES[shutdown.strategy])
 
         nodes = NodeTable(workflow["metadata"]["name"], self._clock, observe)
-        shutdown = Shutdown(announce)
+        shutdown = WorkflowShutdown(announce)
         self._loop, self._shutdown = asyncio.get_running_loop(), shutdown
         try:
-            with interrupts(self._loop, shutdown.request):
-                live.begin()
-                phase, message = await self._interpret(workflow, nodes, shutdown, live)
-                live.end(phase, message, nodes)
+            with handle_stop_signals(self._loop, shutdown.request):
+                stored_workflow.mark_running()
+                phase, message = await self._interpret(workflow, nodes, shutdown, stored_workflow)
+                stored_workflow.mark_finished(phase, message, nodes)
                 return phase
         finally:
             self._loop = self._shutdown = None
 
     async def _interpret(
-        self, workflow: Manifest, nodes: NodeTable, shutdown: Shutdown, live: LiveObject
+        self, workflow: Manifest, nodes: NodeTable, shutdown: WorkflowShutdown, stored_workflow: StoredWorkflow
     ) -> tuple[NodePhase, str]:
         metadata = workflow["metadata"]
         identity = WorkflowIdentity(metadata["name"], metadata["namespace"], metadata["uid"])
-        writing = asyncio.ensure_future(live.keep_written(nodes))
+        writer = asyncio.ensure_future(stored_workflow.write_periodically(nodes))
         try:
-            async with Agent(self._plugin, identity, self._speed) as agent:
-                return await self._phases(self._interpreter(workflow, nodes, shutdown, agent), shutdown)
+            async with PluginClient(self._plugin, identity, self._speed) as plugin_client:
+                return await self._run_main_and_exit_handler(
+                    self._build_interpreter(workflow, nodes, shutdown, plugin_client), shutdown
+                )
         finally:
-            writing.cancel()
+            writer.cancel()
             with suppress(asyncio.CancelledError):
-                await writing
+                await writer
 
-    async def _phases(self, interpreter: Interpreter, shutdown: Shutdown) -> tuple[NodePhase, str]:
-        """The entry point, then the exit handler, and what both come to."""
-        spec = interpreter.definitions.manifest["spec"]
-        name = interpreter.definitions.workflow
+    async def _run_main_and_exit_handler(
+        self, interpreter: Interpreter, shutdown: WorkflowShutdown
+    ) -> tuple[NodePhase, str]:
+        """Run the entry point, then the exit handler; return the final phase and message of the workflow."""
+        spec = interpreter.definition.manifest["spec"]
+        name = interpreter.definition.workflow_name
         limit = float(spec["activeDeadlineSeconds"]) if spec.get("activeDeadlineSeconds") else None
-        main = await self._main(interpreter, Call(name, spec["entrypoint"], spec.get("arguments") or {}), limit)
-        handler = await self._exit_handler(interpreter, main, spec.get("onExit"))
+        main = await self._run_main(
+            interpreter, TemplateCall(name, spec["entrypoint"], spec.get("arguments") or {}), limit
+        )
+        handler = await self._run_exit_handler(interpreter, main, spec.get("onExit"))
         if main.failed:
             stopped = f"Stopped with strategy '{shutdown.strategy}'" if shutdown.strategy else ""
             return main.phase, stopped or main.message
@@ -166,35 +173,39 @@ class LocalEngine:
             return handler.phase, handler.message
         return NodePhase.SUCCEEDED, main.message
 
-    async def _main(self, interpreter: Interpreter, call: Call, limit: float | None) -> Node:
+    async def _run_main(self, interpreter: Interpreter, call: TemplateCall, limit: float | None) -> WorkflowNode:
         timer = None
         if limit is not None:
-            timer = asyncio.get_running_loop().call_later(limit, interpreter.shutdown.pass_deadline)
+            timer = asyncio.get_running_loop().call_later(limit, interpreter.shutdown.exceed_deadline)
         try:
             return await interpreter.execute(call)
         finally:
             if timer is not None:
                 timer.cancel()
 
-    async def _exit_handler(self, interpreter: Interpreter, main: Node, name: str | None) -> Node | None:
-        if not name or interpreter.shutdown.reason(on_exit=True):
+    async def _run_exit_handler(
+        self, interpreter: Interpreter, main: WorkflowNode, name: str | None
+    ) -> WorkflowNode | None:
+        if not name or interpreter.shutdown.stop_reason(on_exit=True):
             return None
         interpreter.variables["workflow.status"] = str(main.phase if main.failed else NodePhase.SUCCEEDED)
-        interpreter.variables["workflow.failures"] = interpreter.nodes.failures()
-        call = Call(f"{interpreter.definitions.workflow}.onExit", name, {}, on_exit=True)
+        interpreter.variables["workflow.failures"] = interpreter.nodes.failures_json()
+        call = TemplateCall(f"{interpreter.definition.workflow_name}.onExit", name, {}, on_exit=True)
         return await interpreter.execute(call)
 
-    def _interpreter(self, workflow: Manifest, nodes: NodeTable, shutdown: Shutdown, agent: Agent) -> Interpreter:
+    def _build_interpreter(
+        self, workflow: Manifest, nodes: NodeTable, shutdown: WorkflowShutdown, plugin_client: PluginClient
+    ) -> Interpreter:
         spec = workflow["spec"]
         return Interpreter(
-            definitions=Definitions(workflow),
+            definition=WorkflowDefinition(workflow),
             nodes=nodes,
             variables=workflow_variables(workflow),
             shutdown=shutdown,
-            agent=agent,
+            plugin_client=plugin_client,
             pods=self._pods,
             pod_slots=asyncio.Semaphore(int(spec["parallelism"])) if spec.get("parallelism") else None,
-            volumes=Volumes(workflow, self._state),
+            volumes=WorkflowVolumes(workflow, self._state),
             clock=self._clock,
             speed=self._speed,
         )

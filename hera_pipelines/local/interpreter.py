@@ -1,11 +1,9 @@
 """Interprets one Workflow: the counterpart of Argo's ``operator.go``.
 
-Argo looks at all nodes again on every event. Here each node is a coroutine that
-waits for its children, which gives the same order of phases and is far shorter.
-
-A steps node: groups one after the other, the steps of a group at the same time.
-
-A DAG node: starts each task once all that it waits for has ended.
+Argo examines all nodes again on every event. Here each node is a coroutine that
+awaits its children, which gives the same order of phases with less code. A steps
+node runs its groups one after the other, and the steps of a group in parallel. A
+DAG node starts each task when all tasks that it depends on have ended.
 """
 
 import asyncio
@@ -16,196 +14,231 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
 
-from hera_pipelines.local.arguments import Scope, Variables, bind, fill_in, inputs_of, of_node, outputs_of
-from hera_pipelines.local.dag_state import EMPTY_FAN_OUT, Graph, TaskState, expand, is_fan_out, tolerates
-from hera_pipelines.local.expressions.govaluate import holds
-from hera_pipelines.local.nodes import Node, NodePhase, NodeTable, Verdict, attempt_name, group_name, pod_name
-from hera_pipelines.local.plugin_client import Agent
-from hera_pipelines.local.pods.gang_pods import Members, gang_of, member_templates, run_members
-from hera_pipelines.local.pods.pod import Pods
-from hera_pipelines.local.pods.pod_files import Pod, Volumes
-from hera_pipelines.local.retry import Again, GiveUp, Observation, RetryStrategy, Wait, attempt_variables
-from hera_pipelines.local.shutdown import Shutdown
-from hera_pipelines.local.workflow_object import Definitions
+from hera_pipelines.local.arguments import (
+    Variables,
+    VariableScope,
+    bind_arguments,
+    collect_outputs,
+    fill_in_template,
+    input_scope,
+    node_scope,
+)
+from hera_pipelines.local.dag_state import (
+    EMPTY_FAN_OUT_MESSAGE,
+    TaskState,
+    TemplateDag,
+    expand_child,
+    is_fan_out,
+    tolerates_failure,
+)
+from hera_pipelines.local.expressions.govaluate import condition_holds
+from hera_pipelines.local.nodes import NodeEnd, NodePhase, NodeTable, WorkflowNode, attempt_name, group_name, pod_name
+from hera_pipelines.local.plugin_client import PluginClient
+from hera_pipelines.local.pods.gang_pods import LocalGang, build_local_gang, member_templates, run_gang
+from hera_pipelines.local.pods.pod import PodRunner
+from hera_pipelines.local.pods.pod_files import LocalPod, WorkflowVolumes
+from hera_pipelines.local.retry import (
+    BackoffWait,
+    NextAttempt,
+    NoRetry,
+    RetryObservation,
+    RetryStrategy,
+    attempt_variables,
+)
+from hera_pipelines.local.shutdown import WorkflowShutdown
+from hera_pipelines.local.workflow_object import WorkflowDefinition
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.quantities import seconds
+from tiphys.protocol.quantities import parse_duration_seconds
 
 
-async def run_steps(interpreter: "Interpreter", call: "Call", node: Node, template: Manifest) -> Verdict:
-    """Run the steps ``template`` as ``node``."""
-    return await _Steps(interpreter, call, node, template).run()
+async def run_steps(
+    interpreter: "Interpreter", call: "TemplateCall", node: WorkflowNode, template: Manifest
+) -> NodeEnd:
+    """Run a steps template as ``node`` and return its final phase."""
+    return await _StepsRun(interpreter, call, node, template).run()
 
 
 @dataclass
-class _Steps:
+class _StepsRun:
     interpreter: "Interpreter"
-    call: "Call"
-    node: Node
+    call: "TemplateCall"
+    node: WorkflowNode
     template: Manifest
 
-    async def run(self) -> Verdict:
-        scope = Scope(dict(self.interpreter.variables)) | inputs_of(self.template)
+    async def run(self) -> NodeEnd:
+        scope = VariableScope(dict(self.interpreter.variables)) | input_scope(self.template)
         for index, steps in enumerate(self.template["steps"]):
-            if reason := self.interpreter.shutdown.reason(self.call.on_exit):
-                return Verdict(NodePhase.FAILED, reason)
+            if reason := self.interpreter.shutdown.stop_reason(self.call.on_exit):
+                return NodeEnd(NodePhase.FAILED, reason)
             name = group_name(self.node.name, index)
             group = self.interpreter.nodes.add(name, "StepGroup", "", self.call.task)
             try:
-                expanded = [(step, expand(step, scope)) for step in steps]
+                expanded = [(step, expand_child(step, scope)) for step in steps]
             except UsageError as error:
-                self.interpreter.nodes.mark(group, NodePhase.ERROR, str(error))
-                return Verdict(NodePhase.FAILED, str(error))
-            ran = await asyncio.gather(*(self._run_step(group, step, children) for step, children in expanded))
-            if failure := self._failure(group, steps, ran):
+                self.interpreter.nodes.set_phase(group, NodePhase.ERROR, str(error))
+                return NodeEnd(NodePhase.FAILED, str(error))
+            step_nodes = await asyncio.gather(*(self._run_step(group, step, children) for step, children in expanded))
+            if failure := self._group_failure(group, steps, step_nodes):
                 return failure
-            for step, nodes in zip(steps, ran, strict=True):
-                scope |= self._scope_of(group, step, nodes)
-        return self._conclude(scope)
+            for step, nodes in zip(steps, step_nodes, strict=True):
+                scope |= self._step_scope(group, step, nodes)
+        return self._collect_outputs(scope)
 
-    async def _run_step(self, group: Node, step: Manifest, children: list[Manifest]) -> list[Node]:
+    async def _run_step(self, group: WorkflowNode, step: Manifest, children: list[Manifest]) -> list[WorkflowNode]:
         if not children:
             name, template = f"{group.name}.{step['name']}", step["template"]
             return [
                 self.interpreter.nodes.add(
-                    name, "Skipped", template, self._shown(step), NodePhase.SKIPPED, EMPTY_FAN_OUT
+                    name, "Skipped", template, self._task_label(step), NodePhase.SKIPPED, EMPTY_FAN_OUT_MESSAGE
                 )
             ]
         return await asyncio.gather(
             *(
                 self.interpreter.run_child(
-                    self.call, f"{group.name}.{child['name']}", child, "steps", self._shown(step)
+                    self.call, f"{group.name}.{child['name']}", child, "steps", self._task_label(step)
                 )
                 for child in children
             )
         )
 
-    def _failure(self, group: Node, steps: list[Manifest], ran: list[list[Node]]) -> Verdict | None:
-        for step, nodes in zip(steps, ran, strict=True):
+    def _group_failure(
+        self, group: WorkflowNode, steps: list[Manifest], step_nodes: list[list[WorkflowNode]]
+    ) -> NodeEnd | None:
+        for step, nodes in zip(steps, step_nodes, strict=True):
             for node in nodes:
-                if node.failed and not tolerates(step, node.phase):
+                if node.failed and not tolerates_failure(step, node.phase):
                     message = f"child '{node.id}' failed"
-                    self.interpreter.nodes.mark(group, NodePhase.FAILED, message)
-                    return Verdict(NodePhase.FAILED, message)
-        self.interpreter.nodes.mark(group, NodePhase.SUCCEEDED)
+                    self.interpreter.nodes.set_phase(group, NodePhase.FAILED, message)
+                    return NodeEnd(NodePhase.FAILED, message)
+        self.interpreter.nodes.set_phase(group, NodePhase.SUCCEEDED)
         return None
 
-    def _scope_of(self, group: Node, step: Manifest, nodes: list[Node]) -> Scope:
-        template = self.interpreter.definitions.template(step["template"])
-        expanded = is_fan_out(step) and nodes[0].name != f"{group.name}.{step['name']}"
-        return of_node("steps", step["name"], replace(group, items=nodes) if expanded else nodes[0], template)
+    def _step_scope(self, group: WorkflowNode, step: Manifest, nodes: list[WorkflowNode]) -> VariableScope:
+        template = self.interpreter.definition.template(step["template"])
+        is_expanded = is_fan_out(step) and nodes[0].name != f"{group.name}.{step['name']}"
+        return node_scope("steps", step["name"], replace(group, items=nodes) if is_expanded else nodes[0], template)
 
-    def _conclude(self, scope: Scope) -> Verdict:
+    def _collect_outputs(self, scope: VariableScope) -> NodeEnd:
         try:
-            return Verdict(NodePhase.SUCCEEDED, outputs=outputs_of(self.template, scope))
+            return NodeEnd(NodePhase.SUCCEEDED, outputs=collect_outputs(self.template, scope))
         except UsageError as error:
-            return Verdict(NodePhase.ERROR, str(error))
+            return NodeEnd(NodePhase.ERROR, str(error))
 
-    def _shown(self, step: Manifest) -> str:
+    def _task_label(self, step: Manifest) -> str:
         return self.call.task or str(step["name"])
 
 
-async def run_dag(interpreter: "Interpreter", call: "Call", node: Node, template: Manifest) -> Verdict:
-    """Run the DAG ``template`` as ``node``."""
+async def run_dag(interpreter: "Interpreter", call: "TemplateCall", node: WorkflowNode, template: Manifest) -> NodeEnd:
+    """Run a DAG template as ``node`` and return its final phase."""
     body = template["dag"]
-    graph = Graph(body["tasks"], body.get("target") or "")
-    return await _Dag(interpreter, call, node, template, graph).run()
+    graph = TemplateDag(body["tasks"], body.get("target") or "")
+    return await _DagRun(interpreter, call, node, template, graph).run()
 
 
 @dataclass
-class _Dag:
+class _DagRun:
     interpreter: "Interpreter"
-    call: "Call"
-    node: Node
+    call: "TemplateCall"
+    node: WorkflowNode
     template: Manifest
-    graph: Graph
-    tasks: dict[str, Node] = field(default_factory=dict)
-    """Tasks that have ended."""
+    graph: TemplateDag
+    finished_tasks: dict[str, WorkflowNode] = field(default_factory=dict)
+    """Nodes of the tasks that have ended, by task."""
 
-    async def run(self) -> Verdict:
-        ended = {name: asyncio.Event() for name in self.graph.needed}
+    async def run(self) -> NodeEnd:
+        ended = {name: asyncio.Event() for name in self.graph.needed_tasks}
         await self._run_all(ended)
-        if len(self.tasks) < len(self.graph.needed):
-            return Verdict(NodePhase.FAILED, self.interpreter.shutdown.reason(self.call.on_exit))
-        phase = self.graph.phase({name: _state(task) for name, task in self.tasks.items()})
+        if len(self.finished_tasks) < len(self.graph.needed_tasks):
+            return NodeEnd(NodePhase.FAILED, self.interpreter.shutdown.stop_reason(self.call.on_exit))
+        phase = self.graph.phase({name: _task_state(task) for name, task in self.finished_tasks.items()})
         if phase is not NodePhase.SUCCEEDED:
-            return Verdict(phase)
+            return NodeEnd(phase)
         try:
-            return Verdict(phase, outputs=outputs_of(self.template, self._scope(tuple(self.tasks))))
+            return NodeEnd(phase, outputs=collect_outputs(self.template, self._scope(tuple(self.finished_tasks))))
         except UsageError as error:
-            return Verdict(NodePhase.ERROR, str(error))
+            return NodeEnd(NodePhase.ERROR, str(error))
 
     async def _run_all(self, ended: dict[str, asyncio.Event]) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for name in self.graph.needed:
-                    group.create_task(self._run_in_turn(name, ended))
+                for name in self.graph.needed_tasks:
+                    group.create_task(self._run_after_dependencies(name, ended))
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the first ends the engine; the others only follow from it
+            raise failures.exceptions[0] from None  # the first error ends the engine; the others are its consequences
 
-    async def _run_in_turn(self, name: str, ended: dict[str, asyncio.Event]) -> None:
+    async def _run_after_dependencies(self, name: str, ended: dict[str, asyncio.Event]) -> None:
         for dependency in self.graph.dependencies[name]:
             await ended[dependency].wait()
-        if not self.interpreter.shutdown.reason(self.call.on_exit):
-            self.tasks[name] = await self._run_task(self._task(name))
+        if not self.interpreter.shutdown.stop_reason(self.call.on_exit):
+            self.finished_tasks[name] = await self._run_task(self._find_task(name))
         ended[name].set()
 
-    async def _run_task(self, task: Manifest) -> Node:
+    async def _run_task(self, task: Manifest) -> WorkflowNode:
         name = task["name"]
         try:
-            runs = self.graph.runs(name, {d: _state(self.tasks[d]) for d in self.graph.dependencies[name]})
-            expanded = expand(task, self._scope(self.graph.ancestors(name))) if runs else []
+            is_run = self.graph.should_run(
+                name, {d: _task_state(self.finished_tasks[d]) for d in self.graph.dependencies[name]}
+            )
+            children = expand_child(task, self._scope(self.graph.ancestors(name))) if is_run else []
         except UsageError as error:
-            return self._passed_over(task, NodePhase.ERROR, str(error))
-        if not runs:
-            return self._passed_over(task, NodePhase.OMITTED, "omitted: depends condition not met")
+            return self._add_skipped_node(task, NodePhase.ERROR, str(error))
+        if not is_run:
+            return self._add_skipped_node(task, NodePhase.OMITTED, "omitted: depends condition not met")
         if not is_fan_out(task):
-            return await self._execute(expanded[0], name)
-        if not expanded:
-            return self._passed_over(task, NodePhase.SKIPPED, EMPTY_FAN_OUT)
-        return await self._run_items(task, expanded)
+            return await self._execute(children[0], name)
+        if not children:
+            return self._add_skipped_node(task, NodePhase.SKIPPED, EMPTY_FAN_OUT_MESSAGE)
+        return await self._run_items(task, children)
 
-    async def _run_items(self, task: Manifest, items: list[Manifest]) -> Node:
+    async def _run_items(self, task: Manifest, items: list[Manifest]) -> WorkflowNode:
         nodes = self.interpreter.nodes
-        group = nodes.add(self._name(task["name"]), "TaskGroup", task["template"], self._shown(task["name"]))
+        group = nodes.add(self._node_name(task["name"]), "TaskGroup", task["template"], self._task_label(task["name"]))
         group.items += await asyncio.gather(*(self._execute(item, task["name"]) for item in items))
         failed = [item.phase for item in group.items if item.failed]
-        nodes.mark(group, failed[-1] if failed else NodePhase.SUCCEEDED)
+        nodes.set_phase(group, failed[-1] if failed else NodePhase.SUCCEEDED)
         return group
 
-    async def _execute(self, child: Manifest, task: str) -> Node:
-        return await self.interpreter.run_child(self.call, self._name(child["name"]), child, "tasks", self._shown(task))
-
-    def _passed_over(self, task: Manifest, phase: NodePhase, message: str) -> Node:
-        name = task["name"]
-        return self.interpreter.nodes.add(
-            self._name(name), "Skipped", task["template"], self._shown(name), phase, message
+    async def _execute(self, child: Manifest, task: str) -> WorkflowNode:
+        return await self.interpreter.run_child(
+            self.call, self._node_name(child["name"]), child, "tasks", self._task_label(task)
         )
 
-    def _scope(self, names: tuple[str, ...]) -> Scope:
-        found = (
-            of_node(
-                "tasks", name, self.tasks[name], self.interpreter.definitions.template(self._task(name)["template"])
+    def _add_skipped_node(self, task: Manifest, phase: NodePhase, message: str) -> WorkflowNode:
+        name = task["name"]
+        return self.interpreter.nodes.add(
+            self._node_name(name), "Skipped", task["template"], self._task_label(name), phase, message
+        )
+
+    def _scope(self, names: tuple[str, ...]) -> VariableScope:
+        scopes = (
+            node_scope(
+                "tasks",
+                name,
+                self.finished_tasks[name],
+                self.interpreter.definition.template(self._find_task(name)["template"]),
             )
             for name in names
         )
-        return reduce(Scope.__or__, found, Scope(dict(self.interpreter.variables)) | inputs_of(self.template))
+        return reduce(
+            VariableScope.__or__, scopes, VariableScope(dict(self.interpreter.variables)) | input_scope(self.template)
+        )
 
-    def _task(self, name: str) -> Manifest:
+    def _find_task(self, name: str) -> Manifest:
         return next(task for task in self.graph.tasks if task["name"] == name)
 
-    def _name(self, task: str) -> str:
+    def _node_name(self, task: str) -> str:
         return f"{self.node.name}.{task}"
 
-    def _shown(self, task: str) -> str:
+    def _task_label(self, task: str) -> str:
         return self.call.task or task
 
 
-def _state(node: Node) -> TaskState:
+def _task_state(node: WorkflowNode) -> TaskState:
     return TaskState(node.phase, tuple(item.phase for item in node.items))
 
 
-KINDS = {
+NODE_KINDS = {
     "dag": "DAG",
     "steps": "Steps",
     "container": "Pod",
@@ -213,122 +246,128 @@ KINDS = {
     "plugin": "Plugin",
     "resource": "Pod",
 }
-"""Template types that are understood, and the kind of node each makes."""
+"""Supported template types, and the kind of node that each creates."""
 
 
 @dataclass(frozen=True)
-class Call:
+class TemplateCall:
     """One template to execute as one node."""
 
     node: str
     template: str
     arguments: Manifest
     task: str = ""
-    """Task of the entry DAG that this belongs to."""
+    """Task of the entry DAG that the node belongs to."""
     caller: tuple[str, str] = ("", "")
-    """Variable that holds the caller's name, and the name: ``("tasks.name", "fit")``."""
+    """Variable of the calling task or step and its value, such as ``("tasks.name", "fit")``."""
     on_exit: bool = False
     slots: asyncio.Semaphore | None = None
-    """``parallelism`` of the template that calls."""
+    """Slots by the ``parallelism`` of the calling template."""
     inner_slots: asyncio.Semaphore | None = None
-    """``parallelism`` of the template that is called, for its children."""
+    """Slots by the ``parallelism`` of the called template, for its children."""
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """All that the nodes of one workflow share."""
+    """Runs the templates of one workflow; holds everything that its nodes share."""
 
-    definitions: Definitions
+    definition: WorkflowDefinition
     nodes: NodeTable
     variables: dict[str, str | None]
-    """``workflow.*``."""
-    shutdown: Shutdown
-    agent: Agent
-    pods: Pods
+    """Variables ``workflow.*``."""
+    shutdown: WorkflowShutdown
+    plugin_client: PluginClient
+    pods: PodRunner
     pod_slots: asyncio.Semaphore | None
-    """``parallelism`` of the workflow."""
-    volumes: Volumes
+    """Slots by the ``parallelism`` of the workflow."""
+    volumes: WorkflowVolumes
     clock: Callable[[], datetime]
     speed: float
 
-    async def execute(self, call: Call) -> Node:
-        """Run a template to its end; a node is made in any case."""
+    async def execute(self, call: TemplateCall) -> WorkflowNode:
+        """Run a template to its end and return its node, which exists even if the template is invalid."""
         try:
-            template = self.definitions.template(call.template)
-            local = self._local(call, template)
-            bound = bind(template, call.arguments, local)
-            strategy = RetryStrategy.read(bound["retryStrategy"]) if bound.get("retryStrategy") else None
+            template = self.definition.template(call.template)
+            variables = self._local_variables(call, template)
+            bound = bind_arguments(template, call.arguments, variables)
+            strategy = RetryStrategy.parse(bound["retryStrategy"]) if bound.get("retryStrategy") else None
         except UsageError as error:
             return self.nodes.add(call.node, "Skipped", call.template, call.task, NodePhase.ERROR, str(error))
         if strategy is None:
-            return await self._once(call, bound, None)
-        return await self._retry(call, bound, local, strategy)
+            return await self._execute_once(call, bound, None)
+        return await self._execute_with_retries(call, bound, variables, strategy)
 
-    async def run_child(self, parent: Call, node: str, child: Manifest, kind: str, task: str) -> Node:
-        """Run one task or step, filled in, of ``parent``; ``kind`` is ``tasks`` or ``steps``."""
+    async def run_child(self, parent: TemplateCall, node: str, child: Manifest, kind: str, task: str) -> WorkflowNode:
+        """Run one task or step of ``parent``, with its variables substituted; ``kind`` is ``tasks`` or ``steps``."""
         template = child["template"]
         try:
-            if not holds(child["when"]):
-                why = f"when '{child['when']}' evaluated false"
-                return self.nodes.add(node, "Skipped", template, task, NodePhase.SKIPPED, why)
+            if not condition_holds(child["when"]):
+                reason = f"when '{child['when']}' evaluated false"
+                return self.nodes.add(node, "Skipped", template, task, NodePhase.SKIPPED, reason)
         except UsageError as error:
             return self.nodes.add(node, "Skipped", template, task, NodePhase.ERROR, str(error))
         caller = (f"{kind}.name", child["name"])
         return await self.execute(
-            Call(node, template, child["arguments"], task, caller, parent.on_exit, parent.inner_slots)
+            TemplateCall(node, template, child["arguments"], task, caller, parent.on_exit, parent.inner_slots)
         )
 
-    async def _retry(self, call: Call, bound: Manifest, local: Variables, strategy: RetryStrategy) -> Node:
+    async def _execute_with_retries(
+        self, call: TemplateCall, bound: Manifest, local_variables: Variables, strategy: RetryStrategy
+    ) -> WorkflowNode:
         parent = self.nodes.add(call.node, "Retry", call.template, call.task)
-        last: Observation | None = None
+        last: RetryObservation | None = None
         remaining: float | None = None
         while True:
             number = len(parent.attempts)
             name = attempt_name(call.node, number)
-            known = {**local, **attempt_variables(number, last)}
-            if KINDS[kind_of(bound)] == "Pod":
-                known["pod.name"] = pod_name(self.definitions.workflow, name, call.template)
-            child = await self._once(replace(call, node=name), fill_in(bound, known), remaining)
+            variables = {**local_variables, **attempt_variables(number, last)}
+            if NODE_KINDS[template_type(bound)] == "Pod":
+                variables["pod.name"] = pod_name(self.definition.workflow_name, name, call.template)
+            child = await self._execute_once(replace(call, node=name), fill_in_template(bound, variables), remaining)
             parent.attempts.append(child)
             if not child.failed:
                 parent.outputs = child.outputs
-                self.nodes.mark(parent, NodePhase.SUCCEEDED)
+                self.nodes.set_phase(parent, NodePhase.SUCCEEDED)
                 return parent
-            last = self._observe(parent, child, call.on_exit)
-            decision = await self._decide(parent, strategy, last, call.on_exit)
-            if isinstance(decision, GiveUp):
+            last = self._observe_attempt(parent, child, call.on_exit)
+            decision = await self._decide_retry(parent, strategy, last, call.on_exit)
+            if isinstance(decision, NoRetry):
                 parent.outputs = child.outputs
-                self.nodes.mark(parent, child.phase, decision.message)
+                self.nodes.set_phase(parent, child.phase, decision.message)
                 return parent
-            remaining = decision.seconds
+            remaining = decision.remaining_seconds
 
-    async def _decide(self, parent: Node, strategy: RetryStrategy, seen: Observation, on_exit: bool) -> Again | GiveUp:
+    async def _decide_retry(
+        self, parent: WorkflowNode, strategy: RetryStrategy, observation: RetryObservation, on_exit: bool
+    ) -> NextAttempt | NoRetry:
         try:
-            decision = strategy.after(seen)
-            if isinstance(decision, Wait):
-                self.nodes.mark(parent, NodePhase.RUNNING, decision.message)
+            decision = strategy.decide(observation)
+            if isinstance(decision, BackoffWait):
+                self.nodes.set_phase(parent, NodePhase.RUNNING, decision.message)
                 await self.shutdown.sleep(decision.seconds / self.speed, on_exit)
-                self.nodes.mark(parent, NodePhase.RUNNING)
-                decision = strategy.after(seen._replace(waited=True, stopped=self.shutdown.reason(on_exit)))
+                self.nodes.set_phase(parent, NodePhase.RUNNING)
+                decision = strategy.decide(
+                    observation._replace(has_waited=True, stop_reason=self.shutdown.stop_reason(on_exit))
+                )
         except UsageError as error:
-            return GiveUp(f"retryStrategy: {error}")
-        assert not isinstance(decision, Wait)
+            return NoRetry(f"retryStrategy: {error}")
+        assert not isinstance(decision, BackoffWait)
         return decision
 
-    def _observe(self, parent: Node, child: Node, on_exit: bool) -> Observation:
+    def _observe_attempt(self, parent: WorkflowNode, child: WorkflowNode, on_exit: bool) -> RetryObservation:
         ended = child.finished or self.clock()
-        return Observation(
+        return RetryObservation(
             attempts=len(parent.attempts),
             phase=child.phase,
             message=child.message,
             exit_code=child.outputs.exit_code if child.outputs else None,
-            duration=(ended - child.started).total_seconds(),
-            elapsed=(ended - parent.attempts[0].started).total_seconds(),
-            stopped=self.shutdown.reason(on_exit),
+            duration_seconds=(ended - child.started).total_seconds(),
+            elapsed_seconds=(ended - parent.attempts[0].started).total_seconds(),
+            stop_reason=self.shutdown.stop_reason(on_exit),
         )
 
-    async def _once(self, call: Call, template: Manifest, seconds_left: float | None) -> Node:
-        kind = KINDS[kind_of(template)]
+    async def _execute_once(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> WorkflowNode:
+        kind = NODE_KINDS[template_type(template)]
         slots: AbstractAsyncContextManager[object] = nullcontext()
         if call.slots is not None and kind != "Plugin":
             slots = call.slots
@@ -340,84 +379,90 @@ class Interpreter:
                     return await self._run_plugin(call, template)
             node = self.nodes.add(call.node, kind, call.template, call.task)
             run = run_dag if kind == "DAG" else run_steps
-            own = asyncio.Semaphore(int(template["parallelism"])) if template.get("parallelism") else None
-            verdict = await run(self, replace(call, inner_slots=own), node, template)
-            return self._finish(node, verdict)
+            inner_slots = asyncio.Semaphore(int(template["parallelism"])) if template.get("parallelism") else None
+            end = await run(self, replace(call, inner_slots=inner_slots), node, template)
+            return self._finish_node(node, end)
 
-    async def _run_plugin(self, call: Call, template: Manifest) -> Node:
+    async def _run_plugin(self, call: TemplateCall, template: Manifest) -> WorkflowNode:
         node = self.nodes.add(call.node, "Plugin", call.template, call.task, NodePhase.PENDING)
 
-        def waiting(message: str) -> None:
-            self.nodes.mark(node, NodePhase.PENDING, message)
+        def show_pending(message: str) -> None:
+            self.nodes.set_phase(node, NodePhase.PENDING, message)
 
-        asked = asyncio.ensure_future(self.agent.execute(template, waiting))
-        denied = asyncio.ensure_future(self.shutdown.denied(call.on_exit))
+        execution = asyncio.ensure_future(self.plugin_client.execute(template, show_pending))
+        stopped = asyncio.ensure_future(self.shutdown.wait_until_stopped(call.on_exit))
         try:
-            limit = seconds(str(template["timeout"])) / self.speed if template.get("timeout") else None
-            await asyncio.wait({asked, denied}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done() and not denied.done():
-                return self._finish(node, asked.result())
-            reason = self.shutdown.reason(call.on_exit) or f"{call.node} exceeded its timeout"
-            return self._finish(node, Verdict(NodePhase.FAILED, reason))
+            limit = parse_duration_seconds(str(template["timeout"])) / self.speed if template.get("timeout") else None
+            await asyncio.wait({execution, stopped}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if execution.done() and not stopped.done():
+                return self._finish_node(node, execution.result())
+            reason = self.shutdown.stop_reason(call.on_exit) or f"{call.node} exceeded its timeout"
+            return self._finish_node(node, NodeEnd(NodePhase.FAILED, reason))
         finally:
-            asked.cancel()
-            denied.cancel()
+            execution.cancel()
+            stopped.cancel()
 
-    async def _run_pod(self, call: Call, template: Manifest, seconds_left: float | None) -> Node:
+    async def _run_pod(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> WorkflowNode:
         node = self.nodes.add(call.node, "Pod", call.template, call.task, NodePhase.PENDING)
         slots: AbstractAsyncContextManager[object] = self.pod_slots or nullcontext()
         async with slots:
-            if reason := self.shutdown.reason(call.on_exit):
-                return self._finish(node, Verdict(NodePhase.FAILED, reason))
-            self.nodes.mark(node, NodePhase.RUNNING)
+            if reason := self.shutdown.stop_reason(call.on_exit):
+                return self._finish_node(node, NodeEnd(NodePhase.FAILED, reason))
+            self.nodes.set_phase(node, NodePhase.RUNNING)
             if "resource" in template:
-                verdict = await run_members(self.pods, self._members(call, template, seconds_left), self.shutdown)
+                end = await run_gang(self.pods, self._build_gang(call, template, seconds_left), self.shutdown)
             else:
-                verdict = await self.pods.run(self._pod(call, template, seconds_left), self.shutdown)
-        return self._finish(node, verdict)
+                end = await self.pods.run(self._build_pod(call, template, seconds_left), self.shutdown)
+        return self._finish_node(node, end)
 
-    def _members(self, call: Call, template: Manifest, seconds_left: float | None) -> Members:
+    def _build_gang(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> LocalGang:
         job = json.loads(template["resource"]["manifest"])
-        pods = [self._pod(call, member, seconds_left) for member in member_templates(job)]
-        return gang_of(job, [replace(pod, name=f"{pod.name}-{rank}", rank=rank) for rank, pod in enumerate(pods)])
+        pods = [self._build_pod(call, member, seconds_left) for member in member_templates(job)]
+        return build_local_gang(
+            job, [replace(pod, name=f"{pod.name}-{rank}", rank=rank) for rank, pod in enumerate(pods)]
+        )
 
-    def _pod(self, call: Call, template: Manifest, seconds_left: float | None) -> Pod:
+    def _build_pod(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> LocalPod:
         limits = [seconds_left]
-        limits += [seconds(str(template[field])) for field in ("activeDeadlineSeconds", "timeout") if field in template]
-        return Pod(
-            name=pod_name(self.definitions.workflow, call.node, call.template),
+        limits += [
+            parse_duration_seconds(str(template[field]))
+            for field in ("activeDeadlineSeconds", "timeout")
+            if field in template
+        ]
+        return LocalPod(
+            name=pod_name(self.definition.workflow_name, call.node, call.template),
             namespace=str(self.variables["workflow.namespace"]),
-            workflow=self.definitions.workflow,
+            workflow=self.definition.workflow_name,
             workflow_uid=str(self.variables["workflow.uid"]),
             node=call.node,
             template=template,
-            volumes=self.volumes.of(template),
+            volumes=self.volumes.folders_for(template),
             on_exit=call.on_exit,
-            seconds=min((limit for limit in limits if limit is not None), default=None),
-            wants_result=self.definitions.uses_results,
+            timeout_seconds=min((limit for limit in limits if limit is not None), default=None),
+            wants_result=self.definition.uses_results,
         )
 
-    def _finish(self, node: Node, verdict: Verdict) -> Node:
-        node.outputs = verdict.outputs
-        self.nodes.mark(node, verdict.phase, verdict.message, verdict.log_tail)
+    def _finish_node(self, node: WorkflowNode, end: NodeEnd) -> WorkflowNode:
+        node.outputs = end.outputs
+        self.nodes.set_phase(node, end.phase, end.message, end.log_tail)
         return node
 
-    def _local(self, call: Call, template: Manifest) -> dict[str, str | None]:
+    def _local_variables(self, call: TemplateCall, template: Manifest) -> dict[str, str | None]:
         variables = {**self.variables, "node.name": call.node}
         if call.caller[0]:
             variables[call.caller[0]] = call.caller[1]
-        if KINDS[kind_of(template)] == "Pod" and not template.get("retryStrategy"):
-            variables["pod.name"] = pod_name(self.definitions.workflow, call.node, call.template)
+        if NODE_KINDS[template_type(template)] == "Pod" and not template.get("retryStrategy"):
+            variables["pod.name"] = pod_name(self.definition.workflow_name, call.node, call.template)
         return variables
 
 
-def kind_of(template: Manifest) -> str:
+def template_type(template: Manifest) -> str:
     """Type of a template: the key that holds its body.
 
     Raises:
-        UsageError: it has none that is understood.
+        UsageError: the template has no supported type.
     """
-    for kind in KINDS:
+    for kind in NODE_KINDS:
         if kind in template:
             return kind
-    raise UsageError(f"template {template.get('name')!r} is none of {', '.join(KINDS)}")
+    raise UsageError(f"template {template.get('name')!r} is none of {', '.join(NODE_KINDS)}")

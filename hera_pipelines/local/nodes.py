@@ -1,13 +1,11 @@
 """The nodes of one running workflow, as Argo keeps them in ``status.nodes``.
 
-What the local engine tells whoever watches it.
-
-Names as Argo makes them, because plugins, labels and people key on them.
+`NodeTable` holds the nodes and reports each change to the engine's observer as a
+`NodeChange`. Node, pod and attempt names are the ones that Argo would make,
+because plugins, labels and people rely on them.
 
 Source: Argo Workflows ``workflow_types.go`` (NodeID), ``util/pod_name.go``,
 ``controller/operator.go`` (generateNodeName).
-
-How a node ended.
 """
 
 import json
@@ -17,12 +15,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-WORKFLOW = "Workflow"
-"""Kind of a change that concerns the workflow as a whole and no node of it."""
+WORKFLOW_KIND = "Workflow"
+"""Kind of a change of the whole workflow, not of one node."""
 
 
 class NodePhase(StrEnum):
-    """Argo's words for the state of a node."""
+    """Phase of a node, in Argo's words."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -38,27 +36,32 @@ class NodePhase(StrEnum):
 
 
 class NodeChange(NamedTuple):
-    """A node came to be, changed its phase, or says something new."""
+    """A node was added, or its phase or message changed."""
 
-    at: datetime
+    changed_at: datetime
     node: str
     """Unique name, such as ``digits.fit[0].attempts(1)[0].admit``."""
     task: str
     """Task of the entry DAG that the node belongs to; empty above the tasks."""
     kind: str
-    """Argo's node type: DAG, Steps, StepGroup, Retry, Pod, Plugin, Skipped or TaskGroup; or `WORKFLOW`."""
+    """Argo's node type: DAG, Steps, StepGroup, Retry, Pod, Plugin, Skipped or TaskGroup; or `WORKFLOW_KIND`."""
     template: str
     phase: NodePhase
     message: str
     log_tail: tuple[str, ...] = ()
-    """Last lines of the log of a container that failed."""
+    """Last log lines of a failed container."""
 
 
+def ignore_change(_change: NodeChange) -> None:
+    """Default observer of the engine: does nothing."""
+
+
+# Kubernetes names have at most 253 characters; Argo leaves room for a hyphen and the hash.
 _MAX_POD_PREFIX = 242
 
 
 def node_id(workflow: str, node: str) -> str:
-    """Id of a node: the workflow's name for its root, else name and FNV-1a hash of the node's name."""
+    """Id of a node: the workflow's name for the root, otherwise that name and the FNV-1a hash of the node's name."""
     return workflow if node == workflow else f"{workflow}-{_fnv1a(node)}"
 
 
@@ -71,12 +74,12 @@ def pod_name(workflow: str, node: str, template: str) -> str:
 
 
 def group_name(node: str, index: int) -> str:
-    """Name of the index-th group of a steps node."""
+    """Name of the group ``index`` (from 0) of a steps node."""
     return f"{node}[{index}]"
 
 
 def attempt_name(node: str, attempt: int) -> str:
-    """Name of the attempt-th try (from 0) of a node with a retryStrategy."""
+    """Name of the attempt ``attempt`` (from 0) of a node with a retryStrategy."""
     return f"{node}({attempt})"
 
 
@@ -106,12 +109,12 @@ def _fnv1a(text: str) -> int:
 
 
 Artifact = dict[str, Any]
-"""An Argo artifact; where its bytes are is under ``s3`` or ``raw``."""
+"""An Argo artifact; ``s3`` or ``raw`` locates its bytes."""
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """What a finished node offers to later ones."""
+class WorkflowNodeOutputs:
+    """Outputs of a finished node."""
 
     parameters: dict[str, str] = field(default_factory=dict)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
@@ -120,8 +123,8 @@ class Outputs:
 
 
 @dataclass
-class Node:
-    """One node. Only `NodeTable` changes it."""
+class WorkflowNode:
+    """State of one node. Only `NodeTable` changes it."""
 
     name: str
     id: str
@@ -132,10 +135,10 @@ class Node:
     message: str
     started: datetime
     finished: datetime | None = None
-    outputs: Outputs | None = None
-    attempts: list["Node"] = field(default_factory=list)
-    """Tries of a Retry node."""
-    items: list["Node"] = field(default_factory=list)
+    outputs: WorkflowNodeOutputs | None = None
+    attempts: list["WorkflowNode"] = field(default_factory=list)
+    """Attempts of a Retry node."""
+    items: list["WorkflowNode"] = field(default_factory=list)
     """Children of a fan-out."""
 
     @property
@@ -144,52 +147,54 @@ class Node:
 
     @property
     def completed(self) -> bool:
-        """Finished, and not by being passed over."""
+        """Whether the node ran to its end: it was neither skipped nor omitted."""
         return self.failed or self.phase is NodePhase.SUCCEEDED
 
     @property
-    def latest(self) -> "Node":
-        """The node whose facts others see: of a Retry node the last attempt."""
+    def last_attempt(self) -> "WorkflowNode":
+        """The last attempt of a Retry node; any other node itself."""
         return self.attempts[-1] if self.attempts else self
 
 
 class NodeTable:
-    """All nodes of a workflow; tells the observer about every change."""
+    """All nodes of a workflow; reports every change to the observer."""
 
     def __init__(self, workflow: str, clock: Callable[[], datetime], observer: Callable[[NodeChange], None]) -> None:
         self._workflow = workflow
         self._clock = clock
         self._observer = observer
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, WorkflowNode] = {}
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[WorkflowNode]:
         return iter(self._nodes.values())
 
     def add(
         self, name: str, kind: str, template: str, task: str, phase: NodePhase = NodePhase.RUNNING, message: str = ""
-    ) -> Node:
-        """Make a node; it may be finished from the start."""
+    ) -> WorkflowNode:
+        """Add a node; its first phase may be a final one."""
         now = self._clock()
-        node = Node(name, node_id(self._workflow, name), kind, template, task, phase, message, started=now)
+        node = WorkflowNode(name, node_id(self._workflow, name), kind, template, task, phase, message, started=now)
         node.finished = now if phase.finished else None
         self._nodes[name] = node
-        self._tell(node)
+        self._notify(node)
         return node
 
-    def mark(self, node: Node, phase: NodePhase, message: str = "", log_tail: tuple[str, ...] = ()) -> None:
-        """Give ``node`` a phase and message; nothing is told where neither changes."""
+    def set_phase(
+        self, node: WorkflowNode, phase: NodePhase, message: str = "", log_tail: tuple[str, ...] = ()
+    ) -> None:
+        """Set phase and message of ``node``; the observer is called only if one of them changes."""
         if (node.phase, node.message) == (phase, message):
             return
         node.phase, node.message = phase, message
         node.finished = self._clock() if phase.finished else None
-        self._tell(node, log_tail)
+        self._notify(node, log_tail)
 
     def announce(self, message: str) -> None:
-        """Let the observer know something about the workflow as a whole; no node changes by it."""
-        self._observer(NodeChange(self._clock(), self._workflow, "", WORKFLOW, "", NodePhase.RUNNING, message))
+        """Send the observer a message about the whole workflow; no node changes."""
+        self._observer(NodeChange(self._clock(), self._workflow, "", WORKFLOW_KIND, "", NodePhase.RUNNING, message))
 
-    def failures(self) -> str:
-        """The value of ``workflow.failures``: JSON encoded twice, as Argo makes it; ``"null"`` if nothing failed."""
+    def failures_json(self) -> str:
+        """Value of ``workflow.failures``: JSON encoded twice, as in Argo; ``"null"`` if no node failed."""
         failed = [
             {
                 "displayName": display_name(node.name),
@@ -197,18 +202,18 @@ class NodeTable:
                 "templateName": node.template,
                 "phase": str(node.phase),
                 "podName": pod_name(self._workflow, node.name, node.template),
-                "finishedAt": _stamp(node.finished),
+                "finishedAt": _optional_rfc3339(node.finished),
             }
             for node in self
             if node.failed
         ]
         return json.dumps(json.dumps(failed or None))
 
-    def document(self) -> dict[str, Any]:
-        """``status.nodes``."""
-        return {node.id: _document(node) for node in self}
+    def status_nodes(self) -> dict[str, Any]:
+        """The Workflow's ``status.nodes``."""
+        return {node.id: _node_document(node) for node in self}
 
-    def _tell(self, node: Node, log_tail: tuple[str, ...] = ()) -> None:
+    def _notify(self, node: WorkflowNode, log_tail: tuple[str, ...] = ()) -> None:
         self._observer(
             NodeChange(
                 self._clock(), node.name, node.task, node.kind, node.template, node.phase, node.message, log_tail
@@ -216,7 +221,7 @@ class NodeTable:
         )
 
 
-def _document(node: Node) -> dict[str, Any]:
+def _node_document(node: WorkflowNode) -> dict[str, Any]:
     return {
         "id": node.id,
         "name": node.name,
@@ -225,24 +230,24 @@ def _document(node: Node) -> dict[str, Any]:
         "templateName": node.template,
         "phase": str(node.phase),
         "message": node.message,
-        "startedAt": _stamp(node.started),
-        "finishedAt": _stamp(node.finished),
+        "startedAt": _optional_rfc3339(node.started),
+        "finishedAt": _optional_rfc3339(node.finished),
     }
 
 
-def _stamp(moment: datetime | None) -> str | None:
-    return rfc3339(moment) if moment else None
+def _optional_rfc3339(moment: datetime | None) -> str | None:
+    return format_rfc3339(moment) if moment else None
 
 
-def rfc3339(moment: datetime) -> str:
-    """A moment as Kubernetes writes it, to the second."""
+def format_rfc3339(moment: datetime) -> str:
+    """Format a UTC time as Kubernetes does, to the second."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class Verdict(NamedTuple):
-    """The final phase of a node, and why."""
+class NodeEnd(NamedTuple):
+    """Final phase of a node, with its message, outputs and last log lines."""
 
     phase: NodePhase
     message: str = ""
-    outputs: Outputs | None = None
+    outputs: WorkflowNodeOutputs | None = None
     log_tail: tuple[str, ...] = ()

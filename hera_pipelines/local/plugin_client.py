@@ -1,8 +1,10 @@
 """Calls the plugin as Argo's agent does.
 
-Source: Argo Workflows ``workflow/util/plugin/plugin.go``: 30 s for a call, five
-tries with back-off when the plugin is out of reach, late or answers 503; any
-other error fails the node. ``Pending`` with ``requeue`` means: ask me again.
+A call times out after 30 s and is tried five times with back-off if the plugin is
+unreachable, late or answers 503; any other error fails the node. A ``Pending``
+answer with ``requeue`` makes the client call again after that time.
+
+Source: Argo Workflows ``workflow/util/plugin/plugin.go``.
 """
 
 import asyncio
@@ -13,27 +15,27 @@ import httpx
 import stamina
 from pydantic import ValidationError
 
-from hera_pipelines.local.nodes import NodePhase, Outputs, Verdict
+from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNodeOutputs
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.execute_api import ExecuteReply, NodeResult
-from tiphys.protocol.execute_api import Outputs as WireOutputs
-from tiphys.protocol.quantities import seconds
+from tiphys.protocol.execute_api import NodeOutputs as WireOutputs
+from tiphys.protocol.quantities import parse_duration_seconds
 
 _TIMEOUT_SECONDS = 30.0
-_ATTEMPTS = 5
-_WORKERS = 16  # as many calls at once as Argo's agent makes
+_MAX_TRIES = 5
+_MAX_PARALLEL_CALLS = 16  # as many calls at once as Argo's agent makes
 
 
 class PluginEndpoint(NamedTuple):
-    """Where the plugin listens, and the token it expects."""
+    """URL of the plugin, and the bearer token that it expects."""
 
     url: str
     token: str
 
 
 class WorkflowIdentity(NamedTuple):
-    """All that a plugin is told about the workflow."""
+    """The workflow metadata that Argo sends to a plugin."""
 
     name: str
     namespace: str
@@ -41,16 +43,16 @@ class WorkflowIdentity(NamedTuple):
 
 
 class _UnavailableError(Exception):
-    """503: try again, as after a refused connection."""
+    """The plugin answered 503; the call is retried like a refused connection."""
 
 
-class Agent:
-    """Answers plugin nodes for one workflow. Use as an async context manager."""
+class PluginClient:
+    """Executes the plugin nodes of one workflow. Use as an async context manager."""
 
     def __init__(self, endpoint: PluginEndpoint, workflow: WorkflowIdentity, speed: float) -> None:
         self._workflow = workflow
         self._speed = speed
-        self._workers = asyncio.Semaphore(_WORKERS)
+        self._call_slots = asyncio.Semaphore(_MAX_PARALLEL_CALLS)
         self._client = httpx.AsyncClient(
             base_url=endpoint.url,
             headers={"Authorization": f"Bearer {endpoint.token}"},
@@ -58,45 +60,45 @@ class Agent:
             trust_env=False,
         )
 
-    async def __aenter__(self) -> "Agent":
+    async def __aenter__(self) -> "PluginClient":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def execute(self, template: Manifest, waiting: Callable[[str], None]) -> Verdict:
-        """Ask the plugin until it decides; ``waiting`` is told why it does not yet."""
+    async def execute(self, template: Manifest, on_pending: Callable[[str], None]) -> NodeEnd:
+        """Call the plugin until it returns a final phase; ``on_pending`` gets the message of each Pending answer."""
         while True:
             try:
-                reply = await self._ask(template)
-                pause = seconds(reply.requeue) if reply.requeue else None
+                reply = await self._call_plugin(template)
+                pause = parse_duration_seconds(reply.requeue) if reply.requeue else None
             except (httpx.HTTPError, _UnavailableError) as error:
-                return Verdict(NodePhase.FAILED, f"the plugin did not answer: {str(error) or type(error).__name__}")
+                return NodeEnd(NodePhase.FAILED, f"the plugin did not answer: {str(error) or type(error).__name__}")
             except (ValidationError, UsageError) as error:
-                return Verdict(NodePhase.FAILED, f"the plugin's answer cannot be read: {error}")
+                return NodeEnd(NodePhase.FAILED, f"the plugin's answer cannot be read: {error}")
             if reply.node is None:
-                return Verdict(NodePhase.FAILED, "no plugin executed the template")
+                return NodeEnd(NodePhase.FAILED, "no plugin executed the template")
             if reply.node.phase != "Pending":
-                return _verdict(reply.node)
-            waiting(reply.node.message)
+                return _node_end(reply.node)
+            on_pending(reply.node.message)
             if pause is None:
-                return Verdict(
-                    NodePhase.FAILED, "the plugin answered Pending without requeue, so it is never asked again"
+                return NodeEnd(
+                    NodePhase.FAILED, "the plugin answered Pending without requeue, so the node can never finish"
                 )
             await asyncio.sleep(pause / self._speed)
 
-    async def _ask(self, template: Manifest) -> ExecuteReply:
+    async def _call_plugin(self, template: Manifest) -> ExecuteReply:
         body = {"workflow": {"metadata": self._workflow._asdict()}, "template": template}
         async for attempt in stamina.retry_context(
             on=(httpx.TransportError, _UnavailableError),
-            attempts=_ATTEMPTS,
+            attempts=_MAX_TRIES,
             timeout=None,
             wait_initial=1.0 / self._speed,
             wait_max=8.0 / self._speed,
             wait_jitter=0.2 / self._speed,
         ):
             with attempt:
-                async with self._workers:
+                async with self._call_slots:
                     response = await self._client.post("/api/v1/template.execute", json=body)
                 if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                     raise _UnavailableError(f"503: {response.text}")
@@ -105,13 +107,13 @@ class Agent:
         return ExecuteReply.model_validate_json(response.content)
 
 
-def _verdict(node: NodeResult) -> Verdict:
-    outputs = _outputs(node.outputs) if node.outputs else None
-    return Verdict(NodePhase(node.phase), node.message, outputs)
+def _node_end(node: NodeResult) -> NodeEnd:
+    outputs = _read_outputs(node.outputs) if node.outputs else None
+    return NodeEnd(NodePhase(node.phase), node.message, outputs)
 
 
-def _outputs(answered: WireOutputs) -> Outputs:
-    return Outputs(
-        {parameter.name: parameter.value for parameter in answered.parameters},
-        {artifact.name: artifact.model_dump() for artifact in answered.artifacts},
+def _read_outputs(reply_outputs: WireOutputs) -> WorkflowNodeOutputs:
+    return WorkflowNodeOutputs(
+        {parameter.name: parameter.value for parameter in reply_outputs.parameters},
+        {artifact.name: artifact.model_dump() for artifact in reply_outputs.artifacts},
     )

@@ -1,62 +1,63 @@
-"""retryStrategy: what follows a failed attempt, as a pure function.
+"""Decides what follows a failed attempt under a ``retryStrategy``. Pure.
 
-The order of checks is Argo's (``controller/operator.go``, processNodeRetries):
-shutdown, longest duration, back-off, policy, limit, expression. So a failure
-that the policy will not retry still waits for its back-off first, here as there.
+The order of the checks is Argo's (``controller/operator.go``,
+processNodeRetries): shutdown, maximum duration, back-off, policy, limit,
+expression. So, as in Argo, a failure that the policy does not retry still waits
+for its back-off first.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hera_pipelines.local.expressions.expr import truth_of
+from hera_pipelines.local.expressions.expr import evaluate_condition
 from hera_pipelines.local.nodes import NodePhase
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.quantities import seconds
+from tiphys.protocol.quantities import parse_duration_seconds
 
 _POLICY_PHASE = {"OnFailure": NodePhase.FAILED, "OnError": NodePhase.ERROR}
 _POLICIES = ("Always", *_POLICY_PHASE)
 
 
-class Observation(NamedTuple):
-    """The last attempt, and how it came to it. Times are seconds."""
+class RetryObservation(NamedTuple):
+    """Facts about the attempts of a node, for `RetryStrategy.decide`."""
 
     attempts: int
     phase: NodePhase
     message: str
     exit_code: str | None
-    duration: float
-    """How long the last attempt took."""
-    elapsed: float
-    """Since the first attempt began, until the last one ended."""
-    stopped: str = ""
-    """Why nothing may start any more; empty if all is well."""
-    waited: bool = False
-    """The back-off after this attempt is over."""
+    duration_seconds: float
+    """Duration of the last attempt."""
+    elapsed_seconds: float
+    """Time from the start of the first attempt to the end of the last one."""
+    stop_reason: str = ""
+    """Why no attempt may start any more; empty if one may."""
+    has_waited: bool = False
+    """Whether the back-off after the last attempt is over."""
 
 
-class Wait(NamedTuple):
-    """Wait, then ask again."""
+class BackoffWait(NamedTuple):
+    """Wait for the back-off, then decide again."""
 
     seconds: float
     message: str
 
 
-class Again(NamedTuple):
-    """Start the next attempt; it must be over ``seconds`` from now, if not None."""
+class NextAttempt(NamedTuple):
+    """Start the next attempt; it must end within ``remaining_seconds``, if not None."""
 
-    seconds: float | None = None
+    remaining_seconds: float | None = None
 
 
-class GiveUp(NamedTuple):
-    """The node ends like its last attempt."""
+class NoRetry(NamedTuple):
+    """Do not retry: the node ends with the phase of its last attempt."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class RetryStrategy:
-    """A retryStrategy, checked."""
+    """A validated ``retryStrategy``."""
 
     limit: int | None
     policy: str
@@ -64,11 +65,11 @@ class RetryStrategy:
     backoff: Manifest | None
 
     @classmethod
-    def read(cls, manifest: Manifest) -> "RetryStrategy":
-        """Read the manifest's form.
+    def parse(cls, manifest: Manifest) -> "RetryStrategy":
+        """Parse a ``retryStrategy`` of a template.
 
         Raises:
-            UsageError: a part of it is not valid, or not supported here.
+            UsageError: a field is invalid, or the local engine does not support it.
         """
         expression = manifest.get("expression", "")
         policy = manifest.get("retryPolicy") or ("Always" if expression else "OnFailure")
@@ -83,59 +84,59 @@ class RetryStrategy:
         except ValueError as error:
             raise UsageError(f"retryStrategy.limit {limit!r} is not a whole number") from error
 
-    def after(self, seen: Observation) -> Wait | Again | GiveUp:
-        """What follows an attempt that Failed or came to an Error."""
-        if seen.stopped:
-            return GiveUp(seen.stopped)
-        remaining = self._remaining(seen.elapsed)
+    def decide(self, observation: RetryObservation) -> BackoffWait | NextAttempt | NoRetry:
+        """Decide what follows an attempt that ended in Failed or Error."""
+        if observation.stop_reason:
+            return NoRetry(observation.stop_reason)
+        remaining = self._remaining_seconds(observation.elapsed_seconds)
         if remaining is not None and remaining < 0:
-            return GiveUp("Max duration limit exceeded")
-        if self.backoff and not seen.waited:
-            wait = self.wait_seconds(seen.attempts)
+            return NoRetry("Max duration limit exceeded")
+        if self.backoff and not observation.has_waited:
+            wait = self.backoff_seconds(observation.attempts)
             if remaining is not None and wait > remaining:
-                return GiveUp("Backoff would exceed max duration limit")
-            if self.limit is not None and seen.attempts <= self.limit:
-                return Wait(wait, f"Backoff for {wait:g} seconds")
-        return self._judge(seen, remaining)
+                return NoRetry("Backoff would exceed max duration limit")
+            if self.limit is not None and observation.attempts <= self.limit:
+                return BackoffWait(wait, f"Backoff for {wait:g} seconds")
+        return self._apply_policy(observation, remaining)
 
-    def wait_seconds(self, attempts: int) -> float:
-        """Back-off after that many attempts: duration × factor^(attempts-1), at most cap."""
+    def backoff_seconds(self, attempts: int) -> float:
+        """Back-off in seconds after ``attempts`` attempts: duration × factor^(attempts-1), at most cap."""
         backoff = self.backoff or {}
-        base = seconds(str(backoff.get("duration", "0")))
+        base = parse_duration_seconds(str(backoff.get("duration", "0")))
         factor = int(backoff.get("factor") or 0)
         wait = base * factor ** min(attempts - 1, 64) if factor > 0 else base
-        return min(wait, seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
+        return min(wait, parse_duration_seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
 
-    def _remaining(self, elapsed: float) -> float | None:
+    def _remaining_seconds(self, elapsed: float) -> float | None:
         longest = (self.backoff or {}).get("maxDuration")
-        return seconds(str(longest)) - elapsed if longest else None
+        return parse_duration_seconds(str(longest)) - elapsed if longest else None
 
-    def _judge(self, seen: Observation, remaining: float | None) -> Again | GiveUp:
-        if not (self.policy == "Always" or _POLICY_PHASE[self.policy] is seen.phase):
-            return GiveUp(seen.message)
-        if self.limit is not None and seen.attempts > self.limit:
-            return GiveUp("No more retries left")
-        if self.expression and not truth_of(self.expression, _environment(seen)):
-            return GiveUp("retryStrategy.expression evaluated to false")
-        return Again(remaining)
+    def _apply_policy(self, observation: RetryObservation, remaining: float | None) -> NextAttempt | NoRetry:
+        if not (self.policy == "Always" or _POLICY_PHASE[self.policy] is observation.phase):
+            return NoRetry(observation.message)
+        if self.limit is not None and observation.attempts > self.limit:
+            return NoRetry("No more retries left")
+        if self.expression and not evaluate_condition(self.expression, _expression_variables(observation)):
+            return NoRetry("retryStrategy.expression evaluated to false")
+        return NextAttempt(remaining)
 
 
-def _environment(seen: Observation) -> dict[str, object]:
+def _expression_variables(observation: RetryObservation) -> dict[str, object]:
     last = {
-        "exitCode": "-1" if seen.exit_code is None else seen.exit_code,
-        "status": str(seen.phase),
-        "duration": f"{seen.duration:g}",
-        "message": seen.message,
+        "exitCode": "-1" if observation.exit_code is None else observation.exit_code,
+        "status": str(observation.phase),
+        "duration": f"{observation.duration_seconds:g}",
+        "message": observation.message,
     }
-    return {"retries": str(seen.attempts - 1), "lastRetry": last}
+    return {"retries": str(observation.attempts - 1), "lastRetry": last}
 
 
-def attempt_variables(attempt: int, last: Observation | None) -> dict[str, str | None]:
-    """``retries`` and ``lastRetry.*`` as the next attempt's template sees them."""
+def attempt_variables(attempt: int, last: RetryObservation | None) -> dict[str, str | None]:
+    """Variables ``retries`` and ``lastRetry.*`` for the template of the next attempt."""
     return {
         "retries": str(attempt),
         "lastRetry.exitCode": (last.exit_code if last else None) or "0",
         "lastRetry.status": str(last.phase) if last else "",
-        "lastRetry.duration": f"{last.duration:g}" if last else "0",
+        "lastRetry.duration": f"{last.duration_seconds:g}" if last else "0",
         "lastRetry.message": last.message if last else "",
     }

@@ -1,16 +1,14 @@
-"""Who may still run: stop, terminate and the workflow's deadline in one place.
+"""Stopping a workflow, and the lock by which a live engine is recognized.
 
-Stop (the first Ctrl-C) ends everything but the exit handler, Terminate (the
-second) ends that too, and the deadline spares it, as on a cluster. Unlike
-there, Terminate does not wait for grace periods: whoever presses Ctrl-C twice
-wants an end now.
+As on a cluster, Stop (the first Ctrl-C or SIGTERM) and the workflow's deadline
+end all nodes but the exit handler, so that programs can save; Terminate (the
+second Ctrl-C) ends the exit handler too. Unlike on a cluster, Terminate does not
+wait for grace periods, because a person who presses Ctrl-C twice wants an
+immediate end.
 
-Ctrl-C and SIGTERM become `argo stop`, so that programs can save and the exit handler runs.
-
-Which engines are alive: each holds a lock on the workflow that it runs.
-
-The kernel drops the lock with the process, however that dies, so a workflow
-that says Running without a held lock has lost its engine.
+Each engine holds a lock on the workflow that it runs. The kernel releases the lock
+when the process ends for any reason, so a Running workflow without a lock has lost
+its engine.
 """
 
 import asyncio
@@ -26,49 +24,49 @@ from tiphys.errors import ConflictError
 STOP, TERMINATE = "Stop", "Terminate"
 
 
-class Shutdown:
-    """The state of one running workflow. Belongs to its event loop.
+class WorkflowShutdown:
+    """Stop requests and the deadline of one running workflow. Use only in its event loop.
 
     Args:
-        announce: Called when a strategy is set, before any node ends by it.
+        announce: Called when a strategy is set, before a node ends because of it.
     """
 
     def __init__(self, announce: Callable[[], None]) -> None:
         self._announce = announce
         self.strategy = ""
         self._overdue = False
-        self._main = asyncio.Event()
-        self._handler = asyncio.Event()
+        self._main_stopped = asyncio.Event()
+        self._exit_handler_stopped = asyncio.Event()
 
     def request(self) -> None:
-        """Stop; asked a second time, terminate."""
+        """Stop the workflow; a second call terminates it."""
         self.strategy = TERMINATE if self.strategy else STOP
         self._announce()
-        self._main.set()
+        self._main_stopped.set()
         if self.strategy == TERMINATE:
-            self._handler.set()
+            self._exit_handler_stopped.set()
 
-    def pass_deadline(self) -> None:
-        """The workflow's activeDeadlineSeconds are over."""
+    def exceed_deadline(self) -> None:
+        """Stop the workflow because its activeDeadlineSeconds are over; the exit handler still runs."""
         self._overdue = True
-        self._main.set()
+        self._main_stopped.set()
 
-    def reason(self, on_exit: bool) -> str:
-        """Why a node may not run (any more); empty if it may."""
+    def stop_reason(self, on_exit: bool) -> str:
+        """Why a node may not run; empty if it may. ``on_exit`` is true for nodes of the exit handler."""
         if self.strategy and (not on_exit or self.strategy == TERMINATE):
             return f"Stopped with strategy '{self.strategy}'"
         if self._overdue and not on_exit:
             return "Step exceeded its deadline"
         return ""
 
-    async def denied(self, on_exit: bool) -> None:
-        """Return once `reason` has something to say."""
-        await (self._handler if on_exit else self._main).wait()
+    async def wait_until_stopped(self, on_exit: bool) -> None:
+        """Wait until `stop_reason` is not empty."""
+        await (self._exit_handler_stopped if on_exit else self._main_stopped).wait()
 
     async def sleep(self, seconds: float, on_exit: bool) -> None:
-        """Sleep, but no longer than the node may run."""
+        """Sleep for ``seconds``, or until the node may not run any more."""
         try:
-            await asyncio.wait_for(self.denied(on_exit), seconds)
+            await asyncio.wait_for(self.wait_until_stopped(on_exit), seconds)
         except TimeoutError:
             return
 
@@ -77,44 +75,44 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def interrupts(loop: asyncio.AbstractEventLoop, request: Callable[[], None]) -> Iterator[None]:
-    """Call ``request`` at every signal; only the main thread gets any."""
+def handle_stop_signals(loop: asyncio.AbstractEventLoop, request: Callable[[], None]) -> Iterator[None]:
+    """Call ``request`` for every SIGINT and SIGTERM while the body runs; has no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    previous_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
         loop.add_signal_handler(number, request)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
 
 
 @contextmanager
-def hold(state: Path, workflow: str) -> Iterator[None]:
-    """Hold the lock of ``workflow``.
+def hold_workflow_lock(state: Path, workflow: str) -> Iterator[None]:
+    """Hold the lock of ``workflow`` while the body runs.
 
     Raises:
-        ConflictError: another engine runs it.
+        ConflictError: another engine runs the workflow.
     """
-    path = _path(state, workflow)
+    path = _lock_path(state, workflow)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConflictError(
-                f"another engine runs workflow {workflow} in {state}; wait for it, or stop it"
+                f"another engine runs workflow {workflow} in {state}; wait until it ends, or stop it"
             ) from error
         yield
 
 
-def is_held(state: Path, workflow: str) -> bool:
+def is_workflow_locked(state: Path, workflow: str) -> bool:
     """Whether a live engine runs ``workflow``."""
-    path = _path(state, workflow)
+    path = _lock_path(state, workflow)
     if not path.exists():
         return False
     with path.open("a") as stream:
@@ -125,5 +123,5 @@ def is_held(state: Path, workflow: str) -> bool:
     return False
 
 
-def _path(state: Path, workflow: str) -> Path:
+def _lock_path(state: Path, workflow: str) -> Path:
     return state / "locks" / f"{workflow}.lock"

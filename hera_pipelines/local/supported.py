@@ -1,10 +1,9 @@
-"""Refuses what the engine cannot do, by name, all of it at once, before anything starts.
+"""Checks that the local engine supports a Workflow, before anything starts.
 
-A field that is only about where a pod is placed, who may see it or how long it
-is kept means nothing here and is let pass. A field that `fields` does not list
-is refused: to ignore it silently could change what the program does.
-
-Which fields of a Workflow the local engine knows, and which mean nothing on one machine.
+All unsupported fields are reported at once, by name. Fields about placement,
+permissions and retention have no meaning on one machine and are ignored. Any field
+that the sets below do not list is refused, because ignoring it could change what
+the program does.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,19 +11,26 @@ from typing import Any
 
 import yaml
 
-from hera_pipelines.local.arguments import paths_as_variables, replace_every_tag, substitute, tags
-from hera_pipelines.local.dag_state import Graph
-from hera_pipelines.local.expressions import expr as expressions
-from hera_pipelines.local.expressions import govaluate as conditions
-from hera_pipelines.local.interpreter import kind_of
+from hera_pipelines.local.arguments import find_tags, path_variables, replace_every_tag, substitute_variables
+from hera_pipelines.local.dag_state import TemplateDag
+from hera_pipelines.local.expressions.expr import parse_expression
+from hera_pipelines.local.expressions.govaluate import check_condition
+from hera_pipelines.local.interpreter import template_type
 from hera_pipelines.local.pods.gang_pods import member_templates
-from hera_pipelines.local.pods.pod_files import SOURCES, declared_paths, mentions, program_of, read_patch, texts_of
+from hera_pipelines.local.pods.pod_files import (
+    VOLUME_SOURCES,
+    container_or_script,
+    declared_paths,
+    mentions_path,
+    parse_pod_spec_patch,
+    program_texts,
+)
 from hera_pipelines.local.retry import RetryStrategy
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.quantities import seconds
+from tiphys.protocol.quantities import parse_duration_seconds
 
-_PLACEMENT = {
+_PLACEMENT_FIELDS = {
     "affinity",
     "automountServiceAccountToken",
     "nodeSelector",
@@ -34,11 +40,19 @@ _PLACEMENT = {
     "serviceAccountName",
     "tolerations",
 }
-_KEEPING = {"archiveLogs", "artifactGC", "artifactRepositoryRef", "metrics", "podGC", "podMetadata", "ttlStrategy"}
+_RETENTION_FIELDS = {
+    "archiveLogs",
+    "artifactGC",
+    "artifactRepositoryRef",
+    "metrics",
+    "podGC",
+    "podMetadata",
+    "ttlStrategy",
+}
 
-SPEC = (
-    _PLACEMENT
-    | _KEEPING
+SPEC_FIELDS = (
+    _PLACEMENT_FIELDS
+    | _RETENTION_FIELDS
     | {
         "activeDeadlineSeconds",
         "arguments",
@@ -60,7 +74,7 @@ SPEC = (
         "workflowMetadata",
     }
 )
-TEMPLATE = _PLACEMENT | {
+TEMPLATE_FIELDS = _PLACEMENT_FIELDS | {
     "activeDeadlineSeconds",
     "archiveLocation",
     "container",
@@ -83,10 +97,10 @@ TEMPLATE = _PLACEMENT | {
     "timeout",
     "volumes",
 }
-DAG = {"failFast", "target", "tasks"}
-CHILD = {"arguments", "continueOn", "name", "template", "when", "withItems", "withParam", "withSequence"}
-TASK = CHILD | {"dependencies", "depends"}
-CONTAINER = {
+DAG_FIELDS = {"failFast", "target", "tasks"}
+CHILD_FIELDS = {"arguments", "continueOn", "name", "template", "when", "withItems", "withParam", "withSequence"}
+TASK_FIELDS = CHILD_FIELDS | {"dependencies", "depends"}
+CONTAINER_FIELDS = {
     "args",
     "command",
     "env",
@@ -106,31 +120,31 @@ CONTAINER = {
     "terminationMessagePolicy",
     "volumeMounts",
 }
-ARTIFACT = {"archive", "from", "mode", "name", "optional", "path", "raw", "recurseMode", "s3"}
-PARAMETER = {"default", "description", "enum", "name", "value", "valueFrom"}
-VALUE_FROM = {"default", "expression", "parameter", "path", "supplied"}
-RETRY = {"affinity", "backoff", "expression", "limit", "retryPolicy"}
+ARTIFACT_FIELDS = {"archive", "from", "mode", "name", "optional", "path", "raw", "recurseMode", "s3"}
+PARAMETER_FIELDS = {"default", "description", "enum", "name", "value", "valueFrom"}
+VALUE_FROM_FIELDS = {"default", "expression", "parameter", "path", "supplied"}
+RETRY_FIELDS = {"affinity", "backoff", "expression", "limit", "retryPolicy"}
 
 
-def unknown(holder: Manifest, known: set[str], where: str) -> Iterator[str]:
-    """The fields of ``holder`` that have a value and are not ``known``."""
+def unknown_fields(holder: Manifest, known: set[str], where: str) -> Iterator[str]:
+    """Yield the fields of ``holder`` that have a value and are not ``known``, with the prefix ``where``."""
     for field, value in holder.items():
         if field not in known and value not in (None, {}, [], "", False):
             yield f"{where}.{field}"
 
 
-def check(manifest: Manifest) -> None:
-    """Raise `UsageError` naming everything in ``manifest`` that cannot be run here."""
-    found = list(dict.fromkeys(refusals(manifest)))
-    if found:
-        listed = "\n".join(f"  - {line}" for line in found)
+def check_supported(manifest: Manifest) -> None:
+    """Raise `UsageError` that names everything in ``manifest`` that the local engine does not support."""
+    problems = list(dict.fromkeys(find_unsupported(manifest)))
+    if problems:
+        listed = "\n".join(f"  - {line}" for line in problems)
         raise UsageError(
             f"the local engine cannot run this workflow:\n{listed}\nchange these, or submit the workflow to a cluster"
         )
 
 
-def refusals(manifest: Manifest) -> Iterator[str]:
-    """One line for each thing that cannot be run here."""
+def find_unsupported(manifest: Manifest) -> Iterator[str]:
+    """Yield one line for each field or value that the local engine does not support."""
     if manifest.get("kind", "Workflow") != "Workflow":
         yield f"kind {manifest['kind']}: only a Workflow can be run"
         return
@@ -140,19 +154,19 @@ def refusals(manifest: Manifest) -> Iterator[str]:
     spec = manifest.get("spec") or {}
     templates = [t for t in spec.get("templates") or [] if isinstance(t, dict)]
     names = {t.get("name", "") for t in templates}
-    yield from unknown(spec, SPEC, "spec")
+    yield from unknown_fields(spec, SPEC_FIELDS, "spec")
     for role in ("entrypoint", "onExit"):
         if (role == "entrypoint" or spec.get(role)) and spec.get(role) not in names:
             yield f"spec.{role}: there is no template {spec.get(role)!r}"
-    yield from _arguments(spec)
-    yield from _volumes(spec, "spec")
+    yield from _check_arguments(spec)
+    yield from _check_volumes(spec, "spec")
     for template in templates:
-        for line in _template(template, names, _volume_names(spec) | _volume_names(template)):
+        for line in _check_template(template, names, _volume_names(spec) | _volume_names(template)):
             yield f"template {template.get('name')}: {line}"
-    yield from _expressions(manifest)
+    yield from _check_expressions(manifest)
 
 
-def _arguments(spec: Manifest) -> Iterator[str]:
+def _check_arguments(spec: Manifest) -> Iterator[str]:
     arguments = spec.get("arguments") or {}
     for parameter in arguments.get("parameters") or []:
         if parameter.get("value") is None:
@@ -161,10 +175,10 @@ def _arguments(spec: Manifest) -> Iterator[str]:
         yield "spec.arguments.artifacts"
 
 
-def _volumes(holder: Manifest, where: str) -> Iterator[str]:
+def _check_volumes(holder: Manifest, where: str) -> Iterator[str]:
     for volume in holder.get("volumes") or []:
-        if not any(source in volume for source in SOURCES):
-            yield f"{where}.volumes.{volume.get('name')}: use {' or '.join(SOURCES)}"
+        if not any(source in volume for source in VOLUME_SOURCES):
+            yield f"{where}.volumes.{volume.get('name')}: use {' or '.join(VOLUME_SOURCES)}"
 
 
 def _volume_names(holder: Manifest) -> set[str]:
@@ -172,137 +186,139 @@ def _volume_names(holder: Manifest) -> set[str]:
     return {volume["name"] for volume in holder.get("volumes") or []} | claims
 
 
-def _template(template: Manifest, names: set[str], volumes: set[str]) -> Iterator[str]:
-    yield from unknown(template, TEMPLATE, "template")
-    yield from _refusal(kind_of, template)
-    yield from _volumes(template, "template")
-    yield from _inputs_and_outputs(template)
+def _check_template(template: Manifest, names: set[str], volumes: set[str]) -> Iterator[str]:
+    yield from unknown_fields(template, TEMPLATE_FIELDS, "template")
+    yield from _check_readable(template_type, template)
+    yield from _check_volumes(template, "template")
+    yield from _check_inputs_and_outputs(template)
     if template.get("retryStrategy"):
-        yield from unknown(template["retryStrategy"], RETRY, "retryStrategy")
-        yield from _refusal(RetryStrategy.read, template["retryStrategy"])
+        yield from unknown_fields(template["retryStrategy"], RETRY_FIELDS, "retryStrategy")
+        yield from _check_readable(RetryStrategy.parse, template["retryStrategy"])
     if "dag" in template:
-        yield from _dag(template["dag"], names)
+        yield from _check_dag(template["dag"], names)
     for group in template.get("steps") or []:
         for step in group:
-            yield from _child(step, names, CHILD, "step")
-    yield from _times(template)
+            yield from _check_child(step, names, CHILD_FIELDS, "step")
+    yield from _check_timeouts(template)
     if len(template.get("plugin", {"one": 1})) != 1:
         yield "plugin must have exactly one key, the name of the plugin"
-    if program := program_of(template):
-        yield from _program(program, volumes)
-        yield from _paths(template)
+    if program := container_or_script(template):
+        yield from _check_program(program, volumes)
+        yield from _check_paths(template)
     if "resource" in template:
-        yield from _members(template["resource"], names, volumes)
+        yield from _check_members(template["resource"], names, volumes)
     if "{{" not in (patch := template.get("podSpecPatch") or ""):
-        yield from _refusal(read_patch, patch)
+        yield from _check_readable(parse_pod_spec_patch, patch)
 
 
-def _members(resource: Manifest, names: set[str], volumes: set[str]) -> Iterator[str]:
-    """Of a training on several nodes; all of them are alike."""
+def _check_members(resource: Manifest, names: set[str], volumes: set[str]) -> Iterator[str]:
+    """Check the members of a gang by the first one; all have the same template."""
     try:
         first = member_templates(yaml.safe_load(replace_every_tag(resource.get("manifest") or "{}", "1")))[0]
     except (UsageError, yaml.YAMLError) as error:
         yield str(error)
         return
-    yield from _template(first, names, volumes | _volume_names(first))
+    yield from _check_template(first, names, volumes | _volume_names(first))
 
 
-def _times(template: Manifest) -> Iterator[str]:
-    composite = "dag" in template or "steps" in template
+def _check_timeouts(template: Manifest) -> Iterator[str]:
+    is_composite = "dag" in template or "steps" in template
     for field in ("timeout", "activeDeadlineSeconds"):
         value = str(template.get(field) or "")
-        if value and composite:
+        if value and is_composite:
             yield f"{field} on a dag or steps template: set it on its containers"
         elif value and "{{" not in value:
-            yield from _refusal(seconds, value)
+            yield from _check_readable(parse_duration_seconds, value)
 
 
-def _dag(dag: Manifest, names: set[str]) -> Iterator[str]:
-    yield from unknown(dag, DAG, "dag")
+def _check_dag(dag: Manifest, names: set[str]) -> Iterator[str]:
+    yield from unknown_fields(dag, DAG_FIELDS, "dag")
     for task in dag.get("tasks") or []:
-        yield from _child(task, names, TASK, "task")
-    yield from _refusal(lambda tasks: Graph(tasks, dag.get("target") or "").check(), dag.get("tasks") or [])
+        yield from _check_child(task, names, TASK_FIELDS, "task")
+    yield from _check_readable(
+        lambda tasks: TemplateDag(tasks, dag.get("target") or "").check(), dag.get("tasks") or []
+    )
 
 
-def _child(child: Manifest, names: set[str], known: set[str], kind: str) -> Iterator[str]:
+def _check_child(child: Manifest, names: set[str], known: set[str], kind: str) -> Iterator[str]:
     where = f"{kind} {child.get('name')}"
-    yield from unknown(child, known, where)
+    yield from unknown_fields(child, known, where)
     if child.get("template") not in names:
         yield f"{where}: there is no template {child.get('template')!r}"
-    yield from _refusal(conditions.check, replace_every_tag(child.get("when") or "true", "x"))
+    yield from _check_readable(check_condition, replace_every_tag(child.get("when") or "true", "x"))
     for artifact in (child.get("arguments") or {}).get("artifacts") or []:
-        yield from _artifact(artifact, f"{where}.arguments.artifacts.{artifact.get('name')}")
+        yield from _check_artifact(artifact, f"{where}.arguments.artifacts.{artifact.get('name')}")
 
 
-def _inputs_and_outputs(template: Manifest) -> Iterator[str]:
+def _check_inputs_and_outputs(template: Manifest) -> Iterator[str]:
     for side in ("inputs", "outputs"):
         declared = template.get(side) or {}
-        yield from unknown(declared, {"artifacts", "parameters"}, side)
+        yield from unknown_fields(declared, {"artifacts", "parameters"}, side)
         for artifact in declared.get("artifacts") or []:
-            yield from _artifact(artifact, f"{side}.artifacts.{artifact.get('name')}")
+            yield from _check_artifact(artifact, f"{side}.artifacts.{artifact.get('name')}")
         for parameter in declared.get("parameters") or []:
             where = f"{side}.parameters.{parameter.get('name')}"
-            yield from unknown(parameter, PARAMETER, where)
-            yield from unknown(parameter.get("valueFrom") or {}, VALUE_FROM, f"{where}.valueFrom")
+            yield from unknown_fields(parameter, PARAMETER_FIELDS, where)
+            yield from unknown_fields(parameter.get("valueFrom") or {}, VALUE_FROM_FIELDS, f"{where}.valueFrom")
 
 
-def _artifact(artifact: Manifest, where: str) -> Iterator[str]:
-    yield from unknown(artifact, ARTIFACT, where)
-    yield from unknown(artifact.get("s3") or {}, {"key"}, f"{where}.s3")
+def _check_artifact(artifact: Manifest, where: str) -> Iterator[str]:
+    yield from unknown_fields(artifact, ARTIFACT_FIELDS, where)
+    yield from unknown_fields(artifact.get("s3") or {}, {"key"}, f"{where}.s3")
     if artifact.get("s3") and set(artifact.get("archive") or {"none"}) != {"none"}:
         yield f"{where}.archive: artifacts with a key are kept without archive here; set archive: {{none: {{}}}}"
 
 
-def _program(program: Manifest, volumes: set[str]) -> Iterator[str]:
-    yield from unknown(program, CONTAINER, "container")
+def _check_program(program: Manifest, volumes: set[str]) -> Iterator[str]:
+    yield from unknown_fields(program, CONTAINER_FIELDS, "container")
     if not program.get("command"):
         yield "container has no command, and the entry point of its image is not known here: set command"
     for variable in program.get("env") or []:
-        yield from unknown(variable, {"name", "value"}, f"env.{variable.get('name')}")
+        yield from unknown_fields(variable, {"name", "value"}, f"env.{variable.get('name')}")
     for source in program.get("envFrom") or []:
-        yield from _absent_source(source)
+        yield from _check_environment_source(source)
     for mount in program.get("volumeMounts") or []:
         if mount.get("name") not in volumes:
             yield f"volumeMounts.{mount.get('name')}: there is no such volume"
 
 
-def _absent_source(source: Manifest) -> Iterator[str]:
-    """There are no Secrets and no ConfigMaps here; a container that can do without starts without."""
+def _check_environment_source(source: Manifest) -> Iterator[str]:
+    """Refuse required Secrets and ConfigMaps, which do not exist here; optional ones are ignored."""
     for kind, reference in source.items():
         if isinstance(reference, dict) and not reference.get("optional"):
             yield (
-                f"container.envFrom.{kind}.{reference.get('name')}: there is none here; "
+                f"container.envFrom.{kind}.{reference.get('name')}: it does not exist here; "
                 "make it optional, or set the variables with env"
             )
 
 
-def _paths(template: Manifest) -> Iterator[str]:
-    """Declared paths that the program cannot have learnt from its texts."""
-    texts = texts_of(substitute(template, paths_as_variables(template)))
-    for what, path in declared_paths(template):
-        if not any(mentions(text, path) for text in texts):
+def _check_paths(template: Manifest) -> Iterator[str]:
+    """Yield declared paths that no text of the program contains, so that they cannot be redirected."""
+    texts = program_texts(substitute_variables(template, path_variables(template)))
+    for description, path in declared_paths(template):
+        if not any(mentions_path(text, path) for text in texts):
             yield (
-                f"{what}: its path {path} stands in no command, argument, variable or source, so the program "
-                "cannot be told where it lies here; pass it as an argument or in a variable"
+                f"{description}: its path {path} occurs in no command, argument, variable or source, so the local "
+                "engine cannot redirect it; pass the path as an argument or in a variable"
             )
 
 
-def _expressions(document: Any) -> Iterator[str]:
-    """Every ``{{=…}}`` that cannot be read."""
+def _check_expressions(document: Any) -> Iterator[str]:
+    """Yield an error for every invalid ``{{=…}}`` expression."""
     match document:
         case str():
-            for tag in tags(document):
+            for tag in find_tags(document):
                 if tag.startswith("="):
-                    yield from _refusal(expressions.parse, tag[1:])
+                    yield from _check_readable(parse_expression, tag[1:])
         case dict():
             for value in document.values():
-                yield from _expressions(value)
+                yield from _check_expressions(value)
         case list():
             for value in document:
-                yield from _expressions(value)
+                yield from _check_expressions(value)
 
 
-def _refusal(reader: Callable[[Any], object], value: Any) -> Iterator[str]:
+def _check_readable(reader: Callable[[Any], object], value: Any) -> Iterator[str]:
     try:
         reader(value)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""Pipelines that are ready to use: bring the programs."""
+"""Ready-made pipelines: authors supply only the programs."""
 
 from hera_pipelines.pipelines.programs import Program, Training
 from hera_pipelines.pipelines.sweep import sweep_pipeline

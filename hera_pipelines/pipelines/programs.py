@@ -1,4 +1,8 @@
-"""The programs of the ready pipelines and the steps that they become: what one reads, the other has written."""
+"""Programs of the ready-made pipelines, and the steps that run them.
+
+The outputs of each step have the names of the next step's inputs, so programs of
+any language fit together.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +15,14 @@ from hera_pipelines.authoring.containers import Step, Train
 from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries
 from hera_pipelines.compile.settings import Spot
 
-_PATHS = "/tmp/tiphys"  # noqa: S108  a path in the container; programs are told by variable
-# Kubernetes makes the folder around an input as root, and a program that is not root puts its outputs elsewhere.
-_INPUTS = "/tmp/tiphys-inputs"  # noqa: S108
+_OUTPUT_FOLDER = "/tmp/tiphys"  # noqa: S108  a path in the container; variables name it to the programs
+# Kubernetes creates the folder of an input as root, so a program that is not root could not write outputs there.
+_INPUT_FOLDER = "/tmp/tiphys-inputs"  # noqa: S108
 
 
 @dataclass(frozen=True)
 class Program:
-    """What one step runs.
+    """The program of one step.
 
     Attributes:
         image: Image, best by digest.
@@ -40,7 +44,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Training:
-    """What one attempt of the training step needs; the fields are those of `hera_pipelines.train`."""
+    """Options of the training step; the fields are those of `hera_pipelines.train`."""
 
     gpus: int = 0
     gpu_type: str | None = None
@@ -56,50 +60,50 @@ class Training:
 
 
 def validate_step(program: Program) -> Step:
-    """Looks at the raw data, each time."""
+    """Build the step that checks the raw data; it runs in every submission."""
     return Step(
         name="validate",
         inputs=Parameter(name="source"),
-        outputs=Parameter(name="fingerprint", value_from=ValueFrom(path=f"{_PATHS}/fingerprint")),
+        outputs=Parameter(name="fingerprint", value_from=ValueFrom(path=f"{_OUTPUT_FOLDER}/fingerprint")),
         cache=False,
         **program.container(),
     )
 
 
 def preprocess_step(program: Program) -> Step:
-    """Makes the training data, while their fingerprint is a new one."""
+    """Build the step that makes the training data; it runs again only for a new fingerprint."""
     return Step(
         name="preprocess",
         inputs=[Parameter(name="source"), Parameter(name="fingerprint")],
-        outputs=_artifact("data"),
+        outputs=_output_artifact("data"),
         **program.container(),
     )
 
 
 def train_step(program: Program, training: Training, parameters: Sequence[str] = ()) -> Train:
-    """Trains; ``parameters`` are inputs beside the data."""
+    """Build the training step; ``parameters`` names its inputs beside the data."""
     return Train(
         name="train",
-        inputs=[_input("data"), *(Parameter(name=name) for name in parameters)],
-        outputs=[_artifact("model"), _artifact("metrics")],
+        inputs=[_input_artifact("data"), *(Parameter(name=name) for name in parameters)],
+        outputs=[_output_artifact("model"), _output_artifact("metrics")],
         **vars(training),
         **program.container(),
     )
 
 
 def register_step(program: Program) -> Step:
-    """Makes the model known."""
+    """Build the step that registers the model."""
     return Step(
         name="register",
-        inputs=[_input("model"), _input("metrics")],
-        outputs=Parameter(name="version", value_from=ValueFrom(path=f"{_PATHS}/version")),
+        inputs=[_input_artifact("model"), _input_artifact("metrics")],
+        outputs=Parameter(name="version", value_from=ValueFrom(path=f"{_OUTPUT_FOLDER}/version")),
         **program.container(),
     )
 
 
-def _artifact(name: str) -> Artifact:
-    return Artifact(name=name, path=f"{_PATHS}/{name}")
+def _output_artifact(name: str) -> Artifact:
+    return Artifact(name=name, path=f"{_OUTPUT_FOLDER}/{name}")
 
 
-def _input(name: str) -> Artifact:
-    return Artifact(name=name, path=f"{_INPUTS}/{name}")
+def _input_artifact(name: str) -> Artifact:
+    return Artifact(name=name, path=f"{_INPUT_FOLDER}/{name}")

@@ -1,8 +1,8 @@
-"""Resume by Argo's own events, for an Alertmanager that calls argo-server and not the controller of Tiphys.
+"""Resume on an alert by Argo's own events, for an Alertmanager that calls argo-server and not the controller.
 
-Alertmanager posts to ``/api/v1/events/NAMESPACE/tiphys-resume``; the binding has
-Argo submit a Workflow that resumes the run which the alert names. Unlike the
-controller it keeps no brakes of its own: an alert that fires again resumes again.
+Alertmanager posts to ``/api/v1/events/NAMESPACE/tiphys-resume``. The binding makes
+Argo submit a Workflow that resumes the run of the alert. Unlike the controller it
+has no back-off and no circuit breaker: each firing of the alert resumes again.
 """
 
 from hera.workflows import Container, Env, Parameter, SecretEnvFrom, WorkflowTemplate, models
@@ -10,16 +10,16 @@ from hera.workflows import Container, Env, Parameter, SecretEnvFrom, WorkflowTem
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import STORE_SECRET
 
-NAME = "tiphys-resume"
+RESUME_OBJECT_NAME = "tiphys-resume"
 """Name of both objects, of the account, and the discriminator of the event."""
-_KEPT_SECONDS = 24 * 60 * 60
+_WORKFLOW_TTL_SECONDS = 24 * 60 * 60
 _MODULE = "tiphys_controller.kubernetes.resume_once"
 
 
 def resume_template(image: str, store: str) -> Manifest:
     """The WorkflowTemplate that resumes the run given as parameter ``run``.
 
-    Its account ``tiphys-resume`` is that of ``templates/events/account.yaml``.
+    ``templates/events/account.yaml`` defines its service account ``tiphys-resume``.
 
     Args:
         image: Image of the controller.
@@ -33,14 +33,14 @@ def resume_template(image: str, store: str) -> Manifest:
     ]
     arguments = ["{{workflow.parameters.run}}", "--store={{workflow.parameters.store}}"]
     with WorkflowTemplate(
-        name=NAME,
+        name=RESUME_OBJECT_NAME,
         entrypoint="resume",
         arguments=parameters,
-        service_account_name=NAME,
+        service_account_name=RESUME_OBJECT_NAME,
         active_deadline_seconds=600,
-        # Each delivery makes a Workflow, and an alert is delivered again and again while it fires.
-        ttl_strategy=models.TTLStrategy(seconds_after_completion=_KEPT_SECONDS),
-    ) as made:
+        # Each delivery creates a Workflow, and Alertmanager repeats the delivery while the alert fires.
+        ttl_strategy=models.TTLStrategy(seconds_after_completion=_WORKFLOW_TTL_SECONDS),
+    ) as template:
         Container(
             name="resume",
             image="{{workflow.parameters.image}}",
@@ -49,33 +49,36 @@ def resume_template(image: str, store: str) -> Manifest:
             env=[Env(name="HOME", value="/tmp")],  # noqa: S108  the only folder of the image that can be written
             env_from=[SecretEnvFrom(name=STORE_SECRET, optional=True)],
         )
-    built: Manifest = made.to_dict()
+    built: Manifest = template.to_dict()
     return built
 
 
 def resume_binding(alert: str) -> Manifest:
-    """The WorkflowEventBinding that submits `resume_template` for each delivery about ``alert`` that fires.
+    """The WorkflowEventBinding that submits `resume_template` for each delivery of the firing alert ``alert``.
 
-    The run is the label ``tiphys_run``, by which Alertmanager has to group.
+    The label ``tiphys_run`` names the run, so Alertmanager must group by it.
     """
-    fires = f'discriminator == "{NAME}" && payload.status == "firing" && payload.commonLabels.alertname == "{alert}"'
-    given = {
+    fires = (
+        f'discriminator == "{RESUME_OBJECT_NAME}" && payload.status == "firing" && '
+        f'payload.commonLabels.alertname == "{alert}"'
+    )
+    parameters = {
         "run": "payload.commonLabels.tiphys_run",
-        # One submission for each time that it began to fire, however often that is delivered.
+        # One submission per start of the alert, however often Alertmanager repeats the delivery.
         "key": 'payload.alerts[0].fingerprint + "/" + payload.alerts[0].startsAt',
     }
     binding = models.WorkflowEventBinding(
         api_version="argoproj.io/v1alpha1",
         kind="WorkflowEventBinding",
-        metadata=models.ObjectMeta(name=NAME),
+        metadata=models.ObjectMeta(name=RESUME_OBJECT_NAME),
         spec=models.WorkflowEventBindingSpec(
             event=models.Event(selector=fires),
             submit=models.Submit(
-                workflow_template_ref=models.WorkflowTemplateRef(name=NAME),
+                workflow_template_ref=models.WorkflowTemplateRef(name=RESUME_OBJECT_NAME),
                 arguments=models.Arguments(
                     parameters=[
                         models.Parameter(name=name, value_from=models.ValueFrom(event=expression))
-                        for name, expression in given.items()
+                        for name, expression in parameters.items()
                     ]
                 ),
             ),

@@ -1,16 +1,16 @@
-"""validate → preprocess → train → register: most training runs are this, so nobody need write it again.
+"""validate → preprocess → train → register: the shape of most training runs as a ready-made pipeline.
 
-The programs are containers of any language. They find paths in variables:
+The programs are containers of any language. Variables name the paths:
 
 | step | reads | writes |
 |---|---|---|
 | validate | argument ``source`` | ``TIPHYS_OUTPUT_FINGERPRINT``: a text that changes when the data do |
 | preprocess | ``source``, ``fingerprint`` | ``TIPHYS_OUTPUT_DATA``: file or folder |
 | train | ``TIPHYS_INPUT_DATA`` | ``TIPHYS_OUTPUT_MODEL``, ``TIPHYS_OUTPUT_METRICS`` |
-| register | ``TIPHYS_INPUT_MODEL``, ``TIPHYS_INPUT_METRICS`` | ``TIPHYS_OUTPUT_VERSION``: name of what was registered |
+| register | ``TIPHYS_INPUT_MODEL``, ``TIPHYS_INPUT_METRICS`` | ``TIPHYS_OUTPUT_VERSION``: name of the registration |
 
-validate runs each time, since it is the one that looks at the outside world;
-the rest is not repeated while its fingerprint stays the same.
+validate runs in every submission, because the raw data may have changed outside.
+A resume does not repeat the other steps while the fingerprint stays the same.
 """
 
 from collections.abc import Mapping
@@ -43,27 +43,27 @@ def train_pipeline(
     run_name: str = "",
     **workflow: Any,
 ) -> Pipeline:
-    """A pipeline from raw data to a registered model.
+    """Build a pipeline from raw data to a registered model.
 
     Args:
         name: Name of the pipeline.
         store: URL of the run store.
-        source: Where the raw data are, as validate and preprocess understand it;
+        source: Location of the raw data in a form that validate and preprocess understand;
             default of the workflow parameter ``source``.
-        validate: Looks whether the data can be trained on; fails otherwise.
+        validate: Fails if the data cannot be used for training.
         preprocess: Makes the training data.
         train: Trains. It reads CHECKPOINT_URI, or uses `tiphys.checkpoint`.
-        register: Makes the model known; it must not mind being run twice.
+        register: Registers the model; it may run twice and must be idempotent.
         training: GPUs, queue, checkpoints and budgets of train.
         parameters: More workflow parameters and their defaults.
         run_name: As in `Pipeline`.
         **workflow: Any other argument of Hera's `Workflow`.
 
     Raises:
-        UsageError: a value makes no sense; the message says which.
+        UsageError: a value is not valid; the message names it.
     """
-    given = {"source": source, **(parameters or {})}
-    arguments = [Parameter(name=key, value=value) for key, value in given.items()]
+    defaults = {"source": source, **(parameters or {})}
+    arguments = [Parameter(name=key, value=value) for key, value in defaults.items()]
     with Pipeline(name, store=store, run_name=run_name, arguments=arguments, **workflow) as pipeline:
         raw = pipeline.get_parameter("source")
         fingerprint = validate_step(validate)(source=raw)

@@ -1,7 +1,7 @@
 """The service that answers Argo's plugin steps: admission, checkpoint lineage, GPU quotas.
 
-Names are imported when they are first used (PEP 562), because the sidecar lives
-in this package too, and every agent pod would pay for what only the service needs.
+Names are imported on first use (PEP 562). The sidecar is part of this package,
+and every agent pod would otherwise load what only the service needs.
 """
 
 from importlib import import_module
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from tiphys_plugin.quota.ledger.backend import MemoryLedger
     from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
     from tiphys_plugin.quota.queues import Queues, load_queues
-    from tiphys_plugin.runtime.settings import LOCAL, Settings
+    from tiphys_plugin.runtime.settings import LOCAL_SETTINGS, PluginSettings
     from tiphys_plugin.server.app import PluginServer
 
 __all__ = [
-    "LOCAL",
+    "LOCAL_SETTINGS",
     "AdmissionBackend",
     "Cluster",
     "DirectoryCluster",
     "MemoryLedger",
     "PluginCore",
     "PluginServer",
+    "PluginSettings",
     "PodStatus",
     "Queues",
-    "Settings",
     "SqliteLedger",
     "load_queues",
 ]
@@ -40,7 +40,7 @@ _HOMES = {
     "quota.ledger.sqlite_ledger": ("SqliteLedger",),
     "quota.queues": ("Queues", "load_queues"),
     "server.app": ("PluginServer",),
-    "runtime.settings": ("LOCAL", "Settings"),
+    "runtime.settings": ("LOCAL_SETTINGS", "PluginSettings"),
 }
 
 

@@ -1,8 +1,8 @@
 """The plugin without HTTP: one request in, one reply out.
 
-Calls about the same step are answered one after the other within a process;
-between processes the create-only claims decide. The local engine, the tests
-and the service drive the same object.
+Within a process, calls about the same step are answered one after the other.
+Between processes, create-only records decide. The local engine, the tests, the
+service and the shared agent all use `PluginCore`.
 """
 
 from collections import Counter
@@ -19,56 +19,59 @@ from tiphys.protocol.execute_api import (
     ExecuteReply,
     ExecuteRequest,
     WorkflowMetadata,
-    failed,
-    pending,
-    succeeded,
+    failed_reply,
+    pending_reply,
+    succeeded_reply,
 )
 from tiphys.protocol.operations import (
-    Admit,
-    Conclude,
-    Finalize,
+    AdmitOperation,
+    ConcludeOperation,
+    FinalizeOperation,
     Operation,
-    Settle,
+    SettleOperation,
     StepOperation,
-    attempt_of,
-    instance_of,
+    attempt_node_name,
+    step_instance_name,
 )
 from tiphys.records import utc_now
 from tiphys.store import Store
-from tiphys_plugin.attempts.run_binding import Binding, bind, step_id
+from tiphys_plugin.attempts.run_binding import RunBinding, bind_workflow, resolve_step_id
 from tiphys_plugin.cluster.interface import Cluster
-from tiphys_plugin.eviction.loop import Preemptions
-from tiphys_plugin.operations import replies as answers
+from tiphys_plugin.eviction.loop import PreemptionLoop
+from tiphys_plugin.operations import replies
 from tiphys_plugin.operations.admit import admit
 from tiphys_plugin.operations.conclude import conclude
 from tiphys_plugin.operations.finalize import finalize
-from tiphys_plugin.operations.lease_reclaim import recover
+from tiphys_plugin.operations.lease_reclaim import recover_leases
 from tiphys_plugin.operations.settle import settle
 from tiphys_plugin.quota.lease import AdmissionBackend
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.runtime.background import OutputHasher
-from tiphys_plugin.runtime.concurrency import Busy, KeyedLocks, Together
-from tiphys_plugin.runtime.context import OnlyStore, Services, StepCall, Tenant, Waits
-from tiphys_plugin.runtime.metrics import Metrics
-from tiphys_plugin.runtime.settings import Settings
+from tiphys_plugin.runtime.concurrency import KeyedLocks, LockTimeoutError, SingleFlight
+from tiphys_plugin.runtime.context import PluginContext, SingleStore, StepCall, Tenant, WaitTracker
+from tiphys_plugin.runtime.metrics import PluginMetrics
+from tiphys_plugin.runtime.settings import PluginSettings
 
 _log = structlog.get_logger()
-_REFUSALS = (UsageError, NotFoundError, ConflictError, IntegrityError)
+_REFUSED_ERRORS = (UsageError, NotFoundError, ConflictError, IntegrityError)
 _BUSY_SECONDS = 2.0
-_MOST_BINDINGS = 256
+_MAX_BINDINGS = 256
 
 
 class PluginCore:
     """Answers admit, settle, conclude and finalize.
 
-    ``execute`` raises `StoreError` while storage, ledger or cluster is out of
-    reach; everything that a person has to put right is a Failed node with a
-    message. `close` stops the background hashing. Making one raises `StoreError`
-    if the leases of live attempts cannot be looked up.
+    `execute` raises `StoreError` while storage, ledger or cluster is
+    unreachable. A problem that a person has to fix becomes a Failed node with a
+    message. `close` stops the background hashing.
 
-    With ``tenant`` it serves one namespace: workflows have to live there and to
-    name this store, and the leases are looked up by `recover`, or before the
-    first answer, so that making one needs nobody to be in reach.
+    With ``tenant`` the core serves one namespace: workflows must live in that
+    namespace and name this store. `recover_leases` then runs before the first
+    reply, or earlier if the caller wants it, so that the constructor needs
+    neither storage nor cluster.
+
+    Raises:
+        StoreError: without ``tenant``, if the leases of live attempts cannot be recovered.
     """
 
     def __init__(
@@ -77,179 +80,195 @@ class PluginCore:
         cluster: Cluster,
         ledger: AdmissionBackend,
         clock: Callable[[], datetime] = utc_now,
-        settings: Settings | None = None,
+        settings: PluginSettings | None = None,
         tenant: Tenant | None = None,
     ) -> None:
-        settings = settings or Settings()
-        self.metrics = Metrics()
+        settings = settings or PluginSettings()
+        self.metrics = PluginMetrics()
         self._tenant = tenant
-        self._services = Services(
+        self._context = PluginContext(
             store=store,
-            stores=tenant.stores if tenant else OnlyStore(store),
+            stores=tenant.stores if tenant else SingleStore(store),
             cluster=cluster,
             ledger=ledger,
             clock=clock,
             settings=settings,
             metrics=self.metrics,
             hasher=OutputHasher(store, settings.verify_workers),
-            waits=Waits(),
-            together=Together(),
+            wait_tracker=WaitTracker(),
+            single_flight=SingleFlight(),
         )
         self._recovered = False
         if tenant is None:
-            self.metrics.watch_ledger(ledger.snapshot)
-            self.recover()
-        self._bindings: dict[tuple[str, ...], Binding] = {}
+            self.metrics.register_ledger(ledger.snapshot)
+            self.recover_leases()
+        self._bindings: dict[tuple[str, ...], RunBinding] = {}
         self._locks = KeyedLocks()
         self._outages: Counter[str] = Counter()
 
     def execute_document(self, document: dict[str, Any]) -> ExecuteReply:
-        """Answer a request as it was parsed from JSON; one that is not for Tiphys gets the reply "not mine"."""
-        if not requests.is_ours(document.get("template")):
+        """Answer a request as parsed from JSON; the reply is `NOT_MINE` if its template is of another plugin.
+
+        Raises:
+            StoreError: storage, ledger or cluster did not answer; the caller should repeat the call.
+        """
+        if not requests.is_tiphys_template(document.get("template")):
             return NOT_MINE
         try:
             request = requests.read_request(document)
         except UsageError as error:
-            return refused(requests.identify(document["template"]), error)
+            return refusal_reply(requests.identify_call(document["template"]), error)
         return self.execute(request)
 
     def execute(self, request: ExecuteRequest) -> ExecuteReply:
         """Answer one request.
 
         Raises:
-            StoreError: storage, ledger or cluster did not answer; the caller shall ask again.
+            StoreError: storage, ledger or cluster did not answer; the caller should repeat the call.
         """
-        if not requests.is_ours(request.template):
+        if not requests.is_tiphys_template(request.template):
             return NOT_MINE
-        identity = requests.identify(request.template)
+        identity = requests.identify_call(request.template)
         with self.metrics.answer_seconds.labels(op=identity.op).time():
             reply = self._answer(request, identity)
         answer = reply.node.phase.lower() if reply.node else "foreign"
         self.metrics.answers.labels(op=identity.op, answer=answer).inc()
         return reply
 
-    def preemptions(self) -> Preemptions:
-        """The job that has trainings go for others; for a plugin that is no tenant among others."""
-        services = self._services
-        return Preemptions(
+    def preemption_loop(self) -> PreemptionLoop:
+        """Build the background task that preempts trainings; only for a core without a tenant."""
+        services = self._context
+        return PreemptionLoop(
             services.ledger,
             services.cluster,
             services.stores,
-            every_seconds=services.settings.preemption_seconds,
+            every_seconds=services.settings.preemption_interval_seconds,
             clock=services.clock,
         )
 
-    def recover(self) -> None:
-        """Record the leases of live attempts that the ledger does not know. Raises `StoreError`; then ask again."""
+    def recover_leases(self) -> None:
+        """Record the leases of live attempts that the ledger lacks; does nothing once it has succeeded.
+
+        Raises:
+            StoreError: storage, cluster or ledger did not answer; the next call tries again.
+        """
         if not self._recovered:
-            services = self._services
+            services = self._context
             namespace = self._tenant.namespace if self._tenant else None
-            recover(services.store, services.cluster, services.ledger, namespace)
+            recover_leases(services.store, services.cluster, services.ledger, namespace)
             self._recovered = True
 
     def check(self) -> None:
         """Raise `StoreError` unless storage and ledger answer."""
         self.check_store()
-        self._services.ledger.snapshot()
+        self._context.ledger.snapshot()
 
     def check_store(self) -> None:
         """Raise `StoreError` unless storage answers."""
-        next(self._services.store.list("runs/"), None)
+        next(self._context.store.list("runs/"), None)
 
     def close(self) -> None:
         """Stop the background work."""
-        self._services.hasher.close()
+        self._context.hasher.close()
 
-    def _answer(self, request: ExecuteRequest, identity: requests.Identity) -> ExecuteReply:
-        place = f"{request.workflow.metadata.uid}/{identity.node}"
+    def _answer(self, request: ExecuteRequest, identity: requests.CallIdentity) -> ExecuteReply:
+        call_key = f"{request.workflow.metadata.uid}/{identity.node}"
         try:
             reply = self._perform(request, requests.read_operation(request))
-        except _REFUSALS as error:
+        except _REFUSED_ERRORS as error:
             _log.warning("call.refused", op=identity.op, node=identity.node, error=str(error))
-            reply = refused(identity, error)
-        except Busy:
-            return pending("Another call about this step is being answered", _BUSY_SECONDS)
+            reply = refusal_reply(identity, error)
+        except LockTimeoutError:
+            return pending_reply("Another call about this step is being answered", _BUSY_SECONDS)
         except StoreError as error:
-            return self._out_of_reach(place, identity, error)
-        self._outages.pop(place, None)
+            return self._unavailable_reply(call_key, identity, error)
+        self._outages.pop(call_key, None)
         return reply
 
     def _perform(self, request: ExecuteRequest, operation: Operation) -> ExecuteReply:
-        services = self._services
-        self.recover()
-        binding = self._bound(request.workflow.metadata, operation)
-        if isinstance(operation, Finalize):
+        services = self._context
+        self.recover_leases()
+        binding = self._find_binding(request.workflow.metadata, operation)
+        if isinstance(operation, FinalizeOperation):
             return finalize(services, binding, operation)
-        with self._locks.hold(f"{binding.run}/{operation.step}/{operation.item}", services.settings.lock_seconds):
-            return _dispatch(self._call(binding, operation), operation, request.template)
+        with self._locks.hold(
+            f"{binding.run}/{operation.step}/{operation.item}", services.settings.lock_timeout_seconds
+        ):
+            return _dispatch(self._build_step_call(binding, operation), operation, request.template)
 
-    def _bound(self, metadata: WorkflowMetadata, operation: Operation) -> Binding:
-        """The workflow's place. It never changes, and a waiting step would read the whole Workflow each time.
+    def _find_binding(self, metadata: WorkflowMetadata, operation: Operation) -> RunBinding:
+        """The run and submission of a workflow, from the cache if possible.
 
-        The steps of a new workflow come together, and one of them finds it for all.
+        The binding never changes, and without the cache a waiting step would
+        read the whole Workflow at each call. The steps of a new workflow arrive
+        together, so one of them reads it for all under a lock.
         """
-        known = (metadata.uid, metadata.name, metadata.namespace, operation.run, operation.submission)
-        if (binding := self._bindings.get(known)) is not None:
+        cache_key = (metadata.uid, metadata.name, metadata.namespace, operation.run, operation.submission)
+        if (binding := self._bindings.get(cache_key)) is not None:
             return binding
-        with self._locks.hold(f"bind/{metadata.uid}", self._services.settings.lock_seconds):
-            binding = self._bindings.get(known)
+        with self._locks.hold(f"bind/{metadata.uid}", self._context.settings.lock_timeout_seconds):
+            binding = self._bindings.get(cache_key)
             if binding is None:
-                check = self._refuse_other_store if self._tenant else None
-                binding = bind(self._services.store, self._services.cluster, metadata, operation, check)
-                if len(self._bindings) >= _MOST_BINDINGS:
+                check = self._check_store_url if self._tenant else None
+                binding = bind_workflow(self._context.store, self._context.cluster, metadata, operation, check)
+                if len(self._bindings) >= _MAX_BINDINGS:
                     self._bindings.clear()
-                self._bindings[known] = binding
+                self._bindings[cache_key] = binding
         return binding
 
-    def _refuse_other_store(self, pipeline: CompiledPipeline) -> None:
-        ours = self._services.store.url
-        if pipeline.store.rstrip("/") != ours.rstrip("/"):
+    def _check_store_url(self, pipeline: CompiledPipeline) -> None:
+        store_url = self._context.store.url
+        if pipeline.store.rstrip("/") != store_url.rstrip("/"):
             raise UsageError(
                 f"the Workflow was compiled for the store {pipeline.store or '(none)'}, but runs of its namespace are "
-                f"kept in {ours}; compile it with `tiphys compile --store {ours}`, or have the administrator change "
-                "the store of the plugin"
+                f"kept in {store_url}; compile it with `tiphys compile --store {store_url}`, or have the administrator "
+                "change the store of the plugin"
             )
 
-    def _call(self, binding: Binding, operation: StepOperation) -> StepCall:
+    def _build_step_call(self, binding: RunBinding, operation: StepOperation) -> StepCall:
         spec = binding.pipeline.step(operation.step)
         return StepCall(
-            services=self._services,
+            context=self._context,
             binding=binding,
             spec=spec,
-            step=step_id(self._services.store, binding, spec, operation),
-            instance=instance_of(operation.node),
+            step=resolve_step_id(self._context.store, binding, spec, operation),
+            instance=step_instance_name(operation.node),
             node=operation.node,
         )
 
-    def _out_of_reach(self, place: str, identity: requests.Identity, error: StoreError) -> ExecuteReply:
-        """Argo repeats a 503 four times within some 15 s and then fails the node; a longer outage is waited for."""
+    def _unavailable_reply(self, call_key: str, identity: requests.CallIdentity, error: StoreError) -> ExecuteReply:
+        """Raise ``error`` for the first calls of an outage, then reply Pending.
+
+        Argo repeats a 503 four times within some 15 s and then fails the node,
+        so a longer outage must be answered with a reply.
+        """
         _log.error("call.unavailable", op=identity.op, node=identity.node, error=str(error))
-        settings = self._services.settings
-        self._outages[place] += 1
-        if self._outages[place] <= settings.outage_calls:
+        settings = self._context.settings
+        self._outages[call_key] += 1
+        if self._outages[call_key] <= settings.silent_outage_calls:
             self.metrics.answers.labels(op=identity.op, answer="unavailable").inc()
             raise error
-        return pending(f"Waiting: {error}", settings.requeue_max_seconds)
+        return pending_reply(f"Waiting: {error}", settings.requeue_max_seconds)
 
 
 def _dispatch(call: StepCall, operation: StepOperation, template: dict[str, Any]) -> ExecuteReply:
     match operation:
-        case Admit():
+        case AdmitOperation():
             return admit(call, operation, template)
-        case Settle():
+        case SettleOperation():
             return settle(call, operation)
-        case Conclude():
+        case ConcludeOperation():
             return conclude(call, operation)
 
 
-def refused(identity: requests.Identity, error: Exception) -> ExecuteReply:
-    """Say what is wrong, in the one phase that does not make Argo try it for ever.
+def refusal_reply(identity: requests.CallIdentity, error: Exception) -> ExecuteReply:
+    """Report an error that a person has to fix, in a phase that does not make Argo retry for ever.
 
-    Inside ``attempts`` a Failed node is tried again, so there the refusal is
-    passed on: nothing runs, trying stops, and conclude, which meets the same
-    refusal, fails.
+    Inside ``attempts`` Argo retries a Failed node. There the reply is a
+    success: admit starts nothing, settle ends the retries, and conclude, which
+    meets the same error, fails.
     """
     message = f"Refused: {error}"
-    if attempt_of(identity.node) is None:
-        return failed(message)
-    return answers.skip(message) if identity.op == "admit" else succeeded(message)
+    if attempt_node_name(identity.node) is None:
+        return failed_reply(message)
+    return replies.skip_step(message) if identity.op == "admit" else succeeded_reply(message)

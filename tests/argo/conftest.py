@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tiphys.errors import TiphysError
-from tiphys.kube import connect
+from tiphys.kube import connect_to_cluster
 from tiphys.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES
 from tiphys.store import open_store
 
@@ -53,7 +53,7 @@ def connected(settings: Settings) -> World:
     if not settings.image:
         pytest.skip("TIPHYS_ARGO_IMAGE names no image for the training programs")
     try:
-        api = connect(Path(settings.kubeconfig))
+        api = connect_to_cluster(Path(settings.kubeconfig))
         missing = [name for name in _CRDS if api.get(CUSTOM_RESOURCE_DEFINITIONS, None, name) is None]
         found = api.get(NAMESPACES, None, settings.namespace)
     except TiphysError as error:

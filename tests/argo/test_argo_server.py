@@ -18,9 +18,9 @@ import pytest
 from support.story.pipelines import expected_version
 from support.story.scenarios import check_starts, model
 
-from tiphys.kube import cluster_name
+from tiphys.kube import identify_cluster
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.store import submissions
+from tiphys.store import read_submissions
 
 from .world import Workflow, World
 
@@ -73,9 +73,9 @@ def check_finished(world: World, run: str) -> None:
     world.workflow(f"{run}-2").wait()
     assert f"model-{model(world.store, run)}" == expected_version(STEPS)
     check_starts(world.store, run)
-    bound = submissions(world.store, run)[-1].bound
+    bound = read_submissions(world.store, run)[-1].binding
     assert bound is not None
-    assert bound.cluster == cluster_name(world.api)
+    assert bound.cluster == identify_cluster(world.api)
 
 
 def test_a_run_is_sent_stopped_and_resumed(world: World, with_api: dict[str, str], tmp_path: Path) -> None:

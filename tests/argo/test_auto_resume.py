@@ -18,8 +18,8 @@ from support.story.scenarios import check_starts, model, version
 
 from hera_pipelines import AutoResume, Pipeline, Retries
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.records import Outcome
-from tiphys.store import submissions
+from tiphys.records import AttemptEndOutcome
+from tiphys.store import read_submissions
 
 from .world import Workflow, World, command
 
@@ -90,7 +90,7 @@ def test_a_run_that_failed_from_outside_goes_on_at_once(world: World) -> None:
     second.wait_for("an Event says so", lambda: first.events("AutoResumed") + second.events("AutoResumed"))
     assert version(world.store, first.run) == expected_version(STEPS)
     check_starts(world.store, first.run)
-    assert len(submissions(world.store, first.run)) == 2
+    assert len(read_submissions(world.store, first.run)) == 2
 
 
 def test_an_alert_has_a_run_resumed_once_however_often_it_comes(world: World) -> None:
@@ -104,7 +104,7 @@ def test_an_alert_has_a_run_resumed_once_however_often_it_comes(world: World) ->
     assert deliver(world, one) == "202"
     assert first.told("AlertHandled")
     assert version(world.store, first.run) == expected_version(STEPS)
-    assert [one.claim.submission for one in submissions(world.store, first.run)] == [1, 2]
+    assert [one.claim.submission for one in read_submissions(world.store, first.run)] == [1, 2]
 
 
 def test_what_a_person_stopped_stays_stopped(world: World) -> None:
@@ -113,6 +113,6 @@ def test_what_a_person_stopped_stays_stopped(world: World) -> None:
     world.argo("stop", first.name)
     first.wait("Failed")
     first.told("AutoResumeEndedByPerson")
-    assert len(submissions(world.store, first.run)) == 1
+    assert len(read_submissions(world.store, first.run)) == 1
     ends = [attempt.end for attempt in first.attempts("train")]
-    assert all(end is None or end.outcome is not Outcome.DONE for end in ends)
+    assert all(end is None or end.outcome is not AttemptEndOutcome.DONE for end in ends)

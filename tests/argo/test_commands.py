@@ -13,8 +13,8 @@ from support.story.pipelines import story
 from support.story.scenarios import ended
 
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.records import Outcome
-from tiphys.store import submissions
+from tiphys.records import AttemptEndOutcome
+from tiphys.store import read_submissions
 
 from .world import Workflow, World
 
@@ -45,7 +45,7 @@ def test_stop_lets_the_program_save_and_seals_the_run(world_in_each_mode: World)
     workflow = training(world)
     world.argo("stop", workflow.name)
     workflow.wait("Failed")
-    [submission] = submissions(world.store, workflow.run)
+    [submission] = read_submissions(world.store, workflow.run)
     assert submission.end is not None
     assert submission.end.status == "Failed"
     assert f"go on with `tiphys resume {workflow.run} " in workflow.told("WorkflowStopped")
@@ -65,7 +65,7 @@ def test_a_workflow_that_is_cut_off_gives_its_gpus_back(world_in_each_mode: Worl
         world.api.delete(WORKFLOWS, world.settings.namespace, workflow.name)
         assert f"go on with `tiphys resume {run} " in workflow.told("WorkflowDeleted")
     check_gpus_are_free(world)
-    [submission] = submissions(world.store, run)
+    [submission] = read_submissions(world.store, run)
     assert submission.end is None
 
 
@@ -80,7 +80,7 @@ def test_retry_changes_no_verdict_and_names_what_does(world: World) -> None:
     world.argo("stop", workflow.name)  # a workflow with a failed training attempt stays Running after `argo retry`
     workflow.wait("Failed")
     assert [attempt.claim for attempt in workflow.attempts("train")] == before
-    assert [ended(attempt).outcome for attempt in workflow.attempts("train")] == [Outcome.FAILED]
+    assert [ended(attempt).outcome for attempt in workflow.attempts("train")] == [AttemptEndOutcome.FAILED]
 
 
 def test_resubmit_is_a_new_run(world: World) -> None:
@@ -90,4 +90,4 @@ def test_resubmit_is_a_new_run(world: World) -> None:
     second.wait()
     assert second.run != first.run
     assert len(second.attempts("train")) == 1
-    assert len(submissions(world.store, first.run)) == 1
+    assert len(read_submissions(world.store, first.run)) == 1

@@ -10,8 +10,8 @@ import pytest
 from support.story.pipelines import expected_version, story
 from support.story.scenarios import check_starts, ended, version
 
-from tiphys.records import Outcome
-from tiphys.store import submissions
+from tiphys.records import AttemptEndOutcome
+from tiphys.store import read_submissions
 
 from .world import Workflow, World
 
@@ -24,13 +24,13 @@ def check_nothing_lost_or_twice(workflow: Workflow) -> None:
     workflow.wait()
     store = workflow.world.store
     assert version(store, workflow.run) == expected_version(STEPS)
-    [submission] = submissions(store, workflow.run)
-    assert submission.bound is not None
-    assert submission.bound.uid == workflow.uid
+    [submission] = read_submissions(store, workflow.run)
+    assert submission.binding is not None
+    assert submission.binding.uid == workflow.uid
     for step in ("validate", "preprocess", "train", "register"):
         outcomes = [ended(attempt).outcome for attempt in workflow.attempts(step)]
-        assert outcomes[-1] is Outcome.DONE, step
-        assert outcomes.count(Outcome.DONE) == 1, step
+        assert outcomes[-1] is AttemptEndOutcome.DONE, step
+        assert outcomes.count(AttemptEndOutcome.DONE) == 1, step
     check_starts(store, workflow.run)
 
 

@@ -21,15 +21,15 @@ import yaml
 from support.story.pipelines import expected_version, story
 from support.story.scenarios import check_starts, version
 
-from hera_pipelines.pipelines.resume_on_alert import NAME
+from hera_pipelines.pipelines.resume_on_alert import RESUME_OBJECT_NAME
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.store import submissions
+from tiphys.store import read_submissions
 
 from .test_auto_resume import NEVER, STEPS, next_of
 from .world import Workflow, World, command
 
 FILES = Path(__file__).parents[2] / "templates" / "events"
-_MADE_BY = f"workflows.argoproj.io/workflow-event-binding={NAME}"
+_MADE_BY = f"workflows.argoproj.io/workflow-event-binding={RESUME_OBJECT_NAME}"
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def notification(run: str, status: str) -> dict[str, Any]:
 def deliver(world: World, notified: dict[str, Any]) -> None:
     """Post to the argo-server, with the caller's settings of Argo's own command."""
     secure = os.environ.get("ARGO_SECURE", "true") != "false"
-    place = f"{world.settings.argo_server}/api/v1/events/{world.settings.namespace}/{NAME}"
+    place = f"{world.settings.argo_server}/api/v1/events/{world.settings.namespace}/{RESUME_OBJECT_NAME}"
     headers = {"Authorization": os.environ.get("ARGO_TOKEN", ""), "Content-Type": "application/json"}
     url = f"{'https' if secure else 'http'}://{place}"
     request = urllib.request.Request(url, json.dumps(notified).encode(), headers)
@@ -108,6 +108,6 @@ def test_an_alert_that_argo_server_takes_has_a_run_resumed_once(installed: World
     next_of(world, first.run).wait()
     deliver(world, notification(first.run, "firing"))
     assert len(made(world, before + 2)) == before + 2
-    assert [one.claim.submission for one in submissions(world.store, first.run)] == [1, 2]
+    assert [one.claim.submission for one in read_submissions(world.store, first.run)] == [1, 2]
     assert version(world.store, first.run) == expected_version(STEPS)
     check_starts(world.store, first.run)

@@ -16,7 +16,7 @@ from support.story.pipelines import expected_version, story
 from support.story.scenarios import FATES, Fate, check_starts, ended, only, version
 
 from tiphys.kube.resources import PODS
-from tiphys.records import Cause, Outcome
+from tiphys.records import AttemptEndOutcome, Cause
 
 from .world import Workflow, World, evict
 
@@ -35,7 +35,7 @@ def delete(world: World, pod: str) -> None:
 
 
 def delete_by_force(world: World, pod: str) -> None:
-    world.api.delete(PODS, world.settings.namespace, pod, grace=0)
+    world.api.delete(PODS, world.settings.namespace, pod, grace_seconds=0)
 
 
 def disturbed(
@@ -57,7 +57,7 @@ def test_a_pod_that_is_asked_to_go_saves_first(
 ) -> None:
     workflow = disturbed(world_in_each_mode, disturb, {"retries": only(Cause.PREEMPTION)})
     first, _ = (ended(attempt) for attempt in workflow.attempts("train"))
-    assert (first.outcome, first.cause, first.exit_code) == (Outcome.FAILED, Cause.PREEMPTION, 75)
+    assert (first.outcome, first.cause, first.exit_code) == (AttemptEndOutcome.FAILED, Cause.PREEMPTION, 75)
     start = workflow.attempts("train")[1].claim.starts_from
     assert start is not None
     # What it was judged by depends on who looked first: the exit code, or what the pod says while it still exists.
@@ -71,6 +71,6 @@ def test_a_pod_that_is_gone_at_once_is_resumed_from_what_it_had_saved(world: Wor
     """Argo makes a pod again that is gone and never told its end, so the same attempt may go on in another pod."""
     workflow = disturbed(world, delete_by_force)
     *gone, last = (ended(attempt) for attempt in workflow.attempts("train"))
-    assert last.outcome is Outcome.DONE
+    assert last.outcome is AttemptEndOutcome.DONE
     assert len(gone) <= 1
     assert all(one.cause in (Cause.PREEMPTION, Cause.INFRASTRUCTURE) and one.progress for one in gone)

@@ -17,10 +17,10 @@ from support.story.pipelines import expected_version, story
 from support.story.scenarios import check_starts, ended, version
 
 from tiphys.kube import Object
-from tiphys.kube.gang_workloads import Stage, stage_of
+from tiphys.kube.gang_workloads import GangPhase, gang_phase
 from tiphys.kube.resources import JOBS, NODES, PODS, WORKFLOWS
 from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, gang_name
-from tiphys.records import Cause, Outcome
+from tiphys.records import AttemptEndOutcome, Cause
 
 from .test_nodes import TAINT, SecondNode, lose, node
 from .world import Workflow, World, command
@@ -71,7 +71,7 @@ def check_result(workflow: Workflow) -> None:
 def test_a_training_on_four_nodes_makes_what_one_would(world_in_each_mode: World) -> None:
     workflow = distributed(world_in_each_mode)
     check_result(workflow)
-    assert [ended(one).outcome for one in workflow.attempts("train")] == [Outcome.DONE]
+    assert [ended(one).outcome for one in workflow.attempts("train")] == [AttemptEndOutcome.DONE]
     assert [pod["status"]["phase"] for pod in members(workflow)] == ["Succeeded"] * RANKS
 
 
@@ -81,7 +81,7 @@ def test_a_rank_that_is_deleted_has_all_save_and_go_on_from_there(world: World) 
     world.api.delete(PODS, world.settings.namespace, members(workflow)[2]["metadata"]["name"])
     check_result(workflow)
     first, last = (ended(one) for one in workflow.attempts("train"))
-    assert (first.cause, last.outcome) == (Cause.PREEMPTION, Outcome.DONE)
+    assert (first.cause, last.outcome) == (Cause.PREEMPTION, AttemptEndOutcome.DONE)
     start = workflow.attempts("train")[1].claim.starts_from
     assert start is not None
     assert start.global_step > 0
@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_is_the_cause_and_not_those_that_were_told(world: 
     command(["kubectl", "exec", pod, *where, "--", "python", "-c", kill])
     check_result(workflow)
     first, last = (ended(one) for one in workflow.attempts("train"))
-    assert (first.cause, first.exit_code, last.outcome) == (Cause.INFRASTRUCTURE, 137, Outcome.DONE)
+    assert (first.cause, first.exit_code, last.outcome) == (Cause.INFRASTRUCTURE, 137, AttemptEndOutcome.DONE)
     assert first.message.startswith(f"rank 1 of {RANKS}: ")
 
 
@@ -108,10 +108,10 @@ def test_a_training_that_nobody_watches_goes_on_or_is_ended_before_the_next_atte
     workflow = distributed(world)
     has_saved(workflow)
     [watcher] = [pod for pod in workflow.pods() if node_of(pod).endswith(".run") and "train" in node_of(pod)]
-    world.api.delete(PODS, world.settings.namespace, watcher["metadata"]["name"], grace=0)
+    world.api.delete(PODS, world.settings.namespace, watcher["metadata"]["name"], grace_seconds=0)
     check_result(workflow)
     *given_up, last = (ended(one) for one in workflow.attempts("train"))
-    assert last.outcome is Outcome.DONE
+    assert last.outcome is AttemptEndOutcome.DONE
     assert [one.cause for one in given_up] in ([], [Cause.INFRASTRUCTURE])
     assert all(job(workflow, attempt) is None for attempt in range(1, len(given_up) + 1))
 
@@ -126,7 +126,7 @@ def test_no_rank_outlives_its_workflow(world: World, how: str) -> None:
         world.argo(how, workflow.name)
     world.until("all ranks are gone", lambda: not members(workflow), workflow.describe)
     found = job(workflow)
-    assert found is None or stage_of(found) is not Stage.ACTIVE
+    assert found is None or gang_phase(found) is not GangPhase.ACTIVE
 
 
 def test_a_lost_node_is_given_up_and_the_training_moves(world: World, node: SecondNode) -> None:
@@ -143,7 +143,7 @@ def test_a_lost_node_is_given_up_and_the_training_moves(world: World, node: Seco
     world.api.delete(NODES, None, node.name)
     check_result(workflow)
     *given_up, last = (ended(one) for one in workflow.attempts("train"))
-    assert last.outcome is Outcome.DONE
+    assert last.outcome is AttemptEndOutcome.DONE
     assert [one.cause for one in given_up] in ([Cause.PREEMPTION], [Cause.INFRASTRUCTURE])
 
 
@@ -154,6 +154,6 @@ def test_an_elastic_training_goes_on_with_the_nodes_that_are_left(world: World) 
     world.api.delete(PODS, world.settings.namespace, members(workflow)[3]["metadata"]["name"])
     world.until("the member is gone", lambda: len(members(workflow)) == RANKS - 1, workflow.describe)
     check_result(workflow)
-    assert [ended(one).outcome for one in workflow.attempts("train")] == [Outcome.DONE]
+    assert [ended(one).outcome for one in workflow.attempts("train")] == [AttemptEndOutcome.DONE]
     [settled] = workflow.messages("train-settle")
     assert settled.startswith(f"Attempt 1 succeeded, with 3 of its {RANKS} nodes in the end")

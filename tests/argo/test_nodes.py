@@ -11,7 +11,7 @@ from support.story.scenarios import check_starts, ended, version
 
 from hera_pipelines import Pipeline
 from tiphys.kube.resources import NODES, PODS
-from tiphys.records import Cause, Outcome
+from tiphys.records import AttemptEndOutcome, Cause
 
 from .world import Workflow, World, command, evict
 
@@ -93,7 +93,7 @@ def test_a_drained_node_lets_the_program_save_and_the_attempt_moves(world: World
     check_moved(workflow, node)
     first, last = (ended(one) for one in workflow.attempts("train"))
     assert (first.cause, first.exit_code) == (Cause.PREEMPTION, 75)
-    assert last.outcome is Outcome.DONE
+    assert last.outcome is AttemptEndOutcome.DONE
 
 
 def test_a_lost_node_is_given_up_and_the_attempt_moves(world: World, node: SecondNode) -> None:
@@ -103,7 +103,7 @@ def test_a_lost_node_is_given_up_and_the_attempt_moves(world: World, node: Secon
     # What an administrator does once the machine is known to be off: Kubernetes itself never dares to.
     # In sidecar mode the agent pod of the Workflow may be among them.
     for lost in world.api.list(PODS, world.settings.namespace, fields=f"spec.nodeName={node.name}").items:
-        world.api.delete(PODS, world.settings.namespace, lost["metadata"]["name"], grace=0)
+        world.api.delete(PODS, world.settings.namespace, lost["metadata"]["name"], grace_seconds=0)
     check_moved(workflow, node)
     check_given_up_at_most_once(workflow)
 
@@ -114,7 +114,7 @@ def test_an_agent_pod_that_a_lost_node_never_ends_is_replaced(world_in_sidecar_m
     lose(world, node)
     # Kubernetes asks for the end of all pods after some minutes, and waits for the node to confirm it.
     world.api.delete(PODS, world.settings.namespace, workflow.agent_pod()["metadata"]["name"])
-    world.api.delete(PODS, world.settings.namespace, pod, grace=0)
+    world.api.delete(PODS, world.settings.namespace, pod, grace_seconds=0)
     assert "its node has not ended it" in workflow.told("AgentPodDeleted")
     check_moved(workflow, node)
     check_given_up_at_most_once(workflow)
@@ -128,7 +128,7 @@ def lose(world: World, node: SecondNode) -> None:
 
 def check_given_up_at_most_once(workflow: Workflow) -> None:
     *given_up, last = (ended(one) for one in workflow.attempts("train"))
-    assert last.outcome is Outcome.DONE
+    assert last.outcome is AttemptEndOutcome.DONE
     assert len(given_up) <= 1
     assert all(one.cause in (Cause.PREEMPTION, Cause.INFRASTRUCTURE) for one in given_up)
 

@@ -11,7 +11,7 @@ from support.story.programs import MAY_GO
 from support.story.scenarios import check_starts, ended, version
 
 from hera_pipelines import Retries
-from tiphys.records import Cause, Outcome
+from tiphys.records import AttemptEndOutcome, Cause
 
 from .test_queues import waiting
 from .world import Workflow, World, command
@@ -51,7 +51,11 @@ def test_a_lower_priority_saves_goes_and_resumes_after_the_higher_one(world_in_e
     high.wait()
     low.wait()
     first, last = (ended(attempt) for attempt in low.attempts("train"))
-    assert (first.outcome, first.cause, last.outcome) == (Outcome.FAILED, Cause.PREEMPTION, Outcome.DONE)
+    assert (first.outcome, first.cause, last.outcome) == (
+        AttemptEndOutcome.FAILED,
+        Cause.PREEMPTION,
+        AttemptEndOutcome.DONE,
+    )
     assert re.fullmatch(
         rf"Attempt 1 ended by preemption, it was asked at [\d:]+ to save and go for {high.run}/train; checkpoint "
         rf"{SAVED_AT} of attempt 1 is committed; attempt 2 resumes from step {SAVED_AT}",
@@ -61,7 +65,7 @@ def test_a_lower_priority_saves_goes_and_resumes_after_the_higher_one(world_in_e
     assert first.preempted is not None
     assert first.preempted.seconds_lost == 0, "it saved after it was asked"
     [between] = (ended(attempt) for attempt in high.attempts("train"))
-    assert between.outcome is Outcome.DONE
+    assert between.outcome is AttemptEndOutcome.DONE
     assert first.written_at <= between.written_at <= last.written_at
     for workflow in (low, high):
         assert version(world.store, workflow.run) == expected_version(STEPS)

@@ -12,7 +12,7 @@ from support.story.scenarios import ended
 from tiphys.kube import Object
 from tiphys.kube.resources import PODS
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import Outcome
+from tiphys.records import AttemptEndOutcome
 
 from .world import FINISHED, Workflow, World
 
@@ -70,7 +70,7 @@ def test_many_at_once_never_hold_more_than_the_quota(world_in_each_mode: World) 
     assert {workflow.phase for workflow in workflows} == {"Succeeded"}
     assert 0 < most <= quota
     for workflow in workflows:
-        assert [ended(attempt).outcome for attempt in workflow.attempts("train")] == [Outcome.DONE]
+        assert [ended(attempt).outcome for attempt in workflow.attempts("train")] == [AttemptEndOutcome.DONE]
 
 
 def program_ended_at(pod: Object) -> datetime:

@@ -16,10 +16,10 @@ from support.story.scenarios import ended, version
 
 from hera_pipelines import Retries
 from tiphys.kube import Object
-from tiphys.lineage.quarantine import quarantine_records
-from tiphys.protocol.quantities import memory_bytes
+from tiphys.lineage.quarantine import read_quarantine_records
+from tiphys.protocol.quantities import parse_memory_bytes
 from tiphys.records import Cause
-from tiphys.store import lineage_of
+from tiphys.store import lineage_name
 
 from .test_gangs import members
 from .world import Workflow, World, evict
@@ -31,7 +31,7 @@ MEBIBYTE = 1 << 20
 def limit_of(pod: Object) -> int:
     """Memory that its program may use."""
     main = next(one for one in pod["spec"]["containers"] if one["name"] == "main")
-    return int(memory_bytes(main["resources"]["limits"]["memory"], "the pod"))
+    return int(parse_memory_bytes(main["resources"]["limits"]["memory"], "the pod"))
 
 
 def test_a_checkpoint_that_kills_its_readers_is_passed_over(world: World) -> None:
@@ -41,7 +41,7 @@ def test_a_checkpoint_that_kills_its_readers_is_passed_over(world: World) -> Non
     attempts = workflow.attempts("train")
     starts = [one.claim.starts_from.global_step if one.claim.starts_from else 0 for one in attempts]
     assert starts == [0, 6, 6, 4]
-    [record] = quarantine_records(world.store, lineage_of(workflow.run, "train")).values()
+    [record] = read_quarantine_records(world.store, lineage_name(workflow.run, "train")).values()
     assert record.checkpoint.global_step == 6
     assert version(world.store, workflow.run) == expected_version(STEPS)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from support.story.pipelines import expected_version, pair, story
 from support.story.scenarios import check_starts, ended, model, version
-from tiphys_controller import start
+from tiphys_controller import start_run
 
 from hera_pipelines.local.run_session import LocalSession
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.records import Outcome, SubmissionKind
-from tiphys.store import submissions
+from tiphys.records import AttemptEndOutcome, SubmissionKind
+from tiphys.store import read_submissions
 
 from .world import Workflow, World, command
 
@@ -23,7 +23,7 @@ def resume(world: World, run: str, *options: str) -> Workflow:
     """`tiphys resume` as a person calls it, who watches to the end; the Workflow that it made."""
     line = [sys.executable, "-m", "hera_pipelines.cli", "resume", run, "--store", world.settings.store, *options]
     command(line, seconds=world.settings.patience_seconds)
-    bound = submissions(world.store, run)[-1].bound
+    bound = read_submissions(world.store, run)[-1].binding
     assert bound is not None
     return world.workflow(bound.workflow_name)
 
@@ -41,13 +41,13 @@ def test_a_deleted_workflow_is_resumed_with_what_is_missing(world_in_each_mode: 
 
     assert second.name == f"{run}-2"
     assert {node.template for node in second.nodes()}.isdisjoint({"preprocess", "preprocess-admit"})
-    assert [one.claim.kind for one in submissions(world.store, run)] == [
+    assert [one.claim.kind for one in read_submissions(world.store, run)] == [
         SubmissionKind.ORIGINAL,
         SubmissionKind.RESUME,
     ]
     outcomes = [ended(attempt).outcome for attempt in second.attempts("train")]
-    assert outcomes[-1] is Outcome.DONE
-    assert Outcome.DONE not in outcomes[:-1]
+    assert outcomes[-1] is AttemptEndOutcome.DONE
+    assert AttemptEndOutcome.DONE not in outcomes[:-1]
     assert f"model-{model(world.store, run)}" == expected_version(STEPS)
     check_starts(world.store, run)
 
@@ -89,21 +89,24 @@ def test_a_failed_step_is_run_again_by_resume(world: World) -> None:
     second = resume(world, first.run)
     second.wait()
     assert version(world.store, first.run) == expected_version(12)
-    assert [ended(attempt).outcome for attempt in second.attempts("train")] == [Outcome.FAILED, Outcome.DONE]
+    assert [ended(attempt).outcome for attempt in second.attempts("train")] == [
+        AttemptEndOutcome.FAILED,
+        AttemptEndOutcome.DONE,
+    ]
 
 
 def test_a_finished_run_has_nothing_to_resume(world: World) -> None:
     first = world.submit(story(world.place, steps=4, pause=0).compile())
     first.wait()
     command([sys.executable, "-m", "hera_pipelines.cli", "resume", first.run, "--store", world.settings.store])
-    assert len(submissions(world.store, first.run)) == 1
+    assert len(read_submissions(world.store, first.run)) == 1
 
 
 def test_a_run_begun_in_another_place_goes_on_here(world: World, tmp_path: Path) -> None:
     """The local engine is a cluster of its own, with the same store; its program fails after a checkpoint."""
     manifest = story(world.place, steps=12, fate="error@7", name="moved").compile()
     with LocalSession(world.store, tmp_path / "state") as session:
-        started = start(world.store, session, manifest, namespace=world.settings.namespace)
+        started = start_run(world.store, session, manifest, namespace=world.settings.namespace)
         assert str(session.run(started.workflow_name)) == "Failed"
     second = resume(world, started.run, "--cluster", "--namespace", world.settings.namespace)
     second.wait()
@@ -112,7 +115,7 @@ def test_a_run_begun_in_another_place_goes_on_here(world: World, tmp_path: Path)
     assert last.claim.starts_from is not None
     assert second.phases("preprocess-run") == ["Skipped"]
     assert version(world.store, started.run) == expected_version(12)
-    bound = [one.bound for one in submissions(world.store, started.run)]
+    bound = [one.binding for one in read_submissions(world.store, started.run)]
     assert len({one.cluster for one in bound if one}) == 2
 
 
@@ -121,7 +124,7 @@ def test_done_steps_run_again_from_one_of_them_and_a_fork_begins_with_the_others
     first.wait()
     second = resume(world, first.run, "--from", "train")
     second.wait()
-    assert [ended(attempt).outcome for attempt in second.attempts("train")] == [Outcome.DONE] * 2
+    assert [ended(attempt).outcome for attempt in second.attempts("train")] == [AttemptEndOutcome.DONE] * 2
     assert second.attempts("train")[1].claim.starts_from is None, "it begins anew"
     assert len(second.attempts("preprocess")) == 1
     store = ["--store", world.settings.store]

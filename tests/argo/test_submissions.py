@@ -9,7 +9,7 @@ from hera_pipelines.compile import cron_workflow, workflow_template
 from tiphys.kube.resources import WORKFLOWS, Resource
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import SubmissionKind
-from tiphys.store import submissions
+from tiphys.store import read_submissions
 
 from .world import Workflow, World
 
@@ -27,7 +27,7 @@ def check_own_runs(*workflows: Workflow) -> None:
         workflow.wait()
     assert len({workflow.run for workflow in workflows}) == len(workflows)
     for workflow in workflows:
-        [submission] = submissions(workflow.world.store, workflow.run)
+        [submission] = read_submissions(workflow.world.store, workflow.run)
         assert (submission.claim.kind, submission.claim.workflow_name) == (SubmissionKind.ORIGINAL, workflow.name)
         assert len(workflow.attempts("train")) == 1
 

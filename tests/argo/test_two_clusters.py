@@ -15,9 +15,9 @@ import pytest
 from support.story.pipelines import expected_version, story
 from support.story.scenarios import check_starts, ended, version
 
-from tiphys.kube import cluster_name, connect
-from tiphys.records import Outcome
-from tiphys.store import submissions
+from tiphys.kube import connect_to_cluster, identify_cluster
+from tiphys.records import AttemptEndOutcome
+from tiphys.store import read_submissions
 
 from .test_resume import resume
 from .world import Workflow, World
@@ -31,7 +31,7 @@ def other(world: World) -> World:
     kubeconfig = world.settings.other_kubeconfig
     if not kubeconfig:
         pytest.skip("TIPHYS_ARGO_OTHER_KUBECONFIG names no second cluster")
-    return World(connect(Path(kubeconfig)), world.store, replace(world.settings, kubeconfig=kubeconfig))
+    return World(connect_to_cluster(Path(kubeconfig)), world.store, replace(world.settings, kubeconfig=kubeconfig))
 
 
 def begun(world: World) -> Workflow:
@@ -50,10 +50,13 @@ def check_moved(first: Workflow, second: Workflow) -> None:
     store, run = second.world.store, first.run
     assert version(store, run) == expected_version(STEPS)
     check_starts(store, run)
-    assert [ended(attempt).outcome for attempt in second.attempts("train")] == [Outcome.FENCED, Outcome.DONE]
+    assert [ended(attempt).outcome for attempt in second.attempts("train")] == [
+        AttemptEndOutcome.FENCED,
+        AttemptEndOutcome.DONE,
+    ]
     assert second.attempts("train")[1].claim.starts_from is not None
-    places = [one.bound.cluster for one in submissions(store, run) if one.bound]
-    assert places == [cluster_name(first.world.api), cluster_name(second.world.api)]
+    places = [one.binding.cluster for one in read_submissions(store, run) if one.binding]
+    assert places == [identify_cluster(first.world.api), identify_cluster(second.world.api)]
 
 
 def test_what_was_stopped_in_one_cluster_goes_on_in_another(world: World, other: World) -> None:

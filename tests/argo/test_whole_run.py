@@ -3,8 +3,8 @@
 from support.story.pipelines import expected_version, story
 from support.story.scenarios import ended, version
 
-from tiphys.records import Outcome
-from tiphys.store import submissions
+from tiphys.records import AttemptEndOutcome
+from tiphys.store import read_submissions
 
 from .world import World
 
@@ -18,8 +18,8 @@ def test_the_whole_story_is_green(world_in_each_mode: World) -> None:
 
     assert version(world.store, workflow.run) == expected_version(STEPS)
     for step in ("validate", "preprocess", "train", "register"):
-        assert [ended(attempt).outcome for attempt in workflow.attempts(step)] == [Outcome.DONE], step
-    [submission] = submissions(world.store, workflow.run)
+        assert [ended(attempt).outcome for attempt in workflow.attempts(step)] == [AttemptEndOutcome.DONE], step
+    [submission] = read_submissions(world.store, workflow.run)
     assert submission.end is not None
     assert submission.end.status == "Succeeded"
 

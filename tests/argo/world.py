@@ -17,10 +17,19 @@ from support.story.pipelines import Place
 from tiphys.errors import StoreError, TiphysError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS, Resource
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.select import list_commits
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import CheckpointManifest, CheckpointRef
-from tiphys.store import Attempt, LineageLayout, Store, all_attempts, lineage_of, list_runs, read_record, submissions
+from tiphys.store import (
+    Attempt,
+    LineageLayout,
+    Store,
+    lineage_name,
+    list_runs,
+    read_all_attempts,
+    read_record,
+    read_submissions,
+)
 
 from .settings import Settings
 
@@ -103,7 +112,7 @@ class World:
         pods = self.api.list(PODS, namespace, labels=labels).items
         assert pods, f"namespace {namespace} has no pods with the labels {labels}"
         for pod in pods:
-            self.api.delete(PODS, namespace, pod["metadata"]["name"], grace=0)
+            self.api.delete(PODS, namespace, pod["metadata"]["name"], grace_seconds=0)
         old = {pod["metadata"]["uid"] for pod in pods}
         self.until(
             f"another {component} is ready",
@@ -233,14 +242,14 @@ class Workflow:
         return self.wait_for("a run is bound to the workflow", self._run)
 
     def attempts(self, step: str) -> list[Attempt]:
-        return all_attempts(self.world.store, self.run).get(step, [])
+        return read_all_attempts(self.world.store, self.run).get(step, [])
 
     def checkpoints(self, step: str = "train") -> list[CheckpointRef]:
-        return commits_of(self.world.store, lineage_of(self.run, step))
+        return list_commits(self.world.store, lineage_name(self.run, step))
 
     def went_on_from(self, step: str = "train") -> CheckpointRef | None:
         """What the program that saved last had restored when it began."""
-        layout, newest = LineageLayout(lineage_of(self.run, step)), self.checkpoints(step)[0]
+        layout, newest = LineageLayout(lineage_name(self.run, step)), self.checkpoints(step)[0]
         written = layout.manifest(newest.attempt, newest.global_step)
         return read_record(self.world.store, written, CheckpointManifest).restored
 
@@ -260,7 +269,7 @@ class Workflow:
 
     def _run(self) -> str:
         for run in (self.name, f"{self.name}-{self.uid[:5]}", *list_runs(self.world.store)):
-            if any(held.bound and held.bound.uid == self.uid for held in submissions(self.world.store, run)):
+            if any(held.binding and held.binding.uid == self.uid for held in read_submissions(self.world.store, run)):
                 return run
         return ""
 

@@ -11,7 +11,7 @@ from bench.place import Place
 from support.admissions import live_workflow, open_task_set
 from support.polling import until
 
-from tiphys.kube import ChangeType, Synced, changes
+from tiphys.kube import ListSnapshot, WatchEventType, watch_objects
 from tiphys.kube.resources import WORKFLOW_TASK_SETS, WORKFLOWS
 
 LONGEST_ROUND_SECONDS = 600.0
@@ -38,13 +38,13 @@ class Answers:
 
     def _watch(self) -> None:
         place = self._place
-        events = changes(
-            place.api, WORKFLOW_TASK_SETS, place.namespace, pause=self._stop.wait, stopped=self._stop.is_set
+        events = watch_objects(
+            place.api, WORKFLOW_TASK_SETS, place.namespace, sleep=self._stop.wait, should_stop=self._stop.is_set
         )
         for event in events:
             now = time.monotonic()
-            found = event.objects if isinstance(event, Synced) else [event.object]
-            if isinstance(event, Synced) or event.type is not ChangeType.DELETED:
+            found = event.objects if isinstance(event, ListSnapshot) else [event.object]
+            if isinstance(event, ListSnapshot) or event.type is not WatchEventType.DELETED:
                 for one in found:
                     self._note(one, now)
 

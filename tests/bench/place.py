@@ -13,7 +13,7 @@ from cluster.client import Cluster, Store
 from cluster.fixtures import run_module
 from cluster.harness.settings import Settings
 
-from tiphys.kube import KubeApi, connect
+from tiphys.kube import KubeApi, connect_to_cluster
 
 ROOT = Path(__file__).parents[2]
 LEDGER_KIND = ROOT / "charts" / "tiphys" / "crds" / "gpuledger.yaml"
@@ -43,7 +43,7 @@ def place() -> Iterator[Place]:
     cluster.kubectl("wait", "--for=create", "configmap/kube-root-ca.crt", "--namespace", name, "--timeout=120s")
     store = Store(name, cluster.s3_url, cluster.access_key, cluster.secret_key)
     store.client().create_bucket(Bucket=store.bucket)
-    api = connect(cluster.kubeconfig)
+    api = connect_to_cluster(cluster.kubeconfig)
     api.namespace = name
     say(f"namespace {name} on {api.server}")
     try:

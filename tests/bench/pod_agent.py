@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tiphys.kube import Patch, Synced, changes
-from tiphys.kube.kubeconfig import connect_from_pod
+from tiphys.kube import ListSnapshot, PatchType, watch_objects
+from tiphys.kube.kubeconfig import connect_in_cluster
 from tiphys.kube.resources import WORKFLOW_TASK_SETS
 
 WORKERS, TRIES = 16, 60
@@ -26,7 +26,7 @@ URL = "http://localhost:7243/api/v1/template.execute"
 
 class PodAgent:
     def __init__(self) -> None:
-        self.api = connect_from_pod(Path("/var/run/secrets/kubernetes.io/serviceaccount"))
+        self.api = connect_in_cluster(Path("/var/run/secrets/kubernetes.io/serviceaccount"))
         self.name = os.environ["ARGO_WORKFLOW_NAME"]
         uid = os.environ["ARGO_WORKFLOW_UID"]
         self.workflow = {"metadata": {"name": self.name, "namespace": self.api.namespace, "uid": uid}}
@@ -45,8 +45,8 @@ class PodAgent:
 
     def tasks(self) -> Any:
         fields = f"metadata.name={self.name}"
-        for event in changes(self.api, WORKFLOW_TASK_SETS, self.api.namespace, fields=fields, pause=time.sleep):
-            for found in event.objects if isinstance(event, Synced) else [event.object]:
+        for event in watch_objects(self.api, WORKFLOW_TASK_SETS, self.api.namespace, fields=fields, sleep=time.sleep):
+            for found in event.objects if isinstance(event, ListSnapshot) else [event.object]:
                 yield from (found.get("spec") or {}).get("tasks", {}).items()
 
     def answer(self, node: str, template: Any) -> None:
@@ -71,7 +71,7 @@ class PodAgent:
                 self.changed.wait_for(lambda: self.answers)
                 taken, self.answers = self.answers, {}
             body = {"status": {"nodes": taken}}
-            self.api.patch(WORKFLOW_TASK_SETS, self.api.namespace, self.name, body, Patch.MERGE, "status")
+            self.api.patch(WORKFLOW_TASK_SETS, self.api.namespace, self.name, body, PatchType.MERGE, "status")
 
 
 if __name__ == "__main__":

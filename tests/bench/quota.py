@@ -38,9 +38,9 @@ from bench.quota_workloads import (
     stream,
     weighted_queues,
 )
-from tiphys_plugin.__main__ import collect_seldom
-from tiphys_plugin.quota.simulation.replay import POLICIES, replay
-from tiphys_plugin.quota.simulation.results import outcome
+from tiphys_plugin.__main__ import set_gc_thresholds
+from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs
+from tiphys_plugin.quota.simulation.results import measure_replay
 
 REPORT = Path(__file__).parent / "reports" / "quota.json"
 SEED = 6
@@ -68,7 +68,7 @@ QUICK_HOURS = 12.0
 def main() -> int:
     """Measure, write the report, print the line of numbers."""
     options = _parser().parse_args()
-    collect_seldom()  # as the service does
+    set_gc_thresholds()  # as the service does
     report: dict[str, Any] = {"machine": machine(), "settings": settings(options.quick)}
     report |= virtual(options.quick)
     report["core"] = {}
@@ -119,8 +119,8 @@ def virtual(quick: bool) -> dict[str, Any]:
 def starvation() -> dict[str, Any]:
     """How long a gang that needs every GPU waits in a stream of small jobs, which goes on until the horizon."""
     jobs = stream(HORIZON_SECONDS, SEED)
-    ours = replay(one_queue(), jobs)
-    plain = min(HORIZON_SECONDS - ARRIVES_SECONDS, gang_wait(replay(one_queue(), jobs, POLICIES["skip"])))
+    ours = replay_jobs(one_queue(), jobs)
+    plain = min(HORIZON_SECONDS - ARRIVES_SECONDS, gang_wait(replay_jobs(one_queue(), jobs, POLICIES["skip"])))
     return {
         "wait_seconds": gang_wait(ours),
         "bound_seconds": gang_bound(ours),
@@ -133,7 +133,7 @@ def starvation() -> dict[str, Any]:
 def fairness(hours: float) -> dict[str, Any]:
     """Jain's index over queues that all want more than there is, weights taken into account."""
     jobs = saturating(hours, SEED)
-    found = outcome(replay(weighted_queues(), jobs))
+    found = measure_replay(replay_jobs(weighted_queues(), jobs))
     return {"jain": round(found.fairness["lab"], 4), "jobs": len(jobs), "hours": hours}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.quota_rules import RULES
 from support.ledger import ask
-from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, Waiting
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 from tiphys.errors import StoreError
@@ -89,7 +89,7 @@ class _Asker:
                 self.unanswered += 1
 
 
-def owner(one: Lease | Waiting) -> str:
+def owner(one: Lease | PendingRequest) -> str:
     """Name of the process that holds the lease, or waits."""
     return one.request.uid.rpartition("-")[0]
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.quota_placement import FOLDER
-from tiphys_plugin.quota.queues import GPU_HOURS, Queues
-from tiphys_plugin.quota.simulation.jobs import Costs, Replay
-from tiphys_plugin.quota.simulation.prepare import given_to, spread
-from tiphys_plugin.quota.simulation.replay import POLICIES, replay
-from tiphys_plugin.quota.simulation.results import outcome
+from tiphys_plugin.quota.queues import DEFAULT_LEVEL_GPU_HOURS, Queues
+from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult
+from tiphys_plugin.quota.simulation.prepare import assign_to_queue, spread_over_nodes
+from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs
+from tiphys_plugin.quota.simulation.results import measure_replay
 from tiphys_plugin.quota.simulation.trace import read_trace
 
 TRACE = "muri_trace1.csv"
@@ -49,17 +49,21 @@ def attained(path: Path, saves: tuple[float, ...] = ()) -> dict[str, Any]:
 
     ``saves`` are seconds that a save might take in its place.
     """
-    jobs = spread(given_to(read_trace(path).jobs, _queues(), "all"), _queues())
+    jobs = spread_over_nodes(assign_to_queue(read_trace(path).jobs, _queues(), "all"), _queues())
     by_time = _queues(order="attained", preempts_longer=True)
-    ours = _summary(replay(by_time, jobs, costs=Costs(save_seconds=SAVE_SECONDS, restart_seconds=RESTART_SECONDS)))
-    fifo = _summary(replay(_queues(), jobs, POLICIES["skip"]))
+    ours = _summary(
+        replay_jobs(by_time, jobs, costs=PreemptionCosts(save_seconds=SAVE_SECONDS, restart_seconds=RESTART_SECONDS))
+    )
+    fifo = _summary(replay_jobs(_queues(), jobs, POLICIES["skip"]))
     others = {
-        f"{save:g}": _summary(replay(by_time, jobs, costs=Costs(save_seconds=save, restart_seconds=RESTART_SECONDS)))
+        f"{save:g}": _summary(
+            replay_jobs(by_time, jobs, costs=PreemptionCosts(save_seconds=save, restart_seconds=RESTART_SECONDS))
+        )
         for save in saves
     }
     return {
         "jobs": len(jobs),
-        "levels_gpu_hours": list(GPU_HOURS),
+        "levels_gpu_hours": list(DEFAULT_LEVEL_GPU_HOURS),
         "save_seconds": SAVE_SECONDS,
         "restart_seconds": RESTART_SECONDS,
         "attained": ours,
@@ -77,8 +81,8 @@ def _queues(**changes: object) -> Queues:
     return Queues.model_validate({"queues": [queue], "nodes": nodes})
 
 
-def _summary(done: Replay) -> dict[str, Any]:
-    found = outcome(done)
+def _summary(done: ReplayResult) -> dict[str, Any]:
+    found = measure_replay(done)
     total = found.total
     assert total.completion_seconds is not None
     assert len(done.runs) == total.jobs, "some never ran, and a mean over the others says nothing"

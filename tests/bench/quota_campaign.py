@@ -85,8 +85,8 @@ class _Askers:
 
     def sweep(self) -> None:
         """Take back what processes have held that are gone, and their places in the line."""
-        self.swept += len(self.ledger.sweep(lambda lease: owner(lease) not in self._living))
-        for one in self.ledger.snapshot().waiting:
+        self.swept += len(self.ledger.release_dead_leases(lambda lease: owner(lease) not in self._living))
+        for one in self.ledger.snapshot().pending:
             if owner(one) not in self._living:
                 self.ledger.withdraw(one.request.uid)
 

@@ -16,12 +16,12 @@ from typing import Any
 from bench.latency import percentile
 from bench.place import Place
 from support.ledger import ask, queues, spec
-from tiphys_plugin.quota.lease import Admitted, Lease, Waiting
+from tiphys_plugin.quota.lease import Admitted, Lease, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.ledger.ledger_object import StoredBook
-from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
+from tiphys_plugin.quota.ledger.state import LedgerState
 
-from tiphys.kube import connect
+from tiphys.kube import connect_to_cluster
 from tiphys.kube.resources import GPU_LEDGERS
 
 HOLDERS = WAITERS = 250
@@ -56,16 +56,16 @@ def _prepare(here: Place, name: str) -> None:
     here.api.create(GPU_LEDGERS, here.namespace, {"metadata": {"name": name}, "spec": spec(RULES)})
     now = datetime.now(UTC)
     held = [Lease(f"held-{n}", ask(1, f"holder-{n}"), "A100", now, now) for n in range(HOLDERS)]
-    line = [Waiting(ask(1, f"waiter-{n}"), n + 1, now, now) for n in range(WAITERS)]
-    stored = StoredBook(here.api, here.namespace, name)
-    stored.write(stored.read(), Book(tuple(held), tuple(line)))
+    line = [PendingRequest(ask(1, f"waiter-{n}"), n + 1, now, now) for n in range(WAITERS)]
+    stored = LedgerObject(here.api, here.namespace, name)
+    stored.write(stored.read(), LedgerState(tuple(held), tuple(line)))
 
 
 def _service(
     kubeconfig: str, namespace: str, name: str, threads: int, seconds: float, number: int
 ) -> tuple[list[float], float]:
     """Milliseconds from request to answer, and how long all of it took."""
-    api = connect(kubeconfig)
+    api = connect_to_cluster(kubeconfig)
     ledger = KubernetesLedger(api, namespace, name)
     names = count()
     times: list[float] = []

@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bench.latency import percentile
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, Waiting
-from tiphys_plugin.quota.placement.inventory import Free, Inventory
-from tiphys_plugin.quota.placement.model import Ask, Gang, Node, Placement
-from tiphys_plugin.quota.placement.place import place
-from tiphys_plugin.quota.placement.scoring import Policy, best_fit
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
+from tiphys_plugin.quota.placement.model import GangRequest, GpuNode, Placement, PodRequest
+from tiphys_plugin.quota.placement.place import find_placement
+from tiphys_plugin.quota.placement.scoring import PlacementPolicy, best_fit
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COHORTS = 3
@@ -42,12 +42,12 @@ def decisions(nodes: int, waiting: int, samples: int, seed: int) -> dict[str, An
     draw = random.Random(seed)
     state = _state(nodes, waiting, draw)
     times, after_a_change = [], []
-    for number, mine in enumerate(draw.choices(state.waiting, k=samples)):
+    for number, mine in enumerate(draw.choices(state.pending, k=samples)):
         if changed := number % CHANGE_EVERY == 0:
             state = replace(state, leases=(*state.leases[1:], replace(state.leases[0], id=f"next-{number}")))
-        rest = replace(state, waiting=tuple(one for one in state.waiting if one is not mine))
+        rest = replace(state, pending=tuple(one for one in state.pending if one is not mine))
         began = time.perf_counter()
-        decide(rest, mine.request, mine.arrival, NOW)
+        decide_admission(rest, mine.request, mine.arrival, NOW)
         times.append(1000 * (time.perf_counter() - began))
         after_a_change += times[-1:] if changed else []
     return {
@@ -62,7 +62,7 @@ def decisions(nodes: int, waiting: int, samples: int, seed: int) -> dict[str, An
     }
 
 
-def _state(nodes: int, waiting: int, draw: random.Random) -> State:
+def _state(nodes: int, waiting: int, draw: random.Random) -> SchedulingState:
     held = tuple(_leases(nodes, draw))
     quotas: Counter[tuple[str, str]] = Counter()
     for one in held:
@@ -77,13 +77,13 @@ def _state(nodes: int, waiting: int, draw: random.Random) -> State:
         for number in range(QUEUES)
     ]
     document = {"queues": queues, "nodes": [node.model_dump() for node in _fleet(nodes)]}
-    line = tuple(Waiting(_request(len(held) + number, draw), number + 1, NOW, NOW) for number in range(waiting))
-    return State(Queues.model_validate(document), held, line)
+    line = tuple(PendingRequest(_request(len(held) + number, draw), number + 1, NOW, NOW) for number in range(waiting))
+    return SchedulingState(Queues.model_validate(document), held, line)
 
 
-def _fleet(nodes: int) -> list[Node]:
+def _fleet(nodes: int) -> list[GpuNode]:
     return [
-        Node(
+        GpuNode(
             name=f"node-{number}",
             gpu_type=KINDS[number % len(KINDS)],
             gpus=GPUS_PER_NODE,
@@ -95,14 +95,18 @@ def _fleet(nodes: int) -> list[Node]:
 
 def _leases(nodes: int, draw: random.Random) -> Iterator[Lease]:
     """Requests as they come, each on a node, until the nodes are nearly full."""
-    free, policy, left = Free(Inventory(_fleet(nodes))), Policy(best_fit), GPUS_PER_NODE * nodes * (1 - FREE)
+    free, policy, left = (
+        ClusterFreeCapacity(NodeInventory(_fleet(nodes))),
+        PlacementPolicy(best_fit),
+        GPUS_PER_NODE * nodes * (1 - FREE),
+    )
     number = 0
     while left > 0:
         number += 1
         request = _request(number, draw)
-        found = place(free, Gang(Ask(request.gpus, request.gpu_type)), policy)
+        found = find_placement(free, GangRequest(PodRequest(request.gpus, request.gpu_type)), policy)
         if isinstance(found, Placement):
-            free.take(found)
+            free.allocate(found)
             left -= request.gpus
             granted = NOW - timedelta(seconds=draw.uniform(0, 3600))
             yield Lease(f"lease-{number}", request, _pool(request), granted, granted, found.nodes)

@@ -20,10 +20,10 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from bench.latency import percentile
-from tiphys_plugin.quota.placement.inventory import Free, Inventory
-from tiphys_plugin.quota.placement.model import WHOLE_GPU, Ask, Gang, Node, Placement
-from tiphys_plugin.quota.placement.place import place
-from tiphys_plugin.quota.placement.scoring import Fragmentation, Policy, best_fit, typical
+from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
+from tiphys_plugin.quota.placement.model import WHOLE_GPU, GangRequest, GpuNode, Placement, PodRequest
+from tiphys_plugin.quota.placement.place import find_placement
+from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit, find_typical_requests
 
 FOLDER = "TIPHYS_TRACES"
 NODES = "openb_node_list_all_node.csv"
@@ -74,18 +74,18 @@ def _summary(policy: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def fill(nodes: Sequence[Node], tasks: Sequence[Ask], policy: str, seed: int) -> Outcome:
+def fill(nodes: Sequence[GpuNode], tasks: Sequence[PodRequest], policy: str, seed: int) -> Outcome:
     """Let tasks arrive until they ask for as many GPUs as there are."""
     began = time.perf_counter()
-    free = Free(Inventory(nodes))
-    chosen = Policy(best_fit if policy == "best-fit" else Fragmentation(typical(tasks)))
+    free = ClusterFreeCapacity(NodeInventory(nodes))
+    chosen = PlacementPolicy(best_fit if policy == "best-fit" else FragmentationScorer(find_typical_requests(tasks)))
     capacity = WHOLE_GPU * sum(node.gpus for node in nodes)
     arrived = used = unplaced = 0
     for number, task in enumerate(_arriving(tasks, seed), 1):
         arrived += task.gpus * task.gpu_milli
-        found = place(free, Gang(task), chosen)
+        found = find_placement(free, GangRequest(task), chosen)
         if isinstance(found, Placement):
-            free.take(found)
+            free.allocate(found)
             used += task.gpus * task.gpu_milli
         else:
             unplaced += 1
@@ -94,18 +94,18 @@ def fill(nodes: Sequence[Node], tasks: Sequence[Ask], policy: str, seed: int) ->
     raise AssertionError("tasks go on arriving")
 
 
-def _arriving(tasks: Sequence[Ask], seed: int) -> Iterator[Ask]:
+def _arriving(tasks: Sequence[PodRequest], seed: int) -> Iterator[PodRequest]:
     draw = random.Random(seed)
     yield from draw.sample(tasks, len(tasks))
     while True:
         yield draw.choice(tasks)
 
 
-def read_nodes(path: Path) -> list[Node]:
+def read_nodes(path: Path) -> list[GpuNode]:
     """The nodes that have GPUs."""
     with path.open(encoding="utf-8", newline="") as file:
         return [
-            Node(
+            GpuNode(
                 name=row["sn"],
                 gpu_type=row["model"],
                 gpus=int(row["gpu"]),
@@ -117,11 +117,11 @@ def read_nodes(path: Path) -> list[Node]:
         ]
 
 
-def read_tasks(path: Path) -> list[Ask]:
+def read_tasks(path: Path) -> list[PodRequest]:
     """What each task asks for; in this list none asks for a type of GPU."""
     with path.open(encoding="utf-8", newline="") as file:
         return [
-            Ask(
+            PodRequest(
                 gpus=int(row["num_gpu"]),
                 gpu_type=row["gpu_spec"] or None,
                 gpu_milli=int(row["gpu_milli"]) or WHOLE_GPU,
@@ -135,13 +135,13 @@ def read_tasks(path: Path) -> list[Ask]:
 def speed(nodes: int, seed: int, samples: int = 500) -> dict[str, Any]:
     """Microseconds of a placement on a cluster that is three quarters full: of one pod, and of a gang of many."""
     draw = random.Random(seed)
-    free = Free(Inventory(_node(number) for number in range(nodes)))
-    policy = Policy(best_fit)
+    free = ClusterFreeCapacity(NodeInventory(_node(number) for number in range(nodes)))
+    policy = PlacementPolicy(best_fit)
     used = 0
     while used < 6 * nodes:
-        found = place(free, _request(draw), policy)
+        found = find_placement(free, _request(draw), policy)
         if isinstance(found, Placement):
-            free.take(found)
+            free.allocate(found)
             used += found.gang.gpus
     single = [_timed(free, _request(draw), policy) for _ in range(samples)]
     gangs = [_timed(free, _gang(draw), policy) for _ in range(samples // 5)]
@@ -152,20 +152,20 @@ def speed(nodes: int, seed: int, samples: int = 500) -> dict[str, Any]:
     }
 
 
-def _node(number: int) -> Node:
+def _node(number: int) -> GpuNode:
     kind = ("A100", "H100")[number // 64 % 2]
-    return Node(name=f"n{number:05}", gpu_type=kind, gpus=8, rack=f"r{number // 16}", block=f"b{number // 256}")
+    return GpuNode(name=f"n{number:05}", gpu_type=kind, gpus=8, rack=f"r{number // 16}", block=f"b{number // 256}")
 
 
-def _request(draw: random.Random) -> Gang:
-    return Gang(Ask(draw.choice((1, 1, 1, 2, 4, 8)), draw.choice(("A100", "H100", None))))
+def _request(draw: random.Random) -> GangRequest:
+    return GangRequest(PodRequest(draw.choice((1, 1, 1, 2, 4, 8)), draw.choice(("A100", "H100", None))))
 
 
-def _gang(draw: random.Random) -> Gang:
-    return Gang(Ask(draw.choice((2, 4)), draw.choice(("A100", "H100"))), draw.choice((8, 16, 32)))
+def _gang(draw: random.Random) -> GangRequest:
+    return GangRequest(PodRequest(draw.choice((2, 4)), draw.choice(("A100", "H100"))), draw.choice((8, 16, 32)))
 
 
-def _timed(free: Free, gang: Gang, policy: Policy) -> float:
+def _timed(free: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy) -> float:
     began = time.perf_counter()
-    place(free, gang, policy)
+    find_placement(free, gang, policy)
     return 1e6 * (time.perf_counter() - began)

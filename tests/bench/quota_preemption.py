@@ -20,9 +20,9 @@ from typing import Any
 
 from bench.latency import percentile
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.simulation.jobs import Attempt, Costs, Job, Replay
-from tiphys_plugin.quota.simulation.replay import replay
-from tiphys_plugin.runtime.settings import Settings
+from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, SimulatedAttempt, TraceJob
+from tiphys_plugin.quota.simulation.replay import replay_jobs
+from tiphys_plugin.runtime.settings import PluginSettings
 
 from tiphys.protocol.step_spec import CheckpointPolicy
 
@@ -35,7 +35,7 @@ SAVE_SECONDS = 3.2
 """A GiB for each rank, as ``bench-checkpoint`` measures it (``durable.committed_seconds``)."""
 OTHER_SAVES = (10.0, 30.0)
 CHECKPOINT_EVERY_SECONDS = float(CheckpointPolicy.model_fields["every"].default)
-LOOK_SECONDS = Settings.preemption_seconds
+LOOK_SECONDS = PluginSettings.preemption_interval_seconds
 BOUND_SECONDS = GRACE_SECONDS + SAVE_SECONDS + 2 * LOOK_SECONDS
 HIGH_EVERY_SECONDS = 300.0
 """With `SIZES` and ten minutes for each they want a tenth of all GPUs: those of high priority seldom meet."""
@@ -72,7 +72,7 @@ def _lost(loads: Sequence[float], requests: int, seed: int, save_seconds: float)
     }
 
 
-def jobs_of(load: float, requests: int, seed: int) -> list[Job]:
+def jobs_of(load: float, requests: int, seed: int) -> list[TraceJob]:
     """Low ones that ask for ``load`` times all GPUs as long as high ones come; the cluster is full before those do."""
     draw = random.Random(f"{seed} {load}")
     full = 3600.0
@@ -80,26 +80,26 @@ def jobs_of(load: float, requests: int, seed: int) -> list[Job]:
     return [*_low(load, horizon, draw), *_high(full, requests, draw)]
 
 
-def _low(load: float, horizon: float, draw: random.Random) -> Iterator[Job]:
+def _low(load: float, horizon: float, draw: random.Random) -> Iterator[TraceJob]:
     for number in range(GPUS):
-        yield Job(f"first-{number}", 0.0, draw.uniform(600, 14_400), 1, "all")
+        yield TraceJob(f"first-{number}", 0.0, draw.uniform(600, 14_400), 1, "all")
     at, number = 0.0, 0
     while at < horizon:
         gpus, seconds = draw.choice(SIZES), draw.uniform(600, 14_400)
-        yield Job(f"low-{number}", at, seconds, gpus, "all")
+        yield TraceJob(f"low-{number}", at, seconds, gpus, "all")
         at, number = at + gpus * seconds / (load * GPUS), number + 1
 
 
-def _high(since: float, requests: int, draw: random.Random) -> Iterator[Job]:
+def _high(since: float, requests: int, draw: random.Random) -> Iterator[TraceJob]:
     at = since
     for number in range(requests):
         at += draw.expovariate(1 / HIGH_EVERY_SECONDS)
-        yield Job(f"high-{number}", at, draw.uniform(300, 900), draw.choice(SIZES), "all", priority=HIGH)
+        yield TraceJob(f"high-{number}", at, draw.uniform(300, 900), draw.choice(SIZES), "all", priority=HIGH)
 
 
-def _replayed(load: float, requests: int, seed: int, save_seconds: float) -> Replay:
-    costs = Costs(CHECKPOINT_EVERY_SECONDS, save_seconds, look_every_seconds=LOOK_SECONDS)
-    return replay(_queues(), jobs_of(load, requests, seed), costs=costs)
+def _replayed(load: float, requests: int, seed: int, save_seconds: float) -> ReplayResult:
+    costs = PreemptionCosts(CHECKPOINT_EVERY_SECONDS, save_seconds, look_every_seconds=LOOK_SECONDS)
+    return replay_jobs(_queues(), jobs_of(load, requests, seed), costs=costs)
 
 
 def _queues() -> Queues:
@@ -108,17 +108,17 @@ def _queues() -> Queues:
     return Queues.model_validate({"queues": [queue], "nodes": nodes})
 
 
-def _waits(done: Replay) -> list[float]:
+def _waits(done: ReplayResult) -> list[float]:
     return [run.started_seconds - run.submitted_seconds for run in done.runs if run.job.priority == HIGH]
 
 
-def _losses(done: Replay) -> tuple[float, float]:
+def _losses(done: ReplayResult) -> tuple[float, float]:
     """GPU-seconds lost by the handshake, and without it by the same trainings at the same moments."""
     gone = [(run.job.gpus, one) for run in done.runs for one in run.attempts[:-1]]
     saved = math.fsum(gpus * (one.held_seconds - one.kept_seconds - one.restart_seconds) for gpus, one in gone)
     return saved, math.fsum(gpus * _since_commit(one) for gpus, one in gone)
 
 
-def _since_commit(one: Attempt) -> float:
+def _since_commit(one: SimulatedAttempt) -> float:
     trained = one.kept_seconds + one.lost_seconds
     return trained - CHECKPOINT_EVERY_SECONDS * math.floor(trained / CHECKPOINT_EVERY_SECONDS)

@@ -126,7 +126,7 @@ def _open(release: Release, name: str, count: int, steps: int = 0) -> tuple[floa
 
 
 def _close(here: Place, name: str) -> None:
-    here.api.delete(PODS, here.namespace, f"{name}-agent", grace=0)
+    here.api.delete(PODS, here.namespace, f"{name}-agent", grace_seconds=0)
     here.api.delete(WORKFLOW_TASK_SETS, here.namespace, name)
     here.api.delete(WORKFLOWS, here.namespace, name)
 

@@ -20,7 +20,7 @@ from cluster.client import AuditLog, Cluster, Json, Store
 from cluster.harness.settings import Settings
 from support.chart import CHART
 
-from tiphys.kube import KubeApi, connect
+from tiphys.kube import KubeApi, connect_to_cluster
 from tiphys.store import Store as RunStore
 from tiphys.store import open_store
 
@@ -85,7 +85,7 @@ def kinds(cluster: Cluster) -> None:
 @pytest.fixture
 def api(cluster: Cluster, kinds: None, namespace: str) -> Iterator[KubeApi]:
     """A client in the test's namespace, with the rights of an administrator."""
-    connected = connect(cluster.kubeconfig)
+    connected = connect_to_cluster(cluster.kubeconfig)
     connected.namespace = namespace
     yield connected
     connected.close()

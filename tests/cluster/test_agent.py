@@ -17,8 +17,8 @@ from cluster.client import Cluster, Store
 from support.admissions import live_workflow, open_task_set
 from support.agent_process import AgentProcess
 from support.task_sets import Controller, task
-from tiphys_plugin.agent.patch import Outcome, write
-from tiphys_plugin.agent.task_sets import TaskSet, read_task_set
+from tiphys_plugin.agent.patch import PatchOutcome, patch_task_set
+from tiphys_plugin.agent.task_sets import TaskSet, parse_task_set
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import LEASES, WORKFLOW_TASK_SETS, WORKFLOWS
@@ -36,7 +36,7 @@ def agent(cluster: Cluster, kinds: None, namespace: str, cluster_store: Store) -
 def stored(api: KubeApi, name: str = "flow") -> TaskSet:
     found = api.get(WORKFLOW_TASK_SETS, api.namespace, name)
     assert found is not None
-    return read_task_set(found)
+    return parse_task_set(found)
 
 
 def submit(api: KubeApi, store: Store, name: str, steps: int) -> None:
@@ -71,19 +71,19 @@ def holder(api: KubeApi) -> str:
 def test_a_patch_is_refused_once_somebody_has_written_since(api: KubeApi) -> None:
     opened(api, {"n1": task(), "n2": task("fit")})
     before = stored(api)
-    assert write(api, before, {"n1": DONE}, lambda: True).task_set == stored(api)
-    stale = write(api, before, {"n1": {"phase": "Pending", "message": "position 2"}}, lambda: True)
-    assert (stale.outcome, stale.task_set) == (Outcome.CONFLICT, stored(api))
+    assert patch_task_set(api, before, {"n1": DONE}, lambda: True).task_set == stored(api)
+    stale = patch_task_set(api, before, {"n1": {"phase": "Pending", "message": "position 2"}}, lambda: True)
+    assert (stale.outcome, stale.task_set) == (PatchOutcome.CONFLICT, stored(api))
     assert stored(api).entries == {"n1": DONE}
-    assert write(api, stored(api), {"n1": None}, lambda: True).outcome is Outcome.WRITTEN
+    assert patch_task_set(api, stored(api), {"n1": None}, lambda: True).outcome is PatchOutcome.WRITTEN
     assert stored(api).entries == {}
     assert set(stored(api).tasks) == {"n1", "n2"}, "a patch of the status changes nothing else"
 
 
 def test_a_patch_that_no_object_can_hold_is_refused_in_words(api: KubeApi) -> None:
     opened(api, {"n1": task()})
-    refused = write(api, stored(api), {"n1": {"phase": "Succeeded", "message": "x" * (2 << 20)}}, lambda: True)
-    assert refused.outcome is Outcome.REFUSED
+    refused = patch_task_set(api, stored(api), {"n1": {"phase": "Succeeded", "message": "x" * (2 << 20)}}, lambda: True)
+    assert refused.outcome is PatchOutcome.REFUSED
     assert "large" in refused.error
 
 
@@ -91,9 +91,9 @@ def test_a_task_set_that_was_deleted_or_made_again_takes_no_answer(api: KubeApi)
     opened(api, {"n1": task()})
     before = stored(api)
     api.delete(WORKFLOW_TASK_SETS, api.namespace, "flow")
-    assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
+    assert patch_task_set(api, before, {"n1": DONE}, lambda: True) == (PatchOutcome.CONFLICT, None, "")
     opened(api, {"n1": task()})
-    assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
+    assert patch_task_set(api, before, {"n1": DONE}, lambda: True) == (PatchOutcome.CONFLICT, None, "")
     assert stored(api).entries == {}
 
 

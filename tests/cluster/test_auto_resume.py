@@ -18,10 +18,10 @@ from cluster.client import Cluster, Store
 from cluster.rights import new_account
 from support.compiled import History, gated, pipeline_of
 from support.controller_process import ControllerProcess
-from tiphys_controller import start
+from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
-from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import EVENTS, WORKFLOWS
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
@@ -65,7 +65,7 @@ def started(api: KubeApi, store: RunStore, policy: AutoResumePolicy | None) -> H
     manifest["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
     if policy is not None:
         manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = policy.model_dump_json()
-    start(store, KubernetesSubmitter(api, cluster_name(api)), manifest, RUN, namespace=api.namespace)
+    start_run(store, KubernetesSubmitter(api, identify_cluster(api)), manifest, RUN, namespace=api.namespace)
     history = History(store, RUN)
     history.done("prep")
     return history

@@ -33,8 +33,8 @@ from support.chart import (
 )
 from support.chart_rights import GUIDE, with_table
 
-from hera_pipelines.compile.executor_plugins import executor_plugin
-from tiphys.protocol.gang import MEMBER_LABEL, SERVICE
+from hera_pipelines.compile.executor_plugins import parse_executor_plugin
+from tiphys.protocol.gang import GANG_SERVICE, MEMBER_LABEL
 from tiphys.protocol.step_spec import STORE_ANNOTATION, STORE_SECRET
 from tiphys.service import http_server as server
 
@@ -198,7 +198,7 @@ def test_the_sidecar_is_what_argo_demands() -> None:
     configuration = named(render(file=TENANTS), "ConfigMap", "tiphys-executor-plugin", "team-a")
     assert configuration["metadata"]["labels"]["workflows.argoproj.io/configmap-type"] == "ExecutorPlugin"
     assert set(configuration["data"]) == {"sidecar.automountServiceAccountToken", "sidecar.container"}
-    plugin = executor_plugin(configuration)
+    plugin = parse_executor_plugin(configuration)
     sidecar = plugin["spec"]["sidecar"]
     assert plugin["metadata"]["name"] == "tiphys", "its account would have another name"
     assert sidecar["automountServiceAccountToken"] is True
@@ -232,7 +232,7 @@ def test_services_select_the_pods_that_they_are_for(file: Path) -> None:
 
 
 def test_members_of_a_gang_have_host_names_before_they_are_ready() -> None:
-    service = named(render(*MINIMAL), "Service", SERVICE, "system")["spec"]
+    service = named(render(*MINIMAL), "Service", GANG_SERVICE, "system")["spec"]
     assert service == {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,

@@ -21,14 +21,14 @@ from cluster.rights import new_account
 from support.argo_objects import NARRATED
 from support.compiled import History
 from support.controller_process import ControllerProcess
-from tiphys_controller.doctor import Finding, State, examine, observe
+from tiphys_controller.doctor import CheckStatus, DoctorFinding, observe_cluster, run_checks
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import ConflictError
-from tiphys.kube import KubeApi, Object, cluster_name
+from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.kube.resources import EVENTS, PODS, WORKFLOWS
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, RUN_PARAMETER, STORE_ANNOTATION
-from tiphys.records import Cause, SubmissionBound, SubmissionClaim, SubmissionKind
+from tiphys.records import Cause, SubmissionBinding, SubmissionClaim, SubmissionKind
 from tiphys.store import RunLayout
 from tiphys.store import Store as RunStore
 
@@ -68,16 +68,16 @@ def submitted(api: KubeApi, store: RunStore) -> Object:
     claimed = SubmissionClaim(
         run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name=RUN, namespace=api.namespace
     )
-    bound = SubmissionBound(
+    bound = SubmissionBinding(
         run=RUN,
         submission=1,
-        cluster=cluster_name(api),
+        cluster=identify_cluster(api),
         namespace=api.namespace,
         workflow_name=RUN,
         uid=made["metadata"]["uid"],
     )
     store.create(RunLayout(RUN).submission(1), claimed.to_bytes())
-    store.create(RunLayout(RUN).submission_bound(1), bound.to_bytes())
+    store.create(RunLayout(RUN).submission_binding(1), bound.to_bytes())
     return made
 
 
@@ -146,7 +146,7 @@ def test_a_missing_right_is_named(cluster: Cluster, api: KubeApi, controller: Ca
 
 
 def test_workflows_are_created_once_stopped_by_uid_and_watched(cluster: Cluster, api: KubeApi) -> None:
-    submitter = KubernetesSubmitter(api, cluster_name(api))
+    submitter = KubernetesSubmitter(api, identify_cluster(api))
     manifest: Object = {"metadata": {"name": RUN, "namespace": api.namespace}, "spec": {"entrypoint": "main"}}
     live = submitter.create(manifest)
     assert live.running
@@ -168,13 +168,13 @@ def test_doctor_sees_clocks_and_rights_as_they_are(cluster: Cluster, api: KubeAp
     named = {"name": "tiphys-workflow", "namespace": api.namespace}
     cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named}, namespace=api.namespace)
 
-    def found() -> dict[str, Finding]:
-        return {one.name: one for one in examine(observe(api, [api.namespace]))}
+    def found() -> dict[str, DoctorFinding]:
+        return {one.name: one for one in run_checks(observe_cluster(api, [api.namespace]))}
 
     before = found()
-    assert before["clocks"].state is State.OK, before["clocks"].sentence
-    assert before["argo-kinds"].state is State.OK
-    assert before["api-server"].state is State.OK
+    assert before["clocks"].state is CheckStatus.OK, before["clocks"].sentence
+    assert before["argo-kinds"].state is CheckStatus.OK
+    assert before["api-server"].state is CheckStatus.OK
     assert "may not create workflowtaskresults" in before[f"{api.namespace}/rights"].sentence
     version = "rbac.authorization.k8s.io/v1"
     rules = [
@@ -189,4 +189,4 @@ def test_doctor_sees_clocks_and_rights_as_they_are(cluster: Cluster, api: KubeAp
         {"apiVersion": version, "kind": "RoleBinding", "metadata": named, "roleRef": role, "subjects": [subject]},
         namespace=api.namespace,
     )
-    cluster.wait("the right is seen", lambda: found()[f"{api.namespace}/rights"].state is State.OK)
+    cluster.wait("the right is seen", lambda: found()[f"{api.namespace}/rights"].state is CheckStatus.OK)

@@ -26,18 +26,18 @@ from support.argo_objects import NARRATED
 from support.gangs import filled_in
 from support.ledger import ask
 from support.world import QUICK, Flow, outputs, phase, said
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.pod_cleanup import Gangs
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.pod_cleanup import GangCleaner
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.writer import ClusterWriter
 from tiphys_plugin import PluginCore, Queues, SqliteLedger
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 from tiphys_plugin.quota.lease import Admitted, Deferred
 
 from hera_pipelines import Checkpoints, Pipeline, Train
-from tiphys.kube import KubeApi, Synced
+from tiphys.kube import KubeApi, ListSnapshot
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
-from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, SERVICE
+from tiphys.protocol.gang import GANG_LABEL, GANG_SERVICE, MEMBER_LABEL
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STORE_SECRET
 from tiphys.records import utc_now
 from tiphys.store import Store as RunStore
@@ -215,7 +215,7 @@ def training(
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": SERVICE},
+        "metadata": {"name": GANG_SERVICE},
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {MEMBER_LABEL: "true"}},
     }
     cluster.apply({**credentials, "stringData": cluster_store.environment}, service, namespace=api.namespace)
@@ -270,10 +270,10 @@ def test_an_elastic_one_goes_on_without_a_lost_member_and_gives_its_gpus_back(tr
     training.begin()
     said = {f"node {node} of 2:4 has met the others" for node in range(RANKS)}
     assert set(training.logs("has met the others")) == said
-    looking = training.core.preemptions()
+    looking = training.core.preemption_loop()
 
     def members() -> int:
-        looking.look()
+        looking.run_once()
         [lease] = [one for one in training.ledger.snapshot().leases if one.request.uid == training.uid]
         assert lease.request.gpus == lease.request.members
         return lease.request.members
@@ -318,12 +318,12 @@ def test_what_nobody_watches_any_more_is_ended(training: Training) -> None:
 def test_a_stopped_workflow_leaves_no_gang(cluster: Cluster, training: Training) -> None:
     training.begin()
     api = training.api
-    view, metrics = ClusterView(), Metrics()
-    gangs = Gangs(view, api, Writer(api, lambda: True, metrics, utc_now), metrics)
+    view, metrics = WatchCache(), ControllerMetrics()
+    gangs = GangCleaner(view, api, ClusterWriter(api, lambda: True, metrics, utc_now), metrics)
 
     def look() -> list[Json]:
-        view.take_workflows(None, Synced(api.list(WORKFLOWS, api.namespace, PIPELINE_ANNOTATION).items))
-        gangs.end()
+        view.apply_workflow_change(None, ListSnapshot(api.list(WORKFLOWS, api.namespace, PIPELINE_ANNOTATION).items))
+        gangs.end_finished()
         return training.pods()
 
     assert len(look()) == RANKS
@@ -355,4 +355,4 @@ def test_the_members_are_told_who_they_are(training: Training) -> None:
     environ = json.loads(text)
     expected = {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_NPROC_PER_NODE": "1", "RANK": "3", "TIPHYS_ATTEMPT": "1"}
     assert environ.items() >= expected.items()
-    assert environ["PET_MASTER_ADDR"] == environ["MASTER_ADDR"] == f"{training.job}-0.{SERVICE}"
+    assert environ["PET_MASTER_ADDR"] == environ["MASTER_ADDR"] == f"{training.job}-0.{GANG_SERVICE}"

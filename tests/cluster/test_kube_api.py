@@ -22,7 +22,17 @@ from cluster.client import Cluster
 from support import kube_server
 
 from tiphys.errors import ConflictError, ForbiddenError, NotFoundError, ObjectExistsError, StoreError, UsageError
-from tiphys.kube import Change, KubeApi, LeaderLease, Object, Patch, Synced, changes, cluster_name, connect
+from tiphys.kube import (
+    KubeApi,
+    LeaderElector,
+    ListSnapshot,
+    Object,
+    PatchType,
+    WatchEvent,
+    connect_to_cluster,
+    identify_cluster,
+    watch_objects,
+)
 from tiphys.kube.api import ExpiredError
 from tiphys.kube.resources import (
     CONFIG_MAPS,
@@ -73,7 +83,7 @@ def _real(request: pytest.FixtureRequest) -> Iterator[Server]:
     cluster: Cluster = request.getfixturevalue("cluster")
     cluster.kubectl("apply", "--server-side", "-f", str(LEDGER_KIND))
     cluster.established("gpuledgers.tiphys.dev")
-    api = connect(cluster.kubeconfig)
+    api = connect_to_cluster(cluster.kubeconfig)
     name = api.create(NAMESPACES, None, {"metadata": {"generateName": "test-kube-api-"}})["metadata"]["name"]
     api.namespace = name
     for resource, awaited in ((SERVICE_ACCOUNTS, "default"), (CONFIG_MAPS, "kube-root-ca.crt")):
@@ -234,7 +244,7 @@ def test_a_json_patch_applies_as_a_whole_or_not_at_all(api: KubeApi, name: str) 
         {"op": "add", "path": "/missing/e", "value": "4"},
     ):
         with pytest.raises(UsageError):
-            api.patch(CONFIG_MAPS, api.namespace, name, [add, wrong], Patch.JSON)
+            api.patch(CONFIG_MAPS, api.namespace, name, [add, wrong], PatchType.JSON)
     assert api.get(CONFIG_MAPS, api.namespace, name) == before
     right: list[Object] = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": _version(before)},
@@ -243,7 +253,7 @@ def test_a_json_patch_applies_as_a_whole_or_not_at_all(api: KubeApi, name: str) 
         {"op": "remove", "path": "/data/c"},
         add,
     ]
-    after = api.patch(CONFIG_MAPS, api.namespace, name, right, Patch.JSON)
+    after = api.patch(CONFIG_MAPS, api.namespace, name, right, PatchType.JSON)
     assert (after["data"], after["metadata"]["annotations"]) == ({"d": "3", "e": "4"}, {"a/b": "5"})
 
 
@@ -319,14 +329,14 @@ def test_a_version_that_is_forgotten_has_expired(server: Server) -> None:
 
 def test_changes_begin_with_all_there_is(api: KubeApi, name: str) -> None:
     create(api, name)
-    follow = changes(api, CONFIG_MAPS, api.namespace, fields=f"metadata.name={name}", pause=lambda _: None)
+    follow = watch_objects(api, CONFIG_MAPS, api.namespace, fields=f"metadata.name={name}", sleep=lambda _: None)
     with closing(follow) as events:
         first = next(events)
-        assert isinstance(first, Synced)
+        assert isinstance(first, ListSnapshot)
         assert [one["metadata"]["name"] for one in first.objects] == [name]
         api.delete(CONFIG_MAPS, api.namespace, name)
         last = next(events)
-        assert isinstance(last, Change)
+        assert isinstance(last, WatchEvent)
         assert (last.type, last.object["kind"]) == ("DELETED", "ConfigMap")
 
 
@@ -350,14 +360,14 @@ def test_who_has_no_rights_is_told_so_and_can_ask(server: Server) -> None:
 
 
 def test_a_cluster_has_a_name(api: KubeApi) -> None:
-    assert cluster_name(api).startswith("kubernetes:")
+    assert identify_cluster(api).startswith("kubernetes:")
 
 
 def test_a_lease_is_held_by_one_taken_over_and_given_up(api: KubeApi, name: str) -> None:
     seconds, moments = [0.0], itertools.count()
 
-    def candidate(identity: str) -> LeaderLease:
-        return LeaderLease(
+    def candidate(identity: str) -> LeaderElector:
+        return LeaderElector(
             api,
             api.namespace,
             name,
@@ -368,14 +378,19 @@ def test_a_lease_is_held_by_one_taken_over_and_given_up(api: KubeApi, name: str)
         )
 
     one, two = candidate("one"), candidate("two")
-    assert [one.contend(), two.contend(), one.contend(), two.contend()] == [True, False, True, False]
+    assert [
+        one.try_acquire_or_renew(),
+        two.try_acquire_or_renew(),
+        one.try_acquire_or_renew(),
+        two.try_acquire_or_renew(),
+    ] == [True, False, True, False]
     seconds[0] += 15
-    assert [one.held, two.contend(), one.contend()] == [False, True, False]
+    assert [one.is_leader, two.try_acquire_or_renew(), one.try_acquire_or_renew()] == [False, True, False]
     stop = threading.Event()
-    two.lead(stop, lambda _: stop.set())
+    two.run(stop, lambda _: stop.set())
     spec = (api.get(LEASES, api.namespace, name) or {})["spec"]
     assert (spec.get("holderIdentity") or "", spec["leaseTransitions"]) == ("", 1)
-    assert one.contend()
+    assert one.try_acquire_or_renew()
 
 
 def _version(found: Object) -> str:

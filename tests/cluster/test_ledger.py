@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from support.ledger import ask, queues, spec
 from tiphys_plugin.quota.flavors import Flavor
-from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, Waiting
+from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError, StoredBook
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.status_codec import encode
+from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError, LedgerObject
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import encode_status
 from tiphys_plugin.quota.queues import Queue, load_queues, parse_queues
 
 from hera_pipelines.cli import main
 from tiphys.errors import ConflictError, StoreError, UsageError
-from tiphys.kube import KubeApi, connect
+from tiphys.kube import KubeApi, connect_to_cluster
 from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.records import utc_now
 
@@ -67,17 +67,17 @@ def test_edit_of_the_spec_leaves_the_status_alone_and_counts_at_once(api, ledger
 
 
 def test_write_on_an_old_version_is_refused(api, ledger):
-    one, other = (StoredBook(api, api.namespace, "default") for _ in range(2))
+    one, other = (LedgerObject(api, api.namespace, "default") for _ in range(2))
     old, lease = one.read(), Lease("one", ask(8), "A100", utc_now(), utc_now())
-    other.write(other.read(), Book((lease,)))
+    other.write(other.read(), LedgerState((lease,)))
     with pytest.raises(ConflictError):
-        one.write(old, Book())
-    assert one.read().book.leases == (lease,)
+        one.write(old, LedgerState())
+    assert one.read().state.leases == (lease,)
 
 
 def test_services_never_hold_more_than_the_quota_together(api, cluster, ledger):
     def service(number: int) -> int:
-        own = connect(cluster.kubeconfig)
+        own = connect_to_cluster(cluster.kubeconfig)
         mine, most = KubernetesLedger(own, api.namespace), 0
         for n in range(GRANTS):
             request = ask((1, 3, 5)[n % 3], uid=f"{number}-{n}")
@@ -107,17 +107,17 @@ def test_largest_book_that_is_let_through_is_taken(api, ledger):
     requests = [
         ask(8, f"{n:08}-1111-2222-3333-444444444444", node=f"{name}.fit[0].admit", run=name) for n in range(6000)
     ]
-    waiting = tuple(Waiting(request, n + 1, now, now) for n, request in enumerate(requests))
-    kept, fits = StoredBook(api, api.namespace, "default"), 0
+    waiting = tuple(PendingRequest(request, n + 1, now, now) for n, request in enumerate(requests))
+    kept, fits = LedgerObject(api, api.namespace, "default"), 0
     for count in range(len(waiting), 0, -100):
         try:
-            kept.write(kept.read(), Book(waiting=waiting[:count]))
+            kept.write(kept.read(), LedgerState(pending=waiting[:count]))
         except LedgerFullError:
             continue
         fits = count
         break
     assert fits >= 2000
-    assert StoredBook(api, api.namespace, "default").read().book.waiting == waiting[:fits]
+    assert LedgerObject(api, api.namespace, "default").read().state.pending == waiting[:fits]
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_what_the_service_writes_is_what_the_server_keeps(api, ledger):
     ledger.request(ask(8))
     found = api.get(GPU_LEDGERS, api.namespace, "default")
     assert found is not None
-    assert found["status"] == encode(Book(ledger.snapshot().leases))
+    assert found["status"] == encode_status(LedgerState(ledger.snapshot().leases))

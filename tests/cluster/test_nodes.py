@@ -27,17 +27,17 @@ from support.argo_objects import NARRATED
 from support.gangs import filled_in
 from support.ledger import ask
 from support.world import QUICK, Flow, outputs, phase, said
-from tiphys_controller.kubernetes.gpu_projections import Projector
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys_controller.kubernetes.gpu_projections import ProjectionWriter
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.writer import ClusterWriter
 from tiphys_plugin import PluginCore
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
-from tiphys_plugin.nodes.evacuate import Evacuation
+from tiphys_plugin.nodes.evacuate import NodeEvacuation
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.quota.flavors import ClusterNodes
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.placement.model import Node
+from tiphys_plugin.quota.placement.model import GpuNode
 from tiphys_plugin.quota.queues import Queues, load_queues, parse_queues
 
 from hera_pipelines import Pipeline, Train
@@ -70,10 +70,10 @@ def ledger(api: KubeApi, namespace: str, inventory: ClusterInventory) -> Kuberne
         "cluster_nodes": {"selector": {POOL: namespace}, "rack_label": RACK},
     }
     api.create(GPU_LEDGERS, namespace, {"metadata": {"name": "default"}, "spec": spec})
-    return KubernetesLedger(api, namespace, rules=inventory.rules)
+    return KubernetesLedger(api, namespace, rules=inventory.resolve_rules)
 
 
-def nodes(ledger: KubernetesLedger) -> dict[str, Node]:
+def nodes(ledger: KubernetesLedger) -> dict[str, GpuNode]:
     """Those that decisions go by now."""
     rules = ledger.snapshot().queues
     return {one.name: one for one in (rules.nodes or ())} if isinstance(rules, Queues) else {}
@@ -138,7 +138,7 @@ def test_a_hundred_nodes_are_the_inventory_and_a_gang_runs_where_its_lease_says(
     fake_nodes("large", 99 - len(small), gpus=8, model=MODEL, labels=labels(namespace, "large"))
     cluster.wait("all nodes are seen", lambda: len(nodes(ledger)) == 100)
     expected = {"gpu_type": MODEL, "gpus": 8, "memory_mb": 81920, "rack": "small"}
-    assert nodes(ledger)["small-1"] == Node(name="small-1", **expected)
+    assert nodes(ledger)["small-1"] == GpuNode(name="small-1", **expected)
 
     used, cordoned, broken, *good = small
     cluster.apply(foreign_pod(used), namespace=namespace)
@@ -198,13 +198,13 @@ def test_what_runs_on_a_node_that_will_go_is_told_to_end(
         ledger.restore(f"lease-{node}", request, None, (node,))
         cluster.apply(training_pod(node, request.uid, request.instance), namespace=namespace)
     cluster.wait("both run", lambda: set(running(cluster, namespace)) == {goes, stays})
-    evacuation = Evacuation(ledger, KubernetesCluster(api, None, "kubernetes:test"), lambda _: True, inventory)
-    evacuation.look()
+    evacuation = NodeEvacuation(ledger, KubernetesCluster(api, None, "kubernetes:test"), lambda _: True, inventory)
+    evacuation.run_once()
     cluster.kubectl("taint", "node", goes, f"{SPOT}=now:NoSchedule")
 
     def left() -> bool:
         nodes(ledger)
-        evacuation.look()
+        evacuation.run_once()
         return running(cluster, namespace) == [stays]
 
     cluster.wait("only one goes on", left)
@@ -234,11 +234,11 @@ def test_kubectl_shows_queues_and_leases(cluster: Cluster, api: KubeApi, namespa
     ledger = KubernetesLedger(api, namespace)
     ledger.restore("lease-1", ask(12, members=2, gpu_type=MODEL, run="digits"), None, ("n1", "n2"))
     ledger.request(ask(8, "late", gpu_type=MODEL))
-    metrics, moment = Metrics(), itertools.count(0, 120)
-    writer = Writer(api, lambda: True, metrics, utc_now)
-    projector = Projector(api, namespace, ClusterView(), writer, metrics, lambda: float(next(moment)))
-    assert projector.round() == 3
-    assert projector.round() == 0, "the API server keeps all that was written"
+    metrics, moment = ControllerMetrics(), itertools.count(0, 120)
+    writer = ClusterWriter(api, lambda: True, metrics, utc_now)
+    projector = ProjectionWriter(api, namespace, WatchCache(), writer, metrics, lambda: float(next(moment)))
+    assert projector.run_round() == 3
+    assert projector.run_round() == 0, "the API server keeps all that was written"
 
     def table(what: str) -> list[list[str]]:
         lines = cluster.kubectl("get", what, "--namespace", namespace).splitlines()
@@ -256,10 +256,10 @@ def test_kubectl_shows_queues_and_leases(cluster: Cluster, api: KubeApi, namespa
     refused = ["patch", "gpulease", "lease-1", "--namespace", namespace, "--type=merge", f"--patch={change}"]
     assert not cluster.kubectl(*refused, check=False), "a lease is what it was given for"
     cluster.kubectl(*refused[:-1], '--patch={"status": {"nodes": ["mine"]}}')
-    assert projector.round() == 1
+    assert projector.run_round() == 1
     assert cluster.get("gpulease", "lease-1", namespace=namespace)["status"]["nodes"] == ["n1", "n2"]
     ledger.release("lease-1")
-    projector.round()
+    projector.run_round()
     assert cluster.get("gpuleases", namespace=namespace)["items"] == []
     cluster.kubectl("delete", "gpuledger", "default", "--namespace", namespace)
     cluster.wait("they go with the ledger", lambda: not cluster.get("gpuqueues", namespace=namespace)["items"])

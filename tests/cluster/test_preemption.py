@@ -15,12 +15,12 @@ from support.ledger import spec
 from support.world import QUICK, Flow, fit, gpus, outputs, phase, said, workflow
 from tiphys_plugin import PluginCore, Queues
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
-from tiphys_plugin.cluster.pod_status import NODE_NAME
-from tiphys_plugin.eviction.evict import ask
-from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.cluster.pod_status import NODE_NAME_ANNOTATION
+from tiphys_plugin.eviction.evict import evict_lease
+from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.runtime.context import OnlyStore
+from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import GPU_LEDGERS, PODS, WORKFLOWS
@@ -51,7 +51,7 @@ class Place:
         api.create(GPU_LEDGERS, api.namespace, {"metadata": {"name": "default"}, "spec": spec(QUEUES)})
         self.ledger = KubernetesLedger(api, api.namespace)
         self.core = PluginCore(store, seen, self.ledger, settings=QUICK)
-        self.job = Preemptions(self.ledger, seen, OnlyStore(store))
+        self.job = PreemptionLoop(self.ledger, seen, SingleStore(store))
 
     def submit(self, run: str, priority: int) -> Flow:
         step = fit(gpu=gpus(4, priority=priority), grace_seconds=GRACE_SECONDS, checkpoints=None)
@@ -68,7 +68,7 @@ class Place:
         metadata = {
             "name": name,
             "labels": {RUN_LABEL: flow.name, STEP_LABEL: "fit", ATTEMPT_LABEL: str(attempt)},
-            "annotations": {NODE_NAME: f"{flow.name}.fit[0].attempts({retry})[1].run"},
+            "annotations": {NODE_NAME_ANNOTATION: f"{flow.name}.fit[0].attempts({retry})[1].run"},
             "ownerReferences": [owner],
         }
         container = {"name": "main", "image": self.image, "command": ["python", "-c", PROGRAM]}
@@ -106,8 +106,8 @@ def test_a_pod_is_asked_and_its_gpus_come_back_only_when_it_is_gone(place: Place
     pod = place.start_pod(low, attempt=1, retry=0)
     assert phase(high.admit("fit", 0)) == "Pending"
 
-    place.job.look()
-    leaving = place.lease().leaving
+    place.job.run_once()
+    leaving = place.lease().preemption
     assert leaving is not None
     assert (leaving.uid, (leaving.deadline - leaving.asked_at).total_seconds()) == (high.uid, GRACE_SECONDS)
     found = place.pod(pod)
@@ -117,7 +117,7 @@ def test_a_pod_is_asked_and_its_gpus_come_back_only_when_it_is_gone(place: Place
     waiting = high.admit("fit", 0)
     assert said(waiting).startswith("Deferred: WaitingForPreemptedCheckpoint: low/fit was asked to save and go at")
     assert phase(low.settle("fit", 0, exit_code="75")) == "Pending"
-    place.job.look()
+    place.job.run_once()
     assert place.lease().request.run == "low", "its pod is there, and so it holds its GPUs"
 
     place.cluster.kubectl("exec", pod, "-n", place.api.namespace, "--", "python", "-c", "open('/tmp/saved', 'w')")
@@ -127,15 +127,15 @@ def test_a_pod_is_asked_and_its_gpus_come_back_only_when_it_is_gone(place: Place
     assert "ended by preemption, it was asked at" in said(settled) and "to save and go for high/fit" in said(settled)
     assert outputs(high.admit("fit", 0))["run"] == "true"
     assert phase(low.admit("fit", 1)) == "Pending"
-    place.job.look()
-    assert (place.lease().request.run, place.lease().leaving) == ("high", None)
+    place.job.run_once()
+    assert (place.lease().request.run, place.lease().preemption) == ("high", None)
 
 
 @pytest.mark.parametrize("training", [TRAINER], indirect=True, ids=["trainer"])
 def test_all_ranks_of_a_gang_are_asked_save_together_and_go_on_from_there(training: Training) -> None:
     training.begin()
     [lease] = training.ledger.snapshot().leases
-    assert ask(KubernetesCluster(training.api, None, "kubernetes:test"), lease) == RANKS
+    assert evict_lease(KubernetesCluster(training.api, None, "kubernetes:test"), lease) == RANKS
     training.watched("failed")
     message = training.settle("Failed")
     found = re.search(r"ended by preemption.*attempt 2 resumes from step (\d+)", message)

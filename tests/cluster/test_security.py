@@ -27,13 +27,13 @@ from support.argo_objects import NARRATED
 from support.ledger import ask as ask_for
 from support.task_sets import task_set
 from support.world import Flow, fit, gpus, workflow
-from tiphys_plugin.cluster.pod_status import NODE_NAME
-from tiphys_plugin.quota.lease import Lease, Leaving
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.status_codec import encode
+from tiphys_plugin.cluster.pod_status import NODE_NAME_ANNOTATION
+from tiphys_plugin.quota.lease import Lease, PreemptionNotice
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import encode_status
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH
 
-from tiphys.kube import KubeApi, Object, connect
+from tiphys.kube import KubeApi, Object, connect_to_cluster
 from tiphys.kube.resources import (
     GPU_FLAVORS,
     GPU_LEASES,
@@ -45,7 +45,7 @@ from tiphys.kube.resources import (
     WORKFLOWS,
 )
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
-from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, Gang, gang_name
+from tiphys.protocol.gang import GANG_LABEL, WORKFLOW_UID_LABEL, GangSpec, gang_name
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, PIPELINE_ANNOTATION, RUN_LABEL, STORE_ANNOTATION
 from tiphys.records import Cause, utc_now
 
@@ -95,7 +95,7 @@ print(json.dumps(found))
 
 @pytest.fixture
 def api(cluster: Cluster) -> Iterator[KubeApi]:
-    connected = connect(cluster.kubeconfig)
+    connected = connect_to_cluster(cluster.kubeconfig)
     yield connected
     connected.close()
 
@@ -110,7 +110,7 @@ class Tenant:
         self.api = api
         self.namespace = namespace
         self.name = name
-        body = workflow([fit(gpu=gpus(1)), fit(name="spread", gang=Gang(members=2))], name)
+        body = workflow([fit(gpu=gpus(1)), fit(name="spread", gang=GangSpec(members=2))], name)
         store = f"s3://{cluster_store.bucket}/{namespace}/tiphys"
         # Whatever its step fails by, so that the controller has something to do.
         asked = AutoResumePolicy(causes=tuple(Cause)).model_dump_json()
@@ -168,7 +168,7 @@ class Tenant:
         metadata = {
             "name": f"{self.name}-asked",
             "labels": {RUN_LABEL: self.name, ATTEMPT_LABEL: "1"},
-            "annotations": {NODE_NAME: f"{held.instance}[0].run"},
+            "annotations": {NODE_NAME_ANNOTATION: f"{held.instance}[0].run"},
             "ownerReferences": [reference],
         }
         container = {"name": "main", "image": "none", "securityContext": RESTRICTED}
@@ -176,8 +176,8 @@ class Tenant:
             PODS, self.namespace, {"metadata": metadata, "spec": {"schedulerName": "nobody", "containers": [container]}}
         )
         now = utc_now()
-        leaving = Lease("asked", held, "A100", now, now, leaving=Leaving("other", "fit", now, now))
-        body = {"status": encode(Book((leaving,)))}
+        leaving = Lease("asked", held, "A100", now, now, preemption=PreemptionNotice("other", "fit", now, now))
+        body = {"status": encode_status(LedgerState((leaving,)))}
         self.api.patch(GPU_LEDGERS, home, "default", body, subresource="status")
 
     def lose_agent_pod(self) -> None:
@@ -246,7 +246,7 @@ def show_ledger(release: Release, api: KubeApi) -> None:
 
     def say(spec: Json, *leases: Lease) -> None:
         api.patch(GPU_LEDGERS, home, "default", {"spec": spec})
-        api.patch(GPU_LEDGERS, home, "default", {"status": encode(Book(leases))}, subresource="status")
+        api.patch(GPU_LEDGERS, home, "default", {"status": encode_status(LedgerState(leases))}, subresource="status")
 
     def memory() -> int | None:
         found = api.get(GPU_FLAVORS, home, "spare")

@@ -25,10 +25,10 @@ import structlog
 import yaml
 from support.compiled import History, gated, pipeline_of
 from support.submitter import FakeSubmitter
-from tiphys_controller.alerts.webhook import Inbox
-from tiphys_controller.server.access import LARGEST_BODY_BYTES, Door
-from tiphys_controller.server.app import create_app
-from tiphys_controller.server.routes import Calls
+from tiphys_controller.alerts.webhook import AlertInbox
+from tiphys_controller.server.access import MAX_BODY_BYTES, AccessControl
+from tiphys_controller.server.app import create_controller_app
+from tiphys_controller.server.routes import ApiRoutes
 
 from tiphys.errors import StoreError
 from tiphys.service.http_server import AppServer
@@ -51,10 +51,12 @@ class Place:
         self.counted: list[tuple[str, int]] = []
         self.down = False
         self.now = 0.0
-        inbox = Inbox(self._open, namespaces)
-        door = Door(self.token, lambda call, status, _: self.counted.append((call, status)), lambda: self.now, 20)
-        calls = Calls(inbox, self._open, lambda: self.submitter, namespaces)
-        self.server = AppServer(create_app(lambda: None, lambda: b"metrics", calls.routes(door)))
+        inbox = AlertInbox(self._open, namespaces)
+        door = AccessControl(
+            self.token, lambda call, status, _: self.counted.append((call, status)), lambda: self.now, 20
+        )
+        calls = ApiRoutes(inbox, self._open, lambda: self.submitter, namespaces)
+        self.server = AppServer(create_controller_app(lambda: None, lambda: b"metrics", calls.create_routes(door)))
 
     def _open(self, _: str) -> DirectoryStore:
         if self.down:
@@ -149,7 +151,7 @@ def test_what_is_wrong_is_refused_with_a_sentence(
 
 
 def test_a_giant_is_turned_away_announced_or_not(place: Place) -> None:
-    giant = b" " * (LARGEST_BODY_BYTES + 1)
+    giant = b" " * (MAX_BODY_BYTES + 1)
     assert place.post("/v1/alerts", giant).status_code == 413
 
     def pieces() -> Iterator[bytes]:
@@ -216,7 +218,7 @@ def test_where_several_namespaces_are_served_one_has_to_be_named(tmp_path: Path)
     place = Place(tmp_path, ("ml", "nlp"))
     with place.server:
         answer = place.get("/v1/runs/digits-1/plan")
-        assert (answer.status_code, "say which" in answer.text) == (400, True)
+        assert (answer.status_code, "name one" in answer.text) == (400, True)
         assert place.get("/v1/runs/digits-1/plan?namespace=nlp").status_code == 404
 
 

@@ -23,13 +23,13 @@ from support.s3_proxy import S3Proxy, Times
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError, ObjectMissingError, StoreError, UsageError
 from tiphys.faults import InjectedFaultError
-from tiphys.records import RunSealed
-from tiphys.store import ObjectInfo, S3Store, claim, open_store
-from tiphys.store.abandoned_uploads import leftovers
-from tiphys.store.s3 import Upload
+from tiphys.records import SubmissionEnd
+from tiphys.store import ObjectInfo, S3Store, claim_record, open_store
+from tiphys.store.abandoned_uploads import find_abandoned_uploads
+from tiphys.store.s3 import S3Uploader
 
 MIB = 1 << 20
-SMALL_PARTS = Upload(multipart_bytes=5 * MIB, part_bytes=5 * MIB)
+SMALL_PARTS = S3Uploader(multipart_bytes=5 * MIB, part_bytes=5 * MIB)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def proxy(bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def store(bucket: str, proxy: S3Proxy) -> S3Store:
-    return S3Store(bucket, "p", upload=SMALL_PARTS, sleep=lambda seconds: None)
+    return S3Store(bucket, "p", uploader=SMALL_PARTS, sleep=lambda seconds: None)
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def big_file(tmp_path: Path) -> Path:
     return path
 
 
-def seal(status: str = "Succeeded") -> RunSealed:
-    return RunSealed(run="digits", submission=1, status=status)
+def seal(status: str = "Succeeded") -> SubmissionEnd:
+    return SubmissionEnd(run="digits", submission=1, status=status)
 
 
 def open_uploads(bucket: str) -> list[object]:
@@ -72,17 +72,17 @@ class TestWriting:
     def test_a_claim_whose_reply_was_lost_is_known_to_be_ours(self, store: S3Store, proxy: S3Proxy) -> None:
         proxy.behaviour = Times(1, faults.is_write, faults.loses_reply)
 
-        outcome = claim(store, "end.json", mine := seal())
+        outcome = claim_record(store, "end.json", mine := seal())
 
         assert proxy.behaviour.happened == 1
         assert outcome == (mine, True)
         assert [r.method for r in proxy.requests] == ["PUT", "PUT", "GET"]
 
     def test_a_claim_that_somebody_else_holds_is_not_ours(self, store: S3Store) -> None:
-        first = claim(store, "end.json", seal())
-        second = claim(store, "end.json", seal())
+        first = claim_record(store, "end.json", seal())
+        second = claim_record(store, "end.json", seal())
 
-        assert (first.won, second.won) == (True, False)
+        assert (first.is_ours, second.is_ours) == (True, False)
         assert second.record == first.record
 
     def test_a_request_that_was_lost_is_sent_again(self, store: S3Store, proxy: S3Proxy) -> None:
@@ -256,7 +256,7 @@ class TestReading:
         proxy.requests.clear()
         proxy.behaviour = faults.breaks_off(0)
 
-        with pytest.raises(StoreError, match=r"cannot read a: .* did not answer, or broke off"):
+        with pytest.raises(StoreError, match=r"cannot read a: .* did not answer, or closed the connection"):
             store.read("a")
 
         assert len(proxy.requests) == 5
@@ -269,7 +269,7 @@ class TestReading:
         store.create("a", b"1234")
         proxy.behaviour = ignores_range
 
-        with pytest.raises(StoreError, match="cannot continue reading a at byte 2"):
+        with pytest.raises(StoreError, match="cannot resume a read of a at byte 2"):
             store.read("a")
 
     def test_notices_damaged_bytes(self, store: S3Store, proxy: S3Proxy) -> None:
@@ -454,8 +454,8 @@ def test_uploads_that_nobody_finished_are_found_by_their_age_and_removed(bucket:
     for key in ("p/old", "elsewhere/old"):
         store.client.create_multipart_upload(Bucket=bucket, Key=key)
     # This server says that every upload began in 2010.
-    assert list(leftovers(store, timedelta(days=100 * 365))) == []
-    [found] = leftovers(store, timedelta(days=1))
+    assert list(find_abandoned_uploads(store, timedelta(days=100 * 365))) == []
+    [found] = find_abandoned_uploads(store, timedelta(days=1))
     assert found.name == "p/old"
     found.remove()
     found.remove()

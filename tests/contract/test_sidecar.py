@@ -27,10 +27,10 @@ from support.processes import Process
 from support.upstream import upstream
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.sidecar import forwarding, server
-from tiphys_plugin.sidecar.settings import Settings
+from tiphys_plugin.sidecar.settings import SidecarSettings
 
 from tiphys.errors import UsageError
-from tiphys.protocol.operations import PLUGIN
+from tiphys.protocol.operations import PLUGIN_BODY_KEY
 
 TOKEN, ACCOUNT = "argo-made-this-token", "account-token-of-ml"
 OURS = {"workflow": {"metadata": {"name": "w", "namespace": "ml", "uid": "u"}}, "template": {"plugin": {"tiphys": {}}}}
@@ -228,7 +228,7 @@ def test_call_under_way_is_answered_when_the_sidecar_has_to_end(pod):
         assert running.process.wait(60) == 0  # the service says nothing, and yet it ends
         caller.join(60)
     assert answers[0].status_code == 503
-    assert "ask again" in answers[0].json()["error"]
+    assert "call again" in answers[0].json()["error"]
 
 
 def test_no_secret_is_ever_logged(pod, service):
@@ -266,8 +266,8 @@ def test_only_the_standard_library_is_loaded():
     "template", [None, {}, {"plugin": {}}, {"plugin": {"tiphys": {}}}, {"plugin": {"x": {}}}, {"plugin": []}, [], "x"]
 )
 def test_foreign_is_the_same_here_and_in_the_service(template):
-    assert server.is_foreign({"template": template}) is not requests.is_ours(template)
-    assert server.PLUGIN == PLUGIN
+    assert server.is_foreign_template({"template": template}) is not requests.is_tiphys_template(template)
+    assert server.PLUGIN_NAME == PLUGIN_BODY_KEY
 
 
 @pytest.mark.parametrize(
@@ -283,11 +283,11 @@ def test_foreign_is_the_same_here_and_in_the_service(template):
 )
 def test_wrong_setting_is_named(variable, value, says):
     with pytest.raises(UsageError, match=says):
-        Settings.read({"TIPHYS_SERVICE_URL": "http://service:7243", variable: value})
+        SidecarSettings.from_environment({"TIPHYS_SERVICE_URL": "http://service:7243", variable: value})
 
 
 def test_settings_that_nobody_gives_are_those_of_a_pod():
-    settings = Settings.read({"TIPHYS_SERVICE_URL": "https://service"})
+    settings = SidecarSettings.from_environment({"TIPHYS_SERVICE_URL": "https://service"})
     assert (settings.host, settings.port, settings.ca_file) == ("", 7243, None)
     assert settings.token_file == Path("/var/run/argo/token")
 
@@ -305,4 +305,4 @@ def test_port_in_use_is_named(pod):
 def test_certificate_that_cannot_be_read_is_named(tmp_path):
     given = {"TIPHYS_SERVICE_URL": "https://service", "TIPHYS_SERVICE_CA_FILE": str(tmp_path / "none")}
     with pytest.raises(UsageError, match="TIPHYS_SERVICE_CA_FILE"):
-        forwarding.Service(Settings.read(given))
+        forwarding.ServiceClient(SidecarSettings.from_environment(given))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.bad_checkpoint import POISON, Desk
 
-from tiphys.lineage import Status, timeline, tree
-from tiphys.lineage.quarantine import quarantine_records
+from tiphys.lineage import CheckpointStatus, read_lineage_tree, read_timeline
+from tiphys.lineage.quarantine import read_quarantine_records
 
 
 @pytest.mark.parametrize(
@@ -23,16 +23,18 @@ def test_the_third_attempt_succeeds_from_the_checkpoint_before(tmp_path: Path, f
     assert desk.starts() == [0, 6, 6, 5]
     causes = [str(end.cause or end.outcome) for end in desk.ends() if end]
     assert causes == ["preemption", "user_error", "user_error", "done"]
-    record = quarantine_records(desk.store, "night/fit")[POISON]
-    assert (record.by, "2 attempts that loaded it died alike" in record.reason) == ("settle", True)
+    record = read_quarantine_records(desk.store, "night/fit")[POISON]
+    assert (record.by, "2 attempts that loaded it crashed in the same way" in record.reason) == ("settle", True)
 
 
 def test_people_are_told_in_the_lineage_and_among_the_events(tmp_path: Path) -> None:
     desk = Desk(tmp_path, "error", 3)
     desk.start(user_errors=1)
-    nodes = [node for attempt in tree(desk.store, "night").steps[0].attempts for node in attempt.checkpoints]
-    assert [node.ref for node in nodes if node.status is Status.QUARANTINED] == [POISON]
-    told = [event.message for event in timeline(desk.store, "night")]
+    nodes = [
+        node for attempt in read_lineage_tree(desk.store, "night").steps[0].attempts for node in attempt.checkpoints
+    ]
+    assert [node.ref for node in nodes if node.status is CheckpointStatus.QUARANTINED] == [POISON]
+    told = [event.message for event in read_timeline(desk.store, "night")]
     assert any(
         "checkpoint 6 of attempt 1 was quarantined" in message and "loss is <number>" in message for message in told
     )

@@ -19,10 +19,10 @@ import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
 from support.trainer import digest_of, initial_state, train_step
 
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import choose, commits_of
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import choose_checkpoint, list_commits
 from tiphys.lineage.validity import read_manifest
-from tiphys.store import DirectoryStore, LineageLayout, read_events, step_attempts
+from tiphys.store import DirectoryStore, LineageLayout, read_events, read_step_attempts
 
 STEPS = 20
 KEEP = 2
@@ -92,7 +92,7 @@ class Run:
 
     def start(self, failpoints="", **others):
         """Open the next attempt where the choice says, and run its program."""
-        choice = choose(self.store, LINEAGE, step_attempts(self.store, RUN, STEP))
+        choice = choose_checkpoint(self.store, LINEAGE, read_step_attempts(self.store, RUN, STEP))
         self.attempt += 1
         write_claim(self.store, claim_of(self.attempt, choice.checkpoint))
         command = [sys.executable, "-m", "support.trainer", str(STEPS), str(self.result)]
@@ -130,7 +130,7 @@ def test_a_kill_at_any_write_loses_nothing_that_was_acknowledged(run, point):
     assert code == 0, err
     assert started >= acknowledged
     assert started == (choice.checkpoint.global_step if choice.checkpoint else 0)
-    assert quarantined(run.store, LINEAGE) == set()
+    assert list_quarantined(run.store, LINEAGE) == set()
     assert run.result.read_text() == uninterrupted()
     assert_storage_is_tidy(run)
 
@@ -149,7 +149,7 @@ def test_a_run_that_is_killed_again_and_again_still_ends_the_same(run):
         assert code == 0, err
     assert run.attempt > 3
     assert run.result.read_text() == uninterrupted()
-    assert quarantined(run.store, LINEAGE) == set()
+    assert list_quarantined(run.store, LINEAGE) == set()
 
 
 def test_without_a_fault_the_program_ends_the_same(run):
@@ -168,7 +168,7 @@ def test_sigterm_commits_the_step_it_met_and_exits_75(run):
     process.send_signal(signal.SIGTERM)
     code, _, err = run.finish(process)
     assert code == 75, err
-    (saved,) = commits_of(run.store, LINEAGE)
+    (saved,) = list_commits(run.store, LINEAGE)
     assert read_manifest(run.store, saved).reason == "sigterm"
     assert f"the newest checkpoint is checkpoint {saved.global_step} of attempt 1" in err
 
@@ -184,12 +184,12 @@ def test_a_process_whose_attempt_was_replaced_exits_76_and_commits_no_more(run):
     assert process.stdout.readline() == "starts 0\n"
     write_end(run.store, end_of(1))
     write_claim(run.store, claim_of(2))
-    before = commits_of(run.store, LINEAGE)
+    before = list_commits(run.store, LINEAGE)
     process.wait(timeout=120)
     _, err = process.communicate()
     assert process.returncode == 76
     assert "may not commit" in err
-    assert len(commits_of(run.store, LINEAGE)) <= len(before) + 1  # one may have passed its fence already
+    assert len(list_commits(run.store, LINEAGE)) <= len(before) + 1  # one may have passed its fence already
 
 
 def test_bytes_corrupted_between_attempts_cost_one_checkpoint_and_not_the_run(run):
@@ -205,7 +205,7 @@ def test_bytes_corrupted_between_attempts_cost_one_checkpoint_and_not_the_run(ru
     assert code == 0, err
     assert choice.checkpoint == ref(1, 9)  # the sizes are right, so only the reader can tell
     assert started == 6
-    assert quarantined(run.store, LINEAGE) == {ref(1, 9)}
+    assert list_quarantined(run.store, LINEAGE) == {ref(1, 9)}
     assert [event.name for event in read_events(run.store, RUN)] == ["checkpoint.skipped", "checkpoint.restored"]
     assert "checkpoint 9 of attempt 1 is corrupt" in err
     assert run.result.read_text() == uninterrupted()
@@ -213,7 +213,7 @@ def test_bytes_corrupted_between_attempts_cost_one_checkpoint_and_not_the_run(ru
 
 def assert_storage_is_tidy(run):
     """Only whole checkpoints remain: no shard without its manifest, no manifest without its shards."""
-    commits = set(commits_of(run.store, LINEAGE))
+    commits = set(list_commits(run.store, LINEAGE))
     assert {LAYOUT.parse_shard(info.key) for info in run.store.list(LAYOUT.all_shards)} == commits
-    assert list(run.store.list(LAYOUT.expired)) == []
+    assert list(run.store.list(LAYOUT.all_tombstones)) == []
     assert len([commit for commit in commits if commit.attempt == run.attempt]) == KEEP

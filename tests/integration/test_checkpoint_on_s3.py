@@ -7,8 +7,8 @@ from support.s3_proxy import Times
 from support.sessions import admitted, open_session, state_at, train
 
 from tiphys import checkpoint
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import choose, commits_of
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import choose_checkpoint, list_commits
 from tiphys.store import LineageLayout, S3Store
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -46,7 +46,7 @@ def test_a_program_finds_its_checkpoints_by_the_environment_alone(bucket, proxy)
 
 def test_retention_leaves_what_it_should(store):
     train(store, 5, keep_last=2)
-    assert commits_of(store, LINEAGE) == [ref(1, 5), ref(1, 4)]
+    assert list_commits(store, LINEAGE) == [ref(1, 5), ref(1, 4)]
     assert {LAYOUT.parse_shard(info.key) for info in store.list(LAYOUT.all_shards)} == {ref(1, 5), ref(1, 4)}
 
 
@@ -72,6 +72,6 @@ def test_storage_that_refuses_writes_costs_checkpoints_and_not_the_training(stor
 def test_choosing_costs_four_requests_however_many_checkpoints_there_are(store, proxy):
     train(store, 12)
     proxy.requests.clear()
-    assert choose(store, LINEAGE, attempts_of(None)).checkpoint == ref(1, 12)
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None)).checkpoint == ref(1, 12)
     assert len(proxy.requests) == 4
-    assert quarantined(store, LINEAGE) == set()
+    assert list_quarantined(store, LINEAGE) == set()

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hera_pipelines.demo.facts import RunFacts, executed_again
+from hera_pipelines.demo.facts import DemoRunState, count_repeated_steps
 from tiphys.store import DirectoryStore
 
 
@@ -30,27 +30,27 @@ def test_every_promise_is_kept(performed: Performed) -> None:
 
 def test_the_last_line_states_repeated_steps_and_equal_digests(performed: Performed) -> None:
     folder, done = performed
-    facts = RunFacts(DirectoryStore(folder / "store"), "digits", folder / "steps/digits")
+    facts = DemoRunState(DirectoryStore(folder / "store"), "digits", folder / "steps/digits")
     verdict = re.fullmatch(
         r"(\d+) of 2000 steps were executed again, and the two models are bit-identical \(sha256 (\w{16})…\)\.",
         done.stdout.splitlines()[-1],
     )
     assert verdict
-    assert int(verdict[1]) == executed_again(facts.steps()) > 100
+    assert int(verdict[1]) == count_repeated_steps(facts.executed_steps()) > 100
     assert facts.model_digest().startswith(verdict[2])
 
 
 def test_three_attempts_in_two_submissions_each_from_a_checkpoint(performed: Performed) -> None:
     folder, _ = performed
     store = DirectoryStore(folder / "store")
-    claims = [attempt.claim for attempt in RunFacts(store, "digits", folder).training()]
+    claims = [attempt.claim for attempt in DemoRunState(store, "digits", folder).training_attempts()]
     assert [(claim.attempt, claim.submission) for claim in claims] == [(1, 1), (2, 1), (3, 2)]
     assert [claim.starts_from.attempt if claim.starts_from else None for claim in claims] == [None, 1, 2]
 
 
 def test_the_model_has_learnt_something(performed: Performed) -> None:
     folder, _ = performed
-    facts = RunFacts(DirectoryStore(folder / "store"), "digits", folder)
+    facts = DemoRunState(DirectoryStore(folder / "store"), "digits", folder)
     assert float(facts.output_value("register", "accuracy")) > 0.95
 
 

@@ -25,10 +25,10 @@ from support.file_trainer import after
 from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, ref, write_claim, write_end
 from support.polling import until
 
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import choose, commits_of
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import choose_checkpoint, list_commits
 from tiphys.lineage.validity import read_manifest
-from tiphys.store import DirectoryStore, LineageLayout, read_events, step_attempts
+from tiphys.store import DirectoryStore, LineageLayout, read_events, read_step_attempts
 
 STEPS = 20
 EXEC = (sys.executable, "-m", "tiphys.checkpoint.exec")
@@ -74,7 +74,7 @@ class Run:
 
     def start(self, *options, command=None, new_pod=True, **environ):
         """Open the next attempt where the choice says, and run its program."""
-        choice = choose(self.store, LINEAGE, step_attempts(self.store, RUN, STEP))
+        choice = choose_checkpoint(self.store, LINEAGE, read_step_attempts(self.store, RUN, STEP))
         self.attempt += 1
         write_claim(self.store, claim_of(self.attempt, choice.checkpoint))
         if new_pod:
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def commits(self):
-        return commits_of(self.store, LINEAGE)
+        return list_commits(self.store, LINEAGE)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_a_program_that_dies_while_it_writes_goes_on_from_what_was_whole(run, op
     assert starts(out) == 10
     assert run.result.read_text() == after(STEPS)
     assert run.commits[0] == ref(2, STEPS)
-    assert quarantined(run.store, LINEAGE) == set()
+    assert list_quarantined(run.store, LINEAGE) == set()
     assert "attempt 2 resumes from step 10" in err
 
 
@@ -204,7 +204,7 @@ def test_a_program_that_does_not_end_is_killed_within_the_grace_period(run):
     process.send_signal(signal.SIGTERM)
     code, _, err = run.finish(process)
     assert code == 75, err
-    assert "did not end in time after SIGTERM, and is killed" in err
+    assert "did not end in time after SIGTERM, so it is killed" in err
     assert run.commits == [ref(1, 5)]
 
 
@@ -245,7 +245,7 @@ def test_a_wrapper_that_dies_at_any_write_loses_nothing_that_was_committed(run, 
     assert code == 0, err
     assert starts(out) == committed
     assert run.result.read_text() == after(STEPS)
-    assert quarantined(run.store, LINEAGE) == set()
+    assert list_quarantined(run.store, LINEAGE) == set()
 
 
 def test_a_corrupt_checkpoint_costs_one_and_not_the_run(run):
@@ -260,7 +260,7 @@ def test_a_corrupt_checkpoint_costs_one_and_not_the_run(run):
     code, out, err = run.attempt_until_end()
     assert code == 0, err
     assert starts(out) == 15
-    assert quarantined(run.store, LINEAGE) == {ref(1, 20)}
+    assert list_quarantined(run.store, LINEAGE) == {ref(1, 20)}
     assert "checkpoint 20 of attempt 1 is corrupt" in err
     assert run.result.read_text() == after(STEPS)
 

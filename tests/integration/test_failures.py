@@ -9,14 +9,14 @@ from typing import Any
 
 from hera.workflows import DAG
 from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
-from tiphys_controller import start
+from tiphys_controller import start_run
 
 from hera_pipelines import Checkpoints, Pipeline, Retries, Train
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm
-from tiphys.failures.classify import Observation, classify
-from tiphys.records import Cause, CrashRecord, Outcome
-from tiphys.store import DirectoryStore, RunLayout, read_record, step_attempts
+from tiphys.checkpoint.lifecycle.hang_watchdog import KernelAlarm
+from tiphys.failures.classify import AttemptObservation, classify_failure
+from tiphys.records import AttemptEndOutcome, Cause, CrashRecord
+from tiphys.store import DirectoryStore, RunLayout, read_record, read_step_attempts
 
 # The first attempt finds its GPU full, the second waits for ever after step 3.
 FAILS_TWICE = """
@@ -77,18 +77,18 @@ def run_once(folder: Path) -> DirectoryStore:
     code.mkdir()
     (code / "train.py").write_text(FAILS_TWICE)
     with LocalSession(store, folder / "state", speed=50.0, code=code) as session:
-        session.run(start(store, session, pipeline(), "night").workflow_name)
+        session.run(start_run(store, session, pipeline(), "night").workflow_name)
     return store
 
 
 def test_each_failure_is_told_and_the_next_attempt_goes_on_with_what_it_needs(tmp_path: Path) -> None:
     store = run_once(tmp_path)
-    attempts = step_attempts(store, "night", "fit")
+    attempts = read_step_attempts(store, "night", "fit")
     ends = [attempt.end for attempt in attempts if attempt.end is not None]
     assert [(end.outcome, end.cause, end.exit_code) for end in ends] == [
-        (Outcome.FAILED, Cause.GPU_OUT_OF_MEMORY, 1),
-        (Outcome.FAILED, Cause.HANG, 79),
-        (Outcome.DONE, None, 0),
+        (AttemptEndOutcome.FAILED, Cause.GPU_OUT_OF_MEMORY, 1),
+        (AttemptEndOutcome.FAILED, Cause.HANG, 79),
+        (AttemptEndOutcome.DONE, None, 0),
     ]
     assert [end.evidence.rule for end in ends if end.evidence] == ["gpu-out-of-memory", "no-step"]
     assert "it completed no step in" in ends[1].message
@@ -127,20 +127,23 @@ def test_its_last_words_tell_that_it_hung(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     program = (
-        "import ctypes, pathlib, sys; from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm\n"
-        "alarm = Alarm(pathlib.Path(sys.argv[1])); assert alarm.install(); alarm.ring_in(0.05)\n"
+        "import ctypes, pathlib, sys; from tiphys.checkpoint.lifecycle.hang_watchdog import KernelAlarm\n"
+        "alarm = KernelAlarm(pathlib.Path(sys.argv[1])); assert alarm.install(); alarm.arm(0.05)\n"
         "ctypes.PyDLL(None).sleep(3600)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", program, str(log)], env=environment, timeout=60)
     assert ended.returncode == -signal.SIGALRM
     for code in (128 + signal.SIGALRM, 137):  # Argo tells every signal as 137
-        assert classify(Observation("Failed", code, told=log.read_text())).cause is Cause.HANG
+        assert (
+            classify_failure(AttemptObservation("Failed", code, termination_message=log.read_text())).cause
+            is Cause.HANG
+        )
 
 
 def test_an_alarm_that_a_program_uses_itself_is_left_to_it() -> None:
     before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
     try:
-        assert not Alarm().install()
+        assert not KernelAlarm().install()
     finally:
         signal.signal(signal.SIGALRM, before)

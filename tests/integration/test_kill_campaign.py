@@ -22,16 +22,16 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, end_of, write_claim, w
 from support.trainer import digest_of, initial_state, train_step
 from support.zygote import Zygote
 
-from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.retention.delete import Retention
-from tiphys.lineage.select import choose, commits_of, starts_of
-from tiphys.protocol.step_spec import Keep
-from tiphys.store import DirectoryStore, LineageLayout, step_attempts
+from tiphys.lineage.select import choose_checkpoint, list_commits, starts_from_claims
+from tiphys.protocol.step_spec import RetentionPolicy
+from tiphys.store import DirectoryStore, LineageLayout, read_step_attempts
 
 SEED = 20261121
 KILLS = 500
 STEPS = 30
-KEEP = Keep(last=2, delay_seconds=0)
+KEEP = RetentionPolicy(last=2, delay_seconds=0)
 POINTS = {
     "checkpoint.after_stage": 6,
     "checkpoint.before_shard": 12,
@@ -73,7 +73,7 @@ class Run:
     def go(self, failpoints=""):
         """One attempt, opened where the choice says; its exit code."""
         acknowledged = max(map(int, self.told("saved")), default=0)
-        choice = choose(self.store, LINEAGE, step_attempts(self.store, RUN, STEP))
+        choice = choose_checkpoint(self.store, LINEAGE, read_step_attempts(self.store, RUN, STEP))
         self.attempt += 1
         write_claim(self.store, claim_of(self.attempt, choice.checkpoint))
         environ = {
@@ -100,10 +100,10 @@ class Run:
 
     def check(self):
         assert self.told("digest") == [uninterrupted()]
-        assert quarantined(self.store, LINEAGE) == set()
+        assert list_quarantined(self.store, LINEAGE) == set()
         layout = LineageLayout(LINEAGE)
-        Retention(self.store, LINEAGE, KEEP).collect(starts_of(step_attempts(self.store, RUN, STEP)), ())
-        commits = set(commits_of(self.store, LINEAGE))
+        Retention(self.store, LINEAGE, KEEP).collect(starts_from_claims(read_step_attempts(self.store, RUN, STEP)), ())
+        commits = set(list_commits(self.store, LINEAGE))
         assert max(ref.global_step for ref in commits) == STEPS
         left = {layout.parse_shard(info.key) for info in self.store.list(layout.all_shards)}
         assert left == commits

@@ -67,7 +67,7 @@ def test_services_never_hold_more_than_the_quota_together():
         assert max(int(out) for out, _ in results) <= QUOTA
         ledger = KubernetesLedger(api, "tiphys")
         assert ledger.snapshot().leases == ()
-        assert ledger.snapshot().waiting == ()
+        assert ledger.snapshot().pending == ()
         assert isinstance(ledger.request(ask(QUOTA)), Admitted)
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from hera.workflows import DAG, Artifact, Parameter
 from hera.workflows.models import ValueFrom
-from tiphys_controller import resume, start
+from tiphys_controller import resume_run, start_run
 from tiphys_plugin import DirectoryCluster
 
 from hera_pipelines import Checkpoints, Pipeline, Step, Train
 from hera_pipelines.local.nodes import NodeChange
 from hera_pipelines.local.run_session import LocalSession
 from tiphys.errors import ConflictError, NotFoundError, StoreError
-from tiphys.store import DirectoryStore, step_attempts
+from tiphys.store import DirectoryStore, read_step_attempts
 
 PREP = """
 import os, pathlib
@@ -106,14 +106,14 @@ class Desk:
 
     def start(self) -> str:
         with self.session() as session:
-            return str(session.run(start(self.store, session, pipeline(), "night").workflow_name))
+            return str(session.run(start_run(self.store, session, pipeline(), "night").workflow_name))
 
     def resume(self) -> str:
         with self.session() as session:
-            return str(session.run(resume(self.store, session, "night").workflow_name))
+            return str(session.run(resume_run(self.store, session, "night").workflow_name))
 
     def outcomes(self, step: str, run: str = "night") -> list[str]:
-        ended = (attempt.end for attempt in step_attempts(self.store, run, step))
+        ended = (attempt.end for attempt in read_step_attempts(self.store, run, step))
         return [f"{end.outcome}" if end.cause is None else f"{end.outcome}:{end.cause}" for end in ended if end]
 
     def said(self, word: str) -> list[str]:
@@ -131,7 +131,7 @@ def test_a_pipeline_runs_to_its_end_with_a_folder_as_output(desk: Desk) -> None:
     assert desk.start() == "Succeeded"
     assert desk.outcomes("prep") == desk.outcomes("fit") == ["done"]
     assert desk.said("data: ") == ["rows"]
-    [end] = (attempt.end for attempt in step_attempts(desk.store, "night", "fit"))
+    [end] = (attempt.end for attempt in read_step_attempts(desk.store, "night", "fit"))
     assert end is not None
     assert [(output.name, output.value) for output in end.outputs] == [("loss", "0.25")]
 
@@ -171,7 +171,7 @@ def test_a_name_is_taken_once_and_a_workflow_runs_once(desk: Desk) -> None:
     with desk.session() as session:
         with pytest.raises(ConflictError, match="a Workflow night exists"):
             session.create({**pipeline(), "metadata": {"name": "night"}})
-        with pytest.raises(ConflictError, match="was begun before and is Succeeded"):
+        with pytest.raises(ConflictError, match="was started before and is Succeeded"):
             session.run("night")
         with pytest.raises(NotFoundError, match="no Workflow other"):
             session.run("other")

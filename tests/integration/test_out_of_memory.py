@@ -17,9 +17,9 @@ import sys
 import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
-from tiphys.failures.bad_checkpoints import crash_of
-from tiphys.failures.classify import Observation, classify
-from tiphys.lineage.select import commits_of
+from tiphys.failures.bad_checkpoints import find_crash_record
+from tiphys.failures.classify import AttemptObservation, classify_failure
+from tiphys.lineage.select import list_commits
 from tiphys.records import Cause
 from tiphys.store import open_store
 
@@ -55,11 +55,11 @@ def folder(tmp_path):
 def assert_it_ended_of_its_memory(code, err, store):
     assert code == 1, err
     assert "MemoryError" in err
-    crash = crash_of(store, RUN, STEP, 1)
+    crash = find_crash_record(store, RUN, STEP, 1)
     assert crash, err
     assert (crash.error, crash.fingerprint, crash.global_step) == ("MemoryError", "", 1)
-    assert classify(Observation("Failed", code, account=crash.error)).cause is Cause.OUT_OF_MEMORY
-    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+    assert classify_failure(AttemptObservation("Failed", code, crash_error=crash.error)).cause is Cause.OUT_OF_MEMORY
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
 
 
 def test_a_program_that_takes_the_last_byte_ends(folder):
@@ -86,13 +86,13 @@ def test_a_program_that_survives_it_is_left_alone(folder):
 STANDS_STILL = """
 import pathlib, sys, time
 from tiphys.checkpoint.lifecycle import out_of_memory as exhaustion
-from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm
-from tiphys.checkpoint.lifecycle.hang_watchdog import LastWords
-exhaustion.PATIENCE_SECONDS = 0.05
+from tiphys.checkpoint.lifecycle.hang_watchdog import KernelAlarm
+from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog
+exhaustion.DRAIN_TIMEOUT_SECONDS = 0.05
 log = pathlib.Path(sys.argv[1])
-words = LastWords(log)
+words = CrashLog(log)
 words.open()
-with exhaustion.Ending(MemoryError(), words, Alarm(log)):
+with exhaustion.OutOfMemoryGuard(MemoryError(), words, KernelAlarm(log)):
     while True:
         time.sleep(1)
 """
@@ -106,4 +106,4 @@ def test_a_session_that_stands_still_at_its_end_is_ended_by_the_kernel(tmp_path)
     assert ended.returncode == -signal.SIGALRM
     told = log.read_text()
     assert "most recent call first" in told
-    assert classify(Observation("Failed", 137, told=told)).cause is Cause.OUT_OF_MEMORY
+    assert classify_failure(AttemptObservation("Failed", 137, termination_message=told)).cause is Cause.OUT_OF_MEMORY

@@ -19,7 +19,7 @@ from support.world import Flow, World, commit, fit, gpus, world
 from tiphys_plugin import load_queues
 
 from tiphys.records import SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, claim
+from tiphys.store import RunLayout, claim_record
 
 QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
 FIT = fit(gpu=gpus(8), share=True)
@@ -83,7 +83,7 @@ def resumed(here: World) -> Flow:
     wanted = SubmissionClaim(
         run="digits-abc12", submission=2, kind=SubmissionKind.RESUME, workflow_name="digits-abc12-2", namespace="ml"
     )
-    claim(here.store, RunLayout("digits-abc12").submission(2), wanted)
+    claim_record(here.store, RunLayout("digits-abc12").submission(2), wanted)
     flow = here.submit(FIT, name="digits-abc12-2", uid="uid-2")
     flow.run, flow.submission = "digits-abc12", "2"
     return flow

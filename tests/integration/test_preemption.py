@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from hera.workflows import DAG
 from support.polling import until
-from tiphys_controller import start
+from tiphys_controller import start_run
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 from hera_pipelines.local.nodes import NodeChange
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage import timeline
-from tiphys.records import AttemptEnd, Cause, Outcome
-from tiphys.store import DirectoryStore, step_attempts
+from tiphys.lineage import read_timeline
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause
+from tiphys.store import DirectoryStore, read_step_attempts
 
 QUEUES = """
 queues:
@@ -82,13 +82,13 @@ class Lab:
                 observer=self.changes.append,
                 code=self.folder / "code",
             ) as session:
-                made = start(self.store, session, pipeline(priority, self.seen), run)
+                made = start_run(self.store, session, pipeline(priority, self.seen), run)
                 return str(session.run(made.workflow_name))
 
         return self._pool.submit(work)
 
     def ends(self, run: str) -> list[AttemptEnd]:
-        return [attempt.end for attempt in step_attempts(self.store, run, "fit") if attempt.end]
+        return [attempt.end for attempt in read_step_attempts(self.store, run, "fit") if attempt.end]
 
     def told(self, run: str) -> list[str]:
         return [change.message for change in list(self.changes) if change.node.startswith(f"{run}.")]
@@ -113,13 +113,17 @@ def test_a_training_of_lower_priority_saves_goes_and_resumes_with_nothing_lost(l
     assert low.result(timeout=240) == "Succeeded"
 
     first, last = lab.ends("low")
-    assert (first.outcome, first.cause, last.outcome) == (Outcome.FAILED, Cause.PREEMPTION, Outcome.DONE)
+    assert (first.outcome, first.cause, last.outcome) == (
+        AttemptEndOutcome.FAILED,
+        Cause.PREEMPTION,
+        AttemptEndOutcome.DONE,
+    )
     preempted = first.preempted
     assert preempted is not None and preempted.committed is not None
     assert (preempted.for_run, preempted.for_step, preempted.gpus) == ("high", "fit", 4)
     assert preempted.seconds_lost == 0
     assert preempted.committed.global_step >= int(lab.seen.read_text())
-    assert step_attempts(lab.store, "low", "fit")[1].claim.starts_from == preempted.committed
-    assert [end.outcome for end in lab.ends("high")] == [Outcome.DONE]
+    assert read_step_attempts(lab.store, "low", "fit")[1].claim.starts_from == preempted.committed
+    assert [end.outcome for end in lab.ends("high")] == [AttemptEndOutcome.DONE]
     assert first.written_at < lab.ends("high")[0].written_at < last.written_at
-    assert any("to save and go for high/fit" in event.message for event in timeline(lab.store, "low"))
+    assert any("to save and go for high/fit" in event.message for event in read_timeline(lab.store, "low"))

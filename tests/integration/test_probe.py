@@ -25,13 +25,13 @@ from tiphys.errors import NotFoundError, ObjectExistsError, StoreError
 from tiphys.records import utc_now
 from tiphys.store import DirectoryStore, ObjectInfo, S3Store
 from tiphys.store import probe as probe_module
-from tiphys.store.probe import RACERS, Finding, probe, verdict
+from tiphys.store.probe import WRITERS_PER_RACE, ProbeFinding, is_store_usable, probe_store
 
 # Enough to catch the bad servers here; the default is for those that lose a race seldom.
 RACES = 3
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
+def by_name(findings: list[ProbeFinding]) -> dict[str, ProbeFinding]:
     return {finding.name: finding for finding in findings}
 
 
@@ -46,9 +46,9 @@ class TestGoodStores:
     def test_a_folder_is_accepted_and_left_as_it_was(self, tmp_path: Path) -> None:
         DirectoryStore(tmp_path).create("runs/a/run.json", b"")
 
-        findings = probe(str(tmp_path))
+        findings = probe_store(str(tmp_path))
 
-        assert verdict(findings)
+        assert is_store_usable(findings)
         assert [(f.name, f.ok) for f in findings] == [
             ("create-only", True),
             ("race", True),
@@ -61,9 +61,9 @@ class TestGoodStores:
     def test_moto_is_accepted_with_the_warning_it_deserves(self, bucket: str) -> None:
         S3Store(bucket).create("p/runs/a", b"")
 
-        findings = probe(f"s3://{bucket}/p")
+        findings = probe_store(f"s3://{bucket}/p")
 
-        assert verdict(findings)
+        assert is_store_usable(findings)
         assert {f.name for f in findings if f.ok is None} == {"checksum"}
         assert "not verified by the server" in by_name(findings)["checksum"].sentence
         assert by_name(findings)["create-only-parts"].ok
@@ -71,7 +71,7 @@ class TestGoodStores:
 
     def test_a_store_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
         with pytest.raises(NotFoundError):
-            probe(str(tmp_path / "absent"))
+            probe_store(str(tmp_path / "absent"))
 
         assert list(tmp_path.iterdir()) == []
 
@@ -80,20 +80,20 @@ class TestBadServers:
     def test_one_that_ignores_the_condition_is_refused(self, bucket: str, proxy: S3Proxy) -> None:
         proxy.behaviour = faults.ignores_conditions
 
-        findings = probe(f"s3://{bucket}", races=RACES)
+        findings = probe_store(f"s3://{bucket}", races=RACES)
 
-        assert not verdict(findings)
+        assert not is_store_usable(findings)
         assert {f.name for f in findings if f.ok is False} == {"create-only", "race", "create-only-parts"}
         assert "ignores If-None-Match" in by_name(findings)["create-only"].sentence
 
     def test_one_that_lets_several_racers_win_is_refused_for_that_alone(self, bucket: str, proxy: S3Proxy) -> None:
-        proxy.behaviour = faults.LetsRacersWin(RACERS)
+        proxy.behaviour = faults.LetsRacersWin(WRITERS_PER_RACE)
 
-        findings = probe(f"s3://{bucket}", races=RACES)
+        findings = probe_store(f"s3://{bucket}", races=RACES)
 
-        assert not verdict(findings)
+        assert not is_store_usable(findings)
         assert {f.name for f in findings if f.ok is False} == {"race"}
-        assert "were told that they had won" in by_name(findings)["race"].sentence
+        assert "writers won" in by_name(findings)["race"].sentence
 
     def test_one_that_ignores_the_condition_of_uploads_in_parts_is_refused(self, bucket: str, proxy: S3Proxy) -> None:
         def only_of_completions(request: faults.Request, forward: faults.Forward) -> faults.Reply:
@@ -101,10 +101,10 @@ class TestBadServers:
 
         proxy.behaviour = only_of_completions
 
-        findings = probe(f"s3://{bucket}", races=RACES)
+        findings = probe_store(f"s3://{bucket}", races=RACES)
 
         assert {f.name for f in findings if f.ok is False} == {"create-only-parts"}
-        assert not verdict(findings)
+        assert not is_store_usable(findings)
 
     def test_one_that_refuses_everything_is_asked_once(self, bucket: str, proxy: S3Proxy) -> None:
         def read_only(request: faults.Request, forward: faults.Forward) -> faults.Reply | None:
@@ -113,7 +113,7 @@ class TestBadServers:
 
         proxy.behaviour = read_only
 
-        first, clean_up = probe(f"s3://{bucket}", races=RACES)
+        first, clean_up = probe_store(f"s3://{bucket}", races=RACES)
 
         assert (first.name, first.ok, clean_up.ok) == ("create-only", False, True)
         assert "credentials in use may not create" in first.sentence
@@ -127,7 +127,7 @@ class TestBadServers:
 
         proxy.behaviour = strict
 
-        assert by_name(probe(f"s3://{bucket}", races=RACES))["checksum"].ok is True
+        assert by_name(probe_store(f"s3://{bucket}", races=RACES))["checksum"].ok is True
 
     def test_an_error_that_is_no_verdict_on_the_checksum_is_not_taken_for_one(
         self, bucket: str, proxy: S3Proxy
@@ -138,14 +138,14 @@ class TestBadServers:
 
         proxy.behaviour = forbids
 
-        assert by_name(probe(f"s3://{bucket}", races=RACES))["checksum"].ok is False
+        assert by_name(probe_store(f"s3://{bucket}", races=RACES))["checksum"].ok is False
 
     @pytest.mark.parametrize(("minutes", "ok"), [(0, True), (-10, None), (10, None)])
     def test_a_clock_that_is_off_is_a_warning(self, bucket: str, minutes: int, ok: bool | None) -> None:
-        findings = probe(f"s3://{bucket}", races=RACES, now=lambda: utc_now() + timedelta(minutes=minutes))
+        findings = probe_store(f"s3://{bucket}", races=RACES, now=lambda: utc_now() + timedelta(minutes=minutes))
 
         assert by_name(findings)["clock"].ok is ok
-        assert verdict(findings)
+        assert is_store_usable(findings)
 
 
 class Overwriting(DirectoryStore):
@@ -211,36 +211,36 @@ class TestBadStores:
             (Overwriting, "create-only", "changed the object all the same"),
             (KeepsNobodysBytes, "race", "in 20 of 20 races"),
             (StaleListing, "read-after-write", "not listed"),
-            (ListsDeleted, "read-after-write", "just deleted was still listed"),
+            (ListsDeleted, "read-after-write", "a deleted object was still listed"),
             (FirstPageOnly, "listing", "10 objects were written, and 4 listed"),
             (SortsByFolder, "listing", "not in ascending order"),
         ],
     )
     def test_is_refused(self, kind: type[DirectoryStore], check: str, sentence: str) -> None:
-        findings = probe(kind.__name__)
+        findings = probe_store(kind.__name__)
 
         assert by_name(findings)[check].ok is False
         assert sentence in by_name(findings)[check].sentence
-        assert not verdict(findings)
+        assert not is_store_usable(findings)
 
     def test_that_cannot_delete_is_accepted_and_says_what_is_left(self) -> None:
-        findings = probe(KeepsEverything.__name__)
+        findings = probe_store(KeepsEverything.__name__)
 
-        assert verdict(findings)
+        assert is_store_usable(findings)
         assert by_name(findings)["clean-up"].ok is None
-        assert "is still below .tiphys-probe/" in by_name(findings)["clean-up"].sentence
+        assert "are left below .tiphys-probe/" in by_name(findings)["clean-up"].sentence
 
 
 def test_warnings_do_not_refuse_a_store_and_failures_do() -> None:
-    good, warning, bad = Finding("a", True, ""), Finding("b", None, ""), Finding("c", False, "")
+    good, warning, bad = ProbeFinding("a", True, ""), ProbeFinding("b", None, ""), ProbeFinding("c", False, "")
 
-    assert verdict([good, warning])
-    assert not verdict([good, warning, bad])
+    assert is_store_usable([good, warning])
+    assert not is_store_usable([good, warning, bad])
 
 
 def test_each_probe_writes_below_a_folder_of_its_own(bucket: str, proxy: S3Proxy) -> None:
-    probe(f"s3://{bucket}/p", races=RACES)
-    probe(f"s3://{bucket}/p", races=RACES)
+    probe_store(f"s3://{bucket}/p", races=RACES)
+    probe_store(f"s3://{bucket}/p", races=RACES)
 
     written = [r.path for r in proxy.requests if faults.is_write(r)]
     folders = {path.split("/.tiphys-probe/")[1].split("/")[0] for path in written}

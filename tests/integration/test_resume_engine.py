@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from hera.workflows import DAG, Artifact, Parameter
 from hera.workflows.models import ValueFrom
-from tiphys_controller import PlanReport, Resumed, plan_run, resume, start
+from tiphys_controller import PlanReport, ResumeResult, plan_run, resume_run, start_run
 
 from hera_pipelines import Pipeline, Step
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.store import DirectoryStore, RunLayout, all_attempts
+from tiphys.store import DirectoryStore, RunLayout, read_all_attempts
 
 RUN = "sweep-1"
 
@@ -87,11 +87,11 @@ class Desk:
 
     def start(self) -> str:
         with self.session() as session:
-            return str(session.run(start(self.store, session, pipeline(), RUN).workflow_name))
+            return str(session.run(start_run(self.store, session, pipeline(), RUN).workflow_name))
 
-    def resume(self) -> tuple[Resumed, str]:
+    def resume(self) -> tuple[ResumeResult, str]:
         with self.session() as session:
-            resumed = resume(self.store, session, RUN)
+            resumed = resume_run(self.store, session, RUN)
             return resumed, str(session.run(resumed.workflow_name)) if resumed.submission else ""
 
     def plan(self) -> PlanReport:
@@ -105,7 +105,7 @@ class Desk:
         return lines
 
     def answer(self) -> str | None:
-        end = all_attempts(self.store, RUN)["best"][-1].end
+        end = read_all_attempts(self.store, RUN)["best"][-1].end
         return next((output.value for output in end.outputs), None) if end else None
 
 

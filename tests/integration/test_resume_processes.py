@@ -26,11 +26,11 @@ from support.resumers import Resumers
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import ConflictError, StoreError
-from tiphys.kube import cluster_name
+from tiphys.kube import identify_cluster
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
-from tiphys.store import open_store, submissions
+from tiphys.store import open_store, read_submissions
 
 SEED = 20261122
 CASES = [(name, point, number) for name, story in STORIES.items() for point in story.points for number in (1, 2, 3)]
@@ -80,7 +80,7 @@ class Round:
         with serving() as server:
             api = server.api("default")
             store = open_store(self.url)
-            failed_run(store, KubernetesSubmitter(api, cluster_name(api)))
+            failed_run(store, KubernetesSubmitter(api, identify_cluster(api)))
             api.patch(WORKFLOWS, "default", RUN, {"status": {"phase": "Failed"}})
             before = len(server.requests)
             losing = rng.random() < LOST_ANSWERS
@@ -169,12 +169,15 @@ def test_leaders_that_are_killed_one_after_the_other_make_one_workflow(tmp_path:
             own = {"POD_NAME": name, "TIPHYS_FAILPOINTS": f"{point}=crash" if point else ""}
             return running.enter_context(ControllerProcess(given, {**environment, **own}))
 
-        failed_run(store, KubernetesSubmitter(api, cluster_name(api)), ASKING, "ml")
+        failed_run(store, KubernetesSubmitter(api, identify_cluster(api)), ASKING, "ml")
         api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
         for name, point in (("first", "automatic.after_intent"), ("second", "resume.after_claim")):
             assert begin(name, point).ended() == KILLED
         begin("third", "")
-        until(lambda: submissions(store, RUN)[-1].bound is not None and len(submissions(store, RUN)) == 2, seconds=120)
+        until(
+            lambda: read_submissions(store, RUN)[-1].binding is not None and len(read_submissions(store, RUN)) == 2,
+            seconds=120,
+        )
 
         assert faults.read_text().split() == ["automatic.after_intent=crash", "resume.after_claim=crash"]
         check("resume", STORIES["resume"], store, Cluster(server))

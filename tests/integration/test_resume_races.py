@@ -8,10 +8,10 @@ import pytest
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import resume, start
+from tiphys_controller import resume_run, start_run
 
 from tiphys.errors import ConflictError, TiphysError
-from tiphys.store import DirectoryStore, submissions
+from tiphys.store import DirectoryStore, read_submissions
 
 RUN = "digits-1"
 CONTROLLERS = 4
@@ -22,7 +22,7 @@ def contend(folder: Path, ready: "multiprocessing.synchronize.Barrier", told: "m
     store, submitter = DirectoryStore(folder / "store"), FakeSubmitter(folder / "cluster")
     ready.wait()
     try:
-        told.put(f"submitted {resume(store, submitter, RUN).submission}")
+        told.put(f"submitted {resume_run(store, submitter, RUN).submission}")
     except ConflictError:
         told.put("refused")
     except TiphysError as error:
@@ -46,7 +46,7 @@ def race(folder: Path) -> Counter[str]:
 def history(tmp_path: Path) -> History:
     """A run whose Workflow died while fit ran."""
     store, submitter = DirectoryStore(tmp_path / "store"), FakeSubmitter(tmp_path / "cluster")
-    start(store, submitter, PIPELINE, RUN)
+    start_run(store, submitter, PIPELINE, RUN)
     history = History(store, RUN)
     history.done("prep")
     history.opened("fit")
@@ -60,19 +60,19 @@ def test_one_of_several_controllers_submits(tmp_path: Path, history: History) ->
     assert set(answers) <= {"submitted 2", "refused"}
     assert answers["submitted 2"] >= 1
     assert FakeSubmitter(tmp_path / "cluster").names() == [RUN, f"{RUN}-2"]
-    bound = [submission.bound for submission in submissions(history.store, RUN)]
+    bound = [submission.binding for submission in read_submissions(history.store, RUN)]
     assert [one.uid for one in bound if one] == [f"uid-of-{RUN}", f"uid-of-{RUN}-2"]
 
 
 def test_a_submission_that_somebody_died_in_is_completed_once(tmp_path: Path, history: History) -> None:
     with dying_at("resume.after_claim"):
-        resume(history.store, FakeSubmitter(tmp_path / "cluster"), RUN)
+        resume_run(history.store, FakeSubmitter(tmp_path / "cluster"), RUN)
 
     answers = race(tmp_path)
 
     assert set(answers) <= {"submitted 2", "refused"}
     assert answers["submitted 2"] >= 1
     assert FakeSubmitter(tmp_path / "cluster").names() == [RUN, f"{RUN}-2"]
-    last = submissions(history.store, RUN)[-1]
-    assert last.bound is not None
-    assert last.bound.uid == f"uid-of-{RUN}-2"
+    last = read_submissions(history.store, RUN)[-1]
+    assert last.binding is not None
+    assert last.binding.uid == f"uid-of-{RUN}-2"

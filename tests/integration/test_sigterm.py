@@ -9,7 +9,7 @@ import pytest
 from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from support.polling import until
 
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, read_events
 
@@ -48,7 +48,7 @@ def wait_for_training(process):
 
 def landed(store):
     """The one checkpoint, and the report card that speaks of it."""
-    (ref,) = commits_of(store, LINEAGE)
+    (ref,) = list_commits(store, LINEAGE)
     cards = [event for event in read_events(store, RUN) if event.name == "checkpoint.preempted"]
     assert [card.data["committed"] for card in cards] == [str(ref)]
     assert cards[0].data["steps_lost"] == 0

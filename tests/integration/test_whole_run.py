@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from support.story.pipelines import Place, expected_version, story
 from support.story.scenarios import FATES, MET_AT, STEPS, Fate, check_starts, ended, version
-from tiphys_controller import start
+from tiphys_controller import start_run
 
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.records import Cause, Outcome
-from tiphys.store import DirectoryStore, step_attempts
+from tiphys.records import AttemptEndOutcome, Cause
+from tiphys.store import DirectoryStore, read_step_attempts
 
 
 @pytest.mark.parametrize("fate", [fate for fate in FATES if fate.without_cluster], ids=lambda fate: fate.name)
@@ -25,7 +25,7 @@ def test_what_a_training_meets_is_named_and_survived(fate: Fate, tmp_path: Path)
     store = DirectoryStore(tmp_path / "store")
     manifest = story(Place("any", store.url), pause=0.01, **fate.arguments).compile()
     with LocalSession(store, tmp_path / "state", speed=20) as session:
-        run = start(store, session, manifest, "story-1")
+        run = start_run(store, session, manifest, "story-1")
         phase = session.run(run.workflow_name)
     assert str(phase) == fate.phase
     fate.check(store, "story-1")
@@ -37,10 +37,10 @@ def test_a_training_on_two_nodes_goes_on_where_it_had_saved(tmp_path: Path) -> N
     fate = f"kill@{MET_AT}"
     manifest = story(Place("any", store.url), steps=STEPS, pause=0.01, fate=fate, training={"nodes": 2}).compile()
     with LocalSession(store, tmp_path / "state", speed=20) as session:
-        run = start(store, session, manifest, "story-1")
+        run = start_run(store, session, manifest, "story-1")
         assert str(session.run(run.workflow_name)) == "Succeeded"
-    first, last = (ended(attempt) for attempt in step_attempts(store, "story-1", "train"))
-    assert (first.cause, first.exit_code, last.outcome) == (Cause.INFRASTRUCTURE, 137, Outcome.DONE)
+    first, last = (ended(attempt) for attempt in read_step_attempts(store, "story-1", "train"))
+    assert (first.cause, first.exit_code, last.outcome) == (Cause.INFRASTRUCTURE, 137, AttemptEndOutcome.DONE)
     assert first.message.startswith("rank ")
     assert version(store, "story-1") == expected_version(STEPS)
     check_starts(store, "story-1")

@@ -21,8 +21,8 @@ from tiphys.lineage.audit import audit as deep
 from tiphys.lineage.audit import checks as audit_attempts
 from tiphys.lineage.audit import checks as audit_checkpoints
 from tiphys.lineage.audit import checks as audit_records
-from tiphys.lineage.audit.audit import audit, check_bytes
-from tiphys.lineage.audit.findings import Audit
+from tiphys.lineage.audit.audit import audit_run, check_bytes
+from tiphys.lineage.audit.findings import AuditReport
 
 SEED = 20_261_121
 TRIALS = 1_000
@@ -34,8 +34,8 @@ def originals() -> tuple[Objects, ...]:
     return tuple(sound_run(SEED + number) for number in range(4))
 
 
-def verified(objects: Objects, *, in_depth: bool = True) -> Audit:
-    return audit(MemoryStore(objects), RUN, deep=in_depth, jobs=1)
+def verified(objects: Objects, *, in_depth: bool = True) -> AuditReport:
+    return audit_run(MemoryStore(objects), RUN, deep=in_depth, threads=1)
 
 
 def escapes(count: int, layers: tuple[str, ...] = EVERY_LAYER, *, in_depth: bool = True) -> list[str]:
@@ -44,7 +44,7 @@ def escapes(count: int, layers: tuple[str, ...] = EVERY_LAYER, *, in_depth: bool
     for number, (kind, layer, apply) in enumerate(mutations(SEED, count, layers)):
         objects = dict(originals()[number % 4])
         apply(objects)
-        if verified(objects, in_depth=in_depth).sound:
+        if verified(objects, in_depth=in_depth).is_sound:
             found.append(f"seed {SEED}, mutation {number}: {kind} of {layer}")
     return found
 
@@ -100,13 +100,13 @@ def trust_the_size(patch: pytest.MonkeyPatch) -> None:
 def trust_the_cache(patch: pytest.MonkeyPatch) -> None:
     """Bytes that were right once are taken for those that are there."""
     known = {key: data for objects in originals() for key, data in objects.items()}
-    read = deep._read
+    read = deep._hash_object
 
     def cached(wanted: Any, *others: Any) -> Any:
         matches = len(known.get(wanted.key, b"")) == wanted.size
         return (wanted.size, wanted.sha256) if matches else read(wanted, *others)
 
-    patch.setattr(deep, "_read", cached)
+    patch.setattr(deep, "_hash_object", cached)
 
 
 def accept_any_manifest(patch: pytest.MonkeyPatch) -> None:
@@ -114,9 +114,9 @@ def accept_any_manifest(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_the_newest_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    commits = audit_checkpoints.commits_of
-    patch.setattr(audit_checkpoints, "commits_of", lambda *place: commits(*place)[1:])
-    patch.setattr(audit_checkpoints.LineageAudit, "_check_what_must_be_there", lambda self: None)
+    commits = audit_checkpoints.list_commits
+    patch.setattr(audit_checkpoints, "list_commits", lambda *place: commits(*place)[1:])
+    patch.setattr(audit_checkpoints.LineageAudit, "_check_required_checkpoints", lambda self: None)
 
 
 def ignore_seals(patch: pytest.MonkeyPatch) -> None:
@@ -127,16 +127,16 @@ def ignore_seals(patch: pytest.MonkeyPatch) -> None:
             self.__name__ = kind.__name__
             self.model_validate_json = lambda data: kind.model_validate(json.loads(data))
 
-    read = audit_records.Reader.read
+    read = audit_records.AuditReader.read
 
     def lax(self: Any, place: Any, key: str, kind: Any, **options: Any) -> Any:
         try:
             return read(self, place, key, Unsealed(kind), **options)
         except (ValueError, TypeError) as error:
-            self.say(place, key, str(error))
+            self.add_finding(place, key, str(error))
             return None
 
-    patch.setattr(audit_records.Reader, "read", lax)
+    patch.setattr(audit_records.AuditReader, "read", lax)
 
 
 def accept_other_spellings(patch: pytest.MonkeyPatch) -> None:
@@ -144,11 +144,11 @@ def accept_other_spellings(patch: pytest.MonkeyPatch) -> None:
         def __ne__(self, other: object) -> bool:
             return False
 
-    patch.setattr(audit_records, "stored_form", lambda document: Alike())
+    patch.setattr(audit_records, "encode_document", lambda document: Alike())
 
 
 def accept_any_attempt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(audit_attempts, "_is_of", lambda *_: True)
+    patch.setattr(audit_attempts, "_has_identity", lambda *_: True)
 
 
 def count_no_attempts(patch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def ignore_projections(patch: pytest.MonkeyPatch) -> None:
 
 
 def expect_no_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(audit_checkpoints.LineageAudit, "_check_what_must_be_there", lambda self: None)
+    patch.setattr(audit_checkpoints.LineageAudit, "_check_required_checkpoints", lambda self: None)
 
 
 def ignore_outputs(patch: pytest.MonkeyPatch) -> None:
@@ -191,18 +191,18 @@ def test_a_planted_fault_in_the_verifier_lets_damage_escape(plant: Plant, monkey
 
 def trust_the_listing(patch: pytest.MonkeyPatch) -> None:
     """Whatever is listed counts as complete."""
-    sizes = audit_checkpoints.size_damage
+    sizes = audit_checkpoints.check_size
     patch.setattr(
         audit_checkpoints,
-        "size_damage",
+        "check_size",
         lambda wanted, size, **o: None if size is not None else sizes(wanted, size, **o),
     )
 
 
 def ignore_what_is_not_listed(patch: pytest.MonkeyPatch) -> None:
-    sizes = audit_checkpoints.size_damage
+    sizes = audit_checkpoints.check_size
     patch.setattr(
-        audit_checkpoints, "size_damage", lambda wanted, size, **o: None if size is None else sizes(wanted, size, **o)
+        audit_checkpoints, "check_size", lambda wanted, size, **o: None if size is None else sizes(wanted, size, **o)
     )
 
 

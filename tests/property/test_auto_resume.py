@@ -13,16 +13,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.memory import MemoryStore
-from tiphys_controller import LiveWorkflow, resume, start
-from tiphys_controller.auto_resume.act import Attendant, Surroundings
-from tiphys_controller.auto_resume.observation_health import Health
-from tiphys_controller.auto_resume.state import Limits
-from tiphys_controller.submit.submission import bind
+from tiphys_controller import LiveWorkflow, resume_run, start_run
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.observation_health import ObservationHealth
+from tiphys_controller.auto_resume.state import AutoResumeLimits
+from tiphys_controller.submit.submission import bind_submission
 
 from tiphys.errors import ConflictError, TiphysError
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.records import Cause, CheckpointManifest
-from tiphys.store import LineageLayout, submissions
+from tiphys.store import LineageLayout, read_submissions
 
 RUN = "digits-1"
 POLICY = AutoResumePolicy(max_without_progress=2, retry_after_seconds=None)
@@ -56,14 +56,16 @@ class Runs(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.store, self.cluster, self.now = MemoryStore(), MemoryCluster(), 0.0
-        start(self.store, self.cluster, MANIFEST, RUN)  # type: ignore[arg-type]
+        start_run(self.store, self.cluster, MANIFEST, RUN)  # type: ignore[arg-type]
         self.desks = [self._attendant() for _ in range(3)]
         self.step, self.attempt, self.fruitless = 0, 0, 0
         self.by_person = 0
 
-    def _attendant(self) -> Attendant:
-        surroundings: Any = (lambda _: self.store, lambda: self.cluster, lambda: True, lambda _: Health())
-        return Attendant(Surroundings(*surroundings, lambda: self.now), Limits(per_minute=60_000.0))
+    def _attendant(self) -> AutoResumeReconciler:
+        surroundings: Any = (lambda _: self.store, lambda: self.cluster, lambda: True, lambda _: ObservationHealth())
+        return AutoResumeReconciler(
+            ReconcilerDependencies(*surroundings, lambda: self.now), AutoResumeLimits(resumes_per_minute=60_000.0)
+        )
 
     def _newest(self) -> str:
         return self.cluster.made[-1]
@@ -95,7 +97,7 @@ class Runs(RuleBasedStateMachine):
         before = len(self.cluster.made)
         try:
             with suppress(ConflictError):
-                self.desks[who].attend(("default", RUN))
+                self.desks[who].reconcile(("default", RUN))
         finally:
             self.fruitless += len(self.cluster.made) - before
 
@@ -103,8 +105,10 @@ class Runs(RuleBasedStateMachine):
     @rule(how=st.sampled_from(["fails", "is deleted"]))
     def workflow_ends(self, how: str) -> None:
         name, number = self._newest(), len(self.cluster.made)
-        last = submissions(self.store, RUN)[-1].claim
-        bind(self.store, "west", last, self.cluster.live[name])  # as its first admit does, if nobody was faster
+        last = read_submissions(self.store, RUN)[-1].claim
+        bind_submission(
+            self.store, "west", last, self.cluster.live[name]
+        )  # as its first admit does, if nobody was faster
         self.attempt += 1
         History(self.store, RUN).failed("fit", self.attempt, Cause.PREEMPTION, "", number)
         if how == "fails":
@@ -129,7 +133,7 @@ class Runs(RuleBasedStateMachine):
     def a_person_resumes(self) -> None:
         before = len(self.cluster.made)
         with suppress(TiphysError):
-            resume(self.store, self.cluster, RUN)  # type: ignore[arg-type]
+            resume_run(self.store, self.cluster, RUN)  # type: ignore[arg-type]
         if len(self.cluster.made) > before:
             self.fruitless = 0
             self.by_person += 1
@@ -141,7 +145,7 @@ class Runs(RuleBasedStateMachine):
 
     @invariant()
     def numbers_have_no_gaps(self) -> None:
-        numbers = [one.claim.submission for one in submissions(self.store, RUN)]
+        numbers = [one.claim.submission for one in read_submissions(self.store, RUN)]
         assert numbers == list(range(1, len(numbers) + 1))
         assert len(numbers) - len(self.cluster.made) in (0, 1), "a claim that was not sent is sent before the next"
 

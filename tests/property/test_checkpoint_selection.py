@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.lineage import LINEAGE, ref
 
-from tiphys.lineage.select import chain
+from tiphys.lineage.select import order_candidates
 from tiphys.records import CheckpointRef
 
 
@@ -27,7 +27,7 @@ class History:
         return self.live + self.late
 
     def candidates(self) -> list[CheckpointRef]:
-        return [c for c in chain(self.commits, LINEAGE, self.starts) if c not in self.barred]
+        return [c for c in order_candidates(self.commits, LINEAGE, self.starts) if c not in self.barred]
 
     def reached(self, attempt: int) -> int:
         """The last step that an attempt has come to."""

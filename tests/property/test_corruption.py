@@ -20,8 +20,8 @@ from support.sessions import newest_shards, open_session
 from tiphys.checkpoint import tracked_session as tracked
 from tiphys.checkpoint.restore import shard_reader as reading
 from tiphys.checkpoint.state import shards
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import choose
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import choose_checkpoint
 from tiphys.records import CheckpointManifest
 from tiphys.store import LineageLayout
 
@@ -187,11 +187,11 @@ def test_no_damaged_checkpoint_is_accepted():
         store = MemoryStore(original.objects)
         damage(rng, store)
         assert store.objects != original.objects, f"seed {SEED}, trial {trial}: {damage.__name__} changed nothing"
-        choose(store, LINEAGE, attempts_of(None))
+        choose_checkpoint(store, LINEAGE, attempts_of(None))
         state, after = restore(store.objects)
         where = f"seed {SEED}, trial {trial}: {damage.__name__}"
         assert fingerprint(state) == expected[10], where
-        assert quarantined(after, LINEAGE) == {ref(1, 20)}, where
+        assert list_quarantined(after, LINEAGE) == {ref(1, 20)}, where
         seen[damage.__name__] += 1
     assert sum(seen.values()) == TRIALS
     assert len(seen) == len(DAMAGES)
@@ -208,7 +208,7 @@ def test_a_flipped_bit_anywhere_in_a_manifest_never_changes_the_state():
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         objects[NEWEST] = bytes(data)
         state, after = restore(objects)
-        step = 10 if quarantined(after, LINEAGE) else 20
+        step = 10 if list_quarantined(after, LINEAGE) else 20
         assert fingerprint(state) == expected[step], f"seed {SEED}, trial {trial}"
         refused += step == 10
     assert refused > 0.99 * TRIALS
@@ -220,10 +220,10 @@ def test_every_good_checkpoint_is_accepted():
         state = random_state(rng)
         store = MemoryStore()
         assert open_session(store).save(20, state) is not None
-        assert choose(store, LINEAGE, attempts_of(None)).checkpoint == ref(1, 20)
+        assert choose_checkpoint(store, LINEAGE, attempts_of(None)).checkpoint == ref(1, 20)
         found, after = restore(store.objects)
         assert fingerprint(found) == fingerprint(state), f"seed {SEED}, trial {trial}"
-        assert quarantined(after, LINEAGE) == set(), f"seed {SEED}, trial {trial}"
+        assert list_quarantined(after, LINEAGE) == set(), f"seed {SEED}, trial {trial}"
 
 
 def test_the_checker_notices_a_reader_that_compares_no_hashes(monkeypatch):

@@ -13,11 +13,11 @@ from support.memory import MemoryStore
 from support.sessions import open_session, state_at
 
 from tiphys.checkpoint.save import commit_policy as commits
-from tiphys.checkpoint.save.commit import commit
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import choose, commits_of
+from tiphys.checkpoint.save.commit import commit_checkpoint
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import choose_checkpoint, list_commits
 from tiphys.lineage.validity import checkpoint_fault
-from tiphys.store import LineageLayout, step_attempts
+from tiphys.store import LineageLayout, read_step_attempts
 
 STEPS = 6
 MORE = STEPS + 2
@@ -69,7 +69,7 @@ def run_attempt(store, number, acknowledged, steps=STEPS):
     safe.objects = store.objects
     if number > 1:
         write_end(safe, end_of(number - 1))
-    choice = choose(safe, LINEAGE, step_attempts(safe, RUN, STEP))
+    choice = choose_checkpoint(safe, LINEAGE, read_step_attempts(safe, RUN, STEP))
     write_claim(safe, claim_of(number, choice.checkpoint))
     with open_session(store, number, resume_from=choice.checkpoint, keep_last=KEEP, admit=False) as session:
         state = session.restore(default=state_at(0))
@@ -110,12 +110,12 @@ def test_the_checker_notices_a_commit_before_its_shards(monkeypatch):
 
     def manifest_first(store, draft, packed, check_fence, uploads):
         missing = MemoryStore()
-        manifest = commit(missing, draft, packed, check_fence)
+        manifest = commit_checkpoint(missing, draft, packed, check_fence)
         for key in sorted(missing.objects):  # manifests/ sorts before shards/
             store.create(key, missing.objects[key])
         return manifest
 
-    monkeypatch.setattr(commits, "commit", manifest_first)
+    monkeypatch.setattr(commits, "commit_checkpoint", manifest_first)
     with pytest.raises(AssertionError, match="died at call"):
         die_at_every_call(after_effect=True)
 
@@ -142,16 +142,16 @@ def test_two_deaths_in_a_row_are_no_worse(after_effect):
 def torn(objects):
     """Checkpoints whose manifest stands although they are not whole; there must be none at any moment."""
     store = MemoryStore(objects)
-    return [fault for ref in commits_of(store, LINEAGE) if (fault := checkpoint_fault(store, ref))]
+    return [fault for ref in list_commits(store, LINEAGE) if (fault := checkpoint_fault(store, ref))]
 
 
 def check(objects, where):
     """Once a run has gone on, all that is left is whole, uncondemned, and complete with its manifest."""
     store = MemoryStore(objects)
-    commits = commits_of(store, LINEAGE)
+    commits = list_commits(store, LINEAGE)
     assert commits, where
     assert torn(objects) == [], where
-    assert quarantined(store, LINEAGE) == set(), where
+    assert list_quarantined(store, LINEAGE) == set(), where
     assert commits[0].global_step == MORE, where
     assert {LAYOUT.parse_shard(info.key) for info in store.list(LAYOUT.all_shards)} == set(commits), where
-    assert list(store.list(LAYOUT.expired)) == [], where
+    assert list(store.list(LAYOUT.all_tombstones)) == [], where

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.ledger import ask, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, LeaseRequest, Reason
+from tiphys_plugin.quota.lease import AdmissionBackend, AdmissionReason, Admitted, Deferred, LeaseRequest
 from tiphys_plugin.quota.ledger.backend import MemoryLedger
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
@@ -101,7 +101,7 @@ class Ledger(RuleBasedStateMachine):
             self.line[request.uid] = request
             assert ahead or not self._fits(request), answer
             assert answer.position <= len(ahead) + 1
-            if answer.reason in (Reason.BEHIND_EARLIER_REQUEST, Reason.BEHIND_HIGHER_PRIORITY):
+            if answer.reason in (AdmissionReason.BEHIND_EARLIER_REQUEST, AdmissionReason.BEHIND_HIGHER_PRIORITY):
                 assert ahead, "behind somebody, but nobody waits"
         else:
             self.line.pop(request.uid, None)
@@ -120,7 +120,9 @@ class Ledger(RuleBasedStateMachine):
             uid = data.draw(st.sampled_from(sorted(self.holders)))
             self._answer(lambda ledger: ledger.release_workflow(uid))
             alive = data.draw(st.booleans())
-            self._answer(lambda ledger: ledger.sweep(lambda lease: lease.request.uid == uid and not alive))
+            self._answer(
+                lambda ledger: ledger.release_dead_leases(lambda lease: lease.request.uid == uid and not alive)
+            )
             self.line.pop(uid, None)
             if not alive:
                 self.holders.pop(uid)
@@ -139,7 +141,7 @@ class Ledger(RuleBasedStateMachine):
     @invariant()
     def those_told_to_wait_wait_in_order_of_arrival(self) -> None:
         if hasattr(self, "line"):
-            assert {w.request.uid for w in self.ledger.snapshot().waiting} == set(self.line)
+            assert {w.request.uid for w in self.ledger.snapshot().pending} == set(self.line)
 
     @invariant()
     def nothing_is_over_quota_or_inventory(self) -> None:

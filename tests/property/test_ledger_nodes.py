@@ -88,9 +88,9 @@ class OnNodes(RuleBasedStateMachine):
             assert isinstance(answer, Admitted)
             assert (answer.lease, answer.nodes) == (lease, nodes)
         elif isinstance(answer, Admitted):
-            given = request.of(answer.members or request.members)
+            given = request.with_members(answer.members or request.members)
             assert self._fits(given, set()), "there was no room for all of its members"
-            more = any(self._fits(larger, set()) for larger in request.larger if larger.members > given.members)
+            more = any(self._fits(larger, set()) for larger in request.larger_sizes if larger.members > given.members)
             others = self.line.keys() - {request.uid}
             assert others or self.asked or not more, "nobody waits, and more of its members would fit"
             self.holders[request.uid] = (answer.lease, given, answer.nodes)
@@ -109,7 +109,7 @@ class OnNodes(RuleBasedStateMachine):
         sets = self._sets_that_make_room(self.line[uid])
         some = [set(one) for one in combinations(sorted(self.holders), min(2, len(self.holders)))]
         chosen = data.draw(st.sampled_from(sets * 4 + some))
-        marked = self.ledger.ask_to_leave((uid, "fit"), {self.holders[one][0]: 30.0 for one in chosen})
+        marked = self.ledger.mark_preempted((uid, "fit"), {self.holders[one][0]: 30.0 for one in chosen})
         assert len(marked) in (0, len(chosen)), "some of them were asked, and not the others"
         if marked:
             request = self.line[uid]
@@ -145,7 +145,7 @@ class OnNodes(RuleBasedStateMachine):
         left = tuple(data.draw(st.lists(st.sampled_from([*nodes, "n1"]), max_size=len(nodes))))
         self.ledger.shrink(lease, len(left), left)
         if 0 < len(left) < request.members and not Counter(left) - Counter(nodes):
-            self.holders[uid] = (lease, request.of(len(left)), left)
+            self.holders[uid] = (lease, request.with_members(len(left)), left)
 
     @rule(data=st.data())
     @precondition(lambda self: getattr(self, "holders", None))
@@ -173,7 +173,7 @@ class OnNodes(RuleBasedStateMachine):
         if hasattr(self, "holders"):
             kept = {one.request.uid: (one.id, one.nodes) for one in self.ledger.snapshot().leases}
             assert kept == {uid: (lease, nodes) for uid, (lease, _, nodes) in self.holders.items()}
-            leaving = {one.request.uid: one.leaving.uid for one in self.ledger.snapshot().leases if one.leaving}
+            leaving = {one.request.uid: one.preemption.uid for one in self.ledger.snapshot().leases if one.preemption}
             assert leaving == self.asked
 
     @invariant()

@@ -4,55 +4,55 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tiphys_plugin.nodes.health import APART, Evidence, State, judge
+from tiphys_plugin.nodes.health import MIN_HINT_SEPARATION, NodeEvidence, NodeHealth, judge_node_health
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FORGET = timedelta(hours=6)
-WORSE = [State.HEALTHY, State.SUSPECT, State.UNHEALTHY]
+WORSE = [NodeHealth.HEALTHY, NodeHealth.SUSPECT, NodeHealth.UNHEALTHY]
 
 moments = st.integers(-600, 30).map(lambda minutes: NOW + timedelta(minutes=minutes))
-hints = st.builds(Evidence, st.sampled_from("abc"), st.just(""), st.just("hint"), st.none() | moments)
+hints = st.builds(NodeEvidence, st.sampled_from("abc"), st.just(""), st.just("hint"), st.none() | moments)
 faults = st.builds(
-    Evidence, st.sampled_from("abc"), st.just(""), st.sampled_from(["cordon", "fault", "notice"]), st.none()
+    NodeEvidence, st.sampled_from("abc"), st.just(""), st.sampled_from(["cordon", "fault", "notice"]), st.none()
 )
 evidence = st.lists(hints | faults, max_size=6)
 
 
 @given(evidence, st.randoms(use_true_random=False))
 def test_less_evidence_never_makes_it_worse_and_the_order_does_not_matter(known, random):
-    verdict = judge(known, NOW, FORGET)
+    verdict = judge_node_health(known, NOW, FORGET)
     shuffled = random.sample(known, len(known))
-    assert judge(shuffled, NOW, FORGET).state is verdict.state
+    assert judge_node_health(shuffled, NOW, FORGET).state is verdict.state
     for left_out in range(len(known)):
-        fewer = judge(known[:left_out] + known[left_out + 1 :], NOW, FORGET)
+        fewer = judge_node_health(known[:left_out] + known[left_out + 1 :], NOW, FORGET)
         assert WORSE.index(fewer.state) <= WORSE.index(verdict.state)
 
 
 @given(st.lists(hints, max_size=6))
 def test_suspicion_takes_more_than_one_source_or_time_and_nothing_else_brings_it(known):
-    verdict = judge(known, NOW, FORGET)
-    assert verdict.state is not State.UNHEALTHY
-    assert not verdict.broken
-    assert not verdict.going
-    if verdict.state is State.SUSPECT:
+    verdict = judge_node_health(known, NOW, FORGET)
+    assert verdict.state is not NodeHealth.UNHEALTHY
+    assert not verdict.is_broken
+    assert not verdict.is_departing
+    if verdict.state is NodeHealth.SUSPECT:
         times = [one.at for one in verdict.evidence if one.at]
-        assert len({one.source for one in verdict.evidence}) > 1 or max(times) - min(times) >= APART
+        assert len({one.source for one in verdict.evidence}) > 1 or max(times) - min(times) >= MIN_HINT_SEPARATION
 
 
 @given(evidence)
 def test_every_verdict_ends_with_its_evidence(known):
     now, looks = NOW, 0
-    while (until := judge(known, now, FORGET).until) is not None:
+    while (until := judge_node_health(known, now, FORGET).valid_until) is not None:
         assert until > now, "it says itself when to look again"
         now, looks = until, looks + 1
     assert looks <= len(known)
     lasting = [one for one in known if one.at is None]
-    assert judge(known, now, FORGET) == judge(lasting, now, FORGET)
-    assert judge([], now, FORGET).state is State.HEALTHY
+    assert judge_node_health(known, now, FORGET) == judge_node_health(lasting, now, FORGET)
+    assert judge_node_health([], now, FORGET).state is NodeHealth.HEALTHY
 
 
 @given(evidence)
 def test_nothing_changes_before_it_is_said_to(known):
-    verdict = judge(known, NOW, FORGET)
-    if verdict.until is not None:
-        assert judge(known, verdict.until - timedelta(microseconds=1), FORGET) == verdict
+    verdict = judge_node_health(known, NOW, FORGET)
+    if verdict.valid_until is not None:
+        assert judge_node_health(known, verdict.valid_until - timedelta(microseconds=1), FORGET) == verdict

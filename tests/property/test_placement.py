@@ -14,19 +14,22 @@ from itertools import product
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tiphys_plugin.quota.placement.inventory import Free, Inventory
-from tiphys_plugin.quota.placement.model import Ask, Gang, Node, Placement
-from tiphys_plugin.quota.placement.place import Shortage, Unplaceable, place
-from tiphys_plugin.quota.placement.scoring import Fragmentation, Policy, best_fit
+from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
+from tiphys_plugin.quota.placement.model import GangRequest, GpuNode, Placement, PodRequest
+from tiphys_plugin.quota.placement.place import PlacementFailure, UnschedulableReason, find_placement
+from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit
 
 TYPES = ["A100", "T4"]
-POLICIES = [Policy(best_fit), Policy(Fragmentation({Ask(1): 2, Ask(2, "A100"): 1, Ask(4): 1}))]
+POLICIES = [
+    PlacementPolicy(best_fit),
+    PlacementPolicy(FragmentationScorer({PodRequest(1): 2, PodRequest(2, "A100"): 1, PodRequest(4): 1})),
+]
 
 
 @st.composite
-def nodes(draw: st.DrawFn, most: int = 6) -> list[Node]:
+def nodes(draw: st.DrawFn, most: int = 6) -> list[GpuNode]:
     return [
-        Node(
+        GpuNode(
             name=f"n{number}",
             gpu_type=draw(st.sampled_from([*TYPES, TYPES[0]])),
             gpus=draw(st.sampled_from([0, 1, 2, 3, 4, 8])),
@@ -41,42 +44,45 @@ def nodes(draw: st.DrawFn, most: int = 6) -> list[Node]:
 
 
 @st.composite
-def gangs(draw: st.DrawFn, most: int = 6) -> Gang:
+def gangs(draw: st.DrawFn, most: int = 6) -> GangRequest:
     group = draw(st.sampled_from([1, 1, 2]))
     members = group * draw(st.integers(1, max(1, most // group)))
-    ask = Ask(
+    ask = PodRequest(
         draw(st.sampled_from([1, 1, 2, 4])),
         draw(st.sampled_from([*TYPES, None])),
         draw(st.sampled_from([None, None, 40_000])),
     )
-    return Gang(ask, members, group)
+    return GangRequest(ask, members, group)
 
 
 @st.composite
-def used(draw: st.DrawFn, most: int = 6) -> Free:
+def used(draw: st.DrawFn, most: int = 6) -> ClusterFreeCapacity:
     """A cluster where some requests have their places, and some of them have gone again."""
-    free = Free(Inventory(draw(nodes(most))))
+    free = ClusterFreeCapacity(NodeInventory(draw(nodes(most))))
     for one in draw(st.lists(gangs(), max_size=4)):
-        found = place(free, one, draw(st.sampled_from(POLICIES)))
+        found = find_placement(free, one, draw(st.sampled_from(POLICIES)))
         if isinstance(found, Placement):
-            free.take(found)
+            free.allocate(found)
             if draw(st.booleans()) and draw(st.booleans()):
-                free.give_back(found)
+                free.release(found)
     return free
 
 
-def lawful(free: Free, gang: Gang, names: tuple[str, ...]) -> bool:
+def lawful(free: ClusterFreeCapacity, gang: GangRequest, names: tuple[str, ...]) -> bool:
     """By hand, from the definition."""
     inventory = free.inventory
-    members = [inventory.nodes[inventory.number[name]] for name in names]
+    members = [inventory.nodes[inventory.node_numbers[name]] for name in names]
     by_node = Counter(names)
-    ask = gang.member
+    ask = gang.pod
     return (
         len(names) == gang.members
         and len({node.gpu_type for node in members}) == 1
         and all(ask.gpu_type in (None, node.gpu_type) and not node.cordoned for node in members)
         and all(node.memory_mb is None or node.memory_mb >= (ask.min_gpu_memory_mb or 0) for node in members)
-        and all(free.holes[inventory.number[name]].whole >= ask.gpus * times for name, times in by_node.items())
+        and all(
+            free.node_capacities[inventory.node_numbers[name]].free_gpus >= ask.gpus * times
+            for name, times in by_node.items()
+        )
         and all(
             len({link(node) for node in members[first : first + gang.tensor_parallel]}) == 1
             for first in range(0, gang.members, gang.tensor_parallel)
@@ -84,31 +90,33 @@ def lawful(free: Free, gang: Gang, names: tuple[str, ...]) -> bool:
     )
 
 
-def link(node: Node) -> tuple[str, ...]:
+def link(node: GpuNode) -> tuple[str, ...]:
     return node.block, node.rack, node.nvlink_domain, "" if node.nvlink_domain else node.name
 
 
 @given(free=used(), gang=gangs(), policy=st.sampled_from(POLICIES))
-def test_a_placement_is_lawful_and_near_together_and_leaves_no_trace(free: Free, gang: Gang, policy: Policy) -> None:
-    found = place(free, gang, policy)
+def test_a_placement_is_lawful_and_near_together_and_leaves_no_trace(
+    free: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
+) -> None:
+    found = find_placement(free, gang, policy)
     assume(isinstance(found, Placement))
     assert lawful(free, gang, found.nodes)
     assert is_in_the_smallest_domain(free, found, policy)
     twin = free.copy()
-    twin.take(found)
+    twin.allocate(found)
     taken = Counter(found.nodes)
-    for node, before, after in zip(free.inventory.nodes, free.holes, twin.holes, strict=True):
-        assert before.whole - after.whole == gang.member.gpus * taken[node.name]
-    twin.give_back(found)
+    for node, before, after in zip(free.inventory.nodes, free.node_capacities, twin.node_capacities, strict=True):
+        assert before.free_gpus - after.free_gpus == gang.pod.gpus * taken[node.name]
+    twin.release(found)
     assert books(twin) == books(free)
-    assert place(twin, gang, policy) == found
+    assert find_placement(twin, gang, policy) == found
 
 
-def books(free: Free) -> object:
-    return free.holes, {hole: tuple(free.nodes_with(hole)) for hole in free.offered()}
+def books(free: ClusterFreeCapacity) -> object:
+    return free.node_capacities, {hole: tuple(free.nodes_with_capacity(hole)) for hole in free.distinct_capacities()}
 
 
-def is_in_the_smallest_domain(free: Free, found: Placement, policy: Policy) -> bool:
+def is_in_the_smallest_domain(free: ClusterFreeCapacity, found: Placement, policy: PlacementPolicy) -> bool:
     inventory = free.inventory
     levels = (
         lambda node: (node.gpu_type, node.name),
@@ -117,55 +125,59 @@ def is_in_the_smallest_domain(free: Free, found: Placement, policy: Policy) -> b
         lambda node: (node.gpu_type, node.block) if node.block else None,
     )
     for level in levels:
-        members = {level(inventory.nodes[inventory.number[name]]) for name in found.nodes}
+        members = {level(inventory.nodes[inventory.node_numbers[name]]) for name in found.nodes}
         if len(members) == 1 and None not in members:
             return True
         for domain in {level(node) for node in inventory.nodes} - {None}:
             inside = like(free, [node for node in inventory.nodes if level(node) == domain])
-            if isinstance(place(inside, found.gang, policy), Placement):
+            if isinstance(find_placement(inside, found.gang, policy), Placement):
                 return False
     return True
 
 
 @given(free=used(most=4), gang=gangs(most=3), policy=st.sampled_from(POLICIES))
-def test_a_place_is_found_if_there_is_any(free: Free, gang: Gang, policy: Policy) -> None:
+def test_a_place_is_found_if_there_is_any(
+    free: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
+) -> None:
     names = [node.name for node in free.inventory.nodes]
     possible = any(lawful(free, gang, choice) for choice in product(names, repeat=gang.members))
-    assert isinstance(place(free, gang, policy), Placement) is possible
+    assert isinstance(find_placement(free, gang, policy), Placement) is possible
 
 
 @given(free=used(), gang=gangs(), policy=st.sampled_from(POLICIES))
 def test_a_request_has_a_place_once_it_gets_what_it_lacks_and_not_before(
-    free: Free, gang: Gang, policy: Policy
+    free: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
 ) -> None:
-    found = place(free, gang, policy)
-    assume(isinstance(found, Unplaceable))
-    if found.reason is Shortage.TOPOLOGY_PLACEMENT_FAILED:
-        lacks = gang.tensor_parallel * (gang.groups - found.groups)
+    found = find_placement(free, gang, policy)
+    assume(isinstance(found, PlacementFailure))
+    if found.reason is UnschedulableReason.TOPOLOGY_PLACEMENT_FAILED:
+        lacks = gang.tensor_parallel * (gang.group_count - found.placeable_groups)
     elif gang.tensor_parallel > 1:
         lacks = gang.members
     else:
-        lacks = gang.members - found.room
-        assert isinstance(place(grown(free, gang, found, lacks - 1), gang, policy), Unplaceable)
-    assert isinstance(place(grown(free, gang, found, lacks), gang, policy), Placement)
-    assert (found.reason is Shortage.WAITING_FOR_INVENTORY) is (bool(found.gpu_type) and found.free < gang.gpus)
+        lacks = gang.members - found.placeable_members
+        assert isinstance(find_placement(grown(free, gang, found, lacks - 1), gang, policy), PlacementFailure)
+    assert isinstance(find_placement(grown(free, gang, found, lacks), gang, policy), Placement)
+    assert (found.reason is UnschedulableReason.WAITING_FOR_INVENTORY) is (
+        bool(found.gpu_type) and found.free_gpus < gang.gpus
+    )
 
 
-def grown(free: Free, gang: Gang, found: Unplaceable, members: int) -> Free:
+def grown(free: ClusterFreeCapacity, gang: GangRequest, found: PlacementFailure, members: int) -> ClusterFreeCapacity:
     """The cluster with nodes for so many more members, in one NVLink domain."""
-    kind = found.gpu_type or gang.member.gpu_type or "A100"
+    kind = found.gpu_type or gang.pod.gpu_type or "A100"
     nodes = [
-        Node(name=f"added-{number}", gpu_type=kind, gpus=gang.member.gpus, nvlink_domain="added")
+        GpuNode(name=f"added-{number}", gpu_type=kind, gpus=gang.pod.gpus, nvlink_domain="added")
         for number in range(members)
     ]
     return like(free, [*free.inventory.nodes, *nodes])
 
 
-def like(free: Free, nodes: list[Node]) -> Free:
+def like(free: ClusterFreeCapacity, nodes: list[GpuNode]) -> ClusterFreeCapacity:
     """Other nodes, of which those that are in ``free`` are used as there."""
-    twin = Free(Inventory(nodes))
+    twin = ClusterFreeCapacity(NodeInventory(nodes))
     for node in nodes:
-        number = free.inventory.number.get(node.name)
-        if number is not None and (gpus := node.gpus - free.holes[number].whole):
-            twin.take(Placement(Gang(Ask(gpus)), (node.name,)))
+        number = free.inventory.node_numbers.get(node.name)
+        if number is not None and (gpus := node.gpus - free.node_capacities[number].free_gpus):
+            twin.allocate(Placement(GangRequest(PodRequest(gpus)), (node.name,)))
     return twin

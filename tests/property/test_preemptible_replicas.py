@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.ledger import ask
 from support.preempting import Arena
 from tiphys_plugin.quota.lease import Admitted
-from tiphys_plugin.quota.preemption.victims import Victims, is_part
+from tiphys_plugin.quota.preemption.victims import VictimSelection, is_member_id
 from tiphys_plugin.quota.queues import Queues
 
 QUOTA = 9
@@ -41,30 +41,30 @@ def test_members_that_can_be_spared_go_first(given, shape, queue):
     arena = Arena(RULES)
     for number, (wanted, of, priority) in enumerate(given):
         arena.ask(ask(uid=f"u{number}", queue=of, priority=priority, **wanted))
-    for one in arena.book.waiting:
+    for one in arena.book.pending:
         arena.book = arena.book.withdraw(one.request.uid)
     request = ask(uid="mine", queue=queue, priority=9, **shape)
     if isinstance(arena.ask(request), Admitted):
         return
     before = arena.book
     chosen = arena.choose("mine")
-    if not isinstance(chosen, Victims):
+    if not isinstance(chosen, VictimSelection):
         return
-    assert len({is_part(one.id) for one in chosen.leases}) == 1
+    assert len({is_member_id(one.id) for one in chosen.leases}) == 1
     marked = arena.mark("mine", chosen.leases)
     assert marked
     for one in marked:
-        leaving = one.leaving
+        leaving = one.preemption
         assert leaving is not None
         if leaving.keeps is None:
             arena.book = arena.book.release(one.id, RULES, arena.now)
         else:
             assert leaving.keeps >= (one.request.min_members or 0)
             arena.book = arena.book.shrink(one.id, leaving.keeps, (), RULES, arena.now)
-    assert all(one.leaving is None for one in arena.book.leases)
+    assert all(one.preemption is None for one in arena.book.leases)
     assert isinstance(arena.ask(request), Admitted), "they have gone for nothing"
     assert sum(one.request.gpus for one in arena.book.leases) <= QUOTA
-    if not any(is_part(one.id) for one in chosen.leases):
+    if not any(is_member_id(one.id) for one in chosen.leases):
         arena.book = before
         for one in before.leases:
             if one.request.queue == queue and one.request.min_members:

@@ -24,7 +24,7 @@ from support.preempting import Arena, Mark
 from support.preemption_oracle import borrowers_go_last_in_first_out, come_to_rest, examine, lawful, starts
 from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.cycle import PROMISE_LASTS
+from tiphys_plugin.quota.scheduler.cycle import PROMISE_DURATION
 
 OFTEN = st.sampled_from([True, True, True, False])
 LIMITS = st.none() | st.sampled_from([0, 1, 2, 4])
@@ -76,12 +76,12 @@ def test_no_other_lawful_set_loses_less(rules, jobs, losses, gpus, queue):
     arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})
     for number, (count, of, priority) in enumerate(jobs):
         arena.ask(ask(count, f"u{number}", queue=of, priority=priority))
-    for one in arena.book.waiting:
+    for one in arena.book.pending:
         arena.book = arena.book.withdraw(one.request.uid)
-    if isinstance(arena.ask(ask(gpus, "mine", queue=queue, priority=9)), Admitted) or not arena.book.waiting:
+    if isinstance(arena.ask(ask(gpus, "mine", queue=queue, priority=9)), Admitted) or not arena.book.pending:
         return
     arena.look()
-    mine = arena.book.waiting[0]
+    mine = arena.book.pending[0]
     [mark] = arena.marks or [Mark(arena.book, mine, (), arena.now)]
 
     def cost(victims: tuple[Lease, ...]) -> float:
@@ -103,18 +103,18 @@ def test_no_other_lawful_set_loses_less(rules, jobs, losses, gpus, queue):
 
 @settings(max_examples=60, deadline=None)
 @given(rules(), jobs, losses, st.data())
-def test_a_mark_is_made_by_the_newest_book_or_not_at_all(rules, jobs, losses, data):
+def test_a_mark_is_made_on_the_newest_state_or_not_at_all(rules, jobs, losses, data):
     """Between the choice and the mark others leave, start, or are asked to go."""
     arena = Arena(rules, {f"u{number}": lost for number, lost in enumerate(losses)})
     for number, (gpus, queue, priority) in enumerate(jobs):
         arena.ask(ask(gpus, f"u{number}", queue=queue, priority=priority))
-    chosen = {one.request.uid: arena.choose(one.request.uid) for one in arena.book.waiting}
+    chosen = {one.request.uid: arena.choose(one.request.uid) for one in arena.book.pending}
     plans = {uid: found.leases for uid, found in chosen.items() if hasattr(found, "leases")}
     for number in data.draw(st.lists(st.integers(0, 13), max_size=3, unique=True)):
         for one in arena.book.leases[number : number + 1]:
             arena.book = arena.book.release(one.id, rules, arena.now)
     if data.draw(st.booleans()):
-        arena.book = replace(arena.book, waiting=arena.book.waiting[1:])
+        arena.book = replace(arena.book, pending=arena.book.pending[1:])
     for uid, victims in plans.items():
         before = arena.book
         marked = arena.mark(uid, victims)
@@ -165,8 +165,8 @@ def test_what_leaves_for_two_goes_to_both_though_there_would_be_more_than_enough
 
 def all_leave_while_others_ask(arena: Arena, others: list[LeaseRequest], order: Random) -> None:
     heirs = {mark.mine.request.uid: mark.mine.request for mark in arena.marks}
-    others = [*others, *(one.request for one in arena.book.waiting if one.request.uid not in heirs)]
-    leaving = [one.id for one in arena.book.leases if one.leaving is not None]
+    others = [*others, *(one.request for one in arena.book.pending if one.request.uid not in heirs)]
+    leaving = [one.id for one in arena.book.leases if one.preemption is not None]
     order.shuffle(leaving)
     for lease in leaving:
         others += arena.leave([lease])
@@ -185,5 +185,5 @@ def test_what_is_kept_for_somebody_who_asks_no_more_is_not_kept_for_long():
     arena.leave()
     for _ in range(100):
         assert not isinstance(arena.ask(ask(4, "late", queue="a", priority=9)), Admitted)
-    arena.now += PROMISE_LASTS
+    arena.now += PROMISE_DURATION
     assert isinstance(arena.ask(ask(4, "late", queue="a", priority=9)), Admitted)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from support.compiled import History, gated, pipeline_of, plain
 from support.interpreter import RESULTS, Ended, condition_holds, interpret, waits_for
 from support.memory import MemoryStore
-from tiphys_controller.plan.prune import Identity, prune
-from tiphys_controller.submit.planner import planned
+from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow
+from tiphys_controller.submit.planner import plan_stored_run
 
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.records import RunRecord, item_step
+from tiphys.records import RunRecord, item_step_id
 from tiphys.store import RunLayout
 
 RUN = "digits-1"
@@ -102,7 +102,7 @@ def recorded(case: Case, ended: dict[str, Ended]) -> MemoryStore:
     """Storage after a run in which everything ran, and then something was lost."""
     store = MemoryStore()
     record = RunRecord(run=RUN, pipeline="digits", workflow=pipeline_of(*case.tasks), digest="d")
-    store.create(RunLayout(RUN).record, record.to_bytes())
+    store.create(RunLayout(RUN).run_record, record.to_bytes())
     history = History(store, RUN)
     for task in case.tasks:
         end = ended[task["name"]]
@@ -122,7 +122,7 @@ def step_ids(task: Manifest) -> list[str]:
     items = task.get("withItems")
     if items is None:
         return [task["name"]]
-    return [item_step(task["name"], item, items[:index].count(item)) for index, item in enumerate(items)]
+    return [item_step_id(task["name"], item, items[:index].count(item)) for index, item in enumerate(items)]
 
 
 def needed(case: Case, ended: dict[str, Ended], asked: frozenset[str] = frozenset()) -> set[str]:
@@ -163,12 +163,14 @@ def test_a_pruned_workflow_means_what_the_whole_one_meant(case: Case) -> None:
     keys = artifact_keys(case.tasks)
     bodies = pipeline_of(*case.tasks)["spec"]["templates"][0]["dag"]["tasks"]
     whole = interpret(bodies, case.failing, keys)
-    found = planned(recorded(case, whole), RUN)
+    found = plan_stored_run(recorded(case, whole), RUN)
 
-    if not found.plan.running:
+    if not found.decisions.running_tasks:
         assert all(whole[name].status in ("Succeeded", "Omitted") for name in found.pipeline.steps)
         return
-    manifest = prune(found.pipeline, found.plan, lambda key: key, Identity(RUN, 2, "digits-1-2", "default"))
+    manifest = prune_workflow(
+        found.pipeline, found.decisions, lambda key: key, SubmissionIdentity(RUN, 2, "digits-1-2", "default")
+    )
 
     left = CompiledPipeline.from_manifest(manifest).tasks()
     event(f"{len(left)} of {len(bodies)} tasks left")
@@ -183,9 +185,9 @@ def test_a_pruned_workflow_means_what_the_whole_one_meant(case: Case) -> None:
 def test_exactly_the_needed_tasks_run(case: Case) -> None:
     whole = interpret(list(case.tasks), case.failing, artifact_keys(case.tasks))
 
-    found = planned(recorded(case, whole), RUN)
+    found = plan_stored_run(recorded(case, whole), RUN)
 
-    assert set(found.plan.running) == needed(case, whole)
+    assert set(found.decisions.running_tasks) == needed(case, whole)
 
 
 @settings(max_examples=75)
@@ -197,11 +199,11 @@ def test_a_task_that_is_asked_for_runs_again_with_all_behind_it(case: Case, data
 
     if asked not in expected:
         with pytest.raises(UsageError, match=f"{asked} is to run again and would not: its condition"):
-            planned(recorded(case, whole), RUN, [asked])
+            plan_stored_run(recorded(case, whole), RUN, [asked])
         return
-    found = planned(recorded(case, whole), RUN, [asked])
-    assert set(found.plan.running) == expected
-    assert asked in found.fresh
+    found = plan_stored_run(recorded(case, whole), RUN, [asked])
+    assert set(found.decisions.running_tasks) == expected
+    assert asked in found.rerun_steps
 
 
 def assert_no_template_is_missing_or_unused(manifest: Manifest) -> None:

@@ -8,15 +8,20 @@ from hypothesis import strategies as st
 from support.lineage import ref
 
 from tiphys.lineage.retention import policy as keeping
-from tiphys.lineage.retention.policy import Observed, age, judge
-from tiphys.protocol.step_spec import Best, Keep
+from tiphys.lineage.retention.policy import LineageSnapshot, age_key, evaluate_retention
+from tiphys.protocol.step_spec import BestCheckpoints, RetentionPolicy
 
 refs = st.builds(ref, st.integers(1, 4), st.integers(0, 30))
 losses = st.floats(allow_nan=True, allow_infinity=True, width=16)
 bests = st.builds(
-    Best, metric=st.sampled_from(["loss", "accuracy"]), order=st.sampled_from(["min", "max"]), count=st.integers(1, 4)
+    BestCheckpoints,
+    metric=st.sampled_from(["loss", "accuracy"]),
+    order=st.sampled_from(["min", "max"]),
+    count=st.integers(1, 4),
 )
-keeps = st.builds(Keep, last=st.integers(1, 5), every_steps=st.none() | st.integers(1, 15), best=st.none() | bests)
+keeps = st.builds(
+    RetentionPolicy, last=st.integers(1, 5), every_steps=st.none() | st.integers(1, 15), best=st.none() | bests
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +36,18 @@ class Lineage:
 
     def observed(self, without=()):
         commits = self.commits.difference(without)
-        usable = sorted(commits - self.late, key=age, reverse=True)
+        usable = sorted(commits - self.late, key=age_key, reverse=True)
         valid = {one: self.metrics.get(one, {}) for one in usable if one not in self.damaged}
-        return Observed(sorted(commits, key=age), usable, valid, {one: ["held"] for one in self.held})
+        return LineageSnapshot(sorted(commits, key=age_key), usable, valid, {one: ["held"] for one in self.held})
 
 
 @st.composite
 def lineages(draw):
     commits = draw(st.frozensets(refs, max_size=14))
-    some = st.frozensets(st.sampled_from(sorted(commits, key=age)), max_size=6) if commits else st.just(frozenset())
+    some = st.frozensets(st.sampled_from(sorted(commits, key=age_key)), max_size=6) if commits else st.just(frozenset())
     metrics = {
         one: draw(st.dictionaries(st.sampled_from(["loss", "accuracy"]), losses, max_size=2))
-        for one in sorted(commits, key=age)
+        for one in sorted(commits, key=age_key)
     }
     return Lineage(commits, draw(some), draw(some), draw(some), metrics)
 
@@ -53,23 +58,23 @@ def valid_newest_first(observed):
 
 @given(lineages(), keeps)
 def test_every_commit_is_either_kept_for_a_reason_or_expired(lineage, keep):
-    verdict = judge(keep, lineage.observed())
+    verdict = evaluate_retention(keep, lineage.observed())
     assert set(verdict.kept) | set(verdict.expired) == lineage.commits
     assert not set(verdict.kept) & set(verdict.expired)
     assert all(verdict.kept.values())
-    assert list(verdict.expired) == sorted(verdict.expired, key=age)
+    assert list(verdict.expired) == sorted(verdict.expired, key=age_key)
 
 
 @given(lineages(), keeps)
 def test_the_newest_valid_ones_never_expire(lineage, keep):
     observed = lineage.observed()
-    assert not set(judge(keep, observed).expired) & set(valid_newest_first(observed)[: keep.last])
+    assert not set(evaluate_retention(keep, observed).expired) & set(valid_newest_first(observed)[: keep.last])
 
 
 @given(lineages(), keeps)
 def test_never_fewer_valid_ones_stay_than_there_should_be(lineage, keep):
     observed = lineage.observed()
-    verdict = judge(keep, observed)
+    verdict = evaluate_retention(keep, observed)
     valid = valid_newest_first(observed)
     left = [one for one in valid if one not in verdict.expired]
     assert len(left) >= min(keep.last, len(valid))
@@ -78,38 +83,38 @@ def test_never_fewer_valid_ones_stay_than_there_should_be(lineage, keep):
 @given(lineages(), keeps)
 def test_nothing_goes_while_there_are_too_few(lineage, keep):
     observed = lineage.observed()
-    assert len(valid_newest_first(observed)) >= keep.last or not judge(keep, observed).expired
+    assert len(valid_newest_first(observed)) >= keep.last or not evaluate_retention(keep, observed).expired
 
 
 @given(lineages(), keeps)
 def test_what_is_held_never_expires(lineage, keep):
-    assert not lineage.held & set(judge(keep, lineage.observed()).expired)
+    assert not lineage.held & set(evaluate_retention(keep, lineage.observed()).expired)
 
 
 @given(lineages(), keeps)
 def test_a_damaged_or_late_one_never_counts(lineage, keep):
-    verdict = judge(keep, lineage.observed())
+    verdict = evaluate_retention(keep, lineage.observed())
     for one in lineage.damaged | lineage.late:
         assert not any(why.startswith(("newest", "every", "best")) for why in verdict.kept.get(one, ()))
 
 
 @given(lineages(), keeps)
 def test_damaged_ones_have_no_say_in_what_becomes_of_the_others(lineage, keep):
-    others = judge(keep, lineage.observed(without=lineage.damaged))
-    assert set(others.expired) == set(judge(keep, lineage.observed()).expired) - lineage.damaged
+    others = evaluate_retention(keep, lineage.observed(without=lineage.damaged))
+    assert set(others.expired) == set(evaluate_retention(keep, lineage.observed()).expired) - lineage.damaged
 
 
 @given(lineages(), keeps)
 def test_once_is_enough(lineage, keep):
-    expired = judge(keep, lineage.observed()).expired
-    assert judge(keep, lineage.observed(without=expired)).expired == ()
+    expired = evaluate_retention(keep, lineage.observed()).expired
+    assert evaluate_retention(keep, lineage.observed(without=expired)).expired == ()
 
 
 @given(lineages(), keeps, st.data())
 def test_a_deletion_that_stopped_half_way_leads_to_the_same_end(lineage, keep, data):
-    expired = judge(keep, lineage.observed()).expired
+    expired = evaluate_retention(keep, lineage.observed()).expired
     gone = frozenset(data.draw(st.lists(st.sampled_from(expired), unique=True))) if expired else frozenset()
-    assert set(judge(keep, lineage.observed(without=gone)).expired) == set(expired) - gone
+    assert set(evaluate_retention(keep, lineage.observed(without=gone)).expired) == set(expired) - gone
 
 
 def more(keep, data):
@@ -121,21 +126,26 @@ def more(keep, data):
         best = data.draw(st.none() | bests)
     else:
         best = best.model_copy(update={"count": best.count + data.draw(st.integers(0, 3))})
-    return Keep(
+    return RetentionPolicy(
         last=keep.last + data.draw(st.integers(0, 3)), every_steps=data.draw(st.sampled_from(divisors)), best=best
     )
 
 
 @given(lineages(), keeps, st.data())
 def test_to_keep_more_never_expires_more(lineage, keep, data):
-    assert set(judge(more(keep, data), lineage.observed()).expired) <= set(judge(keep, lineage.observed()).expired)
+    assert set(evaluate_retention(more(keep, data), lineage.observed()).expired) <= set(
+        evaluate_retention(keep, lineage.observed()).expired
+    )
 
 
 @given(lineages(), keeps, st.data())
 def test_to_hold_more_only_saves_what_is_held(lineage, keep, data):
     held = data.draw(st.frozensets(refs, max_size=4))
     held_more = dataclasses.replace(lineage, held=lineage.held | held)
-    assert set(judge(keep, held_more.observed()).expired) == set(judge(keep, lineage.observed()).expired) - held
+    assert (
+        set(evaluate_retention(keep, held_more.observed()).expired)
+        == set(evaluate_retention(keep, lineage.observed()).expired) - held
+    )
 
 
 @given(lineages(), keeps, st.lists(st.integers(1, 10), max_size=12))
@@ -149,7 +159,7 @@ def test_an_anchor_stays_for_ever_while_the_training_goes_on(lineage, keep, stri
         newest += stride
         commits = lineage.commits | {ref(5, newest)}
         lineage = dataclasses.replace(lineage, commits=commits)
-        verdict = judge(keep, lineage.observed())
+        verdict = evaluate_retention(keep, lineage.observed())
         assert anchors <= set(verdict.kept)
         anchors |= {one for one, why in verdict.kept.items() if any(reason.startswith("every") for reason in why)}
         lineage = dataclasses.replace(lineage, commits=commits.difference(verdict.expired))
@@ -157,7 +167,7 @@ def test_an_anchor_stays_for_ever_while_the_training_goes_on(lineage, keep, stri
 
 @given(lineages(), keeps)
 def test_without_a_policy_nothing_expires(lineage, keep):
-    assert judge(None, lineage.observed()).expired == ()
+    assert evaluate_retention(None, lineage.observed()).expired == ()
 
 
 def counting_damaged(keep, seen):
@@ -165,22 +175,22 @@ def counting_damaged(keep, seen):
 
 
 def last_of_each_bucket(every_steps, valid):
-    found = {one.global_step // every_steps: one for one in sorted(valid, key=age)}
+    found = {one.global_step // every_steps: one for one in sorted(valid, key=age_key)}
     found.pop(0, None)
     return list(found.values())
 
 
 def old_whatever_is_left(keep, seen):
-    recent = keeping.newest(keep, seen)
-    return [one for one in seen.commits if recent and age(one) < min(map(age, recent))]
+    recent = keeping.select_newest_valid(keep, seen)
+    return [one for one in seen.commits if recent and age_key(one) < min(map(age_key, recent))]
 
 
 @pytest.mark.parametrize(
     ("place", "bug", "law"),
     [
-        ("newest", counting_damaged, test_never_fewer_valid_ones_stay_than_there_should_be),
-        ("_anchors", last_of_each_bucket, test_an_anchor_stays_for_ever_while_the_training_goes_on),
-        ("_old", old_whatever_is_left, test_nothing_goes_while_there_are_too_few),
+        ("select_newest_valid", counting_damaged, test_never_fewer_valid_ones_stay_than_there_should_be),
+        ("_select_anchors", last_of_each_bucket, test_an_anchor_stays_for_ever_while_the_training_goes_on),
+        ("_select_expirable", old_whatever_is_left, test_nothing_goes_while_there_are_too_few),
     ],
 )
 def test_the_laws_notice_planted_bugs(place, bug, law, monkeypatch):

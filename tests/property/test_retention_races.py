@@ -17,16 +17,16 @@ from support.lineage import LINEAGE, commit, ref
 from support.memory import MemoryStore
 
 from tiphys.errors import ConflictError, NotFoundError
-from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.retention.delete import Marks, Retention
-from tiphys.lineage.retention.policy import pin, pins_of
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.retention.delete import Retention, Tombstones
+from tiphys.lineage.retention.policy import list_pins, pin_checkpoint
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import checkpoint_fault
-from tiphys.protocol.step_spec import Best, Keep
+from tiphys.protocol.step_spec import BestCheckpoints, RetentionPolicy
 from tiphys.store import LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)
-KEEP = Keep(last=2, every_steps=4, best=Best(metric="loss", order="min"), delay_seconds=0)
+KEEP = RetentionPolicy(last=2, every_steps=4, best=BestCheckpoints(metric="loss", order="min"), delay_seconds=0)
 STARTS = {1: None, 2: ref(1, 6)}
 STAY = {ref(1, 2), ref(1, 3), ref(1, 4), ref(1, 6), ref(2, 8), ref(2, 9)}
 """Pinned, quarantined, anchor, start of the attempt, and the newest; the best is the last one."""
@@ -37,8 +37,8 @@ def lineage():
     for attempt, step in [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (2, 8), (2, 9)]:
         commit(store, ref(attempt, step), metrics={"loss": 1 / step})
     store.create(f"{LAYOUT.shards(1, 0)}left", b"by a save that died")
-    pin(store, ref(1, 2), "release")
-    quarantine(store, ref(1, 3), "poison", "ana")
+    pin_checkpoint(store, ref(1, 2), "release")
+    quarantine_checkpoint(store, ref(1, 3), "poison", "ana")
     return store.objects
 
 
@@ -48,14 +48,14 @@ def collect(store):
 
 def torn(objects):
     store = MemoryStore(objects)
-    return [fault for one in commits_of(store, LINEAGE) if (fault := checkpoint_fault(store, one))]
+    return [fault for one in list_commits(store, LINEAGE) if (fault := checkpoint_fault(store, one))]
 
 
 def tidy(objects):
     """Nothing is left of what went: neither shards nor marks."""
     store = MemoryStore(objects)
     places = [LAYOUT.parse_shard(info.key) for info in store.list(LAYOUT.all_shards)]
-    return set(places) == set(commits_of(store, LINEAGE)) and not any(store.list(LAYOUT.expired))
+    return set(places) == set(list_commits(store, LINEAGE)) and not any(store.list(LAYOUT.all_tombstones))
 
 
 class ProcessDied(BaseException):
@@ -125,7 +125,7 @@ def die():
 def test_an_undisturbed_pass_leaves_what_should_stay_and_nothing_of_the_rest():
     objects = lineage()
     assert collect(HookedStore(objects)) == GOES
-    assert set(commits_of(MemoryStore(objects), LINEAGE)) == STAY
+    assert set(list_commits(MemoryStore(objects), LINEAGE)) == STAY
     assert torn(objects) == []
     assert tidy(objects)
 
@@ -137,10 +137,10 @@ def test_a_death_at_any_moment_harms_nothing_that_stays_and_the_next_pass_comes_
         with pytest.raises(ProcessDied):
             collect(HookedStore(objects, hook))
         assert acted == [moment]
-        assert set(commits_of(MemoryStore(objects), LINEAGE)) >= STAY, moment
+        assert set(list_commits(MemoryStore(objects), LINEAGE)) >= STAY, moment
         assert torn(objects) == [], moment
         collect(HookedStore(objects))
-        assert set(commits_of(MemoryStore(objects), LINEAGE)) == STAY, moment
+        assert set(list_commits(MemoryStore(objects), LINEAGE)) == STAY, moment
         assert torn(objects) == [], moment
         assert tidy(objects), moment
 
@@ -165,7 +165,7 @@ def test_two_deletions_at_once_do_no_more_than_one():
         hook, acted = at(moment, lambda objects=objects: collect(HookedStore(objects)))
         collect(HookedStore(objects, hook))
         assert acted == [moment]
-        assert set(commits_of(MemoryStore(objects), LINEAGE)) == STAY, moment
+        assert set(list_commits(MemoryStore(objects), LINEAGE)) == STAY, moment
         collect(HookedStore(objects))
         assert tidy(objects), moment
 
@@ -186,10 +186,10 @@ def test_a_deletion_that_waits_while_another_dies_does_no_more_than_one():
         collect(HookedStore(objects, hook))
         assert acted == [first]
         deaths += len(died)
-        assert set(commits_of(MemoryStore(objects), LINEAGE)) >= STAY, (first, second)
+        assert set(list_commits(MemoryStore(objects), LINEAGE)) >= STAY, (first, second)
         assert torn(objects) == [], (first, second)
         collect(HookedStore(objects))
-        assert set(commits_of(MemoryStore(objects), LINEAGE)) == STAY, (first, second)
+        assert set(list_commits(MemoryStore(objects), LINEAGE)) == STAY, (first, second)
         assert tidy(objects), (first, second)
     assert deaths > 100
 
@@ -229,7 +229,7 @@ def two_checkpoints():
 
 
 def collect_all_but_one(store):
-    return Retention(store, LINEAGE, Keep(last=1, delay_seconds=0)).collect({1: None}, ()).deleted
+    return Retention(store, LINEAGE, RetentionPolicy(last=1, delay_seconds=0)).collect({1: None}, ()).deleted
 
 
 def pin_against_deletion(order):
@@ -238,7 +238,9 @@ def pin_against_deletion(order):
 
     def pinning():
         try:
-            pin(HookedStore(objects, lambda number: turns.take("pin") if number % 1 == 0 else None), ref(1, 5), "late")
+            pin_checkpoint(
+                HookedStore(objects, lambda number: turns.take("pin") if number % 1 == 0 else None), ref(1, 5), "late"
+            )
             outcome.append("pinned")
         except (NotFoundError, ConflictError) as error:
             outcome.append(type(error).__name__)
@@ -253,8 +255,8 @@ def pin_against_deletion(order):
         turns.end("gc")
         thread.join(timeout=60)
     store = MemoryStore(objects)
-    whole = ref(1, 5) in commits_of(store, LINEAGE) and checkpoint_fault(store, ref(1, 5)) is None
-    return outcome[0], whole, ref(1, 5) in pins_of(store, LINEAGE)
+    whole = ref(1, 5) in list_commits(store, LINEAGE) and checkpoint_fault(store, ref(1, 5)) is None
+    return outcome[0], whole, ref(1, 5) in list_pins(store, LINEAGE)
 
 
 def every_order():
@@ -288,6 +290,6 @@ def test_a_pin_that_was_acknowledged_holds_however_it_meets_a_deletion():
 
 def test_the_checker_notices_a_deletion_that_is_not_announced(monkeypatch):
     """Planted bug: then a pin can come between the last look and the deletion, and nobody notices."""
-    monkeypatch.setattr(Marks, "announce", lambda self, refs: None)
+    monkeypatch.setattr(Tombstones, "announce_deletion", lambda self, refs: None)
     with pytest.raises(AssertionError):
         check_every_order()

@@ -19,20 +19,19 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.ledger import NOW, ask
-from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, Reason, Waiting
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, EndedUsage, Lease, PendingRequest
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import Start, admissible
-from tiphys_plugin.quota.scheduler.decide import State, decide
-from tiphys_plugin.quota.scheduler.fair_share import Consumed
-from tiphys_plugin.quota.scheduler.snapshot import end_of
+from tiphys_plugin.quota.scheduler.cycle import PoolAssignment, select_admissible
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.snapshot import declared_end
 
 OTHERS = {
-    Reason.BEHIND_EARLIER_REQUEST,
-    Reason.BEHIND_HIGHER_PRIORITY,
-    Reason.BEHIND_SMALLER_SHARE,
-    Reason.RESERVED,
+    AdmissionReason.BEHIND_EARLIER_REQUEST,
+    AdmissionReason.BEHIND_HIGHER_PRIORITY,
+    AdmissionReason.BEHIND_SMALLER_SHARE,
+    AdmissionReason.RESERVED,
 }
 TYPES = ["A100", "T4"]
 NAMES = ["a", "b", "c"]
@@ -93,29 +92,29 @@ def states(
     draw: st.DrawFn,
     lengths: Sequence[int | None] = (None, 300, 900, 3600),
     exists: st.SearchStrategy[Any] = ANYTHING,
-) -> State:
+) -> SchedulingState:
     """Queues that were filled by what they admit, and a line of requests that could be served one day."""
     found = draw(rules(exists))
     leases: list[Lease] = []
     for number in range(draw(st.integers(0, 6))):
         request = draw(requests(number, lengths))
-        answer = decide(State(found, tuple(leases)), request, 1, NOW)
+        answer = decide_admission(SchedulingState(found, tuple(leases)), request, 1, NOW)
         if isinstance(answer, Admitted):
             leases.append(Lease(f"l{number}", request, answer.pool, NOW, NOW, answer.nodes))
     line = [draw(requests(number)) for number in range(10, 10 + draw(st.integers(1, 6)))]
-    possible = [one for one in line if isinstance(decide(State(found), one, 1, NOW), Admitted)]
-    waiting = tuple(Waiting(one, arrival, NOW, NOW) for arrival, one in enumerate(possible, 1))
+    possible = [one for one in line if isinstance(decide_admission(SchedulingState(found), one, 1, NOW), Admitted)]
+    waiting = tuple(PendingRequest(one, arrival, NOW, NOW) for arrival, one in enumerate(possible, 1))
     history = draw(st.lists(st.sampled_from(NAMES), unique=True))
-    return State(found, tuple(leases), waiting, tuple(Consumed(name, "A100", 4.0, NOW) for name in history))
+    return SchedulingState(found, tuple(leases), waiting, tuple(EndedUsage(name, "A100", 4.0, NOW) for name in history))
 
 
-def started(state: State) -> list[Start]:
-    return admissible(state.queues, state.leases, state.history, state.waiting, LATER)
+def started(state: SchedulingState) -> list[PoolAssignment]:
+    return select_admissible(state.queues, state.leases, state.history, state.pending, LATER)
 
 
-def decided(state: State, one: Waiting):
-    others = tuple(other for other in state.waiting if other is not one)
-    return decide(replace(state, waiting=others), one.request, one.arrival, LATER)
+def decided(state: SchedulingState, one: PendingRequest):
+    others = tuple(other for other in state.pending if other is not one)
+    return decide_admission(replace(state, pending=others), one.request, one.arrival, LATER)
 
 
 @given(states())
@@ -125,19 +124,19 @@ def test_never_more_than_there_is_is_given(state):
     held += [(one.request, pool) for one, pool, _ in started(state)]
     by_pool, by_type = Counter(), Counter()
     for request, pool in held:
-        by_pool[request.queue, pools.counted_against(queues, request, pool)] += request.gpus
-        by_type[pools.gpu_type(request, pool)] += request.gpus
+        by_pool[request.queue, pools.find_pool_of_request(queues, request, pool)] += request.gpus
+        by_type[pools.gpu_kind_in_pool(request, pool)] += request.gpus
     for queue in queues.queues:
         for pool in queue.gpus:
-            assert by_pool[queue.name, pool] <= queue.ceiling(pool)
+            assert by_pool[queue.name, pool] <= queue.max_with_borrowing(pool)
     for pool in [*TYPES, "*"]:
         members = [queue for queue in queues.queues if queue.cohort and pool in queue.gpus]
-        used = sum(max(by_pool[queue.name, pool], queue.keeps(pool)) for queue in members)
+        used = sum(max(by_pool[queue.name, pool], queue.guaranteed_quota(pool)) for queue in members)
         assert used <= sum(queue.gpus[pool] for queue in members)
-    for name, stock in (queues.stock or {}).items():
+    for name, stock in (queues.gpu_inventory or {}).items():
         assert by_type[name] <= stock.count
-    if queues.stock is not None:
-        assert by_type.total() <= sum(stock.count for stock in queues.stock.values())
+    if queues.gpu_inventory is not None:
+        assert by_type.total() <= sum(stock.count for stock in queues.gpu_inventory.values())
 
 
 @given(states(exists=clusters()))
@@ -158,7 +157,7 @@ def test_no_node_gives_more_than_it_has_and_no_member_goes_without(state):
 @given(states())
 def test_one_by_one_and_all_together_agree(state):
     together = {one.arrival: (pool, nodes) for one, pool, nodes in started(state)}
-    for one in state.waiting:
+    for one in state.pending:
         answer = decided(state, one)
         assert together.get(one.arrival) == ((answer.pool, answer.nodes) if isinstance(answer, Admitted) else None)
 
@@ -166,37 +165,39 @@ def test_one_by_one_and_all_together_agree(state):
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(states(lengths=(900, 3600)))
 def test_the_one_that_is_next_is_not_delayed_by_those_behind_it(state):
-    answers = [(one, decided(state, one)) for one in state.waiting]
-    expected = [(one, answer) for one, answer in answers if isinstance(answer, Deferred) and answer.start is not None]
+    answers = [(one, decided(state, one)) for one in state.pending]
+    expected = [
+        (one, answer) for one, answer in answers if isinstance(answer, Deferred) and answer.expected_start is not None
+    ]
     assume(expected)
     first, before = min(expected, key=lambda known: known[1].position)
     assume(before.position == 1)
     given_now = [Lease(one.request.uid, one.request, pool, LATER, LATER, nodes) for one, pool, nodes in started(state)]
-    still_there = [one for one in (*state.leases, *given_now) if not is_over(one, before.start)]
+    still_there = [one for one in (*state.leases, *given_now) if not is_over(one, before.expected_start)]
     then = Capacity(state.queues, still_there)
-    assert then.fitting(state.queues.find(first.request.queue), first.request)
+    assert then.find_fitting_pools(state.queues.find(first.request.queue), first.request)
 
 
 def is_over(lease: Lease, at: datetime) -> bool:
-    end = end_of(lease.request, lease.granted_at)
+    end = declared_end(lease.request, lease.granted_at)
     return end is not None and end <= at
 
 
 @given(states())
 def test_a_deferred_request_is_told_a_true_reason(state):
-    for one in state.waiting:
+    for one in state.pending:
         answer = decided(state, one)
         if not isinstance(answer, Deferred):
             continue
-        assert answer.because
-        assert answer.reason is answer.because[0].reason
-        reasons = {because.reason for because in answer.because}
-        alone = decide(replace(state, waiting=()), one.request, one.arrival, LATER)
+        assert answer.reasons
+        assert answer.reason is answer.reasons[0].reason
+        reasons = {because.reason for because in answer.reasons}
+        alone = decide_admission(replace(state, pending=()), one.request, one.arrival, LATER)
         if reasons <= {
-            Reason.BEHIND_EARLIER_REQUEST,
-            Reason.BEHIND_HIGHER_PRIORITY,
-            Reason.BEHIND_SMALLER_SHARE,
-            Reason.RESERVED,
+            AdmissionReason.BEHIND_EARLIER_REQUEST,
+            AdmissionReason.BEHIND_HIGHER_PRIORITY,
+            AdmissionReason.BEHIND_SMALLER_SHARE,
+            AdmissionReason.RESERVED,
         }:
             assert isinstance(alone, Admitted), "it is said to wait for others, and would wait without them"
             assert answer.position > 1
@@ -207,14 +208,14 @@ def test_a_deferred_request_is_told_a_true_reason(state):
 @given(states(), st.data())
 def test_more_never_defers_a_lone_request(state, data):
     request = data.draw(requests(99))
-    lone = replace(state, waiting=())
-    assume(isinstance(decide(lone, request, 1, LATER), Admitted))
+    lone = replace(state, pending=())
+    assume(isinstance(decide_admission(lone, request, 1, LATER), Admitted))
     fewer = replace(lone, leases=tuple(one for one in state.leases if data.draw(st.booleans())))
-    assert isinstance(decide(fewer, request, 1, LATER), Admitted)
+    assert isinstance(decide_admission(fewer, request, 1, LATER), Admitted)
     document = state.queues.model_dump(mode="json", exclude_none=True)
     for queue in document["queues"]:
         queue["gpus"] = {pool: gpus + 1 for pool, gpus in queue["gpus"].items()}
         queue["borrowing_limit"] = {pool: limit + 1 for pool, limit in queue["borrowing_limit"].items()}
         queue["lending_limit"] = {pool: limit + 1 for pool, limit in queue["lending_limit"].items()}
     more = replace(lone, queues=Queues.model_validate(document))
-    assert isinstance(decide(more, request, 1, LATER), Admitted)
+    assert isinstance(decide_admission(more, request, 1, LATER), Admitted)

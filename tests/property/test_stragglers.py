@@ -4,17 +4,17 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tiphys_plugin.nodes.stragglers import LOOKED_AT, SLOW_WINDOWS, slow_members
+from tiphys_plugin.nodes.stragglers import MIN_SLOW_WINDOWS, RECENT_WINDOWS, find_stragglers
 
-from tiphys.store.layout import RankPace
+from tiphys.store.layout import RankStepTime
 
 NOW = 100
-WINDOWS = range(NOW - LOOKED_AT, NOW)
+WINDOWS = range(NOW - RECENT_WINDOWS, NOW)
 
 paces = st.lists(
     st.builds(
-        RankPace,
-        st.integers(NOW - LOOKED_AT - 2, NOW),
+        RankStepTime,
+        st.integers(NOW - RECENT_WINDOWS - 2, NOW),
         st.integers(0, 5),
         st.integers(0, 1),
         st.floats(0.0, 10.0, allow_nan=False),
@@ -27,7 +27,7 @@ def gang(members: int, slow: dict[int, set[int]], times: float = 1.5, noise: flo
     """Members that work about a second for a step; ``slow`` names windows of members that take longer."""
     draw = random.Random(seed)
     return [
-        RankPace(
+        RankStepTime(
             window, member, rank, draw.uniform(1 - noise, 1 + noise) * (times if window in slow.get(member, ()) else 1)
         )
         for window in WINDOWS
@@ -38,21 +38,21 @@ def gang(members: int, slow: dict[int, set[int]], times: float = 1.5, noise: flo
 
 @given(paces, st.randoms(use_true_random=False))
 def test_order_scale_and_what_is_too_old_do_not_matter(told, shuffler):
-    found = slow_members(told, NOW)
-    assert slow_members(shuffler.sample(told, len(told)), NOW) == found
+    found = find_stragglers(told, NOW)
+    assert find_stragglers(shuffler.sample(told, len(told)), NOW) == found
     recent = [one for one in told if one.window in WINDOWS]
-    assert slow_members(recent, NOW) == found
+    assert find_stragglers(recent, NOW) == found
     twice = [one._replace(own_seconds=2 * one.own_seconds) for one in told]
-    assert [one.member for one in slow_members(twice, NOW)] == [one.member for one in found]
+    assert [one.member for one in find_stragglers(twice, NOW)] == [one.member for one in found]
 
 
 @given(paces)
 def test_a_verdict_takes_most_windows_and_never_holds_for_most_members(told):
-    found = slow_members(told, NOW)
+    found = find_stragglers(told, NOW)
     for one in found:
         windows = {pace.window for pace in told if pace.member == one.member and pace.window in WINDOWS}
-        assert SLOW_WINDOWS <= one.windows <= len(windows)
-        assert one.times > 1.1
+        assert MIN_SLOW_WINDOWS <= one.windows <= len(windows)
+        assert one.slowdown > 1.1
     assert 2 * len(found) <= len({one.member for one in told}), "half of a gang is its median"
 
 
@@ -65,28 +65,28 @@ def test_a_verdict_takes_most_windows_and_never_holds_for_most_members(told):
 )
 def test_one_that_is_slow_again_and_again_is_found_and_nobody_else(members, who, windows, times, seed):
     slow = who % members
-    found = slow_members(gang(members, {slow: windows}, times, seed=seed), NOW)
-    expected = len(windows) >= SLOW_WINDOWS and NOW - 1 in windows
+    found = find_stragglers(gang(members, {slow: windows}, times, seed=seed), NOW)
+    expected = len(windows) >= MIN_SLOW_WINDOWS and NOW - 1 in windows
     assert [one.member for one in found] == ([slow] if expected else [])
     if found:
-        assert abs(found[0].times - times) < 0.1 * times
+        assert abs(found[0].slowdown - times) < 0.1 * times
         assert (found[0].windows, found[0].members) == (len(windows), members)
 
 
 def test_two_members_accuse_nobody():
-    assert slow_members(gang(2, {0: set(WINDOWS)}), NOW) == []
+    assert find_stragglers(gang(2, {0: set(WINDOWS)}), NOW) == []
 
 
 def test_a_rank_makes_its_member_slow():
     told = [one._replace(own_seconds=2.0) if one.rank == 5 else one for one in gang(4, {})]
-    assert [one.member for one in slow_members(told, NOW)] == [2]
+    assert [one.member for one in find_stragglers(told, NOW)] == [2]
 
 
 def test_a_window_that_is_still_being_told_changes_nothing():
     told = gang(4, {1: set(WINDOWS)})
     early = [one for one in told if one.window < NOW - 1 or one.member in (0, 2)]
-    assert [one.member for one in slow_members(early, NOW)] == [1]
+    assert [one.member for one in find_stragglers(early, NOW)] == [1]
 
 
 def test_uneven_ranks_are_no_stragglers():
-    assert slow_members(gang(16, {}, noise=0.3, seed=3), NOW) == []
+    assert find_stragglers(gang(16, {}, noise=0.3, seed=3), NOW) == []

@@ -6,8 +6,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hera_pipelines.local.arguments import substitute
-from hera_pipelines.local.expressions.expr import parse
+from hera_pipelines.local.arguments import substitute_variables
+from hera_pipelines.local.expressions.expr import parse_expression
 from tiphys.errors import UsageError
 
 names = st.from_regex(r"[a-z]{1,6}(\.[a-z]{1,6}){0,3}", fullmatch=True)
@@ -23,13 +23,13 @@ variables = st.dictionaries(names, st.text(max_size=12), max_size=6)
 
 @given(texts, variables)
 def test_lenient_substitution_never_raises(text: str, known: dict[str, str]) -> None:
-    assert isinstance(substitute(text, known), str)
+    assert isinstance(substitute_variables(text, known), str)
 
 
 @given(texts)
 def test_without_variables_every_plain_text_stays_as_it_is(text: str) -> None:
     plain = text.replace("{{=", "{{")
-    assert substitute(plain, {}) == plain
+    assert substitute_variables(plain, {}) == plain
 
 
 @given(
@@ -42,13 +42,13 @@ def test_without_variables_every_plain_text_stays_as_it_is(text: str) -> None:
 )
 def test_walking_the_document_does_what_argo_does_on_its_json(parts: list[str], known: dict[str, str]) -> None:
     document = {"outer": {"inner": ["".join(parts)]}}
-    assert substitute(document, known) == _as_argo(document, known)
+    assert substitute_variables(document, known) == _as_argo(document, known)
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_an_expression_or_refused(text: str) -> None:
     try:
-        parse(text)
+        parse_expression(text)
     except UsageError as error:
         assert repr(text) in str(error)
 

@@ -29,24 +29,26 @@ from support.sessions import Clock, admitted, open_session
 from support.sessions import state_at as numpy_state
 
 from tiphys.checkpoint.adapters import dcp as checkpoints
-from tiphys.checkpoint.adapters.dcp_session import TrackedRanks
-from tiphys.checkpoint.adapters.dcp_storage import ShardReader
-from tiphys.checkpoint.adapters.ranks import Ranks
-from tiphys.checkpoint.settings import Every, Settings
+from tiphys.checkpoint.adapters.dcp_session import TrackedDistributedSession
+from tiphys.checkpoint.adapters.dcp_storage import DcpReader
+from tiphys.checkpoint.adapters.ranks import RankAgreement
+from tiphys.checkpoint.settings import CheckpointSettings, SaveInterval
 from tiphys.errors import UsageError
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
-from tiphys.protocol.step_spec import Keep
+from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.store import read_events
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def open_ranks(store: MemoryStore, attempt: int = 1, start: int = 0, every: str = "1", **fields: Any) -> TrackedRanks:
+def open_ranks(
+    store: MemoryStore, attempt: int = 1, start: int = 0, every: str = "1", **fields: Any
+) -> TrackedDistributedSession:
     restored = ref(attempt - 1, start) if start else None
     admitted(store, attempt, restored)
-    settings = Settings(
+    settings = CheckpointSettings(
         run=RUN,
         step=STEP,
         attempt=attempt,
@@ -54,10 +56,12 @@ def open_ranks(store: MemoryStore, attempt: int = 1, start: int = 0, every: str 
         store=store.url,
         checkpoint_store=store.url,
         resume_from=restored,
-        save_every=Every(float(every), "steps"),
+        save_every=SaveInterval(float(every), "steps"),
         **fields,
     )
-    return TrackedRanks(settings, run_store=store, store=store, ranks=Ranks(), environ={}, clock=Clock())
+    return TrackedDistributedSession(
+        settings, run_store=store, store=store, ranks=RankAgreement(), environ={}, clock=Clock()
+    )
 
 
 def state_at(step: int) -> dict[str, Any]:
@@ -138,7 +142,7 @@ def test_what_may_not_stay_in_memory_is_verified_twice():
     store.refuses = lambda operation, key: bool(operation == "read" and ".distcp" in key and read.append(key))
     state = state_at(0)
 
-    dcp.load(state, storage_reader=ShardReader(store, read_manifest(store, ref(1, 1)), held_bytes=0))
+    dcp.load(state, storage_reader=DcpReader(store, read_manifest(store, ref(1, 1)), held_bytes=0))
 
     assert plain(state) == plain(state_at(1))
     assert len(read) == 2 * len(set(read))
@@ -167,7 +171,7 @@ def test_damage_of_any_kind_falls_back_to_the_checkpoint_before(which, how):
 
     assert done == 1
     assert plain(state) == plain(state_at(1))
-    assert quarantined(store, LINEAGE) == {ref(1, 2)}
+    assert list_quarantined(store, LINEAGE) == {ref(1, 2)}
     assert [event.name for event in read_events(store, RUN)] == ["checkpoint.skipped", "checkpoint.restored"]
 
 
@@ -205,7 +209,7 @@ def test_a_save_that_storage_refuses_is_counted_and_the_next_one_works():
         assert session.flush() == ref(1, 2)
         assert session.failed_saves == 1
 
-    assert commits_of(store, LINEAGE) == [ref(1, 2)]
+    assert list_commits(store, LINEAGE) == [ref(1, 2)]
 
 
 def test_a_manifest_that_cannot_be_written_means_no_checkpoint():
@@ -216,7 +220,7 @@ def test_a_manifest_that_cannot_be_written_means_no_checkpoint():
         assert session.flush() is None
         store.refuses = lambda operation, key: False
 
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
 
 
 def test_a_save_that_is_repeated_by_the_attempt_meets_its_own_shards():
@@ -241,7 +245,7 @@ def test_a_save_that_is_due_while_one_is_under_way_is_skipped_and_counted():
         session.flush()
         session.step(3, state_at(3))
 
-    assert commits_of(store, LINEAGE) == [ref(1, 3), ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, 3), ref(1, 1)]
 
 
 @pytest.mark.parametrize("settings", [{}, {"when_busy": "wait"}, {"asynchronous": False}], ids=str)
@@ -251,7 +255,7 @@ def test_a_training_that_would_rather_wait_saves_every_time(settings):
         for step in range(1, 6):
             session.step(step, state_at(step))
 
-    assert commits_of(store, LINEAGE) == [ref(1, step) for step in (5, 4, 3, 2, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, step) for step in (5, 4, 3, 2, 1)]
 
 
 def test_saves_are_as_frequent_as_they_are_due():
@@ -259,7 +263,7 @@ def test_saves_are_as_frequent_as_they_are_due():
 
     train(store, 6, every="3")
 
-    assert commits_of(store, LINEAGE) == [ref(1, 6), ref(1, 3)]
+    assert list_commits(store, LINEAGE) == [ref(1, 6), ref(1, 3)]
 
 
 def test_an_attempt_that_was_replaced_commits_nothing_and_exits_with_76():
@@ -270,7 +274,7 @@ def test_an_attempt_that_was_replaced_commits_nothing_and_exits_with_76():
         session.flush()
 
     assert end.value.code == 76
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
 
 
 def test_the_manifest_says_what_it_was_made_with():
@@ -288,10 +292,10 @@ def test_the_manifest_says_what_it_was_made_with():
 def test_retention_keeps_the_newest():
     store = MemoryStore()
 
-    train(store, 4, keep=Keep(last=2, delay_seconds=0))
+    train(store, 4, keep=RetentionPolicy(last=2, delay_seconds=0))
 
-    assert ref(1, 4) in commits_of(store, LINEAGE)
-    assert ref(1, 1) not in commits_of(store, LINEAGE)
+    assert ref(1, 4) in list_commits(store, LINEAGE)
+    assert ref(1, 1) not in list_commits(store, LINEAGE)
 
 
 def test_the_checkpoint_of_another_framework_is_refused_both_ways():

@@ -25,8 +25,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed here: make test-to
 
 from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import checkpoint_fault, read_manifest
 from tiphys.store import DirectoryStore
 
@@ -143,7 +143,7 @@ def test_the_functions_of_dcp_work_with_writer_and_reader(world, background):
     results = ok(world(2, "by_hand", step=7, background=background))
 
     assert results == [{"restored": expected(world, 7)}] * 2
-    assert commits_of(world.store, LINEAGE) == [ref(1, 7)]
+    assert list_commits(world.store, LINEAGE) == [ref(1, 7)]
 
 
 def test_damage_in_the_part_of_one_rank_sends_all_of_them_to_the_checkpoint_before(world):
@@ -153,7 +153,7 @@ def test_damage_in_the_part_of_one_rank_sends_all_of_them_to_the_checkpoint_befo
     results = ok(world(2, "train", total=1))
 
     assert results == [{"done": 1, "restored": expected(world, 1), "last": "None"}] * 2
-    assert quarantined(world.store, LINEAGE) == {ref(1, 2)}
+    assert list_quarantined(world.store, LINEAGE) == {ref(1, 2)}
 
 
 def test_where_every_checkpoint_is_damaged_no_rank_has_touched_its_state(world):
@@ -163,7 +163,7 @@ def test_where_every_checkpoint_is_damaged_no_rank_has_touched_its_state(world):
     results = ok(world(2, "train", total=0, replicated=False))
 
     assert results == [{"done": 0, "restored": expected(world, 0, replicated=False), "last": "None"}] * 2
-    assert quarantined(world.store, LINEAGE) == {ref(1, 1)}
+    assert list_quarantined(world.store, LINEAGE) == {ref(1, 1)}
 
 
 @pytest.mark.parametrize("point", ["checkpoint.before_shard", "checkpoint.after_shard"])
@@ -176,7 +176,7 @@ def test_a_rank_that_dies_while_it_saves_means_that_nothing_is_committed(world, 
     assert [rank["result"]["last"] for rank in ranks[:3]] == ["1-1"] * 3
     assert "step 2 could not be saved" in ranks[0]["said"]
     assert f"{point}=crash" in world.faults
-    assert commits_of(world.store, LINEAGE) == [ref(1, 1)]
+    assert list_commits(world.store, LINEAGE) == [ref(1, 1)]
     assert ok(world(2, "train", total=1))[0]["restored"] == expected(world, 1)
 
 
@@ -184,13 +184,13 @@ def test_ranks_of_an_attempt_that_was_replaced_commit_nothing_and_all_stop(world
     ranks = world(2, "train", total=5, replaced=3)
 
     assert exits(ranks) == [76, 76]
-    assert commits_of(world.store, LINEAGE) == [ref(1, 2), ref(1, 1)]
+    assert list_commits(world.store, LINEAGE) == [ref(1, 2), ref(1, 1)]
 
 
 def test_sigterm_in_one_rank_saves_in_all_of_them(world):
     ranks = world(4, "train", total=5, stop=3, stopped_rank=2)
 
     assert exits(ranks) == [75, 75, 75, 75]
-    assert commits_of(world.store, LINEAGE)[0] == ref(1, 3)
+    assert list_commits(world.store, LINEAGE)[0] == ref(1, 3)
     assert read_manifest(world.store, ref(1, 3)).reason == "sigterm"
     assert [result["done"] for result in ok(world(2, "train", total=3))] == [3, 3]

@@ -24,15 +24,15 @@ pytest.importorskip("torch", reason="PyTorch is not installed here: make test-to
 
 from hera.workflows import DAG, Parameter
 from support.polling import until
-from tiphys_controller import start
+from tiphys_controller import start_run
 from tiphys_plugin import DirectoryCluster
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 from hera_pipelines.local.nodes import NodeChange
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage.select import commits_of
-from tiphys.records import Outcome
-from tiphys.store import DirectoryStore, step_attempts
+from tiphys.lineage.select import list_commits
+from tiphys.records import AttemptEndOutcome
+from tiphys.store import DirectoryStore, read_step_attempts
 
 pytestmark = pytest.mark.timeout(1800)  # only a deadlock takes so long
 
@@ -134,7 +134,7 @@ class Training:
             observer=self.changes.append,
             code=self.folder / "code",
         ) as session:
-            made = start(self.store, session, pipeline(self.folder, self.plan), "run")
+            made = start_run(self.store, session, pipeline(self.folder, self.plan), "run")
             return str(session.run(made.workflow_name))
 
     def said(self, name: str) -> dict[str, Any]:
@@ -154,9 +154,9 @@ class Training:
         """Have the nodes that are left reach the end: in the same attempt, with what all would have computed."""
         (self.folder / "killed").touch()
         assert self.phase.result(SECONDS) == "Succeeded", self.logs()
-        [attempt] = step_attempts(self.store, "run", "fit")
+        [attempt] = read_step_attempts(self.store, "run", "fit")
         assert attempt.end is not None
-        assert attempt.end.outcome is Outcome.DONE
+        assert attempt.end.outcome is AttemptEndOutcome.DONE
         [output] = attempt.end.outputs
         assert json.loads(output.value or "") == [float(sum(range(1, self.plan.last + 1)))] * 8
         said = "\n".join(change.message for change in self.changes)
@@ -190,7 +190,7 @@ def test_the_others_go_on_from_the_newest_checkpoint_when_a_node_is_lost(begin: 
         os.kill(number, signal.SIGKILL)
     training.go_on()
     assert training.began_with_two() in range(6, 12), "nothing that was saved was trained again"
-    newest = commits_of(training.store, "run/fit")[0]
+    newest = list_commits(training.store, "run/fit")[0]
     assert (newest.attempt, newest.global_step) == (1, 12)
 
 
@@ -200,8 +200,8 @@ def test_all_save_before_a_node_goes_and_the_others_go_on_from_there(begin: Call
     training.held()
     cluster = DirectoryCluster(training.folder / "state" / "cluster")
     [goes] = [pod for pod in cluster.attempt_pods() if pod.rank == 2]
-    cluster.end_pod(goes)
+    cluster.delete_pod(goes)
     training.go_on()
-    [saved] = commits_of(training.store, "run/fit")
+    [saved] = list_commits(training.store, "run/fit")
     assert training.began_with_two() == saved.global_step
     assert saved.global_step < 1500

@@ -12,7 +12,7 @@ import torch
 from support.lineage import LINEAGE, RUN, STEP, claim_of, ref, write_claim
 
 from tiphys import checkpoint
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.select import list_commits
 from tiphys.store import DirectoryStore, read_events
 
 # What Lightning and the Trainer say about their own dependencies, and DCP about a single process.
@@ -106,5 +106,5 @@ def test_the_example_trains_saves_and_resumes(program, given, tmp_path, monkeypa
         monkeypatch.setenv("TIPHYS_RESUME_FROM", str(start or ""))
         exec(program, given())
 
-    assert ref(1, 20) in commits_of(store, LINEAGE)
+    assert ref(1, 20) in list_commits(store, LINEAGE)
     assert "attempt 2 resumes from step 20 (checkpoint 20 of attempt 1)" in [e.message for e in read_events(store, RUN)]

@@ -22,9 +22,9 @@ from support.lineage import LINEAGE, ref
 from support.memory import MemoryStore
 from support.sessions import open_session
 
-from tiphys.checkpoint.settings import Every
+from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import UsageError
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.select import list_commits
 
 # Lightning warns of loggers, of worker processes and of what its own dependencies deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -88,7 +88,7 @@ def fit(
     torch.manual_seed(seed)
     start = ref(1, restored) if restored else None
     with open_session(
-        store, 2 if start else 1, resume_from=start, every=options.pop("every", Every(1, "steps"))
+        store, 2 if start else 1, resume_from=start, every=options.pop("every", SaveInterval(1, "steps"))
     ) as session:
         trainer = lightning.Trainer(
             max_steps=until,
@@ -144,10 +144,10 @@ def test_sigterm_saves_after_the_optimizer_step_and_exits_with_75(name):
     store = MemoryStore()
 
     with pytest.raises(SystemExit) as end:
-        fit(store, STEPS, name=name, seed=1, stop_at=4, every=Every(100, "steps"))
+        fit(store, STEPS, name=name, seed=1, stop_at=4, every=SaveInterval(100, "steps"))
 
     assert end.value.code == 75
-    assert commits_of(store, LINEAGE) == [ref(1, 4)]
+    assert list_commits(store, LINEAGE) == [ref(1, 4)]
 
 
 def test_sigterm_between_two_optimizer_steps_never_looks_like_success():
@@ -157,7 +157,7 @@ def test_sigterm_between_two_optimizer_steps_never_looks_like_success():
         fit(store, STEPS, name="lightning.pytorch", seed=1, stop_at=3, accumulate=2)
 
     assert end.value.code == 75
-    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
 
 
 def test_two_places_to_start_from_are_refused(tmp_path):
@@ -174,5 +174,5 @@ def test_a_lightning_that_does_not_take_the_checkpoint_must_not_train(monkeypatc
     connector = importlib.import_module("lightning.pytorch.trainer.connectors.checkpoint_connector")
     monkeypatch.setattr(connector._CheckpointConnector, "restore_training_state", lambda self: None)
 
-    with pytest.raises(UsageError, match="did not take over the checkpoint of step 2"):
+    with pytest.raises(UsageError, match="ignored the checkpoint of step 2"):
         fit(store, STEPS, name="lightning.pytorch", seed=1, restored=2)

@@ -20,7 +20,7 @@ from support.memory import MemoryStore
 from support.sessions import open_session
 
 from tiphys.checkpoint.adapters.pytorch import capture, load
-from tiphys.checkpoint.adapters.tensors import encode
+from tiphys.checkpoint.adapters.tensors import encode_tensors
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
 
@@ -83,7 +83,7 @@ class Training:
                 return {key: plain(item) for key, item in value.items()}
             return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
-        return plain(encode(self.capture()))
+        return plain(encode_tensors(self.capture()))
 
 
 def run(store: MemoryStore, until: int, seed: int, start: CheckpointRef | None = None) -> Training:
@@ -129,5 +129,5 @@ def test_an_object_that_was_captured_must_not_be_forgotten():
 
 
 def test_the_name_of_the_random_generators_is_not_free():
-    with pytest.raises(UsageError, match="choose another one"):
+    with pytest.raises(UsageError, match="choose another name"):
         capture(Training(1).model, random=1)

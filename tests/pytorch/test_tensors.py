@@ -19,8 +19,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed here: make test-to
 
 import torch
 
-from tiphys.checkpoint.adapters.tensors import decode, encode
-from tiphys.checkpoint.state.serialization import flatten, read_document, unflatten
+from tiphys.checkpoint.adapters.tensors import decode_tensors, encode_tensors
+from tiphys.checkpoint.state.serialization import flatten_state, read_document, unflatten_state
 from tiphys.errors import UsageError
 
 DTYPES = [
@@ -46,11 +46,11 @@ DTYPES = [
 
 def through_storage(value: Any) -> Any:
     """``value`` after it was taken apart, kept as JSON and arrays, and put together again."""
-    flat = flatten(encode(value))
-    tree, arrays = read_document(flat.document())
+    flat = flatten_state(encode_tensors(value))
+    tree, arrays = read_document(flat.encode_document())
     for array, named in zip(arrays, flat.arrays, strict=True):
         array[...] = named.array
-    return decode(unflatten(tree, arrays))
+    return decode_tensors(unflatten_state(tree, arrays))
 
 
 def bits(tensor: Any) -> bytes:
@@ -113,7 +113,7 @@ def test_conjugated_and_negated_views_keep_their_values():
 def test_tied_weights_are_stored_once_and_stay_tied():
     weight = torch.arange(6.0).view(2, 3)
 
-    assert len(flatten(encode({"embedding": weight, "head": weight.detach()})).arrays) == 1
+    assert len(flatten_state(encode_tensors({"embedding": weight, "head": weight.detach()})).arrays) == 1
     restored = through_storage({"embedding": weight, "head": weight.detach()})
     restored["embedding"][0, 0] = 99
     assert restored["head"][0, 0] == 99
@@ -122,7 +122,7 @@ def test_tied_weights_are_stored_once_and_stay_tied():
 def test_the_bits_of_a_tensor_on_the_cpu_are_not_copied():
     tensor = torch.zeros(3, dtype=torch.bfloat16)
 
-    array = flatten(encode([tensor])).arrays[0].array
+    array = flatten_state(encode_tensors([tensor])).arrays[0].array
     tensor[0] = 1
 
     assert array[0] != 0
@@ -131,7 +131,7 @@ def test_the_bits_of_a_tensor_on_the_cpu_are_not_copied():
 @pytest.mark.parametrize("tensor", [torch.eye(3).to_sparse(), torch.empty(3, device="meta")], ids=["sparse", "meta"])
 def test_what_is_no_dense_tensor_is_refused_by_its_path(tensor):
     with pytest.raises(UsageError, match=r"state\.model\.weight"):
-        encode({"model": {"weight": tensor}})
+        encode_tensors({"model": {"weight": tensor}})
 
 
 def test_containers_that_optimizers_and_modules_use_come_back():

@@ -23,9 +23,9 @@ from support.memory import MemoryStore
 from support.sessions import open_session
 
 from tiphys.checkpoint.session import Session
-from tiphys.checkpoint.settings import Every
+from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import UsageError
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.select import list_commits
 
 # The Trainer warns of what its own dependencies deprecate.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -62,7 +62,7 @@ def train(
 
     transformers.set_seed(seed)
     start = ref(1, restored) if restored else None
-    with open_session(store, 2 if start else 1, resume_from=start, every=Every(2, "steps")) as session:
+    with open_session(store, 2 if start else 1, resume_from=start, every=SaveInterval(2, "steps")) as session:
         callback = CheckpointCallback(session)
         arguments = transformers.TrainingArguments(
             str(folder),
@@ -124,7 +124,7 @@ def test_sigterm_saves_at_once_and_exits_with_75(tmp_path):
         train(store, tmp_path, STEPS, seed=1, stop_at=3, save_steps=100)
 
     assert end.value.code == 75
-    assert commits_of(store, LINEAGE) == [ref(1, 3)]
+    assert list_commits(store, LINEAGE) == [ref(1, 3)]
 
 
 def test_several_processes_are_refused():

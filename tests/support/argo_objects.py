@@ -5,10 +5,10 @@ from typing import Any
 from support.kube_server import KubeServer
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.protocol.step_spec import NARRATED_ANNOTATION, PIPELINE_ANNOTATION, STORE_ANNOTATION
+from tiphys.protocol.step_spec import GENERATED_TEXT_ANNOTATION, PIPELINE_ANNOTATION, STORE_ANNOTATION
 
 NARRATED = {
-    NARRATED_ANNOTATION: "title,description",
+    GENERATED_TEXT_ANNOTATION: "title,description",
     "workflows.argoproj.io/title": "digits",
     "workflows.argoproj.io/description": "Pipeline `digits`.",
 }

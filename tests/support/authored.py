@@ -4,12 +4,12 @@ from typing import Any
 
 from hera_pipelines.compile import StepSettings
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.step_spec import STEP_ANNOTATION, CheckpointPolicy, Kind
+from tiphys.protocol.step_spec import STEP_ANNOTATION, CheckpointPolicy, StepKind
 
 STORE = "s3://ml/tiphys"
 
 
-def settings(kind: Kind = Kind.STEP, **asked: Any) -> Manifest:
+def settings(kind: StepKind = StepKind.STEP, **asked: Any) -> Manifest:
     """Metadata that makes a template a step."""
     return {"annotations": {STEP_ANNOTATION: StepSettings(kind=kind, **asked).model_dump_json()}}
 
@@ -28,7 +28,7 @@ def train(
     """A container template that asks to be a `Train` with checkpoints."""
     program = {"image": "fit:1", "command": ["fit"], **(container or {})}
     wanted = {"checkpoints": CheckpointPolicy(), **(asked or {})}
-    return {"name": name, "metadata": settings(Kind.TRAIN, **wanted), "container": program, **fields}
+    return {"name": name, "metadata": settings(StepKind.TRAIN, **wanted), "container": program, **fields}
 
 
 def plain(name: str, **fields: Any) -> Manifest:

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from hera.workflows import DAG
-from tiphys_controller import resume, start
+from tiphys_controller import resume_run, start_run
 
 from hera_pipelines import Checkpoints, Pipeline, Retries, Train
 from hera_pipelines.local.run_session import LocalSession
 from tiphys.records import AttemptEnd, CheckpointRef
-from tiphys.store import DirectoryStore, step_attempts
+from tiphys.store import DirectoryStore, read_step_attempts
 
 # Saves steps 1 to 6 and is preempted once; whoever restores step 6 dies as `fate` says.
 TRAIN = """
@@ -53,17 +53,17 @@ class Desk:
 
     def start(self, user_errors: int) -> str:
         with self.session() as session:
-            return str(session.run(start(self.store, session, pipeline(user_errors), "night").workflow_name))
+            return str(session.run(start_run(self.store, session, pipeline(user_errors), "night").workflow_name))
 
     def resume(self) -> str:
         with self.session() as session:
-            return str(session.run(resume(self.store, session, "night").workflow_name))
+            return str(session.run(resume_run(self.store, session, "night").workflow_name))
 
     def ends(self) -> list[AttemptEnd | None]:
-        return [attempt.end for attempt in step_attempts(self.store, "night", "fit")]
+        return [attempt.end for attempt in read_step_attempts(self.store, "night", "fit")]
 
     def starts(self) -> list[int]:
-        claims = [attempt.claim for attempt in step_attempts(self.store, "night", "fit")]
+        claims = [attempt.claim for attempt in read_step_attempts(self.store, "night", "fit")]
         return [claim.starts_from.global_step if claim.starts_from else 0 for claim in claims]
 
 

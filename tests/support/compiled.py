@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, Kind, StepSpec
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output, OutputKind, OutputObject
-from tiphys.records import digest as digest_of
-from tiphys.store import RunLayout, Store, listing_digest, read_record
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, StepKind, StepSpec
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, Output, OutputKind, OutputObject
+from tiphys.records import json_digest as digest_of
+from tiphys.store import RunLayout, Store, outputs_digest, read_record
 
 
-def gated(name: str, *, kind: Kind = Kind.STEP, cache: bool = True, plain: bool = False, **task: Any) -> Manifest:
+def gated(
+    name: str, *, kind: StepKind = StepKind.STEP, cache: bool = True, plain: bool = False, **task: Any
+) -> Manifest:
     """A task, with what its templates are made from; ``pipeline_of`` takes it apart."""
     return {"name": name, "template": name, "_kind": kind, "_cache": cache, "_plain": plain, **task}
 
@@ -107,7 +109,7 @@ class History:
     ) -> None:
         """An attempt that ended without a result."""
         self.opened(step, attempt, submission)
-        self._end(step, attempt, Outcome.FAILED, cause=cause, message=message)
+        self._end(step, attempt, AttemptEndOutcome.FAILED, cause=cause, message=message)
 
     def done(
         self,
@@ -135,11 +137,11 @@ class History:
         made = [(OutputKind.PARAMETER, name, data) for name, data in texts.items()]
         made += [(OutputKind.ARTIFACT, name, data) for name, data in (artifacts or {}).items()]
         outputs = tuple(self._output(step, attempt, kind, name, data) for kind, name, data in made)
-        self._end(step, attempt, Outcome.DONE, outputs=outputs)
+        self._end(step, attempt, AttemptEndOutcome.DONE, outputs=outputs)
         if projection:
             prefix = self.layout.outputs(step, attempt)
             rows = [(info.key.removeprefix(prefix), info.size) for info in self.store.list(prefix)]
-            self.store.create(self.layout.done_projection(step, attempt, listing_digest(rows)), b"")
+            self.store.create(self.layout.done_marker(step, attempt, outputs_digest(rows)), b"")
 
     def _output(self, step: str, attempt: int, kind: OutputKind, name: str, data: bytes) -> Output:
         key = f"{self.layout.outputs(step, attempt)}{kind.value}s/{name}"
@@ -152,7 +154,7 @@ class History:
             objects=(OutputObject(key=key, size=len(data), sha256="0" * 64),),
         )
 
-    def _end(self, step: str, attempt: int, outcome: Outcome, **fields: Any) -> None:
+    def _end(self, step: str, attempt: int, outcome: AttemptEndOutcome, **fields: Any) -> None:
         opened = read_record(self.store, self.layout.attempt(step, attempt), AttemptClaim)
         end = AttemptEnd(
             run=self.run, step=step, attempt=attempt, submission=opened.submission, outcome=outcome, **fields

@@ -22,8 +22,8 @@ import numpy as np
 from support.lineage import RUN, STEP, claim_of, ref, write_claim, write_end, write_run
 from tiphys import checkpoint
 from tiphys.checkpoint.state import shards
-from tiphys.records import AttemptEnd, Cause, CheckpointRef, Outcome, Output, OutputKind, OutputObject
-from tiphys.store import DirectoryStore, LineageLayout, RunLayout, Store, listing_digest
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, CheckpointRef, Output, OutputKind, OutputObject
+from tiphys.store import DirectoryStore, LineageLayout, RunLayout, Store, outputs_digest
 
 KINDS = ("truncate", "bit flip", "zero length", "missing", "extra", "swapped", "stale", "another run's")
 LAYERS = ("shard", "manifest", "claim", "end")
@@ -101,7 +101,7 @@ def _train(store: Store, run: str, attempt: int, start: CheckpointRef | None, st
 def _end(store: Store, run: str, attempt: int, *, done: bool, seed: int) -> AttemptEnd:
     fields = {"run": run, "step": STEP, "attempt": attempt, "submission": 1, "progress": True}
     if not done:
-        return AttemptEnd(**fields, outcome=Outcome.FAILED, cause=Cause.PREEMPTION)
+        return AttemptEnd(**fields, outcome=AttemptEndOutcome.FAILED, cause=Cause.PREEMPTION)
     layout = RunLayout(run)
     prefix = layout.outputs(STEP, attempt)
     generator = random.Random(seed)
@@ -114,8 +114,8 @@ def _end(store: Store, run: str, attempt: int, *, done: bool, seed: int) -> Atte
         name="model", kind=OutputKind.ARTIFACT, key=f"{prefix}artifacts/model", directory=True, objects=tuple(objects)
     )
     rows = [(one.key.removeprefix(prefix), one.size) for one in objects]
-    store.create(layout.done_projection(STEP, attempt, listing_digest(rows)), b"")
-    return AttemptEnd(**fields, outcome=Outcome.DONE, exit_code=0, outputs=(output,))
+    store.create(layout.done_marker(STEP, attempt, outputs_digest(rows)), b"")
+    return AttemptEnd(**fields, outcome=AttemptEndOutcome.DONE, exit_code=0, outputs=(output,))
 
 
 def _sha256(data: bytes) -> str:

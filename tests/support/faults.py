@@ -15,5 +15,5 @@ from tiphys import faults
 def dying_at(point: str) -> Iterator[None]:
     """The block must end at the failpoint ``point``, and nowhere else."""
     armed = patch.dict(os.environ, {"TIPHYS_FAILPOINTS": f"{point}=raise"})
-    with armed, patch.object(faults, "_passages", Counter()), pytest.raises(faults.InjectedFaultError, match=point):
+    with armed, patch.object(faults, "_calls", Counter()), pytest.raises(faults.InjectedFaultError, match=point):
         yield

@@ -7,11 +7,11 @@ from tiphys_plugin import DirectoryCluster, PluginCore, PodStatus, Queues
 from tiphys_plugin.cluster.interface import GangStatus
 
 from support.world import World, world
-from tiphys.protocol.gang import Backend, Stage
+from tiphys.protocol.gang import GangBackend, GangPhase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-JOB = GangStatus(Backend.JOB, "ml", "job", "uid-of-job", Stage.OVER)
+JOB = GangStatus(GangBackend.JOB, "ml", "job", "uid-of-job", GangPhase.FINISHED)
 
 
 class WithGangs(DirectoryCluster):
@@ -22,10 +22,10 @@ class WithGangs(DirectoryCluster):
         self.objects: dict[str, GangStatus] = {}
         self.ended: list[str] = []
 
-    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
+    def gang(self, backend: GangBackend, namespace: str, name: str) -> GangStatus | None:
         return self.objects.get(name)
 
-    def end_gang(self, gang: GangStatus) -> None:
+    def delete_gang(self, gang: GangStatus) -> None:
         self.ended.append(gang.name)
         del self.objects[gang.name]
 
@@ -39,7 +39,7 @@ def gang_world(folder: Path, queues: Queues) -> World:
     made = world(folder, queues)
     made.cluster = WithGangs(folder / "cluster")
     made.core = PluginCore(
-        made.store, made.cluster, made.ledger, clock=made.clock, settings=made.core._services.settings
+        made.store, made.cluster, made.ledger, clock=made.clock, settings=made.core._context.settings
     )
     return made
 

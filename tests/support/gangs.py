@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hera_pipelines.local.expressions.expr import nested, value_of
+from hera_pipelines.local.expressions.expr import evaluate_expression, nest_variables
 
 _TAG = re.compile(r"\{\{(.*?)\}\}")
 _ESCAPED = re.compile(r"=toJson\(string\((.*)\)\)\[1:-1\]")
@@ -22,7 +22,7 @@ def filled_in(text: str, values: Mapping[str, str]) -> dict[str, Any]:
         if escaped := _ESCAPED.fullmatch(tag[1]):
             return json.dumps(values[_QUOTED.sub(r".\1", escaped[1])])[1:-1]
         if tag[1].startswith("="):
-            return str(value_of(tag[1][1:], nested(dict(values))))
+            return str(evaluate_expression(tag[1][1:], nest_variables(dict(values))))
         return values[tag[1]]
 
     made: dict[str, Any] = json.loads(_TAG.sub(value, text))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tiphys_plugin.server.tenants import Tenants
-from tiphys_plugin.server.wiring import Installation, build
+from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
 from support import kube_server
 from support.argo_pods import pod
@@ -54,7 +54,9 @@ class Site:
         """The service, as if it had just been started; the one before is gone."""
         if hasattr(self, "tenants"):
             self.tenants.close()
-        self.tenants = build(self.api, Installation(self.store_url, self.namespaces, release_namespace=RELEASE), QUICK)
+        self.tenants = build_tenants(
+            self.api, DeploymentSettings(self.store_url, self.namespaces, release_namespace=RELEASE), QUICK
+        )
         return self.tenants
 
     def store(self, namespace: str) -> Store:

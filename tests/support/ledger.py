@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, Waiting
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queues
 
 from support.kube_store import Collection, ObjectStore, Place, RefusedError
@@ -55,8 +55,8 @@ def lease(gpus: int, uid: str = "holder", pool: str = "A100", **changes: Any) ->
     return Lease(f"lease-{uid}", request, pool, NOW, NOW)
 
 
-def waiting(gpus: int, arrival: int, uid: str = "", **changes: Any) -> Waiting:
-    return Waiting(ask(gpus, uid or f"waiter-{arrival}", **changes), arrival, NOW, NOW)
+def waiting(gpus: int, arrival: int, uid: str = "", **changes: Any) -> PendingRequest:
+    return PendingRequest(ask(gpus, uid or f"waiter-{arrival}", **changes), arrival, NOW, NOW)
 
 
 class LedgerApi:

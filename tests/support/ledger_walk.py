@@ -98,7 +98,7 @@ class Walk:
         """One of them is gone; the others are looked at and stay."""
         gone = self._random.choice(sorted(self.holders)) if self.holders else ""
         self._clock.advance(60)
-        for lease in self._ledger.sweep(lambda lease: lease.request.uid == gone):
+        for lease in self._ledger.release_dead_leases(lambda lease: lease.request.uid == gone):
             assert lease.request.uid == gone, "GPUs came back while their pods are there"
             self.holders.pop(gone)
 
@@ -124,7 +124,7 @@ class Walk:
         assert Counter(lease.request.uid for lease in seen.leases) == Counter(self.holders.keys()), (
             "not who was told yes"
         )
-        assert {one.request.uid for one in seen.waiting} == set(self.line), "not who was told to wait"
+        assert {one.request.uid for one in seen.pending} == set(self.line), "not who was told to wait"
         assert self._lawful([request for _, request in self.holders.values()]), "more is held than may be"
 
     def _before(self, request: LeaseRequest, others: dict[str, LeaseRequest]) -> list[LeaseRequest]:

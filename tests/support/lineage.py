@@ -3,17 +3,24 @@
 import hashlib
 from typing import Any
 
-from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, CheckpointPolicy, GpuRequest, Kind, StepSpec
+from tiphys.protocol.step_spec import (
+    PIPELINE_ANNOTATION,
+    STEP_ANNOTATION,
+    CheckpointPolicy,
+    GpuRequest,
+    StepKind,
+    StepSpec,
+)
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
+    AttemptEndOutcome,
     Cause,
     CheckpointManifest,
     CheckpointRef,
-    Outcome,
     RunRecord,
     Shard,
-    digest,
+    json_digest,
 )
 from tiphys.store import Attempt, LineageLayout, RunLayout, Store
 
@@ -47,7 +54,7 @@ def end_of(
     attempt: int,
     cause: Cause | None = Cause.PREEMPTION,
     *,
-    outcome: Outcome = Outcome.FAILED,
+    outcome: AttemptEndOutcome = AttemptEndOutcome.FAILED,
     progress: bool = False,
     submission: int = 1,
     message: str = "",
@@ -58,7 +65,7 @@ def end_of(
         attempt=attempt,
         submission=submission,
         outcome=outcome,
-        cause=cause if outcome is Outcome.FAILED else None,
+        cause=cause if outcome is AttemptEndOutcome.FAILED else None,
         progress=progress,
         message=message,
     )
@@ -89,7 +96,7 @@ def commit(
         "global_step": checkpoint.global_step,
         "shards": tuple(shards),
     }
-    manifest = CheckpointManifest(**(fields | changes)).sealed()
+    manifest = CheckpointManifest(**(fields | changes)).with_seal()
     store.create(layout.manifest(checkpoint.attempt, checkpoint.global_step), manifest.to_bytes())
     return manifest
 
@@ -97,7 +104,7 @@ def commit(
 def resealed(data: bytes, **changes: Any) -> bytes:
     """A stored manifest with other fields, and the seal that goes with them."""
     manifest = CheckpointManifest.model_validate_json(data)
-    return manifest.model_copy(update=changes).sealed().to_bytes()
+    return manifest.model_copy(update=changes).with_seal().to_bytes()
 
 
 def write_run(
@@ -111,7 +118,7 @@ def write_run(
 ) -> RunRecord:
     """Record a run of one training step, as the first admit does; ``fields`` of the record may be given."""
     policy = CheckpointPolicy(store=checkpoint_store)
-    spec = StepSpec(name=step, kind=Kind.TRAIN, template="t" * 64, checkpoints=policy, gpu=gpu)
+    spec = StepSpec(name=step, kind=StepKind.TRAIN, template="t" * 64, checkpoints=policy, gpu=gpu)
     workflow = {
         "metadata": {"annotations": {PIPELINE_ANNOTATION: "digits"}},
         "spec": {
@@ -122,8 +129,8 @@ def write_run(
             ],
         },
     }
-    record = RunRecord(run=run, pipeline="digits", workflow=workflow, digest=digest(workflow), **fields)
-    store.create(RunLayout(run).record, record.to_bytes())
+    record = RunRecord(run=run, pipeline="digits", workflow=workflow, digest=json_digest(workflow), **fields)
+    store.create(RunLayout(run).run_record, record.to_bytes())
     return record
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
 
-from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, Waiting
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.transitions import admit, case_of, mark
-from tiphys_plugin.quota.preemption.victims import Nobody, Victims, choose
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import admit_or_queue, find_preemptor, mark_victims
+from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queues
 
 from support.ledger import NOW
@@ -25,8 +25,8 @@ _PATIENCE = timedelta(days=1)
 class Mark:
     """What was decided, and the book that it was decided by."""
 
-    before: Book
-    mine: Waiting
+    before: LedgerState
+    mine: PendingRequest
     victims: tuple[Lease, ...]
     now: datetime
 
@@ -36,7 +36,7 @@ class Arena:
 
     def __init__(self, rules: Queues, lost: Mapping[str, float] | None = None) -> None:
         self.rules = rules
-        self.book = Book()
+        self.book = LedgerState()
         self.now = NOW
         self.marks: list[Mark] = []
         self._lost = lost or {}
@@ -45,17 +45,17 @@ class Arena:
     def ask(self, request: LeaseRequest) -> object:
         """One that waits asks, or one that comes."""
         self.now += timedelta(seconds=1)
-        self.book, answer = admit(self.book, self.rules, request, self.now, next(self._names), _PATIENCE)
+        self.book, answer = admit_or_queue(self.book, self.rules, request, self.now, next(self._names), _PATIENCE)
         return answer
 
     def all_ask(self) -> bool:
         """Everybody who waits asks, in the order of arrival; whether anybody started."""
-        answers = [self.ask(one.request) for one in self.book.waiting]
+        answers = [self.ask(one.request) for one in self.book.pending]
         return any(isinstance(answer, Admitted) for answer in answers)
 
-    def choose(self, uid: str) -> Victims | Nobody | None:
-        found = case_of(self.book, self.rules, (uid, "fit"), self.now, _PATIENCE)
-        return choose(*found, self.losses, self.now) if found is not None else None
+    def choose(self, uid: str) -> VictimSelection | NoVictims | None:
+        found = find_preemptor(self.book, self.rules, (uid, "fit"), self.now, _PATIENCE)
+        return select_victims(*found, self.losses, self.now) if found is not None else None
 
     def losses(self, leases: Sequence[Lease]) -> dict[str, float]:
         return {one.id: self._lost.get(one.request.uid, float(one.request.gpus)) for one in leases}
@@ -63,24 +63,24 @@ class Arena:
     def look(self, most: int | None = None) -> int:
         """As the job of a service does it, or for so many of those who wait; how many were asked to leave."""
         asked = 0
-        for one in sorted(self.book.waiting, key=lambda one: (-one.request.priority, one.arrival)):
+        for one in sorted(self.book.pending, key=lambda one: (-one.request.priority, one.arrival)):
             chosen = self.choose(one.request.uid) if most is None or len(self.marks) < most else None
-            if isinstance(chosen, Victims):
+            if isinstance(chosen, VictimSelection):
                 asked += len(self.mark(one.request.uid, chosen.leases))
         return asked
 
     def mark(self, uid: str, victims: Sequence[Lease]) -> tuple[Lease, ...]:
         before = self.book
         graces = {one.id: GRACE_SECONDS for one in victims}
-        self.book, marked = mark(before, self.rules, (uid, "fit"), graces, self.now, _PATIENCE)
+        self.book, marked = mark_victims(before, self.rules, (uid, "fit"), graces, self.now, _PATIENCE)
         if marked:
-            mine = next(one for one in before.waiting if one.request.uid == uid)
+            mine = next(one for one in before.pending if one.request.uid == uid)
             self.marks.append(Mark(before, mine, tuple(victims), self.now))
         return marked
 
     def leave(self, only: Container[str] | None = None) -> list[LeaseRequest]:
         """Those who were asked, or ``only`` these leases, are gone; their next attempts, which have not asked yet."""
-        asked = [one for one in self.book.leases if one.leaving is not None]
+        asked = [one for one in self.book.leases if one.preemption is not None]
         gone = [one for one in asked if only is None or one.id in only]
         self.now += timedelta(seconds=1)
         for one in gone:

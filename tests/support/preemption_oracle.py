@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from tiphys_plugin.quota.lease import Admitted, Lease, Waiting
+from tiphys_plugin.quota.lease import Admitted, Lease, PendingRequest
 from tiphys_plugin.quota.queues import Queue, Queues
-from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 from support.preempting import Arena, Mark
 
@@ -24,7 +24,7 @@ def lawful(arena: Arena, mark: Mark, victims: tuple[Lease, ...]) -> bool:
     there = soon(arena, mark)[0]
     for one in victims:
         owner = named[one.request.queue]
-        if one.leaving is not None or (mark.now - one.granted_at).total_seconds() < owner.min_runtime_seconds:
+        if one.preemption is not None or (mark.now - one.granted_at).total_seconds() < owner.min_runtime_seconds:
             return False
         if owner is queue:
             if not (queue.preempts_lower_priority and one.request.priority < request.priority):
@@ -41,14 +41,14 @@ def lawful(arena: Arena, mark: Mark, victims: tuple[Lease, ...]) -> bool:
     return not takes_back or held(there, queue.name) - own + request.gpus <= quota(queue)
 
 
-def soon(arena: Arena, mark: Mark) -> tuple[list[Lease], list[Waiting]]:
+def soon(arena: Arena, mark: Mark) -> tuple[list[Lease], list[PendingRequest]]:
     """Who holds and who waits when those are gone who leave already, and those for whom they left have started."""
-    leases = [one for one in mark.before.leases if one.leaving is None]
-    waiting = [one for one in mark.before.waiting if one is not mark.mine]
-    promised = {(one.leaving.uid, one.leaving.step) for one in mark.before.leases if one.leaving is not None}
+    leases = [one for one in mark.before.leases if one.preemption is None]
+    waiting = [one for one in mark.before.pending if one is not mark.mine]
+    promised = {(one.preemption.uid, one.preemption.step) for one in mark.before.leases if one.preemption is not None}
     for one in [one for one in waiting if (one.request.uid, one.request.step) in promised]:
-        state = State(arena.rules, tuple(leases), (), mark.before.history)
-        if isinstance(decide(state, one.request, one.arrival, mark.now), Admitted):
+        state = SchedulingState(arena.rules, tuple(leases), (), mark.before.history)
+        if isinstance(decide_admission(state, one.request, one.arrival, mark.now), Admitted):
             leases.append(Lease(f"of {one.request.uid}", one.request, "A100", mark.now, mark.now))
             waiting.remove(one)
     return leases, waiting
@@ -58,8 +58,8 @@ def starts(arena: Arena, mark: Mark, gone: tuple[Lease, ...], *, alone: bool) ->
     """Whether the decision on GPUs lets it start when ``gone`` and all who leave already are gone."""
     leases, waiting = soon(arena, mark)
     left = tuple(one for one in leases if one.id not in {victim.id for victim in gone})
-    state = State(arena.rules, left, () if alone else tuple(waiting), mark.before.history)
-    return isinstance(decide(state, mark.mine.request, mark.mine.arrival, mark.now), Admitted)
+    state = SchedulingState(arena.rules, left, () if alone else tuple(waiting), mark.before.history)
+    return isinstance(decide_admission(state, mark.mine.request, mark.mine.arrival, mark.now), Admitted)
 
 
 def examine(arena: Arena, mark: Mark) -> None:

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from tiphys_controller import start
-from tiphys_controller.auto_resume.state import Limits, Mode
+from tiphys_controller import start_run
+from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes import KubernetesSubmitter
-from tiphys_controller.kubernetes.auto_resume_loop import Resumer
-from tiphys_controller.kubernetes.controller import Automation, Parts
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop
+from tiphys_controller.kubernetes.controller import ControllerContext, WorkerFactory
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.writer import ClusterWriter
 
 from support.argo_objects import told
 from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer
 from support.submitter import FakeSubmitter
 from tiphys.errors import StoreError
-from tiphys.kube import KubeApi, Object, Synced, cluster_name
+from tiphys.kube import KubeApi, ListSnapshot, Object, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import utc_now
-from tiphys.store import Store, submissions
+from tiphys.store import Store, read_submissions
 
 RUN = "digits-1"
 
@@ -36,14 +36,16 @@ RUN = "digits-1"
 class Watches:
     """What `Watching` says of itself."""
 
-    troubles: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
     synced: bool = True
 
 
 class Bench:
     """A loop whose rounds and clock are in the test's hands."""
 
-    def __init__(self, server: KubeServer, api: KubeApi, store: Store, mode: Mode = Mode.ON) -> None:
+    def __init__(
+        self, server: KubeServer, api: KubeApi, store: Store, mode: AutomationMode = AutomationMode.ON
+    ) -> None:
         self.server, self.api, self.store, self.mode = server, api, store, mode
         self.moment = 1000.0
         self.watches = Watches()
@@ -53,24 +55,24 @@ class Bench:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        self.view, self.metrics = ClusterView(), Metrics()
+        self.view, self.metrics = WatchCache(), ControllerMetrics()
         self.loop = self._made()
 
-    def _made(self) -> Resumer:
-        writer = Writer(self.api, lambda: True, self.metrics, utc_now)
+    def _made(self) -> AutoResumeLoop:
+        writer = ClusterWriter(self.api, lambda: True, self.metrics, utc_now)
         watches: Any = self.watches
-        limits = Limits(mode=self.mode, per_minute=600.0)
+        limits = AutoResumeLimits(mode=self.mode, resumes_per_minute=600.0)
         clock = lambda: self.moment  # noqa: E731
         given = (self.api, ("ml",), lambda _: self.store, self.view, watches, writer, self.metrics, lambda: True)
-        return Automation(Parts(*given, limits, clock)).resumer()
+        return WorkerFactory(ControllerContext(*given, limits, clock)).create_auto_resume_loop()
 
     def round(self, seconds: float = 1.0, times: int = 1, *, listed: bool = True) -> None:
         """``times`` rounds, each ``seconds`` after the last and with all that it begins carried out."""
         for _ in range(times):
             self.moment += seconds
             if listed:
-                self.view.take_workflows("ml", Synced(self.api.list(WORKFLOWS, "ml").items))
-            for begun in self.loop.round(self.pool, threading.Event()):
+                self.view.apply_workflow_change("ml", ListSnapshot(self.api.list(WORKFLOWS, "ml").items))
+            for begun in self.loop.run_round(self.pool, threading.Event()):
                 begun.result()
 
     def started(self, run: str = RUN, *, asks: bool = True) -> History:
@@ -79,7 +81,7 @@ class Bench:
         manifest["metadata"]["labels"] = {PIPELINE_ANNOTATION: "digits"}
         if asks:
             manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
-        start(self.store, KubernetesSubmitter(self.api, cluster_name(self.api)), manifest, run, namespace="ml")
+        start_run(self.store, KubernetesSubmitter(self.api, identify_cluster(self.api)), manifest, run, namespace="ml")
         self.change(run, {"status": {"phase": "Running"}})
         history = History(self.store, run)
         history.done("prep")
@@ -143,7 +145,7 @@ def hour_of_time_outs(server: KubeServer, store: Store, folder: Path, runs: int 
     manifest = pipeline_of(gated("fit"))
     manifest["metadata"]["annotations"][AUTO_RESUME_ANNOTATION] = AutoResumePolicy().model_dump_json()
     for run in names:
-        start(store, cluster, manifest, run, namespace="ml")
+        start_run(store, cluster, manifest, run, namespace="ml")
     objects = [{**cluster.manifest(run, "ml"), "status": {"phase": "Running"}} for run in names]
     for one in objects:
         one["metadata"]["uid"] = f"uid-of-{one['metadata']['name']}"
@@ -154,9 +156,11 @@ def hour_of_time_outs(server: KubeServer, store: Store, folder: Path, runs: int 
         for minute in range(60):
             # A list that came back empty, or half, before the watch noticed that something is wrong.
             shown = chance.choice([objects, objects, [], objects[: runs // 2]])
-            bench.view.take_workflows("ml", Synced(shown))
-            bench.watches.troubles = {"workflows": "timed out"} if chance.random() < 0.5 else {}
+            bench.view.apply_workflow_change("ml", ListSnapshot(shown))
+            bench.watches.errors = {"workflows": "timed out"} if chance.random() < 0.5 else {}
             bench.round(60 if minute % 7 else 1, listed=False)
         bench.pool.shutdown()
-    resubmitted = len(set(cluster.names()) - set(names)) + sum(len(submissions(store, run)) - 1 for run in names[:10])
+    resubmitted = len(set(cluster.names()) - set(names)) + sum(
+        len(read_submissions(store, run)) - 1 for run in names[:10]
+    )
     return Hour(resubmitted, flaky_store.failed + flaky_cluster.failed)

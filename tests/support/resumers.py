@@ -21,7 +21,7 @@ from urllib3 import PoolManager
 from support.answering import Answering
 from support.resume_stories import STORIES
 from tiphys.errors import TiphysError
-from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube import KubeApi, identify_cluster
 from tiphys.store import open_store
 
 BUG = 70
@@ -34,7 +34,7 @@ def tell(job: Mapping[str, Any]) -> int:
     api = KubeApi(job["server"], PoolManager(), "default")
     try:
         (story.go_on if job["go_on"] else story.ask)(
-            open_store(job["store"]), KubernetesSubmitter(api, cluster_name(api))
+            open_store(job["store"]), KubernetesSubmitter(api, identify_cluster(api))
         )
     except TiphysError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201

@@ -8,14 +8,14 @@ import numpy as np
 
 from support.lineage import LINEAGE, RUN, STEP, claim_of, write_claim
 from support.memory import MemoryStore
-from tiphys.checkpoint.settings import Every, Settings, WhenBusy
+from tiphys.checkpoint.settings import CheckpointSettings, SaveInterval, WhenBusy
 from tiphys.checkpoint.tracked_session import TrackedSession
 from tiphys.errors import ObjectExistsError, StoreError
-from tiphys.protocol.step_spec import Keep
+from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.records import CheckpointRef
 from tiphys.store import Store
 
-EVERY_STEP = Every(1, "steps")
+EVERY_STEP = SaveInterval(1, "steps")
 
 
 class Clock:
@@ -37,7 +37,7 @@ def open_session(
     *,
     checkpoints: Store | None = None,
     resume_from: CheckpointRef | None = None,
-    every: Every = EVERY_STEP,
+    every: SaveInterval = EVERY_STEP,
     keep_last: int | None = None,
     clock: Callable[[], float] | None = None,
     grace_seconds: float | None = None,
@@ -48,7 +48,7 @@ def open_session(
 ) -> TrackedSession:
     if admit:
         admitted(store, attempt, resume_from)
-    settings = Settings(
+    settings = CheckpointSettings(
         run=RUN,
         step=STEP,
         attempt=attempt,
@@ -57,7 +57,7 @@ def open_session(
         checkpoint_store=(checkpoints or store).url,
         resume_from=resume_from,
         save_every=every,
-        keep=Keep(last=keep_last, delay_seconds=0) if keep_last else None,
+        keep=RetentionPolicy(last=keep_last, delay_seconds=0) if keep_last else None,
         grace_seconds=grace_seconds,
         asynchronous=asynchronous,
         when_busy=when_busy,

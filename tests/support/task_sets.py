@@ -6,7 +6,7 @@ from typing import Any
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import WORKFLOW_TASK_SETS
-from tiphys.protocol.execute_api import ExecuteReply, succeeded
+from tiphys.protocol.execute_api import ExecuteReply, succeeded_reply
 
 
 def task(name: str = "prep", op: str = "admit", uid: str = "uid-1", **body: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class ScriptedCore:
         with self._lock:
             self.calls.append((workflow, step))
             self.requests.append(document)
-            script = self.scripts.get(step, [succeeded(f"{step} done")])
+            script = self.scripts.get(step, [succeeded_reply(f"{step} done")])
             line = script[0] if len(script) == 1 else script.pop(0)
         self.before(step)
         if isinstance(line, Exception):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tiphys_plugin import DirectoryCluster, PluginCore, PodStatus, Queues, Settings, SqliteLedger
+from tiphys_plugin import DirectoryCluster, PluginCore, PluginSettings, PodStatus, Queues, SqliteLedger
 
 from tiphys.protocol.execute_api import ExecuteReply
 from tiphys.protocol.step_spec import (
@@ -19,13 +19,15 @@ from tiphys.protocol.step_spec import (
     STORE_ANNOTATION,
     CheckpointPolicy,
     GpuRequest,
-    Kind,
+    StepKind,
     StepSpec,
 )
 from tiphys.records import CheckpointManifest, Shard
-from tiphys.store import DirectoryStore, LineageLayout, Store, claim
+from tiphys.store import DirectoryStore, LineageLayout, Store, claim_record
 
-QUICK = Settings(requeue_min_seconds=0.01, requeue_max_seconds=0.1, pods_gone_seconds=60.0, verify_inline_seconds=5.0)
+QUICK = PluginSettings(
+    requeue_min_seconds=0.01, requeue_max_seconds=0.1, pod_end_timeout_seconds=60.0, verify_inline_seconds=5.0
+)
 
 
 def prep(**changes: Any) -> StepSpec:
@@ -33,7 +35,7 @@ def prep(**changes: Any) -> StepSpec:
     return StepSpec(
         **{
             "name": "prep",
-            "kind": Kind.STEP,
+            "kind": StepKind.STEP,
             "template": "t-prep",
             "parameters": ("rows",),
             "artifacts": ("data",),
@@ -46,7 +48,7 @@ def fit(**changes: Any) -> StepSpec:
     """A `Train` step with checkpoints in the run's store and one artifact."""
     given = {
         "name": "fit",
-        "kind": Kind.TRAIN,
+        "kind": StepKind.TRAIN,
         "template": "t-fit",
         "artifacts": ("model",),
         "checkpoints": CheckpointPolicy(),
@@ -127,7 +129,9 @@ class World:
         return Flow(self, name, uid)
 
 
-def world(root: Path, queues: Queues | None = None, settings: Settings = QUICK, store: Store | None = None) -> World:
+def world(
+    root: Path, queues: Queues | None = None, settings: PluginSettings = QUICK, store: Store | None = None
+) -> World:
     clock = Clock()
     store = store or DirectoryStore(root / "store")
     cluster = DirectoryCluster(root / "cluster")
@@ -256,7 +260,7 @@ def commit(store: Store, lineage: str, attempt: int, step: int, data: bytes = b"
     manifest = CheckpointManifest(
         lineage=lineage, run=run, step=name, attempt=attempt, global_step=step, shards=(shard,)
     )
-    claim(store, layout.manifest(attempt, step), manifest.sealed())
+    claim_record(store, layout.manifest(attempt, step), manifest.with_seal())
     return key
 
 

@@ -49,7 +49,7 @@ def test_a_point_that_is_not_named_does_nothing(monkeypatch: pytest.MonkeyPatch,
 def test_raise_fails_at_the_first_passage_alone_and_is_on_record(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
     told(monkeypatch, "a=raise")
 
-    with pytest.raises(InjectedFaultError, match="failpoint a was told to fail"):
+    with pytest.raises(InjectedFaultError, match="failpoint a is set to raise"):
         failpoint("a")
     failpoint("a")
 

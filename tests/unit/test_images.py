@@ -2,8 +2,12 @@
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster.images.recipe import ENVIRONMENT, ROOT, SITE, Recipe, recipes
@@ -67,3 +71,55 @@ def test_nobody_is_root(recipe: Recipe) -> None:
 @each_image
 def test_every_source_is_a_package_here(recipe: Recipe) -> None:
     assert all((ROOT / source / "__init__.py").is_file() for source in recipe.sources)
+
+
+def locked_packages(extras: list[str]) -> set[str]:
+    """Names of the packages that uv installs for these extras of Tiphys, without those for tests."""
+    locked = {one["name"]: one for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
+    found: set[tuple[str, str]] = set()
+    pending = [("tiphys", ""), *(("tiphys", extra) for extra in extras)]
+    while pending:
+        name, extra = key = pending.pop()
+        if key in found:
+            continue
+        found.add(key)
+        package: dict[str, Any] = locked[name]
+        for needed in (
+            package.get("optional-dependencies", {}).get(extra, []) if extra else package.get("dependencies", [])
+        ):
+            pending += [(needed["name"], ""), *((needed["name"], one) for one in needed.get("extra", []))]
+    return {name for name, _ in found}
+
+
+@each_image
+def test_no_image_holds_the_client_library_of_kubernetes(recipe: Recipe) -> None:
+    """123 MB of which a pod uses nothing: it connects by its service account."""
+    assert not {"kubernetes", "hera", "typer"} & locked_packages(recipe.extras)
+    assert {"kubernetes", "structlog", "urllib3"} <= locked_packages(["pipelines"])
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+absent, packages = set(sys.argv[1].split(",")), sys.argv[2:]
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+for package in map(importlib.import_module, packages):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+"""
+
+
+def test_the_services_start_with_what_their_image_holds() -> None:
+    recipe = recipes()["tiphys"]
+    installed = locked_packages(recipe.extras)
+    absent = [
+        module
+        for module, names in packages_distributions().items()
+        if not any(re.sub("[-_.]+", "-", name).lower() in installed for name in names)
+    ]
+    assert {"kubernetes", "hera", "numpy"} <= set(absent)
+    packages = ("tiphys.kube", "tiphys_plugin", "tiphys_controller")
+    subprocess.run([sys.executable, "-c", IMPORT_ALL, ",".join(absent), *packages], check=True, timeout=60)

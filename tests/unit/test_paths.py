@@ -34,7 +34,7 @@ def test_what_is_not_declared_is_named_with_its_variable(monkeypatch, value):
 
 def test_an_input_that_did_not_arrive_is_an_error_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("TIPHYS_INPUT_DATA", str(tmp_path / "absent"))
-    with pytest.raises(NotFoundError, match="nothing lies at"):
+    with pytest.raises(NotFoundError, match="which does not exist"):
         inputs.path("data")
 
 

@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from tiphys import threads
-from tiphys.threads import in_background, in_parallel
+from tiphys.threads import map_parallel, start_background_thread
 
 PATIENCE_SECONDS = 120
 
@@ -36,12 +36,12 @@ class BegunLate:
 
 
 def test_who_begins_late_and_ends_at_once_has_begun():
-    assert threads._begins(BegunLate(), lambda: None)
+    assert threads._wait_until_started(BegunLate(), lambda: None)
 
 
 def test_work_in_the_background_can_be_waited_for():
     gate, done = threading.Event(), []
-    thread = in_background(lambda: done.append(gate.wait(PATIENCE_SECONDS)))
+    thread = start_background_thread(lambda: done.append(gate.wait(PATIENCE_SECONDS)))
     assert not thread.join(0.001)
     assert thread.is_alive()
     gate.set()
@@ -61,7 +61,7 @@ def test_work_that_is_over_is_let_go_of():
         def __del__(self):
             gone.set()
 
-    thread = in_background(Work())
+    thread = start_background_thread(Work())
     assert thread.join(PATIENCE_SECONDS)
     assert gone.wait(PATIENCE_SECONDS)
 
@@ -70,7 +70,7 @@ def test_work_that_is_over_is_let_go_of():
 def test_a_thread_that_cannot_be_had_is_told_of(monkeypatch, start):
     monkeypatch.setattr(threads._thread, "start_new_thread", start)
     done = []
-    assert in_background(lambda: done.append(1)) is None
+    assert start_background_thread(lambda: done.append(1)) is None
     assert done == []
 
 
@@ -82,7 +82,7 @@ def test_a_thread_that_was_quick_is_not_taken_for_one_that_died(monkeypatch):
 
     monkeypatch.setattr(threads._thread, "start_new_thread", at_once)
     done = []
-    assert in_background(lambda: done.append(1)).join(0)
+    assert start_background_thread(lambda: done.append(1)).join(0)
     assert done == [1]
 
 
@@ -91,14 +91,14 @@ def test_a_thread_that_was_quick_is_not_taken_for_one_that_died(monkeypatch):
 def test_all_is_done_and_in_order_however_many_threads_there_are(monkeypatch, start, count):
     monkeypatch.setattr(threads._thread, "start_new_thread", start)
     items = [f"item {n}" for n in range(count)]
-    assert in_parallel(lambda index, item: (index, item.upper()), items, 4) == [
+    assert map_parallel(lambda index, item: (index, item.upper()), items, 4) == [
         (index, item.upper()) for index, item in enumerate(items)
     ]
 
 
 def test_work_goes_on_at_once_on_as_many_threads_as_were_asked_for():
     together = threading.Barrier(3)
-    in_parallel(lambda index, item: together.wait(PATIENCE_SECONDS), range(3), 3)
+    map_parallel(lambda index, item: together.wait(PATIENCE_SECONDS), range(3), 3)
     assert not together.broken
 
 
@@ -110,7 +110,7 @@ def test_after_an_error_nothing_more_is_begun():
         return 1 / (1 - index)
 
     with pytest.raises(ZeroDivisionError):
-        in_parallel(work, range(10), 1)
+        map_parallel(work, range(10), 1)
     assert begun == [0, 1]
 
 
@@ -126,5 +126,5 @@ def test_an_error_arrives_when_nothing_goes_on_behind_it():
         over.append(index)
 
     with pytest.raises(ZeroDivisionError):
-        in_parallel(work, range(2), 2)
+        map_parallel(work, range(2), 2)
     assert over == [0]

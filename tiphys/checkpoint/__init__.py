@@ -10,7 +10,7 @@
             session.step(state["step"], state, metrics={"loss": loss})
 
 `Session.step` takes the number of *completed* steps, so that a restored state
-goes on with the next one. A state is any nesting of dict, list, tuple and
+continues with the next one. A state is any nesting of dict, list, tuple and
 dataclass around NumPy arrays, numbers and text; put the state of every random
 generator into it and a resumed run is bit-identical to an uninterrupted one.
 Outside of a compiled step the session does nothing.

@@ -1,10 +1,10 @@
-"""``python -m tiphys.checkpoint.member -- PROGRAM``: one of several pods of a step fetches and stores the files itself.
+"""``python -m tiphys.checkpoint.member -- PROGRAM``: runs the program in one of the pods of a distributed step.
 
-Argo puts the inputs of a step into its own pods and takes the outputs out of
-them; the pods of a training on several nodes are not Argo's. So each of them
-fetches the inputs before its program starts, and the first stores the outputs
-once its program has ended well, where Argo would have put them. In an elastic
-training the first is also told that the others come to it.
+Argo downloads the inputs of a step into its own pods and uploads their outputs,
+but the pods of a training on several nodes belong to a Job. So each member
+downloads the inputs before its program starts. The first member uploads the
+outputs to Argo's keys once its program has succeeded. In an elastic training
+the member also tells torchrun whether this node hosts the rendezvous.
 """
 
 import contextlib
@@ -15,34 +15,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiphys.checkpoint.exec.supervise import FORWARDED, NOT_EXECUTABLE, NOT_FOUND, Child, Signals
-from tiphys.checkpoint.telemetry.events import tell
-from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError
+from tiphys.checkpoint.exec.supervise import FORWARDED, NOT_EXECUTABLE, NOT_FOUND, ChildProcess, SignalQueue
+from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError, report_error
 from tiphys.protocol import environment
 from tiphys.store import RunLayout, Store, open_store
 
 _WAIT_SECONDS = 1.0
-_HOW_THEY_MEET = "PET_RDZV_CONF"
+_RENDEZVOUS_VARIABLE = "PET_RDZV_CONF"
 
 
 class _StoppedError(Exception):
-    """SIGTERM came before the program was started."""
+    """SIGTERM arrived before the program started."""
 
 
 @dataclass(frozen=True)
-class Files:
-    """What a member fetches and stores, as the compiled step tells it.
-
-    ``inputs`` pairs the key of an input artifact with its path; ``outputs``
-    the path of a declared output with the key that it gets.
-    """
+class MemberFiles:
+    """The files that a member downloads and uploads, as the compiled step declares them."""
 
     inputs: tuple[tuple[str, Path], ...]
+    """Key of each input artifact, and the path to write it to."""
     outputs: tuple[tuple[Path, str], ...]
+    """Path of each declared output, and the key to store it as."""
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> "Files":
-        """Read what compile has written; raises `UsageError` if it is not there, or of another version."""
+    def from_environment(cls, environ: Mapping[str, str]) -> "MemberFiles":
+        """Read the variables that compile wrote; raises `UsageError` if they are missing or malformed."""
         try:
             declared = json.loads(environ[environment.FILES])
             keys = json.loads(environ.get(environment.INPUT_KEYS) or "{}")
@@ -50,84 +48,91 @@ class Files:
             prefix = RunLayout(environ[environment.RUN]).outputs(environ[environment.STEP], attempt)
             return cls(
                 inputs=tuple((keys[name], Path(path)) for name, path in declared["inputs"].items() if name in keys),
-                outputs=tuple((Path(path), f"{prefix}{place}") for place, path in declared["outputs"].items()),
+                outputs=tuple((Path(path), f"{prefix}{name}") for name, path in declared["outputs"].items()),
             )
         except (KeyError, ValueError) as error:
             raise UsageError(
-                f"the environment does not say which files this pod fetches and stores ({error}); it is started by a "
-                "step of several nodes, and by nothing else"
+                f"the environment does not declare which files this pod downloads and uploads ({error}); only a "
+                "compiled step of several nodes can start this program"
             ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one program between its inputs and its outputs; its exit code, or ours."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    command = given[1:] if given[:1] == ["--"] else given
+    """Download the inputs, run the program, upload the outputs; return the exit code of the pod."""
+    argv = sys.argv[1:] if arguments is None else list(arguments)
+    command = argv[1:] if argv[:1] == ["--"] else argv
     try:
-        files = Files.from_environment(os.environ)
-        os.environ.update(meeting(os.environ))
-        with Signals() as signals:
+        files = MemberFiles.from_environment(os.environ)
+        os.environ.update(rendezvous_variables(os.environ))
+        with SignalQueue() as signals:
             if not files.inputs and not files.outputs:
-                return _run(command, signals)
+                return _run_program(command, signals)
             store = open_store(os.environ[environment.STORE], must_exist=True)
             for key, path in files.inputs:
-                fetch(store, key, path, lambda: signals.told_to_stop)
-            code = _run(command, signals)
-            if code == 0 and is_first(os.environ):
+                fetch_input(store, key, path, lambda: signals.is_stop_requested)
+            code = _run_program(command, signals)
+            if code == 0 and is_first_member(os.environ):
                 for path, key in files.outputs:
-                    keep(store, path, key)
+                    store_output(store, path, key)
             return code
     except _StoppedError:
         return environment.EX_TEMPFAIL
     except StoreError as error:
-        return _told(error, environment.EX_UNAVAILABLE)
+        return report_error(error, environment.EX_UNAVAILABLE)
     except TiphysError as error:
-        return _told(error, error.exit_code)
+        return report_error(error, error.exit_code)
 
 
-def is_first(environ: Mapping[str, str]) -> bool:
-    """Whether this pod is the one that stores outputs."""
+def is_first_member(environ: Mapping[str, str]) -> bool:
+    """Return whether this pod uploads the outputs: the one of node rank 0."""
     return (environ.get("NODE_RANK") or environ.get("PET_NODE_RANK") or environ.get("RANK") or "0") == "0"
 
 
-def meeting(environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells torchrun in an elastic training whether the nodes meet here: they do at the first, and nowhere else.
+def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that makes the first member host torchrun's rendezvous; empty unless elastic.
 
-    It would find out by itself, from host names, which a pod that has just begun may not have yet.
+    By default torchrun compares host names, which may not resolve yet in a pod that has just started.
     """
     if environment.ELASTIC not in environ:
         return {}
-    given = environ.get(_HOW_THEY_MEET, "")
-    here = f"is_host={int(is_first(environ))}"
-    return {_HOW_THEY_MEET: given if "is_host=" in given else ",".join(filter(None, (given, here)))}
+    configured = environ.get(_RENDEZVOUS_VARIABLE, "")
+    is_host = f"is_host={int(is_first_member(environ))}"
+    value = configured if "is_host=" in configured else ",".join(filter(None, (configured, is_host)))
+    return {_RENDEZVOUS_VARIABLE: value}
 
 
-def fetch(store: Store, key: str, path: Path, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Load the object, or all objects below ``key``, to ``path``.
+def fetch_input(store: Store, key: str, path: Path, should_stop: Callable[[], bool] = lambda: False) -> None:
+    """Download the object ``key``, or all objects below it, to ``path``.
 
     Raises:
-        ObjectMissingError: there is nothing.
-        _StoppedError: ``stopped`` said so.
+        ObjectMissingError: no such object exists.
+        _StoppedError: ``should_stop`` returned True.
     """
-    found = [info.key for info in store.list(key) if info.key == key or info.key.startswith(f"{key}/")]
-    if not found:
-        raise ObjectMissingError(f"the input artifact {store.artifact_key(key)} is gone from {store.url}")
-    for one in found:
-        target = path if one == key else path / one.removeprefix(f"{key}/")
+    keys = [info.key for info in store.list(key) if info.key == key or info.key.startswith(f"{key}/")]
+    if not keys:
+        raise ObjectMissingError(
+            f"the input artifact {store.artifact_key(key)} does not exist in {store.url}; "
+            "run the step that writes it again"
+        )
+    for object_key in keys:
+        target = path if object_key == key else path / object_key.removeprefix(f"{key}/")
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
-            for chunk in store.chunks(one):
-                if stopped():
+            for chunk in store.chunks(object_key):
+                if should_stop():
                     raise _StoppedError
                 file.write(chunk)
 
 
-def keep(store: Store, path: Path, key: str) -> None:
-    """Store the file, or all files below ``path``, as ``key``. What is not there is left to be found missing."""
+def store_output(store: Store, path: Path, key: str) -> None:
+    """Upload the file ``path``, or all files below it, as ``key``.
+
+    A missing path is no error here: the check of the step's outputs reports it.
+    """
     for file in _files(path):
-        place = key if file == path else f"{key}/{file.relative_to(path).as_posix()}"
-        with contextlib.suppress(ObjectExistsError):  # by a reply that was lost: nobody else writes below this attempt
-            store.create_from_file(place, file)
+        object_key = key if file == path else f"{key}/{file.relative_to(path).as_posix()}"
+        with contextlib.suppress(ObjectExistsError):  # a retried request: no other process writes below this attempt
+            store.create_from_file(object_key, file)
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -137,25 +142,20 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _run(command: Sequence[str], signals: Signals) -> int:
-    if signals.told_to_stop:
+def _run_program(command: Sequence[str], signals: SignalQueue) -> int:
+    if signals.is_stop_requested:
         raise _StoppedError
     try:
-        child = Child(command, os.environ)
+        child = ChildProcess(command, os.environ)
     except OSError as error:
-        tell(f"{command[0]} cannot be started: {error.strerror}")
+        log_message(f"{command[0]} cannot be started: {error.strerror}; check the command of the step and its image")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-    while child.code is None:
-        number = signals.next(_WAIT_SECONDS)
+    while child.exit_code is None:
+        number = signals.wait_next(_WAIT_SECONDS)
         if number in FORWARDED:
-            child.send(number)
+            child.send_signal(number)
         child.reap()
-    return child.code
-
-
-def _told(error: TiphysError, code: int) -> int:
-    tell(str(error))
-    return code
+    return child.exit_code
 
 
 if __name__ == "__main__":

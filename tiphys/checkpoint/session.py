@@ -1,8 +1,8 @@
-"""What a training program uses: restore, step, save. Outside of Tiphys it does nothing.
+"""The API of a training program: restore, step, save. Outside of a compiled step it does nothing.
 
 The same program must run on a laptop without an account, a bucket or a
-variable set. So `Session` is the one that keeps nothing, and the one that keeps
-checkpoints is only loaded inside a compiled step.
+variable. So `Session` keeps nothing, and `TrackedSession`, which keeps
+checkpoints, is imported only inside a compiled step.
 """
 
 import contextlib
@@ -16,25 +16,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from tiphys.checkpoint.ranks.barrier import Place
+from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.save.result import Save
-from tiphys.checkpoint.settings import Settings, open_stores
-from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.settings import CheckpointSettings, open_stores
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.environment import EX_UNAVAILABLE
 from tiphys.records import CheckpointRef
 
-# ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
+# ruff: noqa: ARG002  a session that keeps nothing ignores its arguments
 
 
 StateT = TypeVar("StateT")
 
 
 class Session:
-    """The checkpoints of one attempt, as the training program sees them.
+    """The checkpoints of one attempt.
 
-    This class is what runs outside of Tiphys: nothing is restored or saved.
+    This base class is used outside of Tiphys and neither restores nor saves;
+    `tiphys.checkpoint.tracked_session.TrackedSession` does both.
     """
 
     @overload
@@ -42,15 +43,17 @@ class Session:
     @overload
     def restore(self, default: StateT) -> StateT: ...
     def restore(self, default: Any = None) -> Any:
-        """The state of the newest valid checkpoint, or ``default`` if there is none.
+        """Return the state of the newest valid checkpoint, or ``default`` if there is none.
 
-        Every byte is checked against the manifest. A checkpoint that does not
-        match is quarantined and the one before it taken. Dataclasses in a state
-        are built from the classes found in ``default``.
+        Every byte is verified against the manifest. A checkpoint that does not
+        match is quarantined, and the previous one is restored instead.
+        Dataclasses in a state are built from the classes found in ``default``.
 
         Raises:
-            UsageError: ``default`` holds what cannot be saved, or the program's
-                classes are not those of the checkpoint.
+            UsageError: ``default`` holds a value that cannot be saved, or the
+                program's classes differ from those of the checkpoint.
+            FencedError: another attempt replaced this one.
+            StoreError: storage failed.
         """
         return default
 
@@ -63,21 +66,30 @@ class Session:
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        """Tell that ``global_step`` steps are complete; saves ``state`` when that is due.
+        """Report that ``global_step`` steps are complete, and save ``state`` if a save is due.
 
-        Call it after every optimizer step, when ``state`` holds all that the
-        next one needs. ``state`` may also be a function that makes it, which is
-        called only when a save is due. After SIGTERM it saves what the grace
-        period leaves time for, and ends the program with exit code 75, which
-        asks to be tried again.
+        Call it after every optimizer step, when ``state`` holds everything that
+        the next step needs. After SIGTERM it saves as much as the grace period
+        allows, and ends the program with exit code 75, which requests another
+        attempt.
+
+        Args:
+            global_step: Steps that are complete.
+            state: What the next step needs, or a function that returns it,
+                which is called only when a save is due.
+            metrics: Numbers that describe this state, such as its loss.
+            epoch: Passes over the data that are complete.
+            data_position: Where in the data the next step continues, in names of your own.
 
         Returns:
-            The save that was begun now, if one was due. Training need not wait for it.
+            The save that was started, or None if none was due. Training need not wait for it.
 
         Raises:
-            FencedError: an earlier save found that another attempt took this
-                one's place; the program must stop. Leaving the session's
-                ``with`` block turns it into exit code 76.
+            UsageError: ``state`` holds a value that cannot be saved exactly, or
+                ``global_step`` is lower than that of an earlier save.
+            FencedError: an earlier save found that another attempt replaced this
+                one; the program must stop. Leaving the session's ``with`` block
+                turns the error into exit code 76.
         """
         return None
 
@@ -90,34 +102,34 @@ class Session:
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        """Save ``state`` now; returns as soon as it is copied.
+        """Save ``state`` now and return as soon as it is copied.
 
-        What happens to ``state`` afterwards does not change what is saved.
-        Storage that fails does not stop the training: the failure is told,
-        counted in `failed_saves`, and the next save is tried when it is due.
+        Later changes of ``state`` do not change the checkpoint. A failure of
+        storage does not stop the training: it is logged and counted in
+        `failed_saves`, and the next save runs when it is due.
 
         Args:
             global_step: Steps that are complete.
-            state: What the next step needs, or a function that makes it.
+            state: What the next step needs, or a function that returns it.
             metrics: Numbers that describe this state, such as its loss.
             epoch: Passes over the data that are complete.
-            data_position: Where in the data the next step goes on, in your own words.
+            data_position: Where in the data the next step continues, in names of your own.
 
         Returns:
-            The save, to `Save.wait` for where it matters; None outside of Tiphys.
+            The save, whose `Save.wait` blocks until it ended; None outside of Tiphys.
 
         Raises:
-            UsageError: ``state`` holds what cannot be saved exactly, or
+            UsageError: ``state`` holds a value that cannot be saved exactly, or
                 ``global_step`` is lower than that of an earlier save.
             FencedError: as in `step`.
         """
         return None
 
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
-        """Wait until no save is under way; leaving the ``with`` block does so, too.
+        """Wait at most ``timeout_seconds`` until no save is running; leaving the ``with`` block waits too.
 
         Returns:
-            The newest checkpoint that this attempt committed.
+            The newest checkpoint that this attempt committed; None if it committed none.
 
         Raises:
             FencedError: as in `step`.
@@ -125,11 +137,11 @@ class Session:
         return None
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Use it in a ``with`` block around what waits for other ranks, such as a barrier or ``backward`` below DDP.
+        """Return a context manager for code that waits for other ranks, such as a barrier or ``backward`` under DDP.
 
-        What is left of the time between two calls of `step` is the rank's own
-        work. That of all ranks is compared, and a node whose rank works longer
-        than the others, again and again, is told of (docs/nodes.md).
+        The rest of the time between two calls of `step` is the rank's own work.
+        Tiphys compares the own time of all ranks, and reports a node whose rank
+        is repeatedly slower than the others (docs/nodes.md).
         """
         return contextlib.nullcontext()
 
@@ -145,12 +157,12 @@ class Session:
 
     @property
     def failed_saves(self) -> int:
-        """How many saves storage has refused so far."""
+        """Number of saves that failed."""
         return 0
 
     @property
     def skipped_saves(self) -> int:
-        """How often a save was due while another was under way, and was put off to the next step."""
+        """How often a due save was postponed to the next step because another save was running."""
         return 0
 
     def __enter__(self) -> Self:
@@ -159,7 +171,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to leave behind."""
+        """Do nothing: this class opens nothing."""
 
 
 def session(
@@ -174,43 +186,43 @@ def session(
 
     Args:
         total_steps: Steps of the whole training, for the progress that Argo shows.
-        sharded: Each rank saves a state of its own. Otherwise the first saves one
-            for all, as where gradients are averaged; every rank restores it.
+        sharded: Each rank saves a state of its own. Otherwise rank 0 saves one
+            state for all ranks, as with averaged gradients; every rank restores it.
         alone: This process opens the only session of several ranks, and hands
-            what it restores to the others.
-        environ: Where ``TIPHYS_*`` is read from.
+            the restored state to the others.
+        environ: Environment with the ``TIPHYS_*`` variables.
         clock: Seconds since any fixed moment, for saves that are due by time.
 
     Raises:
-        UsageError: the environment is not the one that compile gives a training step.
-        NotFoundError: a store's folder or bucket is not there, such as a volume that is not mounted.
-        SystemExit: with code 69, storage is out of reach; the attempt is tried again.
+        UsageError: the environment differs from the one that compile gives a training step.
+        NotFoundError: the folder or bucket of a store does not exist, such as a volume that is not mounted.
+        SystemExit: with code 69 if storage is out of reach; the attempt is retried.
     """
-    settings = Settings.from_environment(environ)
+    settings = CheckpointSettings.from_environment(environ)
     if settings is None:
         return Session()
     try:
         from tiphys.checkpoint.tracked_session import TrackedSession
     except ImportError as error:
-        # A module that is there and cannot be loaded, as for want of a system library, is not named.
+        # Python names no module if an installed one cannot be loaded, such as without a system library.
         why = f"{error.name}, which this image lacks" if error.name else f"NumPy, which says {error.__cause__ or error}"
         raise UsageError(f"checkpoints need {why}; install tiphys[numpy] and its libraries into the image") from error
-    place = Place() if alone else Place.from_environment(environ)
+    rank_info = RankInfo() if alone else RankInfo.from_environment(environ)
     if alone and environ.get("RANK", "0") != "0":
-        raise UsageError(f"a session with alone=True was opened in rank {environ['RANK']}; rank 0 is the one that may")
-    if sharded and place.is_elastic:
+        raise UsageError(f"a session with alone=True was opened in rank {environ['RANK']}; open it in rank 0 only")
+    if sharded and rank_info.is_elastic:
         raise UsageError(
-            "sharded=True keeps a state of each rank, and this training goes on with fewer ranks, to which NumPy "
-            "states are not divided anew: save one state for all, or save with tiphys.checkpoint.adapters.dcp"
+            "sharded=True saves one state per rank, but an elastic training may continue with fewer ranks, and NumPy "
+            "states cannot be resharded: save one state for all ranks, or save with tiphys.checkpoint.adapters.dcp"
         )
-    if settings.cache is None and place.local_world_size > 1:
-        # Ranks of one node would each fetch the same bytes.
+    if settings.cache is None and rank_info.local_world_size > 1:
+        # Without a shared folder each rank of a node would download the same bytes.
         shared = Path(tempfile.gettempdir()) / f"tiphys-cache-{os.getuid()}"
         settings = dataclasses.replace(settings, cache=shared)
     try:
         run_store, store = open_stores(settings)
     except StoreError as error:
-        tell(str(error))
+        log_message(str(error))
         raise SystemExit(EX_UNAVAILABLE) from error
     return TrackedSession(
         settings,
@@ -220,6 +232,6 @@ def session(
         environ=environ,
         metrics=open_metrics(environ),
         total_steps=total_steps,
-        place=place,
+        rank_info=rank_info,
         sharded=sharded,
     )

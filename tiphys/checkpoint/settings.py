@@ -1,11 +1,9 @@
-"""What the compiled step tells the training program, read once from its environment.
+"""The settings of one attempt, read once from the environment that compile gives a training step.
 
-A typing error here must not surface after hours as a checkpoint that was never
-written, so everything is checked when the session opens.
-
-When is a save due? Pure, so that hours of training are tested in no time.
-
-The stores of an attempt: that of its run, and that of its checkpoints.
+A misspelt value must not surface after hours as a checkpoint that was never
+written, so `CheckpointSettings.from_environment` checks everything when the
+session opens. `is_save_due` is pure, so that tests of hours of training take no
+time. `open_stores` opens the store of the run and that of the checkpoints.
 """
 
 import re
@@ -16,55 +14,54 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
-from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, Keep, WhenBusy, parse_best, parse_every
-from tiphys.records import CheckpointRef, check_run, check_step
-from tiphys.store import Store, lineage_of, open_store
+from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.step_spec import DELETE_AFTER_SECONDS, RetentionPolicy, WhenBusy, parse_keep_best, parse_keep_every
+from tiphys.records import CheckpointRef, check_run_name, check_step_id
+from tiphys.store import Store, lineage_name, open_store
 
-Unit = Literal["seconds", "steps"]
+IntervalUnit = Literal["seconds", "steps"]
 WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 
-_AMOUNT = r"(\d+(?:\.\d+)?(?:e\+?\d+)?)"
 ChoiceT = TypeVar("ChoiceT", bound=str | None)
 
-_EVERY = re.compile(rf"{_AMOUNT}\s*(s|m|h|steps?)")
-_AUTO = re.compile(rf"auto(?::{_AMOUNT}(s|m|h)\.\.{_AMOUNT}(s|m|h))?")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_STEPS_PATTERN = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*steps?")
+_AUTO_PATTERN = re.compile(r"auto(?::(.+?)\.\.(.+))?")
 _DEFAULT_SECONDS = 600.0
 _DEFAULT_EVERY = f"{_DEFAULT_SECONDS:g}s"
 
 
-class Bounds(NamedTuple):
-    """Between which intervals Tiphys may choose."""
+class IntervalBounds(NamedTuple):
+    """Bounds of an automatic save interval."""
 
     lowest_seconds: float
     highest_seconds: float
 
     @property
-    def begin_seconds(self) -> float:
-        """The interval while nothing was measured: what those have who set nothing, within the bounds."""
+    def initial_seconds(self) -> float:
+        """The interval before the first measurement: the default interval, within the bounds."""
         return min(max(_DEFAULT_SECONDS, self.lowest_seconds), self.highest_seconds)
 
 
 @dataclass(frozen=True)
-class Every:
-    """How much may be lost at most: an interval in seconds of training, or in optimizer steps.
+class SaveInterval:
+    """The interval between saves, in seconds of training or in optimizer steps.
 
-    With ``auto``, ``amount`` is only where to begin: the interval follows what
-    saves and failures were measured to cost (`tiphys.checkpoint.save.interval`).
+    With ``auto``, ``amount`` is only the initial interval, which then follows the
+    measured cost of saves and failures (`tiphys.checkpoint.save.interval`).
     """
 
     amount: float
-    unit: Unit
-    auto: Bounds | None = None
+    unit: IntervalUnit
+    auto: IntervalBounds | None = None
 
 
-AUTO_BOUNDS = Bounds(60.0, 3600.0)
-"""What ``auto`` means where nobody said more."""
+AUTO_BOUNDS = IntervalBounds(60.0, 3600.0)
+"""Bounds of ``auto`` without explicit bounds."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One attempt of one training step, and how it keeps its checkpoints."""
+class CheckpointSettings:
+    """Identity of one attempt of a training step, and how it saves and keeps its checkpoints."""
 
     run: str
     step: str
@@ -73,37 +70,37 @@ class Settings:
     store: str
     """URL of the run's store: attempts and events."""
     checkpoint_store: str
-    """URL of the store that holds the checkpoints; often the same."""
+    """URL of the checkpoint store; often equal to ``store``."""
     resume_from: CheckpointRef | None = None
-    """What this attempt was told to start from."""
-    save_every: Every = Every(600.0, "seconds")
-    keep: Keep | None = None
-    """Which checkpoints retention leaves; None keeps all."""
+    """Checkpoint that the plugin chose for this attempt; None to start from the beginning."""
+    save_every: SaveInterval = SaveInterval(600.0, "seconds")
+    keep: RetentionPolicy | None = None
+    """Checkpoints that retention keeps; None keeps all."""
     grace_seconds: float | None = None
-    """Time between SIGTERM and SIGKILL; None when nobody said."""
+    """Seconds between SIGTERM and SIGKILL; None if unknown."""
     hang_after_seconds: float | None = None
-    """How long the training may complete no step before it is ended; None for as long as it likes."""
+    """Shortest time without a completed step after which the watchdog ends the program; None disables the watchdog."""
     asynchronous: bool = True
-    """Whether saves go on behind the training, which takes memory for a copy of the state."""
+    """Whether saves run in the background, which takes memory for a copy of the state."""
     when_busy: WhenBusy | None = None
-    """What a save does that is due while another is under way: ``skip`` puts it off to the next step, ``wait`` has
-    the training wait, ``queue`` takes memory for one more copy. None: see `busy_rule`."""
+    """What happens if a save is due while another is running: ``skip`` postpones it to the next step, ``wait`` blocks
+    the training, ``queue`` takes memory for a second copy. None: see `busy_rule`."""
     cache: Path | None = None
-    """Folder on the node where shards that were read are kept for its other processes; None for none."""
+    """Folder on the node that caches restored shards for its other processes; None disables the cache."""
 
     @property
     def busy_rule(self) -> WhenBusy:
-        """`when_busy`, or what suits the interval: who counts steps expects a save at those, and the training waits."""
+        """`when_busy`, or its default: an interval in steps promises a save at those steps, so the training waits."""
         return self.when_busy or ("wait" if self.save_every.unit == "steps" else "skip")
 
     @property
-    def has_volume(self) -> bool:
-        """Whether checkpoints lie in a store of their own, which the plugin may not see."""
+    def has_own_store(self) -> bool:
+        """Whether checkpoints are in a separate store, which the plugin may not reach."""
         return self.checkpoint_store != self.store
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> "Settings | None":
-        """Read ``TIPHYS_*``; None outside of Tiphys, and for a step that keeps no checkpoints.
+    def from_environment(cls, environ: Mapping[str, str]) -> "CheckpointSettings | None":
+        """Read the ``TIPHYS_*`` variables; None outside of Tiphys, and for a step that keeps no checkpoints.
 
         Raises:
             UsageError: a variable is missing or not valid.
@@ -111,36 +108,38 @@ class Settings:
         lineage = environ.get(environment.LINEAGE, "")
         if not lineage:
             return None
-        store = _required(environ, environment.STORE)
+        store = _required_variable(environ, environment.STORE)
         return cls(
-            run=check_run(_required(environ, environment.RUN)),
-            step=check_step(_required(environ, environment.STEP)),
-            attempt=_positive(environment.ATTEMPT, _required(environ, environment.ATTEMPT)),
+            run=check_run_name(_required_variable(environ, environment.RUN)),
+            step=check_step_id(_required_variable(environ, environment.STEP)),
+            attempt=_parse_positive(environment.ATTEMPT, _required_variable(environ, environment.ATTEMPT)),
             lineage=lineage,
             store=store,
             checkpoint_store=environ.get(environment.CHECKPOINT_STORE) or store,
-            resume_from=_reference(lineage, environ.get(environment.RESUME_FROM, "")),
-            save_every=_every(environ.get(environment.SAVE_EVERY) or _DEFAULT_EVERY),
-            keep=_keep(environ),
-            grace_seconds=_seconds(environment.GRACE_SECONDS, environ.get(environment.GRACE_SECONDS)),
-            hang_after_seconds=_seconds(environment.HANG_AFTER_SECONDS, environ.get(environment.HANG_AFTER_SECONDS)),
-            asynchronous=_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
-            when_busy=_choice(environ, environment.WHEN_BUSY, (None, *WHEN_BUSY)),
+            resume_from=_parse_checkpoint_ref(lineage, environ.get(environment.RESUME_FROM, "")),
+            save_every=_parse_interval(environ.get(environment.SAVE_EVERY) or _DEFAULT_EVERY),
+            keep=_parse_retention(environ),
+            grace_seconds=_parse_seconds(environment.GRACE_SECONDS, environ.get(environment.GRACE_SECONDS)),
+            hang_after_seconds=_parse_seconds(
+                environment.HANG_AFTER_SECONDS, environ.get(environment.HANG_AFTER_SECONDS)
+            ),
+            asynchronous=_parse_choice(environ, environment.ASYNCHRONOUS, ("true", "false")) == "true",
+            when_busy=_parse_choice(environ, environment.WHEN_BUSY, (None, *WHEN_BUSY)),
             cache=Path(folder) if (folder := environ.get(environment.CACHE)) else None,
         )
 
 
-def _required(environ: Mapping[str, str], variable: str) -> str:
+def _required_variable(environ: Mapping[str, str], variable: str) -> str:
     if value := environ.get(variable):
         return value
     raise UsageError(
-        f"{environment.LINEAGE} is set but {variable} is not: the environment of the training program is not the one "
-        "that compile gave it; look for an entry that overrides it, or a child process started without it"
+        f"{environment.LINEAGE} is set but {variable} is not: the environment of the training program differs from the "
+        "one that compile wrote; look for an entry that overrides it, or for a child process started without it"
     )
 
 
-def _choice(environ: Mapping[str, str], variable: str, choices: tuple[ChoiceT, ...]) -> ChoiceT:
-    """The value of ``variable``, which is one of ``choices``; the first where it is not set."""
+def _parse_choice(environ: Mapping[str, str], variable: str, choices: tuple[ChoiceT, ...]) -> ChoiceT:
+    """Return the value of ``variable``, which is one of ``choices``; the first choice if it is not set."""
     text = environ.get(variable)
     for choice in choices:
         if not text or text == choice:
@@ -149,26 +148,26 @@ def _choice(environ: Mapping[str, str], variable: str, choices: tuple[ChoiceT, .
     raise UsageError(f"{variable}={text!r} is not valid: write {', '.join(words)} or {last}")
 
 
-def _positive(variable: str, text: str) -> int:
+def _parse_positive(variable: str, text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
     raise UsageError(f"{variable}={text!r} is not a whole number above 0")
 
 
-def _keep(environ: Mapping[str, str]) -> Keep | None:
+def _parse_retention(environ: Mapping[str, str]) -> RetentionPolicy | None:
     last = environ.get(environment.KEEP_LAST, "")
     every, best = environ.get(environment.KEEP_EVERY), environ.get(environment.KEEP_BEST)
-    delay = _seconds(environment.DELETE_AFTER_SECONDS, environ.get(environment.DELETE_AFTER_SECONDS))
-    keep = Keep(
-        last=1 if last in ("", "all") else _positive(environment.KEEP_LAST, last),
-        every_steps=parse_every(every, f"{environment.KEEP_EVERY}=") if every else None,
-        best=parse_best(best, f"{environment.KEEP_BEST}=") if best else None,
+    delay = _parse_seconds(environment.DELETE_AFTER_SECONDS, environ.get(environment.DELETE_AFTER_SECONDS))
+    keep = RetentionPolicy(
+        last=1 if last in ("", "all") else _parse_positive(environment.KEEP_LAST, last),
+        every_steps=parse_keep_every(every, f"{environment.KEEP_EVERY}=") if every else None,
+        best=parse_keep_best(best, f"{environment.KEEP_BEST}=") if best else None,
         delay_seconds=DELETE_AFTER_SECONDS if delay is None else delay,
     )
     return None if last in ("", "all") else keep
 
 
-def _seconds(variable: str, text: str | None) -> float | None:
+def _parse_seconds(variable: str, text: str | None) -> float | None:
     if not text:
         return None
     if re.fullmatch(r"\d+(\.\d+)?", text):
@@ -176,55 +175,74 @@ def _seconds(variable: str, text: str | None) -> float | None:
     raise UsageError(f"{variable}={text!r} is not a number of seconds")
 
 
-def _every(text: str) -> Every:
-    if automatic := _AUTO.fullmatch(text.strip()):
-        return _automatic(text, automatic)
-    match = _EVERY.fullmatch(text.strip())
-    if not match or float(match[1]) == 0:
-        raise UsageError(
-            f"{environment.SAVE_EVERY}={text!r} is not valid: write 600s, 10m, 1h, 100 steps, auto or auto:1m..1h"
-        )
-    amount, unit = float(match[1]), match[2]
-    return Every(amount * _SECONDS[unit], "seconds") if unit in _SECONDS else Every(amount, "steps")
+def _parse_interval(text: str) -> SaveInterval:
+    if automatic := _AUTO_PATTERN.fullmatch(text.strip()):
+        return _parse_auto_interval(text, automatic)
+    steps = _STEPS_PATTERN.fullmatch(text.strip())
+    interval = SaveInterval(float(steps[1]), "steps") if steps else SaveInterval(_parse_time(text, text), "seconds")
+    if not interval.amount:
+        raise _invalid_interval(text)
+    return interval
 
 
-def _automatic(text: str, match: re.Match[str]) -> Every:
-    low, low_unit, high, high_unit = match.groups()
+def _parse_time(time: str, variable_text: str) -> float:
+    # A number without a unit could mean seconds or steps.
+    if not time.strip()[-1:].isalpha():
+        raise _invalid_interval(variable_text)
+    try:
+        return parse_duration_seconds(time)
+    except UsageError as error:
+        raise _invalid_interval(variable_text) from error
+
+
+def _invalid_interval(text: str) -> UsageError:
+    return UsageError(
+        f"{environment.SAVE_EVERY}={text!r} is not valid: write 600s, 10m, 1h, 100 steps, auto or auto:1m..1h"
+    )
+
+
+def _parse_auto_interval(text: str, match: re.Match[str]) -> SaveInterval:
+    lowest, highest = match.groups()
     bounds = AUTO_BOUNDS
-    if low is not None:
-        bounds = Bounds(float(low) * _SECONDS[low_unit], float(high) * _SECONDS[high_unit])
+    if lowest is not None:
+        bounds = IntervalBounds(_parse_time(lowest, text), _parse_time(highest, text))
     if not 0 < bounds.lowest_seconds <= bounds.highest_seconds:
         raise UsageError(f"{environment.SAVE_EVERY}={text!r} is not valid: the lower bound comes first, above 0")
-    return Every(bounds.begin_seconds, "seconds", auto=bounds)
+    return SaveInterval(bounds.initial_seconds, "seconds", auto=bounds)
 
 
-def _reference(lineage: str, text: str) -> CheckpointRef | None:
+def _parse_checkpoint_ref(lineage: str, text: str) -> CheckpointRef | None:
     if not text:
         return None
     match = re.fullmatch(r"(?:([^/]+)/([^/]+)/)?(\d+)-(\d+)", text)
     if not match:
         raise UsageError(
-            f"{environment.RESUME_FROM}={text!r} is not valid: write <attempt>-<global step>, with <run>/<step>/ "
-            "before it for a checkpoint of another run, or nothing"
+            f"{environment.RESUME_FROM}={text!r} is not valid: write <attempt>-<global step>, with the prefix "
+            "<run>/<step>/ for a checkpoint of another run, or leave it empty"
         )
-    of = lineage_of(match[1], match[2]) if match[1] else lineage
-    return CheckpointRef(lineage=of, attempt=int(match[3]), global_step=int(match[4]))
+    lineage = lineage_name(match[1], match[2]) if match[1] else lineage
+    return CheckpointRef(lineage=lineage, attempt=int(match[3]), global_step=int(match[4]))
 
 
-def is_due(every: Every, *, seconds_since_save: float, last_step: int, global_step: int) -> bool:
-    """Whether state after ``global_step`` steps shall be saved.
+def is_save_due(every: SaveInterval, *, seconds_since_save: float, last_step: int, global_step: int) -> bool:
+    """Return whether the state after ``global_step`` steps is to be saved. Pure.
 
-    By time: once ``every`` seconds have passed since the last save ended or
-    failed. By steps: when a multiple of ``every`` was reached since, so that a
-    run saves at the same steps however often it was interrupted.
+    An interval in steps is due at its multiples, so that a run saves at the same
+    steps however often it was interrupted.
+
+    Args:
+        every: The save interval.
+        seconds_since_save: Seconds since the last save started.
+        last_step: Step of the last save, or the restored step.
+        global_step: Steps that are complete.
     """
     if every.unit == "seconds":
         return seconds_since_save >= every.amount
     return global_step // every.amount > last_step // every.amount
 
 
-def open_stores(settings: Settings) -> tuple[Store, Store]:
-    """The store of the run, and that of its checkpoints; raises as `open_store` does."""
-    # A volume that is not mounted must not become a folder that dies with the pod.
+def open_stores(settings: CheckpointSettings) -> tuple[Store, Store]:
+    """Open the store of the run and that of its checkpoints; raises as `open_store` does."""
+    # must_exist: an unmounted volume must not become a folder that is lost with the pod.
     run_store = open_store(settings.store, must_exist=True)
-    return run_store, open_store(settings.checkpoint_store, must_exist=True) if settings.has_volume else run_store
+    return run_store, open_store(settings.checkpoint_store, must_exist=True) if settings.has_own_store else run_store

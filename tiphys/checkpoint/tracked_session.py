@@ -1,7 +1,9 @@
-"""The session inside a compiled step: restore what is valid, save what is due, stop when told to.
+"""The session inside a compiled step: restores the newest valid checkpoint, saves when due, stops after SIGTERM.
 
-It runs on the thread of the training and decides; what takes time happens
-elsewhere (`saving`, `commits`). An attempt that was replaced stops.
+`TrackedSession` runs on the training thread and only decides; its collaborators
+do the slow work. `Saver` uploads in the background, `CheckpointCommitter`
+commits and runs retention, `CheckpointLoader` reads, the coordinator agrees
+with the other ranks. An attempt that another one replaced stops.
 """
 
 import functools
@@ -13,62 +15,81 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tiphys.checkpoint.lifecycle.crash_report import ends_the_attempt, record_crash, record_hang
-from tiphys.checkpoint.lifecycle.hang_watchdog import LastWords, NoWatch, Stuck, Watch
-from tiphys.checkpoint.lifecycle.out_of_memory import PATIENCE_SECONDS, Ending, Reserve
-from tiphys.checkpoint.lifecycle.preemption import Approach, Choice, ReportCard, StopSignal, shell_above
-from tiphys.checkpoint.ranks.barrier import Gang, Place
-from tiphys.checkpoint.ranks.coordination import Alone, Calls, Together
-from tiphys.checkpoint.ranks.step_time import open_pace
-from tiphys.checkpoint.restore.candidates import Ancestry
-from tiphys.checkpoint.restore.loader import Loader
+from tiphys.checkpoint.lifecycle.crash_report import is_attempt_end, record_crash, record_hang
+from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog, HangReport, HangWatchdog, NoHangWatchdog
+from tiphys.checkpoint.lifecycle.out_of_memory import DRAIN_TIMEOUT_SECONDS, MemoryReserve, OutOfMemoryGuard
+from tiphys.checkpoint.lifecycle.preemption import (
+    PreemptionReport,
+    PreemptionSaveChoice,
+    PreemptionSaveInputs,
+    StopSignal,
+    find_parent_shell,
+)
+from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
+from tiphys.checkpoint.ranks.coordination import DistributedCoordinator, SaveRequestListener, SingleProcessCoordinator
+from tiphys.checkpoint.ranks.step_time import open_step_timer
+from tiphys.checkpoint.restore.candidates import RestoreCandidates
+from tiphys.checkpoint.restore.loader import CheckpointLoader
 from tiphys.checkpoint.restore.shard_reader import LoadStoppedError, NodeCache
-from tiphys.checkpoint.save.commit import UploadCancelledError, check_fence
-from tiphys.checkpoint.save.commit_policy import Commits
-from tiphys.checkpoint.save.interval import History, Interval, history
+from tiphys.checkpoint.save.commit import AttemptFence, UploadCancelledError
+from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
+from tiphys.checkpoint.save.interval import FailureHistory, SaveIntervalController, read_failure_history
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.save.saver import Saver
 from tiphys.checkpoint.session import Session
-from tiphys.checkpoint.settings import Settings, is_due
-from tiphys.checkpoint.state.serialization import flatten
+from tiphys.checkpoint.settings import CheckpointSettings, is_save_due
+from tiphys.checkpoint.state.serialization import flatten_state
 from tiphys.checkpoint.state.shards import FRAMEWORK, ShardPlan, plan_shards
-from tiphys.checkpoint.telemetry.events import Journal, Progress, tell
+from tiphys.checkpoint.telemetry.events import EventLog, ProgressFile, log_message
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
-from tiphys.checkpoint.telemetry.provenance import gather, versions
+from tiphys.checkpoint.telemetry.provenance import gather_provenance, package_versions
 from tiphys.errors import FencedError, IntegrityError, StoreError, UsageError
-from tiphys.lineage.quarantine import quarantine
+from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAVAILABLE
-from tiphys.records import CheckpointManifest, CheckpointRef, Skipped
-from tiphys.store import Store, step_attempts
+from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
+from tiphys.store import Store, read_step_attempts
 
-_LEAVING_SECONDS = 1.0
-_LEAVING_SHARE = 0.1
-"""What a program needs to be gone, once it is told to go: so many seconds, or this share of a short grace period."""
-_LOOK_SECONDS = 0.02
+_EXIT_MARGIN_SECONDS = 1.0
+_EXIT_MARGIN_SHARE = 0.1
+"""Time reserved at the end of the grace period for the exit of the program: seconds, or this share if that is less."""
+_POLL_SECONDS = 0.02
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _no_part_of_a_step(
+def _excluded_from_step_time(
     method: Callable[Concatenate["TrackedSession", P], R],
 ) -> Callable[Concatenate["TrackedSession", P], R]:
-    """Time in here does not make a training look stuck; see `tiphys.checkpoint.lifecycle.hang_watchdog`."""
+    """Exclude the time of ``method`` from the step times of `HangWatchdog` and `StepTimer`."""
 
     @functools.wraps(method)
     def call(self: "TrackedSession", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._watch.not_counted(), self._pace.apart():
+        with self._watchdog.paused(), self._step_timer.excluded():
             return method(self, *args, **kwargs)
 
     return call
 
 
 class TrackedSession(Session):
-    """Checkpoints of one attempt; ``run_store`` keeps attempts and events, ``store`` the checkpoints."""
+    """The session of one attempt, in one of its processes.
+
+    Args:
+        settings: Identity of the attempt, and when and how it saves.
+        run_store: Store of the run: attempts and events.
+        store: Store of the checkpoints.
+        clock: Monotonic clock, in seconds.
+        environ: Environment of the program.
+        total_steps: Steps of the whole training, for Argo's progress; None if unknown.
+        metrics: Metrics of the training loop; None for none.
+        rank_info: Position of this process among the ranks; None for a single process.
+        sharded: Whether each rank saves a state of its own.
+        upload_threads: Shards that are uploaded or read at once.
+    """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CheckpointSettings,
         *,
         run_store: Store,
         store: Store,
@@ -76,7 +97,7 @@ class TrackedSession(Session):
         environ: Mapping[str, str],
         total_steps: int | None = None,
         metrics: NoMetrics | None = None,
-        place: Place | None = None,
+        rank_info: RankInfo | None = None,
         sharded: bool = False,
         upload_threads: int = 4,
     ) -> None:
@@ -86,102 +107,105 @@ class TrackedSession(Session):
         self._clock = clock
         self._environ = environ
         self._metrics = metrics or NoMetrics()
-        self._journal = Journal(run_store, settings.run, settings.step, settings.attempt)
-        self._progress = Progress(environ.get("ARGO_PROGRESS_FILE", ""), total_steps, clock)
-        self._interval = Interval(settings.save_every, self._past(), clock=clock)
-        self._ancestry = Ancestry(settings, run_store, store)
+        self._event_log = EventLog(run_store, settings.run, settings.step, settings.attempt)
+        self._progress_file = ProgressFile(environ.get("ARGO_PROGRESS_FILE", ""), total_steps, clock)
+        self._interval = SaveIntervalController(settings.save_every, self._read_failure_history(), clock=clock)
+        self._candidates = RestoreCandidates(settings, run_store, store)
         self._stop = StopSignal(clock)
-        gang = self._gang(place, sharded=sharded) if place and place.world_size > 1 else None
-        self._ranks = Together(gang, Calls(gang, clock)) if gang else Alone()
-        self._commits = Commits(
+        self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
+        barrier = self._make_barrier(rank_info, sharded=sharded) if rank_info and rank_info.world_size > 1 else None
+        self._coordinator = (
+            DistributedCoordinator(barrier, SaveRequestListener(barrier, clock))
+            if barrier
+            else SingleProcessCoordinator()
+        )
+        self._committer = CheckpointCommitter(
             settings,
             run_store=run_store,
             store=store,
-            journal=self._journal,
+            event_log=self._event_log,
             metrics=self._metrics,
             interval=self._interval,
-            ancestry=self._ancestry,
-            check_fence=self._check_fence,
-            in_a_hurry=lambda: self.should_stop,
-            gang=gang,
+            candidates=self._candidates,
+            fence=self._fence,
+            stop_signal=self._stop,
+            barrier=barrier,
         )
         self._saver = Saver(
-            self._commits.commit,
-            self._commits.committed,
-            self._commits.failed,
+            self._committer,
             asynchronous=settings.asynchronous,
             copies=2 if settings.busy_rule == "queue" else 1,
             threads=upload_threads,
         )
-        self._loader = Loader(
+        self._loader = CheckpointLoader(
             store,
             cache=NodeCache(settings.cache) if settings.cache else None,
-            stopping=lambda: self.should_stop,
+            should_stop=lambda: self.should_stop,
             threads=upload_threads,
         )
-        self._watch = self._watching()
-        place = self._ranks.place
-        self._pace = open_pace(run_store, settings.lineage, settings.attempt, place, environ, clock)
-        self._last_words = LastWords()
-        self._reserve = Reserve()
-        self._loading: CheckpointRef | None = None
-        self._leaving = False
-        self._newest: Save | None = None
+        self._watchdog = self._make_watchdog()
+        rank_info = self._coordinator.rank_info
+        self._step_timer = open_step_timer(run_store, settings.lineage, settings.attempt, rank_info, environ, clock)
+        self._crash_log = CrashLog()
+        self._memory_reserve = MemoryReserve()
+        self._restoring: CheckpointRef | None = None
+        self._is_exiting = False
+        self._newest_save: Save | None = None
         self._skipped_saves = 0
-        self._told_step: int | None = None
+        self._completed_step: int | None = None
         self._last_step = 0
         self._saved_at = clock()
-        versions()  # looked up now, rather than during the first save
+        package_versions()  # cached now, so that the first save does not wait for it
 
     def waiting(self) -> AbstractContextManager[None]:
-        return self._pace.waiting()
+        return self._step_timer.waiting()
 
     @property
     def should_stop(self) -> bool:
-        return self._stop.requested
+        return self._stop.is_requested
 
     @property
     def last_committed(self) -> CheckpointRef | None:
-        return self._commits.newest
+        return self._committer.newest_committed
 
     @property
     def failed_saves(self) -> int:
-        return self._commits.failures
+        return self._committer.failed_saves
 
     @property
     def skipped_saves(self) -> int:
         return self._skipped_saves
 
-    @_no_part_of_a_step
+    @_excluded_from_step_time
     def restore(self, default: Any = None) -> Any:
-        sample = flatten(default)  # so that a state which cannot be saved is refused now, not at the first save
-        self._check_fence()
-        skipped: list[Skipped] = []
-        for ref in self._ancestry.candidates():
-            before, self._loading = self._clock(), ref
+        sample = flatten_state(default)  # refuses a state that cannot be saved now, not at the first save
+        self._fence.check()
+        skipped: list[SkippedCheckpoint] = []
+        for ref in self._candidates.iter_newest_first():
+            before, self._restoring = self._clock(), ref
             try:
-                manifest = self._loader.manifest(ref)
-                state = self._loader.load(manifest, default, self._ranks.place)
-                if not self._ranks.agree(ref):
-                    raise IntegrityError("another rank found it damaged")
+                manifest = self._loader.read_manifest(ref)
+                state = self._loader.load(manifest, default, self._coordinator.rank_info)
+                if not self._coordinator.vote_valid(ref):
+                    raise IntegrityError("another rank found it corrupt")
             except IntegrityError as error:
-                self._metrics.verify_failed()
-                quarantine(self._store, ref, str(error), by="restore")
-                skipped.append(Skipped(checkpoint=ref, reason=str(error)))
+                self._metrics.record_verify_failure()
+                quarantine_checkpoint(self._store, ref, str(error), by="restore")
+                skipped.append(SkippedCheckpoint(checkpoint=ref, reason=str(error)))
                 continue
             except LoadStoppedError:
-                self._leave()
-            self._loading = None
-            self._metrics.restored(self._clock() - before, manifest.size_bytes, ref.global_step)
+                self._exit_preempted()
+            self._restoring = None
+            self._metrics.record_restore(self._clock() - before, manifest.size_bytes, ref.global_step)
             self._continue_from(manifest, skipped)
-            self._saver.warm(plan_shards(flatten(state)))
+            self._saver.preallocate(plan_shards(flatten_state(state)))
             return state
-        self._loading = None
-        self._report(skipped, "starting from the beginning")
-        self._saver.warm(plan_shards(sample))
+        self._restoring = None
+        self._report_skipped(skipped, "starting from the beginning")
+        self._saver.preallocate(plan_shards(sample))
         return default
 
-    @_no_part_of_a_step
+    @_excluded_from_step_time
     def step(
         self,
         global_step: int,
@@ -191,23 +215,23 @@ class TrackedSession(Session):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        self._pace.stepped()
-        self._note_step(global_step)
-        self._progress.report(global_step)
-        self._metrics.step(global_step)
+        self._step_timer.record_step()
+        self._record_step(global_step)
+        self._progress_file.write_step(global_step)
+        self._metrics.record_step(global_step)
         save = None
-        due = not self._stops_at(global_step) and self._due(global_step)
-        if due and self._has_turn():
-            save = self._save(self._draft(global_step, metrics, epoch, data_position), self._plans(state), "due")
-        if self._stops_at(global_step):
-            self._land(self._draft(global_step, metrics, epoch, data_position), state)
+        due = not self._should_stop_at(global_step) and self._is_save_due(global_step)
+        if due and self._wait_for_saver():
+            save = self._save(self._draft(global_step, metrics, epoch, data_position), self._plan_shards(state), "due")
+        if self._should_stop_at(global_step):
+            self._save_before_kill(self._draft(global_step, metrics, epoch, data_position), state)
         if due and not save:
-            # The other ranks save this step, and would wait for this one's share until the grace period is over.
+            # The other ranks save this step, and would wait for the shards of this one until the grace period ends.
             self._last_step = global_step
-            self._commits.leave_out(global_step, "it was told to stop while an earlier save was under way")
+            self._committer.abandon_save(global_step, "SIGTERM arrived while an earlier save was running")
         return save
 
-    @_no_part_of_a_step
+    @_excluded_from_step_time
     def save(
         self,
         global_step: int,
@@ -217,151 +241,156 @@ class TrackedSession(Session):
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        self._note_step(global_step)
-        return self._save(self._draft(global_step, metrics, epoch, data_position), self._plans(state), "asked")
+        self._record_step(global_step)
+        return self._save(self._draft(global_step, metrics, epoch, data_position), self._plan_shards(state), "asked")
 
-    @_no_part_of_a_step
+    @_excluded_from_step_time
     def flush(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
         self._saver.wait(timeout_seconds)
-        self._saver.check()
-        return self._commits.newest
+        self._saver.raise_error()
+        return self._committer.newest_committed
 
     def __enter__(self) -> "TrackedSession":
-        self._ranks.open()
+        self._coordinator.open()
         if not self._stop.install():
-            tell("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
-        elif (shell := shell_above()) and self._environ.get("ARGO_CONTAINER_NAME"):
-            tell(f"started by {shell}, which SIGTERM ends before this program can save; write exec before its command")
-        self._last_words.open()
-        self._reserve.put_aside()
-        self._watch.open()
+            log_message("the session was not opened in the main thread, so SIGTERM will not save a checkpoint")
+        elif (shell := find_parent_shell()) and self._environ.get("ARGO_CONTAINER_NAME"):
+            log_message(
+                f"the program was started by {shell}, and SIGTERM ends the shell before the program can save; "
+                "write exec before the command"
+            )
+        self._crash_log.open()
+        self._memory_reserve.allocate()
+        self._watchdog.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._reserve.give_back()  # before anything that may need it
-        self._watch.close()
-        with Ending(error, self._last_words) as ending:
-            self._end(error, ending)
+        self._memory_reserve.release()  # first, because everything below may need memory
+        self._watchdog.close()
+        with OutOfMemoryGuard(error, self._crash_log) as guard:
+            self._close(error, guard)
 
-    def _end(self, error: BaseException | None, ending: Ending) -> None:
-        if not self.should_stop and ends_the_attempt(self._environ):
-            loaded = self._loading or self._commits.restored
-            record_crash(self._run_store, self._settings, error, self._told_step, loaded)
+    def _close(self, error: BaseException | None, guard: OutOfMemoryGuard) -> None:
+        if not self.should_stop and is_attempt_end(self._environ):
+            loaded = self._restoring or self._committer.restored
+            record_crash(self._run_store, self._settings, error, self._completed_step, loaded)
         try:
-            if not self._leaving and not isinstance(error, FencedError):
-                self._flush_at_the_end(ending)
+            if not self._is_exiting and not isinstance(error, FencedError):
+                self._flush_before_exit(guard)
         except FencedError as fenced:
             error = fenced
         finally:
             self._stop.uninstall()
             self._saver.close()
-            self._ranks.close()
+            self._coordinator.close()
             self._metrics.close()
-            self._last_words.close()
+            self._crash_log.close()
         if isinstance(error, FencedError):
-            tell(str(error))
+            log_message(str(error))
             raise SystemExit(EX_FENCED) from error
         if isinstance(error, StoreError):
-            tell(str(error))
+            log_message(str(error))
             raise SystemExit(EX_UNAVAILABLE) from error
 
-    def _flush_at_the_end(self, ending: Ending) -> None:
-        left = self._seconds_left()
-        if left is not None or not ending.out_of_memory:
-            self.flush(left)
+    def _flush_before_exit(self, guard: OutOfMemoryGuard) -> None:
+        seconds_left = self._seconds_left()
+        if seconds_left is not None or not guard.is_out_of_memory:
+            self.flush(seconds_left)
             return
-        self._saver.close()  # copies of the state that no save needs, and pauses between tries
-        self._saver.drain(PATIENCE_SECONDS, ending.put_off)
-        self._saver.check()
+        self._saver.close()  # frees unused copies of the state, and ends the pauses between tries
+        self._saver.drain(DRAIN_TIMEOUT_SECONDS, guard.extend_deadline)
+        self._saver.raise_error()
 
-    def _gang(self, place: Place, *, sharded: bool) -> Gang:
+    def _make_barrier(self, rank_info: RankInfo, *, sharded: bool) -> RankBarrier:
         settings = self._settings
-        return Gang(
+        return RankBarrier(
             self._store,
             settings.lineage,
             settings.attempt,
-            place,
+            rank_info,
             sharded=sharded,
-            check_fence=self._check_fence,
-            pause=self._wait_for_ranks,
+            check_fence=self._fence.check,
+            sleep=self._wait_for_ranks,
         )
 
-    def _watching(self) -> NoWatch:
+    def _make_watchdog(self) -> NoHangWatchdog:
         limit = self._settings.hang_after_seconds
         if limit is None:
-            return NoWatch()
-        return Watch(limit, self._end_stuck, clock=self._clock, excused=lambda: self.should_stop or self._saver.busy)
+            return NoHangWatchdog()
+        return HangWatchdog(
+            limit, self._exit_hung, clock=self._clock, is_excused=lambda: self.should_stop or self._saver.is_busy
+        )
 
-    def _end_stuck(self, stuck: Stuck) -> None:
-        """Called in a thread of the watch, since the one of the training will not do it."""
-        tell(f"{stuck.words}, so it is ended with exit code {EX_HANG}; its threads were here:\n{stuck.stacks}")
-        if ends_the_attempt(self._environ):
-            loaded = self._loading or self._commits.restored
-            record_hang(self._run_store, self._settings, stuck, self._told_step, loaded)
+    def _exit_hung(self, hang: HangReport) -> None:
+        """Record the hang and end the process; runs on the watchdog's thread, since the training thread is stuck."""
+        log_message(f"{hang.message}, so it is ended with exit code {EX_HANG}; stacks of its threads:\n{hang.stacks}")
+        if is_attempt_end(self._environ):
+            loaded = self._restoring or self._committer.restored
+            record_hang(self._run_store, self._settings, hang, self._completed_step, loaded)
         os._exit(EX_HANG)
 
     def _wait_for_ranks(self, seconds: float) -> None:
-        """Wait a little, unless there is no more time to wait for others."""
+        """Sleep between two polls of the barrier; raises if the grace period leaves no time for other ranks."""
         time.sleep(seconds)
-        if self._loading and self.should_stop:
+        if self._restoring and self.should_stop:
             raise LoadStoppedError
-        if self._saver.given_up or self._seconds_left() == 0:
-            raise UploadCancelledError("there is no more time to wait for the other ranks")
+        if self._saver.is_abandoned or self._seconds_left() == 0:
+            raise UploadCancelledError("the grace period leaves no time to wait for the other ranks")
 
-    def _past(self) -> History | None:
-        """How often attempts of this step have failed, where the interval follows it."""
+    def _read_failure_history(self) -> FailureHistory | None:
+        """Return the failures of earlier attempts of this step; None if the interval is fixed."""
         settings = self._settings
         if settings.save_every.auto is None:
             return None
-        return history(step_attempts(self._run_store, settings.run, settings.step))
+        return read_failure_history(read_step_attempts(self._run_store, settings.run, settings.step))
 
-    def _continue_from(self, manifest: CheckpointManifest, skipped: list[Skipped]) -> None:
+    def _continue_from(self, manifest: CheckpointManifest, skipped: list[SkippedCheckpoint]) -> None:
         ref = manifest.ref
-        self._commits.restored_from(ref)
-        self._saver.expect(manifest)
+        self._committer.record_restore(ref)
+        self._saver.assume_bandwidth(manifest)
         self._last_step = ref.global_step
         self._saved_at = self._clock()
-        self._report(skipped, f"using {ref.words}")
-        self._journal.record([self._journal.restored(ref)], store=self._ranks.reports)
+        self._report_skipped(skipped, f"using {ref.display_name}")
+        self._event_log.record([self._event_log.restored_event(ref)], store=self._coordinator.reports_events)
 
-    def _report(self, skipped: list[Skipped], instead: str) -> None:
-        events = [self._journal.skipped(skip, instead) for skip in skipped]
-        self._journal.record(events, store=self._ranks.reports)
+    def _report_skipped(self, skipped: list[SkippedCheckpoint], fallback: str) -> None:
+        events = [self._event_log.skipped_event(skip, fallback) for skip in skipped]
+        self._event_log.record(events, store=self._coordinator.reports_events)
 
-    def _note_step(self, global_step: int) -> None:
-        self._saver.check()
-        self._commits.stepped()
-        self._watch.stepped()
-        self._told_step = global_step
-        newest = max(known.global_step if known else 0 for known in (self._newest, self._commits.restored))
+    def _record_step(self, global_step: int) -> None:
+        self._saver.raise_error()
+        self._committer.record_step()
+        self._watchdog.record_step()
+        self._completed_step = global_step
+        newest = max(
+            checkpoint.global_step if checkpoint else 0 for checkpoint in (self._newest_save, self._committer.restored)
+        )
         if global_step < newest:
-            raise UsageError(
-                f"global_step {global_step} was given after {newest}; it counts completed steps, so it only grows"
-            )
+            raise UsageError(f"global_step {global_step} was given after {newest}; pass the number of completed steps")
 
-    def _stops_at(self, global_step: int) -> bool:
-        return self._ranks.stops_at(global_step, self._stop, self._seconds_left())
+    def _should_stop_at(self, global_step: int) -> bool:
+        return self._coordinator.should_stop_at(global_step, self._stop, self._seconds_left())
 
-    def _due(self, global_step: int) -> bool:
-        every = self._interval.every
+    def _is_save_due(self, global_step: int) -> bool:
+        interval = self._interval.current
         waited = self._clock() - self._saved_at
-        due = is_due(every, seconds_since_save=waited, last_step=self._last_step, global_step=global_step)
-        if not self._ranks.saves_at(global_step, due, every.unit) or not self._ranks.saves:
+        due = is_save_due(interval, seconds_since_save=waited, last_step=self._last_step, global_step=global_step)
+        if not self._coordinator.should_save_at(global_step, due, interval.unit) or not self._coordinator.has_state:
             return False
-        if self._saver.busy and self._settings.busy_rule == "skip" and self._ranks.may_skip:
+        if self._saver.is_busy and self._settings.busy_rule == "skip" and self._coordinator.can_skip:
             self._skipped_saves += 1
-            self._metrics.skipped()
-            return False  # it stays due, and is tried again after the next step
+            self._metrics.record_skip()
+            return False  # the save stays due at the next step
         return True
 
-    def _has_turn(self) -> bool:
-        """Wait until another save can be begun; False if the program is told to stop before that."""
-        while self._saver.busy:
+    def _wait_for_saver(self) -> bool:
+        """Wait until another save can start; return False if SIGTERM arrives before that."""
+        while self._saver.is_busy:
             if self.should_stop:
                 return False
-            self._saver.wait_turn(_LOOK_SECONDS)
+            self._saver.wait_until_free(_POLL_SECONDS)
         return True
 
     def _draft(
@@ -371,95 +400,98 @@ class TrackedSession(Session):
         epoch: int | None,
         data_position: Mapping[str, int | float | str] | None,
     ) -> CheckpointManifest:
-        """The manifest of a save of this step, but for what only the save can know."""
-        facts = gather(self._environ, epoch=epoch, data_position=data_position)
-        return self._commits.draft(global_step, FRAMEWORK, facts, metrics)
+        """Return the manifest of a save of this step, without its shards and times."""
+        provenance = gather_provenance(self._environ, epoch=epoch, data_position=data_position)
+        return self._committer.draft_manifest(global_step, FRAMEWORK, provenance, metrics)
 
     def _save(self, draft: CheckpointManifest, plans: list[ShardPlan], reason: str, *, copy: bool = True) -> Save:
-        newest = self._newest
+        newest = self._newest_save
         if newest and newest.global_step == draft.global_step and not (newest.done and newest.wait() is None):
-            return newest  # of this very step: under way, or committed
+            return newest  # this step is being saved, or is committed
         before = self._clock()
         draft = draft.model_copy(update={"reason": reason})
         try:
-            self._newest = self._saver.start(draft, plans, copy=copy)
+            self._newest_save = self._saver.start(draft, plans, copy=copy)
         except MemoryError:
-            tell("there is no memory for a copy of the state, so training waits for its saves from now on")
+            log_message("there is no memory for a copy of the state, so the training waits for each save from now on")
             self._saver.wait()
             self._saver.asynchronous = False
-            self._newest = self._saver.start(draft, plans)
+            self._newest_save = self._saver.start(draft, plans)
         self._last_step = draft.global_step
         self._saved_at = self._clock()
-        self._metrics.stalled(self._saved_at - before)
-        return self._newest
+        self._metrics.record_stall(self._saved_at - before)
+        return self._newest_save
 
-    def _plans(self, state: Any) -> list[ShardPlan]:
-        """The shards that this rank has to save; none where the first saves for all."""
-        if not self._ranks.saves:
+    def _plan_shards(self, state: Any) -> list[ShardPlan]:
+        """Return the shards that this rank saves; none if rank 0 saves for all ranks."""
+        if not self._coordinator.has_state:
             return []
-        return plan_shards(flatten(state() if callable(state) else state))
+        return plan_shards(flatten_state(state() if callable(state) else state))
 
-    def _check_fence(self) -> None:
-        check_fence(self._run_store, self._settings.run, self._settings.step, self._settings.attempt)
-
-    def _land(self, draft: CheckpointManifest, state: Any) -> None:
-        """Commit what can be committed before the process is killed, report it, and end the program."""
-        noticed = self._seconds_since_told()
-        before, failures = self._commits.newest, self._commits.failures
-        plans = self._plans(state)
-        size = sum(plan.size_bytes for plan in plans)
-        # The first shard to arrive tells the bandwidth, which all depends on.
+    def _save_before_kill(self, draft: CheckpointManifest, state: Any) -> None:
+        """Commit what the grace period allows, report it, and end the program."""
+        noticed_seconds = self._seconds_since_stop()
+        newest_before, failures_before = self._committer.newest_committed, self._committer.failed_saves
+        plans = self._plan_shards(state)
+        state_bytes = sum(plan.size_bytes for plan in plans)
+        # The choice depends on the bandwidth, which is unknown until enough of the running save is stored.
         while self._saver.running_bytes and not self._saver.bytes_per_second and self._seconds_left() != 0:
-            self._saver.wait(_LOOK_SECONDS)
-        seen = Approach(self._seconds_left(), self._saver.bytes_per_second, size, self._saver.running_bytes)
-        choice = self._ranks.choose(seen, draft.global_step)
-        if choice is Choice.REPLACE:
-            self._saver.give_up(self._seconds_left())
-        if choice in (Choice.SAVE, Choice.REPLACE):
-            # Training has stopped, so the state holds still and need not be copied.
+            self._saver.wait(_POLL_SECONDS)
+        inputs = PreemptionSaveInputs(
+            self._seconds_left(), self._saver.bytes_per_second, state_bytes, self._saver.running_bytes
+        )
+        choice = self._coordinator.choose_save(inputs, draft.global_step)
+        if choice is PreemptionSaveChoice.REPLACE:
+            self._saver.abandon(self._seconds_left())
+        if choice in (PreemptionSaveChoice.SAVE, PreemptionSaveChoice.REPLACE):
+            # Training has stopped, so the state does not change and need not be copied.
             self._save(draft, plans, "sigterm", copy=False)
-        staged = self._seconds_since_told()
-        if choice is not Choice.LEAVE:
+        staged_seconds = self._seconds_since_stop()
+        if choice is not PreemptionSaveChoice.LEAVE:
             self._saver.wait(self._seconds_left())
-        self._saver.give_up(0)
-        newest = self._commits.newest
-        card = ReportCard(
+        self._saver.abandon(0)
+        newest = self._committer.newest_committed
+        report = PreemptionReport(
             choice=choice,
             global_step=draft.global_step,
-            state_bytes=size,
+            state_bytes=state_bytes,
             grace_seconds=self._settings.grace_seconds,
-            noticed_seconds=noticed,
-            staged_seconds=staged,
-            ended_seconds=self._seconds_since_told(),
-            bytes_per_second=seen.bytes_per_second,
-            committed=newest if newest != before else None,
-            newest_step=self._commits.base.global_step if self._commits.base else 0,
+            noticed_seconds=noticed_seconds,
+            staged_seconds=staged_seconds,
+            ended_seconds=self._seconds_since_stop(),
+            bytes_per_second=inputs.bytes_per_second,
+            committed=newest if newest != newest_before else None,
+            newest_step=self._committer.base_checkpoint.global_step if self._committer.base_checkpoint else 0,
         )
-        event = self._journal.event("checkpoint.preempted", card.message(), **card.data())
-        # No time is lost on storage that has just failed; one that is slow gets half of what leaving takes.
-        answers = self._commits.failures == failures
-        self._journal.record([event], store=answers and self._ranks.reports, timeout_seconds=self._leaving_seconds / 2)
-        self._saver.check()
-        self._leave()
+        event = self._event_log.make_event("checkpoint.preempted", report.message(), **report.data())
+        # Storage that has just failed gets no more time; slow storage gets half of the exit margin.
+        storage_answers = self._committer.failed_saves == failures_before
+        self._event_log.record(
+            [event],
+            store=storage_answers and self._coordinator.reports_events,
+            timeout_seconds=self._exit_margin_seconds / 2,
+        )
+        self._saver.raise_error()
+        self._exit_preempted()
 
-    def _seconds_since_told(self) -> float:
+    def _seconds_since_stop(self) -> float:
         return self._clock() - (self._stop.requested_at or 0.0)
 
     def _seconds_left(self) -> float | None:
-        """Until the program must begin to leave; None when it need not, or nobody said how long the grace period is."""
+        """Seconds until the program must begin to exit; None before SIGTERM, or if the grace period is unknown."""
         if not self.should_stop or self._settings.grace_seconds is None:
             return None
-        return max(0.0, self._settings.grace_seconds - self._leaving_seconds - self._seconds_since_told())
+        return max(0.0, self._settings.grace_seconds - self._exit_margin_seconds - self._seconds_since_stop())
 
     @property
-    def _leaving_seconds(self) -> float:
-        return min(_LEAVING_SECONDS, _LEAVING_SHARE * (self._settings.grace_seconds or math.inf))
+    def _exit_margin_seconds(self) -> float:
+        return min(_EXIT_MARGIN_SECONDS, _EXIT_MARGIN_SHARE * (self._settings.grace_seconds or math.inf))
 
-    def _leave(self) -> None:
-        self._leaving = True
-        base = self._commits.base
-        have = f"the newest checkpoint is {base.words}" if base else "no checkpoint exists yet"
-        grace = f" of {self._settings.grace_seconds:g} s" if self._settings.grace_seconds else ""
-        told = f"told to stop (SIGTERM) {self._seconds_since_told():.1f} s{grace} ago"
-        tell(f"{told}; {have}; exit code {EX_TEMPFAIL} asks to be tried again")
+    def _exit_preempted(self) -> None:
+        self._is_exiting = True
+        base = self._committer.base_checkpoint
+        have = f"the newest checkpoint is {base.display_name}" if base else "no checkpoint exists yet"
+        grace = f" (grace period {self._settings.grace_seconds:g} s)" if self._settings.grace_seconds else ""
+        stopped = f"stopped by SIGTERM {self._seconds_since_stop():.1f} s ago{grace}"
+        log_message(f"{stopped}; {have}; exit code {EX_TEMPFAIL} requests another attempt")
         raise SystemExit(EX_TEMPFAIL)

@@ -1,1 +1,1 @@
-"""Why an attempt failed and what may be tried next: classification, retry budgets, escalation, bad checkpoints."""
+"""Failures of attempts: classification, retry budgets, escalation, and bad checkpoints."""

@@ -1,100 +1,133 @@
-"""Is it the checkpoint that keeps killing the program?
+"""Detection of checkpoints that crash the program that loads them.
 
-A checkpoint can hold every byte that was written and still be poison: weights
-that turned to NaN, a position in the data that the loader cannot take. Each
-attempt then dies alike, soon after the load, for as long as anybody pays for
-it. So attempts that loaded the same checkpoint and died the same death within a
-few steps make it a suspect, and the one before it gets its try.
+A checkpoint can be complete and still be unusable: weights that turned to NaN,
+or a data position that the loader cannot handle. Each attempt then crashes in
+the same way, soon after the load, until its retry budget is used up. If several
+attempts load the same checkpoint and crash with the same fingerprint within a
+few steps, `find_suspect` names that checkpoint. The plugin quarantines it, and
+the next attempt starts from an older one.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, CheckpointRef, CrashRecord, Death, Outcome
+from tiphys.records import (
+    AttemptClaim,
+    AttemptEnd,
+    AttemptEndOutcome,
+    Cause,
+    CheckpointCrash,
+    CheckpointRef,
+    CrashRecord,
+)
 from tiphys.store import Attempt, RunLayout, Store, find_record
 
-DEATHS = 2
-"""As many attempts have to die alike. One is an accident; a third would only cost more."""
-STEPS = 10
-"""So many steps after the load a death may still be the checkpoint's doing, such as a loss that is NaN at the third."""
+MIN_CRASHES = 2
+"""Crashes with the same fingerprint that make a checkpoint suspect. One can be an accident; a third costs GPU time."""
+MAX_STEPS_AFTER_LOAD = 10
+"""Up to this many steps after the load the checkpoint may cause a crash, such as a NaN loss at the third step."""
 
-_OWN_CAUSES = (Cause.USER_ERROR, Cause.UNKNOWN)
-"""Ends that can be the program's doing. Neither lost nodes, nor evictions, nor too little memory are."""
-_OWN_SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 139: "SIGSEGV"}
-"""Exit codes of a program that the kernel stopped for what it did itself (128 and the signal)."""
+_PROGRAM_CAUSES = (Cause.USER_ERROR, Cause.UNKNOWN)
+"""Causes that the program itself can have. Lost nodes, evictions and out of memory are none of them."""
+_PROGRAM_SIGNALS = {132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 139: "SIGSEGV"}
+"""Exit codes (128 plus the signal) of a program that the kernel ended because of the program's own fault."""
 
 
-class Suspicion(NamedTuple):
-    """``checkpoint`` is to be barred; ``reason`` says why, for a person."""
+class SuspectCheckpoint(NamedTuple):
+    """A checkpoint to quarantine, and the reason as a sentence."""
 
     checkpoint: CheckpointRef
     reason: str
 
 
-def crash_of(store: Store, run: str, step: str, attempt: int) -> CrashRecord | None:
-    """What the program of an attempt left about its end; None if it left nothing. Raises `IntegrityError`."""
+def find_crash_record(store: Store, run: str, step: str, attempt: int) -> CrashRecord | None:
+    """The crash report that the program of an attempt left; None if it left none.
+
+    Raises:
+        IntegrityError: the record is damaged.
+    """
     return find_record(store, RunLayout(run).attempt_crash(step, attempt), CrashRecord)
 
 
-def death_of(
+def derive_checkpoint_crash(
     claim: AttemptClaim, cause: Cause | None, exit_code: int | None, crash: CrashRecord | None, *, progress: bool
-) -> Death | None:
-    """What a failed end says about the checkpoint that its attempt had loaded; None if it says nothing.
+) -> CheckpointCrash | None:
+    """The crash of a failed attempt after the load of a checkpoint; None if the end says nothing about a checkpoint.
 
-    The program's own account goes first. Without one only a signal tells that
-    it died of what it was doing; an exit code can come from before the load.
+    The program's crash report has precedence. Without a report only a signal
+    counts, because an exit code may come from before the load. Pure.
+
+    Args:
+        claim: The claim of the attempt.
+        cause: Why the attempt failed.
+        exit_code: Exit code of the main container.
+        crash: The program's crash report; None without one.
+        progress: Whether the attempt committed a checkpoint.
     """
-    if cause not in _OWN_CAUSES:
+    if cause not in _PROGRAM_CAUSES:
         return None
     if crash is not None:
         loaded = crash.restored or claim.starts_from
         if loaded is None or not crash.fingerprint:
             return None
         steps = None if crash.global_step is None else max(0, crash.global_step - loaded.global_step)
-        return Death(loaded=loaded, fingerprint=crash.fingerprint, steps=steps)
-    if claim.starts_from is None or progress or exit_code not in _OWN_SIGNALS:
+        return CheckpointCrash(loaded=loaded, fingerprint=crash.fingerprint, steps=steps)
+    if claim.starts_from is None or progress or exit_code not in _PROGRAM_SIGNALS:
         return None
-    return Death(loaded=claim.starts_from, fingerprint=_OWN_SIGNALS[exit_code])
+    return CheckpointCrash(loaded=claim.starts_from, fingerprint=_PROGRAM_SIGNALS[exit_code])
 
 
-def suspect(
-    earlier: Sequence[Attempt], newest: AttemptEnd, deaths: int = DEATHS, within_steps: int = STEPS
-) -> Suspicion | None:
-    """The checkpoint that ``newest`` makes suspect, after the attempts before it; None if none.
+def find_suspect(
+    earlier: Sequence[Attempt],
+    newest: AttemptEnd,
+    min_crashes: int = MIN_CRASHES,
+    within_steps: int = MAX_STEPS_AFTER_LOAD,
+) -> SuspectCheckpoint | None:
+    """The checkpoint that the end ``newest`` makes suspect; None if there is none.
 
-    Counted are failed ends that loaded what ``newest`` had loaded and died like
-    it within ``within_steps`` of the load. An attempt that loaded it and got
-    further, or committed a checkpoint, shows that it can be trained from: what
-    died before that does not count. Ends by other causes count neither way. Pure.
+    Counts failed ends with the loaded checkpoint and fingerprint of ``newest``
+    that crashed within ``within_steps`` of the load. An attempt that loaded the
+    checkpoint and ran longer, or committed, proves it usable, so crashes before
+    that attempt do not count. Other causes count neither way. Pure.
+
+    Args:
+        earlier: The attempts before the newest one.
+        newest: The end of the newest attempt.
+        min_crashes: Number of crashes that make a checkpoint suspect.
+        within_steps: Steps after the load within which a crash counts.
     """
-    death = newest.death
-    if death is None or not _early(newest, within_steps):
+    crash = newest.death
+    if crash is None or not _is_early_crash(newest, within_steps):
         return None
-    alike = 1
+    same_crashes = 1
     for claim, end in sorted(earlier, key=lambda attempt: -attempt.claim.attempt):
-        if end is None or (end.death.loaded if end.death else claim.starts_from) != death.loaded:
+        if end is None or (end.death.loaded if end.death else claim.starts_from) != crash.loaded:
             continue
-        if end.progress or (end.death and not _early(end, within_steps)):
+        if end.progress or (end.death and not _is_early_crash(end, within_steps)):
             break
-        alike += end.death is not None and end.death.fingerprint == death.fingerprint
-    if alike < deaths:
+        same_crashes += end.death is not None and end.death.fingerprint == crash.fingerprint
+    if same_crashes < min_crashes:
         return None
-    return Suspicion(death.loaded, f"{alike} attempts that loaded it died alike{_when(death)}: {death.fingerprint}")
+    return SuspectCheckpoint(
+        crash.loaded,
+        f"{same_crashes} attempts that loaded it crashed in the same way{_describe_crash_time(crash)}: "
+        f"{crash.fingerprint}",
+    )
 
 
-def suspects(attempts: Iterable[Attempt]) -> set[CheckpointRef]:
-    """Checkpoints that the ends of attempts have made suspect, for whoever cannot see their quarantine."""
+def list_suspects(attempts: Iterable[Attempt]) -> set[CheckpointRef]:
+    """Checkpoints that the ends of ``attempts`` made suspect, for callers that cannot read the quarantine records."""
     return {attempt.end.suspect for attempt in attempts if attempt.end is not None and attempt.end.suspect is not None}
 
 
-def _early(end: AttemptEnd, within_steps: int) -> bool:
-    """Whether an attempt died of its death before it had got anywhere."""
-    if end.outcome is not Outcome.FAILED or end.death is None or end.progress:
+def _is_early_crash(end: AttemptEnd, within_steps: int) -> bool:
+    """Whether an attempt crashed within ``within_steps`` of its load, without a commit."""
+    if end.outcome is not AttemptEndOutcome.FAILED or end.death is None or end.progress:
         return False
     return end.death.steps is None or end.death.steps <= within_steps
 
 
-def _when(death: Death) -> str:
-    if death.steps is None:
-        return " before they had saved anything"
-    return " before their first step" if death.steps == 0 else f", the last one {death.steps} steps after the load"
+def _describe_crash_time(crash: CheckpointCrash) -> str:
+    if crash.steps is None:
+        return " before they saved a checkpoint"
+    return " before their first step" if crash.steps == 0 else f", the last one {crash.steps} steps after the load"

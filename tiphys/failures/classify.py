@@ -1,18 +1,15 @@
-"""Why did an attempt end? Retry budgets are kept by cause, so the answer must not be a guess.
+"""Classification of failed attempts. Each cause has its own retry budget, so a cause must not be a guess.
 
-The same event reaches us in several forms: deleting a pod shows as exit code
-143, as 75, as a vanished pod, or as a status of Kubernetes, depending on who
-looked first. The rules below are ordered from the most specific evidence to the
-least; what none of them knows is `Cause.UNKNOWN`. Their source is Argo's
-``inferFailedReason`` and what its nodes show after real drains, evictions,
+One event appears in several forms: a deleted pod shows as exit code 143, as 75,
+as a missing pod, or as a status of Kubernetes, depending on which component
+observed it first. The rules run from the most specific evidence to the least;
+without a match the cause is `Cause.UNKNOWN`. Their sources are Argo's
+``inferFailedReason`` and the nodes of real workflows after drains, evictions,
 OOM kills and deadlines.
 
-What programs and registries write when they fail, and what it means.
-
-The last resort before an exit code, which tells everything alike: a full GPU,
-a broken GPU and a typing error all end a Python program with 1. The phrases
-are those of PyTorch, CUDA, NCCL, the Linux kernel and containerd; one that
-says nothing certain is not listed, and the exit code decides.
+`ERROR_SIGNATURES` match messages of PyTorch, CUDA, NCCL, the Linux kernel and
+containerd. They come before the exit code, which is 1 for a full GPU, a broken
+GPU and a TypeError alike. A message with an uncertain meaning is not listed.
 """
 
 import re
@@ -25,8 +22,8 @@ from tiphys.protocol.environment import EX_FENCED, EX_HANG, EX_TEMPFAIL, EX_UNAV
 from tiphys.records import Cause
 
 
-class Phrase(NamedTuple):
-    """``pattern`` in the words of a program is taken for ``cause``; ``meaning`` says so to a person."""
+class ErrorSignature(NamedTuple):
+    """A pattern in the output of a program, the cause it proves, and its meaning as a sentence."""
 
     rule: str
     cause: Cause
@@ -34,11 +31,11 @@ class Phrase(NamedTuple):
     meaning: str
 
 
-class Reading(NamedTuple):
-    """The phrase that was found, and the words it was found in."""
+class SignatureMatch(NamedTuple):
+    """The signature that matched, and the line of text that it matched."""
 
-    phrase: Phrase
-    words: str
+    signature: ErrorSignature
+    line: str
 
 
 _GPU_FULL = r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|HIP out of memory"
@@ -55,79 +52,79 @@ _NO_GPU = r"no CUDA-capable device is detected|CUDA driver initialization failed
 _NCCL = r"ncclSystemError|ncclRemoteError|ncclUnhandledCudaError"
 _PEER_LOST = r"Connection closed by (?:remote )?peer|Connection reset by peer.*\[Gloo\]|\[Gloo\].*Connection"
 
-PHRASES: Sequence[Phrase] = (
-    Phrase("gpu-broken", Cause.INFRASTRUCTURE, re.compile(_GPU_BROKEN), "its GPU is broken"),
-    Phrase("gpu-missing", Cause.INFRASTRUCTURE, re.compile(_NO_GPU), "its node has no working GPU"),
-    Phrase(
+ERROR_SIGNATURES: Sequence[ErrorSignature] = (
+    ErrorSignature("gpu-broken", Cause.INFRASTRUCTURE, re.compile(_GPU_BROKEN), "its GPU is broken"),
+    ErrorSignature("gpu-missing", Cause.INFRASTRUCTURE, re.compile(_NO_GPU), "its node has no working GPU"),
+    ErrorSignature(
         "gpu-out-of-memory",
         Cause.GPU_OUT_OF_MEMORY,
         re.compile(f"{_GPU_FULL}|{_GPU_FULL_LIBRARIES}"),
         "its GPU had no memory left",
     ),
-    Phrase(
+    ErrorSignature(
         "host-out-of-memory",
         Cause.OUT_OF_MEMORY,
         re.compile(f"{_HOST_FULL}|{_WORKER_KILLED}"),
         "its pod had no memory left",
     ),
-    Phrase(
+    ErrorSignature(
         "connection-lost",
         Cause.INFRASTRUCTURE,
         re.compile(f"{_NCCL}|{_PEER_LOST}"),
         "it lost the connection to its other ranks",
     ),
 )
-"""In order: a broken GPU also breaks connections, and only the first is the reason."""
+"""The first match decides: a broken GPU also breaks connections, and the GPU is the reason."""
 
-_NO_SUCH_IMAGE = re.compile(
+_IMAGE_REFUSED = re.compile(
     r"not found|manifest unknown|NotFound|no match for platform|no matching manifest|unauthorized|Unauthorized"
     r"|authentication required|authorization failed|access denied|access to the resource is denied|403 Forbidden"
     r"|invalid reference format|InvalidImageName|couldn't parse image"
 )
-_FATAL = re.compile(r"^Fatal Python error: ([A-Z][A-Za-z -]+)", re.MULTILINE)
-_SIGNALS = {
+_FATAL_ERROR = re.compile(r"^Fatal Python error: ([A-Z][A-Za-z -]+)", re.MULTILINE)
+_SIGNAL_EXIT_CODES = {
     "Illegal instruction": 132,
     "Aborted": 134,
     "Bus error": 135,
     "Floating point exception": 136,
     "Segmentation fault": 139,
 }
-"""As faulthandler names them (CPython, ``Modules/faulthandler.c``)."""
-_LONGEST_WORDS = 300
+"""By the names that faulthandler prints (CPython, ``Modules/faulthandler.c``)."""
+_MAX_LINE_CHARACTERS = 300
 
 
-def read(text: str) -> Reading | None:
-    """What ``text`` says about an end; None if it says nothing that is known."""
-    for phrase in PHRASES:
-        if found := phrase.pattern.search(text):
-            return Reading(phrase, line_around(text, found.start()))
+def match_error_signature(text: str) -> SignatureMatch | None:
+    """The first of `ERROR_SIGNATURES` that matches ``text``; None without a match."""
+    for signature in ERROR_SIGNATURES:
+        if match := signature.pattern.search(text):
+            return SignatureMatch(signature, line_at(text, match.start()))
     return None
 
 
-def registry_refused(message: str) -> bool:
-    """Whether a registry has answered that this pod gets no such image; False also if it did not answer."""
-    return _NO_SUCH_IMAGE.search(message) is not None
+def is_image_refused(message: str) -> bool:
+    """Whether the registry refused the image: it does not exist, or access is denied. False without an answer."""
+    return _IMAGE_REFUSED.search(message) is not None
 
 
-def signal_told(text: str) -> int | None:
-    """Exit code (128 and the number) of the signal that a Python program says it dies of; None if it says none."""
-    found = _FATAL.search(text)
-    return _SIGNALS.get(found[1].replace("-", " ")) if found else None
+def fatal_signal_exit_code(text: str) -> int | None:
+    """Exit code (128 plus the number) of the signal that faulthandler reports in ``text``; None without a report."""
+    match = _FATAL_ERROR.search(text)
+    return _SIGNAL_EXIT_CODES.get(match[1].replace("-", " ")) if match else None
 
 
-def line_around(text: str, position: int) -> str:
-    """The line of ``text`` at ``position``, cut where it is very long."""
+def line_at(text: str, position: int) -> str:
+    """The line of ``text`` at ``position``, truncated to 300 characters."""
     first = text.rfind("\n", 0, position) + 1
     line = text[first:].partition("\n")[0].strip()
-    return line if len(line) <= _LONGEST_WORDS else f"{line[: _LONGEST_WORDS - 1]}…"
+    return line if len(line) <= _MAX_LINE_CHARACTERS else f"{line[: _MAX_LINE_CHARACTERS - 1]}…"
 
 
 _DID_NOT_RUN = ("Skipped", "Omitted")
 _SIGTERM, _SIGKILL, _SIGALRM = 143, 137, 142
-_ARGO_CODES = (64, 141)
-"""argoexec's own exits: 64 when it could not load inputs or save outputs, 141 when its pipe broke."""
+_ARGOEXEC_EXIT_CODES = (64, 141)
+"""Exit codes of argoexec itself: 64 if it could not load inputs or save outputs, 141 after a broken pipe."""
 
-WORDS: Mapping[Cause, tuple[str, ...]] = {
+CAUSE_PHRASES: Mapping[Cause, tuple[str, ...]] = {
     Cause.OUT_OF_MEMORY: ("OOMKilled",),
     Cause.DEADLINE: ("DeadlineExceeded", "longer than the specified deadline"),
     Cause.INFRASTRUCTURE: (
@@ -140,175 +137,192 @@ WORDS: Mapping[Cause, tuple[str, ...]] = {
         *("EvictionByEvictionAPI", "DeletionByTaintManager"),
     ),
 }
-"""What a pod or node says that was ended by a cause; the first cause that is said decides.
+"""Reasons and messages of pods and nodes, by the cause that they prove; the first match decides.
 
-A drain shows as ``EvictionByEvictionAPI``, a spot node's notice as a taint
-(Kubernetes, ``PodConditionType`` DisruptionTarget).
+A drain shows as ``EvictionByEvictionAPI``, the termination notice of a spot node
+as a taint (Kubernetes, ``PodConditionType`` DisruptionTarget).
 """
 
-_NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
-_NO_IMAGE = ("ErrImageNeverPull", "InvalidImageName")
-_NOT_STARTED = (
+_IMAGE_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+_IMAGE_NAME_REASONS = ("ErrImageNeverPull", "InvalidImageName")
+_START_FAILURE_REASONS = (
     *("StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError", "CreateContainerConfigError"),
-    *_NOT_PULLED,
+    *_IMAGE_PULL_REASONS,
 )
-"""Reasons of kubelet for a container that has never run: not the program's doing, which Argo's executor starts."""
+"""Reasons of the kubelet for a container that never ran. The program is not at fault: Argo's executor starts it."""
 
-_ALARM_DUMP = "(most recent call first)"
-"""In what the hang watchdog leaves where a program is so stuck that only the kernel can end it."""
+_HANG_DUMP_MARKER = "(most recent call first)"
+"""Part of the stack dump that the hang watchdog writes before the kernel kills a stuck program."""
 
 
 @dataclass(frozen=True)
-class Observation:
-    """What is known about the end of one attempt. Every field may be unknown."""
+class AttemptObservation:
+    """Evidence about the end of one attempt. The default of each field means unknown."""
 
     status: str = ""
-    """Argo's status of the run node: Succeeded, Failed, Error, Skipped or Omitted; empty if it never told."""
+    """Argo's status of the run node: Succeeded, Failed, Error, Skipped or Omitted; empty if unknown."""
     exit_code: int | None = None
-    """Of the main container; None or -1 when nobody saw it."""
+    """Exit code of the main container; None or -1 if unknown."""
     pod_seen: bool = False
-    """Whether the pod of the attempt still existed when its end was judged."""
+    """Whether the pod of the attempt still existed at the classification."""
     pod_reason: str = ""
-    """Kubernetes' word, such as ``OOMKilled``, ``Evicted`` or ``Deleted``."""
+    """Reason from Kubernetes, such as ``OOMKilled``, ``Evicted`` or ``Deleted``."""
     pod_message: str = ""
-    """The sentence beside it, or the message of the run node."""
+    """Message from Kubernetes, or that of the run node."""
     member: str = ""
-    """Which of several pods it was that ended first, for a person; empty where there was one."""
-    at: datetime | None = None
-    """When that pod began to end."""
+    """The member of a gang that ended first, such as ``rank 2 of 4``; empty for an attempt with one pod."""
+    ended_at: datetime | None = None
+    """When that pod began to terminate."""
     node: str = ""
-    """The node that it ran on."""
-    told: str = ""
-    """What the program left as its termination message, or the end of its log."""
-    account: str = ""
-    """The error that ended the program, as its session has recorded it."""
+    """The node of that pod."""
+    termination_message: str = ""
+    """Termination message of the program, or the end of its log."""
+    crash_error: str = ""
+    """The error that ended the program, from the crash report of its session."""
     stuck_seconds: float | None = None
-    """How long the program had completed no step when its session ended it for that."""
+    """Seconds without a completed step when the session ended the program for a hang."""
 
     @property
-    def known_exit_code(self) -> int | None:
-        """What the program ended with. Argo tells each signal as SIGKILL; last words tell which it was."""
+    def effective_exit_code(self) -> int | None:
+        """The program's exit code. Argo reports each signal as SIGKILL; faulthandler's report names the signal."""
         if self.exit_code == _SIGKILL:
-            return signal_told(self.told) or self.exit_code
+            return fatal_signal_exit_code(self.termination_message) or self.exit_code
         return None if self.exit_code == -1 else self.exit_code
 
-    def says(self, words: tuple[str, ...]) -> str:
-        """The first of ``words`` that reason or message hold; empty if none."""
-        return next((word for word in words if word in self.pod_reason or word in self.pod_message), "")
+    def find_phrase(self, phrases: tuple[str, ...]) -> str:
+        """The first of ``phrases`` in the reason or the message of the pod; empty if none."""
+        return next((phrase for phrase in phrases if phrase in self.pod_reason or phrase in self.pod_message), "")
 
 
-class Verdict(NamedTuple):
-    """``cause`` is None when the attempt did not fail. ``evidence`` says what it was judged by, for a person.
+class FailureVerdict(NamedTuple):
+    """The cause of a failure and the evidence as a sentence. ``cause`` is None if the attempt did not fail.
 
-    ``rule`` names the rule that decided, and ``words`` are what it found.
+    ``rule`` names the rule that matched, and ``matched_text`` is what it matched.
     """
 
     cause: Cause | None
     evidence: str
     rule: str = ""
-    words: str = ""
+    matched_text: str = ""
 
 
-def classify(seen: Observation) -> Verdict:
-    """Judge how an attempt ended; the first rule with evidence decides."""
-    verdict = _judge(seen)
-    if seen.member and verdict.cause is not None:
-        return verdict._replace(evidence=f"{seen.member}: {verdict.evidence}")
+def classify_failure(observation: AttemptObservation) -> FailureVerdict:
+    """Classify the end of an attempt; the first rule with evidence decides. Pure."""
+    verdict = _apply_rules(observation)
+    if observation.member and verdict.cause is not None:
+        return verdict._replace(evidence=f"{observation.member}: {verdict.evidence}")
     return verdict
 
 
-def _judge(seen: Observation) -> Verdict:
+def _apply_rules(observation: AttemptObservation) -> FailureVerdict:
     for rule in _RULES:
-        if (verdict := rule(seen)) is not None:
+        if (verdict := rule(observation)) is not None:
             return verdict
-    pod = "its pod says nothing" if seen.pod_seen else "its pod is gone"
-    return Verdict(Cause.UNKNOWN, f"no exit code was seen and {pod}", "nothing-known")
+    pod = "its pod says nothing" if observation.pod_seen else "its pod is gone"
+    return FailureVerdict(Cause.UNKNOWN, f"no exit code was seen and {pod}", "nothing-known")
 
 
-def _not_failed(seen: Observation) -> Verdict | None:
-    if seen.status == "Succeeded":
-        return Verdict(None, "the program succeeded")
-    if seen.status in _DID_NOT_RUN:
-        return Verdict(None, f"the program did not run ({seen.status})")
+def _rule_not_failed(observation: AttemptObservation) -> FailureVerdict | None:
+    if observation.status == "Succeeded":
+        return FailureVerdict(None, "the program succeeded")
+    if observation.status in _DID_NOT_RUN:
+        return FailureVerdict(None, f"the program did not run ({observation.status})")
     return None
 
 
-def _by_pod(seen: Observation) -> Verdict | None:
-    told = seen.pod_message or seen.pod_reason
-    if words := seen.says(WORDS[Cause.OUT_OF_MEMORY]):
-        killed = "the kernel killed it for using more memory than its limit (OOMKilled)"
-        return Verdict(Cause.OUT_OF_MEMORY, killed, "pod-out-of-memory", words)
-    if seen.says(WORDS[Cause.DEADLINE]):
-        return Verdict(Cause.DEADLINE, f"it ran longer than its deadline ({told})", "pod-deadline", told)
-    if seen.says(WORDS[Cause.INFRASTRUCTURE]):
-        return Verdict(Cause.INFRASTRUCTURE, f"the node gave it up ({told})", "pod-given-up", told)
-    if seen.says(WORDS[Cause.PREEMPTION]):
-        return Verdict(Cause.PREEMPTION, f"its pod was taken away ({told})", "pod-taken-away", told)
+def _rule_pod(observation: AttemptObservation) -> FailureVerdict | None:
+    detail = observation.pod_message or observation.pod_reason
+    if phrase := observation.find_phrase(CAUSE_PHRASES[Cause.OUT_OF_MEMORY]):
+        evidence = "the kernel killed it for using more memory than its limit (OOMKilled)"
+        return FailureVerdict(Cause.OUT_OF_MEMORY, evidence, "pod-out-of-memory", phrase)
+    if observation.find_phrase(CAUSE_PHRASES[Cause.DEADLINE]):
+        return FailureVerdict(Cause.DEADLINE, f"it ran longer than its deadline ({detail})", "pod-deadline", detail)
+    if observation.find_phrase(CAUSE_PHRASES[Cause.INFRASTRUCTURE]):
+        evidence = f"its node failed, or evicted or rejected the pod ({detail})"
+        return FailureVerdict(Cause.INFRASTRUCTURE, evidence, "pod-given-up", detail)
+    if observation.find_phrase(CAUSE_PHRASES[Cause.PREEMPTION]):
+        return FailureVerdict(Cause.PREEMPTION, f"its pod was taken away ({detail})", "pod-taken-away", detail)
     return None
 
 
-def _by_start(seen: Observation) -> Verdict | None:
-    """A container that has never run."""
-    reason, why = seen.pod_reason, f": {seen.pod_message}" if seen.pod_message else ""
-    if reason in _NO_IMAGE or (reason in _NOT_PULLED and registry_refused(seen.pod_message)):
-        refused = f"there is no such image, or this pod may not pull it ({reason}{why}); correct its name or its access"
-        return Verdict(Cause.IMAGE, refused, "image-refused", seen.pod_message or reason)
-    if reason in _NOT_STARTED:
-        rule = "image-not-pulled" if reason in _NOT_PULLED else "not-started"
-        never = f"its program was never started ({reason}{why})"
-        return Verdict(Cause.INFRASTRUCTURE, never, rule, seen.pod_message or reason)
+def _rule_container_start(observation: AttemptObservation) -> FailureVerdict | None:
+    """A container that never ran."""
+    reason, detail = observation.pod_reason, f": {observation.pod_message}" if observation.pod_message else ""
+    if reason in _IMAGE_NAME_REASONS or (reason in _IMAGE_PULL_REASONS and is_image_refused(observation.pod_message)):
+        evidence = (
+            f"the image does not exist, or this pod may not pull it ({reason}{detail}); "
+            "correct the image name or the pull secret"
+        )
+        return FailureVerdict(Cause.IMAGE, evidence, "image-refused", observation.pod_message or reason)
+    if reason in _START_FAILURE_REASONS:
+        rule = "image-not-pulled" if reason in _IMAGE_PULL_REASONS else "not-started"
+        evidence = f"its program was never started ({reason}{detail})"
+        return FailureVerdict(Cause.INFRASTRUCTURE, evidence, rule, observation.pod_message or reason)
     return None
 
 
-def _by_account(seen: Observation) -> Verdict | None:
-    """What the program says of itself, unless it ended as Tiphys told it to."""
-    if seen.known_exit_code in (0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED):
+def _rule_program_error(observation: AttemptObservation) -> FailureVerdict | None:
+    """The program's own error report, unless Tiphys requested its end."""
+    if observation.effective_exit_code in (0, EX_TEMPFAIL, EX_UNAVAILABLE, EX_FENCED):
         return None
-    if seen.stuck_seconds is not None:
-        return Verdict(Cause.HANG, seen.account, "no-step", f"no step in {seen.stuck_seconds:.0f} s")
-    # A log holds much that was no reason; it is asked where the program gives none, and was not told to end.
-    reading = None if seen.known_exit_code == _SIGTERM else read(seen.account or seen.told)
-    if reading is not None:
-        phrase, words = reading
-        return Verdict(phrase.cause, f"{phrase.meaning} ({words})", phrase.rule, words)
-    stuck = seen.known_exit_code in (_SIGALRM, _SIGKILL) and _ALARM_DUMP in seen.told
-    if stuck or (seen.known_exit_code == EX_HANG and seen.account == ""):
-        return Verdict(Cause.HANG, "it completed no step for too long, and was ended for that", "no-step", seen.told)
+    if observation.stuck_seconds is not None:
+        return FailureVerdict(
+            Cause.HANG, observation.crash_error, "no-step", f"no step in {observation.stuck_seconds:.0f} s"
+        )
+    # The log is read only without a crash report and without a SIGTERM: it contains errors that were not the cause.
+    match = (
+        None
+        if observation.effective_exit_code == _SIGTERM
+        else match_error_signature(observation.crash_error or observation.termination_message)
+    )
+    if match is not None:
+        signature, line = match
+        return FailureVerdict(signature.cause, f"{signature.meaning} ({line})", signature.rule, line)
+    stuck = (
+        observation.effective_exit_code in (_SIGALRM, _SIGKILL) and _HANG_DUMP_MARKER in observation.termination_message
+    )
+    if stuck or (observation.effective_exit_code == EX_HANG and observation.crash_error == ""):
+        return FailureVerdict(
+            Cause.HANG,
+            "it completed no step for too long, and the hang watchdog ended it",
+            "no-step",
+            observation.termination_message,
+        )
     return None
 
 
-def _by_exit_code(seen: Observation) -> Verdict | None:
-    code = seen.known_exit_code
+def _rule_exit_code(observation: AttemptObservation) -> FailureVerdict | None:
+    code = observation.effective_exit_code
     if code is None or code == 0:
         return None
     if code in EXIT_CODES:
         cause, meaning = EXIT_CODES[code]
-        return Verdict(cause, f"exit code {code}: {meaning}", f"exit-code-{code}")
-    if seen.status == "Error":
+        return FailureVerdict(cause, f"exit code {code}: {meaning}", f"exit-code-{code}")
+    if observation.status == "Error":
         return None
-    return Verdict(Cause.USER_ERROR, f"the program exited with {code}", "program-failed")
+    return FailureVerdict(Cause.USER_ERROR, f"the program exited with {code}", "program-failed")
 
 
-def _by_status(seen: Observation) -> Verdict | None:
-    if seen.status == "Error":
-        told = seen.pod_message or seen.pod_reason
-        why = f" ({told})" if told else ""
-        return Verdict(Cause.INFRASTRUCTURE, f"Argo could not run it to its end{why}", "argo-error", told)
-    if seen.known_exit_code == 0:
-        return Verdict(Cause.UNKNOWN, "the program exited with 0, yet the step did not succeed", "exit-code-0")
+def _rule_argo_status(observation: AttemptObservation) -> FailureVerdict | None:
+    if observation.status == "Error":
+        detail = observation.pod_message or observation.pod_reason
+        evidence = f"Argo reports an error{f' ({detail})' if detail else ''}"
+        return FailureVerdict(Cause.INFRASTRUCTURE, evidence, "argo-error", detail)
+    if observation.effective_exit_code == 0:
+        return FailureVerdict(Cause.UNKNOWN, "the program exited with 0, yet the step did not succeed", "exit-code-0")
     return None
 
 
 EXIT_CODES: Mapping[int, tuple[Cause, str]] = {
-    EX_TEMPFAIL: (Cause.PREEMPTION, "it was told to stop, and asks to be tried again"),
-    EX_UNAVAILABLE: (Cause.STORAGE, "storage was out of reach when it wanted to restore"),
-    EX_FENCED: (Cause.INFRASTRUCTURE, "it stopped because another attempt had taken its place"),
-    _SIGTERM: (Cause.PREEMPTION, "it was told to stop (SIGTERM)"),
+    EX_TEMPFAIL: (Cause.PREEMPTION, "it was asked to stop, and requests another attempt"),
+    EX_UNAVAILABLE: (Cause.STORAGE, "storage was unavailable during the restore"),
+    EX_FENCED: (Cause.INFRASTRUCTURE, "it stopped because a newer attempt exists"),
+    _SIGTERM: (Cause.PREEMPTION, "SIGTERM ended it"),
     _SIGKILL: (Cause.INFRASTRUCTURE, "it was killed (SIGKILL), and not for its memory"),
-    **dict.fromkeys(_ARGO_CODES, (Cause.INFRASTRUCTURE, "the container's executor failed, not the program")),
+    **dict.fromkeys(_ARGOEXEC_EXIT_CODES, (Cause.INFRASTRUCTURE, "the container's executor failed, not the program")),
 }
-"""Exit codes that mean the same in every program. Any other but 0 is the program's own."""
+"""Exit codes with the same meaning in every program. Every other code except 0 is an error of the program."""
 
-_RULES: tuple[Callable[[Observation], Verdict | None], ...] = (
-    *(_not_failed, _by_pod, _by_start, _by_account, _by_exit_code, _by_status),
+_RULES: tuple[Callable[[AttemptObservation], FailureVerdict | None], ...] = (
+    *(_rule_not_failed, _rule_pod, _rule_container_start, _rule_program_error, _rule_exit_code, _rule_argo_status),
 )

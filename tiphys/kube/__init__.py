@@ -1,27 +1,27 @@
-"""The Kubernetes API as Tiphys uses it: objects as they are on the wire, watches, and one leader at a time.
+"""Kubernetes client: objects as parsed JSON, watches, and leader election.
 
-The plugin and the controller both need it and never import each other, so it
-lies below them. Nothing else in `tiphys` imports it: training images have no
-Kubernetes client.
+Plugin and controller both use this package and never import each other, so it is
+part of `tiphys`. No other package of `tiphys` imports it: training images
+contain no Kubernetes client.
 """
 
-from tiphys.kube.api import KubeApi, Listing, Object, Patch
-from tiphys.kube.kubeconfig import cluster_name, connect
-from tiphys.kube.leader_election import LeaderLease
+from tiphys.kube.api import KubeApi, Object, ObjectList, PatchType
+from tiphys.kube.kubeconfig import connect_to_cluster, identify_cluster
+from tiphys.kube.leader_election import LeaderElector
 from tiphys.kube.resources import Resource
-from tiphys.kube.watch import Change, ChangeType, Synced, changes
+from tiphys.kube.watch import ListSnapshot, WatchEvent, WatchEventType, watch_objects
 
 __all__ = [
-    "Change",
-    "ChangeType",
     "KubeApi",
-    "LeaderLease",
-    "Listing",
+    "LeaderElector",
+    "ListSnapshot",
     "Object",
-    "Patch",
+    "ObjectList",
+    "PatchType",
     "Resource",
-    "Synced",
-    "changes",
-    "cluster_name",
-    "connect",
+    "WatchEvent",
+    "WatchEventType",
+    "connect_to_cluster",
+    "identify_cluster",
+    "watch_objects",
 ]

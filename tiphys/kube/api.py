@@ -1,8 +1,7 @@
-"""A narrow door to the API server: a few verbs, each for one kind of object.
+"""Client for the API server: the verbs of Kubernetes, each for one `Resource`.
 
-Objects stay the dictionaries that they are on the wire. Typed models cost a
-millisecond per pod, drop fields they do not know, and there are none for Argo's
-kinds.
+Objects are plain dictionaries, as parsed from JSON. Typed models cost a
+millisecond per pod, drop unknown fields, and do not exist for Argo's kinds.
 """
 
 from collections.abc import Callable, Generator
@@ -15,48 +14,48 @@ from tiphys.errors import NotFoundError
 from tiphys.kube.resources import Resource
 from tiphys.kube.transport import Body, ExpiredError, Object, Transport
 
-__all__ = ["Body", "ExpiredError", "Keep", "KubeApi", "Listing", "Object", "Patch"]
+__all__ = ["Body", "ExpiredError", "KubeApi", "Object", "ObjectList", "ObjectTransform", "PatchType"]
 
-_PAGE = 500
+_PAGE_OBJECTS = 500
 _SILENCE_SECONDS = 90.0
-"""A server sends a bookmark each minute; a watch that says nothing for longer has lost its line."""
+"""The server sends a bookmark each minute. A watch without any event for this long has lost its connection."""
 
 
-Keep = Callable[[Object], Object | None]
-"""What is kept of an object."""
+ObjectTransform = Callable[[Object], Object | None]
+"""Reduces an object to the needed fields; None drops the object."""
 
 
-def _whole(found: Object) -> Object | None:
-    return found
+def _keep_whole_object(kube_object: Object) -> Object | None:
+    return kube_object
 
 
-class Patch(StrEnum):
-    """How a patch is meant; the value is its media type."""
+class PatchType(StrEnum):
+    """Format of a patch; the value is its media type."""
 
     MERGE = "application/merge-patch+json"
     JSON = "application/json-patch+json"
 
 
-class Listing(NamedTuple):
-    """A consistent list, and the version from which a watch goes on."""
+class ObjectList(NamedTuple):
+    """A consistent list, and the resource version from which a watch continues."""
 
     items: list[Object]
     resource_version: str
 
 
 class KubeApi:
-    """The verbs, each for one `Resource`. Thread-safe.
+    """Client for one API server. Thread-safe.
 
     Every method raises `StoreError` if the API server does not answer within
-    half a minute or is in trouble, `ForbiddenError`, with its words, if it
-    refuses, and `UsageError` if it finds the request wrong. A write that ended
-    in `StoreError` may have happened.
+    half a minute or reports an internal error, `ForbiddenError` if it denies
+    access, and `UsageError` if the request is invalid. A write that failed with
+    `StoreError` may have happened.
 
     Args:
         server: URL of the API server.
-        pool: Connections to it.
+        pool: Connection pool.
         namespace: Namespace of this pod, or of the context of the kubeconfig.
-        authorization: Value of the header ``Authorization`` for the next request; empty for none.
+        authorization: Returns the header ``Authorization`` of the next request; empty for none.
     """
 
     def __init__(
@@ -68,9 +67,9 @@ class KubeApi:
         self.server = self._transport.server
 
     def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
-        """The object, or None if there is none."""
+        """Get an object; None if it does not exist."""
         try:
-            return self._transport.json("GET", resource.path_of(namespace, name))
+            return self._transport.request_json("GET", resource.object_path(namespace, name))
         except NotFoundError:
             return None
 
@@ -80,40 +79,48 @@ class KubeApi:
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
-        limit: int = _PAGE,
-        keep: Keep = _whole,
-    ) -> Listing:
-        """All objects that match the selectors, read in pages of ``limit``; whole if pages expire meanwhile.
+        limit: int = _PAGE_OBJECTS,
+        transform: ObjectTransform = _keep_whole_object,
+    ) -> ObjectList:
+        """List the objects that match the selectors.
 
-        ``keep`` says what is kept of each object, as soon as its page is read; None: nothing. All pods of a large
-        cluster, for one, would take more memory than a service has.
+        Args:
+            resource: Kind of object.
+            namespace: Namespace; None for all namespaces.
+            labels: Label selector.
+            fields: Field selector.
+            limit: Objects per page. If a page token expires, all objects are read in one page.
+            transform: Applied to each object when its page is read, because all pods of a large cluster may not fit
+                into memory.
 
         Raises:
-            NotFoundError: the API server does not know this kind of object.
+            NotFoundError: the API server does not serve this kind of object.
         """
         try:
-            return self._list(resource, namespace, labels, fields, limit, keep)
+            return self._list(resource, namespace, labels, fields, limit, transform)
         except ExpiredError:
-            return self._list(resource, namespace, labels, fields, 0, keep)
+            return self._list(resource, namespace, labels, fields, 0, transform)
 
     def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
-        """Create an object, or ask for a review; the answer is what the server made of it.
+        """Create an object or a review; return the object in the server's reply.
 
         Raises:
-            ObjectExistsError: one of this name exists.
-            NotFoundError: the namespace does not exist, or the API server does not know this kind of object.
+            ObjectExistsError: an object with this name exists.
+            NotFoundError: the namespace does not exist, or the API server does not serve this kind of object.
         """
-        return self._transport.json("POST", resource.path(namespace), body=_typed(resource, body))
+        return self._transport.request_json(
+            "POST", resource.collection_path(namespace), body=_with_type_meta(resource, body)
+        )
 
     def replace(self, resource: Resource, namespace: str | None, body: Object, subresource: str = "") -> Object:
-        """Write the object back; with ``metadata.resourceVersion`` only if nobody else has written since.
+        """Replace an object. With ``metadata.resourceVersion`` the write fails if the object was changed since.
 
         Raises:
-            ConflictError: somebody has.
-            NotFoundError: it is gone.
+            ConflictError: the object was changed.
+            NotFoundError: the object does not exist.
         """
-        path = resource.path_of(namespace, body["metadata"]["name"], subresource)
-        return self._transport.json("PUT", path, body=_typed(resource, body))
+        path = resource.object_path(namespace, body["metadata"]["name"], subresource)
+        return self._transport.request_json("PUT", path, body=_with_type_meta(resource, body))
 
     def patch(
         self,
@@ -121,12 +128,17 @@ class KubeApi:
         namespace: str | None,
         name: str,
         body: Body,
-        how: Patch = Patch.MERGE,
+        patch_type: PatchType = PatchType.MERGE,
         subresource: str = "",
     ) -> Object:
-        """Change fields of an object; like `replace` where it names a ``metadata.resourceVersion``, or a ``uid``."""
-        path = resource.path_of(namespace, name, subresource)
-        return self._transport.json("PATCH", path, body=body, media_type=how.value)
+        """Change fields of an object.
+
+        Raises:
+            ConflictError: the patch names a ``metadata.resourceVersion`` or ``uid`` that the object does not have.
+            NotFoundError: the object does not exist.
+        """
+        path = resource.object_path(namespace, name, subresource)
+        return self._transport.request_json("PATCH", path, body=body, media_type=patch_type.value)
 
     def delete(
         self,
@@ -134,35 +146,41 @@ class KubeApi:
         namespace: str | None,
         name: str,
         uid: str = "",
-        grace: int | None = None,
+        grace_seconds: int | None = None,
         propagation: Literal["Background", "Foreground", "Orphan"] | None = None,
     ) -> bool:
-        """Delete an object; False if there is none. With ``uid``, only the one that is meant.
+        """Delete an object; False if it does not exist.
 
-        ``propagation`` says what becomes of what it owns; None: what the kind has by itself, which for a Job leaves
-        its pods running.
+        Args:
+            resource: Kind of object.
+            namespace: Namespace; None for kinds without one.
+            name: Name of the object.
+            uid: Delete only an object with this uid; empty for any.
+            grace_seconds: Grace period; None for the default of the object.
+            propagation: How the objects that it owns are deleted; None for the default of the kind, which leaves the
+                pods of a Job running.
 
         Raises:
-            ConflictError: the object of this name has another uid.
+            ConflictError: the object has another uid.
         """
         options: Object = {"preconditions": {"uid": uid}} if uid else {}
-        if grace is not None:
-            options["gracePeriodSeconds"] = grace
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
         if propagation is not None:
             options["propagationPolicy"] = propagation
         try:
-            self._transport.json("DELETE", resource.path_of(namespace, name), body=options)
+            self._transport.request_json("DELETE", resource.object_path(namespace, name), body=options)
         except NotFoundError:
             return False
         return True
 
     def get_path(self, path: str) -> Object:
-        """GET of a path that is no resource, such as ``/version``."""
-        return self._transport.json("GET", path)
+        """GET a path that is no resource, such as ``/version``, and return its JSON."""
+        return self._transport.request_json("GET", path)
 
     def get_text(self, path: str) -> tuple[int, str]:
-        """Status and body of a path, such as a pod's behind ``…/proxy/``; no status is an error."""
-        return self._transport.text(path)
+        """GET a path, such as that of a pod behind ``…/proxy/``; return status and body. No status raises an error."""
+        return self._transport.get_text(path)
 
     def watch(
         self,
@@ -173,10 +191,10 @@ class KubeApi:
         fields: str = "",
         timeout_seconds: int = 300,
     ) -> Generator[Object, None, None]:
-        """The server's watch events after ``resource_version``, bookmarks included, until it ends the stream.
+        """Watch events after ``resource_version``, bookmarks included, until the server ends the stream.
 
         Raises:
-            ExpiredError: the version is too old; here, or from the iterator.
+            ExpiredError: the version is too old. Raised by this call or by the iterator.
         """
         query = {
             "watch": "true",
@@ -186,27 +204,33 @@ class KubeApi:
             "labelSelector": labels,
             "fieldSelector": fields,
         }
-        return self._transport.events(resource.path(namespace), query, _SILENCE_SECONDS)
+        return self._transport.watch_events(resource.collection_path(namespace), query, _SILENCE_SECONDS)
 
     def close(self) -> None:
-        """Close the connections that are not in use; the next request opens new ones."""
+        """Close idle connections; the next request opens a new one."""
         self._transport.close()
 
     def _list(
-        self, resource: Resource, namespace: str | None, labels: str, fields: str, limit: int, keep: Keep
-    ) -> Listing:
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: str,
+        fields: str,
+        limit: int,
+        transform: ObjectTransform,
+    ) -> ObjectList:
         items: list[Object] = []
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(limit) if limit else ""}
         while True:
-            page = self._transport.json("GET", resource.path(namespace), query)
-            kept = (keep(_typed(resource, item)) for item in page.get("items") or [])
-            items += [one for one in kept if one is not None]
+            page = self._transport.request_json("GET", resource.collection_path(namespace), query)
+            kept = (transform(_with_type_meta(resource, item)) for item in page.get("items") or [])
+            items += [item for item in kept if item is not None]
             metadata = page.get("metadata") or {}
             if not (token := metadata.get("continue")):
-                return Listing(items, metadata.get("resourceVersion", ""))
+                return ObjectList(items, metadata.get("resourceVersion", ""))
             query["continue"] = token
 
 
-def _typed(resource: Resource, body: Object) -> Object:
-    """The object with its kind, which a list of the server's own kinds leaves out."""
+def _with_type_meta(resource: Resource, body: Object) -> Object:
+    """The object with its kind and API version, which the server leaves out in lists of built-in kinds."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **body}

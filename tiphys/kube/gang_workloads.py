@@ -1,69 +1,81 @@
-"""Objects that make the pods of a gang: which kinds there are, whether they still make any, and how they failed."""
+"""Objects that create the pods of a gang: their kinds, phases and failures.
+
+The four backends report their state through conditions with different names;
+this module maps them to `GangPhase` and `FirstFailure`.
+"""
 
 import re
 from collections.abc import Mapping
 
 from tiphys.kube.resources import JOB_SETS, JOBS, PYTORCH_JOBS, TRAIN_JOBS, Resource
 from tiphys.kube.transport import Object
-from tiphys.protocol.gang import Backend, FirstFailure, Stage
+from tiphys.protocol.gang import FirstFailure, GangBackend, GangPhase
 
-RESOURCES: Mapping[Backend, Resource] = {
-    Backend.JOB: JOBS,
-    Backend.JOBSET: JOB_SETS,
-    Backend.PYTORCHJOB: PYTORCH_JOBS,
-    Backend.TRAINJOB: TRAIN_JOBS,
+GANG_RESOURCES: Mapping[GangBackend, Resource] = {
+    GangBackend.JOB: JOBS,
+    GangBackend.JOBSET: JOB_SETS,
+    GangBackend.PYTORCHJOB: PYTORCH_JOBS,
+    GangBackend.TRAINJOB: TRAIN_JOBS,
 }
 
-_OVER = frozenset({"Complete", "Completed", "Succeeded", "Failed"})
-_ENDING = _OVER | {"FailureTarget", "SuccessCriteriaMet"}
-_FAILED = ("FailureTarget", "Failed")
+_FINISHED_CONDITIONS = frozenset({"Complete", "Completed", "Succeeded", "Failed"})
+_ENDING_CONDITIONS = _FINISHED_CONDITIONS | {"FailureTarget", "SuccessCriteriaMet"}
+_FAILURE_CONDITIONS = ("FailureTarget", "Failed")
 # Kubernetes, ``pkg/controller/job/pod_failure_policy.go``.
-_BY_EXIT_CODE = re.compile(r"Container \S+ for pod [^/\s]+/(\S+) failed with exit code (\d+) ")
-_BY_CONDITION = re.compile(r"Pod [^/\s]+/(\S+) has condition (\S+) ")
+_EXIT_CODE_MESSAGE = re.compile(r"Container \S+ for pod [^/\s]+/(\S+) failed with exit code (\d+) ")
+_CONDITION_MESSAGE = re.compile(r"Pod [^/\s]+/(\S+) has condition (\S+) ")
 
 
-def stage_of(found: Object) -> Stage:
-    """What an object's conditions say."""
-    true = _true_conditions(found)
-    if true.keys() & _OVER:
-        return Stage.OVER
-    return Stage.ENDING if true.keys() & _ENDING or found["metadata"].get("deletionTimestamp") else Stage.ACTIVE
+def gang_phase(gang_object: Object) -> GangPhase:
+    """Phase of a gang, from the conditions of its object."""
+    conditions = _true_conditions(gang_object)
+    if conditions.keys() & _FINISHED_CONDITIONS:
+        return GangPhase.FINISHED
+    return (
+        GangPhase.ENDING
+        if conditions.keys() & _ENDING_CONDITIONS or gang_object["metadata"].get("deletionTimestamp")
+        else GangPhase.ACTIVE
+    )
 
 
-def first_failure(found: Object) -> FirstFailure | None:
-    """Which pod a Job says it failed for; None where it does not."""
-    true = _true_conditions(found)
-    for message in (true[one] for one in _FAILED if one in true):
-        if match := _BY_EXIT_CODE.search(message):
+def find_first_failure(gang_object: Object) -> FirstFailure | None:
+    """The pod that a Job names as the reason of its failure; None if it names none."""
+    conditions = _true_conditions(gang_object)
+    for message in (conditions[kind] for kind in _FAILURE_CONDITIONS if kind in conditions):
+        if match := _EXIT_CODE_MESSAGE.search(message):
             return FirstFailure(match[1], int(match[2]), message)
-        if match := _BY_CONDITION.search(message):
+        if match := _CONDITION_MESSAGE.search(message):
             return FirstFailure(match[1], None, message)
     return None
 
 
-def is_elastic(found: Object) -> bool:
-    """Whether it goes on when it loses a member."""
-    return (found.get("spec") or {}).get("backoffLimitPerIndex") is not None
+def is_elastic_job(gang_object: Object) -> bool:
+    """Whether the object is a Job that continues after the loss of a member."""
+    return (gang_object.get("spec") or {}).get("backoffLimitPerIndex") is not None
 
 
-def remaining(found: Object) -> int | None:
-    """Members of an elastic Job that are not lost for good; None for what is not elastic.
+def count_remaining_members(gang_object: Object) -> int | None:
+    """Members of an elastic Job that have not failed; None for any other object.
 
     A Job counts an index as failed once its pod has ended (``podReplacementPolicy: Failed``).
     """
-    if not is_elastic(found):
+    if not is_elastic_job(gang_object):
         return None
-    lost = str((found.get("status") or {}).get("failedIndexes") or "")
-    return int(found["spec"]["completions"]) - sum(map(_length, filter(None, lost.split(","))))
+    failed = str((gang_object.get("status") or {}).get("failedIndexes") or "")
+    return int(gang_object["spec"]["completions"]) - sum(map(_interval_length, filter(None, failed.split(","))))
 
 
-def _length(interval: str) -> int:
-    """Numbers in ``3`` or ``3-5``, as Kubernetes writes indexes."""
+def _interval_length(interval: str) -> int:
+    """Number of indexes in ``3`` or ``3-5``, the notation of Kubernetes."""
     first, _, last = interval.partition("-")
     return int(last or first) - int(first) + 1
 
 
-def _true_conditions(found: Object) -> dict[str, str]:
-    """Message of each condition that holds, by its type."""
-    conditions = (found.get("status") or {}).get("conditions") or []
-    return {one["type"]: str(one.get("message") or "") for one in conditions if one.get("status") == "True"}
+def _true_conditions(gang_object: Object) -> dict[str, str]:
+    """Messages of the conditions with status True, by type."""
+    conditions = (gang_object.get("status") or {}).get("conditions") or []
+    return {
+        condition["type"]: str(condition.get("message") or "")
+        for condition in conditions
+        if condition.get("status") == "True"
+    }

@@ -1,4 +1,8 @@
-"""Find the API server: that of the cluster this process runs in, or of a kubeconfig; and what cluster it is."""
+"""Connects to the API server of the pod's own cluster or of a kubeconfig, and identifies the cluster.
+
+A pod uses its mounted service account. The Kubernetes client library is loaded
+for kubeconfigs only; pods do not need it.
+"""
 
 import hashlib
 import os
@@ -18,48 +22,60 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _ROOT_CA = "kube-root-ca.crt"
 _CONNECTIONS = 64
 _TOKEN_SECONDS = 60.0
-"""How long a token is used before it is read again; Kubernetes replaces it long before it expires."""
+"""A token is read again after this time. Kubernetes replaces the file long before the token expires."""
 
 
-def connect(kubeconfig: Path | None = None, context: str | None = None) -> KubeApi:
-    """Connect to the cluster of this pod; elsewhere, or with either argument, to that of a kubeconfig.
+def connect_to_cluster(kubeconfig: Path | None = None, context: str | None = None) -> KubeApi:
+    """Connect to the cluster of this pod; outside a pod, or with an argument, to that of a kubeconfig.
+
+    Args:
+        kubeconfig: The file; None for ``KUBECONFIG`` or ``~/.kube/config``.
+        context: Name of its context; None for the current one.
 
     Raises:
-        UsageError: there is no cluster to connect to, or the kubeconfig is wrong.
+        UsageError: there is no cluster to connect to, the kubeconfig is not valid, or the Kubernetes client library is
+            not installed.
     """
-    if kubeconfig is None and context is None and "KUBECONFIG" not in os.environ and _in_cluster():
-        return connect_from_pod(_SERVICE_ACCOUNT)
+    if kubeconfig is None and context is None and "KUBECONFIG" not in os.environ and _is_in_cluster():
+        return connect_in_cluster(_SERVICE_ACCOUNT)
     return _connect_by_kubeconfig(kubeconfig, context)
 
 
-def connect_from_pod(account: Path, monotonic: Callable[[], float] = time.monotonic) -> KubeApi:
-    """Connect with the service account that is mounted at ``account``, past any proxy."""
+def connect_in_cluster(account_folder: Path, monotonic: Callable[[], float] = time.monotonic) -> KubeApi:
+    """Connect with the service account that is mounted at ``account_folder``, without a proxy.
+
+    Raises:
+        UsageError: the mount is incomplete.
+    """
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     try:
-        namespace = (account / "namespace").read_text().strip()
-        pool = PoolManager(maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account / "ca.crt"))
+        namespace = (account_folder / "namespace").read_text().strip()
+        pool = PoolManager(maxsize=_CONNECTIONS, cert_reqs="CERT_REQUIRED", ca_certs=str(account_folder / "ca.crt"))
     except OSError as error:
-        raise UsageError(f"the service account of this pod is not mounted whole: {error}") from error
-    return KubeApi(server, pool, namespace, _MountedToken(account / "token", monotonic).authorization)
+        raise UsageError(
+            f"the mount of this pod's service account is incomplete: {error}; check automountServiceAccountToken"
+        ) from error
+    return KubeApi(server, pool, namespace, _MountedToken(account_folder / "token", monotonic).authorization)
 
 
-def cluster_name(api: KubeApi) -> str:
-    """Identity of the cluster: ``kubernetes:`` and a hash of its root certificate, the same for pod and desk.
+def identify_cluster(api: KubeApi) -> str:
+    """Identity of the cluster: ``kubernetes:`` and a hash of its root certificate.
 
-    Clusters that share a store must not be taken for one another, and the
-    address of the API server differs inside and outside. Every namespace holds
-    the root certificate in a ConfigMap (Kubernetes, ``rootcacertpublisher``).
+    Clusters that share a store need distinct identities. The address of the API
+    server is not suitable, because it differs inside and outside the cluster.
+    Every namespace holds the root certificate in a ConfigMap (Kubernetes,
+    ``rootcacertpublisher``).
 
     Raises:
-        NotFoundError: the namespace does not exist, or publishes no certificate.
+        NotFoundError: the namespace does not exist, or has no root certificate.
     """
-    found = api.get(CONFIG_MAPS, api.namespace, _ROOT_CA)
-    certificate = ((found or {}).get("data") or {}).get("ca.crt", "")
+    config_map = api.get(CONFIG_MAPS, api.namespace, _ROOT_CA)
+    certificate = ((config_map or {}).get("data") or {}).get("ca.crt", "")
     if not certificate:
         raise NotFoundError(
-            f"namespace {api.namespace} of {api.server} has no ConfigMap {_ROOT_CA}, by which a cluster is told from "
-            "others; choose an existing namespace with -n"
+            f"namespace {api.namespace} of {api.server} has no ConfigMap {_ROOT_CA}, which identifies the cluster; "
+            "choose an existing namespace with -n"
         )
     return f"kubernetes:{hashlib.sha256(certificate.strip().encode()).hexdigest()[:12]}"
 
@@ -78,21 +94,27 @@ class _MountedToken:
             try:
                 self._read = (self._file.read_text().strip(), now)
             except OSError as error:
-                raise StoreError(f"the token of the service account cannot be read: {error}") from error
+                raise StoreError(f"cannot read the token of the service account: {error}") from error
         return f"Bearer {self._read[0]}"
 
 
-def _in_cluster() -> bool:
+def _is_in_cluster() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ and (_SERVICE_ACCOUNT / "token").exists()
 
 
 def _connect_by_kubeconfig(kubeconfig: Path | None, context: str | None) -> KubeApi:
-    # The client library is heavy, and nothing else of it is used: pods do without.
-    from kubernetes import config
-    from kubernetes.client import ApiClient, Configuration
-    from yaml import YAMLError
+    # The client library takes 123 MB and serves for kubeconfigs alone, so that images for pods are built without it.
+    try:
+        from kubernetes import config
+        from kubernetes.client import ApiClient, Configuration
+        from yaml import YAMLError
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"a kubeconfig cannot be read, because {error.name} is not installed, and this is not a pod with a service "
+            "account; install it with `pip install 'tiphys[kubernetes]'`"
+        ) from error
 
-    # Named, because the library looks at KUBECONFIG only once, when it is imported.
+    # Passed explicitly, because the library reads KUBECONFIG only when it is imported.
     files = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG") or "~/.kube/config"
     settings = Configuration()
     settings.connection_pool_maxsize = _CONNECTIONS
@@ -101,32 +123,32 @@ def _connect_by_kubeconfig(kubeconfig: Path | None, context: str | None) -> Kube
         namespace = _namespace_of_context(config, files, context)
         pool = ApiClient(settings).rest_client.pool_manager
     except (config.ConfigException, YAMLError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        why = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise UsageError(
-            f"no Kubernetes cluster to connect to by {files}: {why}; set KUBECONFIG or give --context, "
-            "and try it out with `kubectl get namespaces`"
+            f"cannot connect to a Kubernetes cluster with {files}: {reason}; set KUBECONFIG or give --context, "
+            "and check it with `kubectl get namespaces`"
         ) from error
-    return KubeApi(settings.host, pool, namespace, _KubeconfigToken(settings, files).authorization)
+    return KubeApi(settings.host, pool, namespace, _KubeconfigCredentials(settings, files).authorization)
 
 
-class _KubeconfigToken:
-    """The credentials of a kubeconfig, renewed by the client library, which may start a program for that."""
+class _KubeconfigCredentials:
+    """The credentials of a kubeconfig. The client library renews them, if necessary through a credential plugin."""
 
     def __init__(self, settings: Any, files: str) -> None:
         self._settings = settings
         self._files = files
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
 
     def authorization(self) -> str:
         try:
-            with self._one_at_a_time:
-                found = self._settings.auth_settings().get("BearerToken", {})
+            with self._lock:
+                bearer_token = self._settings.auth_settings().get("BearerToken", {})
         except Exception as error:
-            raise StoreError(f"the credentials of {self._files} could not be renewed: {error}") from error
-        return str(found.get("value") or "").strip()
+            raise StoreError(f"cannot renew the credentials of {self._files}: {error}") from error
+        return str(bearer_token.get("value") or "").strip()
 
 
 def _namespace_of_context(config: Any, files: str, context: str | None) -> str:
     contexts, current = config.list_kube_config_contexts(files)
-    chosen = next((one for one in contexts if one["name"] == context), current)
+    chosen = next((entry for entry in contexts if entry["name"] == context), current)
     return str(chosen["context"].get("namespace") or "default")

@@ -1,9 +1,10 @@
-"""One leader at a time, by a Lease object (Kubernetes, ``client-go/tools/leaderelection``).
+"""Leader election by a Lease object (Kubernetes, ``client-go/tools/leaderelection``).
 
-Clocks of different machines are never compared: a candidate measures on its own
-clock how long the record has not changed. A leader that was paused cannot know
-it; so it asks `held` right before each write, which compares its own clock with
-its last renewal, and steps down earlier than others may take over.
+Clocks of different machines are never compared: a candidate measures with its
+own clock how long the Lease has not changed. A leader that was paused does not
+notice the pause. It therefore checks `LeaderElector.is_leader` before each
+write, which compares its own clock with its last renewal, and loses leadership
+earlier than other candidates may acquire it.
 """
 
 import math
@@ -20,17 +21,17 @@ from tiphys.kube.resources import LEASES
 _log = structlog.get_logger()
 
 
-class LeaderLease:
+class LeaderElector:
     """A candidate for one Lease.
 
     Args:
         api: The API server.
         namespace: Namespace of the Lease.
         name: Name of the Lease.
-        identity: Name of this candidate; the pod's name, unique among the candidates.
-        monotonic: Seconds on a clock that never jumps and goes on while the process is paused.
-        now: Time of day, for the people who read the record.
-        duration_seconds: Others take over when the record has not changed for this long.
+        identity: Name of this candidate, unique among the candidates: the name of its pod.
+        monotonic: Seconds of a clock that never jumps and continues while the process is paused.
+        now: Wall clock, for the times in the Lease, which no candidate uses.
+        duration_seconds: Other candidates acquire a Lease that has not changed for this long.
         renew_seconds: Time between two renewals.
     """
 
@@ -52,101 +53,107 @@ class LeaderLease:
         self._identity = identity
         self._monotonic = monotonic
         self._now = now
-        self._duration = duration_seconds
-        self._renew = renew_seconds
-        self._seen: tuple[str, float] = ("", 0.0)
+        self._duration_seconds = duration_seconds
+        self._renew_seconds = renew_seconds
+        self._observed_version: tuple[str, float] = ("", 0.0)
         self._renewed_at: float | None = None
 
     @property
-    def held(self) -> bool:
-        """Whether this candidate certainly leads at this moment; False a third of the duration before others may."""
-        renewed = self._renewed_at
-        return renewed is not None and self._monotonic() - renewed < self._duration * 2 / 3
+    def is_leader(self) -> bool:
+        """Whether this candidate leads. Turns False a third of the duration before others can acquire the Lease."""
+        renewed_at = self._renewed_at
+        return renewed_at is not None and self._monotonic() - renewed_at < self._duration_seconds * 2 / 3
 
-    def contend(self) -> bool:
-        """Take or renew the Lease if that is possible now; whether it is held. Call it every `renew_seconds`."""
-        asked_at = self._monotonic()
+    def try_acquire_or_renew(self) -> bool:
+        """Acquire or renew the Lease if possible; return `is_leader`. Call it every ``renew_seconds``."""
+        started_at = self._monotonic()
         try:
-            if self._take(asked_at):
-                self._renewed_at = asked_at
+            if self._acquire_or_renew(started_at):
+                self._renewed_at = started_at
         except ConflictError:
-            pass  # somebody else has written it in this moment; the next look tells who
+            pass  # another candidate has just written the Lease; the next call reads it
         except (StoreError, NotFoundError) as error:
             _log.warning("leader.unreachable", lease=self._name, error=str(error))
-        return self.held
+        return self.is_leader
 
-    def lead(self, stop: threading.Event, started: Callable[[threading.Event], object]) -> None:
-        """Contend until ``stop``; while this candidate leads, ``started`` runs in a thread of its own.
+    def run(self, stop: threading.Event, on_started_leading: Callable[[threading.Event], object]) -> None:
+        """Take part in the election until ``stop`` is set, and release the Lease then.
 
-        Its argument is set when it has to end, because another may lead or
-        ``stop`` was set. The Lease is given up only after it has ended.
+        Args:
+            stop: Ends the candidacy.
+            on_started_leading: Runs in its own thread while this candidate leads. Its argument is set when it must
+                end: leadership is lost, or ``stop`` is set. The Lease is renewed until it has ended.
         """
         while not stop.is_set():
-            if self.contend():
+            if self.try_acquire_or_renew():
                 _log.info("leader.elected", lease=self._name, identity=self._identity)
-                self._lead_once(stop, started)
+                self._lead_until_lost(stop, on_started_leading)
                 _log.info("leader.ended", lease=self._name, identity=self._identity)
-            stop.wait(self._renew)
-        self._give_up()
+            stop.wait(self._renew_seconds)
+        self._release()
 
-    def _lead_once(self, stop: threading.Event, started: Callable[[threading.Event], object]) -> None:
-        over = threading.Event()
-        worker = threading.Thread(target=self._work, args=(started, over), name=f"leader-{self._name}", daemon=True)
+    def _lead_until_lost(self, stop: threading.Event, on_started_leading: Callable[[threading.Event], object]) -> None:
+        must_stop = threading.Event()
+        worker = threading.Thread(
+            target=self._run_worker, args=(on_started_leading, must_stop), name=f"leader-{self._name}", daemon=True
+        )
         worker.start()
-        while worker.is_alive() and not stop.wait(self._renew):
-            if not self.contend():
+        while worker.is_alive() and not stop.wait(self._renew_seconds):
+            if not self.try_acquire_or_renew():
                 break
-        over.set()
-        while worker.is_alive():  # while its last writes go on, nobody else may lead
-            worker.join(self._renew)
-            if self.held:
-                self.contend()
+        must_stop.set()
+        while worker.is_alive():  # no other candidate may lead until its last writes are done
+            worker.join(self._renew_seconds)
+            if self.is_leader:
+                self.try_acquire_or_renew()
 
-    def _work(self, started: Callable[[threading.Event], object], over: threading.Event) -> None:
+    def _run_worker(self, on_started_leading: Callable[[threading.Event], object], must_stop: threading.Event) -> None:
         try:
-            started(over)
-        except Exception:  # noqa: BLE001  a worker loop: what fails is told, and begun again with the next renewal
+            on_started_leading(must_stop)
+        except Exception:  # noqa: BLE001  a worker loop: the error is logged, and the next renewal starts it again
             _log.exception("leader.failed", lease=self._name)
 
-    def _take(self, asked_at: float) -> bool:
-        found = self._api.get(LEASES, self._namespace, self._name)
-        if found is None:
-            self._api.create(LEASES, self._namespace, self._record({"metadata": {"name": self._name}}, 0))
+    def _acquire_or_renew(self, started_at: float) -> bool:
+        lease = self._api.get(LEASES, self._namespace, self._name)
+        if lease is None:
+            self._api.create(LEASES, self._namespace, self._updated_lease({"metadata": {"name": self._name}}, 0))
             return True
-        spec = found.get("spec") or {}
-        ours = spec.get("holderIdentity") == self._identity
-        version = found["metadata"]["resourceVersion"]
-        if version != self._seen[0]:
-            self._seen = (version, self._monotonic())  # it may have been written while the answer was on its way
-        expired = asked_at - self._seen[1] >= float(spec.get("leaseDurationSeconds") or self._duration)
-        if not (ours or expired or not spec.get("holderIdentity")):
+        spec = lease.get("spec") or {}
+        is_ours = spec.get("holderIdentity") == self._identity
+        version = lease["metadata"]["resourceVersion"]
+        if version != self._observed_version[0]:
+            # Not `started_at`: the Lease may have been written while the request was under way.
+            self._observed_version = (version, self._monotonic())
+        duration_seconds = float(spec.get("leaseDurationSeconds") or self._duration_seconds)
+        has_expired = started_at - self._observed_version[1] >= duration_seconds
+        if not (is_ours or has_expired or not spec.get("holderIdentity")):
             self._renewed_at = None
             return False
-        written = self._api.replace(LEASES, self._namespace, self._record(found, 0 if ours else 1))
-        self._seen = (written["metadata"]["resourceVersion"], asked_at)
+        written = self._api.replace(LEASES, self._namespace, self._updated_lease(lease, 0 if is_ours else 1))
+        self._observed_version = (written["metadata"]["resourceVersion"], started_at)
         return True
 
-    def _record(self, found: Object, transitions: int) -> Object:
-        before = found.get("spec") or {}
-        moment = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        taken_at = moment if transitions or "acquireTime" not in before else before["acquireTime"]
+    def _updated_lease(self, lease: Object, transitions: int) -> Object:
+        previous = lease.get("spec") or {}
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        acquired_at = now if transitions or "acquireTime" not in previous else previous["acquireTime"]
         spec = {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": max(1, math.ceil(self._duration)),
-            "acquireTime": taken_at,
-            "renewTime": moment,
-            "leaseTransitions": int(before.get("leaseTransitions") or 0) + transitions,
+            "leaseDurationSeconds": max(1, math.ceil(self._duration_seconds)),
+            "acquireTime": acquired_at,
+            "renewTime": now,
+            "leaseTransitions": int(previous.get("leaseTransitions") or 0) + transitions,
         }
-        return {**found, "spec": spec}
+        return {**lease, "spec": spec}
 
-    def _give_up(self) -> None:
-        """Let the next one in at once instead of after the whole duration."""
-        if not self.held:
+    def _release(self) -> None:
+        """Release the Lease, so that the next candidate need not wait until it expires."""
+        if not self.is_leader:
             return
         self._renewed_at = None
         try:
-            found = self._api.get(LEASES, self._namespace, self._name)
-            if found and (found.get("spec") or {}).get("holderIdentity") == self._identity:
-                self._api.replace(LEASES, self._namespace, {**found, "spec": {**found["spec"], "holderIdentity": ""}})
+            lease = self._api.get(LEASES, self._namespace, self._name)
+            if lease and (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+                self._api.replace(LEASES, self._namespace, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
         except (ConflictError, NotFoundError, StoreError) as error:
             _log.warning("leader.not_given_up", lease=self._name, error=str(error))

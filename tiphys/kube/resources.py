@@ -1,4 +1,4 @@
-"""Which kinds of objects Tiphys reads and writes, and under which path the API server keeps them."""
+"""Kinds of objects that Tiphys reads and writes, and their paths at the API server."""
 
 from typing import NamedTuple
 from urllib.parse import quote
@@ -7,7 +7,7 @@ from tiphys.errors import UsageError
 
 
 class Resource(NamedTuple):
-    """A kind of object. ``group`` is empty for the core group."""
+    """A kind of object. ``group`` is empty for the core API group."""
 
     group: str
     version: str
@@ -18,28 +18,36 @@ class Resource(NamedTuple):
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 
-    def path(self, namespace: str | None = None) -> str:
-        """Path of the collection; ``namespace`` None: of all namespaces, or of a kind that belongs to none."""
-        return "/".join([*self._root(namespace), self.plural])
+    def collection_path(self, namespace: str | None = None) -> str:
+        """Path of the collection. None as ``namespace`` means all namespaces, or a kind without namespaces."""
+        return "/".join([*self._root_segments(namespace), self.plural])
 
-    def path_of(self, namespace: str | None, name: str, subresource: str = "") -> str:
+    def object_path(self, namespace: str | None, name: str, subresource: str = "") -> str:
         """Path of an object, or of its subresource.
 
         Raises:
-            UsageError: this cannot be a name, and would lead to something else.
+            UsageError: ``name`` or ``namespace`` is not valid and would change the path.
         """
-        parts = [*self._root(namespace), self.plural, _part(name), *([subresource] if subresource else [])]
+        parts = [
+            *self._root_segments(namespace),
+            self.plural,
+            _path_segment(name),
+            *([subresource] if subresource else []),
+        ]
         return "/".join(parts)
 
-    def _root(self, namespace: str | None) -> list[str]:
+    def _root_segments(self, namespace: str | None) -> list[str]:
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        return [root] if namespace is None else [root, "namespaces", _part(namespace)]
+        return [root] if namespace is None else [root, "namespaces", _path_segment(namespace)]
 
 
-def _part(name: str) -> str:
-    """Kubernetes, ``apimachinery/pkg/api/validation/path``: what no name may be."""
+def _path_segment(name: str) -> str:
+    """``name`` as a part of a path, by the rules of Kubernetes, ``apimachinery/pkg/api/validation/path``."""
     if name in ("", ".", "..") or "/" in name or "%" in name:
-        raise UsageError(f"{name!r} is no name of a Kubernetes object: it is empty, or says where to go in a path")
+        raise UsageError(
+            f"{name!r} is no valid name of a Kubernetes object: it must not be empty, '.' or '..', nor contain '/' or "
+            "'%'"
+        )
     return quote(name, safe=":")
 
 
@@ -73,5 +81,5 @@ GPU_FLAVORS = Resource("tiphys.dev", "v1alpha1", "gpuflavors", "GPUFlavor")
 GPU_LEASES = Resource("tiphys.dev", "v1alpha1", "gpuleases", "GPULease")
 GPU_QUEUES = Resource("tiphys.dev", "v1alpha1", "gpuqueues", "GPUQueue")
 GPU_LEDGERS = Resource("tiphys.dev", "v1alpha1", "gpuledgers", "GPULedger")
-LEDGER_NAME = "default"
-"""What a ledger is called where nobody says otherwise."""
+DEFAULT_LEDGER_NAME = "default"
+"""Default name of a GPULedger."""

@@ -1,9 +1,9 @@
-"""One request to an API server and its answer: JSON in and out, and our own errors.
+"""HTTP requests to an API server: JSON in and out, and errors as `TiphysError`.
 
-Straight on urllib3, because the client library costs 25 MiB and a second of
-start-up in each process, repeats requests on its own, and changes with each
-release how it encodes a patch. Nothing is repeated here: a write whose answer
-was lost may have happened, and only its caller can find out.
+The module uses urllib3 directly. The Kubernetes client library costs 25 MiB and
+a second of start-up time in each process, repeats requests, and changes the
+encoding of patches between releases. This module never repeats a request: a
+write with a lost reply may have happened, and only the caller can find out.
 """
 
 import json
@@ -29,37 +29,38 @@ Object = dict[str, Any]
 """A Kubernetes object as parsed from JSON."""
 
 Body = Object | list[Object]
-"""What is sent: an object, or the operations of a JSON patch."""
+"""Body of a request: an object, or the operations of a JSON patch."""
 
 _CONNECT_SECONDS = 5.0
-_ANSWER_SECONDS = 25.0
+_RESPONSE_SECONDS = 25.0
 
 
 class ExpiredError(NotFoundError):
-    """The API server has forgotten this resource version (410); list again."""
+    """The API server no longer has this resource version (410); list again."""
 
 
 @dataclass(frozen=True)
-class Peer:
-    """Who is asked: its name in a sentence, and what a person can do if it is not found where it was looked for."""
+class RemoteServer:
+    """Kind of server: its name in messages, its errors, and remedies for failed connections."""
 
     name: str
-    refusal: Callable[[int, str, str, str], TiphysError]
-    """The error that a status means, from that, the body, the server's URL and the path."""
-    remedy_of_page: str
-    """What to do where a web page answers."""
-    remedy_of_tls: str = ""
-    """What to do where no trusted connection comes about."""
+    error_for_status: Callable[[int, str, str, str], TiphysError]
+    """Maps status, body, URL of the server and path to an error."""
+    web_page_remedy: str
+    """Remedy if the reply is a web page."""
+    tls_remedy: str = ""
+    """Remedy if the TLS connection fails."""
 
 
 class Transport:
     """Requests to one server. Thread-safe.
 
     Args:
-        server: Its URL.
-        pool: Connections, which know whom to trust and the client's certificate.
-        authorization: Value of the header, asked for each request because tokens expire; empty for none.
-        peer: Who is asked; None: the API server of Kubernetes.
+        server: URL of the server.
+        pool: Connection pool with trusted certificates and the client's certificate.
+        authorization: Returns the header ``Authorization``; called for each request, because tokens expire. Empty for
+            none.
+        remote: Kind of server; None for the API server of Kubernetes.
     """
 
     def __init__(
@@ -67,15 +68,15 @@ class Transport:
         server: str,
         pool: PoolManager,
         authorization: Callable[[], str] = lambda: "",
-        peer: Peer | None = None,
+        remote: RemoteServer | None = None,
     ) -> None:
         self.server = server.rstrip("/")
         self._pool = pool
         self._authorization = authorization
-        self._peer = peer or _API_SERVER
-        self._name = f"{self._peer.name} {self.server}"
+        self._remote = remote or _API_SERVER
+        self._name = f"{self._remote.name} {self.server}"
 
-    def json(
+    def request_json(
         self,
         method: str,
         path: str,
@@ -83,61 +84,67 @@ class Transport:
         body: Body | None = None,
         media_type: str = "application/json",
     ) -> Object:
-        """Send it and return the object of the answer."""
+        """Send a request and return the object in the reply."""
         response = self._send(method, path, query or {}, body, media_type)
         if response.headers.get("Content-Type", "").startswith("text/html"):
             response.drain_conn()
-            raise UsageError(f"{self._name} answered {method} {path} with a web page; {self._peer.remedy_of_page}")
+            raise UsageError(f"{self._name} answered {method} {path} with a web page; {self._remote.web_page_remedy}")
         try:
-            answer = json.loads(response.read())
+            reply = json.loads(response.read())
         except (HTTPError, ValueError) as error:
-            raise StoreError(f"{self._name} broke off its answer to {method} {path}: {error}") from error
-        if not isinstance(answer, dict):
-            raise StoreError(f"{self._name} answered {method} {path} with no object; is it one?")
-        return answer
+            raise StoreError(f"{self._name} sent an incomplete reply to {method} {path}: {error}") from error
+        if not isinstance(reply, dict):
+            raise StoreError(
+                f"{self._name} answered {method} {path} with JSON that is no object; check the server's URL"
+            )
+        return reply
 
-    def text(self, path: str) -> tuple[int, str]:
-        """Status and body of a GET, whatever they say: for what the server only passes on."""
-        response = self._send("GET", path, {}, refuse=False)
+    def get_text(self, path: str) -> tuple[int, str]:
+        """Status and body of a GET. No status raises an error: the reply may come from behind a proxy of the server."""
+        response = self._send("GET", path, {}, raise_for_status=False)
         try:
             return response.status, response.read().decode(errors="replace")
         except HTTPError as error:
-            raise StoreError(f"{self._name} broke off its answer to GET {path}: {error}") from error
+            raise StoreError(f"{self._name} sent an incomplete reply to GET {path}: {error}") from error
 
-    def events(self, path: str, query: Mapping[str, str], silence_seconds: float) -> Generator[Object, None, None]:
-        """Open a watch at once; then its events, until the server ends it or says nothing for ``silence_seconds``."""
-        return self._events(self._send("GET", path, query, silence_seconds=silence_seconds), path)
+    def watch_events(
+        self, path: str, query: Mapping[str, str], silence_seconds: float
+    ) -> Generator[Object, None, None]:
+        """Open a watch immediately; yield its events until the server ends it or is silent for ``silence_seconds``."""
+        return self._parse_events(self._send("GET", path, query, silence_seconds=silence_seconds), path)
 
-    def stream(self, path: str, query: Mapping[str, str], silence_seconds: float) -> Generator[Object, None, None]:
-        """Open a stream of objects at once; then these, one of each line, ended like `events`."""
+    def stream_objects(
+        self, path: str, query: Mapping[str, str], silence_seconds: float
+    ) -> Generator[Object, None, None]:
+        """Open a stream with one object per line immediately; it ends like `watch_events`."""
         response = self._send("GET", path, query, silence_seconds=silence_seconds)
-        return self._parsed(response, path, json.loads)
+        return self._parse_lines(response, path, json.loads)
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close idle connections."""
         self._pool.clear()
 
-    def _events(self, response: BaseHTTPResponse, path: str) -> Generator[Object, None, None]:
-        return self._parsed(response, path, lambda line: self._event(line, path))
+    def _parse_events(self, response: BaseHTTPResponse, path: str) -> Generator[Object, None, None]:
+        return self._parse_lines(response, path, lambda line: self._parse_event(line, path))
 
-    def _parsed(
+    def _parse_lines(
         self, response: BaseHTTPResponse, path: str, parse: Callable[[bytes], Object]
     ) -> Generator[Object, None, None]:
         try:
             for line in _lines(response):
                 yield parse(line)
         except (HTTPError, ValueError, LookupError, TypeError) as error:
-            raise StoreError(f"the watch of {path} at {self.server} broke off: {error!r}") from error
+            raise StoreError(f"the watch of {path} at {self.server} was interrupted: {error!r}") from error
         finally:
             response.close()
 
-    def _event(self, line: bytes, path: str) -> Object:
+    def _parse_event(self, line: bytes, path: str) -> Object:
         event: Object = json.loads(line)
         if event["type"] == "ERROR":
             status = int(event["object"].get("code") or 500)
-            raise self._peer.refusal(status, json.dumps(event["object"]), self.server, path)
+            raise self._remote.error_for_status(status, json.dumps(event["object"]), self.server, path)
         if not isinstance(event["object"]["metadata"]["resourceVersion"], str):
-            raise TypeError("an event without a version")
+            raise TypeError("an event without a resource version")
         return event
 
     def _send(
@@ -147,17 +154,17 @@ class Transport:
         query: Mapping[str, str],
         body: Body | None = None,
         media_type: str = "application/json",
-        silence_seconds: float = _ANSWER_SECONDS,
-        refuse: bool = True,
+        silence_seconds: float = _RESPONSE_SECONDS,
+        raise_for_status: bool = True,
     ) -> BaseHTTPResponse:
-        asked = urlencode({key: value for key, value in query.items() if value})
+        query_string = urlencode({key: value for key, value in query.items() if value})
         headers = {"Accept": "application/json", "Content-Type": media_type, "User-Agent": "tiphys"}
         if credentials := self._authorization():
             headers["Authorization"] = credentials
         try:
             response = self._pool.request(
                 method,
-                f"{self.server}{path}" + (f"?{asked}" if asked else ""),
+                f"{self.server}{path}" + (f"?{query_string}" if query_string else ""),
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,
                 timeout=Timeout(connect=_CONNECT_SECONDS, read=silence_seconds),
@@ -165,30 +172,31 @@ class Transport:
                 redirect=False,
                 retries=False,
             )
-            refused = response.read().decode(errors="replace") if refuse and response.status >= 300 else None
+            is_error = raise_for_status and response.status >= 300
+            error_body = response.read().decode(errors="replace") if is_error else None
         except (HTTPError, ValueError) as error:
-            remedy = self._peer.remedy_of_tls if isinstance(error, SSLError) else ""
-            told = f"{self._name} did not answer {method} {path}: {error}"
-            raise StoreError(f"{told}; {remedy}" if remedy else told) from error
-        if refused is not None:
-            raise self._peer.refusal(response.status, refused, self.server, path)
+            remedy = self._remote.tls_remedy if isinstance(error, SSLError) else ""
+            message = f"{self._name} did not answer {method} {path}: {error}"
+            raise StoreError(f"{message}; {remedy}" if remedy else message) from error
+        if error_body is not None:
+            raise self._remote.error_for_status(response.status, error_body, self.server, path)
         return response
 
 
 def _lines(response: BaseHTTPResponse) -> Iterator[bytes]:
-    rest = b""
-    for piece in response.stream(64 << 10, decode_content=False):
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from (line for line in whole if line.strip())
+    incomplete = b""
+    for chunk in response.stream(64 << 10, decode_content=False):
+        *lines, incomplete = (incomplete + chunk).split(b"\n")
+        yield from (line for line in lines if line.strip())
 
 
-def _refusal(status: int, body: str, server: str, path: str) -> TiphysError:
-    reason, message = _words(body)
+def _api_error(status: int, body: str, server: str, path: str) -> TiphysError:
+    reason, message = _status_reason_and_message(body)
     match status:
         case 404 if not reason:
             return NotFoundError(
-                f"the API server {server} does not serve {path}: {message}; where it is a kind of object, install its "
-                "CustomResourceDefinition"
+                f"the API server {server} does not serve {path}: {message}; if this is a custom kind of object, "
+                "install its CustomResourceDefinition"
             )
         case 404:
             return NotFoundError(f"the API server {server} says: {message}")
@@ -199,27 +207,27 @@ def _refusal(status: int, body: str, server: str, path: str) -> TiphysError:
         case 410:
             return ExpiredError(message)
         case 422 if "metadata.uid" in message and "immutable" in message:
-            # What a custom kind answers where a built-in one says 409: the object of this name is another one.
+            # For a uid that does not match, custom kinds return 422 and built-in kinds 409.
             return ConflictError(message)
         case 400 | 405 | 413 | 415 | 422:
             return UsageError(f"the API server {server} refused the request: {message}")
         case 401:
             return ForbiddenError(
                 f"the API server {server} does not accept these credentials: {message}; they may have expired: "
-                "see whether `kubectl auth whoami` works"
+                "check them with `kubectl auth whoami`"
             )
         case 403:
             return ForbiddenError(f"the API server {server} refused: {message}")
     return StoreError(f"the API server {server} answered {status}: {message}")
 
 
-def _words(body: str) -> tuple[str, str]:
-    """Reason and message of a Status, or the beginning of whatever it is."""
+def _status_reason_and_message(body: str) -> tuple[str, str]:
+    """Reason and message of a Status; without a Status, an empty reason and the start of the body."""
     try:
-        answer = json.loads(body)
-        return str(answer.get("reason", "")), str(answer.get("message") or "no reason given")
+        status = json.loads(body)
+        return str(status.get("reason", "")), str(status.get("message") or "no reason given")
     except (ValueError, AttributeError):
         return "", " ".join(body.split())[:300] or "no reason given"
 
 
-_API_SERVER = Peer("the API server", _refusal, "is it the API server of a Kubernetes cluster?")
+_API_SERVER = RemoteServer("the API server", _api_error, "is it the API server of a Kubernetes cluster?")

@@ -1,9 +1,9 @@
-"""List, then watch, for ever: the loop that every client of the API server needs and that is easy to get wrong.
+"""The list-and-watch loop that every client of the API server needs.
 
-A watch ends whenever the server likes, and versions are forgotten after some
-minutes. So every loss of the thread is answered by a new list, which the caller
-sees as `Synced` and compares with what it knows; between two lists nothing is
-missed and nothing is seen twice.
+A watch can end at any time, and the server drops resource versions after some
+minutes. If a version has expired, the loop lists again and yields a
+`ListSnapshot`, which the caller compares with its state. Between two snapshots
+no change is lost or repeated.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,32 +12,32 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.errors import NotFoundError, StoreError
-from tiphys.kube.api import ExpiredError, Keep, KubeApi, Object
+from tiphys.kube.api import ExpiredError, KubeApi, Object, ObjectTransform
 from tiphys.kube.resources import Resource
 
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 0.5, 30.0
 
 
-class ChangeType(StrEnum):
+class WatchEventType(StrEnum):
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
 
 
-class Change(NamedTuple):
+class WatchEvent(NamedTuple):
     """One object was added, modified or deleted."""
 
-    type: ChangeType
+    type: WatchEventType
     object: Object
 
 
-class Synced(NamedTuple):
-    """All objects there are; whatever is not among them is gone."""
+class ListSnapshot(NamedTuple):
+    """All existing objects; any other object was deleted."""
 
     objects: list[Object]
 
 
-def changes(
+def watch_objects(
     api: KubeApi,
     resource: Resource,
     namespace: str | None,
@@ -45,12 +45,12 @@ def changes(
     labels: str = "",
     fields: str = "",
     timeout_seconds: int = 300,
-    keep: Keep = lambda found: found,
-    pause: Callable[[float], object],
-    stopped: Callable[[], bool] = lambda: False,
-    lost: Callable[[StoreError], object] = lambda _: None,
-) -> Iterator[Synced | Change]:
-    """What there is, then what changes, until ``stopped``.
+    transform: ObjectTransform = lambda kube_object: kube_object,
+    sleep: Callable[[float], object],
+    should_stop: Callable[[], bool] = lambda: False,
+    on_error: Callable[[StoreError], object] = lambda _: None,
+) -> Iterator[ListSnapshot | WatchEvent]:
+    """Yield all objects, then their changes, until ``should_stop``.
 
     Args:
         api: The API server.
@@ -58,42 +58,42 @@ def changes(
         namespace: None for all namespaces.
         labels: Label selector.
         fields: Field selector.
-        timeout_seconds: After this time the server ends a watch, and the next one goes on where it ended.
-        keep: What is kept of each object of a list, see `KubeApi.list`; changes are told whole.
-        pause: Waits before the next try while the server is out of reach.
-        stopped: Asked after each event. One that must stop at once runs this in a daemon thread: a watch of a
-            quiet kind waits for ``timeout_seconds``.
-        lost: Told of each failure, for the log; also of a kind that the server does not know, or not yet.
+        timeout_seconds: The server ends a watch after this time, and the next watch continues there.
+        transform: Applied to each object of a list, see `KubeApi.list`; changes contain whole objects.
+        sleep: Waits before the next try while the server is unavailable.
+        should_stop: Called after each event. A caller that must stop immediately runs the loop in a daemon thread,
+            because a watch without events lasts ``timeout_seconds``.
+        on_error: Called with each failure, for the log; also if the server does not serve this kind (yet).
 
     Raises:
-        UsageError: a selector is wrong.
+        UsageError: a selector is not valid.
     """
-    version, wait = "", _SHORTEST_PAUSE_SECONDS
-    while not stopped():
+    version, wait = "", _MIN_BACKOFF_SECONDS
+    while not should_stop():
         try:
             if not version:
-                listing = api.list(resource, namespace, labels, fields, keep=keep)
+                listing = api.list(resource, namespace, labels, fields, transform=transform)
                 version = listing.resource_version
-                yield Synced(listing.items)
-                if stopped():
+                yield ListSnapshot(listing.items)
+                if should_stop():
                     return
-            silent = True
-            # Closed at once, however this ends: an error that somebody keeps would keep its connection open, too.
+            is_empty = True
+            # Closed explicitly: a stored exception would otherwise keep the connection open through its traceback.
             with closing(api.watch(resource, namespace, version, labels, fields, timeout_seconds)) as events:
-                wait = _SHORTEST_PAUSE_SECONDS
+                wait = _MIN_BACKOFF_SECONDS
                 for event in events:
-                    silent = False
+                    is_empty = False
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
-                        yield Change(ChangeType(event["type"]), event["object"])
-                    if stopped():
+                        yield WatchEvent(WatchEventType(event["type"]), event["object"])
+                    if should_stop():
                         return
-            if silent:  # whoever ends watches at once must not be asked again at once
-                pause(wait)
+            if is_empty:  # a server that ends watches immediately must not be called in a tight loop
+                sleep(wait)
         except ExpiredError:
             version = ""
-            pause(wait)
+            sleep(wait)
         except (StoreError, NotFoundError) as error:
-            lost(StoreError(str(error)) if isinstance(error, NotFoundError) else error)
-            pause(wait)
-            wait = min(wait * 2, _LONGEST_PAUSE_SECONDS)
+            on_error(StoreError(str(error)) if isinstance(error, NotFoundError) else error)
+            sleep(wait)
+            wait = min(wait * 2, _MAX_BACKOFF_SECONDS)

@@ -1,10 +1,25 @@
-"""What storage knows about attempts and checkpoints, and what follows from it.
+"""Lineages: the checkpoints of a training step across attempts, their selection, validity, retention and audit.
 
-Decisions (`chain`, `classify`, `decide`) are pure; around them are the few
-functions that read the records they need.
+Decisions, such as `order_candidates` and `evaluate_retention`, are pure. Separate
+functions read the records that they need.
 """
 
-from tiphys.lineage.timeline import timeline
-from tiphys.lineage.tree import AttemptNode, CheckpointNode, LineageTree, Status, StepLineage, tree
+from tiphys.lineage.timeline import read_timeline
+from tiphys.lineage.tree import (
+    AttemptNode,
+    CheckpointNode,
+    CheckpointStatus,
+    LineageTree,
+    StepLineage,
+    read_lineage_tree,
+)
 
-__all__ = ["AttemptNode", "CheckpointNode", "LineageTree", "Status", "StepLineage", "timeline", "tree"]
+__all__ = [
+    "AttemptNode",
+    "CheckpointNode",
+    "CheckpointStatus",
+    "LineageTree",
+    "StepLineage",
+    "read_lineage_tree",
+    "read_timeline",
+]

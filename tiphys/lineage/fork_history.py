@@ -1,143 +1,156 @@
-"""Where a training starts that may come from another run: back through its own checkpoints, then those of its parents.
+"""Start checkpoints of forks: candidates from the fork's own lineage, then from the lineages of its ancestors.
 
-A fork has a lineage of its own, whose first attempt started from a checkpoint of
-another one. Whoever goes back beyond it goes on there.
-
-The runs that a fork comes from, and which of their results still count.
+A fork has its own lineage. Its first attempt started from a checkpoint of
+another lineage, so an attempt that finds no valid checkpoint in its own lineage
+continues the search there. The module also reads the ancestors of a fork and
+which of their results still count.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage.quarantine import quarantine_reason, quarantined
-from tiphys.lineage.select import BEGINNING, Choice, StartsFrom, chain, choose, commits_of, fault_of, starts_of
-from tiphys.records import CheckpointRef, RunRecord, Skipped
-from tiphys.store import Attempt, Store, last_claim, lineage_of, read_run, step_attempts
+from tiphys.lineage.quarantine import list_quarantined, read_quarantine_reason
+from tiphys.lineage.select import (
+    START_FROM_BEGINNING,
+    CheckpointChoice,
+    StartCheckpoints,
+    choose_checkpoint,
+    list_commits,
+    order_candidates,
+    starts_from_claims,
+    unusable_reason,
+)
+from tiphys.records import CheckpointRef, RunRecord, SkippedCheckpoint
+from tiphys.store import Attempt, Store, lineage_name, read_last_claim, read_run, read_step_attempts
 
 
-class Ancestor(NamedTuple):
-    """A run that another one is a fork of, or a fork of a fork.
+class AncestorRun(NamedTuple):
+    """A direct or indirect parent of a fork.
 
-    ``fresh_since`` says by step from which submission of it on its results
-    count; such a step was to be made anew there, so no older run has it.
+    ``fresh_since`` holds, by step, the first submission of this run whose results
+    count. Such a step was run again there, so results of older runs do not count.
     """
 
     run: str
     fresh_since: Mapping[str, int]
 
 
-def ancestors(store: Store, record: RunRecord) -> tuple[Ancestor, ...]:
-    """The runs that ``record`` comes from, the nearest first, as far as they are still there.
+def read_ancestors(store: Store, record: RunRecord) -> tuple[AncestorRun, ...]:
+    """The ancestors of a run, the nearest first, up to the first that no longer exists.
 
-    Costs two reads and a listing for each.
+    Costs two reads and a listing for each ancestor.
 
     Raises:
-        IntegrityError: one of their records is damaged.
+        IntegrityError: a record of an ancestor is damaged.
     """
-    found: list[Ancestor] = []
-    while record.parent and record.parent not in [one.run for one in found]:
+    ancestors: list[AncestorRun] = []
+    while record.parent and record.parent not in [ancestor.run for ancestor in ancestors]:
         try:
             record = read_run(store, record.parent)
         except NotFoundError:
             break
-        found.append(Ancestor(record.run, _fresh_since(store, record)))
-    return tuple(found)
+        ancestors.append(AncestorRun(record.run, _read_fresh_since(store, record)))
+    return tuple(ancestors)
 
 
-def _fresh_since(store: Store, record: RunRecord) -> Mapping[str, int]:
-    last = last_claim(store, record.run)
+def _read_fresh_since(store: Store, record: RunRecord) -> Mapping[str, int]:
+    last = read_last_claim(store, record.run)
     return last.fresh_since if last else dict.fromkeys(record.fresh, 1)
 
 
-def going_back(run_store: Store, store: Store, lineage: str, starts_from: StartsFrom) -> Iterator[CheckpointRef]:
-    """Like `tiphys.lineage.select.chain`, and on through the lineages from which this one comes.
+def iter_start_candidates(
+    run_store: Store, store: Store, lineage: str, starts_from: StartCheckpoints
+) -> Iterator[CheckpointRef]:
+    """Candidates of a lineage as by `tiphys.lineage.select.order_candidates`, then those of its ancestors.
 
     Args:
-        run_store: The store that holds the claims of attempts.
-        store: The store that holds the checkpoints.
-        lineage: Where to begin.
-        starts_from: What its attempts started from.
+        run_store: The store with the claims of attempts.
+        store: The store with the checkpoints.
+        lineage: The lineage of the fork.
+        starts_from: Start checkpoints of its attempts.
     """
-    yield from chain(commits_of(store, lineage), lineage, starts_from)
-    if (origin := origin_of(lineage, starts_from)) is not None:
-        yield from before(run_store, store, origin)
+    yield from order_candidates(list_commits(store, lineage), lineage, starts_from)
+    if (origin := find_fork_origin(lineage, starts_from)) is not None:
+        yield from iter_fork_history(run_store, store, origin)
 
 
-def before(run_store: Store, store: Store, origin: CheckpointRef) -> Iterator[CheckpointRef]:
-    """``origin``, and what it goes back to in turn, in its lineage and those from which that one comes."""
-    seen: set[str] = set()
-    following: CheckpointRef | None = origin
-    while following is not None and following.lineage not in seen:
-        lineage = following.lineage
-        seen.add(lineage)
+def iter_fork_history(run_store: Store, store: Store, origin: CheckpointRef) -> Iterator[CheckpointRef]:
+    """``origin`` and its older candidates, in its lineage and in the lineages of its ancestors."""
+    visited: set[str] = set()
+    current: CheckpointRef | None = origin
+    while current is not None and current.lineage not in visited:
+        lineage = current.lineage
+        visited.add(lineage)
         run, _, step = lineage.partition("/")
-        theirs = starts_of(step_attempts(run_store, run, step))
-        starts = {**theirs, max([*theirs, following.attempt]) + 1: following}
-        yield from chain(commits_of(store, lineage), lineage, starts)
-        following = origin_of(lineage, starts)
+        ancestor_starts = starts_from_claims(read_step_attempts(run_store, run, step))
+        # As if a further attempt of the ancestor had started from this checkpoint.
+        starts = {**ancestor_starts, max([*ancestor_starts, current.attempt]) + 1: current}
+        yield from order_candidates(list_commits(store, lineage), lineage, starts)
+        current = find_fork_origin(lineage, starts)
 
 
-def origin_of(lineage: str, starts_from: StartsFrom) -> CheckpointRef | None:
-    """The checkpoint of another lineage that the newest attempt goes back to; None if it began at the beginning."""
+def find_fork_origin(lineage: str, starts_from: StartCheckpoints) -> CheckpointRef | None:
+    """The checkpoint of another lineage from which the newest attempt derives; None if there is none."""
     attempt = max(starts_from, default=0)
     while (start := starts_from.get(attempt)) is not None and start.lineage == lineage and start.attempt < attempt:
         attempt = start.attempt
     return start if start is not None and start.lineage != lineage else None
 
 
-def where_to_start(
+def choose_start_checkpoint(
     store: Store,
     run: str,
     step: str,
     attempts: Sequence[Attempt],
     *,
     fresh_since: int = 0,
-    family: Iterable[Ancestor] = (),
-) -> Choice:
-    """The newest valid checkpoint that the attempt after ``attempts`` may start from, be it one of a parent.
+    ancestors: Iterable[AncestorRun] = (),
+) -> CheckpointChoice:
+    """The newest valid checkpoint for the start of the next attempt, possibly one of an ancestor.
 
     Args:
-        store: The store that holds claims and checkpoints.
-        run: The run.
+        store: The store with claims and checkpoints.
+        run: Name of the run.
         step: The step id.
         attempts: Its attempts so far.
-        fresh_since: Where the step was asked to run again: the submission whose
-            attempts begin at the beginning; 0 for none.
-        family: The runs that this one is a fork of, the nearest first.
+        fresh_since: The submission that runs the step again from the beginning; 0 for none.
+        ancestors: The ancestors of the run, the nearest first.
     """
-    lineage = lineage_of(run, step)
+    lineage = lineage_name(run, step)
     if fresh_since and not any(attempt.claim.submission >= fresh_since for attempt in attempts):
-        return BEGINNING
+        return START_FROM_BEGINNING
     if attempts:
-        own = choose(store, lineage, attempts)
-        if own.checkpoint is not None or origin_of(lineage, starts_of(attempts)) is None:
+        own = choose_checkpoint(store, lineage, attempts)
+        if own.checkpoint is not None or find_fork_origin(lineage, starts_from_claims(attempts)) is None:
             return own
-        return _first_valid(store, going_back(store, store, lineage, starts_of(attempts)))
-    return _inherited(store, step, family)
+        return _choose_first_valid(store, iter_start_candidates(store, store, lineage, starts_from_claims(attempts)))
+    return _choose_inherited_checkpoint(store, step, ancestors)
 
 
-def _inherited(store: Store, step: str, family: Iterable[Ancestor]) -> Choice:
-    """What the nearest run starts a fork with that has ever tried the step."""
-    for ancestor in family:
+def _choose_inherited_checkpoint(store: Store, step: str, ancestors: Iterable[AncestorRun]) -> CheckpointChoice:
+    """The start checkpoint from the nearest ancestor that has attempts of the step."""
+    for ancestor in ancestors:
         since = ancestor.fresh_since.get(step.partition(".")[0], 0)
-        attempts = step_attempts(store, ancestor.run, step)
+        attempts = read_step_attempts(store, ancestor.run, step)
         if any(attempt.claim.submission >= since for attempt in attempts):
-            lineage = lineage_of(ancestor.run, step)
-            return _first_valid(store, going_back(store, store, lineage, starts_of(attempts)))
+            lineage = lineage_name(ancestor.run, step)
+            return _choose_first_valid(
+                store, iter_start_candidates(store, store, lineage, starts_from_claims(attempts))
+            )
         if since:
             break
-    return BEGINNING
+    return START_FROM_BEGINNING
 
 
-def _first_valid(store: Store, refs: Iterable[CheckpointRef]) -> Choice:
-    barred: dict[str, set[CheckpointRef]] = {}
-    skipped: list[Skipped] = []
+def _choose_first_valid(store: Store, refs: Iterable[CheckpointRef]) -> CheckpointChoice:
+    quarantined: dict[str, set[CheckpointRef]] = {}
+    skipped: list[SkippedCheckpoint] = []
     for ref in refs:
-        if ref.lineage not in barred:
-            barred[ref.lineage] = quarantined(store, ref.lineage)
-        fault = quarantine_reason(store, ref) if ref in barred[ref.lineage] else fault_of(store, ref)
+        if ref.lineage not in quarantined:
+            quarantined[ref.lineage] = list_quarantined(store, ref.lineage)
+        fault = read_quarantine_reason(store, ref) if ref in quarantined[ref.lineage] else unusable_reason(store, ref)
         if fault is None:
-            return Choice(ref, (ref,), tuple(skipped))
-        skipped.append(Skipped(checkpoint=ref, reason=fault))
-    return Choice(None, (), tuple(skipped))
+            return CheckpointChoice(ref, (ref,), tuple(skipped))
+        skipped.append(SkippedCheckpoint(checkpoint=ref, reason=fault))
+    return CheckpointChoice(None, (), tuple(skipped))

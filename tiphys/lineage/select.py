@@ -1,12 +1,12 @@
-"""Which checkpoint does the next attempt start from?
+"""Selection of the checkpoint from which the next attempt starts.
 
-Attempts from the newest down: the first that has a valid commit gives its
-newest valid one; an attempt without any is followed to what it started from.
-A pod that was believed dead can still commit. Its checkpoint is newer by the
-clock, yet another attempt has gone on from an older one, so it must lose: going
-back to it would throw away, or mix, what was trained since.
+The candidates are the commits of the newest attempt, then the checkpoint from
+which it started and older ones of that attempt, and so on. The newest valid
+candidate is chosen. A late commit, by a pod that was presumed dead, is no
+candidate: a newer attempt has already continued from an older checkpoint, and
+the late one would discard its training or mix the two.
 
-What an attempt has saved last: what it would lose by an end now, and what is left of it after one.
+The module also reads the newest commit of an attempt, to compute the lost work.
 """
 
 import contextlib
@@ -14,144 +14,159 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, ObjectMissingError
-from tiphys.lineage.quarantine import quarantine_reason, quarantined
+from tiphys.lineage.quarantine import list_quarantined, read_quarantine_reason
 from tiphys.lineage.validity import checkpoint_fault, read_manifest
-from tiphys.records import CheckpointManifest, CheckpointRef, Skipped
+from tiphys.records import CheckpointManifest, CheckpointRef, SkippedCheckpoint
 from tiphys.store import Attempt, LineageLayout, Store
 
-StartsFrom = Mapping[int, CheckpointRef | None]
-"""Attempts of the step, and the checkpoint that each started from."""
+StartCheckpoints = Mapping[int, CheckpointRef | None]
+"""Start checkpoint of each attempt of a step, by number; None for the beginning."""
 
 
-class Choice(NamedTuple):
-    """``checkpoint`` is where to start, None for the beginning.
+class CheckpointChoice(NamedTuple):
+    """The chosen start checkpoint; None for the beginning.
 
-    ``candidates`` begins with it and goes on with what to fall back to;
-    ``skipped`` are those that would have come first, and why they did not.
+    ``candidates`` are the chosen checkpoint and the fallbacks after it.
+    ``skipped`` are better candidates that cannot be used, with the reasons.
     """
 
     checkpoint: CheckpointRef | None
     candidates: tuple[CheckpointRef, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedCheckpoint, ...]
 
 
-BEGINNING = Choice(None, (), ())
+START_FROM_BEGINNING = CheckpointChoice(None, (), ())
 
 
-def chain(commits: Iterable[CheckpointRef], lineage: str, starts_from: StartsFrom) -> tuple[CheckpointRef, ...]:
-    """Commits of ``lineage`` that the newest attempt may go on from, best first.
+def order_candidates(
+    commits: Iterable[CheckpointRef], lineage: str, starts_from: StartCheckpoints
+) -> tuple[CheckpointRef, ...]:
+    """Commits of ``lineage`` from which an attempt after the newest one may start, best first. Pure.
 
-    Its own, newest first; then the one it started from and older ones of that
-    attempt; and so on back to the beginning. Late commits are not among them.
+    The order is: commits of the newest attempt, newest first; then its start
+    checkpoint and older commits of that attempt; and so on back to the beginning.
+    Late commits are left out.
     """
     steps: dict[int, list[CheckpointRef]] = {}
     for commit in commits:
         steps.setdefault(commit.attempt, []).append(commit)
-    found: list[CheckpointRef] = []
+    candidates: list[CheckpointRef] = []
     attempt = max(starts_from, default=0)
     ceiling: int | None = None
     while True:
         own = sorted(steps.get(attempt, []), key=lambda commit: -commit.global_step)
-        found += [commit for commit in own if ceiling is None or commit.global_step <= ceiling]
+        candidates += [commit for commit in own if ceiling is None or commit.global_step <= ceiling]
         start = starts_from.get(attempt)
         if start is None or start.lineage != lineage or start.attempt >= attempt:
-            return tuple(found)
+            return tuple(candidates)
         attempt, ceiling = start.attempt, start.global_step
 
 
-def inferred_starts(
-    commits: Sequence[CheckpointRef], lineage: str, attempts: Iterable[int], restored: StartsFrom
-) -> StartsFrom:
-    """What each attempt started from, where claims cannot say because only pods see the checkpoints.
+def infer_starts(
+    commits: Sequence[CheckpointRef], lineage: str, attempts: Iterable[int], restored: StartCheckpoints
+) -> StartCheckpoints:
+    """Start checkpoints of attempts on a volume, which claims cannot name because only pods can read it. Pure.
 
-    ``restored`` holds what the manifests of an attempt tell. An attempt that
-    left none also left nothing to mix with: it counts as having started from
-    the best of those before it. So does one that tells only of itself, because
-    its pod was made again. Pure.
+    An attempt without a manifest, or whose manifests name only its own
+    checkpoints because its pod was created again, counts as started from the best
+    candidate before it. Without a commit it cannot have diverged.
+
+    Args:
+        commits: All commits of the lineage.
+        lineage: The lineage.
+        attempts: Numbers of the attempts.
+        restored: Restored checkpoint by attempt, from the manifests.
     """
     restored = {attempt: ref for attempt, ref in restored.items() if ref is None or ref.attempt < attempt}
     starts: dict[int, CheckpointRef | None] = {}
     for attempt in sorted(attempts):
-        before = chain([commit for commit in commits if commit.attempt < attempt], lineage, starts)
+        before = order_candidates([commit for commit in commits if commit.attempt < attempt], lineage, starts)
         starts[attempt] = restored[attempt] if attempt in restored else next(iter(before), None)
     return starts
 
 
-def starts_on_volume(store: Store, lineage: str, attempts: Iterable[int]) -> StartsFrom:
-    """Like `inferred_starts`, from ``store``; costs one listing and a read for each attempt that committed."""
-    commits = commits_of(store, lineage)
+def infer_starts_from_volume(store: Store, lineage: str, attempts: Iterable[int]) -> StartCheckpoints:
+    """Like `infer_starts`, from ``store``; costs one listing and a read for each attempt that committed."""
+    commits = list_commits(store, lineage)
     manifests: list[CheckpointManifest] = []
     for newest in {ref.attempt: ref for ref in reversed(commits)}.values():
         with contextlib.suppress(IntegrityError, ObjectMissingError):
-            manifests.append(_of_the_first_pod(store, newest))
-    return inferred_starts(commits, lineage, attempts, restored_by(manifests))
+            manifests.append(_read_manifest_of_first_pod(store, newest))
+    return infer_starts(commits, lineage, attempts, restored_by_attempt(manifests))
 
 
-def _of_the_first_pod(store: Store, newest: CheckpointRef) -> CheckpointManifest:
-    """Argo makes a pod again that is gone and never told its end; then the attempt goes on from its own checkpoint."""
+def _read_manifest_of_first_pod(store: Store, newest: CheckpointRef) -> CheckpointManifest:
+    """The manifest of an attempt that names its first start checkpoint.
+
+    Argo creates a pod again that is lost without a status. The attempt then restores its own checkpoint.
+    """
     manifest = read_manifest(store, newest)
     while manifest.restored is not None and manifest.restored.attempt == manifest.attempt:
         manifest = read_manifest(store, manifest.restored)
     return manifest
 
 
-def commits_of(store: Store, lineage: str) -> list[CheckpointRef]:
-    """Every checkpoint of a lineage that has a manifest, newest first; costs one listing."""
+def list_commits(store: Store, lineage: str) -> list[CheckpointRef]:
+    """All committed checkpoints of a lineage, newest first; costs one listing."""
     layout = LineageLayout(lineage)
-    found = (layout.parse_checkpoint(info.key) for info in store.list(layout.manifests))
-    return [ref for ref in found if ref is not None]
+    refs = (layout.parse_checkpoint(info.key) for info in store.list(layout.manifests))
+    return [ref for ref in refs if ref is not None]
 
 
-def starts_of(attempts: Iterable[Attempt]) -> dict[int, CheckpointRef | None]:
-    """What the claim of each attempt names as its start, by its number."""
+def starts_from_claims(attempts: Iterable[Attempt]) -> dict[int, CheckpointRef | None]:
+    """Start checkpoints from the claims of attempts, by attempt."""
     return {attempt.claim.attempt: attempt.claim.starts_from for attempt in attempts}
 
 
-def restored_by(manifests: Iterable[CheckpointManifest]) -> dict[int, CheckpointRef | None]:
-    """What the manifests of each attempt say that it had restored."""
+def restored_by_attempt(manifests: Iterable[CheckpointManifest]) -> dict[int, CheckpointRef | None]:
+    """Restored checkpoints from ``manifests``, by attempt."""
     return {manifest.attempt: manifest.restored for manifest in manifests}
 
 
-def choose(store: Store, lineage: str, attempts: Sequence[Attempt]) -> Choice:
-    """The newest valid checkpoint that the attempt after ``attempts`` may start from.
+def choose_checkpoint(store: Store, lineage: str, attempts: Sequence[Attempt]) -> CheckpointChoice:
+    """The newest valid checkpoint for the start of the attempt after ``attempts``.
 
-    ``store`` is the one that holds the checkpoints. Costs two listings, and one
-    read and one listing for each checkpoint looked at; it stops at the first
-    valid one. Bytes are not read: the training program verifies every hash.
+    Costs two listings, and a read and a listing for each candidate up to the
+    first valid one. Bytes are not read: the training program verifies all hashes.
+
+    Args:
+        store: The store with the checkpoints.
+        lineage: The lineage.
+        attempts: The attempts so far.
     """
-    barred = quarantined(store, lineage)
-    ordered = chain(commits_of(store, lineage), lineage, starts_of(attempts))
-    skipped: list[Skipped] = []
+    quarantined = list_quarantined(store, lineage)
+    ordered = order_candidates(list_commits(store, lineage), lineage, starts_from_claims(attempts))
+    skipped: list[SkippedCheckpoint] = []
     for index, ref in enumerate(ordered):
-        fault = quarantine_reason(store, ref) if ref in barred else fault_of(store, ref)
+        fault = read_quarantine_reason(store, ref) if ref in quarantined else unusable_reason(store, ref)
         if fault is None:
-            return Choice(ref, tuple(r for r in ordered[index:] if r not in barred), tuple(skipped))
-        skipped.append(Skipped(checkpoint=ref, reason=fault))
-    return Choice(None, (), tuple(skipped))
+            return CheckpointChoice(ref, tuple(r for r in ordered[index:] if r not in quarantined), tuple(skipped))
+        skipped.append(SkippedCheckpoint(checkpoint=ref, reason=fault))
+    return CheckpointChoice(None, (), tuple(skipped))
 
 
-def fault_of(store: Store, ref: CheckpointRef) -> str | None:
-    """Why ``ref`` cannot be used, quarantine aside; None if it can."""
+def unusable_reason(store: Store, ref: CheckpointRef) -> str | None:
+    """Why ``ref`` cannot be used, apart from quarantine; None if it can."""
     try:
         return checkpoint_fault(store, ref)
     except ObjectMissingError:  # retention removed it after it was listed
-        return "it was removed while the choice was made"
+        return "it was removed during the selection"
 
 
-def newest_commit(store: Store, lineage: str, attempt: int) -> CheckpointManifest | None:
-    """The newest checkpoint that an attempt has committed; None if there is none. One listing and one read."""
-    return looked_up(store, lineage, attempt).newest
+def read_newest_commit(store: Store, lineage: str, attempt: int) -> CheckpointManifest | None:
+    """The newest readable manifest of an attempt; None if there is none. Costs one listing and one read."""
+    return read_attempt_commits(store, lineage, attempt).newest
 
 
-class Commits(NamedTuple):
-    """``newest`` that can be read. ``unreadable`` says that there is another, which tells nothing."""
+class AttemptCommits(NamedTuple):
+    """The newest readable manifest of an attempt, and whether a newer one cannot be read."""
 
     newest: CheckpointManifest | None
-    unreadable: bool = False
+    has_unreadable: bool = False
 
 
-def looked_up(store: Store, lineage: str, attempt: int) -> Commits:
-    """What can be told of the checkpoints of an attempt. One listing and one read."""
+def read_attempt_commits(store: Store, lineage: str, attempt: int) -> AttemptCommits:
+    """Read the newest manifest of an attempt. Costs one listing, and one read if all manifests are readable."""
     layout = LineageLayout(lineage)
     unreadable = False
     for info in store.list(layout.manifests):
@@ -161,9 +176,9 @@ def looked_up(store: Store, lineage: str, attempt: int) -> Commits:
         if ref.attempt < attempt:
             break
         try:
-            return Commits(read_manifest(store, ref), unreadable)
+            return AttemptCommits(read_manifest(store, ref), unreadable)
         except IntegrityError:
             unreadable = True
-        except ObjectMissingError:  # retention was faster
+        except ObjectMissingError:  # retention removed it after it was listed
             continue
-    return Commits(None, unreadable)
+    return AttemptCommits(None, unreadable)

@@ -1,40 +1,40 @@
-"""Everything that happened to a run, in one list of sentences.
+"""The timeline of a run: all its events, in one sorted list.
 
-Most of it is already said by records, which are what decisions are taken from.
-Those are put into words here, and merged with the events that no record says,
-so that there is no second log which could tell another story.
+Most events are derived from the records on which decisions are based, so that
+no second log can contradict the records. Events that no record holds are stored
+separately and merged in.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from tiphys.lineage.tree import AttemptNode, CheckpointNode, LineageTree, Status, tree_of
-from tiphys.records import AttemptClaim, AttemptEnd, Event, Outcome, RunRecord
-from tiphys.store import Attempt, Store, Submission, all_attempts, read_events, read_run, submissions
+from tiphys.lineage.tree import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, build_lineage_tree
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Event, RunRecord
+from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_events, read_run, read_submissions
 
 
-def timeline(store: Store, run: str) -> list[Event]:
-    """All events of ``run`` by the time at which they were recorded.
+def read_timeline(store: Store, run: str) -> list[Event]:
+    """All events of ``run``, by the time of their records.
 
-    The times are those of the machines that wrote; where their clocks disagree,
-    so does the order.
+    The times come from the clocks of different machines, so the order is only as
+    accurate as these clocks.
 
     Raises:
         NotFoundError: the store has no such run.
     """
-    record, steps = read_run(store, run), all_attempts(store, run)
-    events = [_submitted(record)]
-    for submission in submissions(store, run):
-        events += _of_submission(submission)
+    record, steps = read_run(store, run), read_all_attempts(store, run)
+    events = [_run_submitted_event(record)]
+    for submission in read_submissions(store, run):
+        events += _submission_events(submission)
     for attempt in (attempt for attempts in steps.values() for attempt in attempts):
-        events += _of_attempt(attempt)
-    told = read_events(store, run)
-    events += _of_checkpoints(tree_of(store, record, steps, told))
-    events += told
+        events += _attempt_events(attempt)
+    stored_events = read_events(store, run)
+    events += _lineage_events(build_lineage_tree(store, record, steps, stored_events))
+    events += stored_events
     return sorted(events, key=lambda event: event.at)
 
 
-def _submitted(record: RunRecord) -> Event:
+def _run_submitted_event(record: RunRecord) -> Event:
     return Event(
         name="run.submitted",
         at=record.written_at,
@@ -43,7 +43,7 @@ def _submitted(record: RunRecord) -> Event:
     )
 
 
-def _of_submission(submission: Submission) -> Iterator[Event]:
+def _submission_events(submission: Submission) -> Iterator[Event]:
     claim, bound, end = submission
     number = {"submission": claim.submission}
     if bound:
@@ -55,20 +55,20 @@ def _of_submission(submission: Submission) -> Iterator[Event]:
             data={**number, "uid": bound.uid, "cluster": bound.cluster},
         )
     if end:
-        told = f": {end.message}" if end.message else ""
-        message = f"submission {claim.submission} ended as {end.status}{told}"
+        detail = f": {end.message}" if end.message else ""
+        message = f"submission {claim.submission} ended as {end.status}{detail}"
         yield Event(name="submission.ended", at=end.written_at, message=message, data=number)
 
 
-def _of_attempt(attempt: Attempt) -> Iterator[Event]:
+def _attempt_events(attempt: Attempt) -> Iterator[Event]:
     claim, end = attempt
-    start = claim.starts_from.within(claim.lineage) if claim.starts_from else ""
+    start = claim.starts_from.relative_to(claim.lineage) if claim.starts_from else ""
     yield Event(
         name="attempt.started",
         at=claim.written_at,
         step=claim.step,
         attempt=claim.attempt,
-        message=f"attempt {claim.attempt} of {claim.step} starts{_from(claim)}",
+        message=f"attempt {claim.attempt} of {claim.step} starts{_start_phrase(claim)}",
         data={"submission": claim.submission, "starts_from": start},
     )
     if end:
@@ -77,10 +77,10 @@ def _of_attempt(attempt: Attempt) -> Iterator[Event]:
             at=end.written_at,
             step=end.step,
             attempt=end.attempt,
-            message=_ended(end),
-            data={"outcome": end.outcome.value, "cause": end.cause.value if end.cause else "", **_preempted(end)},
+            message=_end_message(end),
+            data={"outcome": end.outcome.value, "cause": end.cause.value if end.cause else "", **_preemption_data(end)},
         )
-    if end and end.outcome is Outcome.DONE:
+    if end and end.outcome is AttemptEndOutcome.DONE:
         yield Event(
             name="step.done",
             at=end.written_at,
@@ -91,31 +91,31 @@ def _of_attempt(attempt: Attempt) -> Iterator[Event]:
         )
 
 
-def _preempted(end: AttemptEnd) -> dict[str, Any]:
-    """What it has cost that an attempt was asked to go; nothing for others."""
+def _preemption_data(end: AttemptEnd) -> dict[str, Any]:
+    """The cost of a preemption by the queue; empty without one."""
     if end.preempted is None:
         return {}
-    told = end.preempted.model_dump(mode="json", exclude_none=True)
-    return {"preempted": {**told, "gpu_seconds_lost": end.preempted.gpu_seconds_lost}}
+    preemption = end.preempted.model_dump(mode="json", exclude_none=True)
+    return {"preempted": {**preemption, "gpu_seconds_lost": end.preempted.gpu_seconds_lost}}
 
 
-def _of_checkpoints(lineages: LineageTree) -> Iterator[Event]:
+def _lineage_events(lineages: LineageTree) -> Iterator[Event]:
     for lineage in lineages.steps:
         for attempt in lineage.attempts:
             for node in attempt.checkpoints:
-                yield from _of_checkpoint(lineage.step, attempt, node)
+                yield from _checkpoint_events(lineage.step, attempt, node)
 
 
-def _of_checkpoint(step: str, attempt: AttemptNode, node: CheckpointNode) -> Iterator[Event]:
+def _checkpoint_events(step: str, attempt: AttemptNode, node: CheckpointNode) -> Iterator[Event]:
     checkpoint = {"checkpoint": str(node.ref)}
     if node.committed_at:
-        late = ", too late: another attempt had gone on" if node.status is Status.LATE else ""
+        late = ", too late: a newer attempt had started" if node.status is CheckpointStatus.LATE else ""
         yield Event(
             name="checkpoint.committed",
             at=node.committed_at,
             step=step,
             attempt=attempt.attempt,
-            message=f"{node.ref.words} was committed{late}",
+            message=f"{node.ref.display_name} was committed{late}",
             data={**checkpoint, "size_bytes": node.size_bytes, "metrics": node.metrics, "reason": node.saved_because},
         )
     if node.quarantined_at:
@@ -124,21 +124,21 @@ def _of_checkpoint(step: str, attempt: AttemptNode, node: CheckpointNode) -> Ite
             at=node.quarantined_at,
             step=step,
             attempt=attempt.attempt,
-            message=f"{node.ref.words} was quarantined: {node.reason}",
+            message=f"{node.ref.display_name} was quarantined: {node.reason}",
             data=checkpoint,
         )
 
 
-def _from(claim: AttemptClaim) -> str:
+def _start_phrase(claim: AttemptClaim) -> str:
     if not claim.lineage:
         return ""
     start = claim.starts_from
     if start is None:
         return " from the beginning"
-    return f" from {start.words}{'' if start.lineage == claim.lineage else f' of {start.lineage}'}"
+    return f" from {start.display_name}{'' if start.lineage == claim.lineage else f' of {start.lineage}'}"
 
 
-def _ended(end: AttemptEnd) -> str:
+def _end_message(end: AttemptEnd) -> str:
     cause = f" ({end.cause.value.replace('_', ' ')})" if end.cause else ""
-    told = f": {end.message}" if end.message else ""
-    return f"attempt {end.attempt} of {end.step} ended as {end.outcome.value}{cause}{told}"
+    detail = f": {end.message}" if end.message else ""
+    return f"attempt {end.attempt} of {end.step} ended as {end.outcome.value}{cause}{detail}"

@@ -1,8 +1,7 @@
-"""Where every checkpoint of a run came from, and what became of it: what is drawn and listed for people.
+"""The lineage tree of a run: origin and status of every checkpoint, for all pictures and tables.
 
-Attempts say what they started from, manifests what was committed, quarantine
-what must not be used. None of them says it all, so they are brought together
-here, once, for every picture and table.
+Claims name start checkpoints, manifests name commits, and quarantine records
+name checkpoints that must not be used. This module combines them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,59 +9,66 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError
-from tiphys.lineage.quarantine import quarantine_records
-from tiphys.lineage.select import StartsFrom, chain, commits_of, inferred_starts, restored_by, starts_of
+from tiphys.lineage.quarantine import read_quarantine_records
+from tiphys.lineage.select import (
+    StartCheckpoints,
+    infer_starts,
+    list_commits,
+    order_candidates,
+    restored_by_attempt,
+    starts_from_claims,
+)
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.protocol.fan_out import given_by, in_words, is_fan_out, written_items
+from tiphys.protocol.fan_out import format_item_parameters, is_fan_out, parse_item_parameters, static_items
 from tiphys.records import (
+    AttemptEndOutcome,
     Cause,
     CheckpointManifest,
     CheckpointRef,
     Event,
-    Facts,
-    Outcome,
+    Provenance,
     QuarantineRecord,
     Record,
     RunRecord,
-    Skipped,
+    SkippedCheckpoint,
     Timestamp,
 )
-from tiphys.store import Attempt, Store, all_attempts, open_store, read_current_run, read_events
-from tiphys.store.runs import concurrently
+from tiphys.store import Attempt, Store, open_store, read_all_attempts, read_current_run, read_events
+from tiphys.store.runs import read_concurrently
 
 
-class Status(StrEnum):
-    """What became of a checkpoint."""
+class CheckpointStatus(StrEnum):
+    """Status of a checkpoint."""
 
     COMMITTED = "committed"
     QUARANTINED = "quarantined"
-    """Its bytes did not match when they were read, or a person barred it."""
+    """Its bytes did not match, it crashed several attempts, or a person quarantined it."""
     DAMAGED = "damaged"
     """Its manifest or its sizes are wrong; no attempt may start from it."""
     LATE = "late"
-    """Committed after another attempt had gone on from elsewhere; never chosen."""
+    """Committed after a newer attempt had started from another checkpoint; never chosen."""
     REMOVED = "removed"
-    """Gone by retention; known because something started from it."""
+    """Deleted by retention; known because an attempt started from it."""
 
 
 class CheckpointNode(Record):
-    """One checkpoint. What only the manifest knows is empty where there is none."""
+    """One checkpoint. Fields from the manifest are empty without a manifest."""
 
     ref: CheckpointRef
-    status: Status
+    status: CheckpointStatus
     reason: str = ""
     """Why it is quarantined or damaged."""
     parent: CheckpointRef | None = None
-    """The checkpoint that the attempt had restored or committed before."""
+    """The checkpoint that the attempt had restored or committed immediately before."""
     restored: CheckpointRef | None = None
-    """What the attempt had restored when it began."""
+    """The checkpoint that the attempt restored at its start."""
     saved_because: str = ""
     """``due``, ``asked`` or ``sigterm``."""
     size_bytes: int = 0
     metrics: dict[str, float] = {}
-    facts: Facts = Facts()
-    """What it was made with."""
+    facts: Provenance = Provenance()
+    """Its provenance."""
     committed_at: Timestamp | None = None
     quarantined_at: Timestamp | None = None
 
@@ -74,14 +80,14 @@ class AttemptNode(Record):
     submission: int
     started_at: Timestamp
     ended_at: Timestamp | None = None
-    outcome: Outcome | None = None
+    outcome: AttemptEndOutcome | None = None
     cause: Cause | None = None
     message: str = ""
     starts_from: CheckpointRef | None = None
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     checkpoints: tuple[CheckpointNode, ...] = ()
     preemption: Event | None = None
-    """The report card of a SIGTERM: what became of the grace period."""
+    """The event about its SIGTERM: what was saved in the grace period."""
 
 
 class StepLineage(Record):
@@ -90,10 +96,10 @@ class StepLineage(Record):
     step: str
     lineage: str
     item: str = ""
-    """What this item of a fan-out was given, such as ``lr=0.1 width=64``; empty where only the run could tell."""
+    """Parameters of this fan-out item, such as ``lr=0.1 width=64``; empty if only known at run time."""
     attempts: tuple[AttemptNode, ...]
     note: str = ""
-    """Why checkpoints are missing here, when their store cannot be reached from where one looks."""
+    """Why checkpoints are missing, if their store cannot be reached from this machine."""
 
 
 class LineageTree(Record):
@@ -103,94 +109,111 @@ class LineageTree(Record):
     steps: tuple[StepLineage, ...]
 
 
-def tree(store: Store, run: str) -> LineageTree:
+def read_lineage_tree(store: Store, run: str) -> LineageTree:
     """Read the lineages of ``run``. Costs a read for each attempt, checkpoint and batch of events.
 
     Raises:
         NotFoundError: the store has no such run.
     """
-    return tree_of(store, read_current_run(store, run), all_attempts(store, run), read_events(store, run))
+    return build_lineage_tree(
+        store, read_current_run(store, run), read_all_attempts(store, run), read_events(store, run)
+    )
 
 
-def tree_of(
+def build_lineage_tree(
     store: Store, record: RunRecord, attempts: Mapping[str, Sequence[Attempt]], events: Iterable[Event]
 ) -> LineageTree:
-    """Like `tree`, for whoever has read the run, its attempts and its events already."""
-    cards = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
+    """Build the lineage tree from records that the caller has already read.
+
+    Args:
+        store: The store of the run.
+        record: The run, with its current Workflow.
+        attempts: Attempts by step id.
+        events: Events of the run.
+    """
+    preemptions = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
     pipeline = CompiledPipeline.from_manifest(record.workflow)
     training = {step: tries for step, tries in sorted(attempts.items()) if tries[-1].claim.lineage}
-    items = _items(pipeline)
-    # Each of them reads in turn where there are several, or a sweep would ask storage for hundreds of things at once.
-    read = concurrently if len(training) < 2 else _in_turn
-    lineages = concurrently(lambda one: _lineage(store, pipeline, *one, cards, read), list(training.items()))
-    named = (one.model_copy(update={"item": items.get(one.step, "")}) for one in lineages)
-    return LineageTree(run=record.run, steps=tuple(named))
+    labels = _static_item_labels(pipeline)
+    # With several lineages each reads sequentially, otherwise a sweep would send hundreds of requests at once.
+    read = read_concurrently if len(training) < 2 else _read_in_turn
+    lineages = read_concurrently(
+        lambda step_attempts: _build_step_lineage(store, pipeline, *step_attempts, preemptions, read),
+        list(training.items()),
+    )
+    labelled = (lineage.model_copy(update={"item": labels.get(lineage.step, "")}) for lineage in lineages)
+    return LineageTree(run=record.run, steps=tuple(labelled))
 
 
-def _items(pipeline: CompiledPipeline) -> dict[str, str]:
-    """What items are, by step id, as far as the Workflow says so."""
-    written = (written_items(task) for task in pipeline.tasks() if is_fan_out(task))
-    return {item.step: in_words(given_by(item.text)) for items in written for item in items or ()}
+def _static_item_labels(pipeline: CompiledPipeline) -> dict[str, str]:
+    """Parameters of the fan-out items that the Workflow itself lists, by step id."""
+    static_fan_outs = (static_items(task) for task in pipeline.tasks() if is_fan_out(task))
+    return {
+        item.step_id: format_item_parameters(parse_item_parameters(item.text))
+        for items in static_fan_outs
+        for item in items or ()
+    }
 
 
-def _lineage(
+def _build_step_lineage(
     store: Store,
     pipeline: CompiledPipeline,
     step: str,
     attempts: Sequence[Attempt],
-    cards: Mapping[tuple[str, int | None], Event],
-    read: "_Reader",
+    preemption_events: Mapping[tuple[str, int | None], Event],
+    read_manifests: "_ManifestReader",
 ) -> StepLineage:
     lineage = attempts[-1].claim.lineage
-    volume, note = pipeline.volume(step.partition(".")[0]), ""
+    volume, note = pipeline.checkpoint_volume_url(step.partition(".")[0]), ""
     try:
-        found = _read(open_store(volume, must_exist=True) if volume else store, lineage, read)
+        checkpoint_store = open_store(volume, must_exist=True) if volume else store
+        records = _read_lineage_records(checkpoint_store, lineage, read_manifests)
     except NotFoundError as error:
-        found, note = _Found([], {}, {}), f"the checkpoints cannot be seen from here: {error}"
-    starts = _starts(lineage, attempts, found) if volume else starts_of(attempts)
+        records, note = _LineageRecords([], {}, {}), f"the checkpoints cannot be read from this machine: {error}"
+    starts = _infer_starts(lineage, attempts, records) if volume else starts_from_claims(attempts)
     nodes: dict[int, list[CheckpointNode]] = {}
-    for node in checkpoint_nodes(lineage, attempts, starts, found):
+    for node in build_checkpoint_nodes(lineage, attempts, starts, records):
         nodes.setdefault(node.ref.attempt, []).append(node)
     return StepLineage(
         step=step,
         lineage=lineage,
         attempts=tuple(
-            _attempt(one, starts[number], nodes.get(number, ()), cards.get((step, number)))
-            for one in attempts
-            for number in [one.claim.attempt]
+            _build_attempt_node(attempt, starts[number], nodes.get(number, ()), preemption_events.get((step, number)))
+            for attempt in attempts
+            for number in [attempt.claim.attempt]
         ),
         note=note,
     )
 
 
-def _starts(lineage: str, attempts: Sequence[Attempt], found: "_Found") -> StartsFrom:
-    restored = restored_by(
-        manifest for manifest in found.manifests.values() if isinstance(manifest, CheckpointManifest)
+def _infer_starts(lineage: str, attempts: Sequence[Attempt], records: "_LineageRecords") -> StartCheckpoints:
+    restored = restored_by_attempt(
+        manifest for manifest in records.manifests.values() if isinstance(manifest, CheckpointManifest)
     )
-    return inferred_starts(found.commits, lineage, [attempt.claim.attempt for attempt in attempts], restored)
+    return infer_starts(records.commits, lineage, [attempt.claim.attempt for attempt in attempts], restored)
 
 
-_Reader = Callable[
+_ManifestReader = Callable[
     [Callable[[CheckpointRef], CheckpointManifest | str], Sequence[CheckpointRef]], list[CheckpointManifest | str]
 ]
-"""Reads the manifest of each checkpoint; a string says why there is none that can be read."""
+"""Reads the manifest of each checkpoint; a string is the reason why a manifest cannot be read."""
 
 
-class _Found(NamedTuple):
+class _LineageRecords(NamedTuple):
     commits: list[CheckpointRef]
-    barred: dict[CheckpointRef, QuarantineRecord]
+    quarantined: dict[CheckpointRef, QuarantineRecord]
     manifests: dict[CheckpointRef, CheckpointManifest | str]
-    """A string says why there is none that can be read."""
+    """A string is the reason why a manifest cannot be read."""
 
 
-def _in_turn(
+def _read_in_turn(
     read: Callable[[CheckpointRef], CheckpointManifest | str], commits: Sequence[CheckpointRef]
 ) -> list[CheckpointManifest | str]:
     return [read(ref) for ref in commits]
 
 
-def _read(store: Store, lineage: str, gather: "_Reader") -> _Found:
-    commits = commits_of(store, lineage)
+def _read_lineage_records(store: Store, lineage: str, read_manifests: "_ManifestReader") -> _LineageRecords:
+    commits = list_commits(store, lineage)
 
     def read(ref: CheckpointRef) -> CheckpointManifest | str:
         try:
@@ -198,36 +221,36 @@ def _read(store: Store, lineage: str, gather: "_Reader") -> _Found:
         except (IntegrityError, ObjectMissingError) as error:
             return str(error)
 
-    manifests = dict(zip(commits, gather(read, commits), strict=True))
-    return _Found(commits, quarantine_records(store, lineage), manifests)
+    manifests = dict(zip(commits, read_manifests(read, commits), strict=True))
+    return _LineageRecords(commits, read_quarantine_records(store, lineage), manifests)
 
 
-def checkpoint_nodes(
-    lineage: str, attempts: Iterable[Attempt], starts: StartsFrom, found: _Found
+def build_checkpoint_nodes(
+    lineage: str, attempts: Iterable[Attempt], starts: StartCheckpoints, records: _LineageRecords
 ) -> list[CheckpointNode]:
-    """Judge every checkpoint that anything mentions, oldest first. Pure."""
-    commits, barred, manifests = found
-    usable = set(chain(commits, lineage, starts))
+    """Status of every checkpoint that any record mentions, oldest first. Pure."""
+    commits, quarantined, manifests = records
+    usable = set(order_candidates(commits, lineage, starts))
     skipped = {skip.checkpoint: skip.reason for attempt in attempts for skip in attempt.claim.skipped}
-    mentioned = {*commits, *barred, *skipped, *(ref for ref in starts.values() if ref)}
-    own = {ref for ref in mentioned if ref.lineage == lineage}  # a fork starts from one of another run
+    mentioned = {*commits, *quarantined, *skipped, *(ref for ref in starts.values() if ref)}
+    own = {ref for ref in mentioned if ref.lineage == lineage}  # a fork starts from a checkpoint of another lineage
 
-    def node(ref: CheckpointRef) -> CheckpointNode:
+    def build_node(ref: CheckpointRef) -> CheckpointNode:
         manifest = manifests.get(ref)
-        if (record := barred.get(ref)) is not None:
-            status, reason = Status.QUARANTINED, f"{record.reason} (by {record.by})"
+        if (record := quarantined.get(ref)) is not None:
+            status, reason = CheckpointStatus.QUARANTINED, f"{record.reason} (by {record.by})"
         elif isinstance(manifest, str) or ref in skipped:
-            status, reason = Status.DAMAGED, manifest if isinstance(manifest, str) else skipped[ref]
+            status, reason = CheckpointStatus.DAMAGED, manifest if isinstance(manifest, str) else skipped[ref]
         elif manifest is None:
-            status, reason = Status.REMOVED, ""
+            status, reason = CheckpointStatus.REMOVED, ""
         else:
-            status, reason = (Status.COMMITTED if ref in usable else Status.LATE), ""
-        seen = CheckpointNode(
+            status, reason = (CheckpointStatus.COMMITTED if ref in usable else CheckpointStatus.LATE), ""
+        node = CheckpointNode(
             ref=ref, status=status, reason=reason, quarantined_at=record.written_at if record else None
         )
-        return _with_manifest(seen, manifest) if isinstance(manifest, CheckpointManifest) else seen
+        return _with_manifest(node, manifest) if isinstance(manifest, CheckpointManifest) else node
 
-    return [node(ref) for ref in sorted(own, key=lambda ref: (ref.attempt, ref.global_step))]
+    return [build_node(ref) for ref in sorted(own, key=lambda ref: (ref.attempt, ref.global_step))]
 
 
 def _with_manifest(node: CheckpointNode, manifest: CheckpointManifest) -> CheckpointNode:
@@ -244,8 +267,11 @@ def _with_manifest(node: CheckpointNode, manifest: CheckpointManifest) -> Checkp
     )
 
 
-def _attempt(
-    attempt: Attempt, starts_from: CheckpointRef | None, own: Iterable[CheckpointNode], card: Event | None
+def _build_attempt_node(
+    attempt: Attempt,
+    starts_from: CheckpointRef | None,
+    checkpoints: Iterable[CheckpointNode],
+    preemption_event: Event | None,
 ) -> AttemptNode:
     claim, end = attempt
     return AttemptNode(
@@ -258,6 +284,6 @@ def _attempt(
         message=end.message if end else "",
         starts_from=starts_from,
         skipped=claim.skipped,
-        checkpoints=tuple(own),
-        preemption=card,
+        checkpoints=tuple(checkpoints),
+        preemption=preemption_event,
     )

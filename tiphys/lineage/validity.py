@@ -1,13 +1,12 @@
-"""Which checkpoints of a lineage are valid, asking storage about each only once.
+"""Validity of checkpoints, as far as it can be checked without reading their bytes.
 
-Manifests are immutable, so what they say is remembered: a training process that
-saves every minute must not read a thousand manifests every minute.
+A manifest is the commit of a checkpoint. It is valid if it names its own
+reference, only shards of that checkpoint, and sizes that a listing confirms. The
+training program verifies the hashes when it reads the bytes.
 
-What makes a checkpoint valid, short of reading its bytes.
-
-The manifest is the commit, but it is only believed when it speaks of itself, of
-this lineage's own shards, and of sizes that storage confirms. Hashes are
-compared by whoever reads the bytes anyway, the training program.
+`CheckpointValidity` caches the results of one lineage, because manifests are
+immutable and a training process that saves every minute must not read a
+thousand manifests every minute.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +16,15 @@ from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.retention.policy import Metrics
 from tiphys.records import CheckpointManifest, CheckpointRef
 from tiphys.store import LineageLayout, Store, read_record
-from tiphys.store.runs import concurrently
+from tiphys.store.runs import read_concurrently
 
 
 def read_manifest(store: Store, ref: CheckpointRef) -> CheckpointManifest:
     """The manifest of ``ref``.
 
     Raises:
-        ObjectMissingError: there is none, so there is no such checkpoint.
-        IntegrityError: it is damaged, or is the manifest of something else.
+        ObjectMissingError: there is no such checkpoint.
+        IntegrityError: the manifest is damaged, or belongs to another checkpoint.
     """
     key = LineageLayout(ref.lineage).manifest(ref.attempt, ref.global_step)
     manifest = read_record(store, key, CheckpointManifest)
@@ -35,19 +34,19 @@ def read_manifest(store: Store, ref: CheckpointRef) -> CheckpointManifest:
 
 
 def manifest_fault(manifest: CheckpointManifest, ref: CheckpointRef) -> str | None:
-    """Why ``manifest`` cannot be that of ``ref``; None if it can."""
+    """Why ``manifest`` cannot be the manifest of ``ref``; None if it can."""
     if manifest.ref != ref:
         return f"the manifest is that of checkpoint {manifest.ref} of {manifest.lineage}"
     keys = [shard.key for shard in manifest.shards]
     if not keys or len(set(keys)) != len(keys):
-        return "the manifest names no shards, or one of them twice"
+        return "the manifest names no shards, or a shard twice"
     prefix = LineageLayout(ref.lineage).shards(ref.attempt, ref.global_step)
     foreign = next((key for key in keys if not key.startswith(prefix)), None)
     return None if foreign is None else f"the manifest names {foreign}, which belongs to another checkpoint"
 
 
 def listing_fault(manifest: CheckpointManifest, sizes: Mapping[str, int]) -> str | None:
-    """The first shard that a listing (key → bytes) does not confirm; None if it confirms all."""
+    """The first shard that is missing or has another size; None if a listing (bytes by key) confirms all."""
     for shard in manifest.shards:
         size = sizes.get(shard.key)
         if size is None:
@@ -58,7 +57,11 @@ def listing_fault(manifest: CheckpointManifest, sizes: Mapping[str, int]) -> str
 
 
 def checkpoint_fault(store: Store, ref: CheckpointRef) -> str | None:
-    """Why ``ref`` cannot be used, by its manifest and one listing of its shards; None if it can."""
+    """Why ``ref`` is not valid, by its manifest and one listing of its shards; None if it is.
+
+    Raises:
+        ObjectMissingError: there is no such checkpoint.
+    """
     try:
         manifest = read_manifest(store, ref)
     except IntegrityError as error:
@@ -67,8 +70,8 @@ def checkpoint_fault(store: Store, ref: CheckpointRef) -> str | None:
     return listing_fault(manifest, {info.key: info.size for info in store.list(prefix)})
 
 
-class Validity:
-    """Validity and metrics of the checkpoints of one lineage, as far as they were asked for."""
+class CheckpointValidity:
+    """Cached validity and metrics of the checkpoints of one lineage."""
 
     def __init__(self, store: Store, lineage: str) -> None:
         self._store = store
@@ -77,28 +80,28 @@ class Validity:
         self._metrics: dict[CheckpointRef, Metrics] = {}
 
     def trust(self, ref: CheckpointRef) -> None:
-        """Take ``ref`` as valid without another look."""
+        """Count ``ref`` as valid without a check."""
         self._trusted.add(ref)
 
-    def newest(self, usable: Iterable[CheckpointRef], count: int) -> Mapping[CheckpointRef, Metrics]:
-        """The first ``count`` valid ones, without metrics that nobody has read; looks at no more than it must."""
-        found: dict[CheckpointRef, Metrics] = {}
-        rest = iter(usable)
-        while batch := list(islice(rest, count - len(found))):
-            self._look([ref for ref in batch if ref not in self._trusted])
-            found |= {ref: self._metrics.get(ref, {}) for ref in batch if ref in self._trusted}
-        return found
+    def newest_valid(self, usable: Iterable[CheckpointRef], count: int) -> Mapping[CheckpointRef, Metrics]:
+        """The first ``count`` valid checkpoints of ``usable``, with the metrics that are cached; checks no others."""
+        valid: dict[CheckpointRef, Metrics] = {}
+        remaining = iter(usable)
+        while batch := list(islice(remaining, count - len(valid))):
+            self._check([ref for ref in batch if ref not in self._trusted])
+            valid |= {ref: self._metrics.get(ref, {}) for ref in batch if ref in self._trusted}
+        return valid
 
-    def all(self, usable: Sequence[CheckpointRef]) -> Mapping[CheckpointRef, Metrics]:
-        """Every valid one with its metrics: reads each manifest once, and lists all shards if any is new."""
-        self._look([ref for ref in usable if ref not in self._metrics])
+    def all_valid(self, usable: Sequence[CheckpointRef]) -> Mapping[CheckpointRef, Metrics]:
+        """All valid checkpoints of ``usable`` with metrics. Reads each manifest once, and lists shards for new ones."""
+        self._check([ref for ref in usable if ref not in self._metrics])
         self._metrics = {ref: self._metrics[ref] for ref in usable if ref in self._metrics}
         return {ref: metrics for ref, metrics in self._metrics.items() if ref in self._trusted}
 
-    def _look(self, refs: Sequence[CheckpointRef]) -> None:
-        """Read the manifests of ``refs``, and trust those that the listing of all shards confirms."""
-        read = concurrently(lambda ref: readable(self._store, ref), refs)
-        manifests = [manifest for manifest in read if manifest is not None]
+    def _check(self, refs: Sequence[CheckpointRef]) -> None:
+        """Read the manifests of ``refs``, and trust those that a listing of all shards confirms."""
+        results = read_concurrently(lambda ref: read_valid_manifest(self._store, ref), refs)
+        manifests = [manifest for manifest in results if manifest is not None]
         self._metrics |= {manifest.ref: manifest.metrics for manifest in manifests}
         new = [manifest for manifest in manifests if manifest.ref not in self._trusted]
         if new:
@@ -106,8 +109,8 @@ class Validity:
             self._trusted |= {manifest.ref for manifest in new if listing_fault(manifest, sizes) is None}
 
 
-def readable(store: Store, ref: CheckpointRef) -> CheckpointManifest | None:
-    """The manifest of ``ref``; None if it is damaged, or not there any more."""
+def read_valid_manifest(store: Store, ref: CheckpointRef) -> CheckpointManifest | None:
+    """The manifest of ``ref``; None if it is damaged or missing."""
     try:
         return read_manifest(store, ref)
     except (IntegrityError, ObjectMissingError):

@@ -1,1 +1,1 @@
-"""What compile, plugin, controller and training pods agree on: annotations, step specs, plugin calls, environment."""
+"""The protocol between compiler, plugin, controller and training pods: annotations, calls, environment variables."""

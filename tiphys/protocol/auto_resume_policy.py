@@ -1,58 +1,57 @@
-"""Whether a run goes on by itself after it failed, and how often: the author's word, stored with the run.
+"""The author's policy for automatic resumes of a failed run.
 
-The compiled Workflow carries it in the annotation ``tiphys.dev/auto-resume``,
-so a run that was begun with it keeps it, whatever is compiled later.
+The compiled Workflow carries the policy in the annotation
+``tiphys.dev/auto-resume``. A run therefore keeps the policy of its own Workflow
+when the pipeline is compiled again.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import read_annotation
 from tiphys.records import Cause, Record
 
 AUTO_RESUME_ANNOTATION = "tiphys.dev/auto-resume"
 
-OUTER_CAUSES = (Cause.PREEMPTION, Cause.INFRASTRUCTURE, Cause.STORAGE, Cause.HANG, Cause.UNKNOWN)
-"""What another try may help against although nobody has changed anything."""
+TRANSIENT_CAUSES = (Cause.PREEMPTION, Cause.INFRASTRUCTURE, Cause.STORAGE, Cause.HANG, Cause.UNKNOWN)
+"""Causes after which another try can succeed without a change of the pipeline."""
 
 
 class AutoResumePolicy(Record):
-    """When the controller resumes a run without being asked.
+    """When the controller resumes a run automatically.
 
-    A resume is fruitless if no step and no checkpoint was finished since. A run
-    that got ahead goes on at once; after a fruitless resume it waits for the
-    cool-down, which doubles with each further one. After ``max_without_progress``
-    of them it waits for ``retry_after_seconds``, three times, twice as long each
-    time; then, or at once where that is None, only a person goes on with it.
+    A resume is fruitless if no step and no checkpoint was finished after it. A
+    run with progress is resumed at once. After a fruitless resume the controller
+    waits for the cool-down, which doubles with each further one. After
+    ``max_without_progress`` fruitless resumes it waits ``retry_after_seconds``,
+    up to three times, each time twice as long. After that, or at once if
+    ``retry_after_seconds`` is None, only a person can resume the run.
     """
 
     max_without_progress: PositiveInt = 2
     cooldown_seconds: NonNegativeFloat = 60.0
     cooldown_cap_seconds: PositiveFloat = 3600.0
     retry_after_seconds: PositiveFloat | None = 6 * 3600.0
-    causes: tuple[Cause, ...] = OUTER_CAUSES
-    """Only a run whose steps were given up for one of these is resumed; others wait for a person."""
+    causes: tuple[Cause, ...] = TRANSIENT_CAUSES
+    """Causes of final step failures after which a run is resumed. After other causes a person must resume it."""
 
     def covers(self, cause: Cause) -> bool:
-        """Whether a run goes on after ``cause``; a broader one stands for all that are part of it."""
-        return cause in self.causes or cause.broader in self.causes
+        """Whether the policy resumes a run after ``cause``. A broader cause in `causes` includes its narrower ones."""
+        return cause in self.causes or cause.broader_cause in self.causes
 
 
-def auto_resume_of(manifest: Mapping[str, Any]) -> AutoResumePolicy | None:
-    """The policy in a Workflow; None where its author did not ask for one.
+def read_auto_resume_policy(manifest: Mapping[str, Any]) -> AutoResumePolicy | None:
+    """The policy of a Workflow; None if its author did not enable automatic resumes.
 
     Raises:
         UsageError: the annotation is damaged.
     """
-    text = ((manifest.get("metadata") or {}).get("annotations") or {}).get(AUTO_RESUME_ANNOTATION)
-    if not text:
-        return None
-    try:
-        return AutoResumePolicy.model_validate_json(text)
-    except ValidationError as error:
-        raise UsageError(
-            f"annotation {AUTO_RESUME_ANNOTATION} is damaged ({error.errors()[0]['msg']}), so the run does not go on "
-            "by itself; resume it with `tiphys resume`, and compile the pipeline again for the next run"
-        ) from error
+    return read_annotation(
+        manifest,
+        AUTO_RESUME_ANNOTATION,
+        AutoResumePolicy,
+        ", so the run is not resumed automatically; resume it with `tiphys resume`, "
+        "and compile the pipeline again for the next run",
+    )

@@ -1,27 +1,29 @@
-"""Reading a compiled Workflow: which steps it gates and how they hang together.
+"""Reader of a compiled Workflow: its gated steps, tasks, parameters, annotations and placeholders.
 
-Where Argo's placeholders stand in a manifest.
+Compiler, plugin, controller and local engine share this reader, so that they
+agree on the content of a Workflow. `find_placeholders` in particular is the one
+search for Argo's placeholders: a missed placeholder would make a Workflow wait
+for a value that no task produces.
 
-compile, pruning and the local engine all look for them. If one of them missed a
-place, a Workflow would wait for a value that nobody makes.
-
-How Argo says that somebody wanted the end: it writes so at the nodes that it ends, and in two ways.
-
-Source: Argo Workflows ``workflow/controller/exec_control.go`` for pods (``workflow
-shutdown with strategy:  Stop``), ``operator.go`` for plugin steps, retries and the
-Workflow itself (``Stopped with strategy 'Stop'``).
+`is_shutdown_message` recognizes both forms in which Argo reports ``spec.shutdown``
+(Argo Workflows, ``workflow/controller/exec_control.go`` for pods: ``workflow
+shutdown with strategy:  Stop``; ``operator.go`` for plugin steps, retries and the
+Workflow itself: ``Stopped with strategy 'Stop'``).
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
 from tiphys.errors import UsageError
-from tiphys.protocol.operations import PLUGIN
+from tiphys.protocol.operations import PLUGIN_BODY_KEY
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, StepSpec
+from tiphys.records import Record
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 Manifest = dict[str, Any]
 """An Argo Workflow, or a part of one, as parsed from YAML."""
@@ -29,7 +31,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class CompiledPipeline:
-    """A Workflow that `hera_pipelines.compile` made."""
+    """A Workflow that `hera_pipelines.compile` produced."""
 
     manifest: Manifest
     name: str
@@ -54,95 +56,127 @@ class CompiledPipeline:
             manifest=manifest,
             name=annotations[PIPELINE_ANNOTATION],
             store=annotations.get(STORE_ANNOTATION, ""),
-            steps={spec.name: spec for spec in _specs(manifest)},
+            steps={spec.name: spec for spec in _read_step_specs(manifest)},
         )
 
     @property
     def run_name(self) -> str:
-        """Name of its runs as the plugin gets it, with Argo's placeholders; empty in a document without operations."""
-        bodies = ((one.get("plugin") or {}).get(PLUGIN) for one in self.manifest["spec"].get("templates", []))
+        """The run name in the plugin operations, with Argo's placeholders; empty in a Workflow without operations."""
+        templates = self.manifest["spec"].get("templates", [])
+        bodies = ((template.get("plugin") or {}).get(PLUGIN_BODY_KEY) for template in templates)
         return next((body["run"] for body in bodies if body and body.get("run")), "")
 
     def tasks(self) -> list[Manifest]:
-        """Tasks of the entry DAG, in the order written."""
-        entry = template(self.manifest, self.manifest["spec"]["entrypoint"])
+        """Tasks of the entry DAG, in the order of the document."""
+        entry = find_template(self.manifest, self.manifest["spec"]["entrypoint"])
         tasks: list[Manifest] = entry.get("dag", {}).get("tasks", [])
         return tasks
 
     def step(self, name: str) -> StepSpec:
-        """The spec of a step; `UsageError` if the workflow has no such step."""
+        """The spec of a step.
+
+        Raises:
+            UsageError: the workflow has no such step.
+        """
         if name not in self.steps:
             known = ", ".join(sorted(self.steps)) or "none"
             raise UsageError(f"pipeline {self.name} has no step {name!r}; its steps are: {known}")
         return self.steps[name]
 
-    def volume(self, name: str) -> str:
-        """URL of the store of its own that a step keeps its checkpoints in; empty for that of the run."""
+    def checkpoint_volume_url(self, name: str) -> str:
+        """URL of the separate store for the checkpoints of a step; empty for the run's store."""
         spec = self.steps.get(name)
         store = spec.checkpoints.store if spec and spec.checkpoints else ""
         return "" if store == self.store else store
 
 
-def template(manifest: Manifest, name: str) -> Manifest:
-    """The template called ``name``; `UsageError` if there is none."""
-    for candidate in manifest["spec"].get("templates", []):
-        if candidate.get("name") == name:
-            found: Manifest = candidate
-            return found
+def find_template(manifest: Manifest, name: str) -> Manifest:
+    """The template ``name``.
+
+    Raises:
+        UsageError: the Workflow has no such template.
+    """
+    templates: list[Manifest] = manifest["spec"].get("templates", [])
+    for template in templates:
+        if template.get("name") == name:
+            return template
     raise UsageError(f"the Workflow has no template {name!r}")
 
 
-def parameters_of(manifest: Manifest) -> dict[str, str]:
-    """Workflow parameters and their values, as text; those without a value are left out."""
-    given = (manifest["spec"].get("arguments") or {}).get("parameters") or []
-    return {p["name"]: str(p["value"]) for p in given if p.get("value") is not None}
+def read_annotation(
+    manifest: Mapping[str, Any], annotation: str, kind: type[RecordT], consequence: str
+) -> RecordT | None:
+    """Read a policy that an annotation of the Workflow holds as JSON; None without the annotation.
+
+    Args:
+        manifest: The Workflow.
+        annotation: Name of the annotation.
+        kind: Model of the policy.
+        consequence: End of the error message: what follows from the damage, and what to do.
+
+    Raises:
+        UsageError: the annotation is damaged.
+    """
+    text = ((manifest.get("metadata") or {}).get("annotations") or {}).get(annotation)
+    if not text:
+        return None
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise UsageError(f"annotation {annotation} is damaged ({error.errors()[0]['msg']}){consequence}") from error
 
 
-def _specs(manifest: Manifest) -> Iterator[StepSpec]:
-    for candidate in manifest["spec"].get("templates", []):
-        text = ((candidate.get("metadata") or {}).get("annotations") or {}).get(STEP_ANNOTATION)
+def read_workflow_parameters(manifest: Manifest) -> dict[str, str]:
+    """Workflow parameters and their values as text, without parameters that have no value."""
+    parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
+    return {p["name"]: str(p["value"]) for p in parameters if p.get("value") is not None}
+
+
+def _read_step_specs(manifest: Manifest) -> Iterator[StepSpec]:
+    for template in manifest["spec"].get("templates", []):
+        text = ((template.get("metadata") or {}).get("annotations") or {}).get(STEP_ANNOTATION)
         if text is not None:
             try:
                 yield StepSpec.model_validate_json(text)
             except ValidationError as error:
                 raise UsageError(
-                    f"template {candidate.get('name')!r}: annotation {STEP_ANNOTATION} is damaged "
+                    f"template {template.get('name')!r}: annotation {STEP_ANNOTATION} is damaged "
                     f"({error.errors()[0]['msg']}); compile the pipeline again"
                 ) from error
 
 
-TAG = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-"""One ``{{…}}``; its first group is what stands inside."""
+PLACEHOLDER_PATTERN = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+"""One ``{{…}}``; its first group is the inside."""
 
 _EXPRESSION_FIELDS = ("expression", "fromExpression")
 
 
 class Placeholder(NamedTuple):
-    """One text that Argo evaluates: the inside of a tag, or a whole field that is an expression."""
+    """Text that Argo evaluates: the inside of a ``{{…}}`` tag, or a whole expression field."""
 
     text: str
     is_expression: bool
-    """Whether expr-lang decides what it means; else it is the plain name of a variable."""
+    """Whether it is an expression of expr-lang; otherwise it is the name of a variable."""
 
 
-def placeholders(part: Any, field: str = "") -> Iterator[Placeholder]:
-    """Every placeholder in ``part`` of a manifest. ``field`` is the name of the field that holds it."""
-    if isinstance(part, dict):
-        for name, value in part.items():
-            yield from placeholders(value, name)
-    elif isinstance(part, list):
-        for value in part:
-            yield from placeholders(value, field)
-    elif isinstance(part, str) and field in _EXPRESSION_FIELDS:
-        yield Placeholder(part, is_expression=True)
-    elif isinstance(part, str):
-        for tag in TAG.findall(part):
+def find_placeholders(fragment: Any, field: str = "") -> Iterator[Placeholder]:
+    """Every placeholder in ``fragment``, a part of a manifest that the field ``field`` holds."""
+    if isinstance(fragment, dict):
+        for name, value in fragment.items():
+            yield from find_placeholders(value, name)
+    elif isinstance(fragment, list):
+        for value in fragment:
+            yield from find_placeholders(value, field)
+    elif isinstance(fragment, str) and field in _EXPRESSION_FIELDS:
+        yield Placeholder(fragment, is_expression=True)
+    elif isinstance(fragment, str):
+        for tag in PLACEHOLDER_PATTERN.findall(fragment):
             yield Placeholder(tag, is_expression=tag.startswith("="))
 
 
-_SAID = re.compile(r"(shutdown|Stopped) with strategy")
+_SHUTDOWN_MESSAGE = re.compile(r"(shutdown|Stopped) with strategy")
 
 
-def tells_of_shutdown(message: str) -> bool:
-    """Whether a message of a node, or one that is made of such, says that ``spec.shutdown`` was the reason."""
-    return bool(_SAID.search(message))
+def is_shutdown_message(message: str) -> bool:
+    """Whether a node message, or a message that quotes one, names ``spec.shutdown`` as the reason."""
+    return bool(_SHUTDOWN_MESSAGE.search(message))

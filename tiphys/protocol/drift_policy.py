@@ -1,54 +1,54 @@
-"""What may change between a run and what goes on with it, and what is to happen then: the author's word.
+"""The author's policy for drift: differences between a run and the pipeline that resumes it.
 
-The compiled Workflow carries it in the annotation ``tiphys.dev/drift``, so a run
-keeps the rules under which it was begun, whatever is compiled later.
+The compiled Workflow carries the policy in the annotation ``tiphys.dev/drift``.
+A run therefore keeps the policy of its own Workflow when the pipeline is
+compiled again.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ValidationError
-
 from tiphys.errors import UsageError
+from tiphys.protocol.compiled_workflow import read_annotation
 from tiphys.records import Record
 
 DRIFT_ANNOTATION = "tiphys.dev/drift"
 
 
-class Drift(StrEnum):
-    """What can be another one than before."""
+class DriftClass(StrEnum):
+    """Kinds of differences."""
 
     IMAGE = "image"
-    """Of the container; a tag that somebody moved is not seen, a digest is."""
+    """The container image. A changed digest is detected, a tag that was moved to another image is not."""
     TEMPLATE = "template"
-    """Command, arguments, environment, resources, volumes, and what the step asks of Tiphys."""
+    """Command, arguments, environment, resources, volumes, and the step's settings for Tiphys."""
     CODE = "code"
     """Source of a function, and the commit that was compiled."""
     PARAMETERS = "parameters"
     DATA = "data"
-    """Where input artifacts come from."""
+    """Sources of input artifacts."""
     VERSIONS = "versions"
-    """Python and frameworks, against those that wrote the newest checkpoint."""
+    """Python and frameworks, compared with those that wrote the newest checkpoint."""
     WORLD_SIZE = "world_size"
     """GPUs and pods of a training."""
 
 
 class DriftAction(StrEnum):
-    """What a resume does about it, the mildest first."""
+    """Reaction of a resume to a difference, the mildest first."""
 
     ALLOW = "allow"
     WARN = "warn"
     FORK = "fork"
-    """Only as a new run, so that this one stays what it is called."""
+    """Continue only as a new run, so that one run name means one experiment."""
     REFUSE = "refuse"
 
 
 class DriftPolicy(Record):
     """The action for each class.
 
-    By default code may be repaired and images moved in the middle of a run, while
-    other parameters or data make another experiment, which needs another name.
+    By default code and images may change during a run. Other parameters or data
+    make another experiment, which needs its own run name.
     """
 
     image: DriftAction = DriftAction.WARN
@@ -59,39 +59,32 @@ class DriftPolicy(Record):
     versions: DriftAction = DriftAction.WARN
     world_size: DriftAction = DriftAction.WARN
 
-    def action(self, drift: Drift) -> DriftAction:
-        """What is to happen about this class."""
-        action: DriftAction = getattr(self, drift.value)
+    def action_for(self, drift_class: DriftClass) -> DriftAction:
+        """The action for a difference of this class."""
+        action: DriftAction = getattr(self, drift_class.value)
         return action
 
 
-def drift_policy_of(manifest: Mapping[str, Any]) -> DriftPolicy:
-    """The policy in a Workflow; the default where its author gave none.
+def read_drift_policy(manifest: Mapping[str, Any]) -> DriftPolicy:
+    """The policy of a Workflow; the default if its author set none.
 
     Raises:
         UsageError: the annotation is damaged.
     """
-    text = ((manifest.get("metadata") or {}).get("annotations") or {}).get(DRIFT_ANNOTATION)
-    if not text:
-        return DriftPolicy()
-    try:
-        return DriftPolicy.model_validate_json(text)
-    except ValidationError as error:
-        raise UsageError(
-            f"annotation {DRIFT_ANNOTATION} is damaged ({error.errors()[0]['msg']}), so nothing says what may change; "
-            "compile the pipeline again"
-        ) from error
+    consequence = ", so the permitted changes are unknown; compile the pipeline again"
+    return read_annotation(manifest, DRIFT_ANNOTATION, DriftPolicy, consequence) or DriftPolicy()
 
 
-def overridden(policy: DriftPolicy, given: Mapping[str, str]) -> DriftPolicy:
-    """``policy`` with other actions for some classes, both by name.
+def override_drift_actions(policy: DriftPolicy, overrides: Mapping[str, str]) -> DriftPolicy:
+    """``policy`` with the actions in ``overrides``: names of actions by name of class.
 
     Raises:
-        UsageError: there is no such class, or no such action.
+        UsageError: a class or an action does not exist.
     """
-    for name, action in given.items():
-        if name not in list(Drift) or action not in list(DriftAction):
+    for name, action in overrides.items():
+        if name not in list(DriftClass) or action not in list(DriftAction):
             raise UsageError(
-                f"drift {name}={action} is not valid: classes are {', '.join(Drift)}; actions {', '.join(DriftAction)}"
+                f"drift {name}={action} is not valid: classes are {', '.join(DriftClass)}; actions "
+                f"{', '.join(DriftAction)}"
             )
-    return policy.model_copy(update={name: DriftAction(action) for name, action in given.items()})
+    return policy.model_copy(update={name: DriftAction(action) for name, action in overrides.items()})

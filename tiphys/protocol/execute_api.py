@@ -1,8 +1,8 @@
-"""The request and reply of Argo's ``template.execute``.
+"""Request and reply of Argo's executor plugin call ``template.execute``.
 
-Source: Argo Workflows ``pkg/plugins/executor``. A reply without ``node`` means
-"not mine". ``requeue`` goes with ``Pending`` only: Argo would call a finished
-node again.
+A reply without ``node`` means that the plugin does not handle the template.
+``requeue`` may accompany ``Pending`` only; with another phase Argo would call a
+finished node again. Source: Argo Workflows ``pkg/plugins/executor``.
 """
 
 from typing import Any, Literal
@@ -13,7 +13,7 @@ Phase = Literal["Pending", "Succeeded", "Failed"]
 
 
 class WorkflowMetadata(BaseModel):
-    """The three facts that Argo tells about the workflow."""
+    """Metadata of the Workflow in a request."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -51,7 +51,7 @@ class ArtifactValue(BaseModel):
     s3: S3Location
 
 
-class Outputs(BaseModel):
+class NodeOutputs(BaseModel):
     parameters: list[ParameterValue] = []
     artifacts: list[ArtifactValue] = []
 
@@ -59,11 +59,11 @@ class Outputs(BaseModel):
 class NodeResult(BaseModel):
     phase: Phase
     message: str = ""
-    outputs: Outputs | None = None
+    outputs: NodeOutputs | None = None
 
 
 class ExecuteReply(BaseModel):
-    """What Argo reads. Build it with `pending`, `succeeded`, `failed` or `NOT_MINE`."""
+    """Body of the reply. See `pending_reply`, `succeeded_reply`, `failed_reply` and `NOT_MINE`."""
 
     node: NodeResult | None = None
     requeue: str | None = None
@@ -75,14 +75,14 @@ class ExecuteReply(BaseModel):
 NOT_MINE = ExecuteReply()
 
 
-def pending(message: str, requeue_seconds: float) -> ExecuteReply:
-    """Ask to be called again. ``message`` is what people see while they wait."""
+def pending_reply(message: str, requeue_seconds: float) -> ExecuteReply:
+    """Request another call after ``requeue_seconds``. Argo shows ``message`` at the waiting node."""
     return ExecuteReply(node=NodeResult(phase="Pending", message=message), requeue=f"{requeue_seconds:g}s")
 
 
-def succeeded(message: str = "", outputs: Outputs | None = None) -> ExecuteReply:
+def succeeded_reply(message: str = "", outputs: NodeOutputs | None = None) -> ExecuteReply:
     return ExecuteReply(node=NodeResult(phase="Succeeded", message=message, outputs=outputs))
 
 
-def failed(message: str) -> ExecuteReply:
+def failed_reply(message: str) -> ExecuteReply:
     return ExecuteReply(node=NodeResult(phase="Failed", message=message))

@@ -1,7 +1,9 @@
-"""Fan-outs as Argo makes them: which items there are, and how their outputs come together again.
+"""Argo's rules for fan-outs: expansion into items, and aggregation of their outputs.
 
-Source: Argo Workflows v4.1 ``workflow/controller/operator.go`` (expandSequence,
-processItem, processAggregateNodeOutputs).
+Planner, local engine and sweeps must compute the same items as Argo, because a
+step id contains a hash of its item. Source: Argo Workflows v4.1
+``workflow/controller/operator.go`` (expandSequence, processItem,
+processAggregateNodeOutputs).
 """
 
 import json
@@ -11,55 +13,55 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, placeholders
-from tiphys.records import check_step, item_hash
+from tiphys.protocol.compiled_workflow import Manifest, find_placeholders
+from tiphys.records import check_step_id, item_hash
 
-FIELDS = ("withItems", "withParam", "withSequence")
+FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
 SWEEP_ANNOTATION = "sweep.tiphys.dev/"
-"""Before the name of a task: an annotation of the Workflow that says how the items of its sweep came about."""
+"""Prefix of an annotation of the Workflow; followed by the name of a task, it describes how its items were chosen."""
 _FORMAT = re.compile(r"([^%]|%%)*%0?\d*[dxX]([^%]|%%)*")
 
 
-class Item(NamedTuple):
-    """One item: its step id, and its value as Argo puts it in place of ``{{item}}``."""
+class FanOutItem(NamedTuple):
+    """One item: its step id, and its value as Argo substitutes it for ``{{item}}``."""
 
-    step: str
+    step_id: str
     text: str
 
 
 def is_fan_out(task: Manifest) -> bool:
-    """Whether ``task`` stands for many."""
-    return any(task.get(field) for field in FIELDS)
+    """Whether ``task`` is fanned out."""
+    return any(task.get(field) for field in FAN_OUT_FIELDS)
 
 
-def values(task: Manifest) -> list[Any]:
-    """Values of the items of a task whose variables have been filled in, in the order of Argo's index.
+def item_values(task: Manifest) -> list[Any]:
+    """Values of the items of a task, in the order of Argo's index. Its placeholders must be resolved.
 
     Raises:
-        UsageError: withParam is not a JSON list, or withSequence has no end.
+        UsageError: withParam is not a JSON list, or withSequence is not valid.
     """
     if task.get("withItems"):
         return list(task["withItems"])
     if task.get("withSequence"):
-        return list(_sequence(task["name"], task["withSequence"]))
+        return list(_expand_sequence(task["name"], task["withSequence"]))
     try:
-        found = json.loads(task["withParam"])
+        values = json.loads(task["withParam"])
     except ValueError:
-        found = None
-    if not isinstance(found, list):
+        values = None
+    if not isinstance(values, list):
         raise UsageError(f"{task['name']}: withParam is not a JSON list: {task['withParam'].strip()[:200]!r}")
-    return found
+    return values
 
 
-def written_items(task: Manifest) -> list[Item] | None:
-    """The items of a fanned-out task, in their order; None where only a run can tell."""
-    if not task.get("withItems") or any(placeholders(task["withItems"])):
+def static_items(task: Manifest) -> list[FanOutItem] | None:
+    """The items of a fanned-out task, in their order; None if they are only known at run time."""
+    if not task.get("withItems") or any(find_placeholders(task["withItems"])):
         return None
-    return identified(task["name"], values(task))
+    return assign_item_ids(task["name"], item_values(task))
 
 
-def given_by(text: str) -> dict[str, Any]:
-    """What the item ``text`` gives to its step, by name; under ``item`` where it is no map."""
+def parse_item_parameters(text: str) -> dict[str, Any]:
+    """Parameters of the item ``text``, by name; an item that is no map becomes the parameter ``item``."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -67,50 +69,53 @@ def given_by(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"item": value}
 
 
-def in_words(parameters: Mapping[str, Any]) -> str:
-    """``lr=0.1 width=64``: an item as people know it."""
-    return " ".join(f"{name}={value_text(value)}" for name, value in parameters.items())
+def format_item_parameters(parameters: Mapping[str, Any]) -> str:
+    """Format the parameters of an item for display: ``lr=0.1 width=64``."""
+    return " ".join(f"{name}={format_item_value(value)}" for name, value in parameters.items())
 
 
-def value_text(value: Any) -> str:
-    """One value of an item, as its program gets it."""
+def format_item_value(value: Any) -> str:
+    """One value of an item, as its program receives it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def identified(name: str, found: Iterable[Any]) -> list[Item]:
-    """The items of the task ``name`` whose values are ``found``, in their order.
+def assign_item_ids(name: str, item_values: Iterable[Any]) -> list[FanOutItem]:
+    """The items of the task ``name`` with the values ``item_values``, in their order.
 
-    Equal items are interchangeable, so any order of ordinals among them will do.
+    Equal items get ordinals in order of appearance; they are interchangeable.
     """
-    seen: Counter[str] = Counter()
+    next_ordinals: Counter[str] = Counter()
     items = []
-    for text in map(_text, found):
-        kind = item_hash(text)
-        items.append(Item(check_step(f"{name}.{kind}.{seen[kind]}"), text))
-        seen[kind] += 1
+    for text in map(_item_text, item_values):
+        digest = item_hash(text)
+        items.append(FanOutItem(check_step_id(f"{name}.{digest}.{next_ordinals[digest]}"), text))
+        next_ordinals[digest] += 1
     return items
 
 
-def _text(value: Any) -> str:
-    """What takes the place of ``{{item}}``; `item_hash` knows the item however its JSON is spelled."""
+def _item_text(value: Any) -> str:
+    """The text that replaces ``{{item}}``. `item_hash` normalizes it, so the JSON formatting does not matter."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def aggregate(items: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """What a fan-in reads, by path below ``tasks.<name>``, from the output parameters of each item in order."""
-    given = [dict(parameters) for parameters in items if parameters]
+def aggregate_outputs(items: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The aggregated outputs that a fan-in reads, by path below ``tasks.<name>``.
+
+    ``items`` are the output parameters of each item, in the order of the items.
+    """
+    outputs = [dict(parameters) for parameters in items if parameters]
     lists: dict[str, list[str]] = {}
-    for parameters in given:
+    for parameters in outputs:
         for name, value in parameters.items():
             lists.setdefault(name, []).append(value)
     return {
-        "outputs.parameters": _json(given),
-        **{f"outputs.parameters.{name}": _json(_unpacked(texts)) for name, texts in lists.items()},
+        "outputs.parameters": _encode_json(outputs),
+        **{f"outputs.parameters.{name}": _encode_json(_parse_json_texts(texts)) for name, texts in lists.items()},
     }
 
 
-def _unpacked(texts: list[str]) -> list[Any]:
-    """JSON objects and lists become part of the list, if all texts are such; otherwise all stay texts."""
+def _parse_json_texts(texts: list[str]) -> list[Any]:
+    """The parsed texts if all are JSON objects or lists; otherwise the texts."""
     parsed: list[Any] = []
     for text in texts:
         try:
@@ -120,16 +125,16 @@ def _unpacked(texts: list[str]) -> list[Any]:
     return parsed if all(isinstance(value, dict | list) for value in parsed) else texts
 
 
-def _json(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def _sequence(name: str, sequence: Manifest) -> Iterator[str]:
-    start = _integer(name, sequence.get("start", 0))
+def _expand_sequence(name: str, sequence: Manifest) -> Iterator[str]:
+    start = _parse_integer(name, sequence.get("start", 0))
     if "end" in sequence:
-        end = _integer(name, sequence["end"])
+        end = _parse_integer(name, sequence["end"])
     elif "count" in sequence:
-        count = _integer(name, sequence["count"])
+        count = _parse_integer(name, sequence["count"])
         if count <= 0:
             return
         end = start + count - 1
@@ -143,7 +148,7 @@ def _sequence(name: str, sequence: Manifest) -> Iterator[str]:
         yield pattern % number
 
 
-def _integer(name: str, value: Any) -> int:
+def _parse_integer(name: str, value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError) as error:

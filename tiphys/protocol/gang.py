@@ -1,7 +1,8 @@
-"""Several pods that train together as one attempt: how they are named, found, and told who is who.
+"""Gangs: several pods that train together as one attempt.
 
-Argo makes no such pods itself; it creates one object of another controller,
-and that makes them. So they bear none of Argo's marks, and are found by ours.
+Argo creates one object of another controller, such as an Indexed Job, and that
+controller creates the pods. The pods therefore lack Argo's labels; Tiphys finds
+them by the labels and annotations of this module.
 """
 
 import hashlib
@@ -13,83 +14,86 @@ from pydantic import Field, PositiveInt, model_validator
 from tiphys.records import Record
 
 GANG_LABEL = "tiphys.dev/gang"
-"""Name of the object that made a pod; on the object itself, too."""
+"""Label of the object and of its pods; the value is the name of the object."""
 WORKFLOW_UID_LABEL = "tiphys.dev/workflow-uid"
 NODE_ANNOTATION = "tiphys.dev/node"
-"""Unique name of the workflow node that the pods belong to."""
+"""Unique name of the workflow node of the pods."""
 MEMBER_LABEL = "tiphys.dev/member"
-"""``true`` on every member: what the Service `SERVICE` selects."""
-SERVICE = "tiphys-members"
-"""Headless Service of a namespace, under which the members of all its gangs find each other."""
-PORT = 29500
-"""Where the first member listens for the others; torchrun's own default."""
+"""``true`` on every member; the selector of the Service `GANG_SERVICE`."""
+GANG_SERVICE = "tiphys-members"
+"""Headless Service of a namespace, through which the members of each gang resolve each other's host names."""
+GANG_PORT = 29500
+"""Port on which the first member listens for the others; the default of torchrun."""
 
-_LONGEST_PART = 12
+_MAX_PART_CHARACTERS = 12
 
 
-class Backend(StrEnum):
-    """Who makes the pods."""
+class GangBackend(StrEnum):
+    """The controller that creates the pods."""
 
     JOB = "job"
-    """An Indexed Job of Kubernetes itself."""
+    """An Indexed Job of Kubernetes."""
     JOBSET = "jobset"
     PYTORCHJOB = "pytorchjob"
     TRAINJOB = "trainjob"
 
 
-class Stage(StrEnum):
-    """How far an object is that makes pods."""
+class GangPhase(StrEnum):
+    """Phase of the object that creates the pods."""
 
     ACTIVE = "active"
-    """Its pods live, or will."""
+    """Its pods run, or will be created."""
     ENDING = "ending"
-    """It ends its pods by itself, and makes no more."""
-    OVER = "over"
+    """Its controller terminates its pods and creates no more."""
+    FINISHED = "over"
 
 
 class FirstFailure(NamedTuple):
-    """What an Indexed Job remembers of the pod that made it fail."""
+    """The pod that made an Indexed Job fail, from the conditions of the Job."""
 
     pod: str
     exit_code: int | None
-    """None where the pod was taken away."""
+    """None if the pod was deleted."""
     message: str
 
 
-class Gang(Record):
-    """That a training step is several pods, one on each node, which start and end together.
+class GangSpec(Record):
+    """Gang of a training step: several pods, one per node, which start and end together.
 
-    With ``min_members`` it is elastic: it starts with as many of its ``members``
-    as find room, and goes on while so many are left, the first among them.
+    With ``min_members`` the gang is elastic: it starts with as many of its
+    ``members`` as there is room for, and continues while ``min_members`` of them,
+    the first one included, are left.
     """
 
     members: PositiveInt = Field(ge=2)
-    backend: Backend = Backend.JOB
+    backend: GangBackend = GangBackend.JOB
     min_members: PositiveInt | None = Field(default=None, exclude_if=lambda fewest: fewest is None)
 
     @model_validator(mode="after")
-    def _can_be_elastic(self) -> "Gang":
+    def _can_be_elastic(self) -> "GangSpec":
         if self.min_members is None:
             return self
         if self.min_members >= self.members:
-            raise ValueError(f"{self.min_members} to {self.members} members leave nothing between; give one number")
-        if self.backend is not Backend.JOB:
-            raise ValueError(f"{self.backend.value} cannot go on with fewer members; only the backend 'job' can")
+            raise ValueError(f"{self.min_members} to {self.members} members are no range; give one number")
+        if self.backend is not GangBackend.JOB:
+            raise ValueError(f"{self.backend.value} cannot continue with fewer members; use the backend 'job'")
         return self
 
 
 def gang_name(run: str, step: str, attempt: int) -> str:
-    """Name of the object that makes the pods of an attempt: always the same one, so that it is never made twice.
+    """Name of the object that creates the pods of an attempt.
 
-    It is short, because controllers add to it what must stay a host name of at most 63 letters.
+    Deterministic, so that the object is never created twice. Short, because
+    controllers append to it and the result must be a host name of at most 63
+    characters.
     """
     digest = hashlib.sha256(f"{run}/{step}/{attempt}".encode()).hexdigest()[:8]
-    parts = [_part(run), _part(step), str(attempt), digest]
+    parts = [_host_name_part(run), _host_name_part(step), str(attempt), digest]
     return "-".join(part for part in parts if part)
 
 
-def _part(name: str) -> str:
-    """The beginning of a name, as a host name may have it; a host name begins with a letter."""
-    kept = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in name.lower())
-    kept = kept[:_LONGEST_PART].strip("-")
-    return kept if kept[:1].isalpha() else f"t{kept}"
+def _host_name_part(name: str) -> str:
+    """The first characters of ``name`` as part of a host name, which begins with a letter."""
+    part = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in name.lower())
+    part = part[:_MAX_PART_CHARACTERS].strip("-")
+    return part if part[:1].isalpha() else f"t{part}"

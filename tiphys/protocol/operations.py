@@ -1,7 +1,8 @@
-"""Bodies of the four plugin operations, as compiled, and as they arrive.
+"""Bodies of the four plugin operations: admit, settle, conclude, finalize.
 
-The body of a plugin template is ``{"tiphys": {"op": …}}``. Compiled bodies hold
-Argo's placeholders; what arrives here has been substituted.
+The compiler writes the body ``{"tiphys": {"op": …}}`` with Argo's placeholders
+into plugin templates. Argo substitutes the placeholders and sends the body to
+the plugin, which validates it with the models of this module.
 """
 
 import re
@@ -9,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tiphys.protocol.gang import Gang
+from tiphys.protocol.gang import GangSpec
 
-PLUGIN = "tiphys"
+PLUGIN_BODY_KEY = "tiphys"
 
 
 class _Operation(BaseModel):
@@ -24,7 +25,7 @@ class _Operation(BaseModel):
     uid: str
     """uid of the Workflow."""
     node: str
-    """Unique name of this node: gives the fan-out item, the retry and the replay key."""
+    """Unique name of this node. The plugin derives the fan-out item, the retry and the replay key from it."""
 
 
 class _StepOperation(_Operation):
@@ -34,16 +35,16 @@ class _StepOperation(_Operation):
     """Value of the fan-out item; empty for a step that is not fanned out."""
 
 
-class Admit(_StepOperation):
-    """May this step run now, and from where?"""
+class AdmitOperation(_StepOperation):
+    """Asks whether the step may run now, and from which checkpoint."""
 
     op: Literal["admit"] = "admit"
     inputs: dict[str, str] = {}
     """Values of the step's input parameters, for its key."""
 
 
-class Settle(_StepOperation):
-    """How did the training attempt end, and shall there be another?"""
+class SettleOperation(_StepOperation):
+    """Reports the end of a training attempt; the reply decides about another attempt."""
 
     op: Literal["settle"] = "settle"
     status: str = ""
@@ -51,8 +52,8 @@ class Settle(_StepOperation):
     exit_code: str = "-1"
 
 
-class Conclude(_StepOperation):
-    """The step's verdict: its outputs, or failure."""
+class ConcludeOperation(_StepOperation):
+    """Asks for the result of the step: its outputs, or its failure."""
 
     op: Literal["conclude"] = "conclude"
     status: str = ""
@@ -60,18 +61,20 @@ class Conclude(_StepOperation):
     exit_code: str = "-1"
 
 
-class Finalize(_Operation):
-    """The workflow's onExit: seal the submission."""
+class FinalizeOperation(_Operation):
+    """Reports the end of the Workflow, from its onExit handler; the plugin ends the submission."""
 
     op: Literal["finalize"] = "finalize"
     status: str = ""
     failures: str = ""
 
 
-Operation = Annotated[Admit | Settle | Conclude | Finalize, Field(discriminator="op")]
-StepOperation = Admit | Settle | Conclude
+Operation = Annotated[
+    AdmitOperation | SettleOperation | ConcludeOperation | FinalizeOperation, Field(discriminator="op")
+]
+StepOperation = AdmitOperation | SettleOperation | ConcludeOperation
 
-# Names of admit's answers, as the compiled run template consumes them.
+# Output parameters of admit, by the names that the compiled run template uses.
 ADMIT_OUTPUTS = (
     "run",
     "run-id",
@@ -84,19 +87,19 @@ ADMIT_OUTPUTS = (
     "pod-patch",
 )
 
-# What admit answers beside these for a step of several pods: the name of the object that makes them, which nodes they
-# may run on, as the inside of a JSON list of Kubernetes' node selector requirements, never empty, the keys of the
-# step's input artifacts, as a JSON object, and what they tolerate beside the author's own, as the inside of a list.
+# Additional output parameters for a gang: the name of the object that creates the pods; node selector requirements, as
+# the inside of a JSON list that is never empty; keys of the input artifacts, as a JSON object; and tolerations in
+# addition to the author's, as the inside of a JSON list.
 GANG_OUTPUTS = ("gang", "node-requirements", "input-keys", "tolerations")
-# Beside those for an elastic one: with how many pods it starts, and how many of them it can go on without.
+# Additional output parameters for an elastic gang: pods at the start, and how many of them it can lose.
 ELASTIC_OUTPUTS = ("members", "spare")
-# Beside those where its memory may grow, for each side of the resources of a container that declares any: how much each
-# member gets. What was declared is the default.
+# Additional output parameters if the policy raises memory: request and limit of each member, where the container
+# declares one. The declared value is the default.
 MEMORY_OUTPUTS = {"requests": "memory-request", "limits": "memory-limit"}
 
 
-def gang_outputs(gang: Gang | None) -> tuple[str, ...]:
-    """What admit answers beside `ADMIT_OUTPUTS`, wherever memory may not grow."""
+def gang_outputs(gang: GangSpec | None) -> tuple[str, ...]:
+    """Output parameters of admit in addition to `ADMIT_OUTPUTS`, without `MEMORY_OUTPUTS`."""
     if gang is None:
         return ()
     return GANG_OUTPUTS if gang.min_members is None else (*GANG_OUTPUTS, *ELASTIC_OUTPUTS)
@@ -106,25 +109,25 @@ _SUFFIX = re.compile(r"(\[\d+\]\.attempts\(\d+\))?\[\d+\]\.(admit|settle|conclud
 _RETRY = re.compile(r"\.attempts\((\d+)\)\[\d+\]\.(admit|settle)$")
 
 
-def instance_of(node: str) -> str:
-    """Node name of the step that a plugin node belongs to, without its attempts.
+def step_instance_name(node: str) -> str:
+    """Node name of the step of a plugin node, without the part for its attempt.
 
     ``wf.sweep(1:lr:0.2)[0].attempts(1)[0].admit`` → ``wf.sweep(1:lr:0.2)``.
     """
     return _SUFFIX.sub("", node)
 
 
-def attempt_of(node: str) -> str | None:
-    """Node name of the try that an admit or settle node belongs to; None outside of ``attempts``.
+def attempt_node_name(node: str) -> str | None:
+    """Node name of the retry of an admit or settle node; None outside ``attempts``.
 
-    ``wf.fit[0].attempts(1)[2].settle`` → ``wf.fit[0].attempts(1)``. In there a
-    Failed answer means "try again", so a refusal has to pass through to conclude.
+    ``wf.fit[0].attempts(1)[2].settle`` → ``wf.fit[0].attempts(1)``. Argo retries
+    after a Failed reply there, so the plugin reports a refusal in conclude.
     """
     match = _RETRY.search(node)
     return node[: match.end(1) + 1] if match else None
 
 
-def retry_of(node: str) -> int:
-    """Number of the retry that a plugin node belongs to, from 0."""
+def retry_number(node: str) -> int:
+    """Number of the retry of a plugin node, from 0."""
     match = _RETRY.search(node)
     return int(match[1]) if match else 0

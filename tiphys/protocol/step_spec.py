@@ -1,10 +1,10 @@
-"""What an author asked for one step, as it travels in the compiled Workflow.
+"""The author's settings of one step, as the compiled Workflow carries them.
 
-The template that wraps a step carries a `StepSpec` as JSON in the annotation
-``tiphys.dev/step``. Plugin and controller read it from there, and from nowhere
-else, so that both follow the same policy.
-
-Which checkpoints an author wants to keep, in the words that he writes and that travel to the trainer.
+The template that wraps a step holds a `StepSpec` as JSON in the annotation
+``tiphys.dev/step``. Plugin and controller read the settings only from there, so
+that both apply the same policy. The module also defines the other annotations
+and labels of compiled objects, and parses the retention settings that authors
+write and that reach the training program as environment variables.
 """
 
 import re
@@ -14,18 +14,18 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from tiphys.errors import UsageError
-from tiphys.protocol.gang import Gang
+from tiphys.protocol.gang import GangSpec
 from tiphys.records import Cause, Record
 
 DELETE_AFTER_SECONDS = 600.0
-"""Long enough to notice a wrong policy and pin what it would take; short against what storage costs."""
+"""Long enough to notice a wrong policy and pin checkpoints; short compared with the cost of storage."""
 
 _BEST = re.compile(r"(?P<metric>.+?):(?P<order>min|max)(?::(?P<count>\d+))?")
 _STEPS = re.compile(r"(\d+)\s*steps?")
 
 
-class Best(Record):
-    """The ``count`` checkpoints whose ``metric`` is lowest or highest."""
+class BestCheckpoints(Record):
+    """The ``count`` checkpoints with the lowest or highest ``metric``."""
 
     metric: str
     order: Literal["min", "max"]
@@ -35,33 +35,49 @@ class Best(Record):
         return f"{self.metric}:{self.order}:{self.count}"
 
 
-class Keep(Record):
-    """What retention leaves of a lineage. Where there is none, everything stays."""
+class RetentionPolicy(Record):
+    """The checkpoints of a lineage that retention keeps. Without a policy retention keeps all."""
 
     last: PositiveInt
-    """How many of the newest valid ones."""
+    """Number of the newest valid checkpoints."""
     every_steps: PositiveInt | None = None
-    """The first valid one from each multiple of so many global steps on, for ever; None for no such anchors."""
-    best: Best | None = None
+    """Keeps the first valid checkpoint at or after each multiple of this many global steps; None for none."""
+    best: BestCheckpoints | None = None
     delay_seconds: NonNegativeFloat = DELETE_AFTER_SECONDS
-    """How long an expired one stays, in case somebody still wants it."""
+    """Delay between the expiry and the deletion of a checkpoint, in which it can still be pinned."""
 
 
-def parse_best(text: str, where: str) -> Best:
-    """``loss:min:2``, or ``loss:min`` for one; ``where`` begins the message of the error."""
+def parse_keep_best(text: str, error_prefix: str) -> BestCheckpoints:
+    """Parse ``loss:min:2``, or ``loss:min`` for one checkpoint.
+
+    Args:
+        text: The setting.
+        error_prefix: Start of the error message.
+
+    Raises:
+        UsageError: ``text`` is not valid.
+    """
     match = _BEST.fullmatch(text.strip())
     if not match or (count := int(match["count"] or 1)) == 0:
         raise UsageError(
-            f"{where}{text!r} is not valid: write a metric, min or max, and how many to keep, such as loss:min:2"
+            f"{error_prefix}{text!r} is not valid: write a metric, min or max, and how many to keep, such as loss:min:2"
         )
-    return Best(metric=match["metric"], order="min" if match["order"] == "min" else "max", count=count)
+    return BestCheckpoints(metric=match["metric"], order="min" if match["order"] == "min" else "max", count=count)
 
 
-def parse_every(text: str, where: str) -> int:
-    """``1000 steps``; ``where`` begins the message of the error."""
+def parse_keep_every(text: str, error_prefix: str) -> int:
+    """Parse ``1000 steps`` into the number of global steps.
+
+    Args:
+        text: The setting.
+        error_prefix: Start of the error message.
+
+    Raises:
+        UsageError: ``text`` is not valid.
+    """
     match = _STEPS.fullmatch(text.strip())
     if not match or int(match[1]) == 0:
-        raise UsageError(f"{where}{text!r} is not valid: write a number of global steps, such as 1000 steps")
+        raise UsageError(f"{error_prefix}{text!r} is not valid: write a number of global steps, such as 1000 steps")
     return int(match[1])
 
 
@@ -69,14 +85,14 @@ STEP_ANNOTATION = "tiphys.dev/step"
 PIPELINE_ANNOTATION = "tiphys.dev/pipeline"
 STORE_ANNOTATION = "tiphys.dev/store"
 CODE_VERSION_ANNOTATION = "tiphys.dev/code-version"
-"""Commit of the code that was compiled, if somebody knew it."""
+"""Commit of the compiled code, if known."""
 TITLE_ANNOTATION = "workflows.argoproj.io/title"
 DESCRIPTION_ANNOTATION = "workflows.argoproj.io/description"
-"""What Argo's pages show of a Workflow, as Markdown (Argo, ``docs/title-and-description.md``)."""
-NARRATED_ANNOTATION = "tiphys.dev/narrated"
-"""Names of those two that Tiphys wrote and the controller keeps up to date; the author's stay."""
+"""Title and description in Argo's UI, as Markdown (Argo, ``docs/title-and-description.md``)."""
+GENERATED_TEXT_ANNOTATION = "tiphys.dev/narrated"
+"""Which of title and description Tiphys generated. The controller updates these and leaves the author's texts."""
 STORE_SECRET = "tiphys-store"  # noqa: S105  the name of a Secret
-"""Credentials of the store, as the variables of the S3 client, in each namespace of workflows."""
+"""Secret with the store's credentials, as environment variables of the S3 client, in each workflow namespace."""
 RUN_LABEL = "tiphys.dev/run"
 STEP_LABEL = "tiphys.dev/step"
 ATTEMPT_LABEL = "tiphys.dev/attempt"
@@ -84,7 +100,7 @@ RUN_PARAMETER = "tiphys-run"
 SUBMISSION_PARAMETER = "tiphys-submission"
 
 
-class Kind(StrEnum):
+class StepKind(StrEnum):
     """How a step is compiled: see `docs/architecture.md`."""
 
     STEP = "step"
@@ -92,12 +108,13 @@ class Kind(StrEnum):
 
 
 class RetryPolicy(Record):
-    """How many attempts each cause may cost before the step is given up.
+    """Retry budgets by cause: how many failures of each cause may be retried before the step fails.
 
-    None means no limit. A cause whose budget is the name of another one has as
-    much as that, counted by itself. A committed checkpoint refunds what was
-    charged before it. Budgets count within one submission, so `tiphys resume`
-    starts afresh. What is not set is left out of the Workflow, where it came later.
+    None means no limit. A budget that names another cause has the same size as
+    that cause's budget, and is counted separately. A committed checkpoint refunds
+    the charges before it. Budgets count within one submission, so `tiphys resume`
+    starts with full budgets. Fields that were added later are left out of the
+    Workflow unless they are set.
     """
 
     preemption: NonNegativeInt | None = None
@@ -116,31 +133,31 @@ class RetryPolicy(Record):
         default="infrastructure", exclude_if=lambda budget: budget == "infrastructure"
     )
     memory_ceiling_bytes: PositiveInt | None = Field(default=None, exclude_if=lambda ceiling: ceiling is None)
-    """Up to which the container of a training attempt gets more memory than those that had too little; None: never."""
+    """Maximum of the memory limit that is raised after out of memory; None: it is not raised."""
     memory_factor: float = Field(default=1.5, gt=1, exclude_if=lambda factor: factor == 1.5)
-    """How much more."""
+    """Factor by which the memory limit is raised."""
     on_demand_after: PositiveInt | None = Field(default=None, exclude_if=lambda after: after is None)
-    """After so many preemptions without a checkpoint, attempts stay off spot nodes; None: never."""
+    """Number of preemptions without a checkpoint after which attempts avoid spot nodes; None: never."""
     avoid_node_after: PositiveInt | None = Field(default=2, exclude_if=lambda after: after == 2)
-    """A node is avoided, where there is another, after so many attempts failed on it by its fault; None: never."""
+    """Number of attempts failed by the fault of a node after which the next prefers other nodes; None: never."""
     backoff_seconds: PositiveFloat = 5.0
     backoff_factor: PositiveFloat = 2.0
     backoff_cap_seconds: PositiveFloat = 300.0
 
     def budget(self, cause: Cause) -> int | None:
-        """Attempts that may end by ``cause`` and still be followed by another."""
+        """Number of failures by ``cause`` that may be retried; None means no limit."""
         budget: int | str | None = getattr(self, cause.value)
         return self.budget(Cause(budget)) if isinstance(budget, str) else budget
 
 
 SpotUse = Literal["no", "allowed", "only"]
-"""Whether a step may run on nodes that can be taken away, or runs on no others."""
+"""Whether a step must not, may, or must run on spot nodes."""
 
 
 class GpuRequest(Record):
-    """GPUs that one attempt needs, all of them or none.
+    """GPUs of one attempt, granted all or none.
 
-    ``members`` pods share them evenly: a gang. One is left out of the Workflow.
+    The ``members`` pods of a gang share them evenly.
     """
 
     gpus: PositiveInt
@@ -149,14 +166,14 @@ class GpuRequest(Record):
     queue: str = "default"
     priority: int = 0
     seconds: PositiveInt | None = None
-    """The longest that the pod of one attempt can run, its grace period included; None: nobody said."""
+    """Maximum run time of the pod of one attempt, its grace period included; None if not declared."""
     members: PositiveInt = Field(default=1, exclude_if=lambda members: members == 1)
     tensor_parallel: PositiveInt = Field(default=1, exclude_if=lambda size: size == 1)
-    """So many pods after one another form a group that stays within one NVLink domain."""
+    """Number of consecutive pods that form a group within one NVLink domain."""
     spot: SpotUse = Field(default="no", exclude_if=lambda use: use == "no")
 
     min_members: PositiveInt | None = Field(default=None, exclude_if=lambda fewest: fewest is None)
-    """With so many pods it starts if there is room for no more; None: with all or none."""
+    """Minimum number of pods of an elastic gang; None: the gang starts with all its pods or none."""
 
     @model_validator(mode="after")
     def _members_get_the_same(self) -> "GpuRequest":
@@ -165,12 +182,20 @@ class GpuRequest(Record):
         if self.members % self.tensor_parallel:
             raise ValueError(f"{self.members} pods cannot form groups of {self.tensor_parallel}")
         if self.min_members is not None and self.min_members >= self.members:
-            raise ValueError(f"{self.min_members} to {self.members} pods leave nothing between; give one number")
+            raise ValueError(f"{self.min_members} to {self.members} pods are no range; give one number")
         return self
 
+    @property
+    def gpus_per_member(self) -> int:
+        return self.gpus // self.members
 
-class NodeKind(Record):
-    """Nodes that have a label with this value."""
+    def gpus_for(self, members: int | None) -> int:
+        """GPUs of an attempt with ``members`` pods; None: with all of them."""
+        return self.gpus_per_member * (members or self.members)
+
+
+class NodeLabelValue(Record):
+    """Selects the nodes that have a label with this value."""
 
     label: str
     value: str
@@ -180,13 +205,13 @@ WhenBusy = Literal["skip", "wait", "queue"]
 
 
 class CheckpointPolicy(Record):
-    """When to save and what to keep.
+    """When to save, and which checkpoints to keep.
 
-    ``every`` is seconds, or optimizer steps when ``every_unit`` is ``steps``.
-    With ``every_bounds``, in seconds, it is only where to begin: the trainer
-    chooses between them by what saves and failures cost.
-    ``store`` is empty for the run's own store, or the URL of a shared volume
-    as the container sees it, such as ``file:///mnt/checkpoints``.
+    ``every`` is in seconds, or in optimizer steps if ``every_unit`` is ``steps``.
+    With ``every_bounds``, in seconds, it is only the first interval; later ones
+    lie between the bounds and follow the measured cost of saves and failures.
+    ``store`` is empty for the run's store, or the URL of a shared volume as the
+    container sees it, such as ``file:///mnt/checkpoints``.
     """
 
     every: PositiveFloat = 600.0
@@ -194,31 +219,31 @@ class CheckpointPolicy(Record):
     every_bounds: tuple[PositiveFloat, PositiveFloat] | None = Field(default=None, exclude_if=lambda bounds: not bounds)
     keep_last: PositiveInt | None = 3
     keep_every: PositiveInt | None = Field(default=None, exclude_if=lambda steps: steps is None)
-    """Global steps from one anchor to the next; left out of the Workflow, as the next two, unless it is set."""
-    keep_best: Best | None = Field(default=None, exclude_if=lambda best: best is None)
+    """Global steps between checkpoints that are never deleted; None for none."""
+    keep_best: BestCheckpoints | None = Field(default=None, exclude_if=lambda best: best is None)
     delete_after_seconds: NonNegativeFloat = Field(
         default=DELETE_AFTER_SECONDS, exclude_if=lambda seconds: seconds == DELETE_AFTER_SECONDS
     )
     store: str = ""
     save_seconds: NonNegativeFloat = 0.0
-    """Declared time of one save; the grace period must not be shorter."""
+    """Declared duration of one save; the grace period must not be shorter."""
     metrics: str = Field(default="", exclude_if=lambda where: not where)
-    """Where the loop shows its metrics (`tiphys.checkpoint.telemetry.metrics`); empty for nowhere."""
+    """Where the training publishes its metrics (`tiphys.checkpoint.telemetry.metrics`); empty for nowhere."""
     asynchronous: bool = Field(default=True, exclude_if=lambda asynchronous: asynchronous)
-    """Whether saves go on behind the training, which takes memory for a copy of the state."""
+    """Whether saves run in the background, which needs memory for a copy of the state."""
     when_busy: WhenBusy | None = Field(default=None, exclude_if=lambda when_busy: when_busy is None)
-    """What a save does that is due while another is under way; None: wait where ``every`` counts steps, else skip."""
+    """Behaviour of a save that is due during another save; None: wait if ``every`` counts steps, otherwise skip."""
     hang_after_seconds: PositiveFloat | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
-    """How long a training may complete no step before it is ended; None for as long as it likes."""
+    """Seconds without a completed step after which a training is ended; None for no limit."""
     cache: str = Field(default="", exclude_if=lambda folder: not folder)
-    """Folder that the pods of a node share, where shards that were read are kept; empty for none."""
+    """Cache folder for restored shards that the pods of a node share; empty for none."""
 
     @property
-    def keep(self) -> Keep | None:
-        """What retention leaves; None for everything."""
+    def retention(self) -> RetentionPolicy | None:
+        """The retention policy; None if all checkpoints are kept."""
         if self.keep_last is None:
             return None
-        return Keep(
+        return RetentionPolicy(
             last=self.keep_last,
             every_steps=self.keep_every,
             best=self.keep_best,
@@ -227,26 +252,26 @@ class CheckpointPolicy(Record):
 
 
 class StepSpec(Record):
-    """One step that Tiphys gates."""
+    """Settings of one step that Tiphys gates."""
 
     name: str
-    kind: Kind
+    kind: StepKind
     parameters: tuple[str, ...] = ()
     """Names of declared output parameters."""
     artifacts: tuple[str, ...] = ()
     """Names of declared output artifacts."""
     template: str
-    """Digest of the program: image, command, arguments, environment, source, resources left out."""
+    """Digest of the program: image, command, arguments, environment and source, without resources."""
     cache: bool = True
-    """False: a finished result is never adopted, the step runs in every submission."""
+    """False: a finished result is never reused; the step runs in every submission."""
     share: bool = False
-    """True: a result made by another run under the same step key is adopted."""
+    """True: a result of another run with the same step key is reused."""
     retry: RetryPolicy = RetryPolicy()
     gpu: GpuRequest | None = None
     checkpoints: CheckpointPolicy | None = None
     grace_seconds: NonNegativeFloat = 30.0
     fan_out: bool = False
-    gang: Gang | None = Field(default=None, exclude_if=lambda gang: gang is None)
-    """That an attempt is several pods; left out of the Workflow where it is one."""
-    spot: tuple[NodeKind, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
-    """The spot nodes that it may run on; only where its policy keeps it off them after a time."""
+    gang: GangSpec | None = Field(default=None, exclude_if=lambda gang: gang is None)
+    """The gang of an attempt; None for a single pod."""
+    spot: tuple[NodeLabelValue, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
+    """Labels of the spot nodes that it may use; set only if ``retry.on_demand_after`` is set."""

@@ -1,11 +1,13 @@
-"""One try of a step: its claim before it starts, its end once it is over.
+"""Records of one attempt of a step: its claim, its end, and its outputs.
 
-Why an attempt ended without a result, in words that a reader of an older version can still read.
+The claim is written before the attempt starts, the end after it is over. Both
+are create-only, so that exactly one process opens and one process ends an
+attempt.
 
-A training image may hold an older Tiphys than the service that ends its
-attempts. So causes that came later are stored as the older, broader one that
-they were part of, with the exact one beside it; who does not know that field
-reads what it always read.
+A training image may contain an older Tiphys than the service that ends its
+attempts. `encode_cause` therefore stores a newer `Cause` as the broader cause
+that older versions know, and the exact cause in a separate field, which older
+versions ignore.
 """
 
 from collections.abc import Mapping
@@ -15,16 +17,16 @@ from typing import Any
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp
-from tiphys.records.checkpoint import Began, CheckpointManifest, CheckpointRef
+from tiphys.records.checkpoint import CheckpointManifest, CheckpointRef, StartTimes
 
 
 class Cause(StrEnum):
-    """Why an attempt ended without a result. Budgets are kept by cause."""
+    """Why an attempt ended without a result. Each cause has its own retry budget."""
 
     PREEMPTION = "preemption"
     INFRASTRUCTURE = "infrastructure"
     OUT_OF_MEMORY = "out_of_memory"
-    """Of the host; the GPU's has a cause of its own, because more memory of the pod does not help it."""
+    """Host memory. GPU memory is a separate cause, because a larger memory limit of the pod does not help there."""
     DEADLINE = "deadline"
     USER_ERROR = "user_error"
     OUTPUT_MISSING = "output_missing"
@@ -33,72 +35,72 @@ class Cause(StrEnum):
     HANG = "hang"
     """No step was completed for far longer than before."""
     IMAGE = "image"
-    """The registry answered, and has no such image for this pod."""
+    """The registry answered that the image does not exist, or that this pod may not pull it."""
     STORAGE = "storage"
-    """The store of checkpoints was out of reach."""
+    """The checkpoint store was unavailable."""
 
     @property
-    def broader(self) -> "Cause":
-        """The cause that this one was part of before it had a name; itself if it always had one."""
-        return _BROADER.get(self, self)
+    def broader_cause(self) -> "Cause":
+        """The cause under which older versions counted this one; itself if all versions know it."""
+        return _BROADER_CAUSES.get(self, self)
 
     @property
-    def words(self) -> str:
-        """As a person says it."""
+    def display_name(self) -> str:
+        """The cause in messages, such as ``GPU out of memory``."""
         return self.value.replace("_", " ").replace("gpu", "GPU")
 
 
-_BROADER: Mapping[Cause, Cause] = {
+_BROADER_CAUSES: Mapping[Cause, Cause] = {
     Cause.GPU_OUT_OF_MEMORY: Cause.USER_ERROR,
     Cause.HANG: Cause.UNKNOWN,
     Cause.IMAGE: Cause.INFRASTRUCTURE,
     Cause.STORAGE: Cause.INFRASTRUCTURE,
 }
-_EXACT = "exact_cause"
+_EXACT_CAUSE_FIELD = "exact_cause"
 
 
-def for_storage(document: dict[str, Any]) -> dict[str, Any]:
-    """``document`` with a ``cause`` that every version knows, and the exact one in a field of its own."""
+def encode_cause(document: dict[str, Any]) -> dict[str, Any]:
+    """``document`` with a ``cause`` that every version knows, and the exact cause in a separate field."""
     cause = document.get("cause")
-    if cause is None or Cause(cause).broader == cause:
+    if cause is None or Cause(cause).broader_cause == cause:
         return document
-    return {**document, "cause": Cause(cause).broader.value, _EXACT: cause}
+    return {**document, "cause": Cause(cause).broader_cause.value, _EXACT_CAUSE_FIELD: cause}
 
 
-def from_storage(document: dict[str, Any]) -> dict[str, Any]:
-    """What `for_storage` was given; an exact cause that only a later version knows is left out."""
-    exact = document.get(_EXACT)
-    kept = {name: value for name, value in document.items() if name != _EXACT}
+def decode_cause(document: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `encode_cause`. An exact cause that this version does not know is dropped."""
+    exact = document.get(_EXACT_CAUSE_FIELD)
+    kept = {name: value for name, value in document.items() if name != _EXACT_CAUSE_FIELD}
     return {**kept, "cause": exact} if exact in list(Cause) else kept
 
 
-class Skipped(Record):
-    """A checkpoint that was passed over, and why, in words for a person."""
+class SkippedCheckpoint(Record):
+    """A checkpoint that was not chosen as the start of an attempt, and the reason as a sentence."""
 
     checkpoint: CheckpointRef
     reason: str
 
 
 class Escalation(Record):
-    """What an attempt is given that the step does not ask for, because of how those before it have ended."""
+    """Changes to the resources of an attempt that follow from the ends of earlier attempts."""
 
     memory_bytes: int | None = None
-    """What its container may use, also where that is no more than before; None where it is not kept."""
+    """Memory limit of its container, raised or not; None if the policy does not manage memory."""
     on_demand: bool = False
-    """Whether it stays off spot nodes."""
+    """Whether the attempt must not run on spot nodes."""
     avoided_nodes: tuple[str, ...] = ()
     batch_scale: float = 1.0
-    """How much of its usual batch the program is advised to take."""
+    """Recommended fraction of the usual batch size."""
     words: str = ""
-    """What is different, for a person; empty where nothing is."""
+    """The changes as a sentence; empty without changes."""
 
 
 class AttemptClaim(SealedRecord):
-    """``attempts/<step>/<k>.json``: the right to be the k-th attempt. k is its fence.
+    """``attempts/<step>/<k>.json``: the claim of the k-th attempt. k is its fencing number.
 
-    k+1 may be claimed only once ``<k>.end.json`` exists. ``uid`` and ``node``
-    name the admit node that opened it, so that a repeated call finds its answer
-    here.
+    Attempt k+1 may be claimed only after ``<k>.end.json`` exists. ``uid`` and
+    ``node`` name the admit node that opened the attempt, so that a repeated call
+    gets the same answer.
     """
 
     run: str
@@ -111,25 +113,25 @@ class AttemptClaim(SealedRecord):
     """Node name of the step within the workflow, without its attempts."""
     step_key: str
     parameters: str = ""
-    """Digest of the values of its input parameters, which the step key holds among other things."""
+    """Digest of the values of its input parameters, which are also part of the step key."""
     dataset: str = ""
-    """Digest of the content of its input artifacts, by name; empty for a step without any."""
+    """Digest of the names and contents of its input artifacts; empty for a step without any."""
     lineage: str = ""
     """Empty for a step that keeps no checkpoints."""
     starts_from: CheckpointRef | None = None
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     pod_patch: str = ""
     """Strategic merge patch of the pod spec, JSON; empty for none."""
     escalation: Escalation | None = Field(default=None, exclude_if=lambda escalation: escalation is None)
-    """What of `pod_patch` is due to earlier failures."""
+    """The part of `pod_patch` that follows from earlier failures."""
     lease: str = ""
     """Id of the GPU lease; empty for a step without GPUs."""
     nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
-    """The node that each of its pods has to run on, by rank; empty where that is left to Kubernetes."""
+    """The node of each of its pods, by rank; empty if Kubernetes chooses."""
     flavor: str = Field(default="", exclude_if=lambda flavor: not flavor)
-    """The flavor of its GPUs; empty where none is declared for them."""
+    """The flavor of its GPUs; empty if no flavor is declared for them."""
     members: PositiveInt | None = Field(default=None, exclude_if=lambda members: members is None)
-    """With how many pods it starts, where the author left that open; None: with as many as the step says."""
+    """Number of pods of an elastic gang at its start; None: the number that the step declares."""
 
 
 class OutputKind(StrEnum):
@@ -140,7 +142,7 @@ class OutputKind(StrEnum):
 
 
 class OutputObject(Record):
-    """One object in storage below an output, verified when its end record was written."""
+    """One stored object of an output, verified when the end record was written."""
 
     key: str
     size: int
@@ -160,7 +162,7 @@ class Output(Record):
     objects: tuple[OutputObject, ...] = ()
 
 
-class Outcome(StrEnum):
+class AttemptEndOutcome(StrEnum):
     """How an attempt ended."""
 
     DONE = "done"
@@ -168,124 +170,124 @@ class Outcome(StrEnum):
     FENCED = "fenced"
 
 
-class Death(Record):
-    """How an attempt failed that had loaded a checkpoint, in a form that tells whether two died alike."""
+class CheckpointCrash(Record):
+    """A crash after the load of a checkpoint, in a form in which two crashes can be compared."""
 
     loaded: CheckpointRef
     fingerprint: str
-    """Equal for deaths of the same kind."""
+    """Equal for crashes of the same kind."""
     steps: int | None = None
-    """Steps completed since the load; None if nobody knows."""
+    """Steps completed since the load; None if unknown."""
 
 
 class CrashRecord(StoredRecord):
-    """``attempts/<step>/<k>.crash.json``: what ended the training program of attempt k, as it saw it itself."""
+    """``attempts/<step>/<k>.crash.json``: the error that ended attempt k, as its training program reported it."""
 
     run: str
     step: str
     attempt: int
     error: str
-    """The exception, in one line, for a person."""
+    """The exception, in one line."""
     fingerprint: str = ""
-    """The same without what differs from one time to the next; empty for errors that no checkpoint can cause."""
+    """The exception without parts that differ between occurrences; empty for errors that no checkpoint can cause."""
     global_step: NonNegativeInt | None = None
-    """Steps completed by then; None if it did not get to any."""
+    """Global step at the crash; None if no step was completed."""
     restored: CheckpointRef | None = None
-    """What it had restored, or was restoring."""
+    """The checkpoint that it had restored, or was restoring."""
     stuck_seconds: float | None = None
-    """How long it had completed no step when it was ended for that; None for a program that ended by itself."""
+    """Seconds without a completed step when the hang watchdog ended it; None if it was not ended for a hang."""
     stacks: str = ""
-    """Where its threads were then."""
+    """Stacks of its threads at that moment."""
 
 
 class Preemption(Record):
-    """That an attempt was asked to save and go by the rules of its queue, and what that has cost."""
+    """A preemption by the rules of a queue: the attempt had to save and end. Records the lost work."""
 
     for_step: str
     for_run: str = ""
-    """Of the step that its GPUs were wanted for; empty if that waited no more, and so nobody knows it."""
+    """Step and run that needed the GPUs; empty if their request no longer waited."""
     asked_at: Timestamp
     gone_at: Timestamp
-    """When all its pods were seen to be gone."""
+    """When all its pods had ended."""
     gpus: int
     committed: CheckpointRef | None = None
-    """Its newest checkpoint; None if it has committed none that can be seen from outside of its pods."""
+    """Its newest checkpoint; None if it committed none that is visible outside its pods."""
     seconds_lost: float | None = None
-    """Training between that checkpoint, or its start, and the moment at which it was asked; None if nobody can say."""
+    """Seconds between that checkpoint, or the start, and the preemption request; None if unknown."""
 
     @property
     def gpu_seconds_lost(self) -> float | None:
         return self.gpus * self.seconds_lost if self.seconds_lost is not None else None
 
 
-class Saved(Record):
-    """The newest checkpoint of an attempt that is over; retention may remove it, and what it tells of time stays."""
+class LastCheckpoint(Record):
+    """The newest checkpoint of an ended attempt. Its times stay known after retention removes the checkpoint."""
 
     checkpoint: CheckpointRef
     at: Timestamp
-    """The moment that its state is of."""
-    began: Began | None = None
+    """When its state was taken."""
+    began: StartTimes | None = None
 
     @classmethod
-    def of(cls, manifest: CheckpointManifest) -> "Saved":
+    def from_manifest(cls, manifest: CheckpointManifest) -> "LastCheckpoint":
         return cls(checkpoint=manifest.ref, at=manifest.written_at, began=manifest.began)
 
 
-class Evidence(Record):
-    """What a failed end was judged by."""
+class FailureEvidence(Record):
+    """The evidence on which the classifier decided the cause of a failure."""
 
     rule: str
-    """Name of the rule of the classifier that decided."""
+    """Name of the rule that matched."""
     words: str = ""
-    """What it found, as it was written there; empty where an exit code or the lack of anything decided."""
+    """The matched text, verbatim; empty if an exit code or missing evidence decided."""
     node: str = ""
-    """The node that the attempt, or the pod of it that ended first, had run on; empty if nobody knows."""
+    """Node of the attempt, or of its pod that ended first; empty if unknown."""
 
 
 class AttemptEnd(SealedRecord):
-    """``attempts/<step>/<k>.end.json``: the one answer to how attempt k ended.
+    """``attempts/<step>/<k>.end.json``: the single record of how attempt k ended.
 
-    ``progress`` is true when the attempt committed at least one checkpoint; it
-    refunds the budgets charged before it.
+    ``progress`` is true if the attempt committed at least one checkpoint. Such an
+    end refunds the retry budgets charged before it.
     """
 
     run: str
     step: str
     attempt: int
     submission: int
-    outcome: Outcome
+    outcome: AttemptEndOutcome
     cause: Cause | None = None
     message: str = ""
-    evidence: Evidence | None = None
-    """None for an end that was not judged, or before evidence was kept."""
+    evidence: FailureEvidence | None = None
+    """None for an end that was not classified, or that an older version wrote."""
     exit_code: int | None = None
     progress: bool = False
     progress_unknown: bool = Field(default=False, exclude_if=lambda unknown: not unknown)
-    """Whether it has committed what cannot be read, so that nobody can say how far it got; it costs nothing then."""
-    death: Death | None = None
-    """None where the end says nothing about a checkpoint."""
+    """Whether it committed checkpoints that cannot be read, so its progress is unknown. No budget is charged then."""
+    death: CheckpointCrash | None = None
+    """None if the end says nothing about a checkpoint."""
     suspect: CheckpointRef | None = None
-    """The checkpoint that this end was one too many for: it is quarantined, and an older one gets its try."""
+    """The checkpoint that this crash put into quarantine; the next attempt starts from an older one."""
     preempted: Preemption | None = None
-    """None where nobody asked it to go; the end may still have another cause, such as a crash while it saved."""
+    """None without a preemption request. The end may still have another cause, such as a crash during the save."""
     over_at: Timestamp | None = None
-    """When its pod began to end, as the cluster tells it; None if nobody saw that."""
-    saved: Saved | None = None
-    """Its newest checkpoint; None if it committed none that can be seen from outside of its pods."""
+    """When its pod began to terminate, by the cluster's clock; None if that was not observed."""
+    saved: LastCheckpoint | None = None
+    """Its newest checkpoint; None if it committed none that is visible outside its pods."""
     step_key: str = ""
     outputs: tuple[Output, ...] = ()
 
     @classmethod
     def for_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
-        return for_storage(document)
+        return encode_cause(document)
 
     @classmethod
     def from_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
-        return from_storage(document)
+        return decode_cause(document)
 
 
-class AdoptedRecord(StoredRecord):
-    """``adopted/<n>/<step>.json``: submission n took over a finished result instead of running the step.
+class ReuseRecord(StoredRecord):
+    """``adopted/<n>/<step>.json``: submission n reused a finished result instead of running the step.
 
     ``source_run`` differs from ``run`` when the result is shared between runs.
     """
@@ -300,7 +302,7 @@ class AdoptedRecord(StoredRecord):
 
 
 class MemoRecord(StoredRecord):
-    """``memo/<step key>.json``: points at a done end record that other runs may adopt."""
+    """``memo/<step key>.json``: names a done attempt whose result other runs may reuse."""
 
     run: str
     step: str

@@ -1,4 +1,8 @@
-"""What the controller decided about a run by itself, so that whoever leads next counts on from there."""
+"""Records of automatic resumes and of alerts.
+
+The controller stores each of its decisions about a run, so that its next leader
+continues with the same counts and back-off.
+"""
 
 from typing import Literal
 
@@ -8,45 +12,45 @@ from tiphys.records.attempt import Cause
 from tiphys.records.base import Record, StoredRecord
 
 
-class Advance(Record):
-    """How far a run has come: what a resume must add to for it not to be fruitless."""
+class RunProgress(Record):
+    """Progress of a run. A resume that does not increase it is fruitless."""
 
     steps: NonNegativeInt = 0
-    """Steps that were finished, items of fan-outs counted one by one."""
+    """Finished steps; each item of a fan-out counts."""
     checkpoints: dict[str, int] = {}
-    """By training step, the highest global step that it ever committed."""
+    """Highest committed global step, by training step."""
     on_volumes: NonNegativeInt = 0
-    """Attempts that have committed on a volume, which only their pods see."""
+    """Attempts that committed on a volume, whose checkpoints only their pods can read."""
 
-    def is_beyond(self, before: "Advance") -> bool:
-        """Whether anything was finished or committed that had not been then."""
-        further = any(step > before.checkpoints.get(name, -1) for name, step in self.checkpoints.items())
-        return further or self.steps > before.steps or self.on_volumes > before.on_volumes
+    def is_ahead_of(self, earlier: "RunProgress") -> bool:
+        """Whether the run finished a step or committed a checkpoint since ``earlier``."""
+        further = any(step > earlier.checkpoints.get(name, -1) for name, step in self.checkpoints.items())
+        return further or self.steps > earlier.steps or self.on_volumes > earlier.on_volumes
 
 
-class AutomaticResume(StoredRecord):
-    """``automatic/<n>.json``: that the controller was about to make submission n by itself, and why.
+class AutoResumeRecord(StoredRecord):
+    """``automatic/<n>.json``: the controller's intent to create submission n, and the reason.
 
-    Written before anything of that submission, so that a controller that dies in
-    between has used up the try, and none is made that nobody counts.
+    Written before any other record of that submission. A controller that dies
+    afterwards has used up the resume, so that every automatic submission counts.
     """
 
     run: str
     submission: int
     reason: str
-    """In words, for a person."""
+    """The reason as a sentence."""
     cause: Cause | None = None
-    """Why the submission before ended; None if nobody knows."""
+    """Why the previous submission ended; None if unknown."""
     alert: str = Field(default="", exclude_if=lambda alert: not alert)
-    """Id of the alert that asked for it; empty where the end of the submission before did."""
-    advance: Advance = Advance()
-    """How far the run had come."""
+    """Id of the alert that caused the resume; empty if the end of the previous submission did."""
+    advance: RunProgress = RunProgress()
+    """Progress of the run before the resume."""
 
 
-class LeftAlone(StoredRecord):
-    """``automatic/<n>.left.json``: that submission n was ended by a person, so its run is left alone.
+class ManualStopRecord(StoredRecord):
+    """``automatic/<n>.left.json``: a person ended submission n, so the controller does not resume its run.
 
-    The Workflow says so only as long as it exists.
+    A separate record, because the Workflow that shows it may be deleted.
     """
 
     run: str
@@ -64,26 +68,26 @@ class AlertRecord(StoredRecord):
     status: AlertStatus
     fingerprint: str
     starts_at: str
-    """As the sender wrote it: with the fingerprint it is the alert's identity, and nothing is computed from it."""
+    """Verbatim from the sender. Together with the fingerprint it identifies the alert; it is never parsed."""
     labels: dict[str, str] = {}
     summary: str = ""
 
 
-class AlertTaken(StoredRecord):
-    """``alerts/<id>/taken.json``: what the alert is about, fixed when somebody first looked at it.
+class AlertClaimRecord(StoredRecord):
+    """``alerts/<id>/taken.json``: the action and submission of an alert, fixed when it is first processed.
 
-    An alert is about the submission that was the last one then: whatever is
-    done for it is done once, however often it is delivered.
+    An alert applies to the submission that is the last one at that moment.
+    Repeated deliveries therefore lead to one action.
     """
 
     action: str
     run: str = ""
-    """Empty where it names none."""
+    """Empty if the alert names no run."""
     submission: NonNegativeInt = 0
 
 
-class AlertDone(StoredRecord):
-    """``alerts/<id>/done.json``: what came of it."""
+class AlertResultRecord(StoredRecord):
+    """``alerts/<id>/done.json``: the outcome of an alert."""
 
     outcome: Literal["resumed", "restarted", "forked", "told", "left", "resolved", "unmatched", "refused"]
     message: str

@@ -1,9 +1,9 @@
-"""What every stored record has in common.
+"""Base classes of all stored records.
 
-A record is written once, under a key that nobody else may take. ``nonce`` tells
-its writer apart from a competitor when a reply was lost: the writer reads the
-object back and compares (see `tiphys.store.claims`). ``written_at`` is for
-people; no decision is taken from it, because clocks disagree.
+A record is written once, under a key that no other writer can reuse. After a
+lost reply its writer reads the object back and compares ``nonce``, which differs
+between competing writers (see `tiphys.store.claims`). ``written_at`` is for
+display; no decision depends on it, because clocks disagree.
 """
 
 import json
@@ -14,25 +14,25 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from tiphys.records.names import digest
+from tiphys.records.names import json_digest
 
 
 def utc_now() -> datetime:
-    """The present time, to the millisecond, in UTC."""
+    """The current time in UTC, truncated to milliseconds."""
     now = datetime.now(UTC)
     return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
 
-def _fixed_width(time: datetime) -> str:
+def _serialize_timestamp(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-Timestamp = Annotated[AwareDatetime, PlainSerializer(_fixed_width, return_type=str, when_used="json")]
-"""A time whose JSON form always has three decimals, so that it sorts as text (RFC 3339, UTC)."""
+Timestamp = Annotated[AwareDatetime, PlainSerializer(_serialize_timestamp, return_type=str, when_used="json")]
+"""A time whose JSON form (RFC 3339, UTC) always has three decimals, so that it sorts as text."""
 
 
 UNKNOWN_VERSION = "unknown_version"
-"""Type of the validation error about a record that another version of Tiphys wrote."""
+"""Type of the validation error for a record with another schema version."""
 
 
 class Record(BaseModel):
@@ -42,20 +42,20 @@ class Record(BaseModel):
 
     def to_bytes(self) -> bytes:
         """The stored form: JSON with sorted keys and a final newline."""
-        return stored_form(self.model_dump(mode="json", exclude_none=True))
+        return encode_document(self.model_dump(mode="json", exclude_none=True))
 
 
-def stored_form(document: dict[str, Any]) -> bytes:
-    """The bytes of a JSON document as records are stored."""
+def encode_document(document: dict[str, Any]) -> bytes:
+    """The stored bytes of a JSON document."""
     return json.dumps(document, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
 SCHEMA_VERSION = 1
-"""Of all stored records. Fields are added without a new one; it changes only when old readers would be wrong."""
+"""Version of all stored records. New fields do not change it; it changes only if old readers would be wrong."""
 
 
 class StoredRecord(Record):
-    """A record with a key of its own in storage. One of another schema version is refused: it may mean anything."""
+    """A record with its own key in storage. Validation refuses other schema versions, whose meaning is unknown."""
 
     version: int = SCHEMA_VERSION
     nonce: str = Field(default_factory=lambda: secrets.token_hex(8))
@@ -70,41 +70,55 @@ class StoredRecord(Record):
 
 
 class SealedRecord(StoredRecord):
-    """A record that decisions rest on, stored with a digest of itself; reading one that was changed since fails."""
+    """A record stored with a digest of itself. Reading a record that was changed later fails."""
 
     def to_bytes(self) -> bytes:
         document = self.for_storage(self.model_dump(mode="json", exclude_none=True))
-        return stored_form({**document, "seal": seal(document)})
+        return encode_document({**document, "seal": compute_seal(document)})
 
     @classmethod
     def for_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """The stored form of a document, where it differs for the sake of readers of older versions."""
+        """The stored form of a document; subclasses adapt it for readers of older versions."""
         return document
 
     @classmethod
     def from_storage(cls, document: dict[str, Any]) -> dict[str, Any]:
-        """The opposite of `for_storage`."""
+        """The inverse of `for_storage`."""
         return document
 
     @model_validator(mode="before")
     @classmethod
     def _check_seal(cls, document: Any, info: ValidationInfo) -> Any:
-        # On the document rather than the model, which leaves out fields that a later version added.
+        # Checked on the document: the model drops fields that a later version added.
         if info.mode != "json" or not isinstance(document, dict):
             return document
-        check_version(document)  # first: another version may seal in another way
-        if document.get("seal") != seal(document):
-            raise ValueError("it was changed after it was written, its seal does not match")
+        check_seal(document)
         return cls.from_storage({name: value for name, value in document.items() if name != "seal"})
 
 
 def check_version(document: dict[str, Any]) -> None:
-    """Refuse a stored document of another schema version; the error has the type `UNKNOWN_VERSION`."""
+    """Check the schema version of a stored document.
+
+    Raises:
+        PydanticCustomError: the version differs; its type is `UNKNOWN_VERSION`.
+    """
     version = document.get("version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise PydanticCustomError(UNKNOWN_VERSION, "it has schema version {version}", {"version": json.dumps(version)})
 
 
-def seal(document: dict[str, Any]) -> str:
-    """Digest of all fields of a stored document but the seal itself."""
-    return digest({name: value for name, value in document.items() if name != "seal"})
+def check_seal(document: dict[str, Any]) -> None:
+    """Check the schema version and the seal of a stored document.
+
+    Raises:
+        PydanticCustomError: the version differs, as in `check_version`.
+        ValueError: the document was changed after it was written.
+    """
+    check_version(document)  # first: another schema version may compute the seal in another way
+    if document.get("seal") != compute_seal(document):
+        raise ValueError("it was changed after it was written, its seal does not match")
+
+
+def compute_seal(document: dict[str, Any]) -> str:
+    """Digest of all fields of a stored document except the seal."""
+    return json_digest({name: value for name, value in document.items() if name != "seal"})

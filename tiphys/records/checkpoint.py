@@ -1,6 +1,8 @@
-"""Checkpoints: immutable shards and one manifest, whose creation is the commit.
+"""Records of checkpoints: the manifest, its provenance, quarantine, pins and tombstones.
 
-What retention leaves in storage: what people pinned, and what is about to go.
+A checkpoint is a set of immutable shards and one manifest. Creating the manifest
+is the commit. The other records are separate objects, because a stored record
+is never changed.
 """
 
 import json
@@ -9,14 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
 
-from tiphys.records.base import Record, StoredRecord, Timestamp, check_version, seal
+from tiphys.records.base import Record, StoredRecord, Timestamp, check_seal, compute_seal
 
 Metric = Annotated[float, PlainSerializer(lambda value: value if math.isfinite(value) else str(value))]
 """A float whose JSON form is text where JSON has no number: ``"nan"`` or ``"inf"``."""
 
 
 class CheckpointRef(Record):
-    """Names one checkpoint of a lineage: the attempt that wrote it and its global step."""
+    """Reference to one checkpoint of a lineage: the attempt that wrote it, and its global step."""
 
     lineage: str
     attempt: int
@@ -25,13 +27,13 @@ class CheckpointRef(Record):
     def __str__(self) -> str:
         return f"{self.attempt}-{self.global_step}"
 
-    def within(self, lineage: str) -> str:
-        """Its name in ``lineage``: ``3-1200``, and with its own lineage before that if it is of another one."""
+    def relative_to(self, lineage: str) -> str:
+        """Its name as seen from ``lineage``: ``3-1200``, prefixed with its own lineage if that differs."""
         return str(self) if self.lineage == lineage else f"{self.lineage}/{self}"
 
     @property
-    def words(self) -> str:
-        """For a sentence: ``checkpoint 1200 of attempt 2``."""
+    def display_name(self) -> str:
+        """The checkpoint in messages: ``checkpoint 1200 of attempt 2``."""
         return f"checkpoint {self.global_step} of attempt {self.attempt}"
 
 
@@ -42,44 +44,44 @@ class Shard(Record):
     size: int
     sha256: str
     rank: int = 0
-    """The process that wrote it, among the ``world_size`` of the attempt."""
+    """The rank that wrote it."""
 
 
-class Facts(Record):
-    """What a checkpoint was made with. Every field may be unknown, which is its default."""
+class Provenance(Record):
+    """Provenance of a checkpoint: code, data and environment. The default of each field means unknown."""
 
     epoch: int | None = None
     data_position: dict[str, int | float | str] = {}
-    """Where in the data the next step goes on, in the program's own words, such as ``{"sample": 51200}``."""
+    """Position in the data for the next step, in the program's own format, such as ``{"sample": 51200}``."""
     world_size: int = 1
-    """Processes that trained together."""
+    """Number of ranks."""
     git_commit: str = ""
     image: str = ""
     """Image of the training container, with its digest if the author gave one."""
     dataset: str = ""
-    """Fingerprint of the data."""
+    """Digest of the input data."""
     parameters: str = ""
     """Digest of the step's parameters."""
     versions: dict[str, str] = {}
-    """Versions of Python and of the frameworks that were loaded, by package."""
+    """Versions of Python and of the loaded frameworks, by package."""
 
 
-class Began(Record):
-    """When an attempt got to train, by the clock of its machine; every manifest of the attempt says it."""
+class StartTimes(Record):
+    """Start-up times of an attempt, by the clock of its machine. Every manifest of the attempt repeats them."""
 
     opened_at: Timestamp
-    """When the program opened its session: until then its pod was scheduled and its libraries were loaded."""
+    """When the program opened its session. Before that, the pod was scheduled and libraries were loaded."""
     restored_at: Timestamp | None = None
-    """When it had restored a checkpoint; None if it began without one."""
+    """When the restore was complete; None if the attempt began without a checkpoint."""
     first_step_at: Timestamp | None = None
-    """When its first step was complete; None for a program that does not tell its steps."""
+    """When its first step was complete; None for a program that does not report its steps."""
 
 
 class CheckpointManifest(StoredRecord):
-    """``manifests/…json``: names every byte of a checkpoint. Without it there is none.
+    """``manifests/…json``: the list of all shards of a checkpoint. Shards without a manifest are no checkpoint.
 
-    What is stored is `sealed`, so that the manifest itself is as well protected
-    as the bytes that it names; reading one that was changed since fails.
+    The stored form carries a seal (`with_seal`), so that the manifest is as well
+    protected as the bytes that it lists. Reading a changed manifest fails.
     """
 
     lineage: str
@@ -89,37 +91,35 @@ class CheckpointManifest(StoredRecord):
     global_step: NonNegativeInt
     shards: tuple[Shard, ...]
     parent: CheckpointRef | None = None
-    """The checkpoint this attempt had restored or committed before."""
+    """The checkpoint that this attempt had restored or committed immediately before."""
     restored: CheckpointRef | None = None
-    """What this attempt had restored when it began, in every manifest of it."""
+    """The checkpoint that this attempt restored at its start; the same in all its manifests."""
     metrics: dict[str, Metric] = {}
-    facts: Facts = Facts()
+    facts: Provenance = Provenance()
     framework: str = ""
     """Adapter that can read the shards, such as ``numpy``."""
     reason: str = "due"
     """``due``, ``asked`` or ``sigterm``."""
     stage_seconds: float = 0.0
-    """How long the training waited while its state was copied."""
+    """How long the training waited for the copy of its state."""
     upload_seconds: float = 0.0
-    """How long the bytes travelled, hashing included."""
-    began: Began | None = None
-    """None in what was saved before this was told."""
+    """How long the upload took, hashing included."""
+    began: StartTimes | None = None
+    """None in manifests of older versions."""
     seal: str = ""
     """Digest of all other fields of the stored document."""
 
-    def sealed(self) -> "CheckpointManifest":
-        """This manifest as it is to be stored."""
-        return self.model_copy(update={"seal": seal(json.loads(self.to_bytes()))})
+    def with_seal(self) -> "CheckpointManifest":
+        """This manifest with its seal, as it is stored."""
+        return self.model_copy(update={"seal": compute_seal(json.loads(self.to_bytes()))})
 
     @model_validator(mode="before")
     @classmethod
     def _check_seal(cls, document: Any, info: ValidationInfo) -> Any:
-        # On the document rather than the model, which leaves out fields that a later version added.
+        # Checked on the document: the model drops fields that a later version added.
         if info.mode != "json" or not isinstance(document, dict):
             return document
-        check_version(document)
-        if document.get("seal") != seal(document):
-            raise ValueError("it was changed after it was written, its seal does not match")
+        check_seal(document)
         return document
 
     @property
@@ -137,23 +137,23 @@ class QuarantineRecord(StoredRecord):
     checkpoint: CheckpointRef
     reason: str
     by: str
-    """Who decided: ``restore`` or ``verify`` for bytes that do not match, ``settle`` for a suspect, or a person."""
+    """``restore`` or ``verify`` for bytes that do not match, ``settle`` for a suspect, or the name of a person."""
 
 
 class PinRecord(StoredRecord):
-    """``pins/<k>-<step>/<name>.json``: this checkpoint stays until the pin is taken away."""
+    """``pins/<k>-<step>/<name>.json``: retention keeps this checkpoint until the pin is removed."""
 
     checkpoint: CheckpointRef
     name: str
     by: str = ""
-    """Who wants it: a person, or ``fork`` for another lineage that goes on from it."""
+    """Author of the pin: a person, or ``fork`` for a lineage that starts from this checkpoint."""
 
 
-class ExpiryRecord(StoredRecord):
-    """``expired/<k>-<step>.json``: no rule keeps this checkpoint, so that it will be deleted.
+class TombstoneRecord(StoredRecord):
+    """``expired/<k>-<step>.json``: no rule keeps this checkpoint, so it will be deleted after a delay.
 
-    Under ``expired/<k>-<step>.<nonce>.json`` the same record announces that
-    somebody deletes it now, unless he still finds a reference.
+    Under ``expired/<k>-<step>.<nonce>.json`` the same record announces that a
+    process is about to delete it, unless that process still finds a reference.
     """
 
     checkpoint: CheckpointRef

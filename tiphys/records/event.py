@@ -1,4 +1,4 @@
-"""What happened that no other record says."""
+"""Events: occurrences in a run that no other record holds, such as a skipped checkpoint."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tiphys.records.base import Record, StoredRecord, Timestamp, utc_now
 
 
 class Event(Record):
-    """One sentence for a person, with the facts beside it for a program.
+    """One occurrence: a sentence for people, and its data for programs.
 
     ``name`` is ``noun.verb_past``, such as ``checkpoint.skipped``.
     """
@@ -22,9 +22,9 @@ class Event(Record):
 
 
 class EventBatch(StoredRecord):
-    """``events/<n>.json``: events of one writer; n is claimed by creating the object."""
+    """``events/<n>.json``: events of one writer. The writer claims the number n by creating the object."""
 
     run: str
     source: str
-    """Which program wrote it: ``plugin``, ``trainer``, ``controller`` or ``engine``."""
+    """The writer: ``plugin``, ``trainer``, ``controller`` or ``engine``."""
     events: tuple[Event, ...]

@@ -1,4 +1,8 @@
-"""Names that appear in storage keys, and how a fan-out item gets one."""
+"""Names that appear in storage keys: runs, steps and fan-out items.
+
+A fan-out item is named by a hash of its value, so that it keeps its name when
+items are added, removed or reordered.
+"""
 
 import hashlib
 import json
@@ -9,32 +13,43 @@ from tiphys.errors import UsageError
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _RUN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
-LONGEST_RUN_NAME = 63
-# Made once: a plan of ten thousand steps hashes as many times.
+MAX_RUN_NAME_CHARACTERS = 63
+# One encoder for all calls: a plan of ten thousand steps computes as many hashes.
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 _ITEM = re.compile(r"[0-9a-f]{12}\.\d+")
 
 
-def check_run(run: str) -> str:
-    """Return ``run`` if it may name a run (DNS-1123, at most 63 characters)."""
+def check_run_name(run: str) -> str:
+    """Return ``run`` if it is a valid run name (DNS-1123, at most 63 characters).
+
+    Raises:
+        UsageError: it is not.
+    """
     if not _RUN.fullmatch(run):
         raise UsageError(f"run name {run!r} is not valid: use lower-case letters, digits, '-' and '.', at most 63")
     return run
 
 
-def run_name(text: str) -> str:
-    """``text`` as a run name: lower case, any other character a ``-``, at most 63.
+def make_run_name(text: str) -> str:
+    """``text`` as a run name: lower case, other characters replaced by ``-``, at most 63 characters.
 
-    An author's run name is made from parameters, so it may hold anything.
+    Authors build run names from parameters, so ``text`` may contain any character.
+
+    Raises:
+        UsageError: ``text`` has no letter or digit.
     """
-    name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:LONGEST_RUN_NAME].rstrip("-.")
+    name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:MAX_RUN_NAME_CHARACTERS].rstrip("-.")
     if not name:
         raise UsageError(f"run name {text!r} has no letter or digit; choose another")
     return name
 
 
-def check_step(step: str) -> str:
-    """Return ``step`` if it is a step id: ``name``, or ``name.<item hash>.<ordinal>``."""
+def check_step_id(step: str) -> str:
+    """Return ``step`` if it is a valid step id: ``name``, or ``name.<item hash>.<ordinal>``.
+
+    Raises:
+        UsageError: it is not.
+    """
     name, dot, item = step.partition(".")
     if not _LABEL.fullmatch(name) or (dot and not _ITEM.fullmatch(item)):
         raise UsageError(f"step id {step!r} is not valid: use a DNS label, or name.<item hash>.<ordinal>")
@@ -42,11 +57,11 @@ def check_step(step: str) -> str:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one JSON form used for hashing: sorted keys, no spaces, UTF-8."""
+    """The JSON form used for hashing: sorted keys, no spaces, UTF-8."""
     return _CANONICAL.encode(value).encode(errors="surrogatepass")
 
 
-def digest(value: Any) -> str:
+def json_digest(value: Any) -> str:
     """SHA-256 of the canonical JSON of ``value``, in hex."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
@@ -59,17 +74,17 @@ def item_hash(item: str) -> str:
     (``1.0`` or ``1``) do not matter.
     """
     try:
-        value = json.loads(item, parse_float=_number)
+        value = json.loads(item, parse_float=_parse_number)
     except ValueError:
         value = item
-    return digest(value)[:12]
+    return json_digest(value)[:12]
 
 
-def item_step(name: str, item: str, ordinal: int) -> str:
-    """Step id of one item; equal items are told apart by ``ordinal``, from 0."""
-    return check_step(f"{name}.{item_hash(item)}.{ordinal}")
+def item_step_id(name: str, item: str, ordinal: int) -> str:
+    """Step id of one item of the fan-out ``name``; ``ordinal``, from 0, distinguishes equal items."""
+    return check_step_id(f"{name}.{item_hash(item)}.{ordinal}")
 
 
-def _number(text: str) -> float | int:
+def _parse_number(text: str) -> float | int:
     value = float(text)
     return int(value) if value.is_integer() else value

@@ -1,4 +1,8 @@
-"""What a run is, and the Workflow objects made for it."""
+"""Records of a run and of its submissions, the Workflow objects that were created for it.
+
+A run outlives its Workflows. These records hold everything that a resume needs
+after a Workflow is deleted.
+"""
 
 from enum import StrEnum
 from typing import Any
@@ -9,10 +13,10 @@ from tiphys.records.base import StoredRecord
 
 
 class RunRecord(StoredRecord):
-    """``run.json``: all that is needed to plan and resume the run from storage alone.
+    """``run.json``: everything needed to plan and resume the run from storage alone.
 
     ``workflow`` is the Workflow as submitted; its ``spec.arguments`` hold the
-    values that were in force. ``digest`` is the hash of that document.
+    values of its parameters. ``digest`` is the hash of that document.
     """
 
     run: str
@@ -22,17 +26,17 @@ class RunRecord(StoredRecord):
     parameters: dict[str, str] = {}
     code_version: str | None = None
     parent: str = Field(default="", exclude_if=lambda parent: not parent)
-    """The run that this one is a fork of; empty for a run of its own."""
+    """The run that this one is a fork of; empty for a run that is no fork."""
     fresh: tuple[str, ...] = Field(default=(), exclude_if=lambda fresh: not fresh)
-    """Steps of a fork that take over neither results nor checkpoints of its parent."""
+    """Steps of a fork that reuse neither results nor checkpoints of the parent."""
     key: str = Field(default="", exclude_if=lambda key: not key)
-    """Digest of the idempotency key under which it was begun; empty where none was given."""
+    """Digest of the idempotency key of its creation; empty without one."""
 
 
 class WorkflowRecord(StoredRecord):
-    """``workflows/<digest>.json``: another Workflow that a run went on with, because its code or parameters changed.
+    """``workflows/<digest>.json``: a later Workflow of a run, with changed code or parameters.
 
-    ``run.json`` stays what it was; the claim of a submission names the one that it was made of.
+    ``run.json`` is not changed. The claim of a submission names the Workflow that it uses.
     """
 
     run: str
@@ -42,16 +46,16 @@ class WorkflowRecord(StoredRecord):
     code_version: str | None = None
 
 
-class StartKey(StoredRecord):
-    """``keys/<digest of the key>.json``: which run was begun under an idempotency key, and with what content.
+class IdempotencyKeyRecord(StoredRecord):
+    """``keys/<digest of the key>.json``: the run that an idempotency key created, and a digest of the request.
 
-    Written before anything of that run, so that the same key never begins a second one.
+    Written before any record of that run, so that the same key never creates a second run.
     """
 
     run: str
     namespace: str
     content: str
-    """Digest of everything that was asked for."""
+    """Digest of the whole request."""
 
 
 class SubmissionKind(StrEnum):
@@ -60,14 +64,14 @@ class SubmissionKind(StrEnum):
     ORIGINAL = "original"
     RESUME = "resume"
     FORK = "fork"
-    """The first of a run that goes on from another one."""
+    """The first submission of a fork."""
 
 
 class SubmissionClaim(StoredRecord):
-    """``submissions/<n>.json``: the right to create the n-th Workflow of a run, taken before it is sent.
+    """``submissions/<n>.json``: the claim to create the n-th Workflow of a run, written before the creation.
 
-    ``workflow_name`` is a function of run and n, so that a second create of the
-    same submission meets the first one.
+    ``workflow_name`` is a function of run and n, so that a repeated creation of
+    the same submission fails with a name conflict.
     """
 
     run: str
@@ -76,22 +80,22 @@ class SubmissionClaim(StoredRecord):
     workflow_name: str
     namespace: str
     cluster: str = ""
-    """Where it is to be sent; empty where the one who claims is that Workflow's own plugin."""
+    """The target cluster; empty if the plugin of the Workflow itself writes the claim."""
     steps: tuple[str, ...] = ()
-    """Names of the steps this submission is to run; empty means all of them."""
+    """Names of the steps to run; empty means all."""
     again: tuple[str, ...] = Field(default=(), exclude_if=lambda again: not again)
-    """Steps that a person wanted to run again although they were done."""
+    """Done steps that the user wants to run again."""
     fresh_since: dict[str, PositiveInt] = Field(default={}, exclude_if=lambda since: not since)
-    """By step: results and checkpoints of this run count from that submission on, and those of other runs never.
-    Holds what earlier submissions demanded, too."""
+    """By step, the first submission of this run whose results and checkpoints count; those of other runs do not.
+    Includes the entries of earlier submissions."""
     workflow: str = Field(default="", exclude_if=lambda workflow: not workflow)
-    """Digest of the `WorkflowRecord` that it was made of; empty for the Workflow of ``run.json``."""
+    """Digest of its `WorkflowRecord`; empty for the Workflow of ``run.json``."""
     key: str = Field(default="", exclude_if=lambda key: not key)
-    """Digest of the idempotency key of whoever asked for it; empty where none was given."""
+    """Digest of the idempotency key of the request; empty without one."""
 
 
-class SubmissionBound(StoredRecord):
-    """``submissions/<n>.bound.json``: which live object the n-th submission became."""
+class SubmissionBinding(StoredRecord):
+    """``submissions/<n>.bound.json``: the Workflow object in the cluster that the n-th submission created."""
 
     run: str
     submission: int
@@ -101,8 +105,8 @@ class SubmissionBound(StoredRecord):
     uid: str
 
 
-class RunSealed(StoredRecord):
-    """``submissions/<n>.end.json``: how the n-th Workflow ended, as its onExit saw it.
+class SubmissionEnd(StoredRecord):
+    """``submissions/<n>.end.json``: how the n-th Workflow ended, as its onExit handler reported it.
 
     It may be missing: terminate, deletion and crashes skip onExit.
     """
@@ -113,10 +117,10 @@ class RunSealed(StoredRecord):
     message: str = ""
 
 
-class ItemBound(StoredRecord):
-    """``items/<n>/<step id>.json``: which node of submission n is this fan-out item.
+class ItemBinding(StoredRecord):
+    """``items/<n>/<step id>.json``: the node of submission n that runs this fan-out item.
 
-    Equal items are interchangeable; the first node to ask takes ordinal 0.
+    Equal items are interchangeable; the first node that calls gets ordinal 0.
     """
 
     run: str

@@ -1,29 +1,33 @@
-"""What the processes of one attempt leave for each other in storage."""
+"""Records through which the ranks of one attempt coordinate a save.
+
+Ranks agree through storage, so that no other service and no library of
+collectives is needed (see `tiphys.checkpoint.ranks.barrier`).
+"""
 
 from tiphys.records.base import StoredRecord
 from tiphys.records.checkpoint import Shard
 
 
-class RankPart(StoredRecord):
-    """``shards/<k>-<step>/part-…json``: one rank's share of a checkpoint is stored. Without a manifest it is none."""
+class RankShardsRecord(StoredRecord):
+    """``shards/<k>-<step>/part-…json``: one rank has stored its shards. They count only once there is a manifest."""
 
     rank: int
     global_step: int
     shards: tuple[Shard, ...]
 
 
-class SaveLost(StoredRecord):
-    """``shards/<k>-<step>/lost-…json``: a rank has no share in this checkpoint, so nobody waits for it."""
+class SaveAbandonedRecord(StoredRecord):
+    """``shards/<k>-<step>/lost-…json``: a rank could not store its shards, so the others stop waiting."""
 
     rank: int
     global_step: int
     reason: str
 
 
-class SaveCall(StoredRecord):
+class SaveRequest(StoredRecord):
     """``gangs/…/calls/<n>.json``: all ranks save after ``global_step`` steps, and stop there if ``stop`` is set."""
 
     rank: int
-    """Who called."""
+    """The rank that made the request."""
     global_step: int
     stop: bool = False

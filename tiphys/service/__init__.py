@@ -1,1 +1,1 @@
-"""What the services of plugin and controller share: the HTTP server and logging. No training image needs it."""
+"""HTTP server and logging of the plugin and the controller. Training images do not need this package."""

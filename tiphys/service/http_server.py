@@ -1,6 +1,8 @@
-"""Serve an ASGI application from a thread: what plugin and controller listen with.
+"""HTTP server of the plugin and the controller.
 
-Reads what a caller sends, up to a limit: nobody can fill the memory of a service.
+uvicorn runs in a thread, so that the main thread of a service keeps its own
+loop and tests can start the service as a context manager. `read_body` limits
+the size of a request, so that a caller cannot exhaust the memory of a service.
 """
 
 import errno
@@ -17,16 +19,22 @@ from starlette.requests import Request
 from tiphys.errors import ConflictError, StoreError, UsageError
 
 _DRAIN_SECONDS = 25
-"""Calls under way are answered before the service ends; Argo gives up on a call after 30 s."""
+"""Time to answer open calls at shutdown. Argo ends a call after 30 s."""
 _START_SECONDS = 60.0
 
 
 class AppServer:
-    """Serves ``app`` on ``url`` between ``__enter__`` and ``__exit__``. ``port`` 0 takes a free one.
+    """Serves an ASGI application on `url` between ``__enter__`` and ``__exit__``.
+
+    Args:
+        app: The application.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
 
     Raises:
         ConflictError: the port is in use.
-        UsageError: the host cannot be listened on.
+        UsageError: the server cannot listen on this host.
+        StoreError: the server did not start in time.
     """
 
     def __init__(self, app: Starlette, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -46,7 +54,7 @@ class AppServer:
 
     @property
     def url(self) -> str:
-        """Where the service listens, such as ``http://127.0.0.1:7243``, without a final slash."""
+        """Address of the service, such as ``http://127.0.0.1:7243``, without a final slash."""
         if self._socket is None:
             raise UsageError("the server has not been started; use it as a context manager")
         host, port = self._socket.getsockname()[:2]
@@ -77,8 +85,8 @@ class AppServer:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named, because asyncio switches Nagle's algorithm off only for sockets that name it: each answer
-    # would wait some 40 ms for an acknowledgement.
+    # asyncio disables Nagle's algorithm only for sockets with an explicit protocol; without it each answer waits about
+    # 40 ms for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -95,22 +103,22 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class BodyTooLargeError(UsageError):
-    """A caller sends more than it may."""
+    """The body of a request exceeds the limit."""
 
 
-async def read_body(request: Request, largest_bytes: int) -> bytes:
-    """The body of a request.
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body of a request of at most ``max_bytes`` bytes.
 
     Raises:
-        BodyTooLargeError: it is larger; what was announced is not even read.
+        BodyTooLargeError: the body is larger. If its Content-Length says so, the body is not read.
     """
-    refusal = BodyTooLargeError(f"the body is larger than {largest_bytes} bytes")
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > largest_bytes:
-        raise refusal
+    too_large = BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
+    content_length = request.headers.get("content-length", "")
+    if content_length.isdecimal() and int(content_length) > max_bytes:
+        raise too_large
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > largest_bytes:
-            raise refusal
+        if len(body) > max_bytes:
+            raise too_large
     return bytes(body)

@@ -1,12 +1,12 @@
-"""One JSON object per line on stderr, so that a cluster's log collector needs no rules for us."""
+"""Logs of the services: one JSON object per line on stderr, which log collectors parse without extra rules."""
 
 import sys
 
 import structlog
 
 
-def log_json() -> None:
-    """Configure structlog for a service. A library that is only imported leaves logging as it is."""
+def configure_json_logging() -> None:
+    """Configure structlog for a service. Only entry points call this; an import leaves logging unchanged."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

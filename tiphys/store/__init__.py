@@ -1,32 +1,33 @@
-"""Object storage: create-only writes, ordered listings, and what they say about runs."""
+"""Object storage: create-only writes, ordered listings, key layout, and the state of runs."""
 
 from tiphys.store.base import ObjectInfo, Store, check_key
-from tiphys.store.claims import Claim, claim, find_record, read_record
+from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
 from tiphys.store.directory import DirectoryStore
-from tiphys.store.layout import LineageLayout, RunLayout, lineage_of, memo_key, start_key
+from tiphys.store.layout import LineageLayout, RunLayout, idempotency_record_key, lineage_name, memo_key
 from tiphys.store.open import TenantStores, open_store
 from tiphys.store.runs import (
     Attempt,
     Submission,
-    all_attempts,
     append_events,
-    current_workflow,
-    last_claim,
+    fence_attempt,
+    find_output_fault,
     list_runs,
-    listing_digest,
-    output_fault,
+    outputs_digest,
+    read_all_attempts,
     read_current_run,
+    read_current_workflow,
     read_events,
+    read_last_claim,
     read_run,
-    step_attempts,
-    submissions,
-    workflow_of,
+    read_step_attempts,
+    read_submission_workflow,
+    read_submissions,
 )
 from tiphys.store.s3 import S3Store
 
 __all__ = [
     "Attempt",
-    "Claim",
+    "ClaimResult",
     "DirectoryStore",
     "LineageLayout",
     "ObjectInfo",
@@ -35,25 +36,26 @@ __all__ = [
     "Store",
     "Submission",
     "TenantStores",
-    "all_attempts",
     "append_events",
     "check_key",
-    "claim",
-    "current_workflow",
+    "claim_record",
+    "fence_attempt",
+    "find_output_fault",
     "find_record",
-    "last_claim",
-    "lineage_of",
+    "idempotency_record_key",
+    "lineage_name",
     "list_runs",
-    "listing_digest",
     "memo_key",
     "open_store",
-    "output_fault",
+    "outputs_digest",
+    "read_all_attempts",
     "read_current_run",
+    "read_current_workflow",
     "read_events",
+    "read_last_claim",
     "read_record",
     "read_run",
-    "start_key",
-    "step_attempts",
-    "submissions",
-    "workflow_of",
+    "read_step_attempts",
+    "read_submission_workflow",
+    "read_submissions",
 ]

@@ -1,7 +1,8 @@
-"""What writers that died left behind: uploads in parts that never became an object, and temporary files.
+"""Abandoned uploads: multipart uploads and temporary files of writers that died.
 
-Nobody sees them, and they cost money. Their age is told by the clock of the
-store, which has also written when they began: that of the caller may be wrong.
+No listing of objects shows them, and they cost money. Their age is measured by
+the clock of the store, which also recorded their start, because the clock of the
+caller may be wrong.
 """
 
 import contextlib
@@ -18,53 +19,55 @@ from tiphys.store.directory import DirectoryStore
 from tiphys.store.s3 import S3Store
 
 
-class Leftover(NamedTuple):
-    """One of them, and how to remove it. ``remove`` raises `StoreError`, and nothing if it is gone."""
+class AbandonedUpload(NamedTuple):
+    """One abandoned upload. ``remove`` deletes it, ignores a missing one, and raises `StoreError` on failure."""
 
     name: str
     age: timedelta
     remove: Callable[[], object]
 
 
-def leftovers(store: Store, older_than: timedelta) -> Iterator[Leftover]:
-    """Those that are older than this; whoever is still writing one of them would have to take longer.
+def find_abandoned_uploads(store: Store, older_than: timedelta) -> Iterator[AbandonedUpload]:
+    """Unfinished uploads older than ``older_than``, which must exceed the duration of the longest upload.
 
     Raises:
-        StoreError: storage is out of reach.
+        StoreError: storage is unavailable.
     """
-    found: Iterator[Leftover] = iter(())
+    uploads: Iterator[AbandonedUpload] = iter(())
     if isinstance(store, S3Store):
-        found = _uploads(store)
+        uploads = _multipart_uploads(store)
     elif isinstance(store, DirectoryStore):
-        found = _files(store)
-    return (one for one in found if one.age > older_than)
+        uploads = _temporary_files(store)
+    return (upload for upload in uploads if upload.age > older_than)
 
 
-def _uploads(store: S3Store) -> Iterator[Leftover]:
-    with store.explained("list the unfinished uploads of"):
+def _multipart_uploads(store: S3Store) -> Iterator[AbandonedUpload]:
+    with store.translate_errors("list the unfinished uploads of"):
         pages = store.client.get_paginator("list_multipart_uploads").paginate(Bucket=store.bucket, Prefix=store.prefix)
         for page in pages:
             now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
             for upload in page.get("Uploads", []):
-                age = now - _time(upload["Initiated"])
-                yield Leftover(upload["Key"], age, partial(_abort, store, upload["Key"], upload["UploadId"]))
+                age = now - _parse_time(upload["Initiated"])
+                yield AbandonedUpload(
+                    upload["Key"], age, partial(_abort_upload, store, upload["Key"], upload["UploadId"])
+                )
 
 
-def _time(initiated: datetime | str) -> datetime:
-    """The client of this store leaves times as they are on the wire: listings have many, and nobody reads them."""
+def _parse_time(initiated: datetime | str) -> datetime:
+    """Parse a time. The client of `S3Store` returns times as text, see `tiphys.store.s3_client.make_client`."""
     return initiated if isinstance(initiated, datetime) else datetime.fromisoformat(initiated)
 
 
-def _abort(store: S3Store, key: str, upload: str) -> None:
+def _abort_upload(store: S3Store, key: str, upload: str) -> None:
     with (
-        store.explained("abort an unfinished upload of", key),
+        store.translate_errors("abort an unfinished upload of", key),
         contextlib.suppress(store.client.exceptions.NoSuchUpload),
     ):
         store.client.abort_multipart_upload(Bucket=store.bucket, Key=key, UploadId=upload)
 
 
-def _files(store: DirectoryStore) -> Iterator[Leftover]:
-    folder = store.temporary
+def _temporary_files(store: DirectoryStore) -> Iterator[AbandonedUpload]:
+    folder = store.temporary_folder
     if not folder.is_dir():
         return
     probe = folder / secrets.token_hex(16)
@@ -73,9 +76,9 @@ def _files(store: DirectoryStore) -> Iterator[Leftover]:
         now = probe.stat().st_mtime
         probe.unlink()
         for file in sorted(folder.iterdir()):
-            with contextlib.suppress(FileNotFoundError):  # its writer was not dead
-                begun = file.stat().st_mtime
-                age = datetime.fromtimestamp(now, UTC) - datetime.fromtimestamp(begun, UTC)
-                yield Leftover(file.name, age, partial(file.unlink, missing_ok=True))
+            with contextlib.suppress(FileNotFoundError):  # its writer finished meanwhile
+                started = file.stat().st_mtime
+                age = datetime.fromtimestamp(now, UTC) - datetime.fromtimestamp(started, UTC)
+                yield AbandonedUpload(file.name, age, partial(file.unlink, missing_ok=True))
     except OSError as error:
-        raise StoreError(f"{store.url}: cannot look at {folder}: {error.strerror}; check its permissions") from error
+        raise StoreError(f"{store.url}: cannot read {folder}: {error.strerror}; check its permissions") from error

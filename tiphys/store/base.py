@@ -1,9 +1,9 @@
-"""What Tiphys asks of object storage: create-only writes, reads, ordered listings.
+"""Interface of object storage: create-only writes, reads, and ordered listings.
 
-Nothing is ever overwritten, so no reader sees a half state. Keys are relative
-to the store's prefix, use ``/`` between parts and never begin with one.
-
-Where the bytes of a new object come from: memory, or a file that need not fit into it.
+Objects are never overwritten, so readers never see a partial change. Keys are
+relative to the store's prefix, use ``/`` between parts, and never begin with
+one. `UploadSource` gives an upload its bytes, from memory or from a file that
+need not fit into memory.
 """
 
 import contextlib
@@ -26,22 +26,27 @@ class ObjectInfo(NamedTuple):
 
 
 class Store(Protocol):
-    """A place for immutable objects. Implementations are safe to share between threads.
+    """A store of immutable objects. Implementations are thread-safe.
 
-    Every method raises `StoreError` when storage is out of reach, out of space
-    or refuses, after its own retries.
+    Every method raises `StoreError` if storage is unavailable, is full, or
+    refuses the request, after the implementation's own retries.
     """
 
     @property
     def url(self) -> str:
-        """What `open_store` needs to open it again; never holds a secret."""
+        """URL with which `open_store` opens this store; contains no secret."""
 
     def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
-        """Write an object durably if no object has this key. ``sha256`` is that of ``data``, if it is known.
+        """Write an object durably if no object has this key.
+
+        Args:
+            key: The key.
+            data: The bytes.
+            sha256: SHA-256 of ``data`` in hex, if the caller has computed it.
 
         Raises:
-            ObjectExistsError: one has; nothing was changed. After a lost reply
-                it may be our own (see `tiphys.store.claims`).
+            ObjectExistsError: an object has this key; nothing was changed. After a
+                lost reply it may be the caller's own (see `tiphys.store.claims`).
         """
 
     def create_from_file(self, key: str, path: Path) -> None:
@@ -55,40 +60,46 @@ class Store(Protocol):
         """
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
-        """The object in pieces of at most ``size_bytes``. Raises like `read`, at the first piece.
+        """The object in pieces of at most ``size_bytes``.
 
-        For large objects: the caller compares a hash of its own, so no store
-        computes another one.
+        Meant for large objects: the caller verifies its own hash, so the store
+        does not compute another one.
+
+        Raises:
+            ObjectMissingError: no object has this key; raised at the first piece.
         """
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects whose key begins with ``prefix``, in ascending order of key (bytewise).
+        """All objects whose key begins with ``prefix``, in ascending bytewise order of key.
 
-        Pages are fetched as they are consumed: stop early and pay less.
+        Pages are fetched as they are consumed, so a caller that stops early saves requests.
         """
 
     def prefixes(self, prefix: str) -> Iterator[str]:
-        """Each distinct start of a key, up to the first ``/`` after ``prefix``, in ascending order.
+        """Each distinct prefix of keys, up to the first ``/`` after ``prefix``, in ascending order.
 
         With ``runs/a/x`` and ``runs/b/y`` stored, ``prefixes("runs/")`` gives
-        ``runs/a/`` and ``runs/b/``, without listing what lies below them.
+        ``runs/a/`` and ``runs/b/``, without listing the objects below them.
         """
 
     def delete(self, key: str) -> None:
-        """Remove an object; no error if it is absent. What decisions rest on is removed by retention alone."""
+        """Remove an object; no error if it is absent. Only retention removes checkpoints."""
 
     def artifact_key(self, key: str) -> str:
-        """``key`` as Argo sees it in the bucket (with the store's prefix)."""
+        """``key`` as Argo uses it in the bucket, with the store's prefix."""
 
     def from_artifact_key(self, key: str) -> str | None:
         """The inverse of `artifact_key`; None for a key outside this store."""
 
 
 def check_key(key: str) -> str:
-    """Return ``key`` if every store can hold it; `UsageError` otherwise.
+    """Return ``key`` if it is valid in every store.
 
-    A key is at most 1,024 bytes of UTF-8 (the limit of S3) and names a place
-    below the store: no empty part, ``.`` or ``..``.
+    A key has at most 1,024 bytes of UTF-8 (the limit of S3) and no part that is
+    empty, ``.`` or ``..``.
+
+    Raises:
+        UsageError: the key is not valid.
     """
     try:
         size = len(key.encode())
@@ -101,27 +112,31 @@ def check_key(key: str) -> str:
     return key
 
 
-class Source(NamedTuple):
-    """Bytes to upload; ``read(offset, size)`` may be called from several threads."""
+class UploadSource(NamedTuple):
+    """Bytes to upload. ``read(offset, size)`` is thread-safe."""
 
     size: int
     read: Callable[[int, int], bytes | bytearray]
     sha256: str | None = None
-    """Of all of it, in hexadecimal, where somebody has computed it already."""
+    """SHA-256 of all bytes in hex, if already computed."""
 
 
-def bytes_source(data: bytes | bytearray, sha256: str | None = None) -> Source:
-    """Bytes in memory, as something to upload; the whole of them is not copied."""
+def bytes_source(data: bytes | bytearray, sha256: str | None = None) -> UploadSource:
+    """An upload source for bytes in memory. One read of all bytes makes no copy."""
 
     def read(offset: int, size: int) -> bytes | bytearray:
         return data if size == len(data) else bytes(memoryview(data)[offset : offset + size])
 
-    return Source(len(data), read, sha256)
+    return UploadSource(len(data), read, sha256)
 
 
 @contextlib.contextmanager
-def file_source(path: Path) -> Iterator[Source]:
-    """A file, as something to upload. Raises `UsageError` if it cannot be read, or shrinks meanwhile."""
+def file_source(path: Path) -> Iterator[UploadSource]:
+    """An upload source for a file.
+
+    Raises:
+        UsageError: the file cannot be read, or becomes shorter during the upload.
+    """
     with open_source(path) as stream:
         descriptor = stream.fileno()
 
@@ -131,12 +146,16 @@ def file_source(path: Path) -> Iterator[Source]:
                 raise UsageError(f"{path} changed while it was being stored; store it once it is complete")
             return data
 
-        yield Source(os.fstat(descriptor).st_size, read)
+        yield UploadSource(os.fstat(descriptor).st_size, read)
 
 
 def open_source(path: Path) -> BinaryIO:
-    """Open a file that is to be stored; `UsageError` if it cannot be read."""
+    """Open a file for an upload.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     try:
         return path.open("rb")
     except OSError as error:
-        raise UsageError(f"cannot read {path}, which was to be stored: {error.strerror}") from error
+        raise UsageError(f"cannot read {path} to store it: {error.strerror}") from error

@@ -1,7 +1,8 @@
-"""Create-only records: who won, told apart even when a reply was lost.
+"""Claims: create-only records that exactly one writer creates.
 
-A write that answers "exists" may be our own, applied before its reply got lost
-and repeated by the client's retry. The record's nonce says so.
+A write that fails with "exists" may have met the caller's own object: the first
+request succeeded, its reply was lost, and the client repeated it. The nonce of
+the record shows which writer created it.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -16,29 +17,29 @@ from tiphys.store.base import Store
 RecordT = TypeVar("RecordT", bound=StoredRecord)
 
 
-class Claim(NamedTuple, Generic[RecordT]):
-    """``record`` is what the key holds now; ``won`` says whether it is the one we wrote."""
+class ClaimResult(NamedTuple, Generic[RecordT]):
+    """The record under the key, and whether this caller wrote it."""
 
     record: RecordT
-    won: bool
+    is_ours: bool
 
 
-def claim(store: Store, key: str, record: RecordT) -> Claim[RecordT]:
-    """Write ``record`` under ``key`` unless the key is taken; answer what the key holds."""
+def claim_record(store: Store, key: str, record: RecordT) -> ClaimResult[RecordT]:
+    """Write ``record`` under ``key`` unless the key exists; return the record that the key holds."""
     try:
         store.create(key, record.to_bytes())
     except ObjectExistsError:
-        held = read_record(store, key, type(record))
-        return Claim(held, won=held.nonce == record.nonce)
-    return Claim(record, won=True)
+        stored = read_record(store, key, type(record))
+        return ClaimResult(stored, is_ours=stored.nonce == record.nonce)
+    return ClaimResult(record, is_ours=True)
 
 
 def read_record(store: Store, key: str, kind: type[RecordT]) -> RecordT:
-    """Read and check one record.
+    """Read and validate one record.
 
     Raises:
         ObjectMissingError: no object has this key.
-        IntegrityError: the object is not such a record.
+        IntegrityError: the object is not a valid record of this kind, or has another schema version.
     """
     data = store.read(key)
     try:
@@ -57,7 +58,7 @@ def read_record(store: Store, key: str, kind: type[RecordT]) -> RecordT:
 
 
 def find_record(store: Store, key: str, kind: type[RecordT]) -> RecordT | None:
-    """Like `read_record`, with None where there is no such object."""
+    """Like `read_record`, but None if no object has this key."""
     try:
         return read_record(store, key, kind)
     except ObjectMissingError:

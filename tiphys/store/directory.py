@@ -1,11 +1,9 @@
-"""The store on a POSIX file system: the embedded default, and checkpoints on a shared volume.
+"""Store on a POSIX file system: the default of the local engine, and for checkpoints on a shared volume.
 
-It keeps the promises of conditional writes to object storage. An object is
-written to a temporary file, flushed, and given its name by ``link(2)``, which
-fails if the name is taken and is atomic on local disks and on NFS alike. A
-process that dies before that leaves only a file in ``.tmp/``.
-
-What went wrong between the store and its file system, in words a person can act on.
+It gives the same guarantees as conditional writes to object storage. An object
+is written to a temporary file, flushed, and published by ``link(2)``, which
+fails if the name exists and is atomic on local disks and on NFS. A process that
+dies before that leaves only a file in ``.tmp/``.
 """
 
 import contextlib
@@ -23,18 +21,21 @@ from tiphys.store.base import ObjectInfo, check_key, open_source
 
 
 @contextlib.contextmanager
-def explained(path: Path, verb: str, size_bytes: int = 0) -> Iterator[None]:
-    """Raise every error of the operating system as a `StoreError` that says what to do.
+def translate_os_errors(path: Path, action: str, size_bytes: int = 0) -> Iterator[None]:
+    """Raise each `OSError` as a `StoreError` with the remedy.
 
     Args:
-        path: What was worked on.
-        verb: What was tried, such as ``write``.
-        size_bytes: How much was to be written.
+        path: The affected file or folder.
+        action: The failed action as a verb, such as ``write``.
+        size_bytes: Number of bytes to write.
+
+    Raises:
+        StoreError: the block raised an `OSError`.
     """
     try:
         yield
     except OSError as error:
-        raise StoreError(f"cannot {verb} {path}: {_reason(error, size_bytes)}") from error
+        raise StoreError(f"cannot {action} {path}: {_reason(error, size_bytes)}") from error
 
 
 def _reason(error: OSError, size_bytes: int) -> str:
@@ -48,33 +49,33 @@ def _reason(error: OSError, size_bytes: int) -> str:
         case errno.ENAMETOOLONG:
             return "a part of its name is too long for this file system (usually 255 bytes); choose a shorter one"
         case errno.EXDEV | errno.EOPNOTSUPP:
-            return "the store must lie on one file system that knows hard links; choose another folder, or s3://"
+            return "the store needs one file system that supports hard links; choose another folder, or s3://"
     return f"{error.strerror or error}; check the disk and the mount"
 
 
 _TEMPORARY = ".tmp"
 _STALE_SECONDS = 24 * 3600.0
 _COPY_BYTES = 1 << 20
-# A folder that a concurrent delete just removed is made again; each turn needs another such delete.
+# A folder that a concurrent delete removed is created again; each further attempt needs another delete.
 _FOLDER_ATTEMPTS = 10
 
 
 class DirectoryStore:
-    """A folder in the place of a bucket.
+    """A store in a folder.
 
     Args:
-        path: The folder. It must lie on one file system that knows hard links.
-        create: Make the folder if it is missing; otherwise that is an error.
+        path: The folder. It must be on one file system that supports hard links.
+        create: Create the folder if it is missing.
 
     Raises:
         NotFoundError: the folder is missing and ``create`` is False.
-        StoreError: the folder cannot be made, or is a file.
+        StoreError: the folder cannot be created, or is a file.
     """
 
     def __init__(self, path: Path | str, create: bool = True) -> None:
         self._root = Path(path).absolute()
-        self._swept = False
-        with explained(self._root, "open the store"):
+        self._stale_files_removed = False
+        with translate_os_errors(self._root, "open the store"):
             if not create and not self._root.exists():
                 raise NotFoundError(
                     f"there is no store at {self._root}: the folder does not exist; "
@@ -91,7 +92,7 @@ class DirectoryStore:
         key: str,
         data: bytes | bytearray,
         *,
-        sha256: str | None = None,  # noqa: ARG002  a file system asks for none
+        sha256: str | None = None,  # noqa: ARG002  a file system needs no checksum
     ) -> None:
         self._create(key, len(data), lambda stream: stream.write(data))
 
@@ -105,7 +106,7 @@ class DirectoryStore:
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
         path = self._path(key)
-        with explained(path, "read"):
+        with translate_os_errors(path, "read"):
             try:
                 stream = path.open("rb")
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -120,8 +121,8 @@ class DirectoryStore:
             if key.endswith("/"):
                 yield from self.list(key)
             else:
-                with explained(Path(entry.path), "read the size of"), contextlib.suppress(FileNotFoundError):
-                    # A deletion may have been faster.
+                with translate_os_errors(Path(entry.path), "read the size of"), contextlib.suppress(FileNotFoundError):
+                    # The object may have been deleted since the folder was listed.
                     yield ObjectInfo(key, entry.stat().st_size)
 
     def prefixes(self, prefix: str) -> Iterator[str]:
@@ -131,7 +132,7 @@ class DirectoryStore:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with explained(path, "delete"):
+        with translate_os_errors(path, "delete"):
             try:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -139,8 +140,8 @@ class DirectoryStore:
             self._prune(path.parent)
 
     @property
-    def temporary(self) -> Path:
-        """Where objects are written before they get their name."""
+    def temporary_folder(self) -> Path:
+        """Folder of the files that are not published yet."""
         return self._root / _TEMPORARY
 
     def artifact_key(self, key: str) -> str:
@@ -154,13 +155,13 @@ class DirectoryStore:
 
     def _path(self, key: str) -> Path:
         if check_key(key).partition("/")[0] == _TEMPORARY:
-            raise UsageError(f"key {key!r} is not valid: {_TEMPORARY}/ is where the store writes before it publishes")
+            raise UsageError(f"key {key!r} is not valid: {_TEMPORARY}/ is reserved for temporary files of the store")
         return self._root / key
 
     def _create(self, key: str, size_bytes: int, write: Callable[[BinaryIO], object]) -> None:
         path = self._path(key)
-        temporary = self.temporary / secrets.token_hex(16)
-        with explained(path, "write", size_bytes):
+        temporary = self.temporary_folder / secrets.token_hex(16)
+        with translate_os_errors(path, "write", size_bytes):
             try:
                 self._write_temporary(temporary, write)
                 failpoint("store.before_publish")
@@ -174,23 +175,23 @@ class DirectoryStore:
     def _write_temporary(self, temporary: Path, write: Callable[[BinaryIO], object]) -> None:
         temporary.parent.mkdir(exist_ok=True)
         with temporary.open("xb") as stream:
-            self._sweep(os.fstat(stream.fileno()).st_mtime)
+            self._remove_stale_files(os.fstat(stream.fileno()).st_mtime)
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
 
     def _publish(self, temporary: Path, path: Path) -> bool:
-        """Give the finished file its name, durably; False if the name is taken."""
+        """Link the finished file to its name, durably; False if the name exists."""
         linked = self._link(temporary, path)
-        # Also when it is taken: whoever acts on that relies on the winner's name, so it must survive a power cut.
+        # Flushed even if the name exists: the caller relies on the winner's name, so it must survive a power failure.
         self._flush_folders(path.parent)
-        # NFS may repeat a link whose reply was lost, and then reports its own work as an obstacle.
+        # NFS may repeat a link after a lost reply, and then reports the name as existing.
         return linked or temporary.stat().st_nlink > 1
 
     def _link(self, temporary: Path, path: Path) -> bool:
         for _ in range(_FOLDER_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
-                if not _made(path.parent):
+                if not _make_folder(path.parent):
                     continue
                 try:
                     os.link(temporary, path)
@@ -202,7 +203,7 @@ class DirectoryStore:
         raise StoreError(f"cannot write {path}: its folder keeps being removed; is something else cleaning the store?")
 
     def _flush_folders(self, folder: Path) -> None:
-        """Make the names on the way to an object durable; whoever made a folder may not have come to it yet."""
+        """Flush all folders on the path of an object; another process may have created one without flushing it yet."""
         while folder != self._root.parent:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -212,11 +213,11 @@ class DirectoryStore:
                     os.close(descriptor)
             folder = folder.parent
 
-    def _sweep(self, now: float) -> None:
-        """Once per process, remove what died writers left. ``now`` is the file system's own time."""
-        if self._swept:
+    def _remove_stale_files(self, now: float) -> None:
+        """Remove the files of dead writers, once per process. ``now`` is the time of the file system."""
+        if self._stale_files_removed:
             return
-        self._swept = True
+        self._stale_files_removed = True
         for path in (self._root / _TEMPORARY).iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if now - path.stat().st_mtime > _STALE_SECONDS:
@@ -225,7 +226,7 @@ class DirectoryStore:
     def _children(self, prefix: str) -> Iterator[tuple[os.DirEntry[str], str]]:
         """Entries of one folder whose key begins with ``prefix``, in order of key; a folder's key ends in ``/``.
 
-        A folder sorts as ``name/``, since that is how the keys below it compare.
+        A folder sorts as ``name/``, because the keys below it begin with that.
         """
         start, slash, _ = prefix.rpartition("/")
         start += slash
@@ -238,7 +239,7 @@ class DirectoryStore:
 
     def _scan(self, folder: str) -> tuple[os.DirEntry[str], ...]:
         path = self._root / folder
-        with explained(path, "list"):
+        with translate_os_errors(path, "list"):
             try:
                 with os.scandir(path) as entries:
                     return tuple(entries)
@@ -247,12 +248,12 @@ class DirectoryStore:
                 return ()
 
     def _check_mounted(self) -> None:
-        """A store that vanished is not an empty store."""
+        """Raise `StoreError` if the folder is gone, because a missing volume must not look like an empty store."""
         if not self._root.is_dir():
             raise StoreError(f"the store's folder {self._root} is gone; check that its volume is still mounted")
 
     def _prune(self, folder: Path) -> None:
-        """Remove folders that hold nothing any more, as object storage knows none."""
+        """Remove empty folders, because object storage has none."""
         while folder != self._root:
             try:
                 folder.rmdir()
@@ -261,8 +262,8 @@ class DirectoryStore:
             folder = folder.parent
 
 
-def _made(folder: Path) -> bool:
-    """Make a folder; False if it was there, and was removed before that could be seen."""
+def _make_folder(folder: Path) -> bool:
+    """Create a folder; False if a concurrent delete removed it before it could be checked."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -273,13 +274,13 @@ def _made(folder: Path) -> bool:
 
 
 def _may_hold_objects(folder: str) -> bool:
-    """Whether any key can begin with ``folder``, which is empty or ends in ``/`` (or is a key itself)."""
+    """Whether a valid key can begin with ``folder``, which is empty, ends in ``/``, or is a key."""
     parts = folder.split("/")
     return parts[0] != _TEMPORARY and not any(part in ("", ".", "..") for part in parts[:-1])
 
 
 def _is_unicode(name: str) -> bool:
-    """False for a foreign file whose name no key can hold."""
+    """Whether a file name is valid Unicode; foreign files with other names have no valid key."""
     try:
         name.encode()
     except UnicodeEncodeError:

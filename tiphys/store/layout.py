@@ -1,15 +1,16 @@
-"""Where each record lies. No other module builds a key.
+"""Keys of all records. No other module builds a key.
 
-Numbers are padded, so that listings come in their order; in ``manifests/``,
+Numbers are zero-padded, so that listings return them in order. In ``manifests/``,
 ``quarantine/``, ``pins/`` and ``expired/`` they count down, so that the newest
-checkpoint lists first.
+checkpoint is listed first.
 """
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from tiphys.records import CheckpointRef, check_run, check_step
+from tiphys.records import CheckpointRef, check_run_name, check_step_id
 
 RUNS = "runs/"
 LINEAGES = "lineages/"
@@ -17,22 +18,22 @@ ALERTS = "alerts/"
 
 PIN_NAME = r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"
 
-_ATTEMPT_TOP = 10**9 - 1
-_STEP_TOP = 10**15 - 1
+_MAX_ATTEMPT = 10**9 - 1
+_MAX_STEP = 10**15 - 1
 _CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
 _PIN = re.compile(r"(\d{9})-(\d{15})/(" + PIN_NAME + r")\.json")
-_EXPIRED = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
+_TOMBSTONE = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
 _SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
-_PACE = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d+)")
+_STEP_TIME = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d+)")
 _ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|taken|done)\.json")
 _ATTEMPT = re.compile(RUNS + r"[^/]+/attempts/([^/]+)/(\d{9})(\.end)?\.json")
 _OUTPUT = re.compile(RUNS + r"([^/]+)/outputs/([^/]+)/(\d{9})/(.+)", re.DOTALL)
-_ADOPTED = re.compile(RUNS + r"[^/]+/adopted/(\d{9})/([^/]+)\.json")
-_ADOPTED_ATTEMPT = re.compile(RUNS + r"[^/]+/adopted/(\d{9})/([^/]+)\.attempt-(\d{9})")
+_REUSED = re.compile(RUNS + r"[^/]+/adopted/(\d{9})/([^/]+)\.json")
+_REUSED_ATTEMPT = re.compile(RUNS + r"[^/]+/adopted/(\d{9})/([^/]+)\.attempt-(\d{9})")
 _DONE = re.compile(RUNS + r"[^/]+/done/([^/]+)/(\d{9})-([0-9a-f]{64})")
 
 
-def _number(value: int) -> str:
+def _pad_number(value: int) -> str:
     return f"{value:09d}"
 
 
@@ -43,14 +44,14 @@ class RunLayout:
     run: str
 
     def __post_init__(self) -> None:
-        check_run(self.run)
+        check_run_name(self.run)
 
     @property
     def prefix(self) -> str:
         return f"{RUNS}{self.run}/"
 
     @property
-    def record(self) -> str:
+    def run_record(self) -> str:
         return f"{self.prefix}run.json"
 
     @property
@@ -58,91 +59,91 @@ class RunLayout:
         return f"{self.prefix}submissions/"
 
     def submission(self, submission: int) -> str:
-        return f"{self.submissions}{_number(submission)}.json"
+        return f"{self.submissions}{_pad_number(submission)}.json"
 
-    def submission_bound(self, submission: int) -> str:
-        return f"{self.submissions}{_number(submission)}.bound.json"
+    def submission_binding(self, submission: int) -> str:
+        return f"{self.submissions}{_pad_number(submission)}.bound.json"
 
     def submission_end(self, submission: int) -> str:
-        return f"{self.submissions}{_number(submission)}.end.json"
+        return f"{self.submissions}{_pad_number(submission)}.end.json"
 
     def workflow(self, workflow_digest: str) -> str:
-        """A Workflow other than the first one that the run went on with."""
+        """Key of a later Workflow of the run (`tiphys.records.WorkflowRecord`)."""
         return f"{self.prefix}workflows/{workflow_digest}.json"
 
-    def automatic(self, submission: int) -> str:
-        """That the controller was about to make this submission by itself."""
-        return f"{self.prefix}automatic/{_number(submission)}.json"
+    def auto_resume(self, submission: int) -> str:
+        """Key of the record that the controller resumed the run automatically with this submission."""
+        return f"{self.prefix}automatic/{_pad_number(submission)}.json"
 
-    def left_alone(self, submission: int) -> str:
-        return f"{self.prefix}automatic/{_number(submission)}.left.json"
+    def manual_stop(self, submission: int) -> str:
+        return f"{self.prefix}automatic/{_pad_number(submission)}.left.json"
 
     def items(self, submission: int) -> str:
-        return f"{self.prefix}items/{_number(submission)}/"
+        return f"{self.prefix}items/{_pad_number(submission)}/"
 
     def item(self, submission: int, step: str) -> str:
-        return f"{self.items(submission)}{check_step(step)}.json"
+        return f"{self.items(submission)}{check_step_id(step)}.json"
 
     @property
-    def adoptions(self) -> str:
+    def all_reused(self) -> str:
         return f"{self.prefix}adopted/"
 
-    def adopted(self, submission: int, step: str) -> str:
-        return f"{self.adoptions}{_number(submission)}/{check_step(step)}.json"
+    def reused(self, submission: int, step: str) -> str:
+        return f"{self.all_reused}{_pad_number(submission)}/{check_step_id(step)}.json"
 
-    def adopted_attempt(self, submission: int, step: str, attempt: int) -> str:
-        """Projection of a record above that names an attempt of this very step; empty."""
-        return f"{self.adoptions}{_number(submission)}/{check_step(step)}.attempt-{_number(attempt)}"
+    def reused_attempt(self, submission: int, step: str, attempt: int) -> str:
+        """Key of an empty object: submission ``submission`` reuses this attempt of the same step."""
+        return f"{self.all_reused}{_pad_number(submission)}/{check_step_id(step)}.attempt-{_pad_number(attempt)}"
 
     @property
     def attempts(self) -> str:
         return f"{self.prefix}attempts/"
 
     def step_attempts(self, step: str) -> str:
-        return f"{self.attempts}{check_step(step)}/"
+        return f"{self.attempts}{check_step_id(step)}/"
 
     def attempt(self, step: str, attempt: int) -> str:
-        return f"{self.step_attempts(step)}{_number(attempt)}.json"
+        return f"{self.step_attempts(step)}{_pad_number(attempt)}.json"
 
     def attempt_end(self, step: str, attempt: int) -> str:
-        return f"{self.step_attempts(step)}{_number(attempt)}.end.json"
+        return f"{self.step_attempts(step)}{_pad_number(attempt)}.end.json"
 
     @property
     def all_outputs(self) -> str:
         return f"{self.prefix}outputs/"
 
     def attempt_crash(self, step: str, attempt: int) -> str:
-        """What the training program of this attempt left about the error that ended it."""
-        return f"{self.step_attempts(step)}{_number(attempt)}.crash.json"
+        """Key of the crash report of the training program of an attempt."""
+        return f"{self.step_attempts(step)}{_pad_number(attempt)}.crash.json"
 
     def outputs(self, step: str, attempt: int) -> str:
-        """Prefix of the bytes an attempt produced, with a final slash."""
-        return f"{self.all_outputs}{check_step(step)}/{_number(attempt)}/"
+        """Prefix of the outputs of an attempt, with a final slash."""
+        return f"{self.all_outputs}{check_step_id(step)}/{_pad_number(attempt)}/"
 
     @property
-    def done(self) -> str:
+    def done_markers(self) -> str:
         return f"{self.prefix}done/"
 
-    def step_done(self, step: str) -> str:
-        return f"{self.done}{check_step(step)}/"
+    def step_done_markers(self, step: str) -> str:
+        return f"{self.done_markers}{check_step_id(step)}/"
 
-    def done_projection(self, step: str, attempt: int, listing_digest: str) -> str:
-        return f"{self.step_done(step)}{_number(attempt)}-{listing_digest}"
+    def done_marker(self, step: str, attempt: int, listing_digest: str) -> str:
+        return f"{self.step_done_markers(step)}{_pad_number(attempt)}-{listing_digest}"
 
     @property
     def all_progress(self) -> str:
         return f"{self.prefix}progress/"
 
     def progress(self, step: str, attempt: int) -> str:
-        """Empty object: this attempt has committed a checkpoint on a volume, which only its pod sees."""
-        return f"{self.all_progress}{check_step(step)}/{_number(attempt)}"
+        """Key of an empty object: this attempt has committed a checkpoint on a volume, which only its pod can read."""
+        return f"{self.all_progress}{check_step_id(step)}/{_pad_number(attempt)}"
 
     @property
     def events(self) -> str:
         return f"{self.prefix}events/"
 
     def event_batch(self, number: int) -> str:
-        return f"{self.events}{_number(number)}.json"
+        return f"{self.events}{_pad_number(number)}.json"
 
 
 @dataclass(frozen=True)
@@ -167,50 +168,51 @@ class LineageLayout:
         return f"{self.prefix}shards/"
 
     def shards(self, attempt: int, global_step: int) -> str:
-        return f"{self.all_shards}{_number(attempt)}-{global_step:015d}/"
+        return f"{self.all_shards}{_pad_number(attempt)}-{global_step:015d}/"
 
     def shard(self, attempt: int, global_step: int, index: int, sha256: str, suffix: str, *, rank: int = 0) -> str:
-        """Named by its content, so that a repeated save meets its own shards and never others."""
+        """Key of a shard. It contains the shard's hash, so that a repeated save can only meet equal shards."""
         writer = f"r{rank:05d}-" if rank else ""
         return f"{self.shards(attempt, global_step)}{writer}{index:05d}-{sha256[:16]}.{suffix}"
 
-    def parts(self, attempt: int, global_step: int, incarnation: int) -> str:
-        """Start of the keys of what ranks have stored of a checkpoint, by the restart of the attempt's processes."""
+    def rank_parts(self, attempt: int, global_step: int, incarnation: int) -> str:
+        """Prefix of the records of ranks that stored their shards. ``incarnation`` counts restarts of the processes."""
         return f"{self.shards(attempt, global_step)}part-{incarnation:05d}-"
 
-    def part(self, attempt: int, global_step: int, incarnation: int, rank: int) -> str:
-        return f"{self.parts(attempt, global_step, incarnation)}{rank:05d}.json"
+    def rank_part(self, attempt: int, global_step: int, incarnation: int, rank: int) -> str:
+        return f"{self.rank_parts(attempt, global_step, incarnation)}{rank:05d}.json"
 
-    def lost(self, attempt: int, global_step: int, incarnation: int) -> str:
-        """Key that says of a checkpoint that some rank could not store its share."""
+    def abandoned_save(self, attempt: int, global_step: int, incarnation: int) -> str:
+        """Key of the record that a rank could not store its shards of a checkpoint."""
         return f"{self.shards(attempt, global_step)}lost-{incarnation:05d}.json"
 
     def gang(self, attempt: int, incarnation: int) -> str:
-        """Prefix of what the ranks of an attempt tell each other."""
-        return f"{self.prefix}gangs/{_number(attempt)}-{incarnation:05d}/"
+        """Prefix of the records through which the ranks of an attempt coordinate."""
+        return f"{self.prefix}gangs/{_pad_number(attempt)}-{incarnation:05d}/"
 
-    def opened(self, attempt: int, incarnation: int) -> str:
-        """Key of what the first rank leaves when the ranks have met under this number."""
+    def gang_opened(self, attempt: int, incarnation: int) -> str:
+        """Key of the object that rank 0 creates once all ranks have joined this incarnation."""
         return f"{self.gang(attempt, incarnation)}opened"
 
-    def calls(self, attempt: int, incarnation: int) -> str:
+    def save_requests(self, attempt: int, incarnation: int) -> str:
         return f"{self.gang(attempt, incarnation)}calls/"
 
-    def call(self, attempt: int, incarnation: int, number: int) -> str:
-        return f"{self.calls(attempt, incarnation)}{_number(number)}.json"
+    def save_request(self, attempt: int, incarnation: int, number: int) -> str:
+        return f"{self.save_requests(attempt, incarnation)}{_pad_number(number)}.json"
 
     def votes(self, attempt: int, incarnation: int, ref: CheckpointRef) -> str:
         """Prefix of one empty object for each rank that has read ``ref`` and found it valid."""
-        return f"{self.gang(attempt, incarnation)}votes/{ref.within(self.lineage).replace('/', '.')}/"
+        return f"{self.gang(attempt, incarnation)}votes/{ref.relative_to(self.lineage).replace('/', '.')}/"
 
-    def paces(self, attempt: int) -> str:
-        """Prefix of what the ranks of an attempt tell of their pace."""
-        return f"{self.prefix}pace/{_number(attempt)}/"
+    def step_times(self, attempt: int) -> str:
+        """Prefix of the step times that the ranks of an attempt report."""
+        return f"{self.prefix}pace/{_pad_number(attempt)}/"
 
-    def pace(self, attempt: int, told: "RankPace") -> str:
-        """Key of an empty object that tells by its name."""
-        micros = round(told.own_seconds * 1e6)
-        return f"{self.paces(attempt)}{_number(told.window)}-{_number(told.member)}-{told.rank:05d}-{micros}"
+    def step_time(self, attempt: int, measured: "RankStepTime") -> str:
+        """Key of an empty object whose name holds one step time."""
+        micros = round(measured.own_seconds * 1e6)
+        window, member = _pad_number(measured.window), _pad_number(measured.member)
+        return f"{self.step_times(attempt)}{window}-{member}-{measured.rank:05d}-{micros}"
 
     def parse_shard(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a key below ``shards/`` belongs to; None for any other key."""
@@ -218,11 +220,11 @@ class LineageLayout:
         return CheckpointRef(lineage=self.lineage, attempt=int(match[1]), global_step=int(match[2])) if match else None
 
     @property
-    def quarantine(self) -> str:
+    def all_quarantined(self) -> str:
         return f"{self.prefix}quarantine/"
 
     def quarantined(self, attempt: int, global_step: int) -> str:
-        return f"{self.quarantine}{_countdown(attempt, global_step)}.json"
+        return f"{self.all_quarantined}{_countdown(attempt, global_step)}.json"
 
     @property
     def all_pins(self) -> str:
@@ -237,46 +239,46 @@ class LineageLayout:
     def parse_pin(self, key: str) -> tuple[CheckpointRef, str] | None:
         """(checkpoint, name) of a key below ``pins/``; None for any other key."""
         match = _PIN.fullmatch(key.removeprefix(self.all_pins))
-        return (self._counted_down(match[1], match[2]), match[3]) if match else None
+        return (self._ref_from_countdown(match[1], match[2]), match[3]) if match else None
 
     @property
-    def expired(self) -> str:
+    def all_tombstones(self) -> str:
         return f"{self.prefix}expired/"
 
-    def expiry(self, attempt: int, global_step: int) -> str:
-        """Mark: no rule keeps this checkpoint any more."""
-        return f"{self.expired}{_countdown(attempt, global_step)}.json"
+    def tombstone(self, attempt: int, global_step: int) -> str:
+        """Key of the tombstone of a checkpoint that no rule keeps any more."""
+        return f"{self.all_tombstones}{_countdown(attempt, global_step)}.json"
 
-    def expiries(self, attempt: int, global_step: int) -> str:
-        """Prefix of the mark of a checkpoint and of all announcements that it is being deleted."""
-        return f"{self.expired}{_countdown(attempt, global_step)}."
+    def tombstones(self, attempt: int, global_step: int) -> str:
+        """Prefix of the tombstone of a checkpoint and of all its deletion notices."""
+        return f"{self.all_tombstones}{_countdown(attempt, global_step)}."
 
-    def deletion(self, attempt: int, global_step: int, nonce: str) -> str:
-        """Announcement of one who deletes it now; each has a key of his own, and takes only that one back."""
-        return f"{self.expiries(attempt, global_step)}{nonce}.json"
+    def deletion_notice(self, attempt: int, global_step: int, nonce: str) -> str:
+        """Key of a deletion notice. Each deleting process has its own key, and withdraws only its own notice."""
+        return f"{self.tombstones(attempt, global_step)}{nonce}.json"
 
-    def parse_expired(self, key: str) -> tuple[CheckpointRef, str] | None:
-        """(checkpoint, nonce of the announcement or "" for the mark) of a key below ``expired/``; None otherwise."""
-        match = _EXPIRED.fullmatch(key.removeprefix(self.expired))
-        return (self._counted_down(match[1], match[2]), match[3] or "") if match else None
+    def parse_tombstone(self, key: str) -> tuple[CheckpointRef, str] | None:
+        """(checkpoint, nonce of the notice or "" for the tombstone) of a key below ``expired/``; None otherwise."""
+        match = _TOMBSTONE.fullmatch(key.removeprefix(self.all_tombstones))
+        return (self._ref_from_countdown(match[1], match[2]), match[3] or "") if match else None
 
     def parse_checkpoint(self, key: str) -> CheckpointRef | None:
         """The checkpoint that a manifest or quarantine key names; None for any other key."""
         match = _CHECKPOINT.fullmatch(key.rpartition("/")[2])
-        return self._counted_down(match[1], match[2]) if match else None
+        return self._ref_from_countdown(match[1], match[2]) if match else None
 
-    def _counted_down(self, attempt: str, global_step: str) -> CheckpointRef:
+    def _ref_from_countdown(self, attempt: str, global_step: str) -> CheckpointRef:
         return CheckpointRef(
-            lineage=self.lineage, attempt=_ATTEMPT_TOP - int(attempt), global_step=_STEP_TOP - int(global_step)
+            lineage=self.lineage, attempt=_MAX_ATTEMPT - int(attempt), global_step=_MAX_STEP - int(global_step)
         )
 
 
-PACE_WINDOW_SECONDS = 300
-"""Ranks tell their pace for windows of the clock on the wall, so that all tell of the same ones."""
+STEP_TIME_WINDOW_SECONDS = 300
+"""Ranks report step times for windows of the wall clock, so that the windows of all ranks match."""
 
 
-class RankPace(NamedTuple):
-    """How long one rank worked by itself for a step, as the median of a window; ``member`` is its pod."""
+class RankStepTime(NamedTuple):
+    """Median time that one rank worked on a step in a window, without waits for others. ``member`` is its pod."""
 
     window: int
     member: int
@@ -284,34 +286,34 @@ class RankPace(NamedTuple):
     own_seconds: float
 
 
-def parse_pace(key: str) -> RankPace | None:
-    """What a key of `LineageLayout.pace` tells; None for any other key."""
-    match = _PACE.fullmatch(key.rpartition("/")[2])
-    return RankPace(int(match[1]), int(match[2]), int(match[3]), int(match[4]) / 1e6) if match else None
+def parse_step_time(key: str) -> RankStepTime | None:
+    """The step time in a key of `LineageLayout.step_time`; None for any other key."""
+    match = _STEP_TIME.fullmatch(key.rpartition("/")[2])
+    return RankStepTime(int(match[1]), int(match[2]), int(match[3]), int(match[4]) / 1e6) if match else None
 
 
-def lineage_of(run: str, step: str) -> str:
-    """Name of the lineage that belongs to a training step of a run."""
-    return f"{check_run(run)}/{check_step(step)}"
+def lineage_name(run: str, step: str) -> str:
+    """Name of the lineage of a training step of a run."""
+    return f"{check_run_name(run)}/{check_step_id(step)}"
 
 
 def memo_key(step_key: str) -> str:
-    """Key of the pointer that shares a step's result between runs."""
+    """Key of the record that shares the result of a step between runs."""
     return f"memo/{step_key}.json"
 
 
-def start_key(key_digest: str) -> str:
-    """Key of the record of which run was begun under an idempotency key."""
+def idempotency_record_key(key_digest: str) -> str:
+    """Key of the record of the run that an idempotency key created."""
     return f"keys/{key_digest}.json"
 
 
-def alert_key(alert: str, what: Literal["firing", "resolved", "taken", "done"]) -> str:
-    """Key of a record about one alert, by its id."""
-    return f"{ALERTS}{alert}/{what}.json"
+def alert_key(alert: str, kind: Literal["firing", "resolved", "taken", "done"]) -> str:
+    """Key of a record of one alert, by its id."""
+    return f"{ALERTS}{alert}/{kind}.json"
 
 
 def parse_alert(key: str) -> tuple[str, str] | None:
-    """(id, what) of a key below ``alerts/``; None for any other key."""
+    """(id, kind) of a key below ``alerts/``; None for any other key."""
     match = _ALERT.fullmatch(key)
     return (match[1], match[2]) if match else None
 
@@ -328,35 +330,95 @@ def parse_event_batch(key: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def parse_attempt(key: str) -> tuple[str, int, bool] | None:
-    """(step id, attempt, whether it is the end record) of a key below ``attempts/``; None otherwise."""
+class AttemptRecordKey(NamedTuple):
+    """Key of a claim or, with ``is_end``, of an end record below ``attempts/``."""
+
+    step: str
+    attempt: int
+    is_end: bool
+
+
+class OutputKey(NamedTuple):
+    """Key of an object below ``outputs/``; ``name`` is relative to `RunLayout.outputs`."""
+
+    run: str
+    step: str
+    attempt: int
+    name: str
+
+
+class DoneMarkerKey(NamedTuple):
+    """Key of a projection below ``done/``."""
+
+    step: str
+    attempt: int
+    listing_digest: str
+
+
+class ReuseRecordKey(NamedTuple):
+    """Key of a reuse record below ``adopted/``."""
+
+    submission: int
+    step: str
+
+
+class ReusedAttemptKey(NamedTuple):
+    """Key of the projection of a reuse record that names an attempt of the same step."""
+
+    submission: int
+    step: str
+    attempt: int
+
+
+ListedKey = AttemptRecordKey | OutputKey | DoneMarkerKey | ReuseRecordKey | ReusedAttemptKey
+
+
+def parse_listed_key(key: str) -> ListedKey | None:
+    """The typed form of a key that a listing of a run's results shows; None for any other key."""
+    folders = key.split("/", 3)
+    for parse in _LISTED_KEY_PARSERS.get(folders[2], ()) if len(folders) == 4 else ():
+        if (listed := parse(key)) is not None:
+            return listed
+    return None
+
+
+def parse_attempt(key: str) -> AttemptRecordKey | None:
+    """Step id and attempt of a key below ``attempts/``; None for any other key."""
     match = _ATTEMPT.fullmatch(key)
-    return (match[1], int(match[2]), bool(match[3])) if match else None
+    return AttemptRecordKey(match[1], int(match[2]), bool(match[3])) if match else None
 
 
-def parse_output(key: str) -> tuple[str, str, int, str] | None:
-    """(run, step id, attempt, key relative to `RunLayout.outputs`) of a key below ``outputs/``; None otherwise."""
+def parse_output(key: str) -> OutputKey | None:
+    """Run, step id and attempt of a key below ``outputs/``; None for any other key."""
     match = _OUTPUT.fullmatch(key)
-    return (match[1], match[2], int(match[3]), match[4]) if match else None
+    return OutputKey(match[1], match[2], int(match[3]), match[4]) if match else None
 
 
-def parse_done(key: str) -> tuple[str, int, str] | None:
-    """(step id, attempt, listing digest) of a key below ``done/``; None otherwise."""
+def parse_done(key: str) -> DoneMarkerKey | None:
+    """Step id, attempt and listing digest of a key below ``done/``; None for any other key."""
     match = _DONE.fullmatch(key)
-    return (match[1], int(match[2]), match[3]) if match else None
+    return DoneMarkerKey(match[1], int(match[2]), match[3]) if match else None
 
 
-def parse_adopted(key: str) -> tuple[int, str] | None:
-    """(submission, step id) of a key below ``adopted/``; None otherwise."""
-    match = _ADOPTED.fullmatch(key)
-    return (int(match[1]), match[2]) if match else None
+def parse_reused(key: str) -> ReuseRecordKey | None:
+    """Submission and step id of a reuse record below ``adopted/``; None for any other key."""
+    match = _REUSED.fullmatch(key)
+    return ReuseRecordKey(int(match[1]), match[2]) if match else None
 
 
-def parse_adopted_attempt(key: str) -> tuple[int, str, int] | None:
-    """(submission, step id, attempt) of the projection of a key below ``adopted/``; None otherwise."""
-    match = _ADOPTED_ATTEMPT.fullmatch(key)
-    return (int(match[1]), match[2], int(match[3])) if match else None
+def parse_reused_attempt(key: str) -> ReusedAttemptKey | None:
+    """Submission, step id and attempt of a key of `RunLayout.reused_attempt`; None for any other key."""
+    match = _REUSED_ATTEMPT.fullmatch(key)
+    return ReusedAttemptKey(int(match[1]), match[2], int(match[3])) if match else None
+
+
+_LISTED_KEY_PARSERS: Mapping[str, tuple[Callable[[str], ListedKey | None], ...]] = {
+    "attempts": (parse_attempt,),
+    "outputs": (parse_output,),
+    "done": (parse_done,),
+    "adopted": (parse_reused, parse_reused_attempt),
+}
 
 
 def _countdown(attempt: int, global_step: int) -> str:
-    return f"{_ATTEMPT_TOP - attempt:09d}-{_STEP_TOP - global_step:015d}"
+    return f"{_MAX_ATTEMPT - attempt:09d}-{_MAX_STEP - global_step:015d}"

@@ -1,6 +1,7 @@
-"""From the URL a person writes to the store it means.
+"""Opens the store of a URL, and the store of each namespace.
 
-Which store a namespace keeps its runs in. The URL is one for all; ``{namespace}`` in it keeps them apart.
+An installation has one store URL for all namespaces. The placeholder
+``{namespace}`` in it gives each namespace its own store.
 """
 
 import re
@@ -14,25 +15,25 @@ from tiphys.store.directory import DirectoryStore
 from tiphys.store.s3 import S3Store
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_WORKS = "use s3://bucket/prefix, file:///absolute/folder or a path such as ./store"
+_SUPPORTED_URLS = "use s3://bucket/prefix, file:///absolute/folder or a path such as ./store"
 
 
 def open_store(url: str, must_exist: bool = False) -> Store:
     """Open the store that ``url`` names: ``s3://bucket/prefix``, ``file:///folder`` or a path.
 
     Args:
-        url: Where the store is. Credentials, region and endpoint of S3 come
-            from where the AWS SDKs look for them, never from the URL.
-        must_exist: Fail if the folder or bucket is missing. A missing folder is
-            made otherwise.
+        url: The URL. Credentials, region and endpoint of S3 come from the
+            standard settings of the AWS SDKs, never from the URL.
+        must_exist: Fail if the folder or bucket is missing. Otherwise a missing
+            folder is created.
 
     Raises:
-        UsageError: no store can have this URL.
-        NotFoundError: ``must_exist``, and there is no such folder or bucket.
-        StoreError: storage is out of reach or refuses.
+        UsageError: the URL is not valid.
+        NotFoundError: ``must_exist`` is set, and the folder or bucket is missing.
+        StoreError: storage is unavailable or refuses access.
     """
     if not url:
-        raise UsageError(f"the store's URL is empty; {_WORKS}")
+        raise UsageError(f"the store's URL is empty; {_SUPPORTED_URLS}")
     if not _SCHEME.match(url):
         return DirectoryStore(url, create=not must_exist)
     parts = urlsplit(url)
@@ -43,10 +44,10 @@ def open_store(url: str, must_exist: bool = False) -> Store:
             return DirectoryStore(_file_path(parts), create=not must_exist)
         case "gs":
             raise UsageError(
-                "gs:// is not built: Google Cloud Storage makes creation conditional by its own generation "
-                f"preconditions, which Tiphys does not speak yet; {_WORKS}"
+                "gs:// is not supported: Google Cloud Storage makes creation conditional by its own generation "
+                f"preconditions, which Tiphys does not implement; {_SUPPORTED_URLS}"
             )
-    raise UsageError(f"no store has the scheme {parts.scheme}://; {_WORKS}")
+    raise UsageError(f"no store has the scheme {parts.scheme}://; {_SUPPORTED_URLS}")
 
 
 def _open_s3(parts: SplitResult, must_exist: bool) -> S3Store:
@@ -55,7 +56,7 @@ def _open_s3(parts: SplitResult, must_exist: bool) -> S3Store:
             "credentials do not belong in a store's URL, which is recorded and shown; use a profile or role"
         )
     if not parts.netloc or parts.query or parts.fragment:
-        raise UsageError(f"{parts.geturl()!r} names no bucket and prefix; {_WORKS}")
+        raise UsageError(f"{parts.geturl()!r} names no bucket and prefix; {_SUPPORTED_URLS}")
     store = S3Store(parts.netloc, parts.path.strip("/"))
     if must_exist:
         store.check_bucket()
@@ -64,7 +65,9 @@ def _open_s3(parts: SplitResult, must_exist: bool) -> S3Store:
 
 def _file_path(parts: SplitResult) -> Path:
     if parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise UsageError(f"{parts.geturl()!r} names no absolute folder: three slashes, then the path; {_WORKS}")
+        raise UsageError(
+            f"{parts.geturl()!r} names no absolute folder: three slashes, then the path; {_SUPPORTED_URLS}"
+        )
     return Path(unquote(parts.path))
 
 
@@ -72,19 +75,19 @@ PLACEHOLDER = "{namespace}"
 
 
 class TenantStores:
-    """Opens the store of a namespace when it is first asked for. Thread-safe.
+    """The stores of the served namespaces, each opened at its first use. Thread-safe.
 
     Args:
-        url: URL of the store; must hold ``{namespace}`` where more than one is served.
-        namespaces: Those that are served; None for all of the cluster.
+        url: URL of the store; must contain ``{namespace}`` if more than one namespace is served.
+        namespaces: The served namespaces; None for all namespaces of the cluster.
 
     Raises:
-        UsageError: two namespaces would share a store, or the URL holds another placeholder.
+        UsageError: two namespaces would share a store, no namespace is served, or the URL has another placeholder.
     """
 
     def __init__(self, url: str, namespaces: tuple[str, ...] | None) -> None:
-        several = namespaces is None or len(namespaces) > 1
-        if several and PLACEHOLDER not in url:
+        is_shared = namespaces is None or len(namespaces) > 1
+        if is_shared and PLACEHOLDER not in url:
             raise UsageError(
                 f"more than one namespace would keep its runs in {url}, where each could read and fence the runs of "
                 f"the others; put {PLACEHOLDER} into the URL, such as {url.rstrip('/')}/{PLACEHOLDER}"
@@ -109,8 +112,8 @@ class TenantStores:
 
         Raises:
             NotFoundError: the namespace is not served.
-            UsageError: no store can have its URL.
-            StoreError: it cannot be opened now.
+            UsageError: the URL is not valid.
+            StoreError: the store cannot be opened.
         """
         if not self.serves(namespace):
             raise NotFoundError(

@@ -1,10 +1,9 @@
-"""May this storage be trusted with runs? Every promise Tiphys makes rests on its answers.
+"""Probe of a store: checks the guarantees that all of Tiphys depends on.
 
-Some servers that speak S3 ignore ``If-None-Match``, and some let several
-writers of a race win. No setting shows it and no single write does; so it is
-tried out, on keys that are removed again.
-
-Questions that `tiphys.store.probe` asks of S3 alone.
+Some servers with an S3 API ignore ``If-None-Match``, and some let several
+writers of a race win. Neither a setting nor a single write shows this. The probe
+therefore performs the operations, on keys that it removes afterwards. Stores on
+S3 get additional checks: multipart uploads, checksums, and clock skew.
 """
 
 import base64
@@ -25,22 +24,22 @@ from tiphys.errors import ObjectExistsError, TiphysError
 from tiphys.records import utc_now
 from tiphys.store.base import Store
 from tiphys.store.open import open_store
-from tiphys.store.s3 import S3Store, Upload
+from tiphys.store.s3 import S3Store, S3Uploader
 
 
-def in_parts(store: S3Store) -> S3Store:
-    """The same store, sending everything in parts.
+def with_multipart_uploads(store: S3Store) -> S3Store:
+    """The same store, with multipart uploads for all sizes.
 
-    Servers that make a PUT conditional may still ignore the condition of a
-    completion, and large shards of a checkpoint rest on it.
+    Servers that support conditional PUT may ignore the condition of a multipart
+    completion, on which large shards depend.
     """
-    return store.varied(upload=Upload(multipart_bytes=1))
+    return store.with_options(uploader=S3Uploader(multipart_bytes=1))
 
 
-def checksum_is_verified(store: S3Store, key: str) -> bool:
+def is_checksum_verified(store: S3Store, key: str) -> bool:
     """Whether the server refuses bytes that do not match the SHA-256 sent with them."""
     wrong = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
-    with store.explained("create", key):
+    with store.translate_errors("create", key):
         try:
             store.client.put_object(
                 Bucket=store.bucket, Key=store.artifact_key(key), Body=b"bytes", ChecksumSHA256=wrong
@@ -52,164 +51,166 @@ def checksum_is_verified(store: S3Store, key: str) -> bool:
     return False
 
 
-def clock_skew_seconds(store: S3Store, now: Callable[[], datetime]) -> float:
-    """How far this machine's clock is off the server's, either way. HTTP tells whole seconds."""
-    with store.explained("list"):
+def measure_clock_skew_seconds(store: S3Store, now: Callable[[], datetime]) -> float:
+    """Absolute difference between this machine's clock and the server's, in whole seconds as HTTP reports them."""
+    with store.translate_errors("list"):
         reply = store.client.list_objects_v2(Bucket=store.bucket, Prefix=store.artifact_key("clock"), MaxKeys=1)
     date = parsedate_to_datetime(reply["ResponseMetadata"]["HTTPHeaders"]["date"])
     return abs((date - now()).total_seconds())
 
 
-RACERS = 8
+WRITERS_PER_RACE = 8
 RACES = 20
 PROBE_FOLDER = ".tiphys-probe/"
-# So small that a few objects make several pages.
+# Small, so that a few objects fill several pages.
 _PAGE_SIZE = 4
 _WARN_SKEW_SECONDS = 60.0
-# In bytewise order of the whole key; a server that sorts folder by folder, or by locale, gets it wrong.
+# In bytewise order of the whole key; a server that sorts by folder or by locale returns another order.
 _ORDERED = ("A/1", "a-b", "a.b/1", "a/1", "a/2", "a/b/1", "a0", "b", "é/1", "日本/1")
 
 
-class Finding(NamedTuple):
-    """The outcome of one check. ``ok`` is None for a warning that does not stop anybody."""
+class ProbeFinding(NamedTuple):
+    """The outcome of one check. ``ok`` is None for a warning."""
 
     name: str
     ok: bool | None
     sentence: str
 
 
-class Answer(NamedTuple):
-    """A finding whose name the caller knows."""
+class CheckResult(NamedTuple):
+    """A finding without the name of its check."""
 
     ok: bool | None
     sentence: str
 
 
-Check = tuple[str, Callable[[], Answer]]
+ProbeCheck = tuple[str, Callable[[], CheckResult]]
 
 
-def probe(store_url: str, *, races: int = RACES, now: Callable[[], datetime] = utc_now) -> list[Finding]:
-    """Examine a store by writing below ``.tiphys-probe/`` and removing it again.
+def probe_store(store_url: str, *, races: int = RACES, now: Callable[[], datetime] = utc_now) -> list[ProbeFinding]:
+    """Check a store with writes below ``.tiphys-probe/``, which are removed afterwards.
 
     Args:
         store_url: As for `open_store`.
-        races: How often several writers race for one key. Bad servers were
-            caught within the first few.
+        races: Number of races of several writers for one key. Faulty servers
+            fail within the first few.
         now: The clock to compare with the server's.
 
     Raises:
-        UsageError: no store can have this URL.
-        NotFoundError: there is no such folder or bucket.
-        StoreError: storage is out of reach.
+        UsageError: the URL is not valid.
+        NotFoundError: the folder or bucket is missing.
+        StoreError: storage is unavailable.
     """
     store = open_store(store_url, must_exist=True)
     folder = f"{PROBE_FOLDER}{secrets.token_hex(8)}/"
-    checks = [*_checks(store, folder, races), *_s3_checks(store, folder, now)]
-    findings: list[Finding] = []
+    checks = [*_store_checks(store, folder, races), *_s3_checks(store, folder, now)]
+    findings: list[ProbeFinding] = []
     try:
-        findings.extend(_run(checks))
+        findings.extend(_run_checks(checks))
     finally:
-        findings.append(_clean(store, folder))
+        findings.append(_remove_probe_objects(store, folder))
     return findings
 
 
-def verdict(findings: Iterable[Finding]) -> bool:
-    """Whether the store may hold runs: nothing failed. Warnings do not count."""
+def is_store_usable(findings: Iterable[ProbeFinding]) -> bool:
+    """Whether the store may hold runs: no check failed. Warnings do not count."""
     return all(finding.ok is not False for finding in findings)
 
 
-def _checks(store: Store, folder: str, races: int) -> list[Check]:
-    paged = store.varied(page_size=_PAGE_SIZE) if isinstance(store, S3Store) else store
+def _store_checks(store: Store, folder: str, races: int) -> list[ProbeCheck]:
+    paged = store.with_options(page_size=_PAGE_SIZE) if isinstance(store, S3Store) else store
     return [
         ("create-only", partial(_create_only, store, f"{folder}once")),
-        ("race", partial(_races, store, f"{folder}race/", races)),
+        ("race", partial(_check_races, store, f"{folder}race/", races)),
         ("read-after-write", partial(_read_after_write, store, f"{folder}fresh/")),
         ("listing", partial(_listing, paged, f"{folder}list/")),
     ]
 
 
-def _s3_checks(store: Store, folder: str, now: Callable[[], datetime]) -> list[Check]:
+def _s3_checks(store: Store, folder: str, now: Callable[[], datetime]) -> list[ProbeCheck]:
     if not isinstance(store, S3Store):
         return []
     return [
-        ("create-only-parts", partial(_create_only, in_parts(store), f"{folder}parts")),
+        ("create-only-parts", partial(_create_only, with_multipart_uploads(store), f"{folder}parts")),
         ("checksum", partial(_checksum, store, f"{folder}checksum")),
         ("clock", partial(_clock, store, now)),
     ]
 
 
-def _create_only(store: Store, key: str) -> Answer:
+def _create_only(store: Store, key: str) -> CheckResult:
     store.create(key, b"first")
     with contextlib.suppress(ObjectExistsError):
         store.create(key, b"second")
-        return Answer(False, "a second write of the same key was accepted: the server ignores If-None-Match")
+        return CheckResult(False, "a second write of the same key was accepted: the server ignores If-None-Match")
     if store.read(key) != b"first":
-        return Answer(False, "a second write of the same key was refused, and changed the object all the same")
-    return Answer(True, "a second write of the same key is refused and changes nothing")
+        return CheckResult(False, "a second write of the same key was refused, and changed the object all the same")
+    return CheckResult(True, "a second write of the same key is refused and changes nothing")
 
 
-def _races(store: Store, folder: str, count: int) -> Answer:
-    with ThreadPoolExecutor(RACERS) as pool:
-        races = [_race(store, f"{folder}{number:02d}", pool) for number in range(count)]
-    if unfair := [race for race in races if not race.fair]:
+def _check_races(store: Store, folder: str, count: int) -> CheckResult:
+    with ThreadPoolExecutor(WRITERS_PER_RACE) as pool:
+        races = [_run_race(store, f"{folder}{number:02d}", pool) for number in range(count)]
+    if unfair := [race for race in races if not race.is_fair]:
         most = max(len(race.winners) for race in unfair)
-        return Answer(
-            False, f"in {len(unfair)} of {count} races of {RACERS} writers, up to {most} were told that they had won"
+        return CheckResult(
+            False, f"in {len(unfair)} of {count} races of {WRITERS_PER_RACE} writers, up to {most} writers won"
         )
-    return Answer(True, f"one of {RACERS} writers won each of {count} races, and its bytes stayed")
+    return CheckResult(True, f"one of {WRITERS_PER_RACE} writers won each of {count} races, and its bytes stayed")
 
 
-def _read_after_write(store: Store, folder: str) -> Answer:
-    for number in range(RACERS):
+def _read_after_write(store: Store, folder: str) -> CheckResult:
+    for number in range(WRITERS_PER_RACE):
         key = f"{folder}{number}"
         store.create(key, data := str(number).encode())
         if store.read(key) != data or [info.key for info in store.list(key)] != [key]:
-            return Answer(False, "an object just written was not listed, or not read as it was written")
+            return CheckResult(False, "a new object was not listed, or was read with other bytes")
         store.delete(key)
         if list(store.list(key)):
-            return Answer(False, "an object just deleted was still listed")
-    return Answer(True, "reads and listings show a write or a deletion at once")
+            return CheckResult(False, "a deleted object was still listed")
+    return CheckResult(True, "reads and listings show a write or a deletion at once")
 
 
-def _listing(store: Store, folder: str) -> Answer:
-    wanted = [folder + name for name in _ORDERED]
-    for key in reversed(wanted):
+def _listing(store: Store, folder: str) -> CheckResult:
+    expected = [folder + name for name in _ORDERED]
+    for key in reversed(expected):
         store.create(key, b"")
     listed = [info.key for info in store.list(folder)]
-    if sorted(listed) != sorted(wanted):
-        return Answer(False, f"{len(wanted)} objects were written, and {len(listed)} listed")
-    if listed != wanted:
-        return Answer(False, "listings are not in ascending order of the whole key, bytewise")
-    return Answer(True, "listings are complete, and in bytewise order of the whole key")
+    if sorted(listed) != sorted(expected):
+        return CheckResult(False, f"{len(expected)} objects were written, and {len(listed)} listed")
+    if listed != expected:
+        return CheckResult(False, "listings are not in ascending order of the whole key, bytewise")
+    return CheckResult(True, "listings are complete, and in bytewise order of the whole key")
 
 
-def _checksum(store: S3Store, key: str) -> Answer:
-    if checksum_is_verified(store, key):
-        return Answer(True, "the server refuses bytes that do not match the SHA-256 sent with them")
-    return Answer(None, "not verified by the server: bytes damaged on the way are stored, and noticed only when read")
+def _checksum(store: S3Store, key: str) -> CheckResult:
+    if is_checksum_verified(store, key):
+        return CheckResult(True, "the server refuses bytes that do not match the SHA-256 sent with them")
+    return CheckResult(
+        None, "not verified by the server: bytes damaged on the way are stored, and noticed only when read"
+    )
 
 
-def _clock(store: S3Store, now: Callable[[], datetime]) -> Answer:
-    skew = clock_skew_seconds(store, now)
+def _clock(store: S3Store, now: Callable[[], datetime]) -> CheckResult:
+    skew = measure_clock_skew_seconds(store, now)
     if skew > _WARN_SKEW_SECONDS:
-        return Answer(
+        return CheckResult(
             None, f"this machine's clock is {skew:,.0f} s off the server's; S3 refuses requests from 900 s on"
         )
-    return Answer(True, f"the clocks of this machine and of the server agree within {_WARN_SKEW_SECONDS:.0f} s")
+    return CheckResult(True, f"the clocks of this machine and of the server agree within {_WARN_SKEW_SECONDS:.0f} s")
 
 
 class _Race(NamedTuple):
     winners: list[bytes]
-    kept: bytes
+    stored: bytes
 
     @property
-    def fair(self) -> bool:
-        # None where the winner's reply was lost: then its own repetition was refused.
-        return len(self.winners) <= 1 and self.kept in (self.winners or [self.kept])
+    def is_fair(self) -> bool:
+        # There is no winner if the winner's reply was lost: its repeated request was refused.
+        return len(self.winners) <= 1 and self.stored in (self.winners or [self.stored])
 
 
-def _race(store: Store, key: str, pool: ThreadPoolExecutor) -> _Race:
-    start = Barrier(RACERS)
+def _run_race(store: Store, key: str, pool: ThreadPoolExecutor) -> _Race:
+    start = Barrier(WRITERS_PER_RACE)
 
     def write(data: bytes) -> bool:
         start.wait()
@@ -219,25 +220,25 @@ def _race(store: Store, key: str, pool: ThreadPoolExecutor) -> _Race:
             return False
         return True
 
-    racers = [f"racer {number}".encode() for number in range(RACERS)]
-    won = list(pool.map(write, racers))
-    return _Race([data for data, one in zip(racers, won, strict=True) if one], store.read(key))
+    writers = [f"writer {number}".encode() for number in range(WRITERS_PER_RACE)]
+    results = list(pool.map(write, writers))
+    return _Race([data for data, has_won in zip(writers, results, strict=True) if has_won], store.read(key))
 
 
-def _run(checks: Iterable[Check]) -> Iterator[Finding]:
+def _run_checks(checks: Iterable[ProbeCheck]) -> Iterator[ProbeFinding]:
     for name, check in checks:
         try:
-            yield Finding(name, *check())
+            yield ProbeFinding(name, *check())
         except TiphysError as error:
-            # The next check would meet the same wall, after the same retries.
-            yield Finding(name, False, str(error))
+            # Further checks would fail in the same way, after the same retries.
+            yield ProbeFinding(name, False, str(error))
             return
 
 
-def _clean(store: Store, folder: str) -> Finding:
+def _remove_probe_objects(store: Store, folder: str) -> ProbeFinding:
     try:
         for info in list(store.list(folder)):
             store.delete(info.key)
     except TiphysError as error:
-        return Finding("clean-up", None, f"what this probe wrote is still below {folder}: {error}")
-    return Finding("clean-up", True, "everything this probe wrote is removed")
+        return ProbeFinding("clean-up", None, f"objects of this probe are left below {folder}: {error}")
+    return ProbeFinding("clean-up", True, "all objects of this probe are removed")

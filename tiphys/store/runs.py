@@ -1,8 +1,7 @@
-"""The state of a run, read from listings.
+"""The state of a run, read from storage: its submissions, attempts, outputs and events.
 
-Plugin, controller and command all ask the same questions of storage: which
-runs, which submissions, which attempts and how they ended. They are answered
-here, once.
+Plugin, controller and command read runs only through this module, so that all
+three see the same state.
 """
 
 import difflib
@@ -13,47 +12,48 @@ from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, Sto
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
+    AttemptEndOutcome,
     Event,
     EventBatch,
     RunRecord,
-    RunSealed,
     StoredRecord,
-    SubmissionBound,
+    SubmissionBinding,
     SubmissionClaim,
+    SubmissionEnd,
     WorkflowRecord,
-    digest,
+    json_digest,
 )
 from tiphys.store.base import Store
-from tiphys.store.claims import claim, read_record
+from tiphys.store.claims import claim_record, find_record, read_record
 from tiphys.store.layout import RUNS, RunLayout, parse_attempt, parse_event_batch, parse_submission
-from tiphys.threads import in_parallel
+from tiphys.threads import map_parallel
 
 RecordT = TypeVar("RecordT", bound=StoredRecord)
-PlaceT = TypeVar("PlaceT")
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-# Reads of small records wait for the network, so that a few at once cost no more than one.
-_READERS = 16
+# Reads of small records mostly wait for the network, so parallel reads take hardly longer than one.
+_PARALLEL_READS = 16
 _EVENT_ATTEMPTS = 100
 
 
 class Attempt(NamedTuple):
-    """One try of a step. ``end`` is None while nobody has recorded how it ended."""
+    """One attempt of a step. ``end`` is None until its end is recorded."""
 
     claim: AttemptClaim
     end: AttemptEnd | None
 
 
 class Submission(NamedTuple):
-    """One Workflow of a run. ``end`` may stay None for ever: only onExit writes it."""
+    """One Workflow of a run. ``end`` may stay None, because only its onExit handler leads to an end record."""
 
     claim: SubmissionClaim
-    bound: SubmissionBound | None
-    end: RunSealed | None
+    binding: SubmissionBinding | None
+    end: SubmissionEnd | None
 
 
 def list_runs(store: Store) -> Iterator[str]:
-    """Names of all runs, in ascending order, without listing what they hold."""
+    """Names of all runs, in ascending order, without a listing of their objects."""
     for prefix in store.prefixes(RUNS):
         yield prefix.removeprefix(RUNS).rstrip("/")
 
@@ -63,133 +63,179 @@ def read_run(store: Store, run: str) -> RunRecord:
 
     Raises:
         NotFoundError: the store has no such run; the message names similar ones.
-        IntegrityError: it is damaged, or that of another run.
+        IntegrityError: the record is damaged, or belongs to another run.
     """
     try:
-        return of_place(store, RunLayout(run).record, read_record(store, RunLayout(run).record, RunRecord), run=run)
+        return check_record_identity(
+            store, RunLayout(run).run_record, read_record(store, RunLayout(run).run_record, RunRecord), run=run
+        )
     except ObjectMissingError:
-        near = difflib.get_close_matches(run, list(list_runs(store)))
-        hint = f"did you mean {' or '.join(near)}?" if near else "check the name and the store"
+        similar = difflib.get_close_matches(run, list(list_runs(store)))
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "check the name and the store"
         raise NotFoundError(f"{store.url} has no run {run!r}; {hint}") from None
 
 
-def of_place(store: Store, key: str, record: RecordT, **place: Any) -> RecordT:
-    """``record``, if it says of itself what its key says.
+def check_record_identity(store: Store, key: str, record: RecordT, **expected: Any) -> RecordT:
+    """Return ``record`` if its fields match its key.
+
+    Args:
+        store: The store of the record.
+        key: Key of the record.
+        record: The record.
+        expected: Values of its fields that follow from the key.
 
     Raises:
-        IntegrityError: it is that of another place; somebody has copied it.
+        IntegrityError: a field differs, so the record was copied from another key.
     """
-    for field, value in place.items():
-        if (found := getattr(record, field)) != value:
+    for field, value in expected.items():
+        if (actual := getattr(record, field)) != value:
             raise IntegrityError(
-                f"{store.url}: {key} says that it is of {field} {found}, so it was written for another place; "
+                f"{store.url}: {key} holds a record of {field} {actual}, so it was copied from another key; "
                 "records are never copied: restore the object or remove the run"
             )
     return record
 
 
-def workflow_of(store: Store, record: RunRecord, claimed: SubmissionClaim | None) -> dict[str, Any]:
-    """The Workflow that a submission was made of; without one, that of the run.
+def read_submission_workflow(store: Store, record: RunRecord, claimed: SubmissionClaim | None) -> dict[str, Any]:
+    """The Workflow of a submission; that of the run if ``claimed`` is None or names no other.
 
     Raises:
-        IntegrityError: it is not recorded, or not the one that the claim names.
+        IntegrityError: the Workflow is missing, or differs from the digest in the claim.
     """
     if claimed is None or not claimed.workflow:
         return record.workflow
     key = RunLayout(record.run).workflow(claimed.workflow)
     try:
-        found = read_record(store, key, WorkflowRecord)
+        stored = read_record(store, key, WorkflowRecord)
     except ObjectMissingError:
-        found = None
-    if found is None or found.run != record.run or digest(found.workflow) != claimed.workflow:
+        stored = None
+    if stored is None or stored.run != record.run or json_digest(stored.workflow) != claimed.workflow:
         raise IntegrityError(
-            f"{store.url}: {key} is not the Workflow that submission {claimed.submission} of run {record.run} was "
-            "made of, though it was written before it; restore the object, or `tiphys fork` the run"
+            f"{store.url}: {key} is missing or is not the Workflow that submission {claimed.submission} of run "
+            f"{record.run} was made of; restore the object, or `tiphys fork` the run"
         )
-    return found.workflow
+    return stored.workflow
 
 
-def last_claim(store: Store, run: str) -> SubmissionClaim | None:
+def read_last_claim(store: Store, run: str) -> SubmissionClaim | None:
     """The claim of the last submission of a run; None before the first. Costs a listing and a read."""
-    places = (parse_submission(info.key) for info in store.list(RunLayout(run).submissions))
-    last = max((number for number, what in filter(None, places) if what == "claim"), default=0)
+    parsed_keys = (parse_submission(info.key) for info in store.list(RunLayout(run).submissions))
+    last = max((number for number, kind in filter(None, parsed_keys) if kind == "claim"), default=0)
     return read_record(store, RunLayout(run).submission(last), SubmissionClaim) if last else None
 
 
-def current_workflow(store: Store, run: str) -> dict[str, Any]:
-    """The Workflow that the last submission of a run was made of.
+def read_current_workflow(store: Store, run: str) -> dict[str, Any]:
+    """The Workflow of the last submission of a run.
 
     Raises:
-        NotFoundError: there is no such run.
+        NotFoundError: the store has no such run.
         IntegrityError: a record is damaged.
     """
     return read_current_run(store, run).workflow
 
 
 def read_current_run(store: Store, run: str) -> RunRecord:
-    """Like `read_run`, with the Workflow that its last submission was made of."""
-    record, last = read_run(store, run), last_claim(store, run)
+    """Like `read_run`, with the Workflow of the last submission."""
+    record, last = read_run(store, run), read_last_claim(store, run)
     if last is None or not last.workflow:
         return record
-    return record.model_copy(update={"workflow": workflow_of(store, record, last)})
+    return record.model_copy(update={"workflow": read_submission_workflow(store, record, last)})
 
 
-def submissions(store: Store, run: str) -> list[Submission]:
-    """All submissions of a run, the first one first."""
+def read_submissions(store: Store, run: str) -> list[Submission]:
+    """All submissions of a run, in order."""
     listed = [info.key for info in store.list(RunLayout(run).submissions)]
-    keys = {place: key for key in listed if (place := parse_submission(key))}
+    keys = {parsed: key for key in listed if (parsed := parse_submission(key))}
     numbers = sorted({number for number, _ in keys})
 
     def read(number: int) -> Submission:
-        held = _claim_key(keys.get((number, "claim")), run, "submission", number)
-        claimed = read_record(store, held, SubmissionClaim)
+        claim_key = _require_claim_key(keys.get((number, "claim")), run, "submission", number)
+        claim = read_record(store, claim_key, SubmissionClaim)
         return Submission(
-            claim=of_place(store, held, claimed, run=run, submission=number),
-            bound=_read_listed(store, keys.get((number, "bound")), SubmissionBound),
-            end=_read_listed(store, keys.get((number, "end")), RunSealed),
+            claim=check_record_identity(store, claim_key, claim, run=run, submission=number),
+            binding=_read_listed(store, keys.get((number, "bound")), SubmissionBinding),
+            end=_read_listed(store, keys.get((number, "end")), SubmissionEnd),
         )
 
-    return concurrently(read, numbers)
+    return read_concurrently(read, numbers)
 
 
-def step_attempts(store: Store, run: str, step: str) -> list[Attempt]:
-    """All attempts of one step, the first one first."""
+def read_step_attempts(store: Store, run: str, step: str) -> list[Attempt]:
+    """All attempts of one step, in order."""
     return _read_attempts(store, run, RunLayout(run).step_attempts(step)).get(step, [])
 
 
-def all_attempts(store: Store, run: str) -> dict[str, list[Attempt]]:
-    """Attempts of every step that has any, by step id, the first one first."""
+def read_all_attempts(store: Store, run: str) -> dict[str, list[Attempt]]:
+    """Attempts of every step that has any, in order, by step id."""
     return _read_attempts(store, run, RunLayout(run).attempts)
 
 
-def listing_digest(rows: Iterable[tuple[str, int]]) -> str:
-    """SHA-256 of the outputs of an attempt as a listing shows them, in any order.
+def outputs_digest(rows: Iterable[tuple[str, int]]) -> str:
+    """SHA-256 of a listing of the outputs of an attempt, independent of its order.
 
-    Each row is the key relative to `RunLayout.outputs`, and the size in bytes.
+    Each row holds the key relative to `RunLayout.outputs`, and the size in bytes.
     """
-    return digest(sorted([key, size] for key, size in rows))
+    return json_digest(sorted([key, size] for key, size in rows))
 
 
-def output_fault(end: AttemptEnd, sizes: Mapping[str, int]) -> str | None:
-    """What is wrong with a finished result whose objects are listed with ``sizes`` by key; None if all is there."""
+def find_output_fault(end: AttemptEnd, sizes: Mapping[str, int]) -> str | None:
+    """The first fault of a finished result; None if its objects are complete.
+
+    ``sizes`` is a listing of the outputs of the attempt: size in bytes by key.
+    """
     own = RunLayout(end.run).outputs(end.step, end.attempt)
     for output in end.outputs:
         if not output.key.startswith(own):
             return f"its record names {output.key}, which this attempt did not write"
-    for wanted in (thing for output in end.outputs for thing in output.objects):
-        size = sizes.get(wanted.key)
+    for expected in (obj for output in end.outputs for obj in output.objects):
+        size = sizes.get(expected.key)
         if size is None:
-            return f"{wanted.key} is missing"
-        if size != wanted.size:
-            return f"{wanted.key} has {size} bytes, its record says {wanted.size}"
+            return f"{expected.key} is missing"
+        if size != expected.size:
+            return f"{expected.key} has {size} bytes, its record says {expected.size}"
     return None
 
 
-def append_events(store: Store, run: str, source: str, events: Sequence[Event]) -> None:
-    """Store events under the next free number; nothing if there are none.
+def fence_attempt(store: Store, run: str, step: str, attempt: int, message: str) -> AttemptEnd | None:
+    """End an attempt as fenced, unless it has an end: nothing that it commits later counts.
+
+    An end is create-only, so a fence and a late finish cannot both count.
+
+    Args:
+        store: The store of the run.
+        run: Name of the run.
+        step: Id of the step.
+        attempt: Number of the attempt.
+        message: Why it is fenced, for people.
+
+    Returns:
+        The end that the attempt has now, possibly by another writer; None for an attempt that was never claimed.
 
     Raises:
-        StoreError: other writers took every number tried.
+        IntegrityError: the claim or the end is damaged.
+        StoreError: storage did not answer.
+    """
+    layout = RunLayout(run)
+    claim = find_record(store, layout.attempt(step, attempt), AttemptClaim)
+    if claim is None:
+        return None
+    fence = AttemptEnd(
+        run=run,
+        step=step,
+        attempt=attempt,
+        submission=claim.submission,
+        outcome=AttemptEndOutcome.FENCED,
+        message=message,
+        step_key=claim.step_key,
+    )
+    return claim_record(store, layout.attempt_end(step, attempt), fence).record
+
+
+def append_events(store: Store, run: str, source: str, events: Sequence[Event]) -> None:
+    """Store ``events`` under the next free number; no events, no object.
+
+    Raises:
+        StoreError: other writers claimed every number that was tried.
     """
     if not events:
         return
@@ -197,15 +243,17 @@ def append_events(store: Store, run: str, source: str, events: Sequence[Event]) 
     batch = EventBatch(run=run, source=source, events=tuple(events))
     first = max((number for number, _ in _event_keys(store, run)), default=0) + 1
     for number in range(first, first + _EVENT_ATTEMPTS):
-        if claim(store, layout.event_batch(number), batch).won:
+        if claim_record(store, layout.event_batch(number), batch).is_ours:
             return
-    raise StoreError(f"{store.url}: {_EVENT_ATTEMPTS} numbers for events of run {run} were taken in turn; try again")
+    raise StoreError(
+        f"{store.url}: other writers claimed {_EVENT_ATTEMPTS} event numbers of run {run} in a row; try again"
+    )
 
 
 def read_events(store: Store, run: str) -> list[Event]:
-    """All events of a run, in the order in which they were stored."""
+    """All events of a run, in the order of their storage."""
     keys = [key for _, key in _event_keys(store, run)]
-    batches = concurrently(lambda key: read_record(store, key, EventBatch), keys)
+    batches = read_concurrently(lambda key: read_record(store, key, EventBatch), keys)
     return [event for batch in batches for event in batch.events]
 
 
@@ -217,28 +265,28 @@ def _event_keys(store: Store, run: str) -> Iterator[tuple[int, str]]:
 
 def _read_attempts(store: Store, run: str, prefix: str) -> dict[str, list[Attempt]]:
     listed = [info.key for info in store.list(prefix)]
-    keys = {place: key for key in listed if (place := parse_attempt(key))}
-    places = sorted({(step, number) for step, number, _ in keys})
+    keys: dict[tuple[str, int, bool], str] = {parsed: key for key in listed if (parsed := parse_attempt(key))}
+    numbers = sorted({(step, number) for step, number, _ in keys})
 
-    def read(place: tuple[str, int]) -> Attempt:
-        step, number = place
-        held = _claim_key(keys.get((step, number, False)), run, f"attempt of {step}", number)
+    def read(step_and_number: tuple[str, int]) -> Attempt:
+        step, number = step_and_number
+        claim_key = _require_claim_key(keys.get((step, number, False)), run, f"attempt of {step}", number)
         return Attempt(
-            claim=read_record(store, held, AttemptClaim),
+            claim=read_record(store, claim_key, AttemptClaim),
             end=_read_listed(store, keys.get((step, number, True)), AttemptEnd),
         )
 
-    found: dict[str, list[Attempt]] = {}
-    for (step, _), attempt in zip(places, concurrently(read, places), strict=True):
-        found.setdefault(step, []).append(attempt)
-    return found
+    attempts: dict[str, list[Attempt]] = {}
+    for (step, _), attempt in zip(numbers, read_concurrently(read, numbers), strict=True):
+        attempts.setdefault(step, []).append(attempt)
+    return attempts
 
 
-def _claim_key(key: str | None, run: str, what: str, number: int) -> str:
+def _require_claim_key(key: str | None, run: str, kind: str, number: int) -> str:
     if key is None:
         raise IntegrityError(
-            f"run {run}: {what} {number} has records but no claim, which is always written first; "
-            "somebody removed it: restore the object or remove the run"
+            f"run {run}: {kind} {number} has records but no claim, which is always written first; "
+            "the claim was removed: restore the object or remove the run"
         )
     return key
 
@@ -247,6 +295,6 @@ def _read_listed(store: Store, key: str | None, kind: type[RecordT]) -> RecordT 
     return read_record(store, key, kind) if key else None
 
 
-def concurrently(read: Callable[[PlaceT], ResultT], places: Sequence[PlaceT]) -> list[ResultT]:
-    """``read`` of each place, in their order; for many small reads that would wait for the network in turn."""
-    return in_parallel(lambda _, place: read(place), places, _READERS)
+def read_concurrently(read: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
+    """Call ``read`` for each item in parallel; the results are in the order of the items. Meant for small reads."""
+    return map_parallel(lambda _, item: read(item), items, _PARALLEL_READS)

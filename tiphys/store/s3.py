@@ -1,12 +1,10 @@
-"""The store in a bucket of S3, or of a server that speaks it.
+"""Store in a bucket of S3, or of a server with an S3 API.
 
-boto3 does the talking. Uploads are ours, since its transfer manager cannot
-make an upload conditional on the key being free.
-
-Conditional uploads to S3: one PUT, or parts that become an object at their completion.
-
-Each request carries the SHA-256 of its bytes, which S3 checks before it stores
-them, and ``If-None-Match: *``, which makes the key's first writer its only one.
+The store uses boto3, except for uploads: boto3's transfer manager cannot make an
+upload conditional on a free key. `S3Uploader` sends one PUT, or the parts of a
+multipart upload and its completion. Each request carries the SHA-256 of its
+bytes, which S3 verifies before it stores them, and the creating request carries
+``If-None-Match: *``, so that only the first writer of a key succeeds.
 Source: AWS, "How to prevent object overwrites with conditional writes".
 """
 
@@ -26,9 +24,9 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, Inc
 
 from tiphys.errors import NotFoundError, ObjectExistsError, StoreError, UsageError
 from tiphys.faults import failpoint
-from tiphys.store.base import ObjectInfo, Source, bytes_source, check_key, file_source
-from tiphys.store.s3_client import caller_hashes, code_of, explained, make_client
-from tiphys.threads import in_parallel
+from tiphys.store.base import ObjectInfo, UploadSource, bytes_source, check_key, file_source
+from tiphys.store.s3_client import error_code, make_client, skip_stored_checksum, translate_boto_errors
+from tiphys.threads import map_parallel
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -39,23 +37,23 @@ _MOST_PARTS = 10_000
 
 
 @dataclass(frozen=True)
-class Upload:
-    """How bytes travel. Each running part holds ``part_bytes`` in memory."""
+class S3Uploader:
+    """Conditional uploads. Each part under way holds ``part_bytes`` in memory."""
 
     multipart_bytes: int = 64 << 20
-    """Objects of this size and above are sent in parts."""
+    """Objects of at least this size are sent in parts."""
     part_bytes: int = 16 << 20
-    """Size of a part; S3 takes no less than 5 MiB. Larger where 10,000 of them would not do."""
+    """Size of a part, at least 5 MiB (the minimum of S3). Larger parts are used if 10,000 parts are not enough."""
     parallel_parts: int = 4
 
-    def create(self, client: "S3Client", bucket: str, key: str, source: Source) -> None:
-        """Create the object; lets botocore's errors through."""
+    def create(self, client: "S3Client", bucket: str, key: str, source: UploadSource) -> None:
+        """Create the object. Errors of botocore are not translated."""
         if source.size < self.multipart_bytes:
             _put(client, bucket, key, source.read(0, source.size), source.sha256)
         else:
             self._create_multipart(client, bucket, key, source)
 
-    def _create_multipart(self, client: "S3Client", bucket: str, key: str, source: Source) -> None:
+    def _create_multipart(self, client: "S3Client", bucket: str, key: str, source: UploadSource) -> None:
         started = client.create_multipart_upload(Bucket=bucket, Key=key, ChecksumAlgorithm="SHA256")
         upload_id = started["UploadId"]
         completed = False
@@ -67,12 +65,12 @@ class Upload:
             failpoint("store.after_publish")
         finally:
             if not completed:
-                # Parts cost money until they are aborted. The first error is the one to report.
+                # Parts cost money until the upload is aborted. An error of the abort would hide the first error.
                 with contextlib.suppress(ClientError, BotoCoreError):
                     client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload_id)
 
     def _send_parts(
-        self, client: "S3Client", bucket: str, key: str, upload_id: str, source: Source
+        self, client: "S3Client", bucket: str, key: str, upload_id: str, source: UploadSource
     ) -> "list[CompletedPartTypeDef]":
         size = max(self.part_bytes, -(-source.size // _MOST_PARTS))
         offsets = range(0, source.size, size)
@@ -86,7 +84,7 @@ class Upload:
             )
             return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": sha256}
 
-        return in_parallel(send, offsets, self.parallel_parts)
+        return map_parallel(send, offsets, self.parallel_parts)
 
 
 def _put(client: "S3Client", bucket: str, key: str, data: bytes | bytearray, sha256: str | None) -> None:
@@ -102,8 +100,8 @@ def _complete(client: "S3Client", bucket: str, key: str, upload_id: str, parts: 
             Bucket=bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
         )
     except ClientError as error:
-        # A completion whose reply was lost is repeated, and then finds its upload gone.
-        if code_of(error) != "NoSuchUpload" or not _exists(client, bucket, key):
+        # botocore repeats a completion after a lost reply; the upload no longer exists then.
+        if error_code(error) != "NoSuchUpload" or not _exists(client, bucket, key):
             raise
         raise ObjectExistsError(
             f"s3://{bucket} already has an object {key}: an earlier request or another writer made it"
@@ -114,14 +112,14 @@ def _exists(client: "S3Client", bucket: str, key: str) -> bool:
     try:
         client.head_object(Bucket=bucket, Key=key)
     except ClientError as error:
-        if code_of(error) != "404":
+        if error_code(error) != "404":
             raise
         return False
     return True
 
 
 def _body(data: bytes | bytearray) -> bytes:
-    """``data`` itself: botocore sends a bytearray without a copy, which its types do not say."""
+    """``data`` itself. botocore also sends a bytearray without a copy, which its type hints do not allow."""
     return cast("bytes", data)
 
 
@@ -129,30 +127,30 @@ def _sha256(data: bytes | bytearray) -> str:
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
-# The rule of botocore. Each server has a stricter one of its own, and says so itself.
+# The rule of botocore. Servers have stricter rules and report them.
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
-# S3 answers this, rather than 412, when a conditional write races with another request on its key.
+# S3 returns these codes instead of 412 if a conditional write races with another request for the key.
 _CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
-_TURNS = 5
+_MAX_TRIES = 5
 _FIRST_PAUSE_SECONDS = 0.1
 
 
-_Asking = Callable[[], contextlib.AbstractContextManager[None]]
+_RequestContext = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class S3Store:
-    """A prefix in a bucket. Credentials, region and endpoint are found as the AWS SDKs find them.
+    """A store below a prefix in a bucket. Credentials, region and endpoint come from the settings of the AWS SDKs.
 
     Args:
-        bucket: Its name. Directory buckets (S3 Express) are refused, because
-            they list in no order.
-        prefix: Where in the bucket the store lies, without slashes at its ends.
-        upload: Sizes and parallelism of uploads.
+        bucket: Name of the bucket. Directory buckets (S3 Express) are refused,
+            because their listings have no order.
+        prefix: Prefix of all keys, without slashes at its ends.
+        uploader: Sizes and parallelism of uploads.
         page_size: Keys per page of a listing, at most 1,000.
-        sleep: Waits that many seconds before something is tried again.
+        sleep: Waits the given number of seconds before a retry.
 
     Raises:
-        UsageError: no bucket has this name, or the prefix or the endpoint is not valid.
+        UsageError: the name of the bucket, the prefix or the endpoint is not valid.
     """
 
     def __init__(
@@ -160,28 +158,28 @@ class S3Store:
         bucket: str,
         prefix: str = "",
         *,
-        upload: Upload | None = None,
+        uploader: S3Uploader | None = None,
         page_size: int = 1000,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.bucket = _check_bucket_name(bucket)
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
-        self._upload = upload or Upload()
+        self._uploader = uploader or S3Uploader()
         self._page_size = page_size
         self._sleep = sleep
-        with explained(self.url, "open it", "AWS"):
+        with translate_boto_errors(self.url, "open it", "AWS"):
             self.client = make_client()
 
-    def varied(self, *, upload: Upload | None = None, page_size: int | None = None) -> "S3Store":
-        """The same store through the same client, with other sizes."""
+    def with_options(self, *, uploader: S3Uploader | None = None, page_size: int | None = None) -> "S3Store":
+        """The same store with the same client and other sizes."""
         other = copy.copy(self)
-        other._upload = upload or self._upload
+        other._uploader = uploader or self._uploader
         other._page_size = page_size or self._page_size
         return other
 
-    def explained(self, verb: str, key: str = "") -> contextlib.AbstractContextManager[None]:
-        """Raise botocore's errors as ours, saying that ``verb key`` was tried."""
-        return explained(self.url, f"{verb} {key}".strip(), self.client.meta.endpoint_url, key)
+    def translate_errors(self, action: str, key: str = "") -> contextlib.AbstractContextManager[None]:
+        """Raise errors of botocore as `TiphysError`; the message names the failed ``action`` and ``key``."""
+        return translate_boto_errors(self.url, f"{action} {key}".strip(), self.client.meta.endpoint_url, key)
 
     @property
     def url(self) -> str:
@@ -189,12 +187,16 @@ class S3Store:
 
     @property
     def prefix(self) -> str:
-        """Where in the bucket its keys begin: empty, or with a final slash."""
+        """Prefix of its keys in the bucket: empty, or with a final slash."""
         return self._prefix
 
     def check_bucket(self) -> None:
-        """Raise `NotFoundError` unless the bucket exists."""
-        with self.explained("list"):
+        """Check that the bucket exists.
+
+        Raises:
+            NotFoundError: it does not.
+        """
+        with self.translate_errors("list"):
             try:
                 self.client.list_objects_v2(Bucket=self.bucket, Prefix=self._prefix, MaxKeys=1)
             except self.client.exceptions.NoSuchBucket:
@@ -211,23 +213,23 @@ class S3Store:
             self._create(key, source)
 
     def read(self, key: str) -> bytes:
-        return b"".join(self._pieces(key, 8 << 20, contextlib.nullcontext))
+        return b"".join(self._read_chunks(key, 8 << 20, contextlib.nullcontext))
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
-        return self._pieces(key, size_bytes, caller_hashes)
+        return self._read_chunks(key, size_bytes, skip_stored_checksum)
 
-    def _pieces(self, key: str, size_bytes: int, asking: _Asking) -> Iterator[bytes]:
-        """The object in pieces. A broken connection is taken up again where it broke."""
+    def _read_chunks(self, key: str, size_bytes: int, request_context: _RequestContext) -> Iterator[bytes]:
+        """The object in pieces. After a lost connection the read continues at the same offset."""
         offset, failures = 0, 0
-        with self.explained("read", key):
+        with self.translate_errors("read", key):
             while True:
                 try:
-                    for chunk in self._chunks_from(key, offset, size_bytes, asking):
+                    for chunk in self._chunks_from(key, offset, size_bytes, request_context):
                         offset, failures = offset + len(chunk), 0
                         yield chunk
                 except (HTTPClientError, IncompleteReadError):
                     failures += 1
-                    if failures == _TURNS:
+                    if failures == _MAX_TRIES:
                         raise
                 else:
                     return
@@ -236,7 +238,7 @@ class S3Store:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         for page in self._pages(prefix, delimiter=""):
             for row in page.get("Contents", ()):
-                # Consoles leave empty objects named like folders; those are not ours.
+                # Skip the empty objects with names of folders that S3 consoles create.
                 if (key := self.from_artifact_key(row["Key"])) is not None:
                     yield ObjectInfo(key, row["Size"])
 
@@ -247,7 +249,7 @@ class S3Store:
                     yield f"{folder}/"
 
     def delete(self, key: str) -> None:
-        with self.explained("delete", key):
+        with self.translate_errors("delete", key):
             self.client.delete_object(Bucket=self.bucket, Key=self.artifact_key(key))
 
     def artifact_key(self, key: str) -> str:
@@ -259,27 +261,27 @@ class S3Store:
                 return check_key(key[len(self._prefix) :])
         return None
 
-    def _create(self, key: str, source: Source) -> None:
-        place, failures = self.artifact_key(key), 0
-        with self.explained("create", key):
+    def _create(self, key: str, source: UploadSource) -> None:
+        artifact_key, failures = self.artifact_key(key), 0
+        with self.translate_errors("create", key):
             while True:
                 try:
-                    return self._upload.create(self.client, self.bucket, place, source)
+                    return self._uploader.create(self.client, self.bucket, artifact_key, source)
                 except ClientError as error:
                     failures += 1
-                    if code_of(error) not in _CONFLICTS or failures == _TURNS:
+                    if error_code(error) not in _CONFLICTS or failures == _MAX_TRIES:
                         raise
                 self._pause(failures)
 
-    def _chunks_from(self, key: str, offset: int, size_bytes: int, asking: _Asking) -> Iterator[bytes]:
-        place = self.artifact_key(key)
-        with self.explained("read", key), asking():
+    def _chunks_from(self, key: str, offset: int, size_bytes: int, request_context: _RequestContext) -> Iterator[bytes]:
+        artifact_key = self.artifact_key(key)
+        with self.translate_errors("read", key), request_context():
             if offset:
-                reply = self.client.get_object(Bucket=self.bucket, Key=place, Range=f"bytes={offset}-")
+                reply = self.client.get_object(Bucket=self.bucket, Key=artifact_key, Range=f"bytes={offset}-")
             else:
-                reply = self.client.get_object(Bucket=self.bucket, Key=place)
+                reply = self.client.get_object(Bucket=self.bucket, Key=artifact_key)
         if offset and not reply.get("ContentRange", "").startswith(f"bytes {offset}-"):
-            raise StoreError(f"{self.url}: the server cannot continue reading {key} at byte {offset:,}; read it again")
+            raise StoreError(f"{self.url}: the server cannot resume a read of {key} at byte {offset:,}; read it again")
         with contextlib.closing(reply["Body"]) as body:
             yield from body.iter_chunks(size_bytes)
 
@@ -290,11 +292,11 @@ class S3Store:
             Delimiter=delimiter,
             PaginationConfig={"PageSize": self._page_size},
         )
-        with self.explained("list", prefix):
+        with self.translate_errors("list", prefix):
             yield from pages
 
     def _pause(self, failures: int) -> None:
-        # Jitter, so that writers that met do not meet again.
+        # Jitter, so that writers that conflicted do not conflict again.
         self._sleep(_FIRST_PAUSE_SECONDS * 2 ** (failures - 1) * random.uniform(0.5, 1.5))  # noqa: S311  no secret
 
 
@@ -303,7 +305,7 @@ def _check_bucket_name(bucket: str) -> str:
         raise UsageError(f"no bucket can have the name {bucket!r}; use s3://bucket/prefix")
     if bucket.endswith("--x-s3"):
         raise UsageError(
-            f"{bucket} is a directory bucket (S3 Express): it lists in no order, which Tiphys needs; "
+            f"{bucket} is a directory bucket (S3 Express), whose listings are not ordered as Tiphys requires; "
             "use a general purpose bucket"
         )
     return bucket

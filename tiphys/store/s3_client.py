@@ -1,9 +1,9 @@
-"""How boto3 speaks to a bucket: its patience, its checksums, and what it need not spend on each request.
+"""The boto3 client of `S3Store`: timeouts, retries, checksums, and translation of errors.
 
-A small request costs this process about a millisecond, most of it boto3's own
-work, and a plugin that serves a cluster sends thousands.
-
-What went wrong between boto3 and the bucket, in words a person can act on.
+A small request costs about a millisecond of CPU time, most of it in boto3, and
+a plugin that serves a cluster sends thousands. The client therefore skips work
+that the store does not need. `translate_boto_errors` turns each error of boto3
+into a `TiphysError` with the cause and the remedy.
 """
 
 import contextlib
@@ -22,86 +22,85 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
 
-_caller = threading.local()
+_thread_state = threading.local()
 
 
 @contextlib.contextmanager
-def caller_hashes() -> Iterator[None]:
-    """Do not compare what is asked for in this block with its stored checksum: the caller has a hash of its own."""
-    _caller.hashes = True
+def skip_stored_checksum() -> Iterator[None]:
+    """Skip the check of stored checksums for reads in this block; the caller verifies its own hash."""
+    _thread_state.hashes = True
     try:
         yield
     finally:
-        _caller.hashes = False
+        _thread_state.hashes = False
 
 
 def make_client() -> "S3Client":
-    """A client of its own session, since making clients from the shared one is not thread-safe."""
-    # Imported here, because loading them takes longer than all that a folder needs.
+    """Create an S3 client with its own session; creating clients from a shared session is not thread-safe."""
+    # Imported here, because they load slowly and `DirectoryStore` does not need them.
     import boto3
     import botocore.session
     from botocore.config import Config
 
     core = botocore.session.get_session()
-    # Nobody here asks when an object was changed, and parsing that is more than half of what a row of a listing costs.
-    # As text, a time still serves whoever looks for credentials: the AWS CLI reads them so, too.
+    # The store does not use modification times, and parsing them takes more than half of the time per listed object.
+    # Text is sufficient for the expiry times of credentials; the AWS CLI configures its parser in the same way.
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=lambda text: text)
     config = Config(
-        # A dead address shows at once; the third retry may find another one.
+        # Short, so that a retry soon tries another address of the server.
         connect_timeout=5,
-        # Of one wait for bytes, not of a whole part or object.
+        # Limits one wait for bytes, not a whole part or object.
         read_timeout=30,
-        # Standard mode also retries a write whose reply was lost: see `tiphys.store.claims`.
+        # Standard mode also repeats a write after a lost reply, see `tiphys.store.claims`.
         retries={"mode": "standard", "total_max_attempts": 5},
         # Several shards at a time, each with several parts.
         max_pool_connections=32,
-        # Idle connections survive NAT gateways between two saves.
+        # Keeps idle connections open across NAT gateways between two saves.
         tcp_keepalive=True,
-        # Uploads carry a SHA-256 of ours in a header; the default would add a trailer that many servers refuse.
+        # Uploads carry a SHA-256 in a header; the default would add a trailer that many servers refuse.
         request_checksum_calculation="when_required",
         # Downloads are compared with the checksum that was stored.
         response_checksum_validation="when_supported",
         # The signed header with the SHA-256 already protects the bytes of an upload.
         s3={"payload_signing_enabled": False},
-        # The default is put together anew for each request, a tenth of what that costs.
+        # botocore builds its default user agent for each request, at a tenth of the request's CPU time.
         user_agent=f"tiphys Boto3/{boto3.__version__} Botocore/{botocore.__version__}",
     )
     client: S3Client = boto3.session.Session(botocore_session=core).client("s3", config=config)
-    client.meta.events.register("before-call.s3.GetObject", _leave_hashing_to_caller)
-    # By this name it comes before botocore's own hook for S3, which parses each reply to see whether it is an error.
-    client.meta.events.register("before-parse.*.ListObjectsV2", _take_rows)
+    client.meta.events.register("before-call.s3.GetObject", _disable_checksum_mode)
+    # A handler with this name runs before botocore's S3 handler, which parses each reply to detect errors.
+    client.meta.events.register("before-parse.*.ListObjectsV2", _parse_listing_rows)
     return client
 
 
-def _take_rows(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
-    """Read the rows of a listing: keys and sizes are a quarter of what botocore would make of each of a thousand."""
+def _parse_listing_rows(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
+    """Parse only keys and sizes of the listed objects, a quarter of the fields that botocore would parse."""
     try:
-        with _uncollected():
-            found, rest = _rows_of(response_dict["body"])
+        with _gc_paused():
+            rows, remainder = _split_listing(response_dict["body"])
     except ElementTree.ParseError:
-        return  # botocore says it better, and asks again
-    if found:
-        response_dict["body"] = rest
-        customized_response_dict["Contents"] = found
+        return  # botocore reports the error and retries
+    if rows:
+        response_dict["body"] = remainder
+        customized_response_dict["Contents"] = rows
 
 
-def _rows_of(body: bytes) -> tuple[list[dict[str, Any]], bytes]:
+def _split_listing(body: bytes) -> tuple[list[dict[str, Any]], bytes]:
     """The rows of a listing, and the listing without them."""
-    # What botocore does, too, a moment later.
-    root = ElementTree.fromstring(body)  # noqa: S314
+    root = ElementTree.fromstring(body)  # noqa: S314  botocore parses the same bytes in the same way
     tag = f"{root.tag.removesuffix('ListBucketResult')}%s"
-    rows = root.findall(tag % "Contents")
-    found = [{"Key": row.findtext(tag % "Key"), "Size": int(row.findtext(tag % "Size") or 0)} for row in rows]
-    for row in rows:
-        root.remove(row)
-    return found, ElementTree.tostring(root)
+    elements = root.findall(tag % "Contents")
+    rows = [{"Key": row.findtext(tag % "Key"), "Size": int(row.findtext(tag % "Size") or 0)} for row in elements]
+    for element in elements:
+        root.remove(element)
+    return rows, ElementTree.tostring(root)
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Do not look for garbage in this block: what it makes is freed at its end, and nothing in it hangs in a circle.
+def _gc_paused() -> Iterator[None]:
+    """Disable garbage collection in this block, whose objects have no reference cycles and are freed at its end.
 
-    Parts of a reply that are promoted while they are read bring on collections of everything that lives.
+    Otherwise parts of a large reply are promoted while it is parsed, which leads to full collections.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -112,32 +111,35 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _leave_hashing_to_caller(params: dict[str, Any], **_: object) -> None:
-    # The setting is one of the whole client, and a second client takes a third of a second to make.
-    if getattr(_caller, "hashes", False):
+def _disable_checksum_mode(params: dict[str, Any], **_: object) -> None:
+    # The setting applies to a whole client, and a second client takes a third of a second to create.
+    if getattr(_thread_state, "hashes", False):
         params["headers"].pop("x-amz-checksum-mode", None)
         params["context"].get("checksum", {}).pop("response_algorithms", None)
 
 
 @contextlib.contextmanager
-def explained(store: str, action: str, endpoint: str, key: str = "") -> Iterator[None]:
-    """Raise every error of boto3 as one of ours.
+def translate_boto_errors(store: str, action: str, endpoint: str, key: str = "") -> Iterator[None]:
+    """Raise each error of boto3 as a `TiphysError`.
 
     Args:
         store: URL of the store.
-        action: What was tried, such as ``read runs/a/run.json``.
-        endpoint: Where it was sent.
-        key: The object concerned.
+        action: The failed action, such as ``read runs/a/run.json``.
+        endpoint: URL of the server.
+        key: Key of the affected object; empty for none.
+
+    Raises:
+        TiphysError: the block raised an error of boto3.
     """
     try:
         yield
     except ClientError as error:
-        raise _refused(error, store, action, endpoint, key) from error
+        raise _error_from_response(error, store, action, endpoint, key) from error
     except FlexibleChecksumError as error:
         raise IntegrityError(f"{store}: {key} is not what was stored: {error}; read it again, or restore it") from error
     except (HTTPClientError, NoConnectionError, IncompleteReadError) as error:
         raise StoreError(
-            f"{store}: cannot {action}: {endpoint} did not answer, or broke off ({error}); "
+            f"{store}: cannot {action}: {endpoint} did not answer, or closed the connection ({error}); "
             "check the network and AWS_ENDPOINT_URL_S3, then try again"
         ) from error
     except BotoCoreError as error:
@@ -148,13 +150,13 @@ def explained(store: str, action: str, endpoint: str, key: str = "") -> Iterator
         raise UsageError(f"{store}: cannot {action}: {error}; check AWS_ENDPOINT_URL_S3") from error
 
 
-def code_of(error: ClientError) -> str:
-    """S3's name for what went wrong, or the HTTP status where the reply has no body."""
+def error_code(error: ClientError) -> str:
+    """S3's error code, or the HTTP status if the reply has no body."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _refused(error: ClientError, store: str, action: str, endpoint: str, key: str) -> TiphysError:
-    code = code_of(error)
+def _error_from_response(error: ClientError, store: str, action: str, endpoint: str, key: str) -> TiphysError:
+    code = error_code(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in ("PreconditionFailed", "412"):
         return ObjectExistsError(f"{store} already has an object {key}; objects are never overwritten")

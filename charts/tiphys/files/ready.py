@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 180
 
 
 def unready(service: str, port: int) -> list[str]:
-    """What stands in the way, one sentence for each pod that is not ready."""
+    """One sentence for each pod that is not ready."""
     try:
         found = socket.getaddrinfo(service, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -32,7 +32,7 @@ def ask(address: str, port: int) -> str:
 
 
 def degraded(address: str, body: bytes) -> str:
-    """What a pod that is ready says about tenants that it cannot serve."""
+    """Tenants that a ready pod cannot serve, as it reports them; empty if there are none."""
     try:
         state = json.loads(body)
     except ValueError:

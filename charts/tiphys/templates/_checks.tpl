@@ -1,10 +1,10 @@
-{{/* What a schema cannot say: values that are wrong together. Each sentence says what to do. */}}
+{{/* Checks of combinations of values, which a schema cannot express. Each message says what to do. */}}
 
 {{- define "tiphys.check" -}}
 {{- $namespaces := include "tiphys.namespaces" . | fromJsonArray -}}
 {{- $url := .Values.store.url -}}
 {{- if not $url -}}
-{{- fail "\n\nstore.url is not set: give the URL of the storage that runs are kept in, such as --set store.url=s3://ml/tiphys\n" -}}
+{{- fail "\n\nstore.url is not set: give the URL of the storage of runs, such as --set store.url=s3://ml/tiphys\n" -}}
 {{- end -}}
 {{- $several := or .Values.clusterWide (gt (len $namespaces) 1) -}}
 {{- if and $several (not (contains "{namespace}" $url)) -}}
@@ -12,6 +12,6 @@
 {{- fail (printf "\n\nstore.url %s is the same for every tenant: %s it must hold {namespace}, such as s3://ml/{namespace}/tiphys\n" $url $why) -}}
 {{- end -}}
 {{- if not .Values.image.repository -}}
-{{- fail "\n\nimage.repository is not set: give the image that you have built and pushed, such as --set image.repository=registry.example.com/tiphys\n" -}}
+{{- fail "\n\nimage.repository is not set: give the image that you built and pushed, such as --set image.repository=registry.example.com/tiphys\n" -}}
 {{- end -}}
 {{- end }}

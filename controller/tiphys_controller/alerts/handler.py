@@ -1,4 +1,9 @@
-"""Acts on alerts that lie in storage: each is pinned to one submission of one run, so it is acted upon once."""
+"""Acts on stored alerts.
+
+The first handling pins an alert to one submission of one run, create-only. So
+each alert leads to one action, whichever replica handles it and however often
+Alertmanager delivers it.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -8,181 +13,207 @@ from typing import Protocol
 import structlog
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
-from tiphys.records import AlertDone, AlertRecord, AlertTaken, AutomaticResume, Event
-from tiphys.records.names import LONGEST_RUN_NAME
-from tiphys.store import RunLayout, Store, append_events, claim, find_record, read_record, submissions
+from tiphys.records import AlertClaimRecord, AlertRecord, AlertResultRecord, AutoResumeRecord, Event
+from tiphys.records.names import MAX_RUN_NAME_CHARACTERS
+from tiphys.store import RunLayout, Store, append_events, claim_record, find_record, read_record, read_submissions
 from tiphys.store.layout import ALERTS, alert_key, parse_alert
-from tiphys_controller.alerts.rules import AlertAction, Move, Rules, Situation, next_move, rule_for
-from tiphys_controller.auto_resume.act import Attendant
-from tiphys_controller.auto_resume.decide import Action
-from tiphys_controller.auto_resume.state import Mode, Observed, RunKey, Standing
+from tiphys_controller.alerts.rules import (
+    AlertAction,
+    AlertRules,
+    AlertState,
+    HandlerAction,
+    choose_alert_action,
+    choose_handler_action,
+)
+from tiphys_controller.auto_resume.act import AutoResumeReconciler
+from tiphys_controller.auto_resume.decide import AutoResumeAction
+from tiphys_controller.auto_resume.state import AutomationMode, RunKey, RunObservation, SubmissionStatus
 
 _ALERT_DIGITS = 8
 _log = structlog.get_logger()
 
 
-class Surroundings(Protocol):
-    """What the worker asks of the cluster."""
+class AlertContext(Protocol):
+    """Cluster state that the handler needs, and the report of what it did."""
 
     def find_run(self, namespace: str, labels: Mapping[str, str]) -> str:
-        """The run that an alert is about; empty for none."""
+        """Name of the run that the labels of an alert identify; empty for none."""
 
-    def shutdowns(self, namespace: str) -> Mapping[str, str]:
-        """By uid, ``spec.shutdown`` of Workflows for which that was seen."""
+    def find_shutdowns(self, namespace: str) -> Mapping[str, str]:
+        """``spec.shutdown`` of the Workflows that have one, by uid."""
 
-    def handled(self, key: RunKey, alert: str, record: AlertRecord, done: AlertDone) -> None:
-        """An alert was acted upon; said once."""
+    def record_handled(self, key: RunKey, alert: str, record: AlertRecord, done: AlertResultRecord) -> None:
+        """Report that an alert was handled; called once for each alert."""
 
 
 @dataclass
-class Orders:
-    """All alerts of all tenants that are not done yet."""
+class AlertHandler:
+    """Handles the pending alerts of every tenant."""
 
     stores: Callable[[str], Store]
-    attendant: Attendant
-    rules: Rules
-    around: Surroundings
+    reconciler: AutoResumeReconciler
+    rules: AlertRules
+    context: AlertContext
     _done: set[tuple[str, str]] = field(default_factory=set)
 
-    def work(self, namespace: str) -> int:
-        """Do what can be done for each alert of a tenant; answers how many have to wait.
+    def handle_pending(self, namespace: str) -> int:
+        """Perform the next action for each alert of a tenant; returns how many alerts must wait.
 
         Raises:
-            StoreError: storage or API server is out of reach; what was not done is done the next time.
+            StoreError: storage or API server is out of reach; the next call handles the remaining alerts.
             FencedError: another controller leads by now.
         """
-        store, found = self.stores(namespace), defaultdict[str, set[str]](set)
+        store, records_by_alert = self.stores(namespace), defaultdict[str, set[str]](set)
         for info in store.list(ALERTS):
-            if (place := parse_alert(info.key)) is not None and (namespace, place[0]) not in self._done:
-                found[place[0]].add(place[1])
+            if (parsed := parse_alert(info.key)) is not None and (namespace, parsed[0]) not in self._done:
+                records_by_alert[parsed[0]].add(parsed[1])
         waiting = 0
-        for alert, kept in found.items():
-            if "done" in kept or ("firing" in kept and self._act(namespace, alert, resolved="resolved" in kept)):
+        for alert, records in records_by_alert.items():
+            if "done" in records or (
+                "firing" in records and self._handle_firing(namespace, alert, resolved="resolved" in records)
+            ):
                 self._done.add((namespace, alert))
             else:
-                waiting += "firing" in kept
+                waiting += "firing" in records
         return waiting
 
-    def _act(self, namespace: str, alert: str, *, resolved: bool) -> bool:
-        """One alert that fires, or did; whether it is done with."""
+    def _handle_firing(self, namespace: str, alert: str, *, resolved: bool) -> bool:
+        """Handle an alert that fires or has fired; returns whether it is done."""
         store = self.stores(namespace)
         record = read_record(store, alert_key(alert, "firing"), AlertRecord)
-        taken = self._take(store, namespace, alert, record)
-        key = (namespace, taken.run)
-        if not taken.run:
-            return self._finish(
-                key, alert, record, AlertDone(outcome="unmatched", message="it names no run that is here")
+        claim = self._pin_alert(store, namespace, alert, record)
+        key = (namespace, claim.run)
+        if not claim.run:
+            return self._record_done(
+                key,
+                alert,
+                record,
+                AlertResultRecord(outcome="unmatched", message="its labels name no run of this store"),
             )
         try:
-            moved = self._moved(key, alert, taken, record, resolved)
+            result = self._perform_next_action(key, alert, claim, record, resolved)
         except (NotFoundError, UsageError, IntegrityError) as error:
-            moved = AlertDone(outcome="refused", message=str(error))
+            result = AlertResultRecord(outcome="refused", message=str(error))
         except ConflictError as error:
-            _log.info("alert.put_off", namespace=namespace, run=taken.run, alert=alert, reason=str(error))
+            _log.info("alert.put_off", namespace=namespace, run=claim.run, alert=alert, reason=str(error))
             return False
-        return moved is not None and self._finish(key, alert, record, moved)
+        return result is not None and self._record_done(key, alert, record, result)
 
-    def _take(self, store: Store, namespace: str, alert: str, record: AlertRecord) -> AlertTaken:
-        held = find_record(store, alert_key(alert, "taken"), AlertTaken)
-        if held is not None:
-            return held
-        run = self.around.find_run(namespace, record.labels)
-        last = max((one.claim.submission for one in submissions(store, run)), default=0) if run else 0
-        wanted = AlertTaken(action=rule_for(self.rules, record.name), run=run, submission=last)
-        return claim(store, alert_key(alert, "taken"), wanted).record
+    def _pin_alert(self, store: Store, namespace: str, alert: str, record: AlertRecord) -> AlertClaimRecord:
+        claim = find_record(store, alert_key(alert, "taken"), AlertClaimRecord)
+        if claim is not None:
+            return claim
+        run = self.context.find_run(namespace, record.labels)
+        last = max((one.claim.submission for one in read_submissions(store, run)), default=0) if run else 0
+        claim = AlertClaimRecord(action=choose_alert_action(self.rules, record.name), run=run, submission=last)
+        return claim_record(store, alert_key(alert, "taken"), claim).record
 
-    def _moved(
-        self, key: RunKey, alert: str, taken: AlertTaken, record: AlertRecord, resolved: bool
-    ) -> AlertDone | None:
-        """Make the next move for an alert; None while it has to wait."""
-        action, shutdowns = AlertAction(taken.action), self.around.shutdowns(key[0])
-        seen = self.attendant.examine(key, shutdowns)
-        match next_move(_situation(action, resolved, taken, seen, shutdowns)):
-            case Move.TELL:
-                return AlertDone(outcome="told", message=record.summary or "it fires")
-            case Move.DROP:
-                return AlertDone(outcome="resolved", message="it was resolved before anything was done")
-            case Move.GONE_ON:
-                return self._gone_on(key, alert, action, taken.submission + 1)
-            case Move.WAIT:
-                return None
-            case Move.FORK:
-                return self._forked(key, alert)
-            case Move.STOP:
-                decision = self.attendant.restart(key, alert)
-                if decision.action is Action.LEAVE:
-                    return AlertDone(outcome="left", message=decision.message)
-                if decision.action is Action.RESUME and self.attendant.mode is not Mode.ON:
-                    return self._not_done("had it save and end, and resumed it", record.summary or "it fires")
-                return None
-            case Move.ATTEND:
-                return self._attended(key, alert, action, shutdowns)
+    def _perform_next_action(
+        self, key: RunKey, alert: str, claim: AlertClaimRecord, record: AlertRecord, resolved: bool
+    ) -> AlertResultRecord | None:
+        """Perform the next action for an alert; None while it must wait."""
+        action, shutdowns = AlertAction(claim.action), self.context.find_shutdowns(key[0])
+        with self.reconciler.lock_run(key):
+            observation = self.reconciler.observe(key, shutdowns)
+            match choose_handler_action(_build_alert_state(action, resolved, claim, observation, shutdowns)):
+                case HandlerAction.NOTIFY:
+                    return AlertResultRecord(outcome="told", message=record.summary or "the alert fires")
+                case HandlerAction.SKIP_RESOLVED:
+                    return AlertResultRecord(outcome="resolved", message="the alert was resolved before any action")
+                case HandlerAction.SKIP_SUPERSEDED:
+                    return self._describe_superseded(key, alert, action, claim.submission + 1)
+                case HandlerAction.WAIT:
+                    return None
+                case HandlerAction.FORK:
+                    return self._fork_run(key, alert)
+                case HandlerAction.STOP:
+                    decision = self.reconciler.stop_for_restart(key, alert, observation)
+                    if decision.action is AutoResumeAction.LEAVE_ALONE:
+                        return AlertResultRecord(outcome="left", message=decision.message)
+                    if decision.action is AutoResumeAction.RESUME and self.reconciler.mode is not AutomationMode.ON:
+                        return self._describe_not_done(
+                            "stopped its Workflow and resumed it", record.summary or "the alert fires"
+                        )
+                    return None
+                case HandlerAction.RECONCILE:
+                    return self._reconcile_run(key, alert, action, shutdowns, observation)
         return None
 
-    def _attended(self, key: RunKey, alert: str, action: AlertAction, shutdowns: Mapping[str, str]) -> AlertDone | None:
-        attended = self.attendant.attend(key, shutdowns, alert=alert)
-        if attended.resumed is not None:
-            return _resumed(action, attended.resumed.submission or 0, attended.decision.message)
-        if attended.decision.action is Action.WAIT:
+    def _reconcile_run(
+        self,
+        key: RunKey,
+        alert: str,
+        action: AlertAction,
+        shutdowns: Mapping[str, str],
+        observation: RunObservation,
+    ) -> AlertResultRecord | None:
+        reconciled = self.reconciler.reconcile(key, shutdowns, alert=alert, observation=observation)
+        if reconciled.resumed is not None:
+            return _describe_resumed(action, reconciled.resumed.submission or 0, reconciled.decision.message)
+        if reconciled.decision.action is AutoResumeAction.WAIT:
             return None
-        if attended.decision.action is Action.RESUME:
-            return self._not_done("resumed it", attended.decision.message)
-        return AlertDone(outcome="left", message=attended.decision.message)
+        if reconciled.decision.action is AutoResumeAction.RESUME:
+            return self._describe_not_done("resumed it", reconciled.decision.message)
+        return AlertResultRecord(outcome="left", message=reconciled.decision.message)
 
-    def _forked(self, key: RunKey, alert: str) -> AlertDone | None:
-        name = fork_name(key[1], alert)
-        decision = self.attendant.fork(key, name)
-        if decision.action is Action.WAIT:
+    def _fork_run(self, key: RunKey, alert: str) -> AlertResultRecord | None:
+        name = build_fork_name(key[1], alert)
+        decision = self.reconciler.fork_run(key, name)
+        if decision.action is AutoResumeAction.WAIT:
             return None
-        if decision.action is Action.LEAVE:
-            return AlertDone(outcome="left", message=decision.message)
-        if self.attendant.mode is not Mode.ON:
-            return self._not_done("forked it", decision.message)
-        return AlertDone(outcome="forked", message=f"run {name} goes on from run {key[1]}")
+        if decision.action is AutoResumeAction.LEAVE_ALONE:
+            return AlertResultRecord(outcome="left", message=decision.message)
+        if self.reconciler.mode is not AutomationMode.ON:
+            return self._describe_not_done("forked it", decision.message)
+        return AlertResultRecord(outcome="forked", message=f"run {name} continues from run {key[1]}")
 
-    def _not_done(self, would: str, why: str) -> AlertDone:
-        """What was decided, where nothing is done: said once, as if it had been."""
-        dry = self.attendant.mode is Mode.DRY_RUN
-        instead = f"dry run: would have {would}" if dry else "not done, since nothing goes on by itself here"
-        return AlertDone(outcome="left", message=f"{instead}: {why}")
+    def _describe_not_done(self, would: str, why: str) -> AlertResultRecord:
+        """Result for a decision that the automation mode does not carry out."""
+        dry = self.reconciler.mode is AutomationMode.DRY_RUN
+        instead = f"dry run: would have {would}" if dry else "not done, because automatic resumes are off"
+        return AlertResultRecord(outcome="left", message=f"{instead}: {why}")
 
-    def _gone_on(self, key: RunKey, alert: str, action: AlertAction, submission: int) -> AlertDone:
-        made = find_record(self.stores(key[0]), RunLayout(key[1]).automatic(submission), AutomaticResume)
-        if made is not None and made.alert == alert:
-            return _resumed(action, submission, made.reason)
-        return AlertDone(outcome="left", message=f"submission {submission} was made for another reason meanwhile")
+    def _describe_superseded(self, key: RunKey, alert: str, action: AlertAction, submission: int) -> AlertResultRecord:
+        resume = find_record(self.stores(key[0]), RunLayout(key[1]).auto_resume(submission), AutoResumeRecord)
+        if resume is not None and resume.alert == alert:
+            return _describe_resumed(action, submission, resume.reason)
+        return AlertResultRecord(outcome="left", message=f"submission {submission} was made for another reason")
 
-    def _finish(self, key: RunKey, alert: str, record: AlertRecord, done: AlertDone) -> bool:
+    def _record_done(self, key: RunKey, alert: str, record: AlertRecord, done: AlertResultRecord) -> bool:
         store = self.stores(key[0])
-        if claim(store, alert_key(alert, "done"), done).won:
+        if claim_record(store, alert_key(alert, "done"), done).is_ours:
             if key[1]:
-                told = f"alert {record.name or alert}: {done.message}"
+                message = f"alert {record.name or alert}: {done.message}"
                 data = {"alert": alert, "outcome": done.outcome}
-                append_events(store, key[1], "controller", [Event(name="alert.handled", message=told, data=data)])
-            self.around.handled(key, alert, record, done)
+                append_events(store, key[1], "controller", [Event(name="alert.handled", message=message, data=data)])
+            self.context.record_handled(key, alert, record, done)
         return True
 
 
-def fork_name(run: str, alert: str) -> str:
-    """Name of the run that an alert has another one begin from: one for each alert."""
-    return f"{run[: LONGEST_RUN_NAME - _ALERT_DIGITS - 1].rstrip('-.')}-{alert[:_ALERT_DIGITS]}"
+def build_fork_name(run: str, alert: str) -> str:
+    """Name of the fork that an alert makes of a run; each alert has its own."""
+    return f"{run[: MAX_RUN_NAME_CHARACTERS - _ALERT_DIGITS - 1].rstrip('-.')}-{alert[:_ALERT_DIGITS]}"
 
 
-def _situation(
-    action: AlertAction, resolved: bool, taken: AlertTaken, seen: Observed, shutdowns: Mapping[str, str]
-) -> Situation:
-    unsent = seen.standing is Standing.UNSENT
-    return Situation(
+def _build_alert_state(
+    action: AlertAction,
+    resolved: bool,
+    claim: AlertClaimRecord,
+    observation: RunObservation,
+    shutdowns: Mapping[str, str],
+) -> AlertState:
+    unsent = observation.status is SubmissionStatus.UNSENT
+    return AlertState(
         action,
         resolved,
-        about=taken.submission,
-        last=min(seen.submission, taken.submission) if unsent else seen.submission,
-        standing=seen.standing,
-        stopping=bool(shutdowns.get(seen.uid)),
-        intended=seen.intended,
+        alert_submission=claim.submission,
+        last_submission=min(observation.submission, claim.submission) if unsent else observation.submission,
+        status=observation.status,
+        is_stopping=bool(shutdowns.get(observation.workflow_uid)),
+        is_intended=observation.is_intended,
     )
 
 
-def _resumed(action: AlertAction, submission: int, why: str) -> AlertDone:
+def _describe_resumed(action: AlertAction, submission: int, why: str) -> AlertResultRecord:
     outcome = "restarted" if action is AlertAction.SAVE_AND_RESTART else "resumed"
-    return AlertDone(outcome=outcome, message=f"submission {submission} goes on: {why}")
+    return AlertResultRecord(outcome=outcome, message=f"submission {submission} continues the run: {why}")

@@ -1,4 +1,8 @@
-"""What to do for which alert: the administrator's rules, and the next move for one alert. Pure."""
+"""Maps alerts to actions, and chooses the next action for one alert.
+
+The administrator's rules name one action per alert name. The next action also
+depends on what became of the alert's run since the alert first fired.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,106 +13,106 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from tiphys.errors import UsageError
-from tiphys_controller.auto_resume.state import Standing
+from tiphys_controller.auto_resume.state import SubmissionStatus
 
-OTHERS = "*"
+ANY_ALERT = "*"
 RUN_LABELS = ("tiphys_run", "label_tiphys_dev_run", "run")
 WORKFLOW_LABELS = ("workflow", "workflow_name", "label_workflows_argoproj_io_workflow")
 
 
 class AlertAction(StrEnum):
-    """What an alert of one name asks for."""
+    """Action that a rule assigns to an alert name."""
 
     RESUME = "resume"
-    """Resume its run if that has ended."""
+    """Resume the run if it has ended."""
     SAVE_AND_RESTART = "save-and-restart"
-    """Stop its Workflow, so that programs save, and resume the run once that is over."""
+    """Stop the Workflow, so that programs save a checkpoint, and resume the run once it has ended."""
     FORK = "fork"
-    """Begin another run that goes on from its newest checkpoint; the run itself is left alone."""
+    """Fork the run from its newest checkpoint; the run itself is left alone."""
     NOTIFY = "notify"
-    """Tell of it beside the Workflow, and do nothing."""
+    """Report the alert as an Event of the Workflow, and do nothing else."""
     IGNORE = "ignore"
 
 
-Rules = Mapping[str, AlertAction]
-"""By name of the alert; ``*`` stands for all others."""
+AlertRules = Mapping[str, AlertAction]
+"""Actions by alert name; ``*`` covers all other names."""
 
-NOTIFY_OF_ALL: Rules = {OTHERS: AlertAction.NOTIFY}
-_FORM = TypeAdapter(dict[str, AlertAction])
+DEFAULT_ALERT_RULES: AlertRules = {ANY_ALERT: AlertAction.NOTIFY}
+_RULES_ADAPTER = TypeAdapter(dict[str, AlertAction])
 
 
-def read_rules(file: Path) -> Rules:
-    """Rules from a JSON file, such as ``{"TrainingStalled": "save-and-restart", "*": "notify"}``.
+def read_alert_rules(file: Path) -> AlertRules:
+    """Read rules from a JSON file, such as ``{"TrainingStalled": "save-and-restart", "*": "notify"}``.
 
     Raises:
-        UsageError: there is no such file, or it says something else.
+        UsageError: the file cannot be read, or does not hold rules.
     """
     try:
-        return {**NOTIFY_OF_ALL, **_FORM.validate_python(json.loads(file.read_text()))}
+        return {**DEFAULT_ALERT_RULES, **_RULES_ADAPTER.validate_python(json.loads(file.read_text()))}
     except OSError as error:
-        raise UsageError(f"cannot read the rules for alerts from {file}: {error.strerror}") from error
+        raise UsageError(f"cannot read alert rules from {file}: {error.strerror}") from error
     except (ValueError, ValidationError) as error:
-        known = ", ".join(AlertAction)
+        actions = ", ".join(AlertAction)
         raise UsageError(
-            f"{file} holds no rules for alerts: give a JSON object of alert names and one of {known}"
+            f"{file} is not an alert rules file: write a JSON object that maps alert names to one of {actions}"
         ) from error
 
 
-def rule_for(rules: Rules, name: str) -> AlertAction:
-    return rules.get(name) or rules.get(OTHERS, AlertAction.NOTIFY)
+def choose_alert_action(rules: AlertRules, name: str) -> AlertAction:
+    return rules.get(name) or rules.get(ANY_ALERT, AlertAction.NOTIFY)
 
 
-def run_label(labels: Mapping[str, str]) -> str:
-    """The run that an alert names; empty for none."""
+def find_run_label(labels: Mapping[str, str]) -> str:
+    """Name of the run in the labels of an alert; empty without one."""
     return next((labels[name] for name in RUN_LABELS if labels.get(name)), "")
 
 
-def workflow_label(labels: Mapping[str, str]) -> str:
-    """The Workflow that an alert names; empty for none."""
+def find_workflow_label(labels: Mapping[str, str]) -> str:
+    """Name of the Workflow in the labels of an alert; empty without one."""
     return next((labels[name] for name in WORKFLOW_LABELS if labels.get(name)), "")
 
 
-class Move(StrEnum):
-    """The next thing to do for an alert."""
+class HandlerAction(StrEnum):
+    """Next action of the handler for an alert."""
 
-    TELL = "tell"
-    ATTEND = "attend"
-    """Have the run resumed if nothing speaks against it."""
+    NOTIFY = "tell"
+    RECONCILE = "attend"
+    """Resume the run if no brake forbids it."""
     STOP = "stop"
     FORK = "fork"
     WAIT = "wait"
-    DROP = "drop"
-    """It was resolved before anything had to be done."""
-    GONE_ON = "gone-on"
-    """Another submission was made since: whatever the alert said was about the one before."""
+    SKIP_RESOLVED = "drop"
+    """The alert was resolved before an action was due."""
+    SKIP_SUPERSEDED = "gone-on"
+    """A newer submission exists, so the alert is out of date."""
 
 
-class Situation(NamedTuple):
-    """What an alert has met."""
+class AlertState(NamedTuple):
+    """State of an alert and of its run."""
 
     action: AlertAction
-    resolved: bool
-    about: int
-    """Number of the submission that was the last one when it was first looked at."""
-    last: int
-    """Of the one that is the last now."""
-    standing: Standing
-    stopping: bool
-    """Whether its Workflow has been asked to end."""
-    intended: bool
-    """Whether the submission after it was decided on."""
+    is_resolved: bool
+    alert_submission: int
+    """Last submission of the run when the alert was first handled."""
+    last_submission: int
+    """Last submission of the run now."""
+    status: SubmissionStatus
+    is_stopping: bool
+    """Whether its Workflow has a ``spec.shutdown``."""
+    is_intended: bool
+    """Whether a controller has recorded that it is about to make the next submission."""
 
 
-def next_move(now: Situation) -> Move:
-    """What to do for one alert."""
-    if now.action in (AlertAction.NOTIFY, AlertAction.IGNORE):
-        return Move.TELL
-    if now.last > now.about:
-        return Move.GONE_ON
-    if now.action is AlertAction.FORK:
-        return Move.DROP if now.resolved else Move.FORK
-    if now.action is AlertAction.RESUME or now.standing is not Standing.RUNS:
-        return Move.ATTEND
-    if now.stopping:
-        return Move.WAIT
-    return Move.DROP if now.resolved and not now.intended else Move.STOP
+def choose_handler_action(state: AlertState) -> HandlerAction:
+    """Choose the next action for one alert."""
+    if state.action in (AlertAction.NOTIFY, AlertAction.IGNORE):
+        return HandlerAction.NOTIFY
+    if state.last_submission > state.alert_submission:
+        return HandlerAction.SKIP_SUPERSEDED
+    if state.action is AlertAction.FORK:
+        return HandlerAction.SKIP_RESOLVED if state.is_resolved else HandlerAction.FORK
+    if state.action is AlertAction.RESUME or state.status is not SubmissionStatus.RUNNING:
+        return HandlerAction.RECONCILE
+    if state.is_stopping:
+        return HandlerAction.WAIT
+    return HandlerAction.SKIP_RESOLVED if state.is_resolved and not state.is_intended else HandlerAction.STOP

@@ -1,6 +1,8 @@
-"""Takes alerts in: once each is in storage its sender may forget it, and whoever leads acts on it.
+"""Receives alerts from Alertmanager and stores them.
 
-The webhook payload of Alertmanager, version 4 (Prometheus, ``alertmanager/template``), as far as it is read.
+A delivery is acknowledged once its alerts are in storage, so Alertmanager may
+forget them; the leader acts on them later. Parses the webhook payload of
+Alertmanager, version 4 (Prometheus, ``alertmanager/template``).
 """
 
 import hashlib
@@ -17,9 +19,9 @@ from tiphys.errors import ObjectExistsError, UsageError
 from tiphys.records import AlertRecord, AlertStatus
 from tiphys.store import Store
 from tiphys.store.layout import alert_key
-from tiphys.store.runs import concurrently
+from tiphys.store.runs import read_concurrently
 
-MOST_ALERTS = 1000
+MAX_ALERTS_PER_DELIVERY = 1000
 _FINGERPRINT = re.compile(r"[0-9a-f]{1,64}")
 _LONGEST_TEXT = 500
 
@@ -42,11 +44,11 @@ class Alert(BaseModel):
 
     @property
     def id(self) -> str:
-        """The same for each delivery of it. A start is named by the sender's text: clocks need not agree."""
+        """Id that all deliveries of an alert share. The start is hashed as text, so that clocks need not agree."""
         return hashlib.sha256(f"{self.fingerprint}\n{self.starts_at}".encode()).hexdigest()[:32]
 
-    def record(self) -> AlertRecord:
-        """What is kept of it."""
+    def to_record(self) -> AlertRecord:
+        """The stored form of the alert."""
         return AlertRecord(
             name=self.labels.get("alertname", ""),
             status=self.status,
@@ -57,89 +59,95 @@ class Alert(BaseModel):
         )
 
 
-class Delivery(BaseModel):
-    """One call of the webhook. Labels common to its alerts are those of each alert, too."""
+class AlertDelivery(BaseModel):
+    """One call of the webhook. Each alert repeats the common labels."""
 
     version: Literal["4"]
-    alerts: list[Alert] = Field(max_length=MOST_ALERTS)
+    alerts: list[Alert] = Field(max_length=MAX_ALERTS_PER_DELIVERY)
 
 
-def parse(document: object) -> Delivery:
-    """Read the body of a call.
+def parse_delivery(document: object) -> AlertDelivery:
+    """Parse the body of a webhook call.
 
     Raises:
-        UsageError: it is none, and where.
+        UsageError: the body is not a payload of version 4; the message names the field.
     """
     if isinstance(document, Mapping) and document.get("version") not in ("4", None):
-        raise UsageError(f"the payload has version {document['version']!r}; this reads version 4 of Alertmanager's")
+        raise UsageError(
+            f"the webhook payload has version {document['version']!r}; only Alertmanager's version 4 is supported"
+        )
     try:
-        return Delivery.model_validate(document)
+        return AlertDelivery.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise UsageError(f"this is no webhook payload of Alertmanager: {where}: {first['msg']}") from error
+        raise UsageError(f"the body is not a webhook payload of Alertmanager: {where}: {first['msg']}") from error
 
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_REMEMBERED = 10_000
+_REMEMBERED_ALERTS = 10_000
 _log = structlog.get_logger()
 
 
-class Taken(NamedTuple):
-    """How many alerts of a delivery were stored now or before, and how many belong to no tenant here."""
+class DeliveryReceipt(NamedTuple):
+    """Numbers of alerts that are stored, and that match no served namespace."""
 
     accepted: int
     unmatched: int
 
 
-class Inbox:
+class AlertInbox:
     """Stores alerts below ``alerts/`` of their tenant. Thread-safe.
 
     Args:
-        stores: Store of a namespace.
-        namespaces: Those that are served; None for all.
+        stores: Returns the store of a namespace.
+        namespaces: Namespaces that are served; None for all.
     """
 
     def __init__(self, stores: Callable[[str], Store], namespaces: tuple[str, ...] | None) -> None:
         self._stores = stores
         self._namespaces = namespaces
-        self._seen: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._already_stored: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._lock = threading.Lock()
         self.arrived = threading.Event()
-        """Set when something new was stored."""
+        """Set when a new alert was stored."""
 
-    def take(self, delivery: Delivery) -> Taken:
+    def store_delivery(self, delivery: AlertDelivery) -> DeliveryReceipt:
         """Store every alert of a delivery.
 
         Raises:
-            StoreError: not all of them could be; the sender has to come again, which does no harm.
+            StoreError: an alert could not be stored; Alertmanager must repeat the delivery, which is idempotent.
         """
-        places = [(namespace, alert) for alert in delivery.alerts if (namespace := self.tenant(alert.labels))]
-        concurrently(lambda place: self._keep(*place), self._new(places))
-        return Taken(len(places), len(delivery.alerts) - len(places))
+        accepted = [(namespace, alert) for alert in delivery.alerts if (namespace := self.find_tenant(alert.labels))]
+        read_concurrently(lambda item: self._store_alert(*item), self._select_new(accepted))
+        return DeliveryReceipt(len(accepted), len(delivery.alerts) - len(accepted))
 
-    def tenant(self, labels: dict[str, str]) -> str:
-        """Namespace of an alert: its label, or the only one that there is; empty if that is not served."""
-        named = labels.get("namespace", "")
+    def find_tenant(self, labels: dict[str, str]) -> str:
+        """Namespace of an alert: its label, or the only served one; empty if the namespace is not served."""
+        label = labels.get("namespace", "")
         if self._namespaces is None:
-            return named if _NAMESPACE.fullmatch(named) else ""
-        if named in self._namespaces:
-            return named
-        return self._namespaces[0] if len(self._namespaces) == 1 and not named else ""
+            return label if _NAMESPACE.fullmatch(label) else ""
+        if label in self._namespaces:
+            return label
+        return self._namespaces[0] if len(self._namespaces) == 1 and not label else ""
 
-    def _new(self, places: Sequence[tuple[str, Alert]]) -> list[tuple[str, Alert]]:
+    def _select_new(self, accepted: Sequence[tuple[str, Alert]]) -> list[tuple[str, Alert]]:
         with self._lock:
-            return [(where, alert) for where, alert in places if (where, alert.id, alert.status) not in self._seen]
+            return [
+                (where, alert)
+                for where, alert in accepted
+                if (where, alert.id, alert.status) not in self._already_stored
+            ]
 
-    def _keep(self, namespace: str, alert: Alert) -> None:
+    def _store_alert(self, namespace: str, alert: Alert) -> None:
         try:
-            self._stores(namespace).create(alert_key(alert.id, alert.status), alert.record().to_bytes())
+            self._stores(namespace).create(alert_key(alert.id, alert.status), alert.to_record().to_bytes())
         except ObjectExistsError:
             pass  # it was delivered before
         else:
             _log.info("alert.taken", namespace=namespace, alert=alert.id, name=alert.labels.get("alertname", ""))
             self.arrived.set()
         with self._lock:
-            self._seen[namespace, alert.id, alert.status] = None
-            while len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
+            self._already_stored[namespace, alert.id, alert.status] = None
+            while len(self._already_stored) > _REMEMBERED_ALERTS:
+                self._already_stored.popitem(last=False)

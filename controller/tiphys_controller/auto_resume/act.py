@@ -1,243 +1,292 @@
-"""Attends to one run at a time: looks, decides, and resumes it if that is due. Whoever calls says when.
+"""Observes, decides and acts on one run at a time.
 
-The loop calls it for runs that have ended, and the worker behind the webhooks
-for those that an alert is about. It keeps in memory only since when it has seen
-what: all counts come from storage.
-
-Carries out what was decided: the decision is recorded first, so that every try is counted, also one that dies.
+The auto-resume loop reconciles runs whose Workflow has ended; the alert handler
+reconciles the run of an alert. An `AutoResumeRecord` is written before the
+resume, so that a controller that crashes in between still counts the attempt.
+Only the time since a status was first observed is kept in memory; all counts
+come from storage, so the next leader continues with the same brakes.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from tiphys.errors import ConflictError, FencedError, UsageError
 from tiphys.faults import failpoint
-from tiphys.protocol.auto_resume_policy import AutoResumePolicy, auto_resume_of
-from tiphys.records import AutomaticResume, LeftAlone, RunRecord
-from tiphys.store import RunLayout, Store, claim, find_record, read_run, submissions
-from tiphys_controller.auto_resume.decide import Action, Decision, decide
-from tiphys_controller.auto_resume.observation_health import Health, TokenBucket, distrust
-from tiphys_controller.auto_resume.observe import look
-from tiphys_controller.auto_resume.state import Limits, Mode, Observed, RunKey, Standing
-from tiphys_controller.submit.fork import fork
-from tiphys_controller.submit.resume import Resumed, resume
-from tiphys_controller.submit.submission import place
+from tiphys.protocol.auto_resume_policy import AutoResumePolicy, read_auto_resume_policy
+from tiphys.records import AutoResumeRecord, ManualStopRecord, RunRecord
+from tiphys.store import RunLayout, Store, claim_record, find_record, read_run, read_submissions
+from tiphys_controller.auto_resume.decide import AutoResumeAction, AutoResumeDecision, decide_auto_resume
+from tiphys_controller.auto_resume.observation_health import ObservationHealth, TokenBucket, find_distrust_reason
+from tiphys_controller.auto_resume.observe import observe_run
+from tiphys_controller.auto_resume.state import (
+    AutomationMode,
+    AutoResumeLimits,
+    RunKey,
+    RunObservation,
+    SubmissionStatus,
+)
+from tiphys_controller.submit.fork import fork_run
+from tiphys_controller.submit.resume import ResumeResult, resume_run
+from tiphys_controller.submit.submission import is_bound_workflow, locate_workflow
 from tiphys_controller.submit.submitter import ClusterSubmitter, Submitter
 
 
-def intend(store: Store, seen: Observed, decision: Decision, alert: str = "") -> None:
-    """Record that the next submission is about to be made; whoever finds the record goes on."""
-    record = AutomaticResume(
-        run=seen.run,
-        submission=seen.next_submission,
+def record_intent(store: Store, observation: RunObservation, decision: AutoResumeDecision, alert: str = "") -> None:
+    """Record that the next submission is about to be made, so that the next leader completes it after a crash."""
+    record = AutoResumeRecord(
+        run=observation.run,
+        submission=observation.next_submission,
         reason=decision.message,
-        cause=seen.cause,
+        cause=observation.cause,
         alert=alert,
-        advance=seen.advance,
+        advance=observation.advance,
     )
-    claim(store, RunLayout(seen.run).automatic(seen.next_submission), record)
+    claim_record(store, RunLayout(observation.run).auto_resume(observation.next_submission), record)
     failpoint("automatic.after_intent")
 
 
-def resume_by_itself(
-    store: Store, submitter: Submitter, seen: Observed, decision: Decision, alert: str = ""
-) -> Resumed:
-    """Resume a run as `decision` says, at most once whoever else does.
+def auto_resume_run(
+    store: Store, submitter: Submitter, observation: RunObservation, decision: AutoResumeDecision, alert: str = ""
+) -> ResumeResult:
+    """Record the intent to resume a run, then resume it.
 
     Raises:
-        ConflictError: somebody else has, or it runs after all.
-        UsageError: it cannot be pruned.
+        ConflictError: another process resumed the run, or its Workflow still runs.
+        UsageError: the Workflow cannot be pruned.
     """
-    if not seen.intended:
-        intend(store, seen, decision, alert)
-    return resume(store, submitter, seen.run)
+    if not observation.is_intended:
+        record_intent(store, observation, decision, alert)
+    return resume_run(store, submitter, observation.run)
 
 
 def stop_workflow(store: Store, submitter: ClusterSubmitter, run: str) -> None:
-    """Have the Workflow of the last submission end, so that its programs save."""
-    last = submissions(store, run)[-1]
-    live = submitter.find(*place(last))
-    if live is not None and live.running and (last.bound is None or live.uid == last.bound.uid):
+    """Stop the Workflow of the last submission, so that its programs save a checkpoint."""
+    last = read_submissions(store, run)[-1]
+    live = submitter.find(*locate_workflow(last))
+    if live is not None and live.running and is_bound_workflow(last, live):
         submitter.stop(live)
 
 
-def fork_by_itself(store: Store, submitter: Submitter, run: str, name: str) -> None:
-    """Begin the run ``name`` from what ``run`` has, or finish what somebody has begun who died.
+def auto_fork_run(store: Store, submitter: Submitter, run: str, fork_name: str) -> None:
+    """Fork ``run`` as ``fork_name``, or complete a fork that a crashed controller has begun.
 
     Raises:
-        ConflictError: something has changed that may not.
+        ConflictError: a change is not allowed by the drift policy.
     """
-    if find_record(store, RunLayout(name).record, RunRecord) is None:
-        fork(store, submitter, run, name)
+    if find_record(store, RunLayout(fork_name).run_record, RunRecord) is None:
+        fork_run(store, submitter, run, fork_name)
         return
-    sent = submissions(store, name)
-    if not sent or sent[-1].bound is None:
-        resume(store, submitter, name)
+    sent = read_submissions(store, fork_name)
+    if not sent or sent[-1].binding is None:
+        resume_run(store, submitter, fork_name)
 
 
-_NONE: Mapping[str, str] = MappingProxyType({})
+_NO_SHUTDOWNS: Mapping[str, str] = MappingProxyType({})
 
 
-class Attended(NamedTuple):
-    """What came of attending to a run. ``resumed`` is set if something was submitted."""
+class ReconcileResult(NamedTuple):
+    """Outcome of `AutoResumeReconciler.reconcile`. ``resumed`` is set if a resume was attempted."""
 
-    decision: Decision
-    seen: Observed
-    resumed: Resumed | None = None
+    decision: AutoResumeDecision
+    observation: RunObservation
+    resumed: ResumeResult | None = None
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What an attendant is given."""
+class ReconcilerDependencies:
+    """Dependencies of `AutoResumeReconciler`."""
 
     stores: Callable[[str], Store]
     submitter: Callable[[], ClusterSubmitter]
-    """Asked at each use: which cluster it is may not be known at first."""
-    may_write: Callable[[], bool]
-    """Whether this controller leads, asked right before it acts."""
-    health: Callable[[str], Health]
-    """What can be believed now, of runs of a namespace."""
+    """Called at each use: the cluster's identity may not be known at first."""
+    is_leader: Callable[[], bool]
+    """Whether this controller leads; checked right before each action."""
+    observation_health: Callable[[str], ObservationHealth]
+    """Health of the observations of a namespace."""
     monotonic: Callable[[], float]
 
 
-class Attendant:
-    """Decides and acts for single runs. Thread-safe; calls about one run come one after the other."""
+class AutoResumeReconciler:
+    """Decides and acts for single runs. Thread-safe; calls about the same run are serialized."""
 
-    def __init__(self, given: Surroundings, limits: Limits) -> None:
-        self._given = given
+    def __init__(self, dependencies: ReconcilerDependencies, limits: AutoResumeLimits) -> None:
+        self._dependencies = dependencies
         self._limits = limits
-        self._bucket = TokenBucket(limits.per_minute / 60, limits.burst, given.monotonic)
-        self._since: dict[RunKey, tuple[int, Standing, float]] = {}
+        self._bucket = TokenBucket(limits.resumes_per_minute / 60, limits.resume_burst, dependencies.monotonic)
+        self._status_since: dict[RunKey, tuple[int, SubmissionStatus, float]] = {}
         self._policies: dict[RunKey, AutoResumePolicy | None] = {}
-        self._busy: dict[RunKey, threading.Lock] = {}
+        self._run_locks: dict[RunKey, threading.RLock] = {}
         self._lock = threading.Lock()
 
     @property
-    def mode(self) -> Mode:
-        """Whether what is decided is done."""
+    def mode(self) -> AutomationMode:
+        """Whether decisions are carried out."""
         return self._limits.mode
 
-    def attend(self, key: RunKey, shutdowns: Mapping[str, str] = _NONE, *, alert: str = "") -> Attended:
-        """Look at a run, and resume it if that is due.
+    @contextmanager
+    def lock_run(self, key: RunKey) -> Iterator[None]:
+        """Keep other threads of this controller from acting on a run, so that an observation stays current."""
+        with self._lock:
+            run_lock = self._run_locks.setdefault(key, threading.RLock())
+        with run_lock:
+            yield
+
+    def reconcile(
+        self,
+        key: RunKey,
+        shutdowns: Mapping[str, str] = _NO_SHUTDOWNS,
+        *,
+        alert: str = "",
+        observation: RunObservation | None = None,
+    ) -> ReconcileResult:
+        """Decide about a run, and resume it if a resume is due.
 
         Args:
             key: The run.
-            shutdowns: By uid, ``spec.shutdown`` of its Workflows for which that was seen.
-            alert: Id of the alert that asks for it; empty where nobody does.
+            shutdowns: ``spec.shutdown`` of the run's Workflows that have one, by uid.
+            alert: Id of the alert that requests the resume; empty without one.
+            observation: The run as the caller has just read it under `lock_run`; None: read it.
 
         Raises:
-            StoreError: storage or API server is out of reach; nothing was concluded.
+            StoreError: storage or API server is out of reach; no decision was made.
             FencedError: another controller leads by now.
-            ConflictError: somebody else goes on with it.
-            UsageError: what its author asked for cannot be read.
+            ConflictError: another process resumes the run.
+            UsageError: the resume policy of the pipeline is not valid.
             IntegrityError: a record is damaged.
         """
-        with self._lock:
-            busy = self._busy.setdefault(key, threading.Lock())
-        with busy:
-            return self._attend(key, shutdowns, alert)
+        with self.lock_run(key):
+            return self._reconcile(key, shutdowns, alert, observation)
 
-    def examine(self, key: RunKey, shutdowns: Mapping[str, str] = _NONE) -> Observed:
-        """All that is known of a run, also of one that goes on; raises as `attend` does."""
-        store = self._given.stores(key[0])
-        return look(store, self._given.submitter(), key[1], self.policy(key), shutdowns, thorough=True)
+    def observe(self, key: RunKey, shutdowns: Mapping[str, str] = _NO_SHUTDOWNS) -> RunObservation:
+        """Read everything about a run, even if it is running. Raises as `reconcile` does."""
+        store = self._dependencies.stores(key[0])
+        return observe_run(
+            store, self._dependencies.submitter(), key[1], self.read_policy(key), shutdowns, is_thorough=True
+        )
 
-    def restart(self, key: RunKey, alert: str) -> Decision:
-        """Have the Workflow of a run that goes on end, after it was noted that the next one follows.
+    def stop_for_restart(self, key: RunKey, alert: str, observation: RunObservation) -> AutoResumeDecision:
+        """Record that a resume of a running run is intended, then stop its Workflow.
 
-        All brakes hold; what was decided is answered, and was done only for `Action.RESUME` in `Mode.ON`. Raises as
-        `attend` does.
+        All brakes of an automatic resume hold. The Workflow was stopped only if the decision is
+        `AutoResumeAction.RESUME` and the mode is `AutomationMode.ON`.
+
+        Args:
+            key: The run.
+            alert: Id of the alert that requests the restart.
+            observation: The run as `observe` has just returned it under `lock_run`.
+
+        Raises:
+            StoreError: storage or API server is out of reach.
+            FencedError: another controller leads by now.
         """
-        seen = self.examine(key)
-        waited = self._waited(key, seen)
-        ended = replace(seen, standing=Standing.FAILED, failures=(), ended_by="", told=f"alert {alert}")
-        decision = decide(ended, waited, self._limits, demanded=True)
-        if decision.action is not Action.RESUME:
+        waited = self._seconds_in_status(key, observation)
+        ended = replace(
+            observation, status=SubmissionStatus.FAILED, failures=(), person_reason="", end_message=f"alert {alert}"
+        )
+        decision = decide_auto_resume(ended, waited, self._limits, requested_by_alert=True)
+        if decision.action is not AutoResumeAction.RESUME:
             return decision
-        if (put_off := self._put_off(key[0], ended)) is not None:
-            return put_off
-        if self._limits.mode is Mode.ON:
-            self._must_lead()
-            if not seen.intended:
-                intend(self._given.stores(key[0]), ended, decision, alert)
-            stop_workflow(self._given.stores(key[0]), self._given.submitter(), key[1])
+        if (delayed := self._decide_delay(key[0], ended)) is not None:
+            return delayed
+        if self._limits.mode is AutomationMode.ON:
+            self._check_is_leader()
+            if not observation.is_intended:
+                record_intent(self._dependencies.stores(key[0]), ended, decision, alert)
+            stop_workflow(self._dependencies.stores(key[0]), self._dependencies.submitter(), key[1])
         return decision
 
-    def fork(self, key: RunKey, name: str) -> Decision:
-        """Have another run go on from this one, once under this name; answers as `restart` does."""
-        held = Observed(key[1], 0, Standing.RUNS)
-        if (put_off := self._put_off(key[0], held)) is not None:
-            return put_off
-        forked = Decision(Action.RESUME, "Forked", f"run {name} goes on from it")
-        if self._limits.mode is not Mode.ON:
+    def fork_run(self, key: RunKey, fork_name: str) -> AutoResumeDecision:
+        """Fork this run under a name, once. Returns a decision as `stop_for_restart` does."""
+        observation = RunObservation(key[1], 0, SubmissionStatus.RUNNING)
+        if (delayed := self._decide_delay(key[0], observation)) is not None:
+            return delayed
+        forked = AutoResumeDecision(AutoResumeAction.RESUME, "Forked", f"run {fork_name} continues from it")
+        if self._limits.mode is not AutomationMode.ON:
             return forked
-        self._must_lead()
+        self._check_is_leader()
         try:
-            fork_by_itself(self._given.stores(key[0]), self._given.submitter(), key[1], name)
+            auto_fork_run(self._dependencies.stores(key[0]), self._dependencies.submitter(), key[1], fork_name)
         except ConflictError as error:
-            return Decision(Action.LEAVE, "Refused", str(error))
+            return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "Refused", str(error))
         return forked
 
-    def policy(self, key: RunKey) -> AutoResumePolicy | None:
-        """What the author of a run asked for; it never changes, so it is read once."""
+    def read_policy(self, key: RunKey) -> AutoResumePolicy | None:
+        """Resume policy of the run's pipeline. It never changes, so it is read once."""
         if key not in self._policies:
-            self._policies[key] = auto_resume_of(read_run(self._given.stores(key[0]), key[1]).workflow)
+            self._policies[key] = read_auto_resume_policy(read_run(self._dependencies.stores(key[0]), key[1]).workflow)
         return self._policies[key]
 
-    def forget(self, key: RunKey) -> None:
-        """Nobody will ask about this run again soon."""
+    def forget_run(self, key: RunKey) -> None:
+        """Free the memory kept for a run that is settled."""
         with self._lock:
-            self._since.pop(key, None)
-            self._busy.pop(key, None)
+            self._status_since.pop(key, None)
+            self._run_locks.pop(key, None)
 
-    def _attend(self, key: RunKey, shutdowns: Mapping[str, str], alert: str) -> Attended:
-        store, submitter = self._given.stores(key[0]), self._given.submitter()
-        seen = look(store, submitter, key[1], self.policy(key), shutdowns)
-        decision = decide(seen, self._waited(key, seen), self._limits, demanded=bool(alert))
+    def _reconcile(
+        self, key: RunKey, shutdowns: Mapping[str, str], alert: str, observation: RunObservation | None
+    ) -> ReconcileResult:
+        store, submitter = self._dependencies.stores(key[0]), self._dependencies.submitter()
+        current = observation or observe_run(store, submitter, key[1], self.read_policy(key), shutdowns)
+        decision = decide_auto_resume(
+            current, self._seconds_in_status(key, current), self._limits, requested_by_alert=bool(alert)
+        )
         if decision.reason == "EndedByPerson":
-            self._note_person(store, seen)
-        if decision.action is not Action.RESUME:
-            return Attended(decision, seen)
-        if (put_off := self._put_off(key[0], seen)) is not None:
-            return Attended(put_off, seen)
-        if self._limits.mode is not Mode.ON:
-            return Attended(decision, seen)
-        self._must_lead()
+            self._record_left_alone(store, current)
+        if decision.action is not AutoResumeAction.RESUME:
+            return ReconcileResult(decision, current)
+        if (delayed := self._decide_delay(key[0], current)) is not None:
+            return ReconcileResult(delayed, current)
+        if self._limits.mode is not AutomationMode.ON:
+            return ReconcileResult(decision, current)
+        self._check_is_leader()
         try:
-            resumed = resume_by_itself(store, submitter, seen, decision, alert)
+            resumed = auto_resume_run(store, submitter, current, decision, alert)
         except UsageError as error:
-            return Attended(Decision(Action.LEAVE, "Refused", str(error)), seen)
+            return ReconcileResult(AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "Refused", str(error)), current)
         if resumed.submission is None:
-            return Attended(Decision(Action.LEAVE, "NothingMissing", "all its steps are finished"), seen)
-        return Attended(decision, seen, resumed)
+            return ReconcileResult(
+                AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "NothingMissing", "all its steps are finished"),
+                current,
+            )
+        return ReconcileResult(decision, current, resumed)
 
-    def _must_lead(self) -> None:
-        if not self._given.may_write():
-            raise FencedError("this controller does not lead any more; whoever does goes on from the same storage")
+    def _check_is_leader(self) -> None:
+        if not self._dependencies.is_leader():
+            raise FencedError("this controller lost the leader lease; the next leader continues from the same storage")
 
-    def _put_off(self, namespace: str, seen: Observed) -> Decision | None:
-        """Wait although the run itself is ready: sight is bad, or others go first."""
-        health = self._given.health(namespace)
-        if doubt := distrust(health, self._limits, vanished=seen.standing is Standing.GONE):
-            return Decision(Action.WAIT, "HealthUnknown", doubt, self._limits.calm_seconds)
-        if not seen.intended and self._limits.mode is Mode.ON and (seconds := self._bucket.take()):
-            told = f"more than {self._limits.per_minute:g} runs a minute would be resumed"
-            return Decision(Action.WAIT, "RateLimited", told, seconds)
+    def _decide_delay(self, namespace: str, observation: RunObservation) -> AutoResumeDecision | None:
+        """Delay a resume that is due: the observations are unreliable, or the rate limit is reached."""
+        health = self._dependencies.observation_health(namespace)
+        if doubt := find_distrust_reason(
+            health, self._limits, vanished=observation.status is SubmissionStatus.WORKFLOW_GONE
+        ):
+            return AutoResumeDecision(AutoResumeAction.WAIT, "HealthUnknown", doubt, self._limits.healthy_seconds)
+        if not observation.is_intended and self._limits.mode is AutomationMode.ON and (seconds := self._bucket.take()):
+            message = f"the limit of {self._limits.resumes_per_minute:g} automatic resumes per minute is reached"
+            return AutoResumeDecision(AutoResumeAction.WAIT, "RateLimited", message, seconds)
         return None
 
-    def _waited(self, key: RunKey, seen: Observed) -> float:
-        """Seconds since the run was first seen like this; not since it was recorded: clocks differ and jump."""
-        now = self._given.monotonic()
-        held = self._since.get(key)
-        if held is None or held[:2] != (seen.submission, seen.standing):
-            held = self._since[key] = (seen.submission, seen.standing, now)
-        return now - held[2]
+    def _seconds_in_status(self, key: RunKey, observation: RunObservation) -> float:
+        """Seconds since the run was first observed in this status, by the monotonic clock: clocks of writers differ."""
+        now = self._dependencies.monotonic()
+        first = self._status_since.get(key)
+        if first is None or first[:2] != (observation.submission, observation.status):
+            first = self._status_since[key] = (observation.submission, observation.status, now)
+        return now - first[2]
 
-    def _note_person(self, store: Store, seen: Observed) -> None:
-        """The Workflow, which says so, may be deleted."""
-        if self._limits.mode is Mode.ON and seen.policy is not None and seen.submission and self._given.may_write():
-            left = LeftAlone(run=seen.run, submission=seen.submission, reason=seen.ended_by)
-            claim(store, RunLayout(seen.run).left_alone(seen.submission), left)
+    def _record_left_alone(self, store: Store, observation: RunObservation) -> None:
+        """Record that a person ended the run; the Workflow that shows it may be deleted later."""
+        if (
+            self._limits.mode is AutomationMode.ON
+            and observation.policy is not None
+            and observation.submission
+            and self._dependencies.is_leader()
+        ):
+            record = ManualStopRecord(
+                run=observation.run, submission=observation.submission, reason=observation.person_reason
+            )
+            claim_record(store, RunLayout(observation.run).manual_stop(observation.submission), record)

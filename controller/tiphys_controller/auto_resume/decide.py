@@ -1,10 +1,9 @@
-"""Resume a run now, wait, or leave it alone? Observation in, decision out.
+"""Decides whether to resume a run now, to wait, or to leave it alone.
 
-How long a run has to wait before it is resumed by itself: nothing while it gets ahead, then longer and longer. Pure.
-
-The state of the brakes is the records of earlier resumes, so whoever leads next
-goes on counting. A resume that a person made has no such record: it closes the
-breaker.
+A run that makes progress is resumed at once. Automatic resumes without progress
+back off exponentially, then open a circuit breaker. The brakes are computed
+from the records of earlier resumes, so they survive a change of leader; a
+manual resume leaves no such record and closes the breaker.
 """
 
 import math
@@ -13,140 +12,163 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy
-from tiphys.records import Advance, AutomaticResume
-from tiphys_controller.auto_resume.state import Limits, Observed, Standing
+from tiphys.protocol.quantities import format_duration
+from tiphys.records import AutoResumeRecord, RunProgress
+from tiphys_controller.auto_resume.state import AutoResumeLimits, RunObservation, SubmissionStatus
 
 _LONGEST_RETRY_SECONDS = 24 * 3600.0
-_MOST_RETRIES = 3
-"""A run that nobody looks at must not be tried for ever."""
+_MAX_RETRIES_AFTER_BREAKER = 3
+"""Bounds the retries of a run that no person repairs."""
 
 
-def count_fruitless(now: Advance, resumes: Sequence[AutomaticResume]) -> int:
-    """Automatic resumes in a row that got a run no further.
+def count_fruitless_resumes(current_advance: RunProgress, resumes: Sequence[AutoResumeRecord]) -> int:
+    """Count automatic resumes in a row that made no progress.
 
     Args:
-        now: How far the run has come.
-        resumes: Records of its last submissions, the newest first, up to one that somebody else made.
+        current_advance: Progress of the run now.
+        resumes: Records of its automatic resumes, the newest first, back to the last manual submission.
     """
-    count, later = 0, now
+    count, later = 0, current_advance
     for resume in resumes:
-        if later.is_beyond(resume.advance):
+        if later.is_ahead_of(resume.advance):
             break
         count, later = count + 1, resume.advance
     return count
 
 
-def is_open(policy: AutoResumePolicy, fruitless: int) -> bool:
+def is_breaker_open(policy: AutoResumePolicy, fruitless_resumes: int) -> bool:
     """Whether the circuit breaker of the run is open."""
-    return fruitless >= policy.max_without_progress
+    return fruitless_resumes >= policy.max_without_progress
 
 
-def pause_seconds(policy: AutoResumePolicy, fruitless: int) -> float:
-    """How long to wait after the end of the last submission; infinite where only a person goes on."""
-    if fruitless == 0:
+def backoff_seconds(policy: AutoResumePolicy, fruitless_resumes: int) -> float:
+    """Seconds to wait after the end of the last submission; infinite if only a person may resume the run."""
+    if fruitless_resumes == 0:
         return 0.0
-    if not is_open(policy, fruitless):
-        return _doubled(policy.cooldown_seconds, fruitless - 1, policy.cooldown_cap_seconds)
-    if policy.retry_after_seconds is None or fruitless >= policy.max_without_progress + _MOST_RETRIES:
+    if not is_breaker_open(policy, fruitless_resumes):
+        return _exponential_seconds(policy.cooldown_seconds, fruitless_resumes - 1, policy.cooldown_cap_seconds)
+    if (
+        policy.retry_after_seconds is None
+        or fruitless_resumes >= policy.max_without_progress + _MAX_RETRIES_AFTER_BREAKER
+    ):
         return math.inf
     longest = max(_LONGEST_RETRY_SECONDS, policy.retry_after_seconds)
-    return _doubled(policy.retry_after_seconds, fruitless - policy.max_without_progress, longest)
+    return _exponential_seconds(policy.retry_after_seconds, fruitless_resumes - policy.max_without_progress, longest)
 
 
-def _doubled(seconds: float, times: int, longest: float) -> float:
-    # From 2**64 on a float of any use is beyond every limit.
+def _exponential_seconds(seconds: float, times: int, longest: float) -> float:
+    # The cap on the exponent keeps the float finite.
     return min(seconds * 2.0 ** min(times, 64), longest)
 
 
-class Action(StrEnum):
+class AutoResumeAction(StrEnum):
     RESUME = "resume"
     WAIT = "wait"
-    LEAVE = "leave"
+    LEAVE_ALONE = "leave"
 
 
-class Decision(NamedTuple):
-    """What to do about a run. ``reason`` is a word for Events and metrics, ``message`` a sentence."""
+class AutoResumeDecision(NamedTuple):
+    """What to do about a run. ``reason`` is a code for Events and metrics, ``message`` a sentence."""
 
-    action: Action
+    action: AutoResumeAction
     reason: str
     message: str
-    seconds: float = 0.0
-    """How long to wait, at most; 0 for other actions."""
+    wait_seconds: float = 0.0
+    """Longest time to wait; 0 for other actions."""
 
 
-def decide(seen: Observed, waited_seconds: float, limits: Limits, *, demanded: bool = False) -> Decision:
+def decide_auto_resume(
+    observation: RunObservation, waited_seconds: float, limits: AutoResumeLimits, *, requested_by_alert: bool = False
+) -> AutoResumeDecision:
     """Decide about one run.
 
     Args:
-        seen: The run.
-        waited_seconds: For how long it has been seen like this, with the same last submission.
-        limits: Those of the cluster.
-        demanded: An alert asks for it, so the author need not have; all brakes hold.
+        observation: The run.
+        waited_seconds: Time for which the run has been observed in this status, with the same last submission.
+        limits: Limits of the cluster.
+        requested_by_alert: An alert requests the resume, so the pipeline need not have a policy; all brakes hold.
     """
-    if (settled := _settled(seen)) is not None:
+    if (settled := _decide_settled(observation)) is not None:
         return settled
-    if seen.intended:
-        # Whoever decided it has paid for it in the count of the brakes, and may have died since.
-        return Decision(Action.RESUME, "Intended", f"submission {seen.next_submission} was decided on before")
-    policy = seen.policy or (AutoResumePolicy() if demanded else None)
+    if observation.is_intended:
+        # The intent already counts for the brakes; the controller that recorded it may have crashed since.
+        return AutoResumeDecision(
+            AutoResumeAction.RESUME,
+            "Intended",
+            f"a controller had already decided to make submission {observation.next_submission}",
+        )
+    policy = observation.policy or (AutoResumePolicy() if requested_by_alert else None)
     if policy is None:
-        return Decision(Action.LEAVE, "NotAsked", "its pipeline does not ask to be resumed by itself")
-    if seen.ended_by:
-        return Decision(Action.LEAVE, "EndedByPerson", seen.ended_by)
-    for failure in seen.failures:
+        return AutoResumeDecision(
+            AutoResumeAction.LEAVE_ALONE, "NotAsked", "its pipeline does not enable automatic resumes"
+        )
+    if observation.person_reason:
+        return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "EndedByPerson", observation.person_reason)
+    for failure in observation.failures:
         if not policy.covers(failure.cause):
             cause = failure.cause.value.replace("_", " ")
-            told = f"step {failure.step} failed by {cause}, which another try alone does not help: {failure.message}"
-            return Decision(Action.LEAVE, "NeedsPerson", told)
-    return _braked(seen, policy, waited_seconds, limits)
+            message = f"step {failure.step} failed by {cause}, which a retry does not repair: {failure.message}"
+            return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "NeedsPerson", message)
+    return _decide_backoff(observation, policy, waited_seconds, limits)
 
 
-def _settled(seen: Observed) -> Decision | None:
-    match seen.standing:
-        case Standing.RUNS:
-            return Decision(Action.LEAVE, "Runs", "it runs")
-        case Standing.SUCCEEDED:
-            return Decision(Action.LEAVE, "Succeeded", "it succeeded")
-        case Standing.ELSEWHERE:
-            return Decision(Action.LEAVE, "Elsewhere", "it went to another cluster, whose controller looks after it")
+def _decide_settled(observation: RunObservation) -> AutoResumeDecision | None:
+    match observation.status:
+        case SubmissionStatus.RUNNING:
+            return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "Runs", "it runs")
+        case SubmissionStatus.SUCCEEDED:
+            return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "Succeeded", "it succeeded")
+        case SubmissionStatus.OTHER_CLUSTER:
+            return AutoResumeDecision(
+                AutoResumeAction.LEAVE_ALONE,
+                "Elsewhere",
+                "it was submitted to another cluster, whose controller resumes it",
+            )
     return None
 
 
-def _braked(seen: Observed, policy: AutoResumePolicy, waited_seconds: float, limits: Limits) -> Decision:
-    pause = pause_seconds(policy, seen.fruitless)
-    count = f"{seen.fruitless} resume{'s' if seen.fruitless != 1 else ''} in a row got it no further"
+def _decide_backoff(
+    observation: RunObservation, policy: AutoResumePolicy, waited_seconds: float, limits: AutoResumeLimits
+) -> AutoResumeDecision:
+    pause = backoff_seconds(policy, observation.fruitless_resumes)
+    count = (
+        f"{observation.fruitless_resumes} resume{'s' if observation.fruitless_resumes != 1 else ''} in a "
+        "row made no progress"
+    )
     if math.isinf(pause):
-        return Decision(Action.LEAVE, "BreakerOpen", f"{count}; look for the cause, then resume it")
+        return AutoResumeDecision(
+            AutoResumeAction.LEAVE_ALONE, "BreakerOpen", f"{count}; find the cause, then resume the run"
+        )
     if waited_seconds < pause:
-        reason = "BreakerOpen" if is_open(policy, seen.fruitless) else "CoolingDown"
-        return Decision(Action.WAIT, reason, f"{count}; the next one is in {_in_words(pause)}", pause - waited_seconds)
-    if waited_seconds < (least := _least_seconds(seen.standing, limits)):
-        told = f"it is looked at again in {_in_words(least - waited_seconds)} before it counts as ended"
-        return Decision(Action.WAIT, "NotSureYet", told, least - waited_seconds)
-    return Decision(Action.RESUME, "Resume", _why(seen))
+        reason = "BreakerOpen" if is_breaker_open(policy, observation.fruitless_resumes) else "CoolingDown"
+        return AutoResumeDecision(
+            AutoResumeAction.WAIT,
+            reason,
+            f"{count}; the next resume is in {format_duration(pause)}",
+            pause - waited_seconds,
+        )
+    if waited_seconds < (least := _settle_seconds(observation.status, limits)):
+        message = f"its end is confirmed in {format_duration(least - waited_seconds)}"
+        return AutoResumeDecision(AutoResumeAction.WAIT, "NotSureYet", message, least - waited_seconds)
+    return AutoResumeDecision(AutoResumeAction.RESUME, "Resume", _describe_resume_reason(observation))
 
 
-def _least_seconds(standing: Standing, limits: Limits) -> float:
-    """What is concluded from something that is not there has to be so for a while."""
-    if standing is Standing.GONE:
+def _settle_seconds(status: SubmissionStatus, limits: AutoResumeLimits) -> float:
+    """How long a missing Workflow must stay missing before the run counts as ended."""
+    if status is SubmissionStatus.WORKFLOW_GONE:
         return limits.absent_seconds
-    return limits.unsent_seconds if standing is Standing.UNSENT else 0.0
+    return limits.unsent_seconds if status is SubmissionStatus.UNSENT else 0.0
 
 
-def _why(seen: Observed) -> str:
-    if seen.standing is Standing.GONE:
-        return f"the Workflow of submission {seen.submission} is gone, and nobody has recorded that it ended"
-    if seen.standing is Standing.UNSENT:
-        return f"submission {seen.next_submission} was claimed and never sent"
-    if seen.failures:
-        first = seen.failures[0]
-        more = f" and {len(seen.failures) - 1} more" if seen.failures[1:] else ""
-        return f"step {first.step}{more} was given up by {first.cause.value.replace('_', ' ')}"
-    return f"submission {seen.submission} failed{f': {seen.told}' if seen.told else ''}"
-
-
-def _in_words(seconds: float) -> str:
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.0f} s"
+def _describe_resume_reason(observation: RunObservation) -> str:
+    if observation.status is SubmissionStatus.WORKFLOW_GONE:
+        return f"the Workflow of submission {observation.submission} is gone, and no end is recorded"
+    if observation.status is SubmissionStatus.UNSENT:
+        return f"submission {observation.next_submission} was claimed and its Workflow never created"
+    if observation.failures:
+        first = observation.failures[0]
+        more = f" and {len(observation.failures) - 1} more" if observation.failures[1:] else ""
+        return f"step {first.step}{more} failed by {first.cause.value.replace('_', ' ')}"
+    return (
+        f"submission {observation.submission} failed{f': {observation.end_message}' if observation.end_message else ''}"
+    )

@@ -1,135 +1,147 @@
-"""What the controller has noticed about its own sight, and about many runs that fail at once.
+"""Decides whether observed failures can be trusted.
 
-Can what looks like a failure be believed? A controller that sees badly must not act on what it does not see. Pure.
-
-Recoveries of healthy runs come from there: an API server that times out, a
-list that is not complete, a store that is out of reach, or an outage that takes
-everything at once and is somebody else's to repair first.
-
-A token bucket: a limit on how often something happens, with some room for bursts.
+An API server that times out, an incomplete list, an unreachable store or an
+outage of the whole cluster makes healthy runs look failed. Resuming them would
+start a second training beside the first, so the controller waits until its
+observations have been reliable for a while and no mass failure is under way.
 """
 
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tiphys_controller.auto_resume.state import Limits, RunKey
+from tiphys_controller.auto_resume.state import AutoResumeLimits, RunKey
 
 
-class Health(NamedTuple):
-    """What the controller knows of its own sight."""
+class ObservationHealth(NamedTuple):
+    """How reliable the controller's observations of runs are."""
 
-    blind: str = ""
-    """Why the watches do not show all that there is; empty if they do."""
-    calm_seconds: float = float("inf")
-    """Since when API server and store have answered everything."""
-    failed: int = 0
-    """Runs that were seen to have ended without success a short time ago: within the times of `Limits`."""
-    vanished: int = 0
-    """Those of them whose Workflow is gone."""
-    running: int = 0
+    blind_reason: str = ""
+    """Why the watch cache may lack Workflows; empty if it is complete."""
+    healthy_seconds: float = float("inf")
+    """Seconds since API server or store last failed to answer."""
+    failed_runs: int = 0
+    """Runs that failed within ``mass_failure_seconds`` (`AutoResumeLimits`)."""
+    vanished_workflows: int = 0
+    """Runs whose Workflow vanished within ``mass_vanished_seconds``."""
+    running_runs: int = 0
 
 
-def distrust(health: Health, limits: Limits, *, vanished: bool) -> str:
-    """Why nothing is to be concluded now; empty if something may be. ``vanished``: the run's Workflow is gone."""
-    if health.blind:
-        return f"not all Workflows are seen at the moment: {health.blind}"
-    if health.calm_seconds < limits.calm_seconds:
-        return "API server or store did not answer a moment ago"
-    if vanished and _is_mass(health.vanished, health, limits):
+def find_distrust_reason(health: ObservationHealth, limits: AutoResumeLimits, *, vanished: bool) -> str:
+    """Why a failure must not be trusted now; empty if it may be. ``vanished``: the run's Workflow is gone."""
+    if health.blind_reason:
+        return f"the controller does not see all Workflows: {health.blind_reason}"
+    if health.healthy_seconds < limits.healthy_seconds:
+        return f"API server or store failed to answer within the last {limits.healthy_seconds:g} s"
+    if vanished and _is_mass_failure(health.vanished_workflows, health, limits):
         return (
-            f"{health.vanished} Workflows are gone at once, while {health.running} go on: was the API server restored?"
+            f"{health.vanished_workflows} Workflows vanished at once and {health.running_runs} are running: the API "
+            "server may have been restored from a backup"
         )
-    if _is_mass(health.failed, health, limits):
-        return f"{health.failed} runs failed at once, while {health.running} go on: whatever it is may not be over"
+    if _is_mass_failure(health.failed_runs, health, limits):
+        return (
+            f"{health.failed_runs} runs failed at once and {health.running_runs} are running: an outage of the cluster "
+            "may still be under way"
+        )
     return ""
 
 
-def _is_mass(count: int, health: Health, limits: Limits) -> bool:
-    return count >= limits.mass and count > health.running
+def _is_mass_failure(count: int, health: ObservationHealth, limits: AutoResumeLimits) -> bool:
+    return count >= limits.mass_failure_count and count > health.running_runs
 
 
-class Sight:
-    """Gathers what `Health` is made of. Thread-safe.
+class ObservationHealthTracker:
+    """Collects outages and ends of runs. Thread-safe.
 
     Args:
-        blind: Why the watches do not show everything; empty if they do.
-        running: How many runs go on.
-        limits: How far back to count.
-        monotonic: A clock in seconds that never jumps.
+        find_blind_reason: Returns why the watch cache may lack Workflows; empty if it is complete.
+        count_running: Returns the number of running runs.
+        limits: How far back ends are counted.
+        monotonic: Monotonic clock in seconds.
     """
 
     def __init__(
-        self, blind: Callable[[], str], running: Callable[[], int], limits: Limits, monotonic: Callable[[], float]
+        self,
+        find_blind_reason: Callable[[], str],
+        count_running: Callable[[], int],
+        limits: AutoResumeLimits,
+        monotonic: Callable[[], float],
     ) -> None:
-        self._blind = blind
-        self._running = running
+        self._find_blind_reason = find_blind_reason
+        self._count_running = count_running
         self._limits = limits
         self._monotonic = monotonic
-        self._trouble: dict[str, float] = {}
-        self._everywhere = monotonic()
-        self._ended: dict[RunKey, tuple[float, bool]] = {}
+        self._outage_at: dict[str, float] = {}
+        self._global_outage_at = monotonic()
+        self._recent_ends: dict[RunKey, tuple[float, bool]] = {}
         self._lock = threading.Lock()
 
-    def trouble(self, namespace: str = "") -> None:
-        """API server or store did not answer, about one namespace or all."""
+    def record_outage(self, namespace: str = "") -> None:
+        """API server or store did not answer for one namespace; for all without one."""
         with self._lock:
             if namespace:
-                self._trouble[namespace] = self._monotonic()
+                self._outage_at[namespace] = self._monotonic()
             else:
-                self._everywhere = self._monotonic()
+                self._global_outage_at = self._monotonic()
 
-    def ended(self, key: RunKey, *, vanished: bool) -> None:
-        """A run seems to have failed, or its Workflow to be gone."""
+    def record_end(self, key: RunKey, *, vanished: bool) -> None:
+        """A run seems to have failed, or with ``vanished`` its Workflow to be gone."""
         with self._lock:
-            self._ended[key] = (self._monotonic(), vanished)
+            self._recent_ends[key] = (self._monotonic(), vanished)
 
-    def explained(self, key: RunKey) -> None:
-        """It had not, or goes on again."""
+    def clear_end(self, key: RunKey) -> None:
+        """The run had not failed, or runs again."""
         with self._lock:
-            self._ended.pop(key, None)
+            self._recent_ends.pop(key, None)
 
-    def health(self, namespace: str) -> Health:
-        """What can be believed now about runs of ``namespace``."""
-        blind = self._blind()
-        if blind:
-            self.trouble()
+    def measure_health(self, namespace: str) -> ObservationHealth:
+        """Health of the observations of ``namespace`` now."""
+        blind_reason = self._find_blind_reason()
+        if blind_reason:
+            self.record_outage()
         with self._lock:
             now = self._monotonic()
-            self._ended = {key: one for key, one in self._ended.items() if now - one[0] < self._memory(one[1])}
-            failed = [vanished for at, vanished in self._ended.values() if now - at < self._limits.mass_seconds]
-            return Health(
-                blind=blind,
-                calm_seconds=now - max(self._everywhere, self._trouble.get(namespace, self._everywhere)),
-                failed=len(failed),
-                vanished=sum(vanished for _, vanished in self._ended.values()),
-                running=self._running(),
+            self._recent_ends = {
+                key: one for key, one in self._recent_ends.items() if now - one[0] < self._retention_seconds(one[1])
+            }
+            failed = [
+                vanished for at, vanished in self._recent_ends.values() if now - at < self._limits.mass_failure_seconds
+            ]
+            return ObservationHealth(
+                blind_reason=blind_reason,
+                healthy_seconds=now
+                - max(self._global_outage_at, self._outage_at.get(namespace, self._global_outage_at)),
+                failed_runs=len(failed),
+                vanished_workflows=sum(vanished for _, vanished in self._recent_ends.values()),
+                running_runs=self._count_running(),
             )
 
-    def _memory(self, vanished: bool) -> float:
-        return self._limits.mass_absent_seconds if vanished else self._limits.mass_seconds
+    def _retention_seconds(self, vanished: bool) -> float:
+        return self._limits.mass_vanished_seconds if vanished else self._limits.mass_failure_seconds
 
 
 class TokenBucket:
-    """Holds at most ``burst`` tokens, and gets ``per_second`` new ones. Thread-safe.
+    """Rate limiter: holds at most ``burst`` tokens and gains ``per_second``. Thread-safe.
 
     Args:
-        per_second: Tokens that come in each second.
-        burst: The most that it holds.
-        monotonic: A clock in seconds that never jumps.
-        full: Whether it begins full; else it holds one, so that a process that restarts gains nothing by it.
+        per_second: Tokens gained per second.
+        burst: Largest number of tokens held.
+        monotonic: Monotonic clock in seconds.
+        starts_full: Whether the bucket starts full; otherwise with one token, so that restarts gain no burst.
     """
 
-    def __init__(self, per_second: float, burst: int, monotonic: Callable[[], float], *, full: bool = False) -> None:
+    def __init__(
+        self, per_second: float, burst: int, monotonic: Callable[[], float], *, starts_full: bool = False
+    ) -> None:
         self._per_second = per_second
         self._burst = max(burst, 1)
         self._monotonic = monotonic
-        self._tokens = float(self._burst) if full else 1.0
+        self._tokens = float(self._burst) if starts_full else 1.0
         self._filled_at = monotonic()
         self._lock = threading.Lock()
 
     def take(self) -> float:
-        """Take a token and answer 0; or take none, and answer the seconds until there may be one."""
+        """Take a token and return 0; without a token, return the seconds until the next one."""
         with self._lock:
             now = self._monotonic()
             self._tokens = min(self._burst, self._tokens + max(now - self._filled_at, 0.0) * self._per_second)

@@ -1,135 +1,139 @@
-"""Reads what `decide` is made of: storage first, and of the cluster only whether one Workflow is there.
+"""Reads a `RunObservation`: storage first, and of the cluster only one Workflow.
 
-Costs one listing and three small reads for each submission while a run goes on;
-what a decision needs beyond that is read once it has ended.
+A running run costs one listing and up to three small reads per submission.
+Everything else a decision needs is read only after the Workflow has ended.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import groupby
 from types import MappingProxyType
 
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy
-from tiphys.protocol.compiled_workflow import tells_of_shutdown
-from tiphys.records import Advance, AttemptEnd, AutomaticResume, Cause, LeftAlone, Outcome
-from tiphys.store import LineageLayout, RunLayout, Store, Submission, find_record, read_record, submissions
-from tiphys.store.layout import LINEAGES, parse_attempt, parse_done
-from tiphys.store.runs import concurrently
-from tiphys_controller.auto_resume.decide import count_fruitless
-from tiphys_controller.auto_resume.state import Failure, Observed, Standing, standing_of
-from tiphys_controller.submit.submission import place
+from tiphys.protocol.compiled_workflow import is_shutdown_message
+from tiphys.records import AttemptEnd, AttemptEndOutcome, AutoResumeRecord, Cause, ManualStopRecord, RunProgress
+from tiphys.store import LineageLayout, RunLayout, Store, Submission, find_record, read_record, read_submissions
+from tiphys.store.layout import LINEAGES
+from tiphys.store.runs import read_concurrently
+from tiphys_controller.auto_resume.decide import count_fruitless_resumes
+from tiphys_controller.auto_resume.state import (
+    RunObservation,
+    StepFailure,
+    SubmissionStatus,
+    determine_submission_status,
+)
+from tiphys_controller.plan.listing import RunListing
+from tiphys_controller.submit.submission import locate_workflow
 from tiphys_controller.submit.submitter import Submitter
 
-_MOST_COUNTED = 100
+_MAX_COUNTED_RESUMES = 100
 
 
-def look(
+def observe_run(
     store: Store,
     submitter: Submitter,
     run: str,
     policy: AutoResumePolicy | None,
     shutdowns: Mapping[str, str] = MappingProxyType({}),
     *,
-    thorough: bool = False,
-) -> Observed:
-    """Look at one run.
+    is_thorough: bool = False,
+) -> RunObservation:
+    """Observe one run.
 
     Args:
-        store: Where it is kept.
-        submitter: The cluster that is asked for its Workflow.
-        run: Its name.
-        policy: What its author asked for.
-        shutdowns: By uid, ``spec.shutdown`` of Workflows of this run for which that was seen.
-        thorough: Read all there is, also of a run that goes on.
+        store: Store of the run.
+        submitter: The cluster that holds its Workflow.
+        run: Name of the run.
+        policy: Resume policy of its pipeline; None without one.
+        shutdowns: ``spec.shutdown`` of the run's Workflows that have one, by uid.
+        is_thorough: Read failures and progress of a running run, too.
 
     Raises:
         StoreError: storage or API server is out of reach.
         IntegrityError: a record is damaged.
     """
-    held = submissions(store, run)
-    last = held[-1] if held else None
-    live = submitter.find(*place(last)) if last else None
-    number, standing = last.claim.submission if last else 0, standing_of(last, live, submitter.cluster)
-    uid = last.bound.uid if last and last.bound else ""
-    if standing in (Standing.RUNS, Standing.SUCCEEDED, Standing.ELSEWHERE) and not thorough:
-        return Observed(run, number, standing, policy, uid)
-    done = _done(store, run)
-    advance = _advance(store, run, len(done))
-    seen = Observed(
+    submissions = read_submissions(store, run)
+    last = submissions[-1] if submissions else None
+    live = submitter.find(*locate_workflow(last)) if last else None
+    number, status = last.claim.submission if last else 0, determine_submission_status(last, live, submitter.cluster)
+    uid = last.binding.uid if last and last.binding else ""
+    if (
+        status in (SubmissionStatus.RUNNING, SubmissionStatus.SUCCEEDED, SubmissionStatus.OTHER_CLUSTER)
+        and not is_thorough
+    ):
+        return RunObservation(run, number, status, policy, uid)
+    done = _read_newest_done(store, run)
+    advance = _read_advance(store, run, len(done))
+    observation = RunObservation(
         run,
         number,
-        standing,
+        status,
         policy,
         uid,
-        told=last.end.message if last and last.end else "",
-        ended_by=_ended_by(store, run, last, shutdowns),
-        failures=_failures(store, run, number, done),
-        fruitless=count_fruitless(advance, _resumes(store, run, number)),
+        end_message=last.end.message if last and last.end else "",
+        person_reason=_find_person_reason(store, run, last, shutdowns),
+        failures=_read_failures(store, run, number, done),
+        fruitless_resumes=count_fruitless_resumes(advance, _read_auto_resumes(store, run, number)),
         advance=advance,
     )
-    intent = find_record(store, RunLayout(run).automatic(seen.next_submission), AutomaticResume)
-    return replace(seen, intended=intent is not None)
+    intent = find_record(store, RunLayout(run).auto_resume(observation.next_submission), AutoResumeRecord)
+    return replace(observation, is_intended=intent is not None)
 
 
-def _done(store: Store, run: str) -> dict[str, int]:
-    """The newest attempt of each step that was ever finished."""
-    found: dict[str, int] = {}
-    for info in store.list(RunLayout(run).done):
-        if (projection := parse_done(info.key)) is not None:
-            step, attempt, _ = projection
-            found[step] = max(attempt, found.get(step, 0))
-    return found
+def _read_newest_done(store: Store, run: str) -> dict[str, int]:
+    """The newest finished attempt of each step that has one."""
+    listing = RunListing().add(store.list(RunLayout(run).done_markers))
+    return {step: max(digests) for step, digests in listing.projections.items()}
 
 
-def _advance(store: Store, run: str, steps: int) -> Advance:
-    found = {}
+def _read_advance(store: Store, run: str, steps: int) -> RunProgress:
+    newest_steps = {}
     for prefix in store.prefixes(f"{LINEAGES}{run}/"):
         lineage = LineageLayout(prefix.removeprefix(LINEAGES).rstrip("/"))
         refs = (lineage.parse_checkpoint(info.key) for info in store.list(lineage.manifests))
         if reached := [ref.global_step for ref in refs if ref]:
-            found[lineage.lineage.rpartition("/")[2]] = max(reached)
+            newest_steps[lineage.lineage.rpartition("/")[2]] = max(reached)
     on_volumes = sum(1 for _ in store.list(RunLayout(run).all_progress))
-    return Advance(steps=steps, checkpoints=found, on_volumes=on_volumes)
+    return RunProgress(steps=steps, checkpoints=newest_steps, on_volumes=on_volumes)
 
 
-def _resumes(store: Store, run: str, newest: int) -> list[AutomaticResume]:
-    """Records of the last submissions that were made by themselves, the newest first.
+def _read_auto_resumes(store: Store, run: str, newest: int) -> list[AutoResumeRecord]:
+    """Records of the automatic resumes in a row up to the newest submission, the newest first.
 
-    Keys are read and not listed: a listing may come late.
+    The keys are read and not listed: a listing may lag behind.
     """
-    found: list[AutomaticResume] = []
-    for number in range(newest, max(newest - _MOST_COUNTED, 0), -1):
-        record = find_record(store, RunLayout(run).automatic(number), AutomaticResume)
+    resumes: list[AutoResumeRecord] = []
+    for number in range(newest, max(newest - _MAX_COUNTED_RESUMES, 0), -1):
+        record = find_record(store, RunLayout(run).auto_resume(number), AutoResumeRecord)
         if record is None:
             break
-        found.append(record)
-    return found
+        resumes.append(record)
+    return resumes
 
 
-def _ended_by(store: Store, run: str, last: Submission | None, shutdowns: Mapping[str, str]) -> str:
+def _find_person_reason(store: Store, run: str, last: Submission | None, shutdowns: Mapping[str, str]) -> str:
     if last is None:
         return ""
-    if shutdown := shutdowns.get(last.bound.uid) if last.bound else "":
-        return f"somebody asked its Workflow to {shutdown.lower()}"
-    if last.end and tells_of_shutdown(last.end.message):
+    if shutdown := shutdowns.get(last.binding.uid) if last.binding else "":
+        return f"a person set its Workflow to {shutdown.lower()}"
+    if last.end and is_shutdown_message(last.end.message):
         return "its Workflow was stopped"
-    left = find_record(store, RunLayout(run).left_alone(last.claim.submission), LeftAlone)
-    return left.reason if left else ""
+    stop = find_record(store, RunLayout(run).manual_stop(last.claim.submission), ManualStopRecord)
+    return stop.reason if stop else ""
 
 
-def _failures(store: Store, run: str, submission: int, done: Mapping[str, int]) -> tuple[Failure, ...]:
-    """Steps that were given up in ``submission``: their newest attempt has failed."""
+def _read_failures(store: Store, run: str, submission: int, done: Mapping[str, int]) -> tuple[StepFailure, ...]:
+    """Steps that failed in ``submission``: their newest attempt ended as failed."""
     layout = RunLayout(run)
-    places = (found for info in store.list(layout.attempts) if (found := parse_attempt(info.key)))
-    newest: list[tuple[str, int]] = []
-    for step, of_step in groupby(sorted(places), key=lambda found: found[0]):
-        numbers = list(of_step)
-        last = max(number for _, number, _ in numbers)
-        if last > done.get(step, 0) and (step, last, True) in numbers:
-            newest.append((step, last))
-    ends = concurrently(lambda found: read_record(store, layout.attempt_end(*found), AttemptEnd), newest)
+    listing = RunListing().add(store.list(layout.attempts))
+    newest = {step: max(listing.claimed[step] | ended) for step, ended in sorted(listing.ended.items())}
+    failed = [
+        (step, attempt)
+        for step, attempt in newest.items()
+        if attempt > done.get(step, 0) and attempt in listing.ended[step]
+    ]
+    ends = read_concurrently(lambda place: read_record(store, layout.attempt_end(*place), AttemptEnd), failed)
     return tuple(
-        Failure(end.step, end.cause or Cause.UNKNOWN, end.message)
+        StepFailure(end.step, end.cause or Cause.UNKNOWN, end.message)
         for end in ends
-        if end.outcome is Outcome.FAILED and end.submission == submission
+        if end.outcome is AttemptEndOutcome.FAILED and end.submission == submission
     )

@@ -1,6 +1,7 @@
-"""What is known of a run at one moment, as far as a decision needs it.
+"""Types of the automatic resumes: the observation of a run and the cluster's limits.
 
-What holds for all runs of a cluster, whatever their authors asked for.
+They live apart from the code that fills them, so that the decision is a pure
+function of them.
 """
 
 from dataclasses import dataclass
@@ -8,34 +9,34 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy
-from tiphys.records import Advance, Cause
+from tiphys.records import Cause, RunProgress
 from tiphys.store import Submission
-from tiphys_controller.submit.submission import cluster_of
+from tiphys_controller.submit.submission import is_bound_workflow, submission_cluster
 from tiphys_controller.submit.submitter import LiveWorkflow
 
-_NOTHING = Advance()
+_NO_ADVANCE = RunProgress()
 
 
 RunKey = tuple[str, str]
 """Namespace and name of a run."""
 
 
-class Standing(StrEnum):
-    """Where the last submission of a run stands."""
+class SubmissionStatus(StrEnum):
+    """State of the last submission of a run."""
 
-    RUNS = "runs"
+    RUNNING = "runs"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    GONE = "gone"
-    """Its Workflow is not there, and nobody has recorded an end."""
+    WORKFLOW_GONE = "gone"
+    """Its Workflow is gone, and no end is recorded."""
     UNSENT = "unsent"
-    """It was claimed, or is the first one, and no Workflow was ever made."""
-    ELSEWHERE = "elsewhere"
-    """It went to another cluster, whose own controller looks after it."""
+    """Its Workflow was never created; also a run without any submission."""
+    OTHER_CLUSTER = "elsewhere"
+    """It was submitted to another cluster, whose own controller resumes it."""
 
 
-class Failure(NamedTuple):
-    """A step that was given up."""
+class StepFailure(NamedTuple):
+    """A step whose newest attempt failed."""
 
     step: str
     cause: Cause
@@ -43,89 +44,89 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Observed:
-    """One look at a run whose last submission is ``submission``; 0 if it has none."""
+class RunObservation:
+    """State of a run at one moment. ``submission`` is its last submission; 0 if it has none."""
 
     run: str
     submission: int
-    standing: Standing
+    status: SubmissionStatus
     policy: AutoResumePolicy | None = None
-    uid: str = ""
-    """That of its Workflow; empty where none was bound."""
-    told: str = ""
-    """How it ended, in words; empty where nobody said."""
-    ended_by: str = ""
-    """Why a person, and no fault, has ended it; empty if none did."""
-    intended: bool = False
-    """Whether the next submission was decided on before, by this controller or another."""
-    failures: tuple[Failure, ...] = ()
-    fruitless: int = 0
-    """Automatic resumes in a row that got the run no further."""
-    advance: Advance = _NOTHING
+    workflow_uid: str = ""
+    """Uid of its Workflow; empty before the binding."""
+    end_message: str = ""
+    """Message of the end record; empty without one."""
+    person_reason: str = ""
+    """Why the run counts as ended by a person; empty if it does not."""
+    is_intended: bool = False
+    """Whether a controller has recorded that it is about to make the next submission."""
+    failures: tuple[StepFailure, ...] = ()
+    fruitless_resumes: int = 0
+    """Automatic resumes in a row that made no progress."""
+    advance: RunProgress = _NO_ADVANCE
 
     @property
     def next_submission(self) -> int:
         """The number that a resume would use."""
-        return max(self.submission, 1) if self.standing is Standing.UNSENT else self.submission + 1
+        return max(self.submission, 1) if self.status is SubmissionStatus.UNSENT else self.submission + 1
 
     @property
     def cause(self) -> Cause | None:
-        """Why it ended, if its steps say so."""
+        """Cause of its first failed step; None without one."""
         return self.failures[0].cause if self.failures else None
 
 
-def standing_of(last: Submission | None, live: LiveWorkflow | None, cluster: str) -> Standing:
-    """Where a run stands.
+def determine_submission_status(last: Submission | None, live: LiveWorkflow | None, cluster: str) -> SubmissionStatus:
+    """Status of the last submission of a run.
 
     Args:
-        last: Its last submission; None before the first.
+        last: The last submission; None before the first.
         live: The object that ``cluster`` shows under the name of that submission.
-        cluster: The one that was asked.
+        cluster: Name of the cluster that was searched.
     """
     if last is None:
-        return Standing.UNSENT
-    if cluster_of(last) not in ("", cluster):
-        return Standing.ELSEWHERE
-    if live is not None and (last.bound is None or live.uid == last.bound.uid):
-        return Standing.RUNS if live.running else _ended(live.phase)
+        return SubmissionStatus.UNSENT
+    if submission_cluster(last) not in ("", cluster):
+        return SubmissionStatus.OTHER_CLUSTER
+    if live is not None and is_bound_workflow(last, live):
+        return SubmissionStatus.RUNNING if live.running else _final_status(live.phase)
     if last.end is not None:
-        return _ended(last.end.status)
-    return Standing.GONE if last.bound else Standing.UNSENT
+        return _final_status(last.end.status)
+    return SubmissionStatus.WORKFLOW_GONE if last.binding else SubmissionStatus.UNSENT
 
 
-def _ended(phase: str) -> Standing:
-    return Standing.SUCCEEDED if phase == "Succeeded" else Standing.FAILED
+def _final_status(phase: str) -> SubmissionStatus:
+    return SubmissionStatus.SUCCEEDED if phase == "Succeeded" else SubmissionStatus.FAILED
 
 
-class Mode(StrEnum):
-    """What the controller does about runs that could go on."""
+class AutomationMode(StrEnum):
+    """Whether the controller carries out its decisions."""
 
     OFF = "off"
     DRY_RUN = "dry-run"
-    """Nothing, and it tells what it would do."""
+    """It reports its decisions and does nothing."""
     ON = "on"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Brakes that protect the cluster. Times are measured on a clock that never jumps."""
+class AutoResumeLimits:
+    """Limits on automatic resumes that protect the cluster. Times are measured on a monotonic clock."""
 
-    mode: Mode = Mode.ON
-    per_minute: float = 10.0
-    """Resumes of all runs together, on average."""
-    burst: int = 10
-    """So many of them at once after a quiet time."""
+    mode: AutomationMode = AutomationMode.ON
+    resumes_per_minute: float = 10.0
+    """Average rate of resumes, all runs together."""
+    resume_burst: int = 10
+    """Largest number of resumes at once after a quiet time."""
     absent_seconds: float = 60.0
-    """So long must a Workflow be gone, asked for again, before its run counts as ended."""
+    """How long a Workflow must be gone before its run counts as ended."""
     unsent_seconds: float = 120.0
-    """So old must a claim be whose Workflow nobody has sent: somebody may be about to."""
-    calm_seconds: float = 15.0
-    """So long must API server and store have answered everything before a failure is believed."""
-    mass: int = 5
-    """From so many failures at once on, if they are more than half of all runs, something else is wrong."""
-    mass_seconds: float = 60.0
-    """So long must no further run have failed then."""
-    mass_absent_seconds: float = 1800.0
-    """The same where the Workflows are gone: a restored or emptied API server shows none, too."""
+    """How long a claimed submission may lack its Workflow: its claimant may be about to create it."""
+    healthy_seconds: float = 15.0
+    """How long API server and store must have answered every request before a failure is trusted."""
+    mass_failure_count: int = 5
+    """Number of simultaneous failures that counts as an outage, if they outnumber the running runs."""
+    mass_failure_seconds: float = 60.0
+    """Window in which failures count as simultaneous."""
+    mass_vanished_seconds: float = 1800.0
+    """The same for vanished Workflows: a restored or emptied API server shows none either."""
     sweep_seconds: float = 300.0
-    """How often storage is searched for runs whose end nobody has seen."""
+    """Interval between searches of storage for runs whose end the watch has missed."""

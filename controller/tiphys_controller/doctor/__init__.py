@@ -1,7 +1,10 @@
-"""Is a cluster fit for Tiphys, and if not, what is to be done? One pure function per check over what was observed."""
+"""Checks whether a cluster is fit for Tiphys, and names the remedy for each problem.
 
-from tiphys_controller.doctor.examine import examine
-from tiphys_controller.doctor.finding import Finding, State, usable
-from tiphys_controller.doctor.observe import observe
+One module reads the cluster; every check is a pure function of that observation.
+"""
 
-__all__ = ["Finding", "State", "examine", "observe", "usable"]
+from tiphys_controller.doctor.examine import run_checks
+from tiphys_controller.doctor.finding import CheckStatus, DoctorFinding, is_cluster_usable
+from tiphys_controller.doctor.observe import observe_cluster
+
+__all__ = ["CheckStatus", "DoctorFinding", "is_cluster_usable", "observe_cluster", "run_checks"]

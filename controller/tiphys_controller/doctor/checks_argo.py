@@ -1,61 +1,67 @@
-"""Checks of Argo Workflows: what its controller is set to, and whether that suits Tiphys. Each is pure."""
+"""Checks whether the settings of Argo's controller suit Tiphys. Each is pure."""
 
-import re
 from collections.abc import Callable
 
+from tiphys.errors import UsageError
 from tiphys.kube import Object
-from tiphys_controller.doctor.finding import Finding, failed, ok, unknown, warning
+from tiphys.protocol.quantities import parse_go_duration_seconds
+from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
 from tiphys_controller.doctor.observed import (
-    Mode,
-    Observed,
-    Unknown,
-    argo_container,
+    ClusterObservation,
+    PluginMode,
+    UnknownValue,
+    find_argo_container,
+    find_plugin_mode,
+    format_kubectl_target,
     has_flag,
-    mode_of,
-    place,
-    variable,
-    version_of,
+    read_environment_value,
+    read_image_version,
 )
 
-_REQUEUE = "DEFAULT_REQUEUE_TIME"
-_FINALIZER = "ARGO_POD_STATUS_CAPTURE_FINALIZER"
-_PLUGINS = "ARGO_EXECUTOR_PLUGINS"
-_WORKFLOW_LEVEL = "ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS"
-_NO_AGENT = "disableAgentPodCreation"
+_REQUEUE_VARIABLE = "DEFAULT_REQUEUE_TIME"
+_FINALIZER_VARIABLE = "ARGO_POD_STATUS_CAPTURE_FINALIZER"
+_PLUGINS_VARIABLE = "ARGO_EXECUTOR_PLUGINS"
+_WORKFLOW_PLUGINS_VARIABLE = "ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS"
+_DISABLE_AGENT_SETTING = "disableAgentPodCreation"
 _DEFAULT_REQUEUE_SECONDS = 10.0
 _SLOW_REQUEUE_SECONDS = 2.0
 _NEEDED_KINDS = ("workflows", "workflowtasksets", "workflowtaskresults", "workflowtemplates")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-FIRST_VERSION = (4, 1)
+FIRST_AGENT_VERSION = (4, 1)
 
 
-def requeue_time(observed: Observed) -> list[Finding]:
-    """A plugin step takes two ticks of Argo's controller, so that its tick decides how fast a run is."""
-    return _of_controllers("requeue-time", observed, _requeue_time)
+def check_requeue_time(observed: ClusterObservation) -> list[DoctorFinding]:
+    """A plugin step takes two requeues of Argo's controller, so the requeue time decides how fast a run is."""
+    return _check_each_controller("requeue-time", observed, _check_deployment_requeue_time)
 
 
-def _requeue_time(deployment: Object) -> Finding:
-    given = variable(argo_container(deployment), _REQUEUE)
-    seconds = _DEFAULT_REQUEUE_SECONDS if given is None else duration_seconds(given)
-    if seconds is None:
-        return unknown("requeue-time", f"{_REQUEUE} of {place(deployment)} is no plain duration ({given!r})")
+def _check_deployment_requeue_time(deployment: Object) -> DoctorFinding:
+    setting = read_environment_value(find_argo_container(deployment), _REQUEUE_VARIABLE)
+    try:
+        seconds = _DEFAULT_REQUEUE_SECONDS if setting is None else parse_go_duration_seconds(setting)
+    except UsageError:
+        return unknown_finding(
+            "requeue-time",
+            f"{_REQUEUE_VARIABLE} of {format_kubectl_target(deployment)} is no plain duration ({setting!r})",
+        )
     if seconds <= _SLOW_REQUEUE_SECONDS:
-        return ok("requeue-time", f"{_REQUEUE} is {seconds:g} s, so a plugin step takes about {2 * seconds:g} s")
-    told = "is not set, which means 10 s" if given is None else f"is {seconds:g} s"
-    return warning(
+        return ok_finding(
+            "requeue-time", f"{_REQUEUE_VARIABLE} is {seconds:g} s, so a plugin step takes about {2 * seconds:g} s"
+        )
+    state = "is not set, which means 10 s" if setting is None else f"is {seconds:g} s"
+    return warning_finding(
         "requeue-time",
-        f"{_REQUEUE} of Argo's controller {told}: each plugin step takes {2 * seconds:g} s for nothing",
-        f"kubectl set env {place(deployment)} {_REQUEUE}=500ms",
+        f"{_REQUEUE_VARIABLE} of Argo's controller {state}: each plugin step takes {2 * seconds:g} s for nothing",
+        f"kubectl set env {format_kubectl_target(deployment)} {_REQUEUE_VARIABLE}=500ms",
     )
 
 
-def kinds(observed: Observed) -> list[Finding]:
-    """Without Argo's kinds there are no Workflows."""
-    if isinstance(observed.argo_kinds, Unknown):
-        return [unknown("argo-kinds", observed.argo_kinds.reason)]
+def check_argo_kinds(observed: ClusterObservation) -> list[DoctorFinding]:
+    """The custom resources of Argo Workflows exist."""
+    if isinstance(observed.argo_kinds, UnknownValue):
+        return [unknown_finding("argo-kinds", observed.argo_kinds.reason)]
     if missing := [kind for kind in _NEEDED_KINDS if kind not in observed.argo_kinds]:
         return [
-            failed(
+            failed_finding(
                 "argo-kinds",
                 f"the cluster has no {', '.join(missing)} (argoproj.io/v1alpha1): Argo Workflows is not installed, "
                 "or only in part",
@@ -63,49 +69,57 @@ def kinds(observed: Observed) -> list[Finding]:
                 "--create-namespace",
             )
         ]
-    return [ok("argo-kinds", "the kinds of Argo Workflows are there")]
+    return [ok_finding("argo-kinds", "the kinds of Argo Workflows are there")]
 
 
-def version(observed: Observed) -> list[Finding]:
-    """Agent mode and plugins that a Workflow brings along came with Argo 4.1."""
-    return _of_controllers("argo-version", observed, lambda one: _version(one, mode_of(observed.tiphys.found)))
+def check_argo_version(observed: ClusterObservation) -> list[DoctorFinding]:
+    """Agent mode and plugins inside a Workflow need Argo 4.1."""
+    return _check_each_controller(
+        "argo-version", observed, lambda one: _check_deployment_version(one, find_plugin_mode(observed.tiphys.found))
+    )
 
 
-def _version(deployment: Object, mode: Mode | None) -> Finding:
-    found = version_of(argo_container(deployment))
-    if found is None:
-        return unknown("argo-version", f"the image of {place(deployment)} has no version in its tag")
-    number = f"{found[0]}.{found[1]}"
-    if found >= FIRST_VERSION:
-        return ok("argo-version", f"Argo Workflows {number}")
+def _check_deployment_version(deployment: Object, mode: PluginMode | None) -> DoctorFinding:
+    version = read_image_version(find_argo_container(deployment))
+    if version is None:
+        return unknown_finding(
+            "argo-version", f"the image of {format_kubectl_target(deployment)} has no version in its tag"
+        )
+    number = f"{version[0]}.{version[1]}"
+    if version >= FIRST_AGENT_VERSION:
+        return ok_finding("argo-version", f"Argo Workflows {number}")
     sentence = (
         f"Argo Workflows is {number}: before 4.1 there is no shared agent (mode=agent), and no Workflow can bring its "
         "executor plugin along; only sidecar mode with a plugin that the cluster has works"
     )
-    if mode is Mode.AGENT:
-        return failed("argo-version", sentence, "upgrade Argo Workflows to 4.1, or set mode=sidecar in the chart")
-    return warning("argo-version", sentence, "upgrade Argo Workflows to 4.1 or later")
+    if mode is PluginMode.AGENT:
+        return failed_finding(
+            "argo-version", sentence, "upgrade Argo Workflows to 4.1, or set mode=sidecar in the chart"
+        )
+    return warning_finding("argo-version", sentence, "upgrade Argo Workflows to 4.1 or later")
 
 
-def executor_plugins(observed: Observed) -> list[Finding]:
-    """In sidecar mode Argo must be told to look at executor plugins at all."""
-    if mode_of(observed.tiphys.found) is Mode.AGENT:
-        return [ok("executor-plugins", "the shared agent answers, so Argo needs no executor plugins")]
-    return _of_controllers("executor-plugins", observed, _executor_plugins)
+def check_executor_plugins(observed: ClusterObservation) -> list[DoctorFinding]:
+    """In sidecar mode executor plugins must be enabled in Argo's controller."""
+    if find_plugin_mode(observed.tiphys.found) is PluginMode.AGENT:
+        return [ok_finding("executor-plugins", "the shared agent answers, so Argo needs no executor plugins")]
+    return _check_each_controller("executor-plugins", observed, _check_deployment_plugins)
 
 
-def _executor_plugins(deployment: Object) -> Finding:
-    container = argo_container(deployment)
-    if variable(container, _PLUGINS) == "true" or has_flag(container, "--executor-plugins"):
-        return ok("executor-plugins", "Argo takes executor plugins from the namespaces of workflows")
-    switch_on = f"kubectl set env {place(deployment)} {_PLUGINS}=true"
-    if variable(container, _WORKFLOW_LEVEL) == "true" or has_flag(container, "--workflow-level-executor-plugins"):
-        return warning(
+def _check_deployment_plugins(deployment: Object) -> DoctorFinding:
+    container = find_argo_container(deployment)
+    if read_environment_value(container, _PLUGINS_VARIABLE) == "true" or has_flag(container, "--executor-plugins"):
+        return ok_finding("executor-plugins", "Argo takes executor plugins from the namespaces of workflows")
+    switch_on = f"kubectl set env {format_kubectl_target(deployment)} {_PLUGINS_VARIABLE}=true"
+    if read_environment_value(container, _WORKFLOW_PLUGINS_VARIABLE) == "true" or has_flag(
+        container, "--workflow-level-executor-plugins"
+    ):
+        return warning_finding(
             "executor-plugins",
             "Argo takes executor plugins only from Workflows that bring them along: compile with --executor-plugin",
             switch_on,
         )
-    return failed(
+    return failed_finding(
         "executor-plugins",
         "executor plugins are switched off in Argo's controller: every plugin step would fail with "
         "'no plugin executed the template'",
@@ -113,69 +127,66 @@ def _executor_plugins(deployment: Object) -> Finding:
     )
 
 
-def agent_pods(observed: Observed) -> list[Finding]:
-    """Who answers plugin steps is said in two places, which must agree: Argo's ConfigMap and our mode."""
-    mode = mode_of(observed.tiphys.found)
+def check_agent_pods(observed: ClusterObservation) -> list[DoctorFinding]:
+    """Argo's ConfigMap and the plugin mode of Tiphys must agree on which process answers plugin steps."""
+    mode = find_plugin_mode(observed.tiphys.found)
     if mode is None:
         return []
-    if isinstance(observed.argo_settings, Unknown):
-        return [unknown("agent-pods", observed.argo_settings.reason)]
-    disabled = observed.argo_settings.get(_NO_AGENT, "").lower() == "true"
-    if disabled == (mode is Mode.AGENT):
+    if isinstance(observed.argo_settings, UnknownValue):
+        return [unknown_finding("agent-pods", observed.argo_settings.reason)]
+    disabled = observed.argo_settings.get(_DISABLE_AGENT_SETTING, "").lower() == "true"
+    if disabled == (mode is PluginMode.AGENT):
         who = "Argo makes none, and the shared agent answers" if disabled else "Argo makes one for each workflow"
-        return [ok("agent-pods", f"agent pods: {who}")]
+        return [ok_finding("agent-pods", f"agent pods: {who}")]
     patch = f"kubectl patch configmap workflow-controller-configmap{_argo_namespace(observed)} --type merge -p"
     if disabled:
         return [
-            failed(
+            failed_finding(
                 "agent-pods",
-                f"Argo makes no agent pods ({_NO_AGENT}), and Tiphys runs in sidecar mode inside of them: every plugin "
+                f"Argo makes no agent pods ({_DISABLE_AGENT_SETTING}), and Tiphys runs in sidecar mode inside "
+                "of them: every plugin "
                 "step, and every HTTP template, stays Pending for ever",
-                f"""{patch} '{{"data":{{"{_NO_AGENT}":"false"}}}}', or install with mode=agent""",
+                f"""{patch} '{{"data":{{"{_DISABLE_AGENT_SETTING}":"false"}}}}', or install with mode=agent""",
             )
         ]
     return [
-        failed(
+        failed_finding(
             "agent-pods",
-            f"Tiphys runs its shared agent, and Argo makes agent pods, too ({_NO_AGENT} is not set): both answer, and "
+            f"Tiphys runs its shared agent, and Argo makes agent pods, too ({_DISABLE_AGENT_SETTING} is not "
+            "set): both answer, and "
             "steps fail with 'no plugin executed the template'",
-            f"""{patch} '{{"data":{{"{_NO_AGENT}":"true"}}}}', or install with mode=sidecar""",
+            f"""{patch} '{{"data":{{"{_DISABLE_AGENT_SETTING}":"true"}}}}', or install with mode=sidecar""",
         )
     ]
 
 
-def exit_codes(observed: Observed) -> list[Finding]:
-    """Without the finalizer the exit code of a deleted pod is lost half of the time."""
-    return _of_controllers("exit-codes", observed, _exit_codes)
+def check_exit_codes(observed: ClusterObservation) -> list[DoctorFinding]:
+    """Without the finalizer, Argo often loses the exit code of a deleted pod."""
+    return _check_each_controller("exit-codes", observed, _check_deployment_exit_codes)
 
 
-def _exit_codes(deployment: Object) -> Finding:
-    if variable(argo_container(deployment), _FINALIZER) == "true":
-        return ok("exit-codes", f"{_FINALIZER} keeps the exit codes of deleted pods")
-    return warning(
+def _check_deployment_exit_codes(deployment: Object) -> DoctorFinding:
+    if read_environment_value(find_argo_container(deployment), _FINALIZER_VARIABLE) == "true":
+        return ok_finding("exit-codes", f"{_FINALIZER_VARIABLE} keeps the exit codes of deleted pods")
+    return warning_finding(
         "exit-codes",
-        f"{_FINALIZER} is not set: of a pod that is deleted, as in a drain, the exit code is often lost, and its "
+        f"{_FINALIZER_VARIABLE} is not set: of a pod that is deleted, as in a drain, the exit code is often "
+        "lost, and its "
         "attempt counts as infrastructure instead of preemption",
-        f"kubectl set env {place(deployment)} {_FINALIZER}=true",
+        f"kubectl set env {format_kubectl_target(deployment)} {_FINALIZER_VARIABLE}=true",
     )
 
 
-def duration_seconds(text: str) -> float | None:
-    """A duration of Go, such as ``500ms`` or ``1m30s``; None for anything else."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        return None
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
-
-
-def _of_controllers(name: str, observed: Observed, check: Callable[[Object], Finding]) -> list[Finding]:
+def _check_each_controller(
+    name: str, observed: ClusterObservation, check: Callable[[Object], DoctorFinding]
+) -> list[DoctorFinding]:
     if observed.argo.found:
         return [check(deployment) for deployment in observed.argo.found]
-    if observed.argo.unseen:
-        return [unknown(name, f"Argo's controller was not found: {observed.argo.unseen}")]
-    return [unknown(name, "no Deployment runs Argo's workflow-controller")]
+    if observed.argo.unseen_reason:
+        return [unknown_finding(name, f"Argo's controller was not found: {observed.argo.unseen_reason}")]
+    return [unknown_finding(name, "no Deployment runs Argo's workflow-controller")]
 
 
-def _argo_namespace(observed: Observed) -> str:
+def _argo_namespace(observed: ClusterObservation) -> str:
     found = observed.argo.found
     return f" -n {found[0]['metadata']['namespace']}" if found else ""

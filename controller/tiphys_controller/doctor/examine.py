@@ -1,29 +1,27 @@
-"""All checks, in the order in which a person should read them."""
+"""Runs all checks, in the order in which a person should read their findings."""
 
-from tiphys_controller.doctor import checks_argo as argo
-from tiphys_controller.doctor import checks_install as installation
-from tiphys_controller.doctor import checks_install as surroundings
+from tiphys_controller.doctor import checks_argo, checks_install
 from tiphys_controller.doctor.checks_namespace import check_namespace
-from tiphys_controller.doctor.finding import Finding
-from tiphys_controller.doctor.observed import Observed, mode_of
+from tiphys_controller.doctor.finding import DoctorFinding
+from tiphys_controller.doctor.observed import ClusterObservation, find_plugin_mode
 
 _CHECKS = (
-    # What costs everybody time at each step comes first, and nothing but a look at a clock would show it.
-    argo.requeue_time,
-    surroundings.server,
-    argo.kinds,
-    argo.version,
-    argo.executor_plugins,
-    argo.agent_pods,
-    installation.kinds,
-    installation.components,
+    # A slow requeue costs time at every step and has no other symptom, so it comes first.
+    checks_argo.check_requeue_time,
+    checks_install.check_api_server,
+    checks_argo.check_argo_kinds,
+    checks_argo.check_argo_version,
+    checks_argo.check_executor_plugins,
+    checks_argo.check_agent_pods,
+    checks_install.check_tiphys_kinds,
+    checks_install.check_components,
 )
-_LAST = (argo.exit_codes, surroundings.clocks)
+_LAST = (checks_argo.check_exit_codes, checks_install.check_clocks)
 
 
-def examine(observed: Observed) -> list[Finding]:
-    """Everything that there is to say about a cluster."""
-    mode = mode_of(observed.tiphys.found)
+def run_checks(observed: ClusterObservation) -> list[DoctorFinding]:
+    """All findings about a cluster."""
+    mode = find_plugin_mode(observed.tiphys.found)
     return [
         *(finding for check in _CHECKS for finding in check(observed)),
         *(finding for namespace in observed.namespaces for finding in check_namespace(namespace, mode)),

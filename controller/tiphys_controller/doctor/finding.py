@@ -1,51 +1,51 @@
-"""The outcome of a check: what was found, and the line that repairs it."""
+"""The result of a check: its status, a sentence, and the remedy."""
 
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
 
-class State(StrEnum):
-    """How bad it is."""
+class CheckStatus(StrEnum):
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Runs go on, but slower or with less than they could have."""
+    """Runs work, but slower or with fewer features."""
     UNKNOWN = "unknown"
-    """This account may not see it."""
+    """This account may not read it."""
     FAILED = "failed"
     """Runs would hang or fail."""
 
 
-class Finding(NamedTuple):
-    """One check. ``remedy`` is a command or a setting; empty where nothing is to be done."""
+class DoctorFinding(NamedTuple):
+    """Result of one check. ``remedy`` is a command or a setting; empty if none is needed."""
 
     name: str
-    state: State
+    state: CheckStatus
     sentence: str
     remedy: str = ""
 
 
-def ok(name: str, sentence: str) -> Finding:
-    """Nothing is to be done."""
-    return Finding(name, State.OK, sentence)
+def ok_finding(name: str, sentence: str) -> DoctorFinding:
+    """A finding without a problem."""
+    return DoctorFinding(name, CheckStatus.OK, sentence)
 
 
-def warning(name: str, sentence: str, remedy: str) -> Finding:
-    """It works, and could work better."""
-    return Finding(name, State.WARNING, sentence, remedy)
+def warning_finding(name: str, sentence: str, remedy: str) -> DoctorFinding:
+    """A finding about something that works, and could work better."""
+    return DoctorFinding(name, CheckStatus.WARNING, sentence, remedy)
 
 
-def failed(name: str, sentence: str, remedy: str) -> Finding:
-    """It does not work."""
-    return Finding(name, State.FAILED, sentence, remedy)
+def failed_finding(name: str, sentence: str, remedy: str) -> DoctorFinding:
+    """A finding about something that does not work."""
+    return DoctorFinding(name, CheckStatus.FAILED, sentence, remedy)
 
 
-def unknown(name: str, reason: str, remedy: str = "") -> Finding:
-    """It cannot be told, which is no failure."""
-    return Finding(name, State.UNKNOWN, f"cannot tell, because {reason}", remedy)
+def unknown_finding(name: str, reason: str, remedy: str = "") -> DoctorFinding:
+    """A finding that could not be determined, which is no failure."""
+    return DoctorFinding(name, CheckStatus.UNKNOWN, f"cannot tell, because {reason}", remedy)
 
 
-def usable(findings: Iterable[Finding]) -> bool:
-    """Whether runs can go on: nothing failed."""
-    return all(finding.state is not State.FAILED for finding in findings)
+def is_cluster_usable(findings: Iterable[DoctorFinding]) -> bool:
+    """Whether runs can work: no check failed."""
+    return all(finding.state is not CheckStatus.FAILED for finding in findings)

@@ -1,4 +1,7 @@
-"""Reads from the API server what the checks look at. What may not be read becomes `Unknown`; nothing is written."""
+"""Reads from the API server what the checks need, and writes nothing.
+
+A request that the account may not make yields an `UnknownValue`.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +24,9 @@ from tiphys.kube.resources import (
     SUBJECT_ACCESS_REVIEWS,
 )
 from tiphys_controller.doctor.checks_namespace import (
-    AGENT_RIGHTS,
-    EXECUTOR_RIGHTS,
-    GANG_RIGHTS,
+    AGENT_PERMISSIONS,
+    EXECUTOR_PERMISSIONS,
+    GANG_PERMISSIONS,
     PLUGIN_ACCOUNT,
     PLUGIN_CONFIG,
     STORE_SECRET,
@@ -31,151 +34,162 @@ from tiphys_controller.doctor.checks_namespace import (
     WORKFLOW_ACCOUNT,
 )
 from tiphys_controller.doctor.observed import (
-    Clock,
-    Deployments,
-    Observed,
-    PodSeen,
-    Right,
-    Unknown,
+    ClusterObservation,
+    DeploymentSearch,
+    NodeClock,
+    Permission,
+    PodReadiness,
+    UnknownValue,
     WorkflowNamespace,
     is_argo_controller,
 )
-from tiphys_controller.doctor.pod_readiness import complaints, is_ready, readiness_path, runs, said, trouble
+from tiphys_controller.doctor.pod_readiness import (
+    build_readiness_path,
+    describe_not_ready,
+    has_running_container,
+    is_pod_ready,
+    parse_partial_failures,
+    parse_readiness_reason,
+)
 
-_TIPHYS = "app.kubernetes.io/name=tiphys"
-_ARGO_CONFIG = "workflow-controller-configmap"
-_NODE_LEASES = "kube-node-lease"
-_LIKELY = ("argo", "tiphys", "tiphys-system")
-"""Where to look for Deployments, if not everywhere may be looked."""
-_AT_ONCE = 8
+_TIPHYS_LABELS = "app.kubernetes.io/name=tiphys"
+_ARGO_CONFIG_MAP = "workflow-controller-configmap"
+_NODE_LEASE_NAMESPACE = "kube-node-lease"
+_LIKELY_NAMESPACES = ("argo", "tiphys", "tiphys-system")
+"""Namespaces to search for Deployments if the account may not list all namespaces."""
+_PARALLEL_READS = 8
 
-SeenT = TypeVar("SeenT")
+ValueT = TypeVar("ValueT")
 
 
-def observe(api: KubeApi, namespaces: Sequence[str] = ()) -> Observed:
-    """Look at a cluster.
+def observe_cluster(api: KubeApi, namespaces: Sequence[str] = ()) -> ClusterObservation:
+    """Observe a cluster.
 
     Args:
-        api: The API server; its ``namespace`` is looked at if no other is named or found.
-        namespaces: Namespaces of workflows; none: those that hold the account of workflows.
+        api: The API server; its ``namespace`` is checked if no other is named or found.
+        namespaces: Namespaces of workflows; none: those that hold the workflow account.
 
     Raises:
         StoreError: the API server does not answer.
     """
-    version = _seen(lambda: str(api.get_path("/version").get("gitVersion", "")))
-    argo = _deployments(api, (*_LIKELY, api.namespace, *namespaces), is_argo_controller)
-    tiphys = _deployments(api, (*_LIKELY, api.namespace, *namespaces), lambda _: True, _TIPHYS)
-    wanted = namespaces or _namespaces_of_workflows(api)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = tuple(pool.map(partial(_namespace, api), wanted))
-    return Observed(
+    version = _read_or_unknown(lambda: str(api.get_path("/version").get("gitVersion", "")))
+    argo = _deployments(api, (*_LIKELY_NAMESPACES, api.namespace, *namespaces), is_argo_controller)
+    tiphys = _deployments(api, (*_LIKELY_NAMESPACES, api.namespace, *namespaces), lambda _: True, _TIPHYS_LABELS)
+    workflow_namespaces = namespaces or _namespaces_of_workflows(api)
+    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+        observed_namespaces = tuple(pool.map(partial(_namespace, api), workflow_namespaces))
+    return ClusterObservation(
         server=api.server,
         version=version,
-        argo_kinds=_kinds(api, "argoproj.io"),
-        tiphys_kinds=_kinds(api, "tiphys.dev"),
+        argo_kinds=_read_kinds(api, "argoproj.io"),
+        tiphys_kinds=_read_kinds(api, "tiphys.dev"),
         argo=argo,
         argo_settings=_argo_settings(api, argo),
         tiphys=tiphys,
         pods=_pods(api, tiphys),
-        namespaces=found,
-        clocks=_seen(lambda: tuple(clocks_of(api.list(LEASES, _NODE_LEASES).items))),
+        namespaces=observed_namespaces,
+        clocks=_read_or_unknown(lambda: tuple(read_node_clocks(api.list(LEASES, _NODE_LEASE_NAMESPACE).items))),
     )
 
 
-def clocks_of(leases: Iterable[Object]) -> Iterable[Clock]:
-    """Clocks of nodes by their Leases: a kubelet writes its own time, and the server notes when it was written."""
+def read_node_clocks(leases: Iterable[Object]) -> Iterable[NodeClock]:
+    """Offsets of node clocks. A kubelet writes its own time into its Lease; the server records when it did."""
     for lease in leases:
         renewed = (lease.get("spec") or {}).get("renewTime")
         written = max((one.get("time", "") for one in lease["metadata"].get("managedFields") or []), default="")
         if renewed and written:
             ahead = datetime.fromisoformat(renewed) - datetime.fromisoformat(written)
-            yield Clock(lease["metadata"]["name"], ahead.total_seconds())
+            yield NodeClock(lease["metadata"]["name"], ahead.total_seconds())
 
 
-def settings_of(config_map: Object) -> Mapping[str, str]:
-    """The top level of Argo's ConfigMap, whose settings may also stand together under the key ``config``."""
+def parse_argo_settings(config_map: Object) -> Mapping[str, str]:
+    """Settings of Argo's ConfigMap, at its top level or together under the key ``config``."""
     data: dict[str, str] = dict(config_map.get("data") or {})
     try:
         inner = yaml.safe_load(data.pop("config", "")) or {}
     except yaml.YAMLError:
         inner = {}
-    known = {name: _text(value) for name, value in inner.items()} if isinstance(inner, dict) else {}
-    return {**known, **data}
+    nested = {name: _text(value) for name, value in inner.items()} if isinstance(inner, dict) else {}
+    return {**nested, **data}
 
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _seen(read: Callable[[], SeenT]) -> SeenT | Unknown:
+def _read_or_unknown(read: Callable[[], ValueT]) -> ValueT | UnknownValue:
     try:
         return read()
     except (ForbiddenError, NotFoundError) as error:
-        return Unknown(str(error))
+        return UnknownValue(str(error))
 
 
-def _kinds(api: KubeApi, group: str) -> frozenset[str] | Unknown:
+def _read_kinds(api: KubeApi, group: str) -> frozenset[str] | UnknownValue:
     try:
         listed = api.get_path(f"/apis/{group}/v1alpha1").get("resources") or []
     except NotFoundError:
         return frozenset()
     except ForbiddenError as error:
-        return Unknown(str(error))
+        return UnknownValue(str(error))
     return frozenset(str(one["name"]) for one in listed)
 
 
 def _deployments(
-    api: KubeApi, likely: Iterable[str], wanted: Callable[[Object], bool], labels: str = ""
-) -> Deployments:
+    api: KubeApi, fallback_namespaces: Iterable[str], is_match: Callable[[Object], bool], labels: str = ""
+) -> DeploymentSearch:
     try:
-        return Deployments(tuple(one for one in api.list(DEPLOYMENTS, None, labels).items if wanted(one)))
+        return DeploymentSearch(tuple(one for one in api.list(DEPLOYMENTS, None, labels).items if is_match(one)))
     except ForbiddenError as error:
-        found: list[Object] = []
-        for namespace in dict.fromkeys(likely):
-            listed = _seen(partial(_list, api, DEPLOYMENTS, namespace, labels))
-            found += [] if isinstance(listed, Unknown) else [one for one in listed if wanted(one)]
-        return Deployments(tuple(found), str(error))
+        deployments: list[Object] = []
+        for namespace in dict.fromkeys(fallback_namespaces):
+            listed = _read_or_unknown(partial(_list, api, DEPLOYMENTS, namespace, labels))
+            deployments += [] if isinstance(listed, UnknownValue) else [one for one in listed if is_match(one)]
+        return DeploymentSearch(tuple(deployments), str(error))
 
 
-def _argo_settings(api: KubeApi, argo: Deployments) -> Mapping[str, str] | Unknown:
+def _argo_settings(api: KubeApi, argo: DeploymentSearch) -> Mapping[str, str] | UnknownValue:
     if not argo.found:
-        return Unknown(argo.unseen or "no Deployment runs Argo's workflow-controller")
+        return UnknownValue(argo.unseen_reason or "no Deployment runs Argo's workflow-controller")
     namespace = argo.found[0]["metadata"]["namespace"]
-    found = _seen(lambda: api.get(CONFIG_MAPS, namespace, _ARGO_CONFIG))
-    return found if isinstance(found, Unknown) else settings_of(found or {})
+    found = _read_or_unknown(lambda: api.get(CONFIG_MAPS, namespace, _ARGO_CONFIG_MAP))
+    return found if isinstance(found, UnknownValue) else parse_argo_settings(found or {})
 
 
-def _pods(api: KubeApi, tiphys: Deployments) -> tuple[PodSeen, ...] | Unknown:
-    found: list[PodSeen] = []
+def _pods(api: KubeApi, tiphys: DeploymentSearch) -> tuple[PodReadiness, ...] | UnknownValue:
+    pods: list[PodReadiness] = []
     for namespace in sorted({one["metadata"]["namespace"] for one in tiphys.found}):
-        listed = _seen(partial(_list, api, PODS, namespace, _TIPHYS))
-        if isinstance(listed, Unknown):
+        listed = _read_or_unknown(partial(_list, api, PODS, namespace, _TIPHYS_LABELS))
+        if isinstance(listed, UnknownValue):
             return listed
-        found += [_pod(api, pod) for pod in listed]
-    return tuple(found)
+        pods += [_pod(api, pod) for pod in listed]
+    return tuple(pods)
 
 
-def _pod(api: KubeApi, pod: Object) -> PodSeen:
+def _pod(api: KubeApi, pod: Object) -> PodReadiness:
     metadata = pod["metadata"]
     component = (metadata.get("labels") or {}).get("app.kubernetes.io/component", "")
-    status, body = _asked(api, pod) if runs(pod) else (0, "")
-    seen = PodSeen(str(component), metadata["namespace"], metadata["name"])
-    if is_ready(pod):
-        return seen._replace(complaints=complaints(body) if status == 200 else ())
-    return seen._replace(trouble=(said(body) if status == 503 else "") or trouble(pod))
+    status, body = _read_readiness(api, pod) if has_running_container(pod) else (0, "")
+    readiness = PodReadiness(str(component), metadata["namespace"], metadata["name"])
+    if is_pod_ready(pod):
+        return readiness._replace(partial_failures=parse_partial_failures(body) if status == 200 else ())
+    return readiness._replace(
+        not_ready_reason=(parse_readiness_reason(body) if status == 503 else "") or describe_not_ready(pod)
+    )
 
 
-def _asked(api: KubeApi, pod: Object) -> tuple[int, str]:
-    """What the process itself says, with its status; 0 where it cannot be asked."""
+def _read_readiness(api: KubeApi, pod: Object) -> tuple[int, str]:
+    """Status and body of the pod's ``/readyz``; status 0 if it does not answer."""
     try:
-        return api.get_text(readiness_path(pod))
+        return api.get_text(build_readiness_path(pod))
     except StoreError:
         return 0, ""
 
 
 def _namespaces_of_workflows(api: KubeApi) -> Sequence[str]:
-    listed = _seen(lambda: api.list(SERVICE_ACCOUNTS, None, fields=f"metadata.name={WORKFLOW_ACCOUNT}").items)
-    found = [] if isinstance(listed, Unknown) else [one["metadata"]["namespace"] for one in listed]
+    listed = _read_or_unknown(
+        lambda: api.list(SERVICE_ACCOUNTS, None, fields=f"metadata.name={WORKFLOW_ACCOUNT}").items
+    )
+    found = [] if isinstance(listed, UnknownValue) else [one["metadata"]["namespace"] for one in listed]
     return sorted(set(found)) or [api.namespace]
 
 
@@ -186,35 +200,37 @@ def _namespace(api: KubeApi, name: str) -> WorkflowNamespace:
     secrets = (STORE_SECRET, WORKFLOW_ACCOUNT + TOKEN_SUFFIX, PLUGIN_ACCOUNT + TOKEN_SUFFIX)
     return WorkflowNamespace(
         name=name,
-        exists=_seen(lambda: api.get(NAMESPACES, None, name) is not None),
-        accounts=_seen(lambda: names(SERVICE_ACCOUNTS, (WORKFLOW_ACCOUNT, PLUGIN_ACCOUNT))),
-        config_maps=_seen(lambda: names(CONFIG_MAPS, (PLUGIN_CONFIG,))),
-        secrets={one: _seen(partial(_keys, api, name, one)) for one in secrets},
-        rights=_seen(
-            lambda: {right: _may(api, name, right) for right in (*EXECUTOR_RIGHTS, *AGENT_RIGHTS, *GANG_RIGHTS)}
+        exists=_read_or_unknown(lambda: api.get(NAMESPACES, None, name) is not None),
+        accounts=_read_or_unknown(lambda: names(SERVICE_ACCOUNTS, (WORKFLOW_ACCOUNT, PLUGIN_ACCOUNT))),
+        config_maps=_read_or_unknown(lambda: names(CONFIG_MAPS, (PLUGIN_CONFIG,))),
+        secrets={one: _read_or_unknown(partial(_read_secret_keys, api, name, one)) for one in secrets},
+        permissions=_read_or_unknown(
+            lambda: {
+                right: _is_permitted(api, name, right)
+                for right in (*EXECUTOR_PERMISSIONS, *AGENT_PERMISSIONS, *GANG_PERMISSIONS)
+            }
         ),
     )
 
 
-_RIGHTS = (*EXECUTOR_RIGHTS, *AGENT_RIGHTS, *GANG_RIGHTS)
-
-
-def _keys(api: KubeApi, namespace: str, secret: str) -> frozenset[str]:
-    """Names of the keys; the values are let go at once."""
+def _read_secret_keys(api: KubeApi, namespace: str, secret: str) -> frozenset[str]:
+    """Names of the keys of a Secret; its values are discarded."""
     found = api.get(SECRETS, namespace, secret)
     return frozenset((found or {}).get("data") or {}) if found else frozenset()
 
 
-def _may(api: KubeApi, namespace: str, right: Right) -> bool:
+def _is_permitted(api: KubeApi, namespace: str, right: Permission) -> bool:
     resource, _, subresource = right.resource.partition("/")
-    asked = {
+    attributes = {
         "namespace": namespace,
         "verb": right.verb,
         "group": right.group,
         "resource": resource,
         "subresource": subresource,
     }
-    review = {"spec": {"user": f"system:serviceaccount:{namespace}:{WORKFLOW_ACCOUNT}", "resourceAttributes": asked}}
+    review = {
+        "spec": {"user": f"system:serviceaccount:{namespace}:{WORKFLOW_ACCOUNT}", "resourceAttributes": attributes}
+    }
     return bool((api.create(SUBJECT_ACCESS_REVIEWS, None, review).get("status") or {}).get("allowed"))
 
 

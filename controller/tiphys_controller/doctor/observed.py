@@ -1,6 +1,8 @@
-"""Reading Deployments: which container matters, what it is told, its version, the mode of Tiphys. Pure.
+"""Types of the cluster observation, and readers of Deployments.
 
-What was seen of a cluster. What may not be read is `Unknown`, with the reason, and never guessed.
+Values that the account may not read are `UnknownValue`, with the reason, and
+never guessed. Deployments are read as they are: which container matters, its
+flags, its version, and the plugin mode. Pure.
 """
 
 import re
@@ -13,13 +15,13 @@ from tiphys.kube import Object
 
 
 @dataclass(frozen=True)
-class Unknown:
-    """Could not be read, and why."""
+class UnknownValue:
+    """A value that could not be read, with the reason."""
 
     reason: str
 
 
-class Right(NamedTuple):
+class Permission(NamedTuple):
     """A verb on a kind, such as ``patch workflowtasksets/status``."""
 
     verb: str
@@ -30,29 +32,29 @@ class Right(NamedTuple):
         return f"{self.verb} {self.resource}"
 
 
-class Deployments(NamedTuple):
-    """Deployments that were looked for. ``unseen`` says why there may be more; empty if there are not."""
+class DeploymentSearch(NamedTuple):
+    """Result of a search for Deployments. ``unseen_reason`` says why there may be more; empty for a full search."""
 
     found: tuple[Object, ...]
-    unseen: str = ""
+    unseen_reason: str = ""
 
 
-class PodSeen(NamedTuple):
-    """A pod of plugin or controller. ``trouble`` is empty for one that is ready.
+class PodReadiness(NamedTuple):
+    """A pod of plugin or controller. ``not_ready_reason`` is empty for a ready pod.
 
-    ``complaints`` are what a ready one says does not work: the store of a
-    namespace, or the ledger. It serves everything else.
+    ``partial_failures`` are failures that a ready pod reports, such as the store
+    of one namespace, or the ledger; it serves everything else.
     """
 
     component: str
     namespace: str
     name: str
-    trouble: str = ""
-    complaints: tuple[str, ...] = ()
+    not_ready_reason: str = ""
+    partial_failures: tuple[str, ...] = ()
 
 
-class Clock(NamedTuple):
-    """How far the clock of a node is ahead of the API server's; negative: behind."""
+class NodeClock(NamedTuple):
+    """Offset of a node's clock from the API server's in seconds; negative: behind."""
 
     node: str
     ahead_seconds: float
@@ -60,61 +62,63 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkflowNamespace:
-    """A namespace in which workflows run. Names are those of the objects that Tiphys and Argo look for there."""
+    """A namespace in which workflows run, with the names of objects that Tiphys and Argo need there."""
 
     name: str
-    exists: bool | Unknown
-    accounts: frozenset[str] | Unknown
-    config_maps: frozenset[str] | Unknown
-    secrets: Mapping[str, frozenset[str] | Unknown]
-    """Of each Secret that is looked for, the keys that it has; empty if it is not there."""
-    rights: Mapping[Right, bool] | Unknown
-    """Of the account of workflows."""
+    exists: bool | UnknownValue
+    accounts: frozenset[str] | UnknownValue
+    config_maps: frozenset[str] | UnknownValue
+    secrets: Mapping[str, frozenset[str] | UnknownValue]
+    """Keys of each needed Secret; empty if the Secret does not exist."""
+    permissions: Mapping[Permission, bool] | UnknownValue
+    """Permissions of the workflow account."""
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Everything that the checks look at."""
+class ClusterObservation:
+    """Everything that the checks examine."""
 
     server: str
-    version: str | Unknown
-    argo_kinds: frozenset[str] | Unknown
-    """Plurals of the group argoproj.io; empty if there is no such group."""
-    tiphys_kinds: frozenset[str] | Unknown
-    argo: Deployments
+    version: str | UnknownValue
+    argo_kinds: frozenset[str] | UnknownValue
+    """Plural names of the kinds of argoproj.io; empty if the group does not exist."""
+    tiphys_kinds: frozenset[str] | UnknownValue
+    argo: DeploymentSearch
     """Controllers of Argo Workflows."""
-    argo_settings: Mapping[str, str] | Unknown
+    argo_settings: Mapping[str, str] | UnknownValue
     """The top level of the controller's ConfigMap."""
-    tiphys: Deployments
-    pods: tuple[PodSeen, ...] | Unknown
+    tiphys: DeploymentSearch
+    pods: tuple[PodReadiness, ...] | UnknownValue
     namespaces: tuple[WorkflowNamespace, ...]
-    clocks: tuple[Clock, ...] | Unknown
+    clocks: tuple[NodeClock, ...] | UnknownValue
 
 
 ARGO_CONTROLLER = "workflow-controller"
 _VERSION = re.compile(r":v?(\d+)\.(\d+)")
 
 
-class Mode(StrEnum):
-    """Who answers Argo's plugin steps."""
+class PluginMode(StrEnum):
+    """Which process answers Argo's plugin steps."""
 
     SIDECAR = "sidecar"
     AGENT = "agent"
 
 
 def is_argo_controller(deployment: Object) -> bool:
-    """Whether it runs Argo's workflow-controller."""
-    return any(ARGO_CONTROLLER in text for container in _containers(deployment) for text in _texts(container))
+    """Whether a Deployment runs Argo's workflow-controller."""
+    return any(ARGO_CONTROLLER in text for container in _containers(deployment) for text in _container_texts(container))
 
 
-def argo_container(deployment: Object) -> Object:
+def find_argo_container(deployment: Object) -> Object:
     """The container of Argo's controller."""
     containers = _containers(deployment)
-    return next((one for one in containers if any(ARGO_CONTROLLER in text for text in _texts(one))), containers[0])
+    return next(
+        (one for one in containers if any(ARGO_CONTROLLER in text for text in _container_texts(one))), containers[0]
+    )
 
 
-def variable(container: Object, name: str) -> str | None:
-    """Value of a variable; None if it is not set, empty if it comes from elsewhere."""
+def read_environment_value(container: Object, name: str) -> str | None:
+    """Value of a variable; None if it is not set, empty if it has a ``valueFrom``."""
     for one in container.get("env") or []:
         if one.get("name") == name:
             return str(one.get("value") or "")
@@ -123,32 +127,32 @@ def variable(container: Object, name: str) -> str | None:
 
 def has_flag(container: Object, flag: str) -> bool:
     """Whether the program is started with ``flag``, or ``flag=true``."""
-    given = [*(container.get("command") or []), *(container.get("args") or [])]
-    return any(one in (flag, f"{flag}=true") for one in given)
+    arguments = [*(container.get("command") or []), *(container.get("args") or [])]
+    return any(one in (flag, f"{flag}=true") for one in arguments)
 
 
-def version_of(container: Object) -> tuple[int, int] | None:
-    """Major and minor version by the tag of the image; None for an image without one."""
+def read_image_version(container: Object) -> tuple[int, int] | None:
+    """Major and minor version in the image tag; None without a version."""
     found = _VERSION.search(str(container.get("image") or ""))
     return (int(found[1]), int(found[2])) if found else None
 
 
-def component(deployment: Object) -> str:
+def read_component_label(deployment: Object) -> str:
     """``plugin`` or ``controller``."""
     labels = deployment["metadata"].get("labels") or {}
     return str(labels.get("app.kubernetes.io/component", ""))
 
 
-def mode_of(deployments: tuple[Object, ...]) -> Mode | None:
-    """The mode of the installation; None where there is no plugin."""
-    plugins = [one for one in deployments if component(one) == "plugin"]
+def find_plugin_mode(deployments: tuple[Object, ...]) -> PluginMode | None:
+    """Plugin mode of the installation; None without a plugin."""
+    plugins = [one for one in deployments if read_component_label(one) == "plugin"]
     if not plugins:
         return None
-    given = [argument for container in _containers(plugins[0]) for argument in container.get("args") or []]
-    return Mode.AGENT if "agent" in given else Mode.SIDECAR
+    arguments = [argument for container in _containers(plugins[0]) for argument in container.get("args") or []]
+    return PluginMode.AGENT if "agent" in arguments else PluginMode.SIDECAR
 
 
-def place(deployment: Object) -> str:
+def format_kubectl_target(deployment: Object) -> str:
     """``-n NAMESPACE deployment/NAME`` for a command."""
     metadata = deployment["metadata"]
     return f"-n {metadata['namespace']} deployment/{metadata['name']}"
@@ -156,9 +160,9 @@ def place(deployment: Object) -> str:
 
 def _containers(deployment: Object) -> list[Object]:
     spec = ((deployment.get("spec") or {}).get("template") or {}).get("spec") or {}
-    found: list[Object] = spec.get("containers") or [{}]
-    return found
+    containers: list[Object] = spec.get("containers") or [{}]
+    return containers
 
 
-def _texts(container: Object) -> list[str]:
+def _container_texts(container: Object) -> list[str]:
     return [str(container.get("image") or ""), *(container.get("command") or []), *(container.get("args") or [])]

@@ -1,31 +1,31 @@
-"""Why is a pod not ready? In the words of whoever knows: the process, its container, or Kubernetes. Pure."""
+"""Explains why a pod is not ready, from its ``/readyz``, its container status or its conditions. Pure."""
 
 import json
 
 from tiphys.kube import Object
 
-PORT = 7243
+READINESS_PORT = 7243
 
 
-def readiness_path(pod: Object) -> str:
+def build_readiness_path(pod: Object) -> str:
     """Path at the API server that leads to the pod's ``/readyz``."""
     metadata = pod["metadata"]
-    return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{PORT}/proxy/readyz"
+    return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{READINESS_PORT}/proxy/readyz"
 
 
-def is_ready(pod: Object) -> bool:
-    """Whether Kubernetes sends it requests."""
+def is_pod_ready(pod: Object) -> bool:
+    """Whether Kubernetes considers the pod ready, and so routes requests to it."""
     conditions = (pod.get("status") or {}).get("conditions") or []
     return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
-def runs(pod: Object) -> bool:
-    """Whether a container of it runs, so that it can be asked."""
+def has_running_container(pod: Object) -> bool:
+    """Whether a container of the pod runs, so that it can answer ``/readyz``."""
     return any("running" in (one.get("state") or {}) for one in _containers(pod))
 
 
-def said(body: str) -> str:
-    """The reason in an answer of ``/readyz``."""
+def parse_readiness_reason(body: str) -> str:
+    """Parse the reason in a response of ``/readyz``."""
     try:
         answer = json.loads(body)
         return str(answer.get("error") or answer.get("message") or body)
@@ -33,8 +33,8 @@ def said(body: str) -> str:
         return " ".join(body.split())[:300]
 
 
-def complaints(body: str) -> tuple[str, ...]:
-    """What a ready process says does not work, one sentence each."""
+def parse_partial_failures(body: str) -> tuple[str, ...]:
+    """Parse the failures that a ready process reports, one sentence each."""
     try:
         answer = json.loads(body)
         ledger = (answer.get("ledger") or {}).get("error")
@@ -45,16 +45,18 @@ def complaints(body: str) -> tuple[str, ...]:
         return ()
 
 
-def trouble(pod: Object) -> str:
-    """What Kubernetes says of a pod that is not ready."""
+def describe_not_ready(pod: Object) -> str:
+    """Describe why a pod is not ready, by its status in Kubernetes."""
     status = pod.get("status") or {}
     for one in _containers(pod):
         if waiting := (one.get("state") or {}).get("waiting"):
-            return _sentence(waiting.get("reason"), waiting.get("message"), _last_words(one))
+            return _join_parts(waiting.get("reason"), waiting.get("message"), _describe_last_exit(one))
     for condition in status.get("conditions") or []:
         if condition.get("status") == "False" and condition.get("message"):
-            return _sentence(condition.get("reason"), condition.get("message"))
-    return _sentence(status.get("reason") or status.get("phase"), status.get("message")) or "Kubernetes gives no reason"
+            return _join_parts(condition.get("reason"), condition.get("message"))
+    return (
+        _join_parts(status.get("reason") or status.get("phase"), status.get("message")) or "Kubernetes gives no reason"
+    )
 
 
 def _containers(pod: Object) -> list[Object]:
@@ -62,10 +64,10 @@ def _containers(pod: Object) -> list[Object]:
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
-def _last_words(container: Object) -> str:
+def _describe_last_exit(container: Object) -> str:
     ended = (container.get("lastState") or {}).get("terminated") or {}
     return f"it ended before with exit code {ended['exitCode']}" if "exitCode" in ended else ""
 
 
-def _sentence(*parts: object) -> str:
+def _join_parts(*parts: object) -> str:
     return ": ".join(str(part) for part in parts if part)

@@ -1,4 +1,4 @@
-"""The controller on a Kubernetes cluster: the only part of it that needs the Kubernetes client."""
+"""The controller on a Kubernetes cluster: the only part that calls the Kubernetes API."""
 
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 

@@ -1,9 +1,9 @@
-"""Which agent pods stand in the way of their Workflow.
+"""Finds agent pods that block their Workflow.
 
-Argo makes one agent pod for each Workflow and never replaces it. One that has
-Failed (evicted, its node shut down) makes every plugin step end in Error, the
-later ones too, until somebody deletes it (Argo Workflows, issue 14200). One that
-was deleted on a node that nobody reaches stays for ever, and no step goes on.
+Argo creates one agent pod per Workflow and never replaces it. A Failed one
+(evicted, or its node shut down) makes every plugin step end in Error until it is
+deleted (Argo Workflows, issue 14200). One whose deletion an unreachable node
+does not confirm stays, and no plugin step of its Workflow proceeds.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,11 +14,11 @@ from tiphys.kube import KubeApi, Object
 from tiphys.kube.resources import PODS
 
 AGENT_LABELS = "workflows.argoproj.io/component=agent"
-OVERDUE = timedelta(seconds=60)
-"""How long a pod may outstay its deletion: a kubelet that is alive needs seconds, and clocks differ."""
+DELETION_GRACE = timedelta(seconds=60)
+"""How long a pod may outlive its deletion deadline: a live kubelet needs seconds, and clocks differ."""
 
 
-class StuckAgent(NamedTuple):
+class StuckAgentPod(NamedTuple):
     """An agent pod that does not work, and the uid of the Workflow that owns it."""
 
     namespace: str
@@ -26,12 +26,12 @@ class StuckAgent(NamedTuple):
     uid: str
     workflow_uid: str
     reason: str
-    gone_by: datetime | None = None
-    """When it should have been gone, if its deletion was asked for."""
+    deletion_deadline: datetime | None = None
+    """Deadline of its deletion (``deletionTimestamp``); None if it is not being deleted."""
 
 
-def stuck_agent(pod: Object) -> StuckAgent | None:
-    """The facts of an agent pod; None for one that works, or belongs to no Workflow."""
+def parse_stuck_agent_pod(pod: Object) -> StuckAgentPod | None:
+    """Parse an agent pod that does not work; None for a working one, or one without a Workflow."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     deleted = metadata.get("deletionTimestamp")
     if status.get("phase") != "Failed" and not deleted:
@@ -40,25 +40,29 @@ def stuck_agent(pod: Object) -> StuckAgent | None:
     if not owners:
         return None
     reason = " ".join(str(status[field]) for field in ("reason", "message") if status.get(field))
-    gone_by = datetime.fromisoformat(deleted) if deleted else None
-    told = f"its node has not ended it since {deleted}" if deleted else reason or "no reason given"
-    return StuckAgent(metadata["namespace"], metadata["name"], metadata["uid"], owners[0], told, gone_by)
+    deadline = datetime.fromisoformat(deleted) if deleted else None
+    message = f"its node has not ended it since {deleted}" if deleted else reason or "no reason given"
+    return StuckAgentPod(metadata["namespace"], metadata["name"], metadata["uid"], owners[0], message, deadline)
 
 
-def delete_agent(api: KubeApi, pod: StuckAgent) -> bool:
-    """Delete this pod and no other of its name, without its node if that has not done it; False if it is gone.
+def delete_agent_pod(api: KubeApi, pod: StuckAgentPod) -> bool:
+    """Delete this pod, and no later one of its name; False if it is gone.
+
+    A pod that its node failed to delete is removed without waiting for the node.
 
     Raises:
         ConflictError: another pod has its name.
         StoreError: the API server is out of reach.
     """
-    return api.delete(PODS, pod.namespace, pod.name, uid=pod.uid, grace=0 if pod.gone_by else None)
+    return api.delete(PODS, pod.namespace, pod.name, uid=pod.uid, grace_seconds=0 if pod.deletion_deadline else None)
 
 
-def to_delete(stuck: Iterable[StuckAgent], live: Collection[str], now: datetime) -> list[StuckAgent]:
-    """Those whose Workflow goes on. ``live`` holds the uids of ours; other people's pods are theirs to look after.
+def select_agent_pods_to_delete(
+    stuck: Iterable[StuckAgentPod], live_workflow_uids: Collection[str], now: datetime
+) -> list[StuckAgentPod]:
+    """Pods whose Workflow still runs. Pods of Workflows that are not in ``live_workflow_uids`` are left alone.
 
-    A pod that is being deleted has until `OVERDUE` after its time.
+    A pod that is being deleted has until `DELETION_GRACE` after its deadline.
     """
-    ours = (pod for pod in stuck if pod.workflow_uid in live)
-    return sorted(pod for pod in ours if pod.gone_by is None or now - pod.gone_by > OVERDUE)
+    owned = (pod for pod in stuck if pod.workflow_uid in live_workflow_uids)
+    return sorted(pod for pod in owned if pod.deletion_deadline is None or now - pod.deletion_deadline > DELETION_GRACE)

@@ -1,11 +1,10 @@
-"""Has the attendant look at every run that may have ended, as soon as the watch or storage says so.
+"""The auto-resume loop: reconciles every run that may have ended.
 
-The watch is quick and forgets; storage is searched now and then, and remembers.
-Either is enough: a run whose Workflow was deleted while nobody watched is found
-in storage, and one whose end nobody recorded by its Workflow. Each run has at
-most one look at a time.
-
-Which runs are to be looked at, and when: what the watch has shown of each. No I/O; one thread at a time.
+The watch is fast but forgets; storage is searched at intervals and remembers.
+Either is enough: a run whose Workflow was deleted while no controller watched is
+found in storage, and a run without a recorded end by its Workflow. `RunTracker`
+decides which runs are due, without I/O and in one thread. Each run is
+reconciled by at most one thread at a time.
 """
 
 import threading
@@ -18,258 +17,264 @@ import structlog
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.store import Store, list_runs
-from tiphys_controller.auto_resume.act import Attendant, Attended
-from tiphys_controller.auto_resume.decide import Action
-from tiphys_controller.auto_resume.observation_health import Sight
-from tiphys_controller.auto_resume.state import Limits, RunKey
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.workflow_view import SeenWorkflow, find_place
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcileResult
+from tiphys_controller.auto_resume.decide import AutoResumeAction
+from tiphys_controller.auto_resume.observation_health import ObservationHealthTracker
+from tiphys_controller.auto_resume.state import AutoResumeLimits, RunKey
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.workflow_view import WorkflowView, find_submission
 
 NEVER = float("inf")
-AGAIN_SECONDS = 10.0
-"""When to look again after something did not answer, or was not there yet."""
-LATER_SECONDS = 300.0
-"""The same after something that does not pass by itself."""
+RETRY_SECONDS = 10.0
+"""Retry interval after a request failed, or a record was not there yet."""
+SLOW_RETRY_SECONDS = 300.0
+"""Retry interval after an error that needs a repair."""
 
 
 @dataclass
-class Followed:
-    """One run that its author wants to go on by itself."""
+class TrackedRun:
+    """One run whose pipeline enables automatic resumes."""
 
     key: RunKey
-    due: float = NEVER
-    busy: bool = False
-    settled: bool = False
-    """Nothing changes by itself any more."""
+    due_at: float = NEVER
+    is_busy: bool = False
+    is_settled: bool = False
+    """The run needs no further reconciles until it changes."""
     ended_at: float | None = None
-    """When its end was noticed; None while it is not over."""
-    workflow: SeenWorkflow | None = None
-    """The newest that was seen."""
+    """When its end was noticed, by the monotonic clock; None before."""
+    workflow: WorkflowView | None = None
+    """Its newest observed Workflow."""
     shutdowns: dict[str, str] = field(default_factory=dict)
-    """By uid, what its Workflows were asked to do."""
+    """``spec.shutdown`` of its Workflows, by uid."""
 
 
 @dataclass
-class Known:
-    """One Workflow of such a run; ``run`` is None until that was found out."""
+class TrackedWorkflow:
+    """One Workflow of a tracked run; ``run_key`` is None until its run is resolved."""
 
-    workflow: SeenWorkflow
-    run: RunKey | None = None
-    place_at: float = 0.0
-    over: bool = False
-    """Whether its end was taken note of."""
+    workflow: WorkflowView
+    run_key: RunKey | None = None
+    resolve_at: float = 0.0
+    is_end_recorded: bool = False
+    """Whether its end was recorded."""
 
 
-class Register:
-    """All Workflows that carry the wish, and their runs."""
+class RunTracker:
+    """All Workflows that enable automatic resumes, and their runs."""
 
-    def __init__(self, sight: Sight) -> None:
-        self._sight = sight
-        self._known: dict[str, Known] = {}
-        self._runs: dict[RunKey, Followed] = {}
+    def __init__(self, health_tracker: ObservationHealthTracker) -> None:
+        self._health_tracker = health_tracker
+        self._workflows: dict[str, TrackedWorkflow] = {}
+        self._runs: dict[RunKey, TrackedRun] = {}
 
-    def take_note(self, workflows: Iterable[SeenWorkflow], now: float) -> None:
-        """These are all Workflows that there are now."""
+    def update(self, workflows: Iterable[WorkflowView], now: float) -> None:
+        """Update the runs with the list of all present Workflows."""
         present = {one.uid: one for one in workflows if one.auto_resume}
         for uid, workflow in present.items():
-            known = self._known.setdefault(uid, Known(workflow))
-            known.workflow = workflow
-            if known.run is not None:
-                self._hand_on(known, self.follow(known.run), now)
-        for uid in self._known.keys() - present.keys():
-            gone = self._known.pop(uid)
-            if gone.run is not None and not gone.over:
-                self._end(self.follow(gone.run), now, vanished=True)
+            tracked = self._workflows.setdefault(uid, TrackedWorkflow(workflow))
+            tracked.workflow = workflow
+            if tracked.run_key is not None:
+                self._update_run(tracked, self.track(tracked.run_key), now)
+        for uid in self._workflows.keys() - present.keys():
+            vanished = self._workflows.pop(uid)
+            if vanished.run_key is not None and not vanished.is_end_recorded:
+                self._record_end(self.track(vanished.run_key), now, vanished=True)
 
-    def follow(self, key: RunKey) -> Followed:
-        """The run, from now on if it was not followed before."""
-        return self._runs.setdefault(key, Followed(key))
+    def track(self, key: RunKey) -> TrackedRun:
+        """Return the tracked run; start to track it if needed."""
+        return self._runs.setdefault(key, TrackedRun(key))
 
-    def find(self, key: RunKey) -> Followed | None:
+    def find_run(self, key: RunKey) -> TrackedRun | None:
         return self._runs.get(key)
 
-    def due(self, now: float) -> Iterator[Followed]:
-        """Runs to look at; each is busy until somebody says otherwise."""
+    def take_due(self, now: float) -> Iterator[TrackedRun]:
+        """Runs that are due; each is marked busy until its reconcile resets it."""
         for run in self._runs.values():
-            if not run.busy and run.due <= now:
-                run.busy, run.due = True, NEVER
+            if not run.is_busy and run.due_at <= now:
+                run.is_busy, run.due_at = True, NEVER
                 yield run
 
-    def to_place(self, now: float) -> Iterator[Known]:
-        """Workflows of which it is time to find out the run."""
-        for known in self._known.values():
-            if known.run is None and known.place_at <= now:
-                known.place_at = now + (LATER_SECONDS if known.workflow.finished else AGAIN_SECONDS)
-                yield known
+    def take_unresolved(self, now: float) -> Iterator[TrackedWorkflow]:
+        """Workflows whose run is due to be resolved."""
+        for tracked in self._workflows.values():
+            if tracked.run_key is None and tracked.resolve_at <= now:
+                tracked.resolve_at = now + (SLOW_RETRY_SECONDS if tracked.workflow.finished else RETRY_SECONDS)
+                yield tracked
 
-    def _hand_on(self, known: Known, run: Followed, now: float) -> None:
-        workflow = run.workflow = known.workflow
+    def _update_run(self, tracked: TrackedWorkflow, tracked_run: TrackedRun, now: float) -> None:
+        workflow = tracked_run.workflow = tracked.workflow
         if workflow.shutdown:
-            run.shutdowns[workflow.uid] = workflow.shutdown
-        if workflow.finished and not known.over:
-            known.over = True
+            tracked_run.shutdowns[workflow.uid] = workflow.shutdown
+        if workflow.finished and not tracked.is_end_recorded:
+            tracked.is_end_recorded = True
             if workflow.phase != "Succeeded":
-                self._end(run, now, vanished=False)
+                self._record_end(tracked_run, now, vanished=False)
 
-    def _end(self, run: Followed, now: float, *, vanished: bool) -> None:
-        self._sight.ended(run.key, vanished=vanished)
-        run.settled, run.due, run.ended_at = False, now, now
+    def _record_end(self, tracked_run: TrackedRun, now: float, *, vanished: bool) -> None:
+        self._health_tracker.record_end(tracked_run.key, vanished=vanished)
+        tracked_run.is_settled, tracked_run.due_at, tracked_run.ended_at = False, now, now
 
 
 _ROUND_SECONDS = 1.0
 _AT_ONCE = 8
-_GOES_ON = ("Runs", "Succeeded", "Elsewhere")
+_HEALTHY_REASONS = ("Runs", "Succeeded", "Elsewhere")
 _log = structlog.get_logger()
 
 
-class Teller(Protocol):
-    """Says to people and to Prometheus what the loop does."""
+class AutoResumeReporter(Protocol):
+    """Reports the loop's results to people and Prometheus."""
 
-    def attended(self, run: Followed, attended: Attended) -> None:
-        """A run was looked at, and this came of it."""
+    def report_result(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
+        """Report the result of reconciling a run."""
 
-    def failed(self, what: str) -> None:
-        """Something could not be done, and is tried again."""
+    def report_failure(self, what: str) -> None:
+        """Count a failure that is retried."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the loop is given."""
+class LoopDependencies:
+    """Dependencies of `AutoResumeLoop`."""
 
-    view: ClusterView
-    attendant: Attendant
-    sight: Sight
+    view: WatchCache
+    reconciler: AutoResumeReconciler
+    health_tracker: ObservationHealthTracker
     stores: Callable[[str], Store]
-    teller: Teller
-    limits: Limits
+    reporter: AutoResumeReporter
+    limits: AutoResumeLimits
     monotonic: Callable[[], float]
     namespaces: tuple[str, ...] | None
-    """Whose storage is searched; None: that of all namespaces in which a Workflow was seen."""
+    """Namespaces whose storage is searched; None: all namespaces with a Workflow."""
 
 
-class Resumer:
-    """The loop. Everything but looks happens in one thread."""
+class AutoResumeLoop:
+    """The loop. One thread schedules; a pool reconciles runs and searches storage."""
 
-    def __init__(self, given: Given) -> None:
-        self._given = given
-        self._register = Register(given.sight)
-        self._not_asked: set[RunKey] = set()
-        self._found: list[RunKey] = []
+    def __init__(self, dependencies: LoopDependencies) -> None:
+        self._dependencies = dependencies
+        self._tracker = RunTracker(dependencies.health_tracker)
+        self._without_policy: set[RunKey] = set()
+        self._found_runs: list[RunKey] = []
         self._sweep_at = 0.0
-        self._sweeping = False
+        self._is_sweeping = False
         self._lock = threading.Lock()
 
-    def run(self, over: threading.Event) -> None:
-        """Work until ``over``."""
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop``."""
         version = -1
         with ThreadPoolExecutor(_AT_ONCE, "tiphys-resumer") as pool:
-            while not over.is_set():
-                version = self._given.view.wait(version, _ROUND_SECONDS)
-                self.round(pool, over)
+            while not stop.is_set():
+                version = self._dependencies.view.wait(version, _ROUND_SECONDS)
+                self.run_round(pool, stop)
 
-    def round(self, pool: ThreadPoolExecutor, over: threading.Event) -> list[Future[None]]:
-        """Take note of what is new, and begin every look that is due; answers what was begun."""
-        now = self._given.monotonic()
-        self._register.take_note(self._given.view.workflows(), now)
+    def run_round(self, pool: ThreadPoolExecutor, stop: threading.Event) -> list[Future[None]]:
+        """Update the tracker and start every task that is due; returns the started tasks."""
+        now = self._dependencies.monotonic()
+        self._tracker.update(self._dependencies.view.workflows(), now)
         with self._lock:
-            found, self._found = self._found, []
-        for key in found:
-            self._register.follow(key).due = now
-        begun = [pool.submit(self._place, known, over) for known in list(self._register.to_place(now))]
-        if now >= self._sweep_at and not self._sweeping and not self._given.sight.health("").blind:
-            self._sweeping, self._sweep_at = True, now + self._given.limits.sweep_seconds
-            begun.append(pool.submit(self._sweep, over))
-        return begun + [pool.submit(self._look, run, over) for run in self._register.due(now)]
+            found_runs, self._found_runs = self._found_runs, []
+        for key in found_runs:
+            self._tracker.track(key).due_at = now
+        started = [
+            pool.submit(self._resolve_run, tracked, stop) for tracked in list(self._tracker.take_unresolved(now))
+        ]
+        if (
+            now >= self._sweep_at
+            and not self._is_sweeping
+            and not self._dependencies.health_tracker.measure_health("").blind_reason
+        ):
+            self._is_sweeping, self._sweep_at = True, now + self._dependencies.limits.sweep_seconds
+            started.append(pool.submit(self._sweep, stop))
+        return started + [pool.submit(self._reconcile_when_due, run, stop) for run in self._tracker.take_due(now)]
 
-    def _place(self, known: Known, over: threading.Event) -> None:
-        """Find out which run a Workflow belongs to; its first admit, or whoever sent it, has written that down."""
-        workflow = known.workflow
+    def _resolve_run(self, tracked: TrackedWorkflow, stop: threading.Event) -> None:
+        """Resolve the run of a Workflow from its binding."""
+        workflow = tracked.workflow
 
-        def place() -> float:
-            found = find_place(self._given.stores(workflow.namespace), workflow)
-            if found is not None:
-                known.run = (workflow.namespace, found.run)
-                self._given.view.wake()
+        def resolve() -> float:
+            submission = find_submission(self._dependencies.stores(workflow.namespace), workflow)
+            if submission is not None:
+                tracked.run_key = (workflow.namespace, submission.run)
+                self._dependencies.view.wake()
             return 0.0
 
-        if not over.is_set():
-            self._guarded(workflow.namespace, place)
+        if not stop.is_set():
+            self._guarded(workflow.namespace, resolve)
 
-    def _sweep(self, over: threading.Event) -> None:
-        """Search storage for runs that nobody has told of, and look again at those that have not settled."""
+    def _sweep(self, stop: threading.Event) -> None:
+        """Search storage for runs that the watch missed, and for runs that are not settled."""
         try:
-            for namespace in self._tenants():
-                self._guarded(namespace, lambda of=namespace: self._search(of, over))  # type: ignore[misc]
+            for namespace in self._served_namespaces():
+                self._guarded(namespace, lambda of=namespace: self._search_namespace(of, stop))  # type: ignore[misc]
         finally:
-            self._sweeping = False
+            self._is_sweeping = False
 
-    def _tenants(self) -> list[str]:
-        if self._given.namespaces is not None:
-            return list(self._given.namespaces)
-        return self._given.view.namespaces()
+    def _served_namespaces(self) -> list[str]:
+        if self._dependencies.namespaces is not None:
+            return list(self._dependencies.namespaces)
+        return self._dependencies.view.namespaces()
 
-    def _search(self, namespace: str, over: threading.Event) -> float:
-        for name in list_runs(self._given.stores(namespace)):
-            if over.is_set():
+    def _search_namespace(self, namespace: str, stop: threading.Event) -> float:
+        for run in list_runs(self._dependencies.stores(namespace)):
+            if stop.is_set():
                 break
-            if self._is_worth_a_look((namespace, name)):
+            if self._needs_reconcile((namespace, run)):
                 with self._lock:
-                    self._found.append((namespace, name))
+                    self._found_runs.append((namespace, run))
         return 0.0
 
-    def _is_worth_a_look(self, key: RunKey) -> bool:
-        known = self._register.find(key)
-        if known is not None:
-            return not (known.settled or known.busy)
-        if key in self._not_asked:
+    def _needs_reconcile(self, key: RunKey) -> bool:
+        tracked = self._tracker.find_run(key)
+        if tracked is not None:
+            return not (tracked.is_settled or tracked.is_busy)
+        if key in self._without_policy:
             return False
         try:
-            asked = self._given.attendant.policy(key) is not None
+            has_policy = self._dependencies.reconciler.read_policy(key) is not None
         except (NotFoundError, UsageError):
-            return False  # not recorded yet, or not compiled by us; the next sweep looks again
-        if not asked:
-            self._not_asked.add(key)
-        return asked
+            return False  # not recorded yet, or not compiled by Tiphys; the next sweep reads it again
+        if not has_policy:
+            self._without_policy.add(key)
+        return has_policy
 
-    def _look(self, run: Followed, over: threading.Event) -> None:
-        again = AGAIN_SECONDS
+    def _reconcile_when_due(self, tracked_run: TrackedRun, stop: threading.Event) -> None:
+        wait_seconds = RETRY_SECONDS
         try:
-            if not over.is_set():
-                again = self._guarded(run.key[0], lambda: self._attend(run))
+            if not stop.is_set():
+                wait_seconds = self._guarded(tracked_run.key[0], lambda: self._reconcile_run(tracked_run))
         finally:
-            run.due = min(run.due, self._given.monotonic() + again)
-            run.busy = False
+            tracked_run.due_at = min(tracked_run.due_at, self._dependencies.monotonic() + wait_seconds)
+            tracked_run.is_busy = False
 
-    def _attend(self, run: Followed) -> float:
-        """One look; answers after how many seconds the next is due."""
-        attended = self._given.attendant.attend(run.key, run.shutdowns)
-        decision = attended.decision
-        run.settled = decision.action is Action.LEAVE and decision.reason != "Runs"
-        if attended.resumed or decision.reason in _GOES_ON:
-            self._given.sight.explained(run.key)
-        self._given.teller.attended(run, attended)
-        if run.settled:
-            self._given.attendant.forget(run.key)
-        if decision.action is not Action.WAIT:
+    def _reconcile_run(self, tracked_run: TrackedRun) -> float:
+        """Reconcile a run once; returns the seconds until the next reconcile."""
+        result = self._dependencies.reconciler.reconcile(tracked_run.key, tracked_run.shutdowns)
+        decision = result.decision
+        tracked_run.is_settled = decision.action is AutoResumeAction.LEAVE_ALONE and decision.reason != "Runs"
+        if result.resumed or decision.reason in _HEALTHY_REASONS:
+            self._dependencies.health_tracker.clear_end(tracked_run.key)
+        self._dependencies.reporter.report_result(tracked_run, result)
+        if tracked_run.is_settled:
+            self._dependencies.reconciler.forget_run(tracked_run.key)
+        if decision.action is not AutoResumeAction.WAIT:
             return NEVER
-        return min(max(decision.seconds, _ROUND_SECONDS), LATER_SECONDS)
+        return min(max(decision.wait_seconds, _ROUND_SECONDS), SLOW_RETRY_SECONDS)
 
     def _guarded(self, namespace: str, action: Callable[[], float]) -> float:
-        """Do something that may fail, without silencing the loop; answers when to try again."""
+        """Run an action and log its errors; returns the seconds until the next try."""
         try:
             return action()
-        except ConflictError as error:  # somebody else goes on with it, or leads
+        except ConflictError as error:  # another process resumes the run, or leads
             _log.info("resume.left", namespace=namespace, reason=str(error))
-            return AGAIN_SECONDS
+            return RETRY_SECONDS
         except StoreError as error:
-            self._given.sight.trouble(namespace)
+            self._dependencies.health_tracker.record_outage(namespace)
             _log.warning("resume.unanswered", namespace=namespace, error=str(error))
-            again = AGAIN_SECONDS
+            wait_seconds = RETRY_SECONDS
         except TiphysError as error:
             _log.warning("resume.failed", namespace=namespace, error=str(error))
-            again = LATER_SECONDS
-        except Exception:  # noqa: BLE001  the worker loop: a bug about one run must not keep all others from going on
+            wait_seconds = SLOW_RETRY_SECONDS
+        except Exception:  # noqa: BLE001  the worker loop: a bug about one run must not stop the others
             _log.exception("resume.crashed", namespace=namespace)
-            again = LATER_SECONDS
-        self._given.teller.failed("resume")
-        return again
+            wait_seconds = SLOW_RETRY_SECONDS
+        self._dependencies.reporter.report_failure("resume")
+        return wait_seconds

@@ -1,8 +1,7 @@
-"""The controller, put together: it stands by until it leads, then watches, heals and tells.
+"""Assembles the controller: leader election, watches, workers and the HTTP server.
 
-Puts together what acts by itself while this controller leads.
-
-Listens for Kubernetes, Prometheus and `tiphys doctor`, and for the calls behind the door.
+Several replicas may run; one leads and runs the workers, the others wait for
+its Lease.
 """
 
 import functools
@@ -16,162 +15,160 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 
 from tiphys.errors import StoreError
-from tiphys.kube import KubeApi, LeaderLease, cluster_name
-from tiphys.kube.resources import GPU_LEDGERS, LEASES, LEDGER_NAME
+from tiphys.kube import KubeApi, LeaderElector, identify_cluster
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME, GPU_LEDGERS, LEASES
 from tiphys.records import utc_now
 from tiphys.service.http_server import AppServer
 from tiphys.store import Store
-from tiphys_controller.alerts.rules import NOTIFY_OF_ALL, Rules
-from tiphys_controller.alerts.webhook import Inbox
-from tiphys_controller.auto_resume.act import Attendant
-from tiphys_controller.auto_resume.act import Surroundings as AttendantSurroundings
-from tiphys_controller.auto_resume.observation_health import Sight
-from tiphys_controller.auto_resume.state import Limits, Mode
+from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, AlertRules
+from tiphys_controller.alerts.webhook import AlertInbox
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.observation_health import ObservationHealthTracker
+from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 from tiphys_controller.kubernetes.alert_worker import AlertWorker
-from tiphys_controller.kubernetes.auto_resume_loop import Given, Resumer
-from tiphys_controller.kubernetes.events.auto_resume_events import ResumeNews
-from tiphys_controller.kubernetes.events.recorder import Narrator
-from tiphys_controller.kubernetes.gpu_projections import Projector
+from tiphys_controller.kubernetes.auto_resume_loop import AutoResumeLoop, LoopDependencies
+from tiphys_controller.kubernetes.events.auto_resume_events import AutoResumeRecorder
+from tiphys_controller.kubernetes.events.recorder import EventRecorder
+from tiphys_controller.kubernetes.gpu_projections import ProjectionWriter
 from tiphys_controller.kubernetes.janitor import Janitor
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.pod_cleanup import Gangs, Healer
-from tiphys_controller.kubernetes.watch_cache import ClusterView, Watching
-from tiphys_controller.kubernetes.writer import COMPONENT, Writer
-from tiphys_controller.server.app import create_app
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.pod_cleanup import AgentPodCleaner, GangCleaner
+from tiphys_controller.kubernetes.watch_cache import ClusterWatches, WatchCache, find_incomplete_reason
+from tiphys_controller.kubernetes.writer import COMPONENT, ClusterWriter
+from tiphys_controller.server.app import create_controller_app
 
-Work = tuple[str, Callable[[threading.Event], None]]
-"""A name, and what works until the event is set."""
+WorkerSpec = tuple[str, Callable[[threading.Event], None]]
+"""Name of a worker, and its function, which runs until the event is set."""
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a controller has while it leads."""
+class ControllerContext:
+    """Dependencies of the workers while this controller leads."""
 
     api: KubeApi
     namespaces: tuple[str, ...] | None
     stores: Callable[[str], Store]
-    view: ClusterView
-    watching: Watching
-    writer: Writer
-    metrics: Metrics
-    may_write: Callable[[], bool]
-    limits: Limits
+    view: WatchCache
+    watches: ClusterWatches
+    writer: ClusterWriter
+    metrics: ControllerMetrics
+    is_leader: Callable[[], bool]
+    limits: AutoResumeLimits
     monotonic: Callable[[], float]
-    inbox: Inbox | None = None
-    """Where alerts arrive; None where none do."""
-    janitor: Mode = Mode.OFF
+    inbox: AlertInbox | None = None
+    """Inbox of alerts; None without a webhook."""
+    janitor: AutomationMode = AutomationMode.OFF
     now: Callable[[], datetime] = utc_now
-    rules: Rules = field(default_factory=lambda: NOTIFY_OF_ALL)
-    home: str = ""
-    """Namespace of the release, where the ledger is."""
+    rules: AlertRules = field(default_factory=lambda: DEFAULT_ALERT_RULES)
+    ledger_namespace: str = ""
+    """Namespace of the `GPULedger`."""
 
 
 def submitter_of(api: KubeApi) -> Callable[[], KubernetesSubmitter]:
-    """The cluster as a place for Workflows; its name is asked for when it is needed first."""
-    return functools.cache(lambda: KubernetesSubmitter(api, cluster_name(api)))
+    """Return a function that connects the submitter at its first call, because that reads the cluster's identity."""
+    return functools.cache(lambda: KubernetesSubmitter(api, identify_cluster(api)))
 
 
-class Automation:
-    """The loop that resumes runs, and the worker that acts on alerts; both have one attendant."""
+class WorkerFactory:
+    """Creates the workers. The auto-resume loop and the alert worker share one reconciler and its limits."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        view = parts.view
-        self._sight = Sight(
-            lambda: _blind(parts.watching),
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
+        view = context.view
+        self._health_tracker = ObservationHealthTracker(
+            lambda: find_incomplete_reason(context.watches),
             lambda: sum(one.auto_resume and not one.finished for one in view.workflows()),
-            parts.limits,
-            parts.monotonic,
+            context.limits,
+            context.monotonic,
         )
-        surroundings = AttendantSurroundings(
-            parts.stores, submitter_of(parts.api), parts.may_write, self._sight.health, parts.monotonic
+        dependencies = ReconcilerDependencies(
+            context.stores,
+            submitter_of(context.api),
+            context.is_leader,
+            self._health_tracker.measure_health,
+            context.monotonic,
         )
-        self._attendant = Attendant(surroundings, parts.limits)
+        self._reconciler = AutoResumeReconciler(dependencies, context.limits)
 
-    def works(self) -> Iterator[Work]:
-        """What there is to do."""
-        if self._parts.limits.mode is not Mode.OFF:
-            yield "resumer", self.resumer().run
-        if self._parts.inbox is not None:
-            yield "alerts", self.alerts(self._parts.inbox).run
-        if self._parts.janitor is not Mode.OFF:
-            yield "janitor", self.janitor().run
+    def create_workers(self) -> Iterator[WorkerSpec]:
+        """Workers that the configuration enables."""
+        if self._context.limits.mode is not AutomationMode.OFF:
+            yield "resumer", self.create_auto_resume_loop().run
+        if self._context.inbox is not None:
+            yield "alerts", self.create_alert_worker(self._context.inbox).run
+        if self._context.janitor is not AutomationMode.OFF:
+            yield "janitor", self.create_janitor().run
 
-    def resumer(self) -> Resumer:
-        parts = self._parts
-        news = ResumeNews(parts.writer, parts.stores, parts.metrics, parts.limits, parts.monotonic)
-        return Resumer(
-            Given(
-                parts.view,
-                self._attendant,
-                self._sight,
-                parts.stores,
-                news,
-                parts.limits,
-                parts.monotonic,
-                parts.namespaces,
+    def create_auto_resume_loop(self) -> AutoResumeLoop:
+        context = self._context
+        reporter = AutoResumeRecorder(
+            context.writer, context.stores, context.metrics, context.limits, context.monotonic
+        )
+        return AutoResumeLoop(
+            LoopDependencies(
+                context.view,
+                self._reconciler,
+                self._health_tracker,
+                context.stores,
+                reporter,
+                context.limits,
+                context.monotonic,
+                context.namespaces,
             )
         )
 
-    def alerts(self, inbox: Inbox) -> AlertWorker:
-        parts = self._parts
-        around = (parts.stores, parts.view, parts.writer, parts.metrics, parts.namespaces)
-        return AlertWorker(inbox, parts.rules, self._attendant, *around)
+    def create_alert_worker(self, inbox: AlertInbox) -> AlertWorker:
+        context = self._context
+        dependencies = (context.stores, context.view, context.writer, context.metrics, context.namespaces)
+        return AlertWorker(inbox, context.rules, self._reconciler, *dependencies)
 
-    def janitor(self) -> Janitor:
-        parts = self._parts
-        submitter = submitter_of(parts.api)
+    def create_janitor(self) -> Janitor:
+        context = self._context
+        submitter = submitter_of(context.api)
 
         def tenants() -> list[str]:
-            return list(parts.namespaces) if parts.namespaces is not None else parts.view.namespaces()
+            return list(context.namespaces) if context.namespaces is not None else context.view.namespaces()
 
         return Janitor(
-            parts.stores,
+            context.stores,
             tenants,
-            parts.view,
-            lambda: _blind(parts.watching),
+            context.view,
+            lambda: find_incomplete_reason(context.watches),
             lambda: submitter().cluster,
-            lambda: parts.api.get(GPU_LEDGERS, parts.home, LEDGER_NAME),
-            parts.may_write,
-            parts.metrics,
-            parts.now,
-            parts.janitor,
+            lambda: context.api.get(GPU_LEDGERS, context.ledger_namespace, DEFAULT_LEDGER_NAME),
+            context.is_leader,
+            context.metrics,
+            context.now,
+            context.janitor,
         )
 
 
-def _blind(watching: Watching) -> str:
-    """Why the watches do not show all that there is; empty if they do."""
-    for what, why in sorted(watching.troubles.items()):
-        return f"{what}: {why}"
-    return "" if watching.synced else "not everything was listed yet"
-
-
-LEASE = "tiphys-controller"
-_END_SECONDS = 5.0
+LEADER_LEASE_NAME = "tiphys-controller"
+_SHUTDOWN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a controller is given."""
+class ControllerDependencies:
+    """Dependencies of `Controller`."""
 
     api: KubeApi
     namespaces: tuple[str, ...] | None
-    """Namespaces of workflows; None for all."""
+    """Namespaces of Workflows; None for all."""
     stores: Callable[[str], Store]
     identity: str
-    """Name of the pod; unique among the controllers."""
+    """Name of the pod; unique among the replicas."""
     lease_namespace: str
-    ledger: str = ""
-    """Name of the `GPULedger` beside the Lease that is shown as objects; empty: none is."""
-    limits: Limits = field(default_factory=lambda: Limits(mode=Mode.OFF))
-    """Whether runs go on by themselves, and how many."""
-    inbox: Inbox | None = None
-    """Where alerts arrive; None where none do."""
-    rules: Rules = field(default_factory=lambda: NOTIFY_OF_ALL)
-    """What to do for which alert."""
-    janitor: Mode = Mode.OFF
-    """Whether what nobody needs is removed."""
+    ledger_name: str = ""
+    """`GPULedger` to project as objects, in the namespace of the Lease; empty: none."""
+    limits: AutoResumeLimits = field(default_factory=lambda: AutoResumeLimits(mode=AutomationMode.OFF))
+    """Mode and limits of automatic resumes."""
+    inbox: AlertInbox | None = None
+    """Inbox of alerts; None without a webhook."""
+    rules: AlertRules = field(default_factory=lambda: DEFAULT_ALERT_RULES)
+    """Actions by alert name."""
+    janitor_mode: AutomationMode = AutomationMode.OFF
+    """Whether the janitor removes dead uploads and old alerts."""
     now: Callable[[], datetime] = utc_now
     monotonic: Callable[[], float] = time.monotonic
 
@@ -180,103 +177,136 @@ class Controller:
     """One candidate for leadership. Several may run; one leads.
 
     Args:
-        given: Its surroundings.
-        lease_seconds: After this time without a renewal another one leads.
+        dependencies: Its dependencies.
+        lease_seconds: Time without a renewal after which another candidate leads.
         renew_seconds: Time between two renewals.
     """
 
-    def __init__(self, given: Surroundings, lease_seconds: float = 15.0, renew_seconds: float = 2.0) -> None:
-        self.metrics = Metrics()
-        self._given = given
-        self._lease = LeaderLease(
-            given.api,
-            given.lease_namespace,
-            LEASE,
-            given.identity,
-            monotonic=given.monotonic,
+    def __init__(
+        self, dependencies: ControllerDependencies, lease_seconds: float = 15.0, renew_seconds: float = 2.0
+    ) -> None:
+        self.metrics = ControllerMetrics()
+        self._dependencies = dependencies
+        self._lease = LeaderElector(
+            dependencies.api,
+            dependencies.lease_namespace,
+            LEADER_LEASE_NAME,
+            dependencies.identity,
+            monotonic=dependencies.monotonic,
             duration_seconds=lease_seconds,
             renew_seconds=renew_seconds,
         )
-        self._watching: Watching | None = None
-        self._narrator: Narrator | None = None
+        self._watches: ClusterWatches | None = None
+        self._event_recorder: EventRecorder | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Stand by and lead until ``stop``; returns within seconds of it."""
-        self._lease.lead(stop, self._work)
+        """Campaign for leadership and lead until ``stop``; returns within seconds of it."""
+        self._lease.run(stop, self._run_workers)
 
-    def check(self) -> None:
-        """Raise `StoreError` that says why this controller is not ready.
+    def check_ready(self) -> None:
+        """Check readiness.
 
-        One that stands by is ready if it sees the Lease; one that leads, if it
-        sees everything that it has to watch, and can read and write.
+        A standby is ready if it can read the Lease. A leader is ready if its
+        watches are complete and storage and API server answer.
+
+        Raises:
+            StoreError: the controller is not ready; the message says why.
         """
-        watching, narrator = self._watching, self._narrator
-        if watching is None or narrator is None:
-            self._given.api.get(LEASES, self._given.lease_namespace, LEASE)
+        watches, recorder = self._watches, self._event_recorder
+        if watches is None or recorder is None:
+            self._dependencies.api.get(LEASES, self._dependencies.lease_namespace, LEADER_LEASE_NAME)
             return
-        for what, why in sorted(watching.troubles.items()):
-            raise StoreError(f"cannot watch {what}: {why}")
-        if not watching.synced:
-            raise StoreError("not all Workflows and pods have been listed yet")
-        if narrator.trouble:
-            raise StoreError(narrator.trouble)
+        if reason := find_incomplete_reason(watches):
+            raise StoreError(reason)
+        if recorder.last_error:
+            raise StoreError(recorder.last_error)
 
-    def _work(self, over: threading.Event) -> None:
-        given, view = self._given, ClusterView()
-        writer = Writer(given.api, lambda: self._lease.held, self.metrics, given.now, given.identity or COMPONENT)
-        narrator = Narrator(view, given.stores, writer, self.metrics, given.now, given.monotonic)
-        healer = Healer(view, writer, self.metrics)
-        gangs = Gangs(view, given.api, writer, self.metrics, given.monotonic)
-        self._watching, self._narrator = Watching(given.api, given.namespaces, view, self.metrics), narrator
-        works: list[Work] = [("healer", healer.run), ("gangs", gangs.run), ("narrator", narrator.run)]
-        works += Automation(self._parts(view, self._watching, writer)).works()
-        if given.ledger:
-            where = (given.lease_namespace, view, writer, self.metrics, given.monotonic, given.ledger)
-            works.append(("projector", Projector(given.api, *where).run))
-        workers = [threading.Thread(target=work, args=(over,), name=name, daemon=True) for name, work in works]
-        self.metrics.leads.set(1)
-        self._watching.start(over)
+    def _run_workers(self, stop: threading.Event) -> None:
+        dependencies, view = self._dependencies, WatchCache()
+        writer = ClusterWriter(
+            dependencies.api,
+            lambda: self._lease.is_leader,
+            self.metrics,
+            dependencies.now,
+            dependencies.identity or COMPONENT,
+        )
+        recorder = EventRecorder(
+            view, dependencies.stores, writer, self.metrics, dependencies.now, dependencies.monotonic
+        )
+        agent_cleaner = AgentPodCleaner(view, writer, self.metrics)
+        gang_cleaner = GangCleaner(view, dependencies.api, writer, self.metrics, dependencies.monotonic)
+        self._watches, self._event_recorder = (
+            ClusterWatches(dependencies.api, dependencies.namespaces, view, self.metrics),
+            recorder,
+        )
+        specs: list[WorkerSpec] = [
+            ("agent-cleaner", agent_cleaner.run),
+            ("gang-cleaner", gang_cleaner.run),
+            ("recorder", recorder.run),
+        ]
+        specs += WorkerFactory(self._build_context(view, self._watches, writer)).create_workers()
+        if dependencies.ledger_name:
+            projection_args = (
+                dependencies.lease_namespace,
+                view,
+                writer,
+                self.metrics,
+                dependencies.monotonic,
+                dependencies.ledger_name,
+            )
+            specs.append(("projector", ProjectionWriter(dependencies.api, *projection_args).run))
+        workers = [threading.Thread(target=work, args=(stop,), name=name, daemon=True) for name, work in specs]
+        self.metrics.is_leader.set(1)
+        self._watches.start(stop)
         for worker in workers:
             worker.start()
-        over.wait()
+        stop.wait()
         view.wake()
         for worker in workers:
-            # One that waits for storage may take longer; it writes nothing any more, and dies with the process.
-            worker.join(_END_SECONDS)
-        self.metrics.leads.set(0)
-        self._watching = self._narrator = None
+            # A worker that waits for storage may take longer. It cannot write any more, and ends with the process.
+            worker.join(_SHUTDOWN_SECONDS)
+        self.metrics.is_leader.set(0)
+        self._watches = self._event_recorder = None
 
-    def _parts(self, view: ClusterView, watching: Watching, writer: Writer) -> Parts:
-        given = self._given
-        return Parts(
-            given.api,
-            given.namespaces,
-            given.stores,
+    def _build_context(self, view: WatchCache, watches: ClusterWatches, writer: ClusterWriter) -> ControllerContext:
+        dependencies = self._dependencies
+        return ControllerContext(
+            dependencies.api,
+            dependencies.namespaces,
+            dependencies.stores,
             view,
-            watching,
+            watches,
             writer,
             self.metrics,
-            lambda: self._lease.held,
-            given.limits,
-            given.monotonic,
-            given.inbox,
-            given.janitor,
-            given.now,
-            given.rules,
-            given.lease_namespace,
+            lambda: self._lease.is_leader,
+            dependencies.limits,
+            dependencies.monotonic,
+            dependencies.inbox,
+            dependencies.janitor_mode,
+            dependencies.now,
+            dependencies.rules,
+            dependencies.lease_namespace,
         )
 
 
 class HealthServer(AppServer):
-    """Answers between ``__enter__`` and ``__exit__``. ``port`` 0 takes a free one.
+    """HTTP server of the controller, between ``__enter__`` and ``__exit__``.
+
+    Args:
+        controller: The controller.
+        host: Address to listen on.
+        port: Port to listen on; 0 for a free one.
+        api_routes: Routes of the HTTP API.
 
     Raises:
         ConflictError: the port is in use.
         UsageError: the host cannot be listened on.
     """
 
-    def __init__(self, controller: Controller, host: str, port: int, calls: Sequence[Route] = ()) -> None:
-        super().__init__(create_app(controller.check, controller.metrics.render, calls), host, port)
+    def __init__(self, controller: Controller, host: str, port: int, api_routes: Sequence[Route] = ()) -> None:
+        super().__init__(
+            create_controller_app(controller.check_ready, controller.metrics.render, api_routes), host, port
+        )
 
     @property
     def port(self) -> int:

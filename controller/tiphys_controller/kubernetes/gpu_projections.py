@@ -1,18 +1,12 @@
-"""Which objects show what a `GPULedger` says: a pure function of it.
+"""Shows the `GPULedger` as objects that kubectl can list: queues, flavors and leases.
 
-They are made from the object as it is stored, whose form the kind declares.
+The objects are a pure function of the ledger as it is stored. The service that
+schedules counts the same sums; a test compares both.
 
-Against which quota leases and requests count, by flavor or GPU type: sums from the ledger as it is stored.
-
-The words are those of the service, which decides: a test holds these sums
-against its own.
-
-Keeps the projections as the ledger is, while this controller leads.
-
-A round costs one GET of the ledger, and one write for each queue or lease that
-has changed since the last; once a minute, a list of both kinds, by which changes
-of others are found and undone. Rounds are seconds apart and write a bounded
-number of objects, so that a burst of admissions never becomes one of writes.
+A round costs one GET of the ledger and one write per changed object. Once a
+minute the kinds are listed, to undo changes made by others. Rounds are seconds
+apart and write a bounded number of objects, so that a burst of admissions never
+becomes a burst of writes.
 """
 
 import hashlib
@@ -27,98 +21,104 @@ import structlog
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, TiphysError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.resources import GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, LEDGER_NAME, Resource
-from tiphys_controller.kubernetes.events.messages import leaving
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME, GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, Resource
+from tiphys_controller.kubernetes.events.messages import preempted_message
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.writer import ClusterWriter
 
 ANY_TYPE = "*"
-Sums = defaultdict[str, Counter[str]]
+GpuSums = defaultdict[str, Counter[str]]
 """GPUs by queue and pool."""
 
 
-class Counting:
-    """Sums under the queues and flavors of ``spec``."""
+class QuotaCounter:
+    """Sums GPUs by queue and pool, under the queues and flavors of a ledger's ``spec``."""
 
     def __init__(self, spec: Object) -> None:
         self.flavors: dict[str, Object] = {one["name"]: one for one in spec.get("flavors") or ()}
         self._queues: dict[str, Object] = {one["name"]: one for one in spec.get("queues") or ()}
 
-    def held(self, leases: Iterable[Object]) -> Sums:
-        """What leases hold."""
-        return _summed((one, self._pool(one, one["pool"])) for one in leases)
+    def count_held(self, leases: Iterable[Object]) -> GpuSums:
+        """GPUs held by leases."""
+        return _sum_gpus((one, self._find_pool(one, one["pool"])) for one in leases)
 
-    def pending(self, waiting: Iterable[Object]) -> Sums:
-        """What is waited for: of flavors, the first that suits."""
-        return _summed((one, next(self._suiting(one), None) or self._pool(one, ANY_TYPE)) for one in waiting)
+    def count_pending(self, waiting: Iterable[Object]) -> GpuSums:
+        """GPUs that requests wait for; a request counts against the first suitable flavor."""
+        return _sum_gpus(
+            (one, next(self._find_suitable_pools(one), None) or self._find_pool(one, ANY_TYPE)) for one in waiting
+        )
 
-    def _pool(self, one: Object, given: str) -> str:
-        queue = self._queues.get(one["queue"])
-        kind = given if given in self.flavors and queue is not None else one.get("gpuType") or given
+    def _find_pool(self, entry: Object, pool: str) -> str:
+        queue = self._queues.get(entry["queue"])
+        kind = pool if pool in self.flavors and queue is not None else entry.get("gpuType") or pool
         if queue is None or kind in queue["gpus"]:
             return str(kind)
-        alike = (name for name in self._named(queue) if self.flavors and self._type(name) == self._type(kind))
+        alike = (
+            name
+            for name in self._order_pools(queue)
+            if self.flavors and self._find_gpu_type(name) == self._find_gpu_type(kind)
+        )
         return next(alike, ANY_TYPE)
 
-    def _suiting(self, one: Object) -> Iterator[str]:
+    def _find_suitable_pools(self, one: Object) -> Iterator[str]:
         queue = self._queues.get(one["queue"])
-        names = self._named(queue) if self.flavors and queue is not None else []
+        names = self._order_pools(queue) if self.flavors and queue is not None else []
         if one.get("spot") == "avoided":
             names.sort(key=lambda name: bool(self.flavors.get(name, {}).get("spot")))
         for name in names:
             flavor = self.flavors.get(name, {})
             uses = ("allowed", "only", "avoided") if flavor.get("spot") else ("no", "allowed", "avoided")
             memory = flavor.get("memory_mb") or one.get("minGpuMemoryMb", 0)
-            suits = one.get("gpuType") in (None, self._type(name)) and memory >= one.get("minGpuMemoryMb", 0)
+            suits = one.get("gpuType") in (None, self._find_gpu_type(name)) and memory >= one.get("minGpuMemoryMb", 0)
             if suits and (not flavor or one.get("spot", "no") in uses):
                 yield name
 
-    def _named(self, queue: Object) -> list[str]:
-        """Its pools but ``*``, in the order in which they are tried."""
+    def _order_pools(self, queue: Object) -> list[str]:
+        """Pools of a queue except ``*``, in the order in which the scheduler tries them."""
         first, declared = queue.get("flavor_order") or [], list(self.flavors)
         rest = [name for name in queue["gpus"] if name != ANY_TYPE and name not in first]
-        return [*first, *sorted(rest, key=lambda name: (_place(declared, name), name))]
+        return [*first, *sorted(rest, key=lambda name: (_declared_position(declared, name), name))]
 
-    def _type(self, kind: str) -> Any:
+    def _find_gpu_type(self, kind: str) -> Any:
         return self.flavors[kind]["gpu_type"] if kind in self.flavors else kind
 
 
-def _place(declared: list[str], name: str) -> int:
+def _declared_position(declared: list[str], name: str) -> int:
     return declared.index(name) if name in declared else len(declared)
 
 
-def _summed(entries: Iterable[tuple[Object, str]]) -> Sums:
-    sums: Sums = defaultdict(Counter)
+def _sum_gpus(entries: Iterable[tuple[Object, str]]) -> GpuSums:
+    sums: GpuSums = defaultdict(Counter)
     for one, pool in entries:
         sums[one["queue"]][pool] += one["gpus"]
     return sums
 
 
 LEDGER_LABEL = "tiphys.dev/ledger"
-MOST_LEASES = 2500
-"""As many as a ledger holds at the most."""
+MAX_LEASES = 2500
+"""Largest number of leases in a ledger."""
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.-]+")
 _LONGEST_PREFIX = 200
 
 
-class Key(NamedTuple):
-    """A projection, by kind and name."""
+class ProjectionKey(NamedTuple):
+    """Kind and name of a projection."""
 
     resource: Resource
     name: str
 
 
-def projections(ledger: Object) -> dict[Key, Object]:
-    """The objects that there should be, in the namespace of the ledger."""
+def build_projections(ledger: Object) -> dict[ProjectionKey, Object]:
+    """Build the objects that should exist, in the namespace of the ledger."""
     spec, status = ledger.get("spec") or {}, ledger.get("status") or {}
-    counting = Counting(spec)
-    used, pending = counting.held(status.get("leases") or ()), counting.pending(status.get("waiting") or ())
-    found = [*_queues(ledger, used, pending), *_flavors(ledger, used, pending), *_leases(ledger)]
-    return {Key(resource, body["metadata"]["name"]): body for resource, body in found}
+    counting = QuotaCounter(spec)
+    used, pending = counting.count_held(status.get("leases") or ()), counting.count_pending(status.get("waiting") or ())
+    objects = [*_build_queues(ledger, used, pending), *_build_flavors(ledger, used, pending), *_build_leases(ledger)]
+    return {ProjectionKey(resource, body["metadata"]["name"]): body for resource, body in objects}
 
 
-def _queues(ledger: Object, used: Sums, pending: Sums) -> Iterator[tuple[Resource, Object]]:
+def _build_queues(ledger: Object, used: GpuSums, pending: GpuSums) -> Iterator[tuple[Resource, Object]]:
     spec, status = ledger.get("spec") or {}, ledger.get("status") or {}
     declared = {queue["name"]: queue for queue in spec.get("queues") or ()}
     leases, waiting = status.get("leases") or (), status.get("waiting") or ()
@@ -126,23 +126,28 @@ def _queues(ledger: Object, used: Sums, pending: Sums) -> Iterator[tuple[Resourc
     for name in sorted({*declared, *used, *pending}):
         queue = declared.get(name)
         nominal: dict[str, int] = queue["gpus"] if queue else {}
-        held = dict(sorted(used[name].items()))
-        beyond = {pool: gpus - nominal.get(pool, 0) for pool, gpus in held.items() if gpus > nominal.get(pool, 0)}
-        told = {
+        used_gpus = dict(sorted(used[name].items()))
+        borrowed = {
+            pool: gpus - nominal.get(pool, 0) for pool, gpus in used_gpus.items() if gpus > nominal.get(pool, 0)
+        }
+        counts = {
             "nominal": nominal,
-            "used": held,
-            "borrowed": beyond,
+            "used": used_gpus,
+            "borrowed": borrowed,
             "pending": dict(sorted(pending[name].items())),
             "leases": holders[name],
             "requests": requests[name],
             **({"cohort": queue["cohort"]} if queue and queue.get("cohort") else {}),
         }
-        columns = {what: _words(told[what]) for what in ("nominal", "used", "borrowed", "pending")}
-        condition = _admitting(queue)
-        yield GPU_QUEUES, _object(ledger, _name(name), {"queue": name}, {**told, "summary": columns, **condition})
+        columns = {what: _format_gpus(counts[what]) for what in ("nominal", "used", "borrowed", "pending")}
+        condition = _build_admitting_condition(queue)
+        yield (
+            GPU_QUEUES,
+            _build_object(ledger, _object_name(name), {"queue": name}, {**counts, "summary": columns, **condition}),
+        )
 
 
-def _flavors(ledger: Object, used: Sums, pending: Sums) -> Iterator[tuple[Resource, Object]]:
+def _build_flavors(ledger: Object, used: GpuSums, pending: GpuSums) -> Iterator[tuple[Resource, Object]]:
     spec = ledger.get("spec") or {}
     for flavor in spec.get("flavors") or ():
         name, labels = flavor["name"], flavor.get("node_labels") or {}
@@ -158,17 +163,21 @@ def _flavors(ledger: Object, used: Sums, pending: Sums) -> Iterator[tuple[Resour
             "pending": sum(pools[name] for pools in pending.values()),
             "queues": sorted(quotas),
             "summary": {"nodeLabels": ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))},
-            **_conditions("Offered", bool(quotas), *_who_offers(quotas)),
+            **_build_condition("Offered", bool(quotas), *_offer_reason(quotas)),
         }
-        yield GPU_FLAVORS, _object(ledger, _name(name), {"flavor": name}, status)
+        yield GPU_FLAVORS, _build_object(ledger, _object_name(name), {"flavor": name}, status)
 
 
-def _who_offers(quotas: dict[str, int]) -> tuple[str, str]:
-    return ("QuotaDeclared", "") if quotas else ("NoQuota", "no queue has a quota of it, so nobody gets its GPUs")
+def _offer_reason(quotas: dict[str, int]) -> tuple[str, str]:
+    return (
+        ("QuotaDeclared", "")
+        if quotas
+        else ("NoQuota", "no queue has a quota of this flavor, so no step gets its GPUs")
+    )
 
 
-def _leases(ledger: Object) -> Iterator[tuple[Resource, Object]]:
-    for lease in ((ledger.get("status") or {}).get("leases") or ())[:MOST_LEASES]:
+def _build_leases(ledger: Object) -> Iterator[tuple[Resource, Object]]:
+    for lease in ((ledger.get("status") or {}).get("leases") or ())[:MAX_LEASES]:
         spec = {
             key: lease[key] for key in ("queue", "gpus", "run", "step", "namespace", "workflow", "uid") if key in lease
         }
@@ -181,37 +190,44 @@ def _leases(ledger: Object) -> Iterator[tuple[Resource, Object]]:
             "nodes": nodes,
             "grantedAt": lease["grantedAt"],
             **({"leaving": leaving} if leaving else {}),
-            "summary": {"nodes": _shown(nodes), "leavesBy": leaving["deadline"] if leaving else ""},
-            **_conditions(
+            "summary": {"nodes": _format_nodes(nodes), "leavesBy": leaving["deadline"] if leaving else ""},
+            **_build_condition(
                 "Leaving",
                 leaving is not None,
-                *_why_leaving(leaving),
+                *_leaving_reason(leaving),
                 leaving["askedAt"] if leaving else lease["grantedAt"],
             ),
         }
-        yield GPU_LEASES, _object(ledger, _name(lease["id"]), spec, status)
+        yield GPU_LEASES, _build_object(ledger, _object_name(lease["id"]), spec, status)
 
 
-def _admitting(queue: Object | None) -> Object:
+def _build_admitting_condition(queue: Object | None) -> Object:
     if queue is None:
-        return _conditions("Admitting", False, "QueueUnknown", "no such queue is declared any more; what runs goes on")
+        return _build_condition(
+            "Admitting", False, "QueueUnknown", "the queue is no longer declared; running steps continue"
+        )
     if queue.get("stopped"):
-        return _conditions("Admitting", False, "QueueStopped", "nothing new starts; what runs goes on")
-    return _conditions("Admitting", True, "Open", "")
+        return _build_condition(
+            "Admitting", False, "QueueStopped", "the queue is stopped: no step starts; running steps continue"
+        )
+    return _build_condition("Admitting", True, "Open", "")
 
 
-def _why_leaving(leaving: Object | None) -> tuple[str, str]:
+def _leaving_reason(leaving: Object | None) -> tuple[str, str]:
     if leaving is None:
         return "Stays", ""
-    return "Preempted", f"asked at {leaving['askedAt']} to save and go, for step {leaving['step']} of another workflow"
+    return (
+        "Preempted",
+        f"asked at {leaving['askedAt']} to save and stop, for step {leaving['step']} of another workflow",
+    )
 
 
-def _conditions(name: str, holds: bool, reason: str, message: str, since: str = "") -> Object:
-    told = {"type": name, "status": str(holds), "reason": reason, "message": message}
-    return {"conditions": [{**told, **({"lastTransitionTime": since} if since else {})}]}
+def _build_condition(name: str, holds: bool, reason: str, message: str, since: str = "") -> Object:
+    condition = {"type": name, "status": str(holds), "reason": reason, "message": message}
+    return {"conditions": [{**condition, **({"lastTransitionTime": since} if since else {})}]}
 
 
-def _object(ledger: Object, name: str, spec: Object, status: Object) -> Object:
+def _build_object(ledger: Object, name: str, spec: Object, status: Object) -> Object:
     metadata = ledger["metadata"]
     owner = {"apiVersion": GPU_LEDGERS.api_version, "kind": GPU_LEDGERS.kind, "name": metadata["name"]}
     return {
@@ -226,39 +242,39 @@ def _object(ledger: Object, name: str, spec: Object, status: Object) -> Object:
     }
 
 
-def _name(text: str) -> str:
-    """What Kubernetes takes as a name; a text that is none gets one that no other text gets."""
+def _object_name(text: str) -> str:
+    """Turn a text into a Kubernetes name; a changed text gets a hash suffix, so that names stay unique."""
     plain = _NOT_IN_NAMES.sub("-", text.lower()).strip(".-")[:_LONGEST_PREFIX]
     if plain == text:
         return plain
     return f"{plain or 'queue'}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _words(gpus: dict[str, int]) -> str:
+def _format_gpus(gpus: dict[str, int]) -> str:
     return ", ".join(f"{pool} {count}" for pool, count in gpus.items() if count) or "0"
 
 
-def _shown(nodes: list[str]) -> str:
+def _format_nodes(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more" if nodes else ""
 
 
 ROUND_SECONDS = 5.0
 LIST_SECONDS = 60.0
-WRITES_OF_A_ROUND = 100
+WRITES_PER_ROUND = 100
 _KINDS = (GPU_QUEUES, GPU_FLAVORS, GPU_LEASES)
 _log = structlog.get_logger()
 
 
-class Projector:
-    """Projects the ledger ``name`` of a namespace.
+class ProjectionWriter:
+    """Keeps the projections of one ledger up to date.
 
     Args:
         api: The API server.
-        namespace: Where ledger and projections are.
-        view: Workflows, to whom it is told that they were asked to leave.
+        namespace: Namespace of ledger and projections.
+        view: Workflows that get an Event if a step of theirs is preempted.
         writer: Writes only while this controller leads.
         metrics: Counters.
-        monotonic: A clock in seconds that never jumps.
+        monotonic: Monotonic clock in seconds.
         name: Name of the ledger.
     """
 
@@ -266,11 +282,11 @@ class Projector:
         self,
         api: KubeApi,
         namespace: str,
-        view: ClusterView,
-        writer: Writer,
-        metrics: Metrics,
+        view: WatchCache,
+        writer: ClusterWriter,
+        metrics: ControllerMetrics,
         monotonic: Callable[[], float] = time.monotonic,
-        name: str = LEDGER_NAME,
+        name: str = DEFAULT_LEDGER_NAME,
     ) -> None:
         self._api = api
         self._namespace = namespace
@@ -279,96 +295,100 @@ class Projector:
         self._metrics = metrics
         self._monotonic = monotonic
         self._name = name
-        self._present: dict[Key, Object] | None = None
-        """What is there, as far as is known; None before the first list and after a failure."""
+        self._existing: dict[ProjectionKey, Object] | None = None
+        """The existing projections; None before the first list and after a failure."""
         self._listed_at = 0.0
-        self._told: set[str] = set()
+        self._recorded_keys: set[str] = set()
 
-    def run(self, over: threading.Event) -> None:
-        """Work until ``over``."""
-        while not over.is_set():
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop``."""
+        while not stop.is_set():
             try:
-                self.round()
+                self.run_round()
             except FencedError:
-                self._present = None  # whoever leads now does it
+                self._existing = None  # the new leader writes the projections
             except TiphysError as error:
-                self._failed(str(error))
+                self._record_failure(str(error))
             except Exception:  # noqa: BLE001  the worker loop: the next round begins anew
                 _log.exception("projection.crashed")
-                self._failed("a bug; the log has the trace")
-            over.wait(ROUND_SECONDS)
+                self._record_failure("internal error; the log has the traceback")
+            stop.wait(ROUND_SECONDS)
 
-    def round(self) -> int:
-        """Bring the projections up to date, as far as one round may; the number of writes.
+    def run_round(self) -> int:
+        """Update the projections, up to the limit of one round; returns the number of writes.
 
         Raises:
             StoreError: the API server is out of reach.
             FencedError: another controller may lead by now.
         """
         ledger = self._api.get(GPU_LEDGERS, self._namespace, self._name)
-        wanted = projections(ledger) if ledger is not None else {}
-        present, writes = self._known(), 0
-        for write in self._writes(wanted, present):
-            if writes == WRITES_OF_A_ROUND:
+        desired = build_projections(ledger) if ledger is not None else {}
+        present, writes = self._read_existing(), 0
+        for write in self._plan_writes(desired, present):
+            if writes == WRITES_PER_ROUND:
                 break
             write()
             writes += 1
-        self._tell_those_who_leave(ledger or {})
+        self._record_preemptions(ledger or {})
         return writes
 
-    def _known(self) -> dict[Key, Object]:
-        if self._present is None or self._monotonic() - self._listed_at >= LIST_SECONDS:
+    def _read_existing(self) -> dict[ProjectionKey, Object]:
+        if self._existing is None or self._monotonic() - self._listed_at >= LIST_SECONDS:
             labels = f"{LEDGER_LABEL}={self._name}"
-            found = ((kind, self._api.list(kind, self._namespace, labels).items) for kind in _KINDS)
-            self._present = {Key(kind, one["metadata"]["name"]): one for kind, items in found for one in items}
+            listed = ((kind, self._api.list(kind, self._namespace, labels).items) for kind in _KINDS)
+            self._existing = {
+                ProjectionKey(kind, one["metadata"]["name"]): one for kind, items in listed for one in items
+            }
             self._listed_at = self._monotonic()
-        return self._present
+        return self._existing
 
-    def _writes(self, wanted: dict[Key, Object], present: dict[Key, Object]) -> Iterator[Callable[[], None]]:
-        for key in present.keys() - wanted.keys():
+    def _plan_writes(
+        self, desired: dict[ProjectionKey, Object], present: dict[ProjectionKey, Object]
+    ) -> Iterator[Callable[[], None]]:
+        for key in present.keys() - desired.keys():
             yield lambda key=key: self._delete(present, key)  # type: ignore[misc]
-        for key, body in wanted.items():
-            if not _is_same(present.get(key), body):
+        for key, body in desired.items():
+            if not _is_up_to_date(present.get(key), body):
                 yield lambda key=key, body=body: self._put(present, key, body)  # type: ignore[misc]
 
-    def _put(self, present: dict[Key, Object], key: Key, body: Object) -> None:
-        """Make it, or write over it; a spec that cannot be changed takes a new object."""
-        before = present.get(key)
-        if before is not None and before.get("spec") != body["spec"]:
+    def _put(self, present: dict[ProjectionKey, Object], key: ProjectionKey, body: Object) -> None:
+        """Create or replace a projection. Specs are immutable, so a changed spec takes a new object."""
+        previous = present.get(key)
+        if previous is not None and previous.get("spec") != body["spec"]:
             self._delete(present, key)
-            before = None
+            previous = None
         try:
-            present[key] = self._writer.project(key.resource, body, over=before)
+            present[key] = self._writer.write_projection(key.resource, body, previous=previous)
         except FencedError:
             raise
         except (ConflictError, NotFoundError):
-            self._present = None  # somebody else was here: look again
+            self._existing = None  # another client changed it: list again
 
-    def _delete(self, present: dict[Key, Object], key: Key) -> None:
-        gone = present.pop(key)
+    def _delete(self, present: dict[ProjectionKey, Object], key: ProjectionKey) -> None:
+        projection = present.pop(key)
         try:
-            self._writer.withdraw(key.resource, gone)
+            self._writer.delete_projection(key.resource, projection)
         except FencedError:
             raise
         except ConflictError:
-            self._present = None
+            self._existing = None
 
-    def _tell_those_who_leave(self, ledger: Object) -> None:
-        """Events on the Workflows whose trainings were asked to save and go."""
+    def _record_preemptions(self, ledger: Object) -> None:
+        """Record Events of the Workflows with preempted steps."""
         leases = [one for one in (ledger.get("status") or {}).get("leases") or () if one.get("leaving")]
         workflows = {one.uid: one for one in self._view.workflows()} if leases else {}
         for lease in leases:
-            news, workflow = leaving(lease), workflows.get(lease["uid"])
-            if workflow is not None and news.key not in self._told:
-                self._writer.tell(workflow, news)
-                self._told.add(news.key)
-        self._told &= {leaving(one).key for one in leases}
+            message, workflow = preempted_message(lease), workflows.get(lease["uid"])
+            if workflow is not None and message.key not in self._recorded_keys:
+                self._writer.record_event(workflow, message)
+                self._recorded_keys.add(message.key)
+        self._recorded_keys &= {preempted_message(one).key for one in leases}
 
-    def _failed(self, why: str) -> None:
-        self._present = None
+    def _record_failure(self, why: str) -> None:
+        self._existing = None
         self._metrics.failures.labels("projection").inc()
         _log.warning("projection.failed", namespace=self._namespace, ledger=self._name, error=why)
 
 
-def _is_same(found: Object | None, wanted: Object) -> bool:
-    return found is not None and all(found.get(part) == wanted[part] for part in ("spec", "status"))
+def _is_up_to_date(existing: Object | None, desired: Object) -> bool:
+    return existing is not None and all(existing.get(part) == desired[part] for part in ("spec", "status"))

@@ -1,17 +1,16 @@
-"""Clears away what nobody else does, and counts what a person should know of.
+"""Removes what nothing else cleans up, and counts what a person should know.
 
-| what | what is done |
+| finding | action |
 |---|---|
-| uploads that never became an object, older than a day | aborted |
-| what is known of alerts that were done with a week ago | removed |
-| submissions that were claimed an hour ago and never sent | counted; the loop sends those whose pipelines ask for it |
-| runs whose Workflow was deleted before it ended | counted; the same |
-| leases of attempts that are over, or whose Workflow is | counted; the plugin's service takes them back |
+| incomplete uploads older than a day | aborted |
+| records of alerts that were handled a week ago | removed |
+| submissions that were claimed an hour ago and never sent | counted; auto-resume sends those of enabled pipelines |
+| runs whose Workflow was deleted before it ended | counted; auto-resume resumes those of enabled pipelines |
+| leases whose attempt or Workflow is over | counted; the plugin's service releases them |
 
-Shards that no checkpoint names are retention's business. In a dry run nothing is
-removed, and everything counted. `tiphys janitor` goes the same round by hand.
-
-One look at a namespace, for a round that a person goes by hand: lists in the place of the controller's watches.
+Retention, not the janitor, removes shards that no checkpoint names. A dry run
+counts everything and removes nothing. `tiphys janitor` makes the same round on
+demand, with a `NamespaceSnapshot` in place of the controller's watches.
 """
 
 import threading
@@ -24,64 +23,78 @@ from functools import partial
 import structlog
 
 from tiphys.errors import IntegrityError, TiphysError, UsageError
-from tiphys.kube import KubeApi, Object, cluster_name
-from tiphys.kube.resources import GPU_LEDGERS, LEDGER_NAME, PODS, WORKFLOWS
+from tiphys.kube import KubeApi, Object, identify_cluster
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME, GPU_LEDGERS, PODS, WORKFLOWS
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 from tiphys.records import RunRecord
 from tiphys.store import RunLayout, Store, find_record
-from tiphys_controller.auto_resume.state import Mode
-from tiphys_controller.cleanup import Found, HeldLease, Sight, What, held_leases, litter, orphaned, unfinished
-from tiphys_controller.kubernetes.agent_pods import AGENT_LABELS, delete_agent, stuck_agent, to_delete
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.workflow_view import see
+from tiphys_controller.auto_resume.state import AutomationMode
+from tiphys_controller.cleanup import (
+    CleanupFinding,
+    CleanupKind,
+    HeldLease,
+    WorkflowPresence,
+    find_garbage,
+    find_orphaned_lease,
+    find_stalled_runs,
+    parse_held_leases,
+)
+from tiphys_controller.kubernetes.agent_pods import (
+    AGENT_LABELS,
+    delete_agent_pod,
+    parse_stuck_agent_pod,
+    select_agent_pods_to_delete,
+)
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.workflow_view import build_workflow_view
 
 _PERIOD_SECONDS = 3600.0
 _FIRST_SECONDS = 60.0
-_ANEW_ROUNDS = 24
-"""After so many rounds also runs that had settled are looked at again: somebody may have gone on with them."""
+_RECHECK_ROUNDS = 24
+"""Rounds until settled runs are checked again: a person may have resumed them since."""
 _log = structlog.get_logger()
 
 
 @dataclass
 class Janitor:
-    """One round goes through the storage of every tenant, and through the ledger."""
+    """Cleans the stores of all tenants, and checks the GPU ledger, in rounds."""
 
     stores: Callable[[str], Store]
     namespaces: Callable[[], list[str]]
-    view: ClusterView
-    blind: Callable[[], str]
-    """Why the view does not show all that there is; empty if it does."""
-    cluster: Callable[[], str]
+    view: WatchCache
+    find_blind_reason: Callable[[], str]
+    """Returns why the watch cache may lack objects; empty if it is complete."""
+    cluster_name: Callable[[], str]
     """Name of this cluster."""
-    ledger: Callable[[], Object | None]
+    read_ledger: Callable[[], Object | None]
     """The `GPULedger`; None without one."""
-    may_write: Callable[[], bool]
-    metrics: Metrics
+    is_leader: Callable[[], bool]
+    metrics: ControllerMetrics
     now: Callable[[], datetime]
-    mode: Mode
-    _settled: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    mode: AutomationMode
+    _settled_runs: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _rounds: int = 0
 
-    def run(self, over: threading.Event) -> None:
-        """Work until ``over``."""
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop``."""
         pause = _FIRST_SECONDS
-        while not over.wait(pause):
+        while not stop.wait(pause):
             pause = _PERIOD_SECONDS
-            self.round(over)
+            self.run_round(stop)
 
-    def round(self, over: threading.Event) -> None:
+    def run_round(self, stop: threading.Event) -> None:
         """Go through all tenants once."""
-        if self._rounds % _ANEW_ROUNDS == 0:
-            self._settled.clear()
+        if self._rounds % _RECHECK_ROUNDS == 0:
+            self._settled_runs.clear()
         self._rounds += 1
-        counted: Counter[What] = Counter()
+        counted: Counter[CleanupKind] = Counter()
         for namespace in self.namespaces():
-            self._guarded(namespace, lambda of=namespace: self._tenant(of, counted, over))  # type: ignore[misc]
-        self._guarded("", lambda: self._note(self._leases(over), counted, over))
-        for what in (What.UNSENT, What.GONE):
+            self._guarded(namespace, lambda of=namespace: self._clean_namespace(of, counted, stop))  # type: ignore[misc]
+        self._guarded("", lambda: self._count_and_remove(self._find_orphaned_leases(stop), counted, stop))
+        for what in (CleanupKind.UNSENT, CleanupKind.GONE):
             self.metrics.unfinished.labels(what).set(counted[what])
-        self.metrics.orphaned_leases.set(counted[What.LEASE])
+        self.metrics.orphaned_leases.set(counted[CleanupKind.LEASE])
 
     def _guarded(self, namespace: str, work: Callable[[], None]) -> None:
         try:
@@ -93,84 +106,101 @@ class Janitor:
             self.metrics.failures.labels("janitor").inc()
             _log.exception("janitor.crashed", namespace=namespace)
 
-    def _tenant(self, namespace: str, counted: Counter[What], over: threading.Event) -> None:
+    def _clean_namespace(self, namespace: str, counted: Counter[CleanupKind], stop: threading.Event) -> None:
         store, now = self.stores(namespace), self.now()
-        self._note(litter(store, now), counted, over)
-        present, blind = {one.uid for one in self.view.workflows()}, bool(self.blind())
-        sight = Sight(self.cluster(), lambda bound: blind or bound.uid in present)
-        self._note(unfinished(store, sight, now, self._settled[namespace], over.is_set), counted, over)
+        self._count_and_remove(find_garbage(store, now), counted, stop)
+        present, is_blind = {one.uid for one in self.view.workflows()}, bool(self.find_blind_reason())
+        presence = WorkflowPresence(self.cluster_name(), lambda bound: is_blind or bound.uid in present)
+        self._count_and_remove(
+            find_stalled_runs(store, presence, now, self._settled_runs[namespace], stop.is_set), counted, stop
+        )
 
-    def _leases(self, over: threading.Event) -> Iterator[Found]:
-        """Those of tenants that are seen; one whose records cannot be read does not keep the others from being told."""
+    def _find_orphaned_leases(self, stop: threading.Event) -> Iterator[CleanupFinding]:
+        """Orphaned leases of served tenants. A damaged record hides only its own lease."""
         alive = {one.uid for one in self.view.workflows() if not one.finished}
-        served = set() if self.blind() else set(self.namespaces())
-        for lease in held_leases(self.ledger()):
-            if over.is_set():
+        served = set() if self.find_blind_reason() else set(self.namespaces())
+        for lease in parse_held_leases(self.read_ledger()):
+            if stop.is_set():
                 return
-            if lease.namespace in served and (found := self._orphaned(lease, lease.uid in alive)) is not None:
-                yield found
+            if (
+                lease.namespace in served
+                and (finding := self._check_lease(lease, lease.workflow_uid in alive)) is not None
+            ):
+                yield finding
 
-    def _orphaned(self, lease: HeldLease, alive: bool) -> Found | None:
+    def _check_lease(self, lease: HeldLease, is_workflow_running: bool) -> CleanupFinding | None:
         try:
-            return orphaned(lease, self.stores(lease.namespace), alive, self.now())
+            return find_orphaned_lease(lease, self.stores(lease.namespace), is_workflow_running, self.now())
         except (IntegrityError, UsageError) as error:
             _log.warning("janitor.lease", namespace=lease.namespace, run=lease.run, error=str(error))
             return None
 
-    def _note(self, found: Iterable[Found], counted: Counter[What], over: threading.Event) -> None:
-        for one in found:
-            if over.is_set():
+    def _count_and_remove(
+        self, findings: Iterable[CleanupFinding], counted: Counter[CleanupKind], stop: threading.Event
+    ) -> None:
+        for one in findings:
+            if stop.is_set():
                 return
-            counted[one.what] += 1
+            counted[one.kind] += 1
             if one.remove is not None:
                 self._remove(one, one.remove)
 
-    def _remove(self, found: Found, remove: Callable[[], object]) -> None:
-        if not self.may_write():
+    def _remove(self, finding: CleanupFinding, remove: Callable[[], object]) -> None:
+        if not self.is_leader():
             return
-        self.metrics.litter.labels(found.what).inc()
-        dry = self.mode is not Mode.ON
-        _log.info("janitor.removes", what=found.what, store=found.where, name=found.name, dry_run=dry)
-        if not dry:
+        self.metrics.garbage.labels(finding.kind).inc()
+        is_dry_run = self.mode is not AutomationMode.ON
+        _log.info("janitor.removes", what=finding.kind, store=finding.location, name=finding.name, dry_run=is_dry_run)
+        if not is_dry_run:
             remove()
 
 
-class Look:
-    """What there is in the namespace that ``api`` looks at, listed once.
+class NamespaceSnapshot:
+    """The objects of the namespace of ``api``, listed once.
 
     Raises:
         StoreError: the API server is out of reach.
-        NotFoundError: it has no Workflows.
-        ForbiddenError: they may not be listed.
+        NotFoundError: the cluster has no Workflow kind.
+        ForbiddenError: the account may not list Workflows.
     """
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
         self.namespace = api.namespace
-        self._workflows = [see(one) for one in api.list(WORKFLOWS, self.namespace, PIPELINE_ANNOTATION).items]
+        self._workflows = [
+            build_workflow_view(one) for one in api.list(WORKFLOWS, self.namespace, PIPELINE_ANNOTATION).items
+        ]
 
-    def sight(self) -> Sight:
-        """For runs; those of other namespaces count as seen."""
+    def build_workflow_presence(self) -> WorkflowPresence:
+        """Presence of the namespace's Workflows; Workflows of other namespaces count as present."""
         present = {one.uid for one in self._workflows}
-        return Sight(cluster_name(self._api), lambda bound: bound.namespace != self.namespace or bound.uid in present)
+        return WorkflowPresence(
+            identify_cluster(self._api), lambda bound: bound.namespace != self.namespace or bound.uid in present
+        )
 
-    def agents(self, now: datetime) -> Iterator[Found]:
-        """Agent pods that stand in the way of a Workflow that goes on."""
+    def find_stuck_agent_pods(self, now: datetime) -> Iterator[CleanupFinding]:
+        """Agent pods that block a running Workflow."""
         pods = self._api.list(PODS, self.namespace, AGENT_LABELS).items
-        stuck = [found for pod in pods if (found := stuck_agent(pod)) is not None]
-        for pod in to_delete(stuck, self._alive(), now):
-            why = f"no plugin step of its Workflow goes on: {pod.reason}"
-            yield Found(What.AGENT, pod.namespace, pod.name, why, partial(delete_agent, self._api, pod))
+        stuck = [stuck_pod for pod in pods if (stuck_pod := parse_stuck_agent_pod(pod)) is not None]
+        for pod in select_agent_pods_to_delete(stuck, self._running_workflow_uids(), now):
+            why = f"it blocks all plugin steps of its Workflow: {pod.reason}"
+            yield CleanupFinding(
+                CleanupKind.AGENT, pod.namespace, pod.name, why, partial(delete_agent_pod, self._api, pod)
+            )
 
-    def leases(self, stores: Sequence[Store], ledger_namespace: str, now: datetime) -> Iterator[Found]:
-        """Leases of this namespace, in a ledger beside it, that nobody counts on."""
-        ledger, alive = self._api.get(GPU_LEDGERS, ledger_namespace, LEDGER_NAME), self._alive()
-        for lease in held_leases(ledger):
+    def find_orphaned_leases(
+        self, stores: Sequence[Store], ledger_namespace: str, now: datetime
+    ) -> Iterator[CleanupFinding]:
+        """Orphaned leases of this namespace, in the ledger of ``ledger_namespace``."""
+        ledger, alive = self._api.get(GPU_LEDGERS, ledger_namespace, DEFAULT_LEDGER_NAME), self._running_workflow_uids()
+        for lease in parse_held_leases(ledger):
             if lease.namespace != self.namespace:
                 continue
-            of = next((one for one in stores if find_record(one, RunLayout(lease.run).record, RunRecord)), stores[0])
-            if (found := orphaned(lease, of, lease.uid in alive, now)) is not None:
-                yield found
+            store = next(
+                (one for one in stores if find_record(one, RunLayout(lease.run).run_record, RunRecord)), stores[0]
+            )
+            if (finding := find_orphaned_lease(lease, store, lease.workflow_uid in alive, now)) is not None:
+                yield finding
 
-    def _alive(self) -> set[str]:
+    def _running_workflow_uids(self) -> set[str]:
         return {one.uid for one in self._workflows if not one.finished}

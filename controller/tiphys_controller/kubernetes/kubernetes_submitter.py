@@ -1,20 +1,23 @@
-"""Workflow objects of a Kubernetes cluster, through its API server. No argo-server is needed; see `argo_server`."""
+"""Submits Workflows through the API server of a Kubernetes cluster.
+
+It needs no argo-server; see `tiphys_controller.argo_server` for that.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
 
 from tiphys.errors import NotFoundError, StoreError
-from tiphys.kube import Change, ChangeType, KubeApi, Object, Synced, changes
+from tiphys.kube import KubeApi, ListSnapshot, Object, WatchEvent, WatchEventType, watch_objects
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys_controller.kubernetes.workflow_view import is_over, live
-from tiphys_controller.submit.submitter import LiveWorkflow, Shutdown
+from tiphys_controller.kubernetes.workflow_view import build_live_workflow, is_workflow_finished
+from tiphys_controller.submit.submitter import LiveWorkflow, ShutdownStrategy
 
 _NO_ARGO = "the cluster has no Workflows: Argo Workflows is not installed there; see `tiphys doctor --cluster`"
 
 
 class KubernetesSubmitter:
-    """A `tiphys_controller.ClusterSubmitter`. ``cluster`` is what `tiphys.kube.cluster_name` says of the API server."""
+    """The `ClusterSubmitter` of an API server; ``cluster`` is its name by `tiphys.kube.identify_cluster`."""
 
     def __init__(self, api: KubeApi, cluster: str) -> None:
         self._api = api
@@ -26,7 +29,7 @@ class KubernetesSubmitter:
 
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         found = self._api.get(WORKFLOWS, namespace, name)
-        return live(found) if found else None
+        return build_live_workflow(found) if found else None
 
     def create(self, manifest: Manifest) -> LiveWorkflow:
         """Create the Workflow under its ``metadata.name``, in its ``metadata.namespace``.
@@ -38,40 +41,40 @@ class KubernetesSubmitter:
         """
         namespace = manifest["metadata"]["namespace"]
         try:
-            return live(self._api.create(WORKFLOWS, namespace, manifest))
+            return build_live_workflow(self._api.create(WORKFLOWS, namespace, manifest))
         except NotFoundError as error:
             raise NotFoundError(f"cannot create a Workflow in namespace {namespace}: {error}; {_NO_ARGO}") from error
 
-    def stop(self, workflow: LiveWorkflow, how: Shutdown = Shutdown.STOP) -> None:
-        patch: Object = {"metadata": {"uid": workflow.uid}, "spec": {"shutdown": how.value}}
+    def stop(self, workflow: LiveWorkflow, strategy: ShutdownStrategy = ShutdownStrategy.STOP) -> None:
+        patch: Object = {"metadata": {"uid": workflow.uid}, "spec": {"shutdown": strategy.value}}
         self._api.patch(WORKFLOWS, workflow.namespace, workflow.name, patch)
 
     def watch(
         self,
         workflow: LiveWorkflow,
         stop: threading.Event,
-        lost: Callable[[StoreError], object] = lambda _: None,
+        on_error: Callable[[StoreError], object] = lambda _: None,
     ) -> Iterator[Object]:
-        seen = changes(
+        changes = watch_objects(
             self._api,
             WORKFLOWS,
             workflow.namespace,
             fields=f"metadata.name={workflow.name}",
-            pause=stop.wait,
-            stopped=stop.is_set,
-            lost=lost,
+            sleep=stop.wait,
+            should_stop=stop.is_set,
+            on_error=on_error,
         )
-        for one in seen:
-            document = _present(one, workflow.uid)
+        for change in changes:
+            document = _find_object(change, workflow.uid)
             if document is None:
                 raise NotFoundError(f"Workflow {workflow.namespace}/{workflow.name} was deleted")
             yield document
-            if is_over(document):
+            if is_workflow_finished(document):
                 return
 
 
-def _present(seen: Synced | Change, uid: str) -> Object | None:
-    found = seen.objects if isinstance(seen, Synced) else [seen.object]
-    if isinstance(seen, Change) and seen.type is ChangeType.DELETED:
+def _find_object(change: ListSnapshot | WatchEvent, uid: str) -> Object | None:
+    objects = change.objects if isinstance(change, ListSnapshot) else [change.object]
+    if isinstance(change, WatchEvent) and change.type is WatchEventType.DELETED:
         return None
-    return next((one for one in found if one["metadata"]["uid"] == uid), None)
+    return next((one for one in objects if one["metadata"]["uid"] == uid), None)

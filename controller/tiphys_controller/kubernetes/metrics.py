@@ -1,20 +1,23 @@
-"""Every metric of the controller, declared in one place. No label takes a run, a workflow or a user."""
+"""Declares every metric of the controller.
+
+No label holds a run, a workflow or a user, so that the number of series stays bounded.
+"""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tiphys_controller.submit.plan_report import PlanReport
 
 
-class Metrics:
-    """Metrics of one controller, in a registry of their own."""
+class ControllerMetrics:
+    """Metrics of one controller, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.leads = Gauge(
-            "tiphys_controller_leads", "1 while this controller leads, 0 while it stands by.", registry=self.registry
+        self.is_leader = Gauge(
+            "tiphys_controller_leads", "1 while this controller leads, 0 while it is a standby.", registry=self.registry
         )
         self.workflows = Gauge(
-            "tiphys_controller_workflows", "Workflows of Tiphys that are not over.", registry=self.registry
+            "tiphys_controller_workflows", "Workflows of Tiphys that have not finished.", registry=self.registry
         )
         self.agents_deleted = Counter(
             "tiphys_controller_agent_pods_deleted",
@@ -23,7 +26,7 @@ class Metrics:
         )
         self.gangs_ended = Counter(
             "tiphys_controller_gangs_ended",
-            "Trainings on several nodes that were ended because their Workflow was stopped or over.",
+            "Trainings on several nodes that were ended because their Workflow was stopped or finished.",
             registry=self.registry,
         )
         self.events = Counter(
@@ -34,49 +37,51 @@ class Metrics:
             "Changes of a Workflow's title or description.",
             registry=self.registry,
         )
-        self.projected = Counter(
+        self.projection_writes = Counter(
             "tiphys_controller_projections_written",
             "Writes of objects that show the GPU ledger.",
             registry=self.registry,
         )
-        self.looks = Counter("tiphys_controller_looks", "Looks at the storage of a run.", registry=self.registry)
+        self.looks = Counter(
+            "tiphys_controller_looks", "Reads of the storage of a run, to report its events.", registry=self.registry
+        )
         self.failures = Counter(
             "tiphys_controller_failures",
-            "What could not be done and is tried again: look (storage or API server), agent, gang, watch, projection, "
+            "Actions that failed and are retried: look (storage or API server), agent, gang, watch, projection, "
             "resume, alert, janitor.",
             ("what",),
             registry=self.registry,
         )
-        self._about_resumes()
+        self._declare_resume_metrics()
 
-    def _about_resumes(self) -> None:
+    def _declare_resume_metrics(self) -> None:
         self.resumed = Counter(
             "tiphys_controller_resumes",
-            "Runs that were resumed without a person, by the cause of their end (gone: the Workflow was deleted; "
-            "unsent: it was never made).",
+            "Automatic resumes, by the cause of the run's end (gone: its Workflow was deleted; "
+            "unsent: its Workflow was never created).",
             ("cause",),
             registry=self.registry,
         )
         self.would_resume = Counter(
             "tiphys_controller_resumes_not_made",
-            "The same, in a dry run: each look that found one.",
+            "Resumes due in a dry run, counted at each reconcile, by cause.",
             ("cause",),
             registry=self.registry,
         )
         self.not_resumed = Counter(
             "tiphys_controller_resumes_declined",
-            "Looks at a run that ended with waiting or leaving it alone, by reason.",
+            "Reconciles of a run that ended with waiting or leaving it alone, by reason.",
             ("reason",),
             registry=self.registry,
         )
-        self.breakers = Gauge(
+        self.open_breakers = Gauge(
             "tiphys_controller_breakers_open",
-            "Runs that were resumed too often without getting any further.",
+            "Runs with an open circuit breaker: resumed too often without progress.",
             registry=self.registry,
         )
         self.resume_seconds = Histogram(
             "tiphys_controller_resume_seconds",
-            "From the moment at which the end of a run was noticed to its next Workflow, waits included.",
+            "Time from noticing the end of a run to its next Workflow, waits included.",
             buckets=(0.25, 0.5, 1, 2, 5, 15, 60, 300, 3600),
             registry=self.registry,
         )
@@ -95,16 +100,16 @@ class Metrics:
 
         self.lost_gpu_seconds = Counter(
             "tiphys_controller_lost_gpu_seconds",
-            "GPU-seconds that attempts of resumed runs held for nothing, by the cause of their end.",
+            "GPU-seconds lost by attempts of resumed runs, by the cause of their end.",
             ("cause",),
             registry=self.registry,
         )
         self.alerts = Counter(
-            "tiphys_controller_alerts_handled", "Alerts, by what came of them.", ("outcome",), registry=self.registry
+            "tiphys_controller_alerts_handled", "Handled alerts, by outcome.", ("outcome",), registry=self.registry
         )
         self.alerts_waiting = Gauge(
             "tiphys_controller_alerts_waiting",
-            "Alerts that nothing came of yet: a Workflow still ends, or a brake holds.",
+            "Alerts that wait: a Workflow is still ending, or a brake delays the resume.",
             registry=self.registry,
         )
         self.calls = Counter(
@@ -121,36 +126,35 @@ class Metrics:
             registry=self.registry,
         )
 
-        self.litter = Counter(
+        self.garbage = Counter(
             "tiphys_controller_litter",
-            "What nobody needs and the janitor removed, or would have in a dry run: upload, alert.",
+            "Uploads and alerts that the janitor removed, or would remove in a dry run.",
             ("what",),
             registry=self.registry,
         )
         self.orphaned_leases = Gauge(
             "tiphys_controller_leases_orphaned",
-            "Leases of GPUs that are held although their attempt ended ten minutes ago or their Workflow is over.",
+            "GPU leases that are held although their attempt ended ten minutes ago or their Workflow has finished.",
             registry=self.registry,
         )
         self.unfinished = Gauge(
             "tiphys_controller_runs_unfinished",
-            "Runs that nothing carries on at the moment: unsent (claimed an hour ago, and no Workflow made) or gone "
-            "(their Workflow was deleted).",
+            "Stalled runs: unsent (claimed an hour ago, and no Workflow created) or gone (their Workflow was deleted).",
             ("what",),
             registry=self.registry,
         )
 
-    def note_call(self, call: str, status: int, seconds: float) -> None:
-        """A call was answered."""
+    def observe_call(self, call: str, status: int, seconds: float) -> None:
+        """Count an answered HTTP call."""
         self.calls.labels(call, str(status)).inc()
         self.call_seconds.labels(call).observe(seconds)
 
-    def note_plan(self, plan: PlanReport) -> None:
-        """A run was planned and submitted."""
+    def observe_plan(self, plan: PlanReport) -> None:
+        """Count the plan of a submitted run."""
         self.plan_seconds.observe(plan.seconds)
         for step in plan.steps:
             self.plan_steps.labels(step.decision).inc()
 
     def render(self) -> bytes:
-        """The Prometheus text format."""
+        """Render all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,12 +1,10 @@
-"""Ends what makes the pods of a training on several nodes: its Workflow is stopped or over, or a node is lost.
+"""Deletes pods that would block or outlive their Workflow: gangs and agent pods.
 
 Argo stops its own pods. Of what a step has created it stops only the pod that
-watched; the members would train on, and hold their GPUs, until the Workflow is
-deleted. And a member whose node nobody reaches keeps the others waiting: what
-made it makes no other, nor counts it as failed, before somebody has heard from
-that node.
-
-Deletes agent pods that stand in the way, as soon as they are seen.
+watched; the members of a gang would train on and hold their GPUs until the
+Workflow is deleted. And a member on an unreachable node keeps the others
+waiting: its controller neither replaces it nor counts it as failed before the
+node reports again.
 """
 
 import threading
@@ -19,47 +17,48 @@ import structlog
 
 from tiphys.errors import ConflictError, FencedError, TiphysError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.gang_workloads import RESOURCES, is_elastic, stage_of
+from tiphys.kube.gang_workloads import GANG_RESOURCES, gang_phase, is_elastic_job
 from tiphys.kube.resources import PODS
-from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, Backend, Stage
+from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, GangBackend, GangPhase
+from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.records import utc_now
-from tiphys_controller.kubernetes.agent_pods import OVERDUE, StuckAgent, to_delete
-from tiphys_controller.kubernetes.events.messages import agent_deleted
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.workflow_view import SeenWorkflow
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys_controller.kubernetes.agent_pods import DELETION_GRACE, StuckAgentPod, select_agent_pods_to_delete
+from tiphys_controller.kubernetes.events.messages import agent_pod_deleted_message
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.workflow_view import WorkflowView
+from tiphys_controller.kubernetes.writer import ClusterWriter
 
 _PAUSE_SECONDS = 2.0
-LATE_SECONDS = 30.0
-"""When to look a second time: a pod of Argo that was just about to create something does so before it ends."""
-PATROL_SECONDS = 30.0
-"""How often the members of running trainings are looked at; a lost node takes minutes to be found out."""
+SECOND_LOOK_SECONDS = 30.0
+"""Delay of a second check: a pod of Argo may create a gang while its Workflow is being stopped."""
+LOST_MEMBER_CHECK_SECONDS = 30.0
+"""Interval between checks for lost members. Kubernetes takes minutes to detect a lost node."""
 _log = structlog.get_logger()
 
 
-class _Watched(NamedTuple):
-    """A Workflow in the state in which it was seen: stopped, or over, or both."""
+class _EndedWorkflow(NamedTuple):
+    """A Workflow in one observed end state: stopped, finished, or both."""
 
     uid: str
     namespace: str
     state: tuple[str, bool]
 
 
-def is_ended(workflow: SeenWorkflow) -> bool:
-    """Whether no pod of a gang of this Workflow shall live."""
+def must_end_gangs(workflow: WorkflowView) -> bool:
+    """Whether the gangs of this Workflow must be deleted."""
     return bool(workflow.gangs) and (bool(workflow.shutdown) or workflow.finished)
 
 
-class Gangs:
-    """One round looks after the gangs of every Workflow that ended since the last."""
+class GangCleaner:
+    """Deletes gangs of ended Workflows, and gangs that wait for a lost member."""
 
     def __init__(
         self,
-        view: ClusterView,
+        view: WatchCache,
         api: KubeApi,
-        writer: Writer,
-        metrics: Metrics,
+        writer: ClusterWriter,
+        metrics: ControllerMetrics,
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -69,49 +68,49 @@ class Gangs:
         self._metrics = metrics
         self._monotonic = monotonic
         self._now = now
-        self._patrolled = monotonic()
-        self._first_looks: dict[_Watched, float] = {}
-        self._done: set[_Watched] = set()
+        self._lost_checked_at = monotonic()
+        self._first_looks: dict[_EndedWorkflow, float] = {}
+        self._done: set[_EndedWorkflow] = set()
 
-    def run(self, over: threading.Event) -> None:
-        """Work until ``over``."""
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop``."""
         version = -1
-        while not over.is_set():
+        while not stop.is_set():
             version = self._view.wait(version, _PAUSE_SECONDS)
-            self.end()
-            if self._monotonic() - self._patrolled >= PATROL_SECONDS:
-                self._patrolled = self._monotonic()
+            self.end_finished()
+            if self._monotonic() - self._lost_checked_at >= LOST_MEMBER_CHECK_SECONDS:
+                self._lost_checked_at = self._monotonic()
                 self.end_lost()
 
-    def end(self) -> None:
-        """Delete what goes on for an ended Workflow; what could not be looked at is so in the next round."""
-        ended = {_watched(one): one for one in self._view.workflows() if is_ended(one)}
+    def end_finished(self) -> None:
+        """Delete the gangs of ended Workflows. A namespace that fails is checked again in the next round."""
+        ended = {_ended_workflow(one): one for one in self._view.workflows() if must_end_gangs(one)}
         self._done &= ended.keys()
         self._first_looks = {key: at for key, at in self._first_looks.items() if key in ended}
         due = {key: one for key, one in ended.items() if self._is_due(key)}
         for namespace, backend in sorted({(one.namespace, kind) for one in due.values() for kind in one.gangs}):
             try:
-                self._end_where(
+                self._end_matching(
                     *(backend, namespace, WORKFLOW_UID_LABEL),
                     values={key.uid for key in due if key.namespace == namespace},
-                    is_due=_goes_on,
+                    is_due=_is_active,
                 )
             except TiphysError as error:
                 self._metrics.failures.labels("gang").inc()
                 _log.warning("gang.not_ended", namespace=namespace, kind=backend.value, error=str(error))
                 due = {key: one for key, one in due.items() if key.namespace != namespace}
         for key in due:
-            self._note(key)
+            self._record_look(key)
 
     def end_lost(self) -> None:
-        """Delete what waits for a member that its node has not ended long after it was told to."""
+        """Delete gangs with a member that its node did not end long after the deletion."""
         live = [one for one in self._view.workflows() if one.gangs and not one.finished]
         for namespace in sorted({one.namespace for one in live}):
             backends = {kind for one in live if one.namespace == namespace for kind in one.gangs}
             try:
-                lost = {name for pod in self._members(namespace) if (name := self._gang_of_lost(pod))}
+                lost = {name for pod in self._members(namespace) if (name := self._find_lost_gang(pod))}
                 for backend in sorted(backends) if lost else ():
-                    self._end_where(backend, namespace, GANG_LABEL, lost, _waits_for_all)
+                    self._end_matching(backend, namespace, GANG_LABEL, lost, _is_active_and_rigid)
             except TiphysError as error:
                 self._metrics.failures.labels("gang").inc()
                 _log.warning("gang.not_ended", namespace=namespace, error=str(error))
@@ -119,54 +118,54 @@ class Gangs:
     def _members(self, namespace: str) -> list[Object]:
         return self._api.list(PODS, namespace, f"{MEMBER_LABEL}=true").items
 
-    def _gang_of_lost(self, pod: Object) -> str:
-        """Name of the gang of a pod that should be gone; empty for any other pod."""
-        gone_by = pod["metadata"].get("deletionTimestamp")
-        overdue = gone_by is not None and self._now() - datetime.fromisoformat(gone_by) > OVERDUE
-        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    def _find_lost_gang(self, pod: Object) -> str:
+        """Gang of a pod whose deletion is overdue; empty for any other pod."""
+        deadline = pod["metadata"].get("deletionTimestamp")
+        overdue = deadline is not None and self._now() - datetime.fromisoformat(deadline) > DELETION_GRACE
+        ended = is_final_pod_phase((pod.get("status") or {}).get("phase"))
         return str(pod["metadata"]["labels"].get(GANG_LABEL, "")) if overdue and not ended else ""
 
-    def _is_due(self, key: _Watched) -> bool:
+    def _is_due(self, key: _EndedWorkflow) -> bool:
         first = self._first_looks.get(key)
-        return key not in self._done and (first is None or self._monotonic() - first >= LATE_SECONDS)
+        return key not in self._done and (first is None or self._monotonic() - first >= SECOND_LOOK_SECONDS)
 
-    def _note(self, key: _Watched) -> None:
+    def _record_look(self, key: _EndedWorkflow) -> None:
         if key in self._first_looks:
             self._done.add(key)
         else:
             self._first_looks[key] = self._monotonic()
 
-    def _end_where(
-        self, backend: Backend, namespace: str, label: str, values: set[str], is_due: Callable[[Object], bool]
+    def _end_matching(
+        self, backend: GangBackend, namespace: str, label: str, values: set[str], is_due: Callable[[Object], bool]
     ) -> None:
-        for found in self._api.list(RESOURCES[backend], namespace, GANG_LABEL).items:
-            if found["metadata"]["labels"].get(label) in values and is_due(found):
+        for workload in self._api.list(GANG_RESOURCES[backend], namespace, GANG_LABEL).items:
+            if workload["metadata"]["labels"].get(label) in values and is_due(workload):
                 try:
-                    self._writer.end_gang(backend, found)
+                    self._writer.end_gang(backend, workload)
                 except FencedError:
                     raise
                 except ConflictError:
-                    continue  # another one has its name by now
+                    continue  # another object has its name by now
 
 
-def _goes_on(found: Object) -> bool:
-    return stage_of(found) is Stage.ACTIVE
+def _is_active(found: Object) -> bool:
+    return gang_phase(found) is GangPhase.ACTIVE
 
 
-def _waits_for_all(found: Object) -> bool:
-    """An elastic one goes on without a member that is lost."""
-    return _goes_on(found) and not is_elastic(found)
+def _is_active_and_rigid(found: Object) -> bool:
+    """Whether the gang runs and cannot continue without a lost member, as an elastic one can."""
+    return _is_active(found) and not is_elastic_job(found)
 
 
-def _watched(workflow: SeenWorkflow) -> _Watched:
-    return _Watched(workflow.uid, workflow.namespace, (workflow.shutdown, workflow.finished))
+def _ended_workflow(workflow: WorkflowView) -> _EndedWorkflow:
+    return _EndedWorkflow(workflow.uid, workflow.namespace, (workflow.shutdown, workflow.finished))
 
 
-class Healer:
-    """One round looks at every agent pod in sight that does not work."""
+class AgentPodCleaner:
+    """Deletes agent pods that block their Workflow."""
 
     def __init__(
-        self, view: ClusterView, writer: Writer, metrics: Metrics, now: Callable[[], datetime] = utc_now
+        self, view: WatchCache, writer: ClusterWriter, metrics: ControllerMetrics, now: Callable[[], datetime] = utc_now
     ) -> None:
         self._view = view
         self._writer = writer
@@ -174,28 +173,28 @@ class Healer:
         self._now = now
         self._deleted: set[str] = set()
 
-    def run(self, over: threading.Event) -> None:
-        """Work until ``over``."""
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop``."""
         version = -1
-        while not over.is_set():
+        while not stop.is_set():
             version = self._view.wait(version, _PAUSE_SECONDS)
-            self.heal()
+            self.delete_stuck_pods()
 
-    def heal(self) -> None:
-        """Delete what stands in the way now; what cannot be deleted is tried again in the next round."""
+    def delete_stuck_pods(self) -> None:
+        """Delete agent pods that block a running Workflow. A failed deletion is retried in the next round."""
         live = {one.uid: one for one in self._view.workflows() if not one.finished}
-        stuck = self._view.stuck_agents()
+        stuck = self._view.stuck_agent_pods()
         self._deleted &= {pod.uid for pod in stuck}
-        for pod in to_delete(stuck, live, self._now()):
+        for pod in select_agent_pods_to_delete(stuck, live, self._now()):
             if pod.uid not in self._deleted:
                 self._delete(pod, live[pod.workflow_uid])
 
-    def _delete(self, pod: StuckAgent, workflow: SeenWorkflow) -> None:
+    def _delete(self, pod: StuckAgentPod, workflow: WorkflowView) -> None:
         try:
-            deleted = self._writer.delete_agent(pod)
+            deleted = self._writer.delete_agent_pod(pod)
             self._deleted.add(pod.uid)
             if deleted:
-                self._writer.tell(workflow, agent_deleted(pod.name, pod.uid, pod.reason))
+                self._writer.record_event(workflow, agent_pod_deleted_message(pod.name, pod.uid, pod.reason))
         except ConflictError:
             self._deleted.add(pod.uid)  # another pod has its name by now, or another controller leads
         except TiphysError as error:

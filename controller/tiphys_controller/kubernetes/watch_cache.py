@@ -1,6 +1,7 @@
-"""What the watches have seen of the cluster, shared between those who watch and those who act.
+"""Watches Workflows and agent pods, and caches their facts for the workers.
 
-The watches that feed the view, each in a thread of its own for as long as this controller leads.
+Each watch runs in its own thread while this controller leads. A watch that fails
+is recorded, because a worker must not conclude anything from an incomplete cache.
 """
 
 import threading
@@ -10,98 +11,100 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from tiphys.errors import StoreError, TiphysError
-from tiphys.kube import Change, ChangeType, KubeApi, Object, Resource, Synced, changes
+from tiphys.kube import KubeApi, ListSnapshot, Object, Resource, WatchEvent, WatchEventType, watch_objects
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
-from tiphys_controller.kubernetes.agent_pods import AGENT_LABELS, StuckAgent, stuck_agent
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.workflow_view import SeenWorkflow, see
+from tiphys_controller.kubernetes.agent_pods import AGENT_LABELS, StuckAgentPod, parse_stuck_agent_pod
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.workflow_view import WorkflowView, build_workflow_view
 
-FactsT = TypeVar("FactsT")
+ViewT = TypeVar("ViewT")
 Uid = str
 
 
-class _Kept(dict[Uid, FactsT]):
-    """Facts by uid, of several scopes (namespaces, or all): a new list of one scope replaces only its own."""
+class _ScopedViews(dict[Uid, ViewT]):
+    """Views by uid, of several scopes (namespaces, or all). A new list replaces only the views of its scope."""
 
-    def __init__(self, facts_of: Callable[[Object], FactsT | None]) -> None:
+    def __init__(self, build_view: Callable[[Object], ViewT | None]) -> None:
         super().__init__()
-        self._facts_of = facts_of
-        self._scopes: dict[Uid, Hashable] = {}
+        self._build_view = build_view
+        self._scope_by_uid: dict[Uid, Hashable] = {}
 
-    def take(self, scope: Hashable, seen: Synced | Change) -> list[FactsT]:
-        """Take in what a watch says; answers the facts of objects that are gone."""
-        if isinstance(seen, Synced):
-            present = {one["metadata"]["uid"] for one in seen.objects}
-            gone = [uid for uid, of in self._scopes.items() if of == scope and uid not in present]
-            changed = seen.objects
+    def apply(self, scope: Hashable, change: ListSnapshot | WatchEvent) -> list[ViewT]:
+        """Apply a change of a watch; returns the views of objects that are gone."""
+        if isinstance(change, ListSnapshot):
+            present = {one["metadata"]["uid"] for one in change.objects}
+            removed = [
+                uid for uid, view_scope in self._scope_by_uid.items() if view_scope == scope and uid not in present
+            ]
+            changed = change.objects
         else:
-            gone = [seen.object["metadata"]["uid"]] if seen.type is ChangeType.DELETED else []
-            changed = [] if gone else [seen.object]
-        lost = [found for uid in gone if (found := self._drop(uid)) is not None]
+            removed = [change.object["metadata"]["uid"]] if change.type is WatchEventType.DELETED else []
+            changed = [] if removed else [change.object]
+        lost = [view for uid in removed if (view := self._drop(uid)) is not None]
         for one in changed:
             self._put(scope, one)
         return lost
 
     def _put(self, scope: Hashable, document: Object) -> None:
-        uid, facts = document["metadata"]["uid"], self._facts_of(document)
+        uid, facts = document["metadata"]["uid"], self._build_view(document)
         if facts is None:
             self._drop(uid)
         else:
             self[uid] = facts
-            self._scopes[uid] = scope
+            self._scope_by_uid[uid] = scope
 
-    def _drop(self, uid: Uid) -> FactsT | None:
-        self._scopes.pop(uid, None)
+    def _drop(self, uid: Uid) -> ViewT | None:
+        self._scope_by_uid.pop(uid, None)
         return self.pop(uid, None)
 
 
-class ClusterView:
+class WatchCache:
     """Workflows of Tiphys, and agent pods that have failed. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._workflows: _Kept[SeenWorkflow] = _Kept(see)
-        self._agents: _Kept[StuckAgent] = _Kept(stuck_agent)
-        self._deleted: list[SeenWorkflow] = []
+        self._workflows: _ScopedViews[WorkflowView] = _ScopedViews(build_workflow_view)
+        self._agents: _ScopedViews[StuckAgentPod] = _ScopedViews(parse_stuck_agent_pod)
+        self._deleted: list[WorkflowView] = []
         self._synced: set[Hashable] = set()
         self._version = 0
 
-    def take_workflows(self, scope: Hashable, seen: Synced | Change) -> None:
-        """Take in what a watch of Workflows says."""
+    def apply_workflow_change(self, scope: Hashable, change: ListSnapshot | WatchEvent) -> None:
+        """Apply a change of a Workflow watch."""
         with self._changed:
-            self._deleted += [gone for gone in self._workflows.take(scope, seen) if not gone.finished]
-            self._note(("workflows", scope), seen)
+            self._deleted += [gone for gone in self._workflows.apply(scope, change) if not gone.finished]
+            self._note_change(("workflows", scope), change)
 
-    def take_agents(self, scope: Hashable, seen: Synced | Change) -> None:
-        """Take in what a watch of agent pods says."""
+    def apply_agent_pod_change(self, scope: Hashable, change: ListSnapshot | WatchEvent) -> None:
+        """Apply a change of an agent pod watch."""
         with self._changed:
-            self._agents.take(scope, seen)
-            self._note(("agents", scope), seen)
+            self._agents.apply(scope, change)
+            self._note_change(("agents", scope), change)
 
-    def workflows(self) -> list[SeenWorkflow]:
-        """All Workflows that exist."""
+    def workflows(self) -> list[WorkflowView]:
+        """All present Workflows."""
         with self._changed:
             return list(self._workflows.values())
 
     def namespaces(self) -> list[str]:
-        """Those in which there is a Workflow."""
+        """Namespaces with a Workflow."""
         with self._changed:
             return sorted({one.namespace for one in self._workflows.values()})
 
-    def stuck_agents(self) -> list[StuckAgent]:
+    def stuck_agent_pods(self) -> list[StuckAgentPod]:
         """All agent pods that do not work."""
         with self._changed:
             return list(self._agents.values())
 
-    def take_deleted(self) -> list[SeenWorkflow]:
-        """Workflows that were deleted before they were over, each answered once."""
+    def pop_deleted_workflows(self) -> list[WorkflowView]:
+        """Workflows deleted before they finished; each is returned once."""
         with self._changed:
             deleted, self._deleted = self._deleted, []
             return deleted
 
     def wait(self, version: int, seconds: float) -> int:
-        """Wait for something newer than ``version``, at most ``seconds``; answers the present version."""
+        """Wait for a version newer than ``version``, at most ``seconds``; returns the current version."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != version, seconds)
             return self._version
@@ -112,96 +115,105 @@ class ClusterView:
             self._version += 1
             self._changed.notify_all()
 
-    def synced(self) -> int:
-        """How many watches have seen all that there is."""
+    def count_synced(self) -> int:
+        """Number of watches that have completed their first list."""
         with self._changed:
             return len(self._synced)
 
-    def _note(self, what: Hashable, seen: Synced | Change) -> None:
-        if isinstance(seen, Synced):
+    def _note_change(self, what: Hashable, change: ListSnapshot | WatchEvent) -> None:
+        if isinstance(change, ListSnapshot):
             self._synced.add(what)
         self._version += 1
         self._changed.notify_all()
 
 
-# A watch that nobody needs any more ends only with its next event, or after this time.
+# An abandoned watch ends only with its next event, or after this time.
 _WATCH_SECONDS = 60
 _PAUSE_SECONDS = 10.0
 _log = structlog.get_logger()
 
 
-class _Subject(NamedTuple):
+class _WatchedResource(NamedTuple):
     resource: Resource
     namespace: str | None
     labels: str
-    take: Callable[[Hashable, Synced | Change], None]
+    apply_change: Callable[[Hashable, ListSnapshot | WatchEvent], None]
 
     def __str__(self) -> str:
         where = f"namespace {self.namespace}" if self.namespace else "all namespaces"
         return f"{self.resource.plural} of {where}"
 
 
-class Watching:
-    """Watches Workflows and agent pods of some namespaces; ``namespaces`` None: of all.
+class ClusterWatches:
+    """Watches Workflows and agent pods of some namespaces; None: of all.
 
-    ``troubles`` says, for each watch that does not work, why.
+    ``errors`` holds the error of each broken watch, by its resource.
     """
 
-    def __init__(self, api: KubeApi, namespaces: tuple[str, ...] | None, view: ClusterView, metrics: Metrics) -> None:
+    def __init__(
+        self, api: KubeApi, namespaces: tuple[str, ...] | None, cache: WatchCache, metrics: ControllerMetrics
+    ) -> None:
         self._api = api
         self._metrics = metrics
-        self._view = view
-        self.troubles: dict[str, str] = {}
-        self._subjects = [
+        self._cache = cache
+        self.errors: dict[str, str] = {}
+        self._targets = [
             subject
             for namespace in (namespaces if namespaces is not None else (None,))
             for subject in (
-                _Subject(WORKFLOWS, namespace, PIPELINE_ANNOTATION, view.take_workflows),
-                _Subject(PODS, namespace, AGENT_LABELS, view.take_agents),
+                _WatchedResource(WORKFLOWS, namespace, PIPELINE_ANNOTATION, cache.apply_workflow_change),
+                _WatchedResource(PODS, namespace, AGENT_LABELS, cache.apply_agent_pod_change),
             )
         ]
 
     @property
     def synced(self) -> bool:
-        """Whether every watch has seen all that there is."""
-        return self._view.synced() == len(self._subjects)
+        """Whether every watch has completed its first list."""
+        return self._cache.count_synced() == len(self._targets)
 
-    def start(self, over: threading.Event) -> None:
-        """Watch until ``over``."""
-        for subject in self._subjects:
-            threading.Thread(target=self._watch, args=(subject, over), name=f"watch {subject}", daemon=True).start()
+    def start(self, stop: threading.Event) -> None:
+        """Watch until ``stop``."""
+        for subject in self._targets:
+            threading.Thread(target=self._watch, args=(subject, stop), name=f"watch {subject}", daemon=True).start()
 
-    def _watch(self, subject: _Subject, over: threading.Event) -> None:
-        while not over.is_set():
+    def _watch(self, target: _WatchedResource, stop: threading.Event) -> None:
+        while not stop.is_set():
             try:
-                self._follow(subject, over)
+                self._follow(target, stop)
             except TiphysError as error:
-                self._lost(subject, error)
-                over.wait(_PAUSE_SECONDS)
+                self._record_error(target, error)
+                stop.wait(_PAUSE_SECONDS)
             except Exception as error:  # noqa: BLE001  the worker loop: without its watch the controller is blind
-                _log.exception("watch.crashed", what=str(subject))
-                self._lost(subject, error)
-                over.wait(_PAUSE_SECONDS)
+                _log.exception("watch.crashed", what=str(target))
+                self._record_error(target, error)
+                stop.wait(_PAUSE_SECONDS)
 
-    def _follow(self, subject: _Subject, over: threading.Event) -> None:
-        def lost(error: StoreError) -> None:
-            if not over.is_set():
-                self._lost(subject, error)
+    def _follow(self, target: _WatchedResource, stop: threading.Event) -> None:
+        def record_loss(error: StoreError) -> None:
+            if not stop.is_set():
+                self._record_error(target, error)
 
-        for seen in changes(
+        for change in watch_objects(
             self._api,
-            subject.resource,
-            subject.namespace,
-            labels=subject.labels,
+            target.resource,
+            target.namespace,
+            labels=target.labels,
             timeout_seconds=_WATCH_SECONDS,
-            pause=over.wait,
-            stopped=over.is_set,
-            lost=lost,
+            sleep=stop.wait,
+            should_stop=stop.is_set,
+            on_error=record_loss,
         ):
-            self.troubles.pop(str(subject), None)
-            subject.take(subject.namespace, seen)
+            self.errors.pop(str(target), None)
+            target.apply_change(target.namespace, change)
 
-    def _lost(self, subject: _Subject, error: Exception) -> None:
-        self.troubles[str(subject)] = str(error)
+    def _record_error(self, target: _WatchedResource, error: Exception) -> None:
+        self.errors[str(target)] = str(error)
         self._metrics.failures.labels("watch").inc()
-        _log.warning("watch.lost", what=str(subject), error=str(error))
+        _log.warning("watch.lost", what=str(target), error=str(error))
+
+
+def find_incomplete_reason(watches: ClusterWatches) -> str:
+    """Why the watch cache may lack objects of the cluster; empty if the watches show everything."""
+    for target, error in sorted(watches.errors.items()):
+        return f"cannot watch {target}: {error}"
+    return "" if watches.synced else "not all Workflows and pods have been listed yet"

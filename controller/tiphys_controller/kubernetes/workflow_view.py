@@ -1,9 +1,9 @@
-"""What the controller keeps of a Workflow object: a few facts, because the object may be a megabyte of nodes.
+"""Reduces Workflow objects to the facts that the controller needs.
 
-Which run and submission is a Workflow? Its uid says so, in the record that its first admit has written.
-
-The object itself names its run only if `tiphys` has sent it: with a bare ``argo
-submit`` the plugin finds a name. So the names that it may have found are tried.
+A Workflow object may be a megabyte of nodes, so the watch cache keeps only its
+`WorkflowView`. A Workflow names its run only if Tiphys sent it; after a bare
+``argo submit`` the plugin chooses the name. So possible names are tried, and the
+uid in the binding of a submission decides.
 """
 
 import json
@@ -15,133 +15,135 @@ from typing import NamedTuple
 from tiphys.errors import UsageError
 from tiphys.kube import Object
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION
-from tiphys.protocol.compiled_workflow import parameters_of
-from tiphys.protocol.gang import Backend
-from tiphys.protocol.operations import instance_of
+from tiphys.protocol.compiled_workflow import read_workflow_parameters
+from tiphys.protocol.gang import GangBackend
+from tiphys.protocol.operations import step_instance_name
+from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.step_spec import (
     DESCRIPTION_ANNOTATION,
-    NARRATED_ANNOTATION,
+    GENERATED_TEXT_ANNOTATION,
     PIPELINE_ANNOTATION,
     RUN_PARAMETER,
     STEP_ANNOTATION,
     STORE_ANNOTATION,
     TITLE_ANNOTATION,
 )
-from tiphys.records import check_run, run_name
-from tiphys.records.names import LONGEST_RUN_NAME
-from tiphys.store import Store, submissions
+from tiphys.records import check_run_name, make_run_name
+from tiphys.records.names import MAX_RUN_NAME_CHARACTERS
+from tiphys.store import Store, read_submissions
 from tiphys_controller.submit.submitter import LiveWorkflow
 
 COMPLETED_LABEL = "workflows.argoproj.io/completed"
-_RUN_ANSWER = "run-id"
-_OVER = frozenset({"Succeeded", "Failed", "Error"})
-_DEFERRED = re.compile(r"Deferred: (?P<reason>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
-"""What the plugin answers to a step that waits for GPUs."""
+_RUN_OUTPUT = "run-id"
+_DEFERRED_MESSAGE = re.compile(r"Deferred: (?P<reason>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
+"""Answer of the plugin for a step that waits for GPUs."""
 
 
-class Wait(NamedTuple):
-    """A node that waits for GPUs, and for which reason."""
+class GpuWait(NamedTuple):
+    """A node that waits for GPUs, and the reason code."""
 
     node: str
     step: str
     reason: str
 
 
-class SeenWorkflow(NamedTuple):
-    """A Workflow as it was when it changed last."""
+class WorkflowView(NamedTuple):
+    """A Workflow as of its last change."""
 
     namespace: str
     name: str
     uid: str
     pipeline: str
     store: str
-    """URL that it was compiled for; empty if for none."""
+    """Store URL that it was compiled for; empty without one."""
     run: str
-    """Name of its run, as far as its parameters say; empty in a bare ``argo submit``."""
+    """Name of its run by its parameters; empty after a bare ``argo submit``."""
     admitted_run: str
-    """Name of its run, as the first admit answered it; empty before, or where Argo has packed its nodes away."""
+    """Name of its run by the first admit; empty before it, or if Argo has compressed or offloaded the nodes."""
     phase: str
-    """Argo's word; ``Pending`` before Argo has looked at it."""
+    """Argo's phase; ``Pending`` before Argo has reconciled the Workflow."""
     message: str
     progress: str
     shutdown: str
-    """``Stop`` or ``Terminate`` once somebody asked for it."""
+    """``spec.shutdown``: ``Stop``, ``Terminate`` or empty."""
     finished: bool
     finished_at: str
-    narrated: frozenset[str]
-    """Which annotations the controller keeps: ``title``, ``description``."""
+    narrated_annotations: frozenset[str]
+    """Annotations that the controller writes: ``title``, ``description``."""
     annotations: Mapping[str, str]
-    """The present text of those two."""
-    gangs: frozenset[Backend] = frozenset()
-    """What makes the pods of its trainings on several nodes."""
+    """Current text of those two annotations."""
+    gangs: frozenset[GangBackend] = frozenset()
+    """Kinds of objects that create the pods of its gangs."""
     auto_resume: bool = False
-    """Whether its author asked for it to be resumed by itself."""
-    waits: Mapping[Wait, str] = MappingProxyType({})
-    """What is told of each, with numbers that change all the time."""
+    """Whether its pipeline enables automatic resumes."""
+    waits: Mapping[GpuWait, str] = MappingProxyType({})
+    """Message of each wait; its numbers change with each retry."""
 
 
-def see(workflow: Object) -> SeenWorkflow:
-    """The facts of a Workflow object; of what is not there, the empty text."""
+def build_workflow_view(workflow: Object) -> WorkflowView:
+    """Build the view of a Workflow object; missing fields become empty strings."""
     metadata, spec, status = workflow["metadata"], workflow.get("spec") or {}, workflow.get("status") or {}
     annotations = metadata.get("annotations") or {}
-    return SeenWorkflow(
+    return WorkflowView(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         pipeline=annotations.get(PIPELINE_ANNOTATION, ""),
         store=annotations.get(STORE_ANNOTATION, ""),
-        run=parameters_of({"spec": spec}).get(RUN_PARAMETER, ""),
-        admitted_run=_admitted_run(status.get("nodes") or {}),
+        run=read_workflow_parameters({"spec": spec}).get(RUN_PARAMETER, ""),
+        admitted_run=_find_admitted_run(status.get("nodes") or {}),
         phase=status.get("phase") or "Pending",
         message=status.get("message") or "",
         progress=status.get("progress") or "",
         shutdown=spec.get("shutdown") or "",
-        finished=is_over(workflow),
+        finished=is_workflow_finished(workflow),
         finished_at=status.get("finishedAt") or "",
-        narrated=frozenset(filter(None, annotations.get(NARRATED_ANNOTATION, "").split(","))),
+        narrated_annotations=frozenset(filter(None, annotations.get(GENERATED_TEXT_ANNOTATION, "").split(","))),
         annotations={
             name.rpartition("/")[2]: annotations.get(name, "") for name in (TITLE_ANNOTATION, DESCRIPTION_ANNOTATION)
         },
-        gangs=frozenset(_gangs(spec.get("templates") or [])),
+        gangs=frozenset(_find_gang_backends(spec.get("templates") or [])),
         auto_resume=bool(annotations.get(AUTO_RESUME_ANNOTATION)),
-        waits=dict(_waits(metadata["name"], status.get("nodes") or {})),
+        waits=dict(_find_gpu_waits(metadata["name"], status.get("nodes") or {})),
     )
 
 
-def live(workflow: Object) -> LiveWorkflow:
-    """The Workflow as the rest of the controller knows it."""
+def build_live_workflow(workflow: Object) -> LiveWorkflow:
+    """Build the `LiveWorkflow` of a Workflow object."""
     metadata = workflow["metadata"]
     phase = (workflow.get("status") or {}).get("phase") or "Pending"
-    return LiveWorkflow(metadata["name"], metadata["namespace"], metadata["uid"], phase, not is_over(workflow))
+    return LiveWorkflow(
+        metadata["name"], metadata["namespace"], metadata["uid"], phase, not is_workflow_finished(workflow)
+    )
 
 
-def is_over(workflow: Object) -> bool:
-    """Whether Argo has finished with it. One that Argo has not looked at yet has no status, and will run."""
+def is_workflow_finished(workflow: Object) -> bool:
+    """Whether Argo has finished the Workflow. A Workflow without a status has not started yet."""
     labels = workflow["metadata"].get("labels") or {}
-    return labels.get(COMPLETED_LABEL) == "true" or (workflow.get("status") or {}).get("phase") in _OVER
+    return labels.get(COMPLETED_LABEL) == "true" or is_final_workflow_phase((workflow.get("status") or {}).get("phase"))
 
 
-def _gangs(templates: Sequence[Object]) -> Iterator[Backend]:
-    """Read by hand: a Workflow changes each second, and few have a gang."""
+def _find_gang_backends(templates: Sequence[Object]) -> Iterator[GangBackend]:
+    """Backends of the gangs. The substring test avoids parsing most specs: a Workflow may change each second."""
     for template in templates:
         text = ((template.get("metadata") or {}).get("annotations") or {}).get(STEP_ANNOTATION) or ""
         if '"gang"' in text and (gang := json.loads(text).get("gang")):
-            yield Backend(gang["backend"])
+            yield GangBackend(gang["backend"])
 
 
-def _waits(workflow: str, nodes: Mapping[str, Object]) -> Iterator[tuple[Wait, str]]:
+def _find_gpu_waits(workflow: str, nodes: Mapping[str, Object]) -> Iterator[tuple[GpuWait, str]]:
     for node in nodes.values():
         if node.get("type") != "Plugin" or node.get("phase") != "Pending":
             continue
-        if (told := _DEFERRED.match(node.get("message") or "")) is not None:
-            step = instance_of(node["name"]).removeprefix(f"{workflow}.")
-            yield Wait(node["name"], step, told["reason"]), told["message"]
+        if (deferred := _DEFERRED_MESSAGE.match(node.get("message") or "")) is not None:
+            step = step_instance_name(node["name"]).removeprefix(f"{workflow}.")
+            yield GpuWait(node["name"], step, deferred["reason"]), deferred["message"]
 
 
-def _admitted_run(nodes: Mapping[str, Object]) -> str:
+def _find_admitted_run(nodes: Mapping[str, Object]) -> str:
     for node in nodes.values():
         for parameter in (node.get("outputs") or {}).get("parameters") or []:
-            if node.get("type") == "Plugin" and parameter.get("name") == _RUN_ANSWER and parameter.get("value"):
+            if node.get("type") == "Plugin" and parameter.get("name") == _RUN_OUTPUT and parameter.get("value"):
                 return str(parameter["value"])
     return ""
 
@@ -149,44 +151,44 @@ def _admitted_run(nodes: Mapping[str, Object]) -> str:
 _SUFFIX_LENGTH = 6
 
 
-class Place(NamedTuple):
-    """A Workflow's place among the submissions of its run."""
+class SubmissionRef(NamedTuple):
+    """Run and number of the submission that a Workflow belongs to."""
 
     run: str
     submission: int
 
 
-def find_place(store: Store, workflow: SeenWorkflow) -> Place | None:
-    """The place of a Workflow; None until its first admit has bound it. Costs a few small reads.
+def find_submission(store: Store, workflow: WorkflowView) -> SubmissionRef | None:
+    """Find the submission of a Workflow; None until it is bound. Costs a few small reads.
 
     Raises:
         StoreError: storage is out of reach.
     """
-    for run in candidates(workflow):
-        for submission in reversed(submissions(store, run)):
-            if submission.bound and submission.bound.uid == workflow.uid:
-                return Place(run, submission.claim.submission)
+    for run in possible_run_names(workflow):
+        for submission in reversed(read_submissions(store, run)):
+            if submission.binding and submission.binding.uid == workflow.uid:
+                return SubmissionRef(run, submission.claim.submission)
     return None
 
 
-def candidates(workflow: SeenWorkflow) -> list[str]:
-    """Names that the run may have, the likeliest first."""
+def possible_run_names(workflow: WorkflowView) -> list[str]:
+    """Possible names of the Workflow's run, the likeliest first."""
     if workflow.run:
-        return _valid(workflow.run)
-    short = workflow.name[: LONGEST_RUN_NAME - _SUFFIX_LENGTH]
+        return _valid_run_names(workflow.run)
+    short = workflow.name[: MAX_RUN_NAME_CHARACTERS - _SUFFIX_LENGTH]
     return list(
         dict.fromkeys(
             [
-                *_valid(workflow.admitted_run),
-                *_valid(workflow.name),
-                *[f"{one}-{workflow.uid[:5].lower()}" for one in _valid(short)],
+                *_valid_run_names(workflow.admitted_run),
+                *_valid_run_names(workflow.name),
+                *[f"{one}-{workflow.uid[:5].lower()}" for one in _valid_run_names(short)],
             ]
         )
     )
 
 
-def _valid(text: str) -> list[str]:
+def _valid_run_names(text: str) -> list[str]:
     try:
-        return [check_run(run_name(text))] if text else []
+        return [check_run_name(make_run_name(text))] if text else []
     except UsageError:
         return []

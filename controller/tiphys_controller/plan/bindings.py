@@ -1,15 +1,22 @@
-"""Puts what finished tasks left into a task that reads it, so that it stands without them.
+"""Replaces references to finished tasks by their recorded values and artifact keys.
 
-What a finished task left for others: its values by path, as Argo would answer for them.
+A pruned Workflow does not contain the finished tasks, so Argo could not resolve
+references to them. Values are collected under the paths by which Argo names them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.fan_out import aggregate
+from tiphys.protocol.fan_out import aggregate_outputs
 from tiphys.records import AttemptEnd, OutputKind
-from tiphys_controller.plan.dag import Reference, artifact_reference, parse_reference, references, substitute
+from tiphys_controller.plan.dag import (
+    Reference,
+    find_references,
+    parse_artifact_reference,
+    parse_reference,
+    substitute_tags,
+)
 
 
 class TaskOutputs(NamedTuple):
@@ -19,39 +26,39 @@ class TaskOutputs(NamedTuple):
     artifacts: Mapping[str, str] = {}
 
 
-OMITTED = TaskOutputs({"status": "Omitted"})
+OMITTED_OUTPUTS = TaskOutputs({"status": "Omitted"})
 
 
-def outputs_of_step(end: AttemptEnd) -> TaskOutputs:
+def collect_step_outputs(end: AttemptEnd) -> TaskOutputs:
     """Outputs of a step that is not fanned out."""
     parameters = {f"outputs.parameters.{name}": value for name, value in _parameters(end).items()}
     artifacts = {output.name: output.key for output in end.outputs if output.kind is OutputKind.ARTIFACT}
-    return TaskOutputs(_literal({"status": "Succeeded", **parameters}), artifacts)
+    return TaskOutputs(_without_tags({"status": "Succeeded", **parameters}), artifacts)
 
 
-def outputs_of_items(ends: Sequence[AttemptEnd]) -> TaskOutputs:
+def collect_fan_out_outputs(ends: Sequence[AttemptEnd]) -> TaskOutputs:
     """Outputs of a fan-out whose items, in their order, ended with ``ends``. Argo gathers no artifacts."""
-    return TaskOutputs(_literal({"status": "Succeeded", **aggregate([_parameters(end) for end in ends])}))
+    return TaskOutputs(_without_tags({"status": "Succeeded", **aggregate_outputs([_parameters(end) for end in ends])}))
 
 
 def _parameters(end: AttemptEnd) -> dict[str, str]:
-    given = (output for output in end.outputs if output.kind is OutputKind.PARAMETER)
-    return {output.name: output.value for output in given if output.value is not None}
+    parameters = (output for output in end.outputs if output.kind is OutputKind.PARAMETER)
+    return {output.name: output.value for output in parameters if output.value is not None}
 
 
-def _literal(values: dict[str, str]) -> dict[str, str]:
-    """Values that can stand in a manifest: Argo would read braces as a tag of its own."""
+def _without_tags(values: dict[str, str]) -> dict[str, str]:
+    """Values that a manifest can hold. Argo would parse double braces in a value as a tag."""
     return {path: value for path, value in values.items() if "{{" not in value}
 
 
 ArtifactKey = Callable[[str], str]
-"""From a key in storage to the same key as Argo sees it."""
+"""Translates a key of the store to the key that Argo's artifact repository uses."""
 
 
-def bind(body: Manifest, finished: Mapping[str, TaskOutputs], artifact_key: ArtifactKey) -> Manifest:
-    """A task with values and artifact keys in the place of references to ``finished`` tasks.
+def bind_references(body: Manifest, finished: Mapping[str, TaskOutputs], artifact_key: ArtifactKey) -> Manifest:
+    """Return a task with references to ``finished`` tasks replaced by values and artifact keys.
 
-    References that cannot be bound stay; see `unbound`.
+    References that cannot be bound stay; see `find_unbound_references`.
     """
 
     def value_of(tag: str) -> str | None:
@@ -59,13 +66,13 @@ def bind(body: Manifest, finished: Mapping[str, TaskOutputs], artifact_key: Arti
         outputs = finished.get(reference.task) if reference else None
         return outputs.values.get(reference.path) if reference and outputs else None
 
-    bound: Manifest = substitute(_bind_artifacts(body, finished, artifact_key), value_of)
+    bound: Manifest = substitute_tags(_bind_artifacts(body, finished, artifact_key), value_of)
     return bound
 
 
-def unbound(body: Manifest, finished: Mapping[str, TaskOutputs]) -> list[Reference]:
+def find_unbound_references(body: Manifest, finished: Mapping[str, TaskOutputs]) -> list[Reference]:
     """References to ``finished`` tasks for which storage has no value."""
-    return [r for r in references(bind(body, finished, lambda key: key)) if r.task in finished]
+    return [r for r in find_references(bind_references(body, finished, lambda key: key)) if r.task in finished]
 
 
 def _bind_artifacts(part: Any, finished: Mapping[str, TaskOutputs], artifact_key: ArtifactKey) -> Any:
@@ -73,21 +80,21 @@ def _bind_artifacts(part: Any, finished: Mapping[str, TaskOutputs], artifact_key
         return [_bind_artifacts(value, finished, artifact_key) for value in part]
     if not isinstance(part, dict):
         return part
-    if key := _key_of(part, finished):
-        return _by_key(part, artifact_key(key))
+    if key := _artifact_key_of(part, finished):
+        return _artifact_by_key(part, artifact_key(key))
     return {name: _bind_artifacts(value, finished, artifact_key) for name, value in part.items()}
 
 
-def _key_of(part: Manifest, finished: Mapping[str, TaskOutputs]) -> str | None:
+def _artifact_key_of(part: Manifest, finished: Mapping[str, TaskOutputs]) -> str | None:
     source = part.get("from")
-    reference = artifact_reference(source) if isinstance(source, str) else None
+    reference = parse_artifact_reference(source) if isinstance(source, str) else None
     if not reference or reference.task not in finished or not reference.path.startswith("outputs.artifacts."):
         return None
     return finished[reference.task].artifacts.get(reference.path.removeprefix("outputs.artifacts."))
 
 
-def _by_key(artifact: Manifest, key: str) -> Manifest:
-    """The artifact by its key. Argo applies ``subPath`` to a reference only, so it becomes part of the key."""
+def _artifact_by_key(artifact: Manifest, key: str) -> Manifest:
+    """Replace an artifact's reference by a key that includes ``subPath``, which Argo applies only to references."""
     rest = {name: value for name, value in artifact.items() if name not in ("from", "subPath")}
-    below = artifact.get("subPath")
-    return {**rest, "s3": {"key": f"{key}/{below}" if below else key}}
+    sub_path = artifact.get("subPath")
+    return {**rest, "s3": {"key": f"{key}/{sub_path}" if sub_path else key}}

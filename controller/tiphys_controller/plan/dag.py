@@ -1,11 +1,8 @@
-"""The entry DAG as a graph, so that planning can ask what hangs on what.
+"""The entry DAG as a graph: which task needs which, and which templates are used.
 
-What one task of a DAG says about another: Argo's ``{{tasks.…}}`` tags and expressions.
-
-Pruning must find every mention of a task that is taken out, or the Workflow
-that is left would wait for a value that nobody makes.
-
-Which templates of a Workflow something still leads to.
+Pruning must find every mention of a removed task, in Argo's ``{{tasks.…}}`` tags
+and in expressions. Otherwise the pruned Workflow waits for a value that no task
+produces.
 """
 
 import re
@@ -16,10 +13,16 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import TAG, CompiledPipeline, Manifest, placeholders, template
+from tiphys.protocol.compiled_workflow import (
+    PLACEHOLDER_PATTERN,
+    CompiledPipeline,
+    Manifest,
+    find_placeholders,
+    find_template,
+)
+from tiphys.protocol.depends import parse_depends, tasks_in
 from tiphys.protocol.fan_out import is_fan_out
 from tiphys.protocol.step_spec import StepSpec
-from tiphys_controller.plan import depends as conditions
 
 _PLAIN = re.compile(r"tasks\.([A-Za-z0-9][-A-Za-z0-9]*)\.(.+)", re.DOTALL)
 _IN_EXPRESSION = re.compile(r"""\btasks(?:\.([A-Za-z0-9_]+)|\[\s*['"]([^'"]+)['"]\s*\])""")
@@ -28,8 +31,8 @@ _IN_EXPRESSION = re.compile(r"""\btasks(?:\.([A-Za-z0-9_]+)|\[\s*['"]([^'"]+)['"
 class Reference(NamedTuple):
     """One mention of a task.
 
-    ``path`` is what is asked of it, such as ``outputs.parameters.loss``; it is
-    empty in an expression, which only Argo can evaluate.
+    ``path`` is the part of the task that is read, such as
+    ``outputs.parameters.loss``; empty in an expression, which only Argo can evaluate.
     """
 
     task: str
@@ -39,38 +42,38 @@ class Reference(NamedTuple):
         return f"{{{{tasks.{self.task}.{self.path}}}}}" if self.path else f"an expression over tasks.{self.task}"
 
 
-def references(part: Any) -> Iterator[Reference]:
+def find_references(part: Any) -> Iterator[Reference]:
     """Every mention of a task in a part of a manifest."""
-    for text, is_expression in placeholders(part):
+    for text, is_expression in find_placeholders(part):
         if is_expression:
-            yield from _in_expression(text)
+            yield from _find_in_expression(text)
         elif reference := parse_reference(text):
             yield reference
 
 
-def artifact_reference(text: str) -> Reference | None:
+def parse_artifact_reference(text: str) -> Reference | None:
     """The reference in an artifact's ``from``, which is one tag and nothing else; None for any other text."""
-    tag = TAG.fullmatch(text.strip())
+    tag = PLACEHOLDER_PATTERN.fullmatch(text.strip())
     return parse_reference(tag[1]) if tag else None
 
 
-def has_tags(part: Any) -> bool:
-    """Whether anything is left for Argo to put in."""
+def contains_tags(part: Any) -> bool:
+    """Whether a part of a manifest holds tags that Argo would substitute."""
     if isinstance(part, dict):
-        return any(has_tags(value) for value in part.values())
+        return any(contains_tags(value) for value in part.values())
     if isinstance(part, list):
-        return any(has_tags(value) for value in part)
+        return any(contains_tags(value) for value in part)
     return isinstance(part, str) and "{{" in part
 
 
-def substitute(part: Any, value_of: Callable[[str], str | None]) -> Any:
-    """``part`` with each plain tag replaced where ``value_of`` knows its text, as Argo would; others stay."""
+def substitute_tags(part: Any, value_of: Callable[[str], str | None]) -> Any:
+    """Return ``part`` with each plain tag replaced for which ``value_of`` returns a value; other tags stay."""
     if isinstance(part, dict):
-        return {name: substitute(value, value_of) for name, value in part.items()}
+        return {name: substitute_tags(value, value_of) for name, value in part.items()}
     if isinstance(part, list):
-        return [substitute(value, value_of) for value in part]
+        return [substitute_tags(value, value_of) for value in part]
     if isinstance(part, str):
-        return TAG.sub(lambda tag: _or_itself(value_of(tag[1].strip()), tag[0]), part)
+        return PLACEHOLDER_PATTERN.sub(lambda tag: _value_or_tag(value_of(tag[1].strip()), tag[0]), part)
     return part
 
 
@@ -80,149 +83,149 @@ def parse_reference(tag: str) -> Reference | None:
     return Reference(match[1], match[2]) if match else None
 
 
-def _or_itself(value: str | None, tag: str) -> str:
+def _value_or_tag(value: str | None, tag: str) -> str:
     return tag if value is None else value
 
 
-def _in_expression(text: str) -> Iterator[Reference]:
+def _find_in_expression(text: str) -> Iterator[Reference]:
     for dotted, quoted in _IN_EXPRESSION.findall(text):
         yield Reference(dotted or quoted, "")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task of the entry DAG. ``spec`` is None for a plain task, which keeps no record."""
+    """One task of the entry DAG. ``spec`` is None for a plain task, which keeps no record in storage."""
 
     name: str
     body: Manifest
     spec: StepSpec | None
     waits_for: frozenset[str]
-    """Tasks that its condition names."""
+    """Tasks named by its condition."""
     reads: frozenset[str]
-    """Tasks whose outputs it reads. Argo demands that it waits for them too, if only by way of others."""
+    """Tasks whose outputs it reads. Argo requires that it also waits for them, directly or indirectly."""
 
     @property
     def needs(self) -> frozenset[str]:
-        """Tasks before it."""
+        """Tasks that must end before this one starts."""
         return self.waits_for | self.reads
 
     @property
-    def fan_out(self) -> bool:
+    def is_fan_out(self) -> bool:
         return is_fan_out(self.body)
 
 
 @dataclass(frozen=True)
-class Graph:
-    """Tasks that the workflow runs, by name, each after everything that it needs."""
+class TaskGraph:
+    """Tasks of the workflow by name, in topological order."""
 
     tasks: Mapping[str, Task]
 
     @classmethod
-    def of(cls, pipeline: CompiledPipeline) -> "Graph":
-        """Read the entry DAG.
+    def from_pipeline(cls, pipeline: CompiledPipeline) -> "TaskGraph":
+        """Build the graph of the entry DAG.
 
         Raises:
-            UsageError: the entry point is not a DAG, or its tasks do not fit together.
+            UsageError: the entry point is not a DAG, or its tasks name missing tasks or form a cycle.
         """
-        entry = template(pipeline.manifest, pipeline.manifest["spec"]["entrypoint"])
+        entry = find_template(pipeline.manifest, pipeline.manifest["spec"]["entrypoint"])
         if "dag" not in entry:
             raise UsageError(
                 f"pipeline {pipeline.name}: the entry point {entry['name']} is not a DAG; compile it again"
             )
         bodies = {body["name"]: body for body in pipeline.tasks()}
         tasks = {name: _task(name, body, pipeline, bodies) for name, body in bodies.items()}
-        wanted = _wanted(entry["dag"].get("target", ""), tasks)
-        return cls({name: tasks[name] for name in _in_order(tasks) if name in wanted})
+        selected = _find_target_tasks(entry["dag"].get("target", ""), tasks)
+        return cls({name: tasks[name] for name in _sort_tasks(tasks) if name in selected})
 
     @cached_property
-    def readers(self) -> Mapping[str, frozenset[str]]:
-        """Tasks that need a task, by its name."""
-        found: dict[str, set[str]] = {name: set() for name in self.tasks}
+    def dependents(self) -> Mapping[str, frozenset[str]]:
+        """By task, the tasks that need it."""
+        dependents: dict[str, set[str]] = {name: set() for name in self.tasks}
         for task in self.tasks.values():
             for name in task.needs:
-                found[name].add(task.name)
-        return {name: frozenset(readers) for name, readers in found.items()}
+                dependents[name].add(task.name)
+        return {name: frozenset(readers) for name, readers in dependents.items()}
 
     @cached_property
     def position(self) -> Mapping[str, int]:
-        """Place of a task in the order of the graph."""
+        """Index of each task in topological order."""
         return {name: index for index, name in enumerate(self.tasks)}
 
 
 def _task(name: str, body: Manifest, pipeline: CompiledPipeline, bodies: Mapping[str, Manifest]) -> Task:
-    waits_for = frozenset(_waits_for(body))
-    reads = frozenset(reference.task for reference in references(body)) - {name}
+    waits_for = frozenset(_find_awaited_tasks(body))
+    reads = frozenset(reference.task for reference in find_references(body)) - {name}
     for other in sorted(name for name in waits_for | reads if name not in bodies):
         raise UsageError(f"pipeline {pipeline.name}: task {name} names {other}, which its DAG does not have")
     return Task(name, body, pipeline.steps.get(name), waits_for, reads)
 
 
-def _waits_for(body: Manifest) -> Iterator[str]:
+def _find_awaited_tasks(body: Manifest) -> Iterator[str]:
     yield from body.get("dependencies") or ()
     if body.get("depends"):
-        yield from conditions.tasks_in(conditions.parse(body["depends"]))
+        yield from tasks_in(parse_depends(body["depends"]))
 
 
-def _in_order(tasks: Mapping[str, Task]) -> list[str]:
+def _sort_tasks(tasks: Mapping[str, Task]) -> list[str]:
     try:
         return list(TopologicalSorter({name: sorted(task.needs) for name, task in tasks.items()}).static_order())
     except CycleError as error:
         raise UsageError(f"the tasks of the DAG wait for each other: {' → '.join(error.args[1])}") from error
 
 
-def _wanted(target: str, tasks: Mapping[str, Task]) -> set[str]:
-    """Tasks that Argo runs: everything, or the targets and what they need."""
-    if has_tags(target):
+def _find_target_tasks(target: str, tasks: Mapping[str, Task]) -> set[str]:
+    """Tasks that Argo runs: all, or the targets and the tasks that they need."""
+    if contains_tags(target):
         raise UsageError(f"the DAG's target {target!r} is made at run time, so there is no plan; write task names")
-    found: set[str] = set()
-    left = target.split() or list(tasks)
-    while left:
-        if (name := left.pop()) not in found and name in tasks:
-            found.add(name)
-            left.extend(tasks[name].needs)
-    return found
+    selected: set[str] = set()
+    queue = target.split() or list(tasks)
+    while queue:
+        if (name := queue.pop()) not in selected and name in tasks:
+            selected.add(name)
+            queue.extend(tasks[name].needs)
+    return selected
 
 
-def reachable(manifest: Manifest, roots: Iterable[str]) -> set[str]:
-    """Names of the templates that ``roots`` lead to, themselves included.
+def find_reachable_templates(manifest: Manifest, roots: Iterable[str]) -> set[str]:
+    """Names of the templates reachable from ``roots``, which are included.
 
-    All of them, if a name is made at run time.
+    All templates, if one of the names is made at run time.
     """
     by_name = {candidate["name"]: candidate for candidate in manifest["spec"].get("templates", [])}
-    found: set[str] = set()
-    left = list(roots)
-    while left:
-        name = left.pop()
-        if has_tags(name):
+    reachable: set[str] = set()
+    queue = list(roots)
+    while queue:
+        name = queue.pop()
+        if contains_tags(name):
             return set(by_name)
-        if name in by_name and name not in found:
-            found.add(name)
-            left.extend(template_names(by_name[name]))
-    return found
+        if name in by_name and name not in reachable:
+            reachable.add(name)
+            queue.extend(find_template_names(by_name[name]))
+    return reachable
 
 
-def roots_of(spec: Manifest) -> Iterator[str]:
-    """Templates that the Workflow itself names: entry point, exit handler and hooks."""
-    yield from template_names({name: value for name, value in spec.items() if name != "templates"})
+def find_root_templates(spec: Manifest) -> Iterator[str]:
+    """Templates that the Workflow spec names: entry point, exit handler and hooks."""
+    yield from find_template_names({name: value for name, value in spec.items() if name != "templates"})
     if entrypoint := spec.get("entrypoint"):
         yield entrypoint
 
 
-def template_names(part: Any) -> Iterator[str]:
+def find_template_names(part: Any) -> Iterator[str]:
     """Templates that a part of a manifest names."""
     if isinstance(part, dict):
         for field, value in part.items():
             if field in ("template", "onExit") and isinstance(value, str):
                 yield value
             else:
-                yield from template_names(value)
+                yield from find_template_names(value)
     elif isinstance(part, list):
         for value in part:
-            yield from template_names(value)
+            yield from find_template_names(value)
 
 
-def declares(part: Any, field: str) -> bool:
+def contains_field(part: Any, field: str) -> bool:
     """Whether a field of this name occurs anywhere in a part of a manifest."""
     if isinstance(part, dict):
-        return field in part or any(declares(value, field) for value in part.values())
-    return isinstance(part, list) and any(declares(value, field) for value in part)
+        return field in part or any(contains_field(value, field) for value in part.values())
+    return isinstance(part, list) and any(contains_field(value, field) for value in part)

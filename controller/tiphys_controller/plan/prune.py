@@ -1,9 +1,8 @@
-"""Gives a compiled Workflow its name, run and submission, and takes off what a server had put on.
+"""Builds the Workflow of a submission: identity, and only the tasks that run.
 
 The recorded Workflow may come from a live object, whose owner, phase and
-shutdown must not pass to the next one.
-
-The Workflow that is left: only the tasks that run, standing without those that are finished.
+shutdown must not pass to the next Workflow. Values and artifact keys take the
+place of references to finished tasks, so that it runs without them.
 """
 
 import hashlib
@@ -12,17 +11,17 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, template
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, find_template
+from tiphys.protocol.depends import drop_known_tasks, parse_depends, tasks_in
 from tiphys.protocol.step_spec import RUN_LABEL, RUN_PARAMETER, SUBMISSION_PARAMETER
-from tiphys_controller.plan import depends as conditions
-from tiphys_controller.plan.bindings import ArtifactKey, bind
-from tiphys_controller.plan.dag import reachable, references, roots_of
-from tiphys_controller.plan.decide import Plan
+from tiphys_controller.plan.bindings import ArtifactKey, bind_references
+from tiphys_controller.plan.dag import find_reachable_templates, find_references, find_root_templates
+from tiphys_controller.plan.decide import PlanDecisions
 
 _LONGEST_NAME = 63
 _HASH_DIGITS = 8
 _KEPT_METADATA = ("annotations", "labels")
-# Argo finds a Workflow by these, takes it for finished, or counts it to a schedule.
+# Argo would select the new Workflow by these labels, take it for finished, or count it to a CronWorkflow.
 _SERVER_LABELS = frozenset(
     f"workflows.argoproj.io/{name}"
     for name in (
@@ -43,8 +42,8 @@ _SERVER_LABELS = frozenset(
 _SERVER_SPEC = ("shutdown",)
 
 
-class Identity(NamedTuple):
-    """What tells one Workflow of a run from the others."""
+class SubmissionIdentity(NamedTuple):
+    """Identity of one Workflow of a run."""
 
     run: str
     submission: int
@@ -53,7 +52,7 @@ class Identity(NamedTuple):
 
 
 def workflow_name(run: str, submission: int) -> str:
-    """Name of the n-th Workflow of a run, at most 63 characters: Argo puts it into a label."""
+    """Name of the n-th Workflow of a run, at most 63 characters, because Argo puts it into a label."""
     suffix = "" if submission == 1 else f"-{submission}"
     if len(run) + len(suffix) <= _LONGEST_NAME:
         return run + suffix
@@ -61,16 +60,16 @@ def workflow_name(run: str, submission: int) -> str:
     return f"{run[: _LONGEST_NAME - _HASH_DIGITS - 1 - len(suffix)].rstrip('-.')}-{digits}{suffix}"
 
 
-def identified(manifest: Manifest, identity: Identity) -> Manifest:
-    """A copy of ``manifest`` that is ready to be created under ``identity``."""
+def apply_identity(manifest: Manifest, identity: SubmissionIdentity) -> Manifest:
+    """Return a copy of ``manifest`` that can be created under ``identity``."""
     spec = {name: deepcopy(value) for name, value in manifest["spec"].items() if name not in _SERVER_SPEC}
-    spec["arguments"] = _arguments(spec.get("arguments") or {}, identity)
+    spec["arguments"] = _own_arguments(spec.get("arguments") or {}, identity)
     top = {name: deepcopy(value) for name, value in manifest.items() if name not in ("metadata", "spec", "status")}
-    return {**top, "metadata": _metadata(manifest.get("metadata") or {}, identity), "spec": spec}
+    return {**top, "metadata": _own_metadata(manifest.get("metadata") or {}, identity), "spec": spec}
 
 
-def anonymous(manifest: Manifest) -> Manifest:
-    """A copy of ``manifest`` that belongs to no run yet, as compile makes it."""
+def clear_identity(manifest: Manifest) -> Manifest:
+    """Return a copy of ``manifest`` without run and submission, as compiled."""
     spec = deepcopy(manifest["spec"])
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
         if parameter["name"] in (RUN_PARAMETER, SUBMISSION_PARAMETER):
@@ -78,62 +77,68 @@ def anonymous(manifest: Manifest) -> Manifest:
     return {**manifest, "spec": spec}
 
 
-def _metadata(metadata: Manifest, identity: Identity) -> Manifest:
+def _own_metadata(metadata: Manifest, identity: SubmissionIdentity) -> Manifest:
     kept = {name: deepcopy(metadata[name]) for name in _KEPT_METADATA if metadata.get(name)}
     labels = {name: value for name, value in kept.get("labels", {}).items() if name not in _SERVER_LABELS}
     kept["labels"] = {**labels, RUN_LABEL: identity.run}
     return {"name": identity.name, "namespace": identity.namespace, **kept}
 
 
-def _arguments(arguments: Manifest, identity: Identity) -> Manifest:
-    ours = {RUN_PARAMETER: identity.run, SUBMISSION_PARAMETER: str(identity.submission)}
-    parameters = [p for p in arguments.get("parameters") or [] if p["name"] not in ours]
-    return {**arguments, "parameters": [*parameters, *({"name": n, "value": v} for n, v in ours.items())]}
+def _own_arguments(arguments: Manifest, identity: SubmissionIdentity) -> Manifest:
+    tiphys_parameters = {RUN_PARAMETER: identity.run, SUBMISSION_PARAMETER: str(identity.submission)}
+    parameters = [p for p in arguments.get("parameters") or [] if p["name"] not in tiphys_parameters]
+    return {**arguments, "parameters": [*parameters, *({"name": n, "value": v} for n, v in tiphys_parameters.items())]}
 
 
-def prune(pipeline: CompiledPipeline, plan: Plan, artifact_key: ArtifactKey, identity: Identity) -> Manifest:
-    """The pipeline without the tasks that ``plan`` skips, to be created under ``identity``.
+def prune_workflow(
+    pipeline: CompiledPipeline, plan: PlanDecisions, artifact_key: ArtifactKey, identity: SubmissionIdentity
+) -> Manifest:
+    """Build the Workflow without the tasks that ``plan`` skips, to be created under ``identity``.
 
     Values and artifact keys take the place of references to finished tasks;
-    templates that nothing uses any more are dropped; the rest is as submitted.
+    unused templates are dropped; the rest is as submitted.
 
     Raises:
-        UsageError: a task that runs reads something of a skipped one that storage does not hold.
+        UsageError: a task that runs reads a value of a skipped task that storage does not hold.
     """
-    manifest = identified(pipeline.manifest, identity)
-    entry = template(manifest, manifest["spec"]["entrypoint"])
+    manifest = apply_identity(pipeline.manifest, identity)
+    entry = find_template(manifest, manifest["spec"]["entrypoint"])
     bodies = {body["name"]: body for body in entry["dag"].pop("tasks")}
     entry["dag"].pop("target", None)
-    entry["dag"]["tasks"] = [_standing_alone(bodies[name], plan, artifact_key) for name in _kept(bodies, plan)]
-    used = reachable(manifest, roots_of(manifest["spec"]))
+    entry["dag"]["tasks"] = [
+        _bind_finished_tasks(bodies[name], plan, artifact_key) for name in _running_names(bodies, plan)
+    ]
+    used = find_reachable_templates(manifest, find_root_templates(manifest["spec"]))
     manifest["spec"]["templates"] = [one for one in manifest["spec"]["templates"] if one["name"] in used]
     return manifest
 
 
-def _kept(written: Iterable[str], plan: Plan) -> list[str]:
-    running = set(plan.running)
+def _running_names(written: Iterable[str], plan: PlanDecisions) -> list[str]:
+    running = set(plan.running_tasks)
     return [name for name in written if name in running]
 
 
-def _standing_alone(body: Manifest, plan: Plan, artifact_key: ArtifactKey) -> Manifest:
+def _bind_finished_tasks(body: Manifest, plan: PlanDecisions, artifact_key: ArtifactKey) -> Manifest:
     name = body["name"]
-    task = _without_waits(bind(body, plan.finished.get(name, {}), artifact_key), plan)
-    left = [
-        reference for reference in references(task) if reference.task not in plan.running and reference.task != name
+    task = _drop_finished_dependencies(bind_references(body, plan.finished_outputs.get(name, {}), artifact_key), plan)
+    unbound = [
+        reference
+        for reference in find_references(task)
+        if reference.task not in plan.running_tasks and reference.task != name
     ]
-    if left:
+    if unbound:
         raise UsageError(
-            f"task {name} reads {left[0]}, but {left[0].task} does not run again and storage holds no such value; "
-            "read an output parameter or artifact of it, or run the pipeline anew"
+            f"task {name} reads {unbound[0]}, but {unbound[0].task} does not run again and storage holds no such "
+            "value; read an output parameter or artifact of it, or start a new run"
         )
     return task
 
 
-def _without_waits(task: Manifest, plan: Plan) -> Manifest:
-    facts = plan.facts
-    if any(name in facts for name in task.get("dependencies") or ()):
-        task["dependencies"] = [name for name in task["dependencies"] if name not in facts]
-    if task.get("depends") and any(name in facts for name in conditions.tasks_in(conditions.parse(task["depends"]))):
-        rest = conditions.without(task["depends"], facts)
+def _drop_finished_dependencies(task: Manifest, plan: PlanDecisions) -> Manifest:
+    known_results = plan.known_results
+    if any(name in known_results for name in task.get("dependencies") or ()):
+        task["dependencies"] = [name for name in task["dependencies"] if name not in known_results]
+    if task.get("depends") and any(name in known_results for name in tasks_in(parse_depends(task["depends"]))):
+        rest = drop_known_tasks(task["depends"], known_results)
         task["depends"] = "" if isinstance(rest, bool) else rest
     return {field: value for field, value in task.items() if value or field not in ("depends", "dependencies")}

@@ -1,8 +1,8 @@
-"""Is this step done? The verdict on one step, from what storage lists and records.
+"""Decides whether one step is done, from what storage lists and records.
 
-Only an end record says that a step is done. The projection of that record
-carries the digest of the listing it was written for, so while both agree, the
-listings alone verify the step and its record need not be read.
+Only an end record makes a step done. Its projection carries the digest of the
+listing it was written for, so while both agree, the listings alone verify the
+step and its end record need not be read.
 """
 
 from collections.abc import Mapping
@@ -10,127 +10,131 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
-from tiphys.records import AttemptEnd, Outcome
-from tiphys.store import RunLayout, listing_digest, output_fault
+from tiphys.records import AttemptEnd, AttemptEndOutcome
+from tiphys.store import RunLayout, find_output_fault, outputs_digest
 
-EndKey = tuple[str, int]
+AttemptId = tuple[str, int]
 """(step id, attempt) of an end record."""
 
 
 @dataclass(frozen=True)
 class StepListing:
-    """What listings show of one step. Attempts are numbers; sizes are bytes."""
+    """Listings of one step. Attempts are numbers; sizes are in bytes."""
 
     attempts: frozenset[int] = frozenset()
-    ended: frozenset[int] = frozenset()
+    ended_attempts: frozenset[int] = frozenset()
     projections: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Listing digests of done projections, by attempt."""
-    outputs: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    output_sizes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Sizes of the objects of an attempt, by attempt and by key relative to its outputs."""
 
     @property
-    def last(self) -> int:
+    def last_attempt(self) -> int:
         """The last attempt; 0 if there is none."""
         return max(self.attempts, default=0)
 
     @cached_property
-    def verified(self) -> bool:
-        """Whether a projection vouches for what is listed of the last attempt. Plans are made more than once."""
-        projected = self.projections.get(self.last, frozenset())
-        return bool(projected) and listing_digest(self.outputs.get(self.last, {}).items()) in projected
+    def is_verified(self) -> bool:
+        """Whether a projection has the digest of the outputs listed for the last attempt."""
+        projected = self.projections.get(self.last_attempt, frozenset())
+        return bool(projected) and outputs_digest(self.output_sizes.get(self.last_attempt, {}).items()) in projected
 
 
 @dataclass(frozen=True)
-class Adoption:
-    """A result that stands for a step because a submission took it over. ``source`` says in words whose it is."""
+class ReusedResult:
+    """A result that a submission reused for a step. ``source`` describes its origin."""
 
     source: str
     attempt: int
-    """Under which number its end record is kept among those of the step; 0 for one of another run."""
+    """Attempt of the same step that produced it; 0 for a result of another run."""
     end: AttemptEnd | None
-    """None if somebody removed it since."""
+    """None if the end record was removed since."""
     sizes: Mapping[str, int]
-    """Sizes of the objects listed where it lies, by key."""
+    """Sizes of the objects listed for it in bytes, by key."""
 
 
-class Standing(StrEnum):
+class StepStatus(StrEnum):
     DONE = "done"
     MISSING = "missing"
     DAMAGED = "damaged"
-    """It was done once; what it made is gone or changed."""
-    NEVER = "never"
+    """It was done; outputs are gone or changed."""
+    NEVER_STARTED = "never"
     UNREAD = "unread"
-    """The end record decides, and nobody has read it yet."""
+    """Its end record decides, and is not read yet."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Where a step stands, and the reason in words. ``attempt`` is the one that decided, if any."""
+class StepState:
+    """State of a step, and the reason as a phrase. ``attempt`` is the one that decided, if any."""
 
-    standing: Standing
+    status: StepStatus
     reason: str
     attempt: int | None = None
-    objects: int = 0
+    object_count: int = 0
 
     @property
-    def done(self) -> bool:
-        return self.standing is Standing.DONE
+    def is_done(self) -> bool:
+        return self.status is StepStatus.DONE
 
 
-def judge(step: str, listing: StepListing | None, ends: Mapping[EndKey, AttemptEnd], layout: RunLayout) -> Verdict:
-    """The verdict on one step. Its last attempt decides.
+def determine_step_state(
+    step: str, listing: StepListing | None, ends: Mapping[AttemptId, AttemptEnd], layout: RunLayout
+) -> StepState:
+    """Determine the state of a step from its last attempt.
 
     Args:
         step: Step id.
-        listing: What storage lists of it; None for nothing.
+        listing: Listing of the step; None if nothing is listed.
         ends: End records read so far.
-        layout: Where its run keeps things.
+        layout: Keys of its run.
     """
     if listing is None or not listing.attempts:
-        return Verdict(Standing.NEVER, "never started")
-    last = listing.last
-    if last not in listing.ended:
-        return Verdict(Standing.MISSING, f"never finished: attempt {last} has no end record", last)
-    rows = listing.outputs.get(last, {})
-    if listing.verified:
-        return _done(last, len(rows))
+        return StepState(StepStatus.NEVER_STARTED, "never started")
+    last = listing.last_attempt
+    if last not in listing.ended_attempts:
+        return StepState(StepStatus.MISSING, f"never finished: attempt {last} has no end record", last)
+    rows = listing.output_sizes.get(last, {})
+    if listing.is_verified:
+        return _done_state(last, len(rows))
     if end := ends.get((step, last)):
         prefix = layout.outputs(step, last)
-        return _by_record(end, {prefix + key: size for key, size in rows.items()})
-    return Verdict(Standing.UNREAD, f"attempt {last} ended; its record is not read yet", last)
+        return _state_from_end(end, {prefix + key: size for key, size in rows.items()})
+    return StepState(StepStatus.UNREAD, f"attempt {last} ended; its record is not read yet", last)
 
 
-def judge_adopted(adoption: Adoption) -> Verdict:
-    """The verdict on a step that stands by what was taken over."""
-    if adoption.end is None:
-        reason = f"its result was taken over from {adoption.source}, whose record is gone"
-        return Verdict(Standing.DAMAGED, reason, adoption.attempt)
-    found = _by_record(adoption.end, adoption.sizes)
-    reason = f"{found.reason}, taken over from {adoption.source}"
-    if found.done:
-        reason = f"taken over from {adoption.source}{_verified(found.objects)}"
-    return replace(found, reason=reason, attempt=adoption.attempt)
+def determine_reused_state(reused: ReusedResult) -> StepState:
+    """Determine the state of a step whose result was reused."""
+    if reused.end is None:
+        reason = f"its result was taken over from {reused.source}, whose record is gone"
+        return StepState(StepStatus.DAMAGED, reason, reused.attempt)
+    state = _state_from_end(reused.end, reused.sizes)
+    reason = f"{state.reason}, taken over from {reused.source}"
+    if state.is_done:
+        reason = f"taken over from {reused.source}{_verified_text(state.object_count)}"
+    return replace(state, reason=reason, attempt=reused.attempt)
 
 
-def _by_record(end: AttemptEnd, sizes: Mapping[str, int]) -> Verdict:
-    if end.outcome is Outcome.FENCED:
-        return Verdict(Standing.MISSING, f"never finished: attempt {end.attempt} was fenced by a resume", end.attempt)
-    if end.outcome is Outcome.FAILED:
-        return Verdict(Standing.MISSING, _failure(end), end.attempt)
-    if fault := output_fault(end, sizes):
-        return Verdict(Standing.DAMAGED, f"damaged: {fault}", end.attempt)
-    return _done(end.attempt, sum(len(output.objects) for output in end.outputs))
+def _state_from_end(end: AttemptEnd, sizes: Mapping[str, int]) -> StepState:
+    if end.outcome is AttemptEndOutcome.FENCED:
+        return StepState(
+            StepStatus.MISSING, f"never finished: attempt {end.attempt} was fenced by a resume", end.attempt
+        )
+    if end.outcome is AttemptEndOutcome.FAILED:
+        return StepState(StepStatus.MISSING, _failure_text(end), end.attempt)
+    if fault := find_output_fault(end, sizes):
+        return StepState(StepStatus.DAMAGED, f"damaged: {fault}", end.attempt)
+    return _done_state(end.attempt, sum(len(output.objects) for output in end.outputs))
 
 
-def _done(attempt: int, objects: int) -> Verdict:
-    return Verdict(Standing.DONE, f"done in attempt {attempt}{_verified(objects)}", attempt, objects)
+def _done_state(attempt: int, objects: int) -> StepState:
+    return StepState(StepStatus.DONE, f"done in attempt {attempt}{_verified_text(objects)}", attempt, objects)
 
 
-def _verified(objects: int) -> str:
+def _verified_text(objects: int) -> str:
     return f", {objects} object{'' if objects == 1 else 's'} verified" if objects else ""
 
 
-def _failure(end: AttemptEnd) -> str:
+def _failure_text(end: AttemptEnd) -> str:
     cause = f" by {end.cause.value.replace('_', ' ')}" if end.cause else ""
     message = f": {end.message}" if end.message else ""
     return f"never finished: attempt {end.attempt} ended{cause}{message}"

@@ -1,6 +1,6 @@
-"""Who may call, how often and with how much: asked before anything of a call is looked at.
+"""Access control of the HTTP API: rate limit, token and body size.
 
-Each call that is refused leaves a line in the log and changes nothing.
+They are checked before a call is parsed. A refused call is logged and changes nothing.
 """
 
 import base64
@@ -22,93 +22,100 @@ from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreErr
 from tiphys.service.http_server import BodyTooLargeError, read_body
 from tiphys_controller.auto_resume.observation_health import TokenBucket
 
-LARGEST_BODY_BYTES = 2 << 20
+MAX_BODY_BYTES = 2 << 20
 _CALLS_PER_SECOND, _BURST = 50.0, 500
 _STATUS = {UsageError: 400, NotFoundError: 404, ConflictError: 409, IntegrityError: 422, StoreError: 503}
 _log = structlog.get_logger()
 
-Work = Callable[[Request, bytes], Response]
-"""Answers a call that was let in. Runs in a thread of its own; raises errors of Tiphys."""
-Count = Callable[[str, int, float], None]
-"""Told of each call: what was called, the status, and the seconds that it took."""
+CallHandler = Callable[[Request, bytes], Response]
+"""Answers an authorized call. Runs in a thread of its own; raises `TiphysError`."""
+CallObserver = Callable[[str, int, float], None]
+"""Called after each call, with its name, status and duration in seconds."""
 
 
-class Door:
-    """Lets callers in that have the token, as ``Bearer`` or as the password of ``Basic``.
+class AccessControl:
+    """Authorizes callers with the token, as ``Bearer`` or as the password of ``Basic``.
 
     Args:
-        token: File that holds it; read at each call, so that it can be exchanged while this runs.
-        count: Told of each call.
-        monotonic: A clock in seconds that never jumps.
-        burst: So many calls at once are let in after a quiet time.
+        token_file: File that holds the token; read at each call, so that it can be rotated.
+        observe_call: Called after each call.
+        monotonic: Monotonic clock in seconds.
+        burst: Largest number of calls at once after a quiet time.
     """
 
     def __init__(
-        self, token: Path, count: Count, monotonic: Callable[[], float] = time.monotonic, burst: int = _BURST
+        self,
+        token_file: Path,
+        observe_call: CallObserver,
+        monotonic: Callable[[], float] = time.monotonic,
+        burst: int = _BURST,
     ) -> None:
-        self._token = token
-        self._count = count
+        self._token_file = token_file
+        self._observe_call = observe_call
         self._monotonic = monotonic
-        self._bucket = TokenBucket(_CALLS_PER_SECOND, burst, monotonic, full=True)
+        self._bucket = TokenBucket(_CALLS_PER_SECOND, burst, monotonic, starts_full=True)
 
-    def guard(self, name: str, work: Work) -> Callable[[Request], Awaitable[Response]]:
-        """``work`` behind this door. ``name`` is that of the call in logs and metrics."""
+    def guard(self, name: str, handler: CallHandler) -> Callable[[Request], Awaitable[Response]]:
+        """Return ``handler`` behind access control. ``name`` is that of the call in logs and metrics."""
 
         async def answer(request: Request) -> Response:
             begin = self._monotonic()
-            response = await self._answer(name, work, request)
-            self._count(name, response.status_code, self._monotonic() - begin)
+            response = await self._answer(name, handler, request)
+            self._observe_call(name, response.status_code, self._monotonic() - begin)
             return response
 
         return answer
 
-    async def _answer(self, name: str, work: Work, request: Request) -> Response:
+    async def _answer(self, name: str, handler: CallHandler, request: Request) -> Response:
         if wait := self._bucket.take():
-            return self._refused(name, request, 429, "too many calls", {"Retry-After": str(math.ceil(wait))})
-        if (refusal := await run_in_threadpool(self._unknown, request)) is not None:
+            return self._refuse(name, request, 429, "too many calls", {"Retry-After": str(math.ceil(wait))})
+        if (refusal := await run_in_threadpool(self._check_credentials, request)) is not None:
             status, why = refusal
-            return self._refused(name, request, status, why, {"WWW-Authenticate": 'Bearer realm="tiphys"'})
+            return self._refuse(name, request, status, why, {"WWW-Authenticate": 'Bearer realm="tiphys"'})
         try:
-            body = await read_body(request, LARGEST_BODY_BYTES)
+            body = await read_body(request, MAX_BODY_BYTES)
         except BodyTooLargeError as error:
-            return self._refused(name, request, 413, str(error))
-        return await run_in_threadpool(self._worked, name, work, request, body)
+            return self._refuse(name, request, 413, str(error))
+        return await run_in_threadpool(self._run_handler, name, handler, request, body)
 
-    def _unknown(self, request: Request) -> tuple[int, str] | None:
-        """Why the caller is not let in; None if it is."""
+    def _check_credentials(self, request: Request) -> tuple[int, str] | None:
+        """Status and reason of a refusal; None if the caller is authorized."""
         try:
-            expected = self._token.read_bytes().strip()
+            expected = self._token_file.read_bytes().strip()
         except OSError as error:
-            return 503, f"the token cannot be read ({error.strerror}), so nobody can be let in"
+            return (
+                503,
+                f"the controller cannot read its token file ({error.strerror}); no call is authorized until it can",
+            )
         if not expected:
-            return 503, "the token is empty, so nobody can be let in"
-        given = _credential(request.headers.get("authorization", ""))
-        return None if hmac.compare_digest(given, expected) else (401, "the token is missing or wrong")
+            return 503, "the controller's token file is empty; no call is authorized until it holds a token"
+        credential = _read_credential(request.headers.get("authorization", ""))
+        return None if hmac.compare_digest(credential, expected) else (401, "the token is missing or wrong")
 
-    def _worked(self, name: str, work: Work, request: Request, body: bytes) -> Response:
+    def _run_handler(self, name: str, handler: CallHandler, request: Request, body: bytes) -> Response:
         try:
-            response = work(request, body)
+            response = handler(request, body)
         except TiphysError as error:
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
-            return self._refused(name, request, status, str(error))
+            return self._refuse(name, request, status, str(error))
         except Exception:  # noqa: BLE001  the HTTP boundary
             _log.exception("call.crashed", call=name, path=request.url.path)
-            return self._refused(name, request, 500, "a bug of the controller; its log has the trace")
-        _log.info("call.answered", call=name, status=response.status_code, **_about(request))
+            return self._refuse(name, request, 500, "internal error of the controller; its log has the traceback")
+        _log.info("call.answered", call=name, status=response.status_code, **_log_fields(request))
         return response
 
-    def _refused(
+    def _refuse(
         self, name: str, request: Request, status: int, why: str, headers: dict[str, str] | None = None
     ) -> Response:
-        _log.warning("call.refused", call=name, status=status, reason=why, **_about(request))
+        _log.warning("call.refused", call=name, status=status, reason=why, **_log_fields(request))
         return JSONResponse({"error": why}, status_code=status, headers=headers)
 
 
-def json_body(body: bytes) -> Any:
-    """The document that a caller sent.
+def parse_json_body(body: bytes) -> Any:
+    """Parse the body of a call.
 
     Raises:
-        UsageError: it is no JSON.
+        UsageError: the body is not JSON.
     """
     try:
         return json.loads(body)
@@ -116,7 +123,7 @@ def json_body(body: bytes) -> Any:
         raise UsageError(f"the body is not JSON: {error}") from error
 
 
-def _credential(header: str) -> bytes:
+def _read_credential(header: str) -> bytes:
     scheme, _, value = header.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode()
@@ -128,5 +135,5 @@ def _credential(header: str) -> bytes:
         return b""
 
 
-def _about(request: Request) -> dict[str, str]:
+def _log_fields(request: Request) -> dict[str, str]:
     return {"path": request.url.path[:200], "client": request.client.host if request.client else ""}

@@ -1,4 +1,4 @@
-"""The controller's pages: health, readiness and metrics, and the calls behind the door."""
+"""The HTTP application of the controller: health, readiness, metrics, and the routes of the API."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,13 +15,15 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(check: Callable[[], None], render: Callable[[], bytes], calls: Sequence[Route] = ()) -> Starlette:
-    """The application.
+def create_controller_app(
+    check_ready: Callable[[], None], render_metrics: Callable[[], bytes], api_routes: Sequence[Route] = ()
+) -> Starlette:
+    """Create the application.
 
     Args:
-        check: Raises an error of Tiphys that says why the controller is not ready.
-        render: Metrics in the Prometheus text format.
-        calls: Routes behind the door.
+        check_ready: Raises a `TiphysError` if the controller is not ready.
+        render_metrics: Returns the metrics in the Prometheus text format.
+        api_routes: Routes of the API, behind access control.
     """
 
     async def healthz(_: Request) -> Response:
@@ -29,17 +31,17 @@ def create_app(check: Callable[[], None], render: Callable[[], bytes], calls: Se
 
     async def readyz(_: Request) -> Response:
         try:
-            await run_in_threadpool(check)
+            await run_in_threadpool(check_ready)
         except TiphysError as error:
             return Response(json.dumps({"error": str(error)}), 503, media_type="application/json")
         return PlainTextResponse("ok\n")
 
     async def metrics(_: Request) -> Response:
-        return Response(await run_in_threadpool(render), media_type=_METRICS)
+        return Response(await run_in_threadpool(render_metrics), media_type=_METRICS)
 
     async def nothing(_: Request) -> Response:
-        more = "".join(f" {path}" for path in sorted({route.path for route in calls}))
+        more = "".join(f" {path}" for path in sorted({route.path for route in api_routes}))
         return PlainTextResponse(f"there are /healthz, /readyz and /metrics{more}\n", 404)
 
     pages = [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
-    return Starlette(routes=[*pages, *calls, Route("/{path:path}", nothing, methods=_METHODS)])
+    return Starlette(routes=[*pages, *api_routes, Route("/{path:path}", nothing, methods=_METHODS)])

@@ -1,111 +1,115 @@
-"""A new run that goes on from another one: with the results that still stand, and from its checkpoints.
+"""Forks a run: a new run reuses the results of its parent and trains on from its checkpoints.
 
-The fork is a whole Workflow. Its admit takes over, by step key, what the parent
-or a run before it has finished, so that nothing has to be decided here about
-code or parameters that have changed.
+The fork submits the whole Workflow. At run time, its admit reuses by step key
+what the parent or one of the parent's ancestors has finished. So the fork need
+not decide which results survive changed code or parameters.
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.records import digest
+from tiphys.records import json_digest
 from tiphys.store import Store
-from tiphys_controller.plan.drift import Difference, gate
-from tiphys_controller.plan.prune import anonymous
-from tiphys_controller.submit.idempotency import Asked, begin_once, find_begun
-from tiphys_controller.submit.plan_report import PlanReport, report_of
-from tiphys_controller.submit.planner import Change, Planned, check_intact, planned
-from tiphys_controller.submit.start import Origin, Started, begin, random_suffix
+from tiphys_controller.plan.drift import DriftFinding, check_drift_allowed
+from tiphys_controller.plan.prune import clear_identity
+from tiphys_controller.submit.idempotency import StartRequest, begin_run_once, find_started_run
+from tiphys_controller.submit.plan_report import PlanReport, build_plan_report
+from tiphys_controller.submit.planner import (
+    RunPlan,
+    WorkflowChange,
+    check_workflow_digest,
+    plan_stored_run,
+    recorded_namespace,
+)
+from tiphys_controller.submit.start import RunOrigin, StartResult, begin_run, random_suffix
 from tiphys_controller.submit.submitter import Submitter
 
 
-class Forked(NamedTuple):
-    """A new run. ``started`` is None after a dry run.
+class ForkResult(NamedTuple):
+    """Outcome of a fork. ``started`` is None after a dry run.
 
-    ``plan`` is that of the parent with what was asked: what it skips is taken
-    over, and of what it runs everything whose step key is the same.
+    ``plan`` is the plan of the parent under the requested change. The fork
+    reuses the steps that it skips, and of the others those whose step key is the same.
     """
 
     plan: PlanReport
-    drift: tuple[Difference, ...]
-    started: Started | None = None
+    drift: tuple[DriftFinding, ...]
+    started: StartResult | None = None
 
 
-def fork(
+def fork_run(
     store: Store,
     submitter: Submitter,
     parent: str,
     run: str | None = None,
     namespace: str = "",
-    again: Sequence[str] = (),
-    change: Change | None = None,
+    rerun: Sequence[str] = (),
+    change: WorkflowChange | None = None,
     dry_run: bool = False,
     suffix: Callable[[], str] = random_suffix,
     key: str = "",
-) -> Forked:
-    """Begin a run that takes over what ``parent`` has finished, and trains on from its checkpoints.
+) -> ForkResult:
+    """Begin a run that reuses what ``parent`` has finished, and trains on from its checkpoints.
 
     Args:
-        store: Where both runs are kept.
-        submitter: Where the Workflow goes.
-        parent: The run to go on from; it may be running, and is left alone.
-        run: Name of the new run; None: as `tiphys_controller.start` makes one.
+        store: Store of both runs.
+        submitter: Cluster that gets the Workflow.
+        parent: The run to fork; it may be running, and is left alone.
+        run: Name of the new run; None: as `tiphys_controller.start_run` chooses one.
         namespace: Namespace of the Workflow; empty: that of the parent.
-        again: Steps that take over nothing, and with them all that hang on them.
-        change: Another Workflow, with other code or parameters; None: what the
-            last submission of the parent was made of.
+        rerun: Steps that reuse nothing, with all steps that depend on them.
+        change: A Workflow with other code or parameters; None: that of the parent's last submission.
         dry_run: Plan, and write nothing.
-        suffix: Gives the random part of a name.
-        key: Idempotency key: calls under one key begin one fork, and all answer it.
+        suffix: Returns the random part of a name.
+        key: Idempotency key: all calls under one key begin one fork and return it.
 
     Raises:
         NotFoundError: there is no such run.
         UsageError: there is no such step, the Workflow is of another pipeline, or the key is not valid.
-        ConflictError: the new name is taken, something has changed that may not, or
-            the key was used for something else.
+        ConflictError: the new name is taken, the drift policy forbids a change, or
+            the key was used for another request.
         IntegrityError: a record is damaged.
     """
-    found = planned(store, parent, again, change, forking=True)
-    report = report_of(found, store.url)
+    parent_plan = plan_stored_run(store, parent, rerun, change, is_fork=True)
+    report = build_plan_report(parent_plan, store.url)
     if dry_run:
-        return Forked(report, found.drift)
-    check_intact(found.state.record)
-    recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
-    wanted = _Wanted(run, namespace or recorded, tuple(again), change)
-    return Forked(report, found.drift, _begun(store, submitter, found, wanted, key, suffix))
+        return ForkResult(report, parent_plan.drift)
+    check_workflow_digest(parent_plan.state.record)
+    options = _ForkOptions(run, namespace or recorded_namespace(parent_plan.state.record), tuple(rerun), change)
+    return ForkResult(report, parent_plan.drift, _start_fork(store, submitter, parent_plan, options, key, suffix))
 
 
-class _Wanted(NamedTuple):
-    """What is asked for of a parent."""
+class _ForkOptions(NamedTuple):
+    """Arguments of a fork beside the parent."""
 
     run: str | None
     namespace: str
-    again: tuple[str, ...]
-    change: Change | None
+    rerun: tuple[str, ...]
+    change: WorkflowChange | None
 
-    def of(self, parent: str) -> Asked:
-        """The same under a key. What the parent has become since then makes no other fork of it."""
+    def start_request(self, parent: str) -> StartRequest:
+        """The request for an idempotency key. Later changes of the parent do not change it."""
         content = {
             "parent": parent,
-            "again": list(self.again),
+            "again": list(self.rerun),
             "workflow": self.change.workflow if self.change else None,
             "run": self.run or "",
             "namespace": self.namespace,
         }
-        return Asked(digest(content), f"{self.run or 'a run'} as a fork of run {parent}")
+        return StartRequest(json_digest(content), f"{self.run or 'a run'} as a fork of run {parent}")
 
 
-def _begun(
-    store: Store, submitter: Submitter, found: Planned, wanted: _Wanted, key: str, suffix: Callable[[], str]
-) -> Started:
-    parent = found.state.record.run
-    asked = wanted.of(parent)
-    if not (key and find_begun(store, key, asked)):
-        gate(found.drift, parent, forking=True)
-    pipeline = CompiledPipeline.from_manifest(anonymous(found.pipeline.manifest))
-    fresh = tuple(name for name in found.fresh if name in found.pipeline.steps)
-    origin = Origin(parent=parent, fresh=fresh)
+def _start_fork(
+    store: Store, submitter: Submitter, run_plan: RunPlan, options: _ForkOptions, key: str, suffix: Callable[[], str]
+) -> StartResult:
+    parent = run_plan.state.record.run
+    request = options.start_request(parent)
+    if not (key and find_started_run(store, key, request)):
+        check_drift_allowed(run_plan.drift, parent, is_fork=True)
+    pipeline = CompiledPipeline.from_manifest(clear_identity(run_plan.pipeline.manifest))
+    rerun_steps = tuple(name for name in run_plan.rerun_steps if name in run_plan.pipeline.steps)
+    origin = RunOrigin(parent=parent, rerun_steps=rerun_steps)
     if key:
-        return begin_once(store, submitter, pipeline, key, asked, wanted.run, wanted.namespace, suffix, origin)
-    return begin(store, submitter, pipeline, wanted.run, wanted.namespace, suffix, origin)
+        return begin_run_once(store, submitter, pipeline, key, request, options.run, options.namespace, suffix, origin)
+    return begin_run(store, submitter, pipeline, options.run, options.namespace, suffix, origin)

@@ -1,13 +1,9 @@
-"""Begin a run once for each idempotency key, whoever asks how often and whatever dies in between.
+"""Starts a run once per idempotency key, however often the call is repeated.
 
-The key names the run before anything of the run is written. Every later write is
-create-only and says under which key it was made, so that the same call, repeated
-anywhere, finds what there is and adds what is missing.
-
-Idempotency keys: who asks twice under one key, because the answer was lost, gets the same run and no second one.
-
-The key is kept as its hash, so that it may hold anything, and is no secret that
-a reader of the store learns.
+The key names the run before any record of the run is written. Every later write
+is create-only and names the key, so a repeated call finds what exists and adds
+what a crash left out. Storage holds only the hash of a key: a key may contain
+any text, and a reader of the store does not learn it.
 """
 
 import hashlib
@@ -17,16 +13,23 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError, UsageError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.records import RunRecord, StartKey, SubmissionBound, digest
-from tiphys.store import RunLayout, Store, claim, find_record, start_key
-from tiphys_controller.submit.start import Origin, Started, candidate_names, first_claim, random_suffix, run_record
-from tiphys_controller.submit.submission import check_free, find_created, send
+from tiphys.records import IdempotencyKeyRecord, RunRecord, SubmissionBinding, json_digest
+from tiphys.store import RunLayout, Store, claim_record, find_record, idempotency_record_key
+from tiphys_controller.submit.start import (
+    RunOrigin,
+    StartResult,
+    build_first_claim,
+    build_run_record,
+    candidate_run_names,
+    random_suffix,
+)
+from tiphys_controller.submit.submission import check_workflow_name_free, create_and_bind, recover_created_workflow
 from tiphys_controller.submit.submitter import Submitter
 
 _LONGEST_KEY = 255
 
 
-def key_digest(key: str) -> str:
+def digest_idempotency_key(key: str) -> str:
     """SHA-256 of a key, in hex.
 
     Raises:
@@ -39,14 +42,14 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-class Asked(NamedTuple):
-    """What is to be begun under a key: all of it as a digest, and in words."""
+class StartRequest(NamedTuple):
+    """The start requested under a key: a digest of all arguments, and a description for messages."""
 
-    content: str
-    words: str
+    content_digest: str
+    description: str
 
 
-def start_once(
+def start_run_once(
     store: Store,
     submitter: Submitter,
     manifest: Manifest,
@@ -54,67 +57,78 @@ def start_once(
     run: str | None = None,
     namespace: str = "default",
     suffix: Callable[[], str] = random_suffix,
-) -> Started:
-    """Start a run of a compiled pipeline, or find the one that was started under ``key`` before.
+) -> StartResult:
+    """Start a run of a compiled pipeline, or find the run started under ``key``.
 
-    The first submission is answered, with ``created`` False where it had been
-    sent before this call. Arguments beside ``key`` are those of `start`.
+    Returns the first submission; ``created`` is False if an earlier call sent it.
+
+    Args:
+        store: Store of the run.
+        submitter: Cluster that gets the Workflow.
+        manifest: The compiled Workflow.
+        key: Idempotency key.
+        run: Name of the run; None: as `start_run` chooses one.
+        namespace: Namespace of the Workflow.
+        suffix: Returns the random part of a name.
 
     Raises:
         UsageError: the key or the name is not valid, or Tiphys did not compile the Workflow.
-        ConflictError: the key was used for something else; the name is taken by
-            a run without this key; or the run was begun for another cluster.
+        ConflictError: the key was used for another request, a run without this
+            key has the name, or the run was begun for another cluster.
     """
     pipeline = CompiledPipeline.from_manifest(manifest)
-    wanted = digest({"workflow": manifest, "run": run or "", "namespace": namespace})
-    asked = Asked(wanted, f"{run or 'a run'} of pipeline {pipeline.name}")
-    return begin_once(store, submitter, pipeline, key, asked, run, namespace, suffix, Origin())
+    digest = json_digest({"workflow": manifest, "run": run or "", "namespace": namespace})
+    request = StartRequest(digest, f"{run or 'a run'} of pipeline {pipeline.name}")
+    return begin_run_once(store, submitter, pipeline, key, request, run, namespace, suffix, RunOrigin())
 
 
-def find_begun(store: Store, key: str, asked: Asked) -> StartKey | None:
-    """Which run was begun under ``key``; None for none.
+def find_started_run(store: Store, key: str, request: StartRequest) -> IdempotencyKeyRecord | None:
+    """The run begun under ``key``; None for none.
 
     Raises:
         UsageError: the key is not valid.
-        ConflictError: it was used for something else.
+        ConflictError: the key was used for another request.
     """
-    held = find_record(store, start_key(key_digest(key)), StartKey)
-    return held and _same(held, key, asked)
+    reservation = find_record(store, idempotency_record_key(digest_idempotency_key(key)), IdempotencyKeyRecord)
+    return reservation and _check_same_request(reservation, key, request)
 
 
-def begin_once(
+def begin_run_once(
     store: Store,
     submitter: Submitter,
     pipeline: CompiledPipeline,
     key: str,
-    asked: Asked,
+    request: StartRequest,
     run: str | None,
     namespace: str,
     suffix: Callable[[], str],
-    origin: Origin,
-) -> Started:
-    """Like `start_once`, for a run that may go on from another one."""
-    origin = origin._replace(key=key_digest(key))
-    held = find_begun(store, key, asked)
-    if held is None:
-        name = _free_name(store, submitter, pipeline, run, namespace, suffix)
-        reserved = StartKey(run=name, namespace=namespace, content=asked.content)
-        held = _same(claim(store, start_key(origin.key), reserved).record, key, asked)
+    origin: RunOrigin,
+) -> StartResult:
+    """Like `start_run_once`, for a run that may be a fork."""
+    origin = origin._replace(key=digest_idempotency_key(key))
+    reservation = find_started_run(store, key, request)
+    if reservation is None:
+        name = _find_free_name(store, submitter, pipeline, run, namespace, suffix)
+        new_reservation = IdempotencyKeyRecord(run=name, namespace=namespace, content=request.content_digest)
+        reservation = _check_same_request(
+            claim_record(store, idempotency_record_key(origin.key), new_reservation).record, key, request
+        )
     failpoint("start.after_key")
-    return _submitted(store, submitter, _recorded(store, pipeline, held, origin), namespace)
+    return _submit_first(store, submitter, _claim_run_record(store, pipeline, reservation, origin), namespace)
 
 
-def _same(held: StartKey, key: str, asked: Asked) -> StartKey:
-    if held.content == asked.content:
-        return held
+def _check_same_request(reservation: IdempotencyKeyRecord, key: str, request: StartRequest) -> IdempotencyKeyRecord:
+    if reservation.content == request.content_digest:
+        return reservation
     raise ConflictError(
-        f"idempotency key {key!r} was used at {held.written_at:%Y-%m-%d %H:%M:%S} UTC to start run {held.run} "
-        f"(content {held.content[:12]}), and this call asks for something else ({asked.words}, content "
-        f"{asked.content[:12]}); repeat the call as it was, or choose another key"
+        f"idempotency key {key!r} was used at {reservation.written_at:%Y-%m-%d %H:%M:%S} UTC to start run "
+        f"{reservation.run} "
+        f"(content {reservation.content[:12]}), and this call asks for something else ({request.description}, content "
+        f"{request.content_digest[:12]}); repeat the call with the same arguments, or choose another key"
     )
 
 
-def _free_name(
+def _find_free_name(
     store: Store,
     submitter: Submitter,
     pipeline: CompiledPipeline,
@@ -123,42 +137,44 @@ def _free_name(
     suffix: Callable[[], str],
 ) -> str:
     name = ""
-    for name in candidate_names(pipeline, run, suffix):
-        check_free(store, submitter, namespace, name, 1)
-        if find_record(store, RunLayout(name).record, RunRecord) is None:
+    for name in candidate_run_names(pipeline, run, suffix):
+        check_workflow_name_free(store, submitter, namespace, name, 1)
+        if find_record(store, RunLayout(name).run_record, RunRecord) is None:
             return name
-    raise _taken(store, name)
+    raise _name_taken_error(store, name)
 
 
-def _recorded(store: Store, pipeline: CompiledPipeline, held: StartKey, origin: Origin) -> RunRecord:
-    record = run_record(pipeline, held.run, held.namespace, origin)
-    found = claim(store, RunLayout(held.run).record, record).record
-    if found.key != origin.key:
-        raise _taken(store, held.run)
+def _claim_run_record(
+    store: Store, pipeline: CompiledPipeline, reservation: IdempotencyKeyRecord, origin: RunOrigin
+) -> RunRecord:
+    record = build_run_record(pipeline, reservation.run, reservation.namespace, origin)
+    existing = claim_record(store, RunLayout(reservation.run).run_record, record).record
+    if existing.key != origin.key:
+        raise _name_taken_error(store, reservation.run)
     failpoint("start.after_record")
-    return found
+    return existing
 
 
-def _submitted(store: Store, submitter: Submitter, record: RunRecord, namespace: str) -> Started:
+def _submit_first(store: Store, submitter: Submitter, record: RunRecord, namespace: str) -> StartResult:
     layout = RunLayout(record.run)
-    wanted = first_claim(record, submitter.cluster, namespace)
-    held = claim(store, layout.submission(1), wanted).record
-    bound = find_record(store, layout.submission_bound(1), SubmissionBound)
-    if bound is not None:
-        return Started(record.run, 1, bound.workflow_name, bound.uid, created=False)
-    if held.cluster not in ("", submitter.cluster):
+    claim = build_first_claim(record, submitter.cluster, namespace)
+    existing = claim_record(store, layout.submission(1), claim).record
+    binding = find_record(store, layout.submission_binding(1), SubmissionBinding)
+    if binding is not None:
+        return StartResult(record.run, 1, binding.workflow_name, binding.uid, created=False)
+    if existing.cluster not in ("", submitter.cluster):
         raise ConflictError(
-            f"run {record.run} was begun under this key for cluster {held.cluster} and may run there; from cluster "
-            f"{submitter.cluster} nobody can tell: repeat the call there, or `tiphys resume {record.run} --force` here"
+            f"run {record.run} was begun under this key for cluster {existing.cluster} and may run there; cluster "
+            f"{submitter.cluster} does not show it. Repeat the call there, or use `tiphys resume {record.run} --force`"
         )
-    if live := find_created(store, submitter, held):
-        return Started(record.run, 1, live.name, live.uid, created=False)
-    live = send(store, submitter, held, record.workflow, "start")
-    return Started(record.run, 1, live.name, live.uid)
+    if live := recover_created_workflow(store, submitter, existing):
+        return StartResult(record.run, 1, live.name, live.uid, created=False)
+    live = create_and_bind(store, submitter, existing, record.workflow, "start")
+    return StartResult(record.run, 1, live.name, live.uid)
 
 
-def _taken(store: Store, name: str) -> ConflictError:
+def _name_taken_error(store: Store, name: str) -> ConflictError:
     return ConflictError(
-        f"{store.url} already has a run {name!r}, which was not begun under this key; choose another name, or go on "
-        f"with it by `tiphys resume {name}`"
+        f"{store.url} already has a run {name!r}, which was not begun under this key; choose another name, or continue "
+        f"it with `tiphys resume {name}`"
     )

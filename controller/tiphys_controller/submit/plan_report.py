@@ -1,4 +1,8 @@
-"""A plan for people and scripts: a stable document, apart from the types that make the decision."""
+"""The plan as a stable document for people and scripts.
+
+Its types are separate from those of the decision, so that the decision can
+change without breaking the output.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,14 +12,14 @@ from pydantic import ConfigDict, Field
 from tiphys.records import Record
 from tiphys.store import Store
 from tiphys_controller.plan.decide import TaskPlan
-from tiphys_controller.plan.drift import Difference
-from tiphys_controller.submit.planner import Planned, planned
+from tiphys_controller.plan.drift import DriftFinding
+from tiphys_controller.submit.planner import RunPlan, plan_stored_run
 
 API_VERSION = "tiphys.dev/v1alpha1"
 
 
-class Document(Record):
-    """Something that the command prints as JSON or YAML, in the form of a Kubernetes object."""
+class OutputDocument(Record):
+    """A document that the CLI prints as JSON or YAML, in the form of a Kubernetes object."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True, validate_by_alias=True)
 
@@ -41,8 +45,8 @@ class StepReport(Record):
     items: tuple[ItemReport, ...] = ()
 
 
-class PlanReport(Document):
-    """What would run, and why, and what it took to find out."""
+class PlanReport(OutputDocument):
+    """Which steps would run, with the reasons, and what the plan cost."""
 
     kind: Literal["Plan"] = "Plan"
     run: str
@@ -50,10 +54,10 @@ class PlanReport(Document):
     store: str
     submissions: int
     steps: tuple[StepReport, ...]
-    drift: tuple[Difference, ...] = Field(default=(), exclude_if=lambda drift: not drift)
-    """What differs from the last submission, where something else shall go on."""
+    drift: tuple[DriftFinding, ...] = Field(default=(), exclude_if=lambda drift: not drift)
+    """Differences of a changed Workflow from that of the last submission."""
     requests: int
-    """Requests to storage; a listing counts as one."""
+    """Requests to storage; a listing counts as one request."""
     seconds: float
 
     @property
@@ -62,40 +66,45 @@ class PlanReport(Document):
         return tuple(step.name for step in self.steps if step.decision == "run")
 
 
-def plan_run(store: Store, run: str, again: Sequence[str] = ()) -> PlanReport:
-    """Plan a run and write nothing. ``again`` are steps that shall run again although they are done.
+def plan_run(store: Store, run: str, rerun: Sequence[str] = ()) -> PlanReport:
+    """Plan a run and write nothing.
+
+    Args:
+        store: Store of the run.
+        run: Name of the run.
+        rerun: Steps to run again although they are done.
 
     Raises:
         NotFoundError: there is no such run.
-        UsageError: Tiphys did not compile its Workflow, or it has no such step.
+        UsageError: Tiphys did not compile its Workflow, or a step does not exist.
         IntegrityError: a record is damaged.
     """
-    return report_of(planned(store, run, again), store.url)
+    return build_plan_report(plan_stored_run(store, run, rerun), store.url)
 
 
-def report_of(found: Planned, url: str) -> PlanReport:
-    """The document for a plan; ``url`` is the store's."""
+def build_plan_report(run_plan: RunPlan, url: str) -> PlanReport:
+    """Build the document of a plan; ``url`` is that of the store."""
     return PlanReport(
-        run=found.state.record.run,
-        pipeline=found.pipeline.name,
+        run=run_plan.state.record.run,
+        pipeline=run_plan.pipeline.name,
         store=url,
-        submissions=len(found.state.submissions),
-        steps=tuple(_step(found, task) for task in found.plan.tasks),
-        drift=found.drift,
-        requests=found.state.requests,
-        seconds=found.seconds,
+        submissions=len(run_plan.state.submissions),
+        steps=tuple(_step_report(run_plan, task) for task in run_plan.decisions.tasks),
+        drift=run_plan.drift,
+        requests=run_plan.state.requests,
+        seconds=run_plan.seconds,
     )
 
 
-def _step(found: Planned, task: TaskPlan) -> StepReport:
-    spec = found.pipeline.steps.get(task.name)
+def _step_report(run_plan: RunPlan, task: TaskPlan) -> StepReport:
+    spec = run_plan.pipeline.steps.get(task.name)
     return StepReport(
         name=task.name,
         kind=spec.kind.value if spec else "plain",
         decision=task.action.value,
         reason=task.reason,
         items=tuple(
-            ItemReport(step=one.step, item=one.item, done=one.verdict.done, reason=one.verdict.reason)
+            ItemReport(step=one.step, item=one.item, done=one.state.is_done, reason=one.state.reason)
             for one in task.items
         ),
     )

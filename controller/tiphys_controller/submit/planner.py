@@ -1,6 +1,7 @@
-"""Plans a run that lies in storage: observe, decide, read what the decision asks for, decide again.
+"""Plans a run in storage, as it is or under a changed Workflow.
 
-Another Workflow that a run shall go on with, because somebody changed its code.
+The planner reads the listings, decides, reads the end records on which the
+decision depends, and decides again until none is missing.
 """
 
 import time
@@ -10,161 +11,188 @@ from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.protocol.drift_policy import DriftPolicy, drift_policy_of, overridden
-from tiphys.records import RunRecord, WorkflowRecord, digest
+from tiphys.protocol.drift_policy import DriftPolicy, override_drift_actions, read_drift_policy
+from tiphys.records import RunRecord, WorkflowRecord, json_digest
 from tiphys.store import Store, Submission
-from tiphys_controller.plan.dag import Graph
-from tiphys_controller.plan.decide import Action, Plan, plan, renewed
-from tiphys_controller.plan.drift import Difference, Installed, changed, differences, version_drift
-from tiphys_controller.plan.observe import RunState, looked_again, observe, with_ends
-from tiphys_controller.plan.prune import Identity, identified, workflow_name
-from tiphys_controller.submit.start import authored_name, code_version, own_parameters
+from tiphys_controller.plan.dag import TaskGraph
+from tiphys_controller.plan.decide import PlanAction, PlanDecisions, decide_tasks, find_rerun_steps
+from tiphys_controller.plan.drift import (
+    DriftFinding,
+    InstalledVersionLookup,
+    find_changed_steps,
+    find_drift,
+    find_version_drift,
+)
+from tiphys_controller.plan.observe import RunState, load_ends, load_run_state, reload_damaged_outputs
+from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, workflow_name
+from tiphys_controller.submit.start import author_parameters, check_authored_name, read_code_version
 
 
-class Change(NamedTuple):
-    """``workflow`` is compiled, with its parameters; None: what the last submission was made of.
+class WorkflowChange(NamedTuple):
+    """A changed Workflow for a resume or a fork.
 
-    ``drift`` are actions in place of the run's own, by class; ``installed`` tells
-    versions where the programs will run, None where nobody knows them.
+    ``workflow`` is compiled, with its parameters; None: that of the last submission.
+    ``drift_actions`` override the pipeline's drift actions, by drift class. ``installed_version``
+    looks up package versions on the machine that runs the programs; None if unknown.
     """
 
     workflow: Manifest | None = None
-    drift: Mapping[str, str] = {}
-    installed: Installed | None = None
+    drift_actions: Mapping[str, str] = {}
+    installed_version: InstalledVersionLookup | None = None
 
-    def policy(self, before: CompiledPipeline) -> DriftPolicy:
-        """What may change.
+    def drift_policy(self, before: CompiledPipeline) -> DriftPolicy:
+        """Drift policy of the pipeline, with the overrides.
 
         Raises:
-            UsageError: one of the actions is none.
+            UsageError: an override names an unknown class or action.
         """
-        return overridden(drift_policy_of(before.manifest), self.drift)
+        return override_drift_actions(read_drift_policy(before.manifest), self.drift_actions)
 
-    def compare(
+    def compare_with(
         self, before: CompiledPipeline, run: str, forking: bool = False
-    ) -> tuple[CompiledPipeline, tuple[Difference, ...], Mapping[str, str]]:
-        """The new pipeline, what differs, and the steps whose results may not stand any more, each with the reason.
+    ) -> tuple[CompiledPipeline, tuple[DriftFinding, ...], Mapping[str, str]]:
+        """Compare with the previous pipeline.
+
+        Returns:
+            The new pipeline, the differences, and by step why its result may be outdated.
 
         Raises:
-            UsageError: it is another pipeline, for another store, or would be a run of another name.
+            UsageError: the Workflow is of another pipeline or store, or yields another run name.
         """
-        policy = self.policy(before)
+        policy = self.drift_policy(before)
         if self.workflow is None:
             return before, (), {}
         after = CompiledPipeline.from_manifest(self.workflow)
         for what, old, new in (("pipeline", before.name, after.name), ("store", before.store, after.store)):
             if old.rstrip("/") != new.rstrip("/"):
-                raise UsageError(f"run {run} is of the {what} {old}, and this Workflow of {new}; choose the right one")
+                raise UsageError(
+                    f"run {run} is of the {what} {old}, and this Workflow of {new}; give a Workflow of {old}"
+                )
         if not forking:
-            authored_name(after, run)
-        found = differences(before, after, policy)
-        return after, found, changed(before, after, found)
+            check_authored_name(after, run)
+        findings = find_drift(before, after, policy)
+        return after, findings, find_changed_steps(before, after, findings)
 
 
-def check_intact(record: RunRecord) -> None:
-    """Refuse to go on with a Workflow that is not the one that was recorded.
+def check_workflow_digest(record: RunRecord) -> None:
+    """Check that the Workflow in ``run.json`` is the one that was recorded.
 
     Raises:
-        IntegrityError: it was changed.
+        IntegrityError: the Workflow was changed.
     """
-    if digest(record.workflow) != record.digest:
+    if json_digest(record.workflow) != record.digest:
         raise IntegrityError(
             f"the Workflow in run.json of run {record.run} was changed after it was written, its digest does not "
             "match; restore the object, or begin a new run"
         )
 
 
-def workflow_record(record: RunRecord, manifest: Manifest) -> WorkflowRecord:
-    """``manifest`` as it is kept with the run of ``record``."""
-    namespace = (record.workflow.get("metadata") or {}).get("namespace") or "default"
-    workflow = identified(manifest, Identity(record.run, 1, workflow_name(record.run, 1), namespace))
+def recorded_namespace(record: RunRecord) -> str:
+    """Namespace of the Workflow in ``run.json``."""
+    return (record.workflow.get("metadata") or {}).get("namespace") or "default"
+
+
+def build_workflow_record(record: RunRecord, manifest: Manifest) -> WorkflowRecord:
+    """The record of a changed Workflow, as stored with the run of ``record``."""
+    identity = SubmissionIdentity(record.run, 1, workflow_name(record.run, 1), recorded_namespace(record))
+    workflow = apply_identity(manifest, identity)
     return WorkflowRecord(
         run=record.run,
         workflow=workflow,
-        digest=digest(workflow),
-        parameters=own_parameters(workflow),
-        code_version=code_version(workflow),
+        digest=json_digest(workflow),
+        parameters=author_parameters(workflow),
+        code_version=read_code_version(workflow),
     )
 
 
-class Planned(NamedTuple):
-    """A final plan and what it was made of."""
+class RunPlan(NamedTuple):
+    """A final plan, with the pipeline and the state it was made from."""
 
     pipeline: CompiledPipeline
     state: RunState
-    plan: Plan
+    decisions: PlanDecisions
     seconds: float
-    """How long it took, storage included."""
-    again: tuple[str, ...] = ()
-    """Steps that were asked to run again, by whoever asks now or by a claim that nobody has carried out yet."""
-    fresh: tuple[str, ...] = ()
-    """Those, and all that hang on them: results from before do not count for them."""
-    drift: tuple[Difference, ...] = ()
-    """What differs between the Workflow of the last submission and what shall go on."""
+    """Time to plan, storage included."""
+    rerun_roots: tuple[str, ...] = ()
+    """Steps to run again by request, now or in a claim that was not carried out yet."""
+    rerun_steps: tuple[str, ...] = ()
+    """`rerun_roots` and all steps that depend on them; their earlier results do not count."""
+    drift: tuple[DriftFinding, ...] = ()
+    """Differences between the Workflow of the last submission and the changed one."""
 
     @property
-    def last(self) -> Submission | None:
+    def last_submission(self) -> Submission | None:
         """The last submission of the run; None before the first."""
         return self.state.submissions[-1] if self.state.submissions else None
 
 
-def planned(
-    store: Store, run: str, again: Sequence[str] = (), change: Change | None = None, forking: bool = False
-) -> Planned:
+def plan_stored_run(
+    store: Store, run: str, rerun: Sequence[str] = (), change: WorkflowChange | None = None, is_fork: bool = False
+) -> RunPlan:
     """Plan a run.
 
     Args:
-        store: Where the run is kept.
-        run: Its name.
-        again: Steps that shall run again, with all behind them, although they are done.
-        change: Another Workflow to go on with; None: what its last submission was made of.
-        forking: What is asked is asked of another run that begins with this one.
+        store: Store of the run.
+        run: Name of the run.
+        rerun: Steps to run again although they are done, with all steps that depend on them.
+        change: A changed Workflow; None: that of the last submission.
+        is_fork: The plan is for a fork of this run.
 
     Raises:
         NotFoundError: there is no such run.
-        UsageError: Tiphys did not compile its Workflow, it has no such step, or the other Workflow is not for it.
+        UsageError: Tiphys did not compile its Workflow, a step does not exist, or the changed Workflow does not fit.
         IntegrityError: a record is damaged.
     """
     begin = time.monotonic()
-    state = observe(store, run)
+    state = load_run_state(store, run)
     try:
         before = CompiledPipeline.from_manifest(state.workflow)
-        after, drift, outdated = (before, (), {}) if change is None else change.compare(before, run, forking)
-        roots = again or (() if forking else _not_carried_out(state))
-        fresh = renewed(after, roots)
-        state, decided = _decided(store, after, replace(state, renewed={**outdated, **fresh}))
-        _check(decided, roots)
-        if change is not None and change.installed is not None:
-            going_on = _trainings(after, state, decided, fresh)
-            drift += tuple(version_drift(store, run, going_on, change.installed, change.policy(before)))
+        after, drift, outdated = (before, (), {}) if change is None else change.compare_with(before, run, is_fork)
+        roots = rerun or (() if is_fork else _find_unsent_rerun(state))
+        rerun_steps = find_rerun_steps(after, roots)
+        state, decisions = _decide_until_read(store, after, replace(state, rerun_reasons={**outdated, **rerun_steps}))
+        _check_rerun_roots(decisions, roots)
+        if change is not None and change.installed_version is not None:
+            resumed = _find_resumed_trainings(after, state, decisions, rerun_steps)
+            drift += tuple(
+                find_version_drift(store, run, resumed, change.installed_version, change.drift_policy(before))
+            )
     except UsageError as error:
         raise UsageError(f"run {run} cannot be planned: {error}") from error
-    return Planned(after, state, decided, time.monotonic() - begin, tuple(roots), tuple(fresh), drift)
+    return RunPlan(after, state, decisions, time.monotonic() - begin, tuple(roots), tuple(rerun_steps), drift)
 
 
-def _trainings(pipeline: CompiledPipeline, state: RunState, decided: Plan, fresh: Collection[str]) -> list[str]:
-    """Trainings that go on from a checkpoint of theirs which can be read from here."""
-    specs = [pipeline.steps[name] for name in decided.running if name in pipeline.steps and name not in fresh]
-    return [one.name for one in specs if one.checkpoints and not pipeline.volume(one.name) and one.name in state.steps]
+def _find_resumed_trainings(
+    pipeline: CompiledPipeline, state: RunState, decisions: PlanDecisions, rerun_steps: Collection[str]
+) -> list[str]:
+    """Training steps that resume from a checkpoint in the store. Checkpoints on volumes cannot be read here."""
+    specs = [
+        pipeline.steps[name] for name in decisions.running_tasks if name in pipeline.steps and name not in rerun_steps
+    ]
+    return [
+        one.name
+        for one in specs
+        if one.checkpoints and not pipeline.checkpoint_volume_url(one.name) and one.name in state.steps
+    ]
 
 
-def _not_carried_out(state: RunState) -> Sequence[str]:
-    """What a claim asked for whose Workflow nobody has bound: whoever goes on with it does what it says."""
+def _find_unsent_rerun(state: RunState) -> Sequence[str]:
+    """Reruns of an unbound claim, which the next resume carries out."""
     last = state.submissions[-1] if state.submissions else None
-    return last.claim.again if last and last.bound is None else ()
+    return last.claim.again if last and last.binding is None else ()
 
 
-def _check(decided: Plan, roots: Sequence[str]) -> None:
-    for task in decided.tasks:
-        if task.name in roots and task.action is Action.SKIP:
+def _check_rerun_roots(decisions: PlanDecisions, roots: Sequence[str]) -> None:
+    for task in decisions.tasks:
+        if task.name in roots and task.action is PlanAction.SKIP:
             raise UsageError(f"{task.name} is to run again and would not: {task.reason}")
 
 
-def _decided(store: Store, pipeline: CompiledPipeline, state: RunState) -> tuple[RunState, Plan]:
-    graph = Graph.of(pipeline)
-    state = looked_again(store, with_ends(store, state, state.in_doubt))
-    decided = plan(pipeline, state, graph)
-    while decided.unread:
-        state = with_ends(store, state, decided.unread)
-        decided = plan(pipeline, state, graph)
-    return state, decided
+def _decide_until_read(store: Store, pipeline: CompiledPipeline, state: RunState) -> tuple[RunState, PlanDecisions]:
+    graph = TaskGraph.from_pipeline(pipeline)
+    state = reload_damaged_outputs(store, load_ends(store, state, state.unverified_ends))
+    decisions = decide_tasks(pipeline, state, graph)
+    while decisions.unread_ends:
+        state = load_ends(store, state, decisions.unread_ends)
+        decisions = decide_tasks(pipeline, state, graph)
+    return state, decisions

@@ -1,143 +1,154 @@
-"""Go on with a run from storage alone: fence, claim the next submission, create its Workflow, bind it.
+"""Resumes a run from storage alone.
 
-Takes unfinished attempts away from whoever may still hold them.
-
-An end record is create-only, so a fence and a late finish cannot both count:
-whoever writes the end first decides.
-
-What is asked of a resume beyond doing what is missing, and whether a claim that was never sent says the same.
-
-The record of a resume: the claim of its submission, before anything is sent, and what is told of it afterwards.
+The order of writes makes a resume safe against crashes and races: fence the
+open attempts, claim the next submission, create its Workflow, bind it. Every
+write is create-only. A fence and a late finish write the same end record, so
+the first of them decides; if a step finished first, the run is planned again.
+A claim whose Workflow was never created is completed by the next resume.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import AttemptClaim, AttemptEnd, Event, Outcome, SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, Store, append_events, claim, read_record
-from tiphys_controller.plan.decide import check_volumes
-from tiphys_controller.plan.drift import gate, in_words
-from tiphys_controller.plan.prune import Identity, prune, workflow_name
-from tiphys_controller.plan.step_state import EndKey
-from tiphys_controller.submit.idempotency import key_digest
-from tiphys_controller.submit.plan_report import PlanReport, report_of
-from tiphys_controller.submit.planner import Change, Planned, check_intact, planned, workflow_record
-from tiphys_controller.submit.start import first_kind
-from tiphys_controller.submit.submission import Turn, check_free, cluster_of, find_created, next_turn, place, send
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, SubmissionClaim, SubmissionKind
+from tiphys.store import RunLayout, Store, append_events, claim_record, fence_attempt, read_submissions
+from tiphys_controller.plan.decide import check_rerun_volumes
+from tiphys_controller.plan.drift import check_drift_allowed, format_drift
+from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow, workflow_name
+from tiphys_controller.plan.step_state import AttemptId
+from tiphys_controller.submit.idempotency import digest_idempotency_key
+from tiphys_controller.submit.plan_report import PlanReport, build_plan_report
+from tiphys_controller.submit.planner import (
+    RunPlan,
+    WorkflowChange,
+    build_workflow_record,
+    check_workflow_digest,
+    plan_stored_run,
+    recorded_namespace,
+)
+from tiphys_controller.submit.start import first_submission_kind
+from tiphys_controller.submit.submission import (
+    NextSubmission,
+    check_workflow_name_free,
+    choose_next_submission,
+    create_and_bind,
+    locate_workflow,
+    recover_created_workflow,
+    submission_cluster,
+)
 from tiphys_controller.submit.submitter import LiveWorkflow, Submitter
 
 
-def fence(store: Store, run: str, attempts: Sequence[EndKey]) -> list[AttemptEnd]:
-    """End each attempt as fenced, unless somebody has ended it first; answers what each end says now."""
-    return [_fence(store, RunLayout(run), *attempt) for attempt in attempts]
+def fence_attempts(store: Store, run: str, attempts: Sequence[AttemptId]) -> list[AttemptEnd]:
+    """End each attempt as fenced, unless it has an end; answers the ends that the attempts have now."""
+    ends = (fence_attempt(store, run, step, attempt, "fenced by a resume of the run") for step, attempt in attempts)
+    return [end for end in ends if end is not None]
 
 
-def _fence(store: Store, layout: RunLayout, step: str, attempt: int) -> AttemptEnd:
-    claimed = read_record(store, layout.attempt(step, attempt), AttemptClaim)
-    wanted = AttemptEnd(
-        run=layout.run,
-        step=step,
-        attempt=attempt,
-        submission=claimed.submission,
-        outcome=Outcome.FENCED,
-        message="fenced by a resume of the run",
-        step_key=claimed.step_key,
-    )
-    return claim(store, layout.attempt_end(step, attempt), wanted).record
+class ResumeRequest(NamedTuple):
+    """What a resume shall do beyond running what is missing.
 
-
-class Order(NamedTuple):
-    """``again`` are steps to run again, ``key`` is the digest of an idempotency key; both may be empty.
-
-    ``workflow`` is the digest of another Workflow to go on with; None for none.
+    ``rerun`` are steps to run again, ``key`` is the digest of an idempotency key;
+    both may be empty. ``workflow`` is the digest of a changed Workflow; None
+    keeps that of the last submission.
     """
 
-    again: tuple[str, ...] = ()
+    rerun: tuple[str, ...] = ()
     key: str = ""
     workflow: str | None = None
 
-    def is_met_by(self, claimed: SubmissionClaim) -> bool:
-        """Whether a submission does what is asked; who asks for nothing but a resume is content with any."""
-        return self.again in ((), claimed.again) and self.workflow in (None, claimed.workflow)
+    def is_satisfied_by(self, claimed: SubmissionClaim) -> bool:
+        """Whether a claimed submission does all that this request names. A plain resume names nothing."""
+        return self.rerun in ((), claimed.again) and self.workflow in (None, claimed.workflow)
 
-    def check(self, turn: Turn, force: bool) -> Turn:
-        """``turn``, if the submission that it is to send says what is asked; with ``force`` else the number behind it.
+    def check_unsent_claim(self, next_submission: NextSubmission, force: bool) -> NextSubmission:
+        """Return ``next_submission`` if its claim satisfies this request; with ``force``, else the number after it.
 
-        What was passed over is fenced by the newer claim, even if its Workflow is created late.
+        The newer claim fences the skipped submission, even if its Workflow is created late.
 
         Raises:
-            ConflictError: it was claimed for something else.
+            ConflictError: the submission was claimed for another request.
         """
-        claimed = turn.claimed
-        if claimed is None or self.is_met_by(claimed):
-            return turn
+        claimed = next_submission.unsent_claim
+        if claimed is None or self.is_satisfied_by(claimed):
+            return next_submission
         if force:
-            return Turn(claimed.submission + 1, claimed.namespace)
+            return NextSubmission(claimed.submission + 1, claimed.namespace)
         raise ConflictError(
-            f"submission {claimed.submission} of run {claimed.run} was claimed and never sent, and it is to run "
-            f"{', '.join(claimed.steps)} and not what is asked now; `tiphys resume {claimed.run}` sends it, "
-            "--force passes it over"
+            f"submission {claimed.submission} of run {claimed.run} was claimed and never sent; it runs "
+            f"{', '.join(claimed.steps)}, which this request does not match. Send it with `tiphys resume "
+            f"{claimed.run}`, or skip it with --force"
         )
 
 
-def take(store: Store, submitter: Submitter, found: Planned, order: Order, turn: Turn) -> SubmissionClaim:
-    """Claim the next submission of a run; it says all that is asked of it.
+def claim_submission(
+    store: Store, submitter: Submitter, run_plan: RunPlan, request: ResumeRequest, next_submission: NextSubmission
+) -> SubmissionClaim:
+    """Claim the next submission of a run; the claim records the whole request.
 
     Raises:
-        ConflictError: somebody else was faster, and who.
+        ConflictError: another process claimed the submission first.
     """
-    record, before = found.state.record, found.last.claim if found.last else None
-    run, since = record.run, before.fresh_since if before else dict.fromkeys(record.fresh, 1)
-    wanted = SubmissionClaim(
+    record, previous_claim = run_plan.state.record, run_plan.last_submission.claim if run_plan.last_submission else None
+    run, since = record.run, previous_claim.fresh_since if previous_claim else dict.fromkeys(record.fresh, 1)
+    claim = SubmissionClaim(
         run=run,
-        submission=turn.submission,
-        kind=SubmissionKind.RESUME if turn.submission > 1 else first_kind(record),
-        workflow_name=workflow_name(run, turn.submission),
-        namespace=turn.namespace,
+        submission=next_submission.submission,
+        kind=SubmissionKind.RESUME if next_submission.submission > 1 else first_submission_kind(record),
+        workflow_name=workflow_name(run, next_submission.submission),
+        namespace=next_submission.namespace,
         cluster=submitter.cluster,
-        steps=found.plan.running,
-        again=found.again,
-        fresh_since={**since, **dict.fromkeys(found.fresh, turn.submission)},
-        workflow=order.workflow if order.workflow is not None else before.workflow if before else "",
-        key=order.key,
+        steps=run_plan.decisions.running_tasks,
+        again=run_plan.rerun_roots,
+        fresh_since={**since, **dict.fromkeys(run_plan.rerun_steps, next_submission.submission)},
+        workflow=request.workflow
+        if request.workflow is not None
+        else previous_claim.workflow
+        if previous_claim
+        else "",
+        key=request.key,
     )
-    held, won = claim(store, RunLayout(run).submission(turn.submission), wanted)
-    if not won:
+    existing, is_ours = claim_record(store, RunLayout(run).submission(next_submission.submission), claim)
+    if not is_ours:
         raise ConflictError(
-            f"somebody else resumes run {run}: submission {turn.submission} was claimed at {held.written_at:%H:%M:%S} "
-            f"UTC for cluster {held.cluster or 'unknown'} as Workflow {held.namespace}/{held.workflow_name}"
+            f"another process resumes run {run}: submission {next_submission.submission} was claimed at "
+            f"{existing.written_at:%H:%M:%S} "
+            f"UTC for cluster {existing.cluster or 'unknown'} as Workflow {existing.namespace}/{existing.workflow_name}"
         )
-    return wanted
+    return claim
 
 
-def resumed_event(found: Planned, claimed: SubmissionClaim, live: LiveWorkflow, fenced: tuple[str, ...]) -> Event:
-    """What is told of a resume, for people and for dashboards."""
-    running = found.plan.running
-    skipped = [task.name for task in found.plan.tasks if task.name not in running]
+def build_resumed_event(
+    run_plan: RunPlan, claimed: SubmissionClaim, workflow: LiveWorkflow, fenced: tuple[str, ...]
+) -> Event:
+    """Event of a resume, for people and dashboards."""
+    running = run_plan.decisions.running_tasks
+    skipped = [task.name for task in run_plan.decisions.tasks if task.name not in running]
     message = f"submission {claimed.submission} runs {', '.join(running)}"
     if skipped:
         message += f"; finished before: {', '.join(skipped)}"
-    if found.drift:
-        message += f"; changed: {', '.join(dict.fromkeys(one.drift.value for one in found.drift))}"
+    if run_plan.drift:
+        message += f"; changed: {', '.join(dict.fromkeys(one.drift.value for one in run_plan.drift))}"
     if claimed.again:
-        message += f"; asked to run again: {', '.join(claimed.again)}"
+        message += f"; rerun on request: {', '.join(claimed.again)}"
     data = {
         "submission": claimed.submission,
-        "workflow": live.name,
+        "workflow": workflow.name,
         "run": list(running),
         "skipped": skipped,
         "fenced": list(fenced),
         "again": list(claimed.again),
-        "drift": [in_words(one) for one in found.drift],
+        "drift": [format_drift(one) for one in run_plan.drift],
     }
     return Event(name="run.resumed", message=message, data=data)
 
 
-class Resumed(NamedTuple):
-    """What a resume did. ``submission`` is None where nothing was submitted."""
+class ResumeResult(NamedTuple):
+    """Outcome of a resume. ``submission`` is None if nothing was submitted."""
 
     run: str
     plan: PlanReport
@@ -145,144 +156,169 @@ class Resumed(NamedTuple):
     workflow_name: str = ""
     uid: str = ""
     fenced: tuple[str, ...] = ()
-    """Attempts taken away from the submission before, as ``step/attempt``."""
+    """Fenced attempts of the previous submission, as ``step/attempt``."""
     created: bool = True
-    """False where an earlier call under the same key had submitted it."""
+    """False if an earlier call under the same key submitted it."""
 
 
-def resume(
+def resume_run(
     store: Store,
     submitter: Submitter,
     run: str,
     force: bool = False,
     dry_run: bool = False,
     namespace: str = "",
-    again: Sequence[str] = (),
+    rerun: Sequence[str] = (),
     key: str = "",
-    change: Change | None = None,
-) -> Resumed:
-    """Submit what is missing of a run, once.
+    change: WorkflowChange | None = None,
+) -> ResumeResult:
+    """Submit the missing steps of a run, once.
 
-    Nothing is submitted where nothing is missing. After a crash between claim
-    and create, the claimed number is used and not another.
+    Nothing is submitted if nothing is missing. After a crash between claim and
+    create, the next resume uses the claimed number.
 
     Args:
-        store: Where the run is kept.
-        submitter: Where the next Workflow goes.
+        store: Store of the run.
+        submitter: Cluster that gets the next Workflow.
         run: Name of the run.
-        force: Go on although the last submission may still be running.
+        force: Resume although the last submission may still be running.
         dry_run: Plan and prune, and write nothing.
-        namespace: Where a Workflow goes that is the first of the run in this cluster;
-            empty: as recorded.
-        again: Steps that run again although they are done, and with them all that hang on them.
-        key: Idempotency key: calls under one key make one submission, and all answer it.
-        change: Another Workflow to go on with; None: what the last submission was made of.
+        namespace: Namespace of the run's first Workflow in this cluster; empty: as recorded.
+        rerun: Steps to run again although they are done, with all steps that depend on them.
+        key: Idempotency key: all calls under one key make one submission and return it.
+        change: A changed Workflow; None: that of the last submission.
 
     Raises:
         NotFoundError: there is no such run.
-        UsageError: the run cannot be pruned, and why; there is no such step; the key is not valid.
-        ConflictError: it is still running, or somebody else resumes it, or something has changed that may not.
+        UsageError: the run cannot be pruned, a step does not exist, or the key is not valid.
+        ConflictError: the run is still running, another process resumes it, or the drift policy forbids a change.
         IntegrityError: a record is damaged.
     """
-    found = planned(store, run, again, change)
-    check_volumes(found.pipeline, found.fresh)
-    order = Order(tuple(again), key_digest(key) if key else "", _other_workflow(found, change))
-    if done := _done_before(store, found, order):
-        return done
+    run_plan = plan_stored_run(store, run, rerun, change)
+    check_rerun_volumes(run_plan.pipeline, run_plan.rerun_steps)
+    request = ResumeRequest(
+        tuple(rerun), digest_idempotency_key(key) if key else "", _changed_workflow_digest(run_plan, change)
+    )
+    if earlier := _find_earlier_result(store, run_plan, request):
+        return earlier
     try:
-        return _resume(store, submitter, found, _Asked(order, change, force, dry_run, namespace))
+        return _submit_missing(store, submitter, run_plan, _ResumeOptions(request, change, force, dry_run, namespace))
     except ConflictError:
-        # Somebody with the same key may have been a moment faster.
-        if order.key and (done := _done_before(store, planned(store, run), order)):
-            return done
+        # A call under the same key may have been faster. Its submission tells, so the run is not planned again.
+        if request.key:
+            state = replace(run_plan.state, submissions=tuple(read_submissions(store, run)))
+            if earlier := _find_earlier_result(store, run_plan._replace(state=state), request):
+                return earlier
         raise
 
 
-class _Asked(NamedTuple):
-    """All that a resume is told beside the run."""
+class _ResumeOptions(NamedTuple):
+    """Arguments of a resume beside the run."""
 
-    order: Order
-    change: Change | None
+    request: ResumeRequest
+    change: WorkflowChange | None
     force: bool
     dry_run: bool
     namespace: str
 
 
-def _other_workflow(found: Planned, change: Change | None) -> str | None:
-    """Digest of the Workflow to go on with, empty for that of ``run.json``; None where nobody gave one."""
+def _changed_workflow_digest(run_plan: RunPlan, change: WorkflowChange | None) -> str | None:
+    """Digest of the changed Workflow, empty for that of ``run.json``; None without a change."""
     if change is None or change.workflow is None:
         return None
-    wanted = workflow_record(found.state.record, change.workflow).digest
-    return "" if wanted == found.state.record.digest else wanted
+    digest = build_workflow_record(run_plan.state.record, change.workflow).digest
+    return "" if digest == run_plan.state.record.digest else digest
 
 
-def _done_before(store: Store, found: Planned, order: Order) -> Resumed | None:
-    """What a call under the same key has submitted, if that was sent or another one follows it."""
-    for one in found.state.submissions if order.key else ():
-        if one.claim.key == order.key and (one.bound or one is not found.last):
-            uid = one.bound.uid if one.bound else ""
-            plan = report_of(found, store.url)
-            return Resumed(
-                found.state.record.run, plan, one.claim.submission, one.claim.workflow_name, uid, created=False
+def _find_earlier_result(store: Store, run_plan: RunPlan, request: ResumeRequest) -> ResumeResult | None:
+    """Result of an earlier call under the same key, if its submission was bound or has a successor."""
+    for submission in run_plan.state.submissions if request.key else ():
+        if submission.claim.key == request.key and (submission.binding or submission is not run_plan.last_submission):
+            uid = submission.binding.uid if submission.binding else ""
+            plan = build_plan_report(run_plan, store.url)
+            return ResumeResult(
+                run_plan.state.record.run,
+                plan,
+                submission.claim.submission,
+                submission.claim.workflow_name,
+                uid,
+                created=False,
             )
     return None
 
 
-def _resume(store: Store, submitter: Submitter, found: Planned, asked: _Asked) -> Resumed:
-    run, order = found.state.record.run, asked.order
-    if not found.plan.running:
-        return Resumed(run, report_of(found, store.url))
-    # What cannot be pruned must be refused before anything is written.
-    _pruned(store, found, Turn(len(found.state.submissions) + 1, "default"))
-    if asked.dry_run:
-        return Resumed(run, report_of(found, store.url))
-    check_intact(found.state.record)
-    gate(found.drift, run, forking=False)
-    if recovered := _recover(store, submitter, found, order):
-        number = found.state.submissions[-1].claim.submission
-        return Resumed(run, report_of(found, store.url), number, recovered.name, recovered.uid)
-    turn = _take_turn(store, submitter, found, asked)
-    fenced = fence(store, run, found.state.unfinished)
+def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, options: _ResumeOptions) -> ResumeResult:
+    run, request = run_plan.state.record.run, options.request
+    if not run_plan.decisions.running_tasks:
+        return ResumeResult(run, build_plan_report(run_plan, store.url))
+    # A plan that cannot be pruned must fail before the first write.
+    _prune_for(store, run_plan, NextSubmission(len(run_plan.state.submissions) + 1, "default"))
+    if options.dry_run:
+        return ResumeResult(run, build_plan_report(run_plan, store.url))
+    check_workflow_digest(run_plan.state.record)
+    check_drift_allowed(run_plan.drift, run, is_fork=False)
+    if recovered := _recover_unbound_workflow(store, submitter, run_plan, request):
+        number = run_plan.state.submissions[-1].claim.submission
+        return ResumeResult(run, build_plan_report(run_plan, store.url), number, recovered.name, recovered.uid)
+    next_submission = _choose_submission(store, submitter, run_plan, options)
+    fenced = fence_attempts(store, run, run_plan.state.open_attempts)
     failpoint("resume.after_fence")
-    if any(end.outcome is Outcome.DONE for end in fenced):
-        found = planned(store, run, order.again, asked.change)
-        if not found.plan.running:
-            return Resumed(run, report_of(found, store.url))
-    if asked.change is not None and asked.change.workflow is not None and order.workflow:
-        record = workflow_record(found.state.record, asked.change.workflow)
-        claim(store, RunLayout(run).workflow(record.digest), record)
+    if any(end.outcome is AttemptEndOutcome.DONE for end in fenced):
+        run_plan = plan_stored_run(store, run, request.rerun, options.change)
+        if not run_plan.decisions.running_tasks:
+            return ResumeResult(run, build_plan_report(run_plan, store.url))
+    if options.change is not None and options.change.workflow is not None and request.workflow:
+        record = build_workflow_record(run_plan.state.record, options.change.workflow)
+        claim_record(store, RunLayout(run).workflow(record.digest), record)
         failpoint("resume.after_workflow")
-    claimed = turn.claimed or take(store, submitter, found, order, turn)
-    live = send(store, submitter, claimed, _pruned(store, found, turn), "resume")
-    taken = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is Outcome.FENCED)
-    append_events(store, run, "controller", [resumed_event(found, claimed, live, taken)])
-    return Resumed(run, report_of(found, store.url), claimed.submission, live.name, live.uid, taken)
+    claimed = next_submission.unsent_claim or claim_submission(store, submitter, run_plan, request, next_submission)
+    live = create_and_bind(store, submitter, claimed, _prune_for(store, run_plan, next_submission), "resume")
+    fenced_names = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is AttemptEndOutcome.FENCED)
+    append_events(store, run, "controller", [build_resumed_event(run_plan, claimed, live, fenced_names)])
+    return ResumeResult(
+        run, build_plan_report(run_plan, store.url), claimed.submission, live.name, live.uid, fenced_names
+    )
 
 
-def _recover(store: Store, submitter: Submitter, found: Planned, order: Order) -> LiveWorkflow | None:
-    """Bind a Workflow that was created by somebody who died before they could; None if there is none that runs.
+def _recover_unbound_workflow(
+    store: Store, submitter: Submitter, run_plan: RunPlan, request: ResumeRequest
+) -> LiveWorkflow | None:
+    """Bind a running Workflow whose creator crashed before binding it; None if there is none.
 
-    Neither is there one where something else is asked than it does: it runs, and so has to end first.
+    None also if the Workflow does not satisfy the request: it must end before the next submission.
     """
-    last = found.last
-    if last is None or last.bound or cluster_of(last) not in ("", submitter.cluster):
+    last = run_plan.last_submission
+    if last is None or last.binding or submission_cluster(last) not in ("", submitter.cluster):
         return None
-    live = find_created(store, submitter, last.claim)
-    return live if live and live.running and order.is_met_by(last.claim) else None
+    live = recover_created_workflow(store, submitter, last.claim)
+    return live if live and live.running and request.is_satisfied_by(last.claim) else None
 
 
-def _take_turn(store: Store, submitter: Submitter, found: Planned, asked: _Asked) -> Turn:
-    last = found.last
-    live = submitter.find(*place(last)) if last else None
-    recorded = (found.state.record.workflow.get("metadata") or {}).get("namespace") or "default"
-    turn = next_turn(last, live, submitter.cluster, asked.namespace or recorded, asked.force)
-    turn = asked.order.check(turn, asked.force)
-    if turn.claimed is None:
-        check_free(store, submitter, turn.namespace, found.state.record.run, turn.submission)
-    return turn
+def _choose_submission(
+    store: Store, submitter: Submitter, run_plan: RunPlan, options: _ResumeOptions
+) -> NextSubmission:
+    last = run_plan.last_submission
+    live = submitter.find(*locate_workflow(last)) if last else None
+    namespace = options.namespace or recorded_namespace(run_plan.state.record)
+    next_submission = choose_next_submission(last, live, submitter.cluster, namespace, options.force)
+    next_submission = options.request.check_unsent_claim(next_submission, options.force)
+    if next_submission.unsent_claim is None:
+        check_workflow_name_free(
+            store, submitter, next_submission.namespace, run_plan.state.record.run, next_submission.submission
+        )
+    return next_submission
 
 
-def _pruned(store: Store, found: Planned, turn: Turn) -> Manifest:
-    run = found.state.record.run
-    name = turn.claimed.workflow_name if turn.claimed else workflow_name(run, turn.submission)
-    return prune(found.pipeline, found.plan, store.artifact_key, Identity(run, turn.submission, name, turn.namespace))
+def _prune_for(store: Store, run_plan: RunPlan, next_submission: NextSubmission) -> Manifest:
+    run = run_plan.state.record.run
+    name = (
+        next_submission.unsent_claim.workflow_name
+        if next_submission.unsent_claim
+        else workflow_name(run, next_submission.submission)
+    )
+    return prune_workflow(
+        run_plan.pipeline,
+        run_plan.decisions,
+        store.artifact_key,
+        SubmissionIdentity(run, next_submission.submission, name, next_submission.namespace),
+    )

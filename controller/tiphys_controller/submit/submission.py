@@ -1,10 +1,9 @@
-"""Create one Workflow for one claimed submission, once, whatever dies in between.
+"""Creates one Workflow for one claimed submission, and chooses the next submission.
 
-The name is a function of run and submission, so a second create meets the first
-object instead of making another. The binding is create-only: a Workflow that is
-not the bound one is refused by its first admit.
-
-Whose turn is it? Decides whether a run may be submitted again, and under which number.
+The name of a Workflow is a function of run and submission, so a second create
+meets the first object. The binding is create-only: the first admit of a
+Workflow that is not the bound one refuses it. A run is submitted again only if
+its last Workflow is known not to run, or with force.
 """
 
 from typing import NamedTuple
@@ -12,18 +11,18 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import SubmissionBound, SubmissionClaim
-from tiphys.store import RunLayout, Store, Submission, claim, find_record
+from tiphys.records import SubmissionBinding, SubmissionClaim
+from tiphys.store import RunLayout, Store, Submission, claim_record, find_record
 from tiphys_controller.plan.prune import workflow_name
-from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_known
+from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_stable_cluster_name
 
 
-def check_free(store: Store, submitter: Submitter, namespace: str, run: str, submission: int) -> None:
-    """Make sure, before a submission is claimed, that its Workflow will not meet a stranger's.
+def check_workflow_name_free(store: Store, submitter: Submitter, namespace: str, run: str, submission: int) -> None:
+    """Check, before a submission is claimed, that the name of its Workflow is free.
 
     Raises:
-        ConflictError: an object of that name exists, and nobody has claimed the
-            submission; whoever has is told by the claim.
+        ConflictError: an object of that name exists, and the submission is not
+            claimed. For a claimed submission the claim itself reports the conflict.
     """
     name = workflow_name(run, submission)
     live = submitter.find(namespace, name)
@@ -34,138 +33,148 @@ def check_free(store: Store, submitter: Submitter, namespace: str, run: str, sub
         )
 
 
-def send(store: Store, submitter: Submitter, claimed: SubmissionClaim, manifest: Manifest, verb: str) -> LiveWorkflow:
-    """Create the Workflow of a claimed submission and bind it. ``verb`` begins the names of the failpoints.
+def create_and_bind(
+    store: Store, submitter: Submitter, claimed: SubmissionClaim, manifest: Manifest, verb: str
+) -> LiveWorkflow:
+    """Create the Workflow of a claimed submission and bind it. ``verb`` prefixes the names of the failpoints.
 
-    Where nobody knows which cluster it went to, its first admit binds it, which does.
-
-    Raises:
-        ConflictError: another Workflow is bound to the submission already.
-    """
-    failpoint(f"{verb}.after_claim")
-    live = _create(submitter, claimed, manifest)
-    failpoint(f"{verb}.after_create")
-    if is_known(submitter.cluster):
-        bind(store, submitter.cluster, claimed, live)
-    failpoint(f"{verb}.after_bind")
-    return live
-
-
-def find_created(store: Store, submitter: Submitter, claimed: SubmissionClaim) -> LiveWorkflow | None:
-    """The Workflow that somebody created for a claim and died before they could bind it: bound now; None without one.
-
-    Raises:
-        ConflictError: another Workflow is bound to the submission already.
-    """
-    live = submitter.find(claimed.namespace, claimed.workflow_name)
-    if live is not None and is_known(submitter.cluster):
-        bind(store, submitter.cluster, claimed, live)
-    return live
-
-
-def bind(store: Store, cluster: str, claimed: SubmissionClaim, live: LiveWorkflow) -> SubmissionBound:
-    """Record which object a submission became, and answer the record that holds.
+    A submitter that knows only an address cannot name the cluster; then the first admit binds the Workflow.
 
     Raises:
         ConflictError: another Workflow is bound to the submission.
     """
-    wanted = SubmissionBound(
+    failpoint(f"{verb}.after_claim")
+    live = _create_workflow(submitter, claimed, manifest)
+    failpoint(f"{verb}.after_create")
+    if is_stable_cluster_name(submitter.cluster):
+        bind_submission(store, submitter.cluster, claimed, live)
+    failpoint(f"{verb}.after_bind")
+    return live
+
+
+def recover_created_workflow(store: Store, submitter: Submitter, claimed: SubmissionClaim) -> LiveWorkflow | None:
+    """Find and bind the Workflow of a claim whose creator crashed before binding it; None without one.
+
+    Raises:
+        ConflictError: another Workflow is bound to the submission.
+    """
+    live = submitter.find(claimed.namespace, claimed.workflow_name)
+    if live is not None and is_stable_cluster_name(submitter.cluster):
+        bind_submission(store, submitter.cluster, claimed, live)
+    return live
+
+
+def bind_submission(store: Store, cluster: str, claimed: SubmissionClaim, workflow: LiveWorkflow) -> SubmissionBinding:
+    """Record the Workflow object of a submission, and return the record that holds.
+
+    Raises:
+        ConflictError: another Workflow is bound to the submission.
+    """
+    binding = SubmissionBinding(
         run=claimed.run,
         submission=claimed.submission,
         cluster=cluster,
-        namespace=live.namespace,
-        workflow_name=live.name,
-        uid=live.uid,
+        namespace=workflow.namespace,
+        workflow_name=workflow.name,
+        uid=workflow.uid,
     )
-    held = claim(store, RunLayout(claimed.run).submission_bound(claimed.submission), wanted).record
-    if held.uid != live.uid:
+    existing = claim_record(store, RunLayout(claimed.run).submission_binding(claimed.submission), binding).record
+    if existing.uid != workflow.uid:
         raise ConflictError(
-            f"submission {claimed.submission} of run {claimed.run} is Workflow {held.workflow_name} (uid {held.uid}) "
-            f"in cluster {held.cluster}; {live.name} (uid {live.uid}) in cluster {cluster} will be refused: delete it"
+            f"submission {claimed.submission} of run {claimed.run} is Workflow {existing.workflow_name} "
+            f"(uid {existing.uid}) in cluster {existing.cluster}; {workflow.name} (uid {workflow.uid}) in cluster "
+            f"{cluster} will be refused: delete it"
         )
-    return held
+    return existing
 
 
-def _create(submitter: Submitter, claimed: SubmissionClaim, manifest: Manifest) -> LiveWorkflow:
+def _create_workflow(submitter: Submitter, claimed: SubmissionClaim, manifest: Manifest) -> LiveWorkflow:
     try:
         return submitter.create(manifest)
     except ConflictError:
-        # A create whose reply was lost, or another controller that recovers the same submission.
+        # The reply of a create was lost, or another controller recovers the same submission.
         live = submitter.find(claimed.namespace, claimed.workflow_name)
         if live is None:
             raise
         return live
 
 
-class Turn(NamedTuple):
-    """The next submission. ``claimed`` is set if its number was claimed before and never sent."""
+def is_bound_workflow(submission: Submission, live: LiveWorkflow) -> bool:
+    """Whether ``live``, found under the submission's name, is its Workflow; before the binding the name decides."""
+    return submission.binding is None or live.uid == submission.binding.uid
+
+
+class NextSubmission(NamedTuple):
+    """The next submission. ``unsent_claim`` is its claim, if it was claimed and its Workflow never created."""
 
     submission: int
     namespace: str
-    claimed: SubmissionClaim | None = None
+    unsent_claim: SubmissionClaim | None = None
 
 
-def place(last: Submission) -> tuple[str, str]:
+def locate_workflow(submission: Submission) -> tuple[str, str]:
     """(namespace, name) of the Workflow of a submission."""
-    if last.bound:
-        return last.bound.namespace, last.bound.workflow_name
-    return last.claim.namespace, last.claim.workflow_name
+    if submission.binding:
+        return submission.binding.namespace, submission.binding.workflow_name
+    return submission.claim.namespace, submission.claim.workflow_name
 
 
-def next_turn(last: Submission | None, live: LiveWorkflow | None, cluster: str, namespace: str, force: bool) -> Turn:
-    """The next submission of a run.
+def choose_next_submission(
+    last: Submission | None, live: LiveWorkflow | None, cluster: str, namespace: str, force: bool
+) -> NextSubmission:
+    """Choose the next submission of a run.
 
     Args:
-        last: Its last submission; None before the first.
-        live: What `place` of that submission holds in ``cluster``; None for nothing.
-        cluster: Where the next one would go; of a mere address (`is_known`) nothing is concluded but from a uid.
-        namespace: Namespace of a first submission, and of the first one in this cluster.
-        force: Go on although the last one may still be running.
+        last: The last submission; None before the first.
+        live: The object at its `locate_workflow` in ``cluster``; None if there is none.
+        cluster: Cluster of the next submission. A mere address (`is_stable_cluster_name`) does not identify it.
+        namespace: Namespace of the run's first submission, and of its first in this cluster.
+        force: Submit although the last submission may still be running.
 
     Raises:
-        ConflictError: the last one runs, or may run where nobody can see it.
+        ConflictError: the last submission runs, or may run in a cluster that is not visible.
     """
     if last is None:
-        return Turn(1, namespace)
-    elsewhere = _elsewhere(last, live, cluster)
-    after = Turn(last.claim.submission + 1, namespace if elsewhere else last.claim.namespace)
+        return NextSubmission(1, namespace)
+    elsewhere = _is_elsewhere(last, live, cluster)
+    following = NextSubmission(last.claim.submission + 1, namespace if elsewhere else last.claim.namespace)
     if force and (live is not None or elsewhere):
-        return after
+        return following
     if elsewhere:
         if last.end:
-            return after
-        raise ConflictError(_out_of_sight(last, cluster))
-    if last.bound is None and live is None:
-        return Turn(last.claim.submission, last.claim.namespace, last.claim)
-    if live and live.running and (last.bound is None or live.uid == last.bound.uid):
+            return following
+        raise ConflictError(_unseen_message(last, cluster))
+    if last.binding is None and live is None:
+        return NextSubmission(last.claim.submission, last.claim.namespace, last.claim)
+    if live and live.running and is_bound_workflow(last, live):
         raise ConflictError(
             f"run {last.claim.run} is still running: submission {last.claim.submission} is Workflow "
             f"{live.namespace}/{live.name} ({live.phase}) in cluster {cluster}; wait for it, stop it, "
-            "or take its work away from it with --force"
+            "or fence it with --force"
         )
-    return after
+    return following
 
 
-def cluster_of(last: Submission) -> str:
-    """Where a submission went, or was to go; empty where nobody wrote it down."""
-    return last.bound.cluster if last.bound else last.claim.cluster
+def submission_cluster(submission: Submission) -> str:
+    """Cluster of a submission: the bound or else the claimed one; empty if not recorded."""
+    return submission.binding.cluster if submission.binding else submission.claim.cluster
 
 
-def _elsewhere(last: Submission, live: LiveWorkflow | None, cluster: str) -> bool:
-    """Whether the submission may be where ``cluster`` does not show it.
+def _is_elsewhere(last: Submission, live: LiveWorkflow | None, cluster: str) -> bool:
+    """Whether the submission may run where ``cluster`` does not show it.
 
-    A uid is that of one object, whatever its cluster is called: who shows it, shows the submission.
+    A uid identifies one object under any cluster name, so a live object with the bound uid is the submission.
     """
-    if last.bound and live and live.uid == last.bound.uid:
+    if last.binding and live and live.uid == last.binding.uid:
         return False
-    return not is_known(cluster) or cluster_of(last) not in ("", cluster)
+    return not is_stable_cluster_name(cluster) or submission_cluster(last) not in ("", cluster)
 
 
-def _out_of_sight(last: Submission, cluster: str) -> str:
-    namespace, name = place(last)
-    held = cluster_of(last)
+def _unseen_message(last: Submission, cluster: str) -> str:
+    namespace, name = locate_workflow(last)
+    bound_cluster = submission_cluster(last)
     return (
-        f"run {last.claim.run} may still be running: submission {last.claim.submission} went to cluster {held} as "
-        f"Workflow {namespace}/{name} and never said that it ended; from cluster {cluster} nobody can tell. "
-        "Resume there, or take its work away from it with --force"
+        f"run {last.claim.run} may still be running: submission {last.claim.submission} went to cluster "
+        f"{bound_cluster} as Workflow {namespace}/{name}, and no end is recorded; cluster {cluster} does not show "
+        "whether it runs. Resume it there, or fence it with --force"
     )

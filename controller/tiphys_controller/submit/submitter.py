@@ -1,4 +1,7 @@
-"""The one door from the controller to whatever runs Workflows."""
+"""Interface between the controller and the engines that run Workflows.
+
+The local engine, the Kubernetes API server and an argo-server implement it.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,25 +10,25 @@ from typing import Any, NamedTuple, Protocol
 
 from tiphys.errors import StoreError
 
-ADDRESS = "argo-server:"
-"""So begins the name of a cluster of which only an address is known."""
+ADDRESS_PREFIX = "argo-server:"
+"""Prefix of the name of a cluster of which only an address is known."""
 
 
-def is_known(cluster: str) -> bool:
-    """Whether this names one cluster for good. An address does not: what it leads to may be another one tomorrow."""
-    return not cluster.startswith(ADDRESS)
+def is_stable_cluster_name(cluster: str) -> bool:
+    """Whether the name identifies one cluster for good. An address does not: it may lead to another cluster later."""
+    return not cluster.startswith(ADDRESS_PREFIX)
 
 
-class Shutdown(StrEnum):
-    """How a Workflow is ended; the value is Argo's ``spec.shutdown``."""
+class ShutdownStrategy(StrEnum):
+    """How to stop a Workflow; the values are those of Argo's ``spec.shutdown``."""
 
     STOP = "Stop"
-    """Programs may save, and the exit handler runs."""
+    """Programs can save a checkpoint, and the exit handler runs."""
     TERMINATE = "Terminate"
 
 
 class LiveWorkflow(NamedTuple):
-    """A Workflow object that exists. ``running`` is False once its engine is done or dead."""
+    """An existing Workflow object. ``running`` is False once its engine has finished or died."""
 
     name: str
     namespace: str
@@ -35,11 +38,11 @@ class LiveWorkflow(NamedTuple):
 
 
 class Submitter(Protocol):
-    """Creates Workflows; the local engine implements it, and Kubernetes' API server (`kubernetes.submitter`)."""
+    """Finds and creates Workflows of one cluster, or of the local engine."""
 
     @property
     def cluster(self) -> str:
-        """Identity of the cluster that the Workflows go to."""
+        """Identity of the cluster."""
 
     def find(self, namespace: str, name: str) -> LiveWorkflow | None:
         """The live object; None if there is none."""
@@ -53,26 +56,26 @@ class Submitter(Protocol):
 
 
 class ClusterSubmitter(Submitter, Protocol):
-    """A `Submitter` of a cluster with Argo, which runs Workflows by itself: they are ended and watched from afar."""
+    """A `Submitter` of a cluster with Argo, which can also stop and watch Workflows there."""
 
-    def stop(self, workflow: LiveWorkflow, how: Shutdown = Shutdown.STOP) -> None:
-        """Have Argo end this Workflow, and no other that took its name.
+    def stop(self, workflow: LiveWorkflow, strategy: ShutdownStrategy = ShutdownStrategy.STOP) -> None:
+        """Have Argo stop this Workflow, and no later one of the same name.
 
         Raises:
-            NotFoundError: it is gone.
-            ConflictError: another one has its name now.
+            NotFoundError: the Workflow is gone.
+            ConflictError: another Workflow has its name now.
         """
 
     def watch(
-        self, workflow: LiveWorkflow, stop: threading.Event, lost: Callable[[StoreError], object] = lambda _: None
+        self, workflow: LiveWorkflow, stop: threading.Event, on_error: Callable[[StoreError], object] = lambda _: None
     ) -> Iterator[dict[str, Any]]:
-        """The Workflow as it is and whenever it changes, until it is over or ``stop`` is set.
+        """Yield the Workflow now and at each change, until it has finished or ``stop`` is set.
 
         Args:
-            workflow: Which one.
-            stop: Ends it at the next change.
-            lost: Told when the server is out of reach; the watch goes on once it is back.
+            workflow: The Workflow.
+            stop: Ends the watch at the next change.
+            on_error: Called when the server is out of reach; the watch continues once it is back.
 
         Raises:
-            NotFoundError: it was deleted, or another one has its name.
+            NotFoundError: the Workflow was deleted, or another one has its name.
         """

@@ -1,4 +1,4 @@
-"""``tiphys compile``: from a Hera file to the Workflow that Argo runs."""
+"""``tiphys compile``: prints the Argo Workflow of a pipeline file."""
 
 import json
 from enum import StrEnum
@@ -12,12 +12,12 @@ from hera_pipelines.cli.shared_options import (
     ExecutorPluginOption,
     ParameterOption,
     PipelineOption,
-    load,
-    parse,
+    load_pipeline_file,
+    parse_parameters,
     with_parameters,
 )
 from hera_pipelines.compile import to_workflow_yaml
-from hera_pipelines.compile.output import commit_of, record_code_version
+from hera_pipelines.compile.output import read_git_commit, record_code_version
 
 EXAMPLES = """\b
 Examples:
@@ -28,7 +28,7 @@ Examples:
 
 
 class ManifestFormat(StrEnum):
-    """A manifest has no table."""
+    """Values of ``-o`` for a manifest, which has no table form."""
 
     YAML = "yaml"
     JSON = "json"
@@ -41,16 +41,16 @@ def compile_file(
     parameter: ParameterOption = None,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="URL", envvar="TIPHYS_STORE", help="Run store in place of the pipeline's own."),
+        typer.Option(
+            "--store", metavar="URL", envvar="TIPHYS_STORE", help="Store of the runs, instead of the pipeline's own."
+        ),
     ] = None,
     executor_plugin: ExecutorPluginOption = None,
-    output: Annotated[
-        ManifestFormat, typer.Option("-o", "--format", help="Form of the manifest.")
-    ] = ManifestFormat.YAML,
+    output: Annotated[ManifestFormat, typer.Option("-o", "--format", help="Output format.")] = ManifestFormat.YAML,
 ) -> None:
     """Compile a pipeline and print the Workflow. Nothing is submitted."""
     screen: Screen = context.obj
-    compiled = load(file, pipeline).compile(store=store, executor_plugin=executor_plugin)
-    manifest = with_parameters(compiled, parse(parameter or []))
-    record_code_version(manifest, commit_of(file.parent))
+    compiled = load_pipeline_file(file, pipeline).compile(store=store, executor_plugin=executor_plugin)
+    manifest = with_parameters(compiled, parse_parameters(parameter or []))
+    record_code_version(manifest, read_git_commit(file.parent))
     screen.write(to_workflow_yaml(manifest) if output == ManifestFormat.YAML else json.dumps(manifest, indent=2))

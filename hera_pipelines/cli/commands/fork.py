@@ -1,52 +1,51 @@
-"""``tiphys fork``: a new run that goes on from another one, with other code or parameters if wanted."""
+"""``tiphys fork``: starts a new run from the results of another run, with changed code or parameters if given."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from tiphys_controller import Change, Forked, Started, Submitter
-from tiphys_controller import fork as fork_run
+from tiphys_controller import ForkResult, StartResult, Submitter, WorkflowChange, fork_run
 
-from hera_pipelines.cli.code_changes import DriftOption, Edits, FileArgument, FromOption, show_drift
+from hera_pipelines.cli.code_changes import DriftOption, FileArgument, FromOption, RunEdits, show_drift
 from hera_pipelines.cli.commands.resume import show_plan
-from hera_pipelines.cli.progress.cluster import follow, newest_job
+from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
 from hera_pipelines.cli.progress.local import (
-    BEGUN_BEFORE,
+    ALREADY_STARTED_MESSAGE,
     CodeOption,
     EngineOptions,
-    Job,
+    LocalSubmission,
     PortOption,
     QueuesOption,
     SpeedOption,
     StateOption,
-    carry_out,
-    local_engine,
-    remembered_code,
+    open_local_session,
+    read_code_folder,
+    run_to_end,
 )
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     DEFAULT_STATE,
     ArgoServerOption,
+    ClusterOptions,
     ContextOption,
     KubeconfigOption,
     NamespaceOption,
     ParameterOption,
     PipelineOption,
     StoreOption,
-    Where,
     existing_store,
-    must_be_named,
+    needs_store_option,
 )
 from hera_pipelines.cli.target import (
     CLUSTER_OPTIONS,
     ENGINE_OPTIONS,
-    ToClusterOption,
+    OnClusterOption,
     cluster_submitter,
+    command_arguments,
     is_on_cluster,
     last_submission,
-    refuse,
+    refuse_options,
     runs_on_cluster,
-    words,
 )
 from hera_pipelines.local.run_session import LocalSession
 from tiphys.store import Store, read_run
@@ -64,17 +63,17 @@ _ONLY_CLUSTER = {**CLUSTER_OPTIONS, "detach": "--detach"}
 
 def fork(
     command: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run to go on from.")],
+    run: Annotated[str, typer.Argument(help="Name of the run to fork.")],
     file: FileArgument = None,
     which: PipelineOption = None,
     parameter: ParameterOption = None,
-    again: FromOption = None,
+    rerun_steps: FromOption = None,
     drift: DriftOption = None,
     name: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="Name of the new run; else one is made.")
+        str | None, typer.Option("--run", metavar="NAME", help="Name of the new run. Default: a generated name.")
     ] = None,
     idempotency_key: Annotated[
-        str, typer.Option("--idempotency-key", metavar="KEY", help="Under one key a run is forked once.")
+        str, typer.Option("--idempotency-key", metavar="KEY", help="Fork the run at most once with this key.")
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
     store: StoreOption = None,
@@ -83,88 +82,117 @@ def fork(
     plugin_port: PortOption = 0,
     speed: SpeedOption = 1.0,
     code: CodeOption = None,
-    cluster: ToClusterOption = False,
-    local: Annotated[bool, typer.Option("--local", help="On this machine, in place of the cluster it ran on.")] = False,
+    cluster: OnClusterOption = False,
+    local: Annotated[bool, typer.Option("--local", help="Run on this machine instead of the run's cluster.")] = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Submit to the cluster and do not watch.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Submit to the cluster and exit without showing progress.")
+    ] = False,
 ) -> None:
-    """Begin a new run from another one, which is left alone; it may be running.
+    """Start a new run from the results of another run.
 
-    What the other run has finished is taken over where program, parameters and
-    inputs are the same. Other trainings start from the newest checkpoint of the
-    other run, those behind --from from the beginning. The name of the new run
-    goes to stdout.
+    The other run is not changed, and it may still be running. Steps with the same
+    program, parameters and inputs reuse its results. Other training steps start
+    from its newest checkpoint, or from the beginning if --from names them or a
+    step that they depend on. Prints the name of the new run on stdout.
     """
     screen: Screen = command.obj
-    place = existing_store(screen, store)
-    read_run(place, run)
-    last = last_submission(place, run)
+    run_store = existing_store(screen, store)
+    read_run(run_store, run)
+    last = last_submission(run_store, run)
     on_cluster = runs_on_cluster(last, cluster, local)
-    change = Edits(file, which, parameter or (), drift or (), here=not on_cluster).of(place, run)
-    wanted = _Wanted(place, run, name, tuple(again or ()), change, idempotency_key, must_be_named(store))
+    change = RunEdits(file, which, parameter or (), drift or (), runs_locally=not on_cluster).build_change(
+        run_store, run
+    )
+    request = _ForkRequest(
+        run_store, run, name, tuple(rerun_steps or ()), change, idempotency_key, needs_store_option(store)
+    )
     if dry_run:
-        _tell(screen, wanted.begin(LocalSession(place, state), dry_run=True))
+        _show_fork(screen, request.start(LocalSession(run_store, state), dry_run=True))
         return
     if on_cluster:
-        refuse(command, ENGINE_OPTIONS, "this is for the local engine, and the fork goes to a cluster; see --local")
-        _on_cluster(screen, wanted, Where(kubeconfig, context, namespace, argo_server), detach, is_on_cluster(last))
+        refuse_options(
+            command, ENGINE_OPTIONS, "this is for the local engine, and the fork runs on a cluster; see --local"
+        )
+        _fork_on_cluster(
+            screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), detach, is_on_cluster(last)
+        )
     else:
-        refuse(command, _ONLY_CLUSTER, f"this is for a cluster, and run {run} was run here; see --cluster")
-        folder = code or (file.parent if file else remembered_code(place, run))
-        _here(screen, wanted, EngineOptions(state, queues, plugin_port, speed, folder))
+        refuse_options(
+            command, _ONLY_CLUSTER, f"this is for a cluster, and run {run} ran on this machine; see --cluster"
+        )
+        folder = code or (file.parent if file else read_code_folder(run_store, run))
+        _fork_locally(screen, request, EngineOptions(state, queues, plugin_port, speed, folder))
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What is asked for, wherever it is carried out."""
+class _ForkRequest:
+    """The fork that the command line describes, for either target."""
 
     store: Store
     parent: str
     name: str | None
-    again: tuple[str, ...]
-    change: Change | None
-    key: str
-    store_must_be_named: bool
+    rerun_steps: tuple[str, ...]
+    change: WorkflowChange | None
+    idempotency_key: str
+    needs_store_option: bool
 
-    def begin(self, submitter: Submitter, namespace: str = "", dry_run: bool = False) -> Forked:
+    def start(self, submitter: Submitter, namespace: str = "", dry_run: bool = False) -> ForkResult:
         """Fork the run."""
-        asked = (self.parent, self.name, namespace, self.again, self.change)
-        return fork_run(self.store, submitter, *asked, dry_run=dry_run, key=self.key)
+        return fork_run(
+            self.store,
+            submitter,
+            self.parent,
+            self.name,
+            namespace,
+            self.rerun_steps,
+            self.change,
+            dry_run=dry_run,
+            key=self.idempotency_key,
+        )
 
 
-def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
-    with local_engine(wanted.store, options) as (session, watch):
-        started = _tell(screen, wanted.begin(session, "default"))
+def _fork_locally(screen: Screen, request: _ForkRequest, options: EngineOptions) -> None:
+    with open_local_session(request.store, options) as (session, observer):
+        started = _show_fork(screen, request.start(session, "default"))
         if started is not None and started.created:
-            job = Job(started.run, started.workflow_name, wanted.store, options.state, wanted.store_must_be_named)
-            carry_out(screen, session, watch, job)
+            submission = LocalSubmission(
+                started.run, started.workflow_name, request.store, options.state, request.needs_store_option
+            )
+            run_to_end(screen, session, observer, submission)
 
 
-def _on_cluster(screen: Screen, wanted: _Wanted, where: Where, detach: bool, as_before: bool) -> None:
-    """``as_before``: its parent ran on a cluster, so that its namespace means something there."""
-    submitter, at_hand = cluster_submitter(where, screen.note)
-    started = _tell(screen, wanted.begin(submitter, where.namespace or ("" if as_before else at_hand)))
+def _fork_on_cluster(
+    screen: Screen, request: _ForkRequest, cluster_options: ClusterOptions, detach: bool, parent_on_cluster: bool
+) -> None:
+    """Fork on a cluster. If the parent ran on a cluster and no namespace is given, the fork uses its namespace."""
+    submitter, default_namespace = cluster_submitter(cluster_options, screen.note)
+    started = _show_fork(
+        screen, request.start(submitter, cluster_options.namespace or ("" if parent_on_cluster else default_namespace))
+    )
     if started is None or not started.created:
         return
-    options = words([("--store", wanted.store.url if wanted.store_must_be_named else "")])
-    job = newest_job(submitter, wanted.store, started.run, tuple(options), where.words)
+    options = command_arguments([("--store", request.store.url if request.needs_store_option else "")])
+    submission = find_cluster_submission(
+        submitter, request.store, started.run, tuple(options), cluster_options.command_arguments
+    )
     if not detach:
-        follow(screen, submitter, job, read_run(wanted.store, started.run).workflow)
+        follow_submission(screen, submitter, submission, read_run(request.store, started.run).workflow)
 
 
-def _tell(screen: Screen, forked: Forked) -> Started | None:
-    """Show what the fork will do, and its name; None after a dry run."""
-    show_drift(screen, forked.drift)
-    if forked.started is None:
-        show_plan(screen, forked.plan, Format.TABLE)
-    elif forked.started.created:
-        screen.note(f"fork of run {forked.plan.run}; takes over what is finished there under the same step key")
-        screen.write(forked.started.run)
+def _show_fork(screen: Screen, fork_result: ForkResult) -> StartResult | None:
+    """Print the differences, and the new run's name or, after a dry run, the plan; return None after a dry run."""
+    show_drift(screen, fork_result.drift)
+    if fork_result.started is None:
+        show_plan(screen, fork_result.plan, Format.TABLE)
+    elif fork_result.started.created:
+        screen.note(f"fork of run {fork_result.plan.run}; steps with the same step key reuse its results")
+        screen.write(fork_result.started.run)
     else:
-        screen.write(forked.started.run)
-        screen.note(BEGUN_BEFORE)
+        screen.write(fork_result.started.run)
+        screen.note(ALREADY_STARTED_MESSAGE)
     screen.out.file.flush()
-    return forked.started
+    return fork_result.started

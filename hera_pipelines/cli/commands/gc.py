@@ -1,4 +1,4 @@
-"""``tiphys gc``: which checkpoints stay and why, and the deletion of the others."""
+"""``tiphys gc``: marks checkpoints that no retention rule keeps, and deletes marked ones after a delay."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,17 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import StoreOption, existing_store
-from hera_pipelines.draw.lineage_graph import size_text
+from hera_pipelines.draw.lineage_graph import format_bytes
 from tiphys.errors import TiphysError, UsageError
-from tiphys.lineage.retention.gc import Account, Action, Fate, OutOfSight, run_lineages
-from tiphys.protocol.quantities import seconds
-from tiphys.protocol.step_spec import Keep, parse_best, parse_every
+from tiphys.lineage.retention.gc import (
+    CollectionReport,
+    RetentionAction,
+    RetentionDecision,
+    UnreachableLineage,
+    iter_run_lineages,
+)
+from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.step_spec import RetentionPolicy, parse_keep_best, parse_keep_every
 from tiphys.records import utc_now
 from tiphys.store import Store, list_runs
 
@@ -28,22 +34,31 @@ Examples:
   tiphys gc --all -o json | jq '[.lineages[].freed_bytes] | add'
 """
 
-_STYLES = {Action.DELETE: "red", Action.MARK: "yellow", Action.WAIT: "yellow"}
-_DID = {Action.KEEP: "kept", Action.MARK: "marked", Action.WAIT: "marked", Action.DELETE: "deleted"}
-_WOULD = {**_DID, Action.MARK: "would be marked", Action.DELETE: "would be deleted"}
+_ACTION_STYLES = {RetentionAction.DELETE: "red", RetentionAction.MARK: "yellow", RetentionAction.WAIT: "yellow"}
+_DONE_WORDS = {
+    RetentionAction.KEEP: "kept",
+    RetentionAction.MARK: "marked",
+    RetentionAction.WAIT: "marked",
+    RetentionAction.DELETE: "deleted",
+}
+_DRY_RUN_WORDS = {**_DONE_WORDS, RetentionAction.MARK: "would be marked", RetentionAction.DELETE: "would be deleted"}
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the call says about what is kept; None leaves that to the run's own policy."""
+class RetentionOverrides:
+    """Retention options of the command line; None keeps the value of the run's own policy."""
 
     last: int | None
     every_steps: int | None
     best: str | None
     delay_seconds: float | None
 
-    def applied(self, policy: Keep | None) -> Keep | None:
-        """``policy`` with what the call wants otherwise."""
+    def apply_to(self, policy: RetentionPolicy | None) -> RetentionPolicy | None:
+        """Return ``policy`` with these options applied; None keeps all checkpoints.
+
+        Raises:
+            UsageError: the run keeps all checkpoints, and the options do not say how many of the newest stay.
+        """
         if policy is None and self.last is None:
             if self.every_steps or self.best:
                 raise UsageError("the run keeps all its checkpoints; say with --keep-last how many of the newest stay")
@@ -51,72 +66,80 @@ class Wanted:
         changes = {
             "last": self.last,
             "every_steps": self.every_steps,
-            "best": parse_best(self.best, "--keep-best ") if self.best else None,
+            "best": parse_keep_best(self.best, "--keep-best ") if self.best else None,
             "delay_seconds": self.delay_seconds,
         }
-        given = {name: value for name, value in changes.items() if value is not None}
-        return policy.model_copy(update=given) if policy else Keep(**{"last": 1, **given})
+        overrides = {name: value for name, value in changes.items() if value is not None}
+        return policy.model_copy(update=overrides) if policy else RetentionPolicy(**{"last": 1, **overrides})
 
 
 def gc(
     context: typer.Context,
     run: Annotated[str | None, typer.Argument(help="Name of the run.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All runs of the store.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen and write nothing.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Clean up all runs of the store.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted, and change nothing.")] = False,
     delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long a marked checkpoint stays, such as 10m or 0s.")
+        str | None, typer.Option(metavar="TIME", help="Time from mark to deletion, such as 10m or 0s.")
     ] = None,
-    keep_last: Annotated[int | None, typer.Option(min=1, metavar="N", help="The newest N valid ones.")] = None,
-    keep_every: Annotated[str | None, typer.Option(metavar="STEPS", help="Anchors, such as '1000 steps'.")] = None,
-    keep_best: Annotated[str | None, typer.Option(metavar="METRIC", help="The best, such as loss:min:2.")] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep the newest N valid checkpoints.")
+    ] = None,
+    keep_every: Annotated[
+        str | None, typer.Option(metavar="STEPS", help="Keep one checkpoint in each interval, such as '1000 steps'.")
+    ] = None,
+    keep_best: Annotated[
+        str | None, typer.Option(metavar="METRIC", help="Keep the best by a metric, such as loss:min:2.")
+    ] = None,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """Mark checkpoints that nothing keeps, and delete those that were marked long enough ago.
+    """Mark and delete checkpoints that no retention rule keeps.
 
-    What is kept is what the step asked for; options say otherwise for this
-    call. Pinned and quarantined checkpoints stay, and so does what an attempt
-    started from. Training programs do the same after each save; this is for
-    what they leave behind. It is safe beside them.
+    The rules are the retention policy of each step, changed by the options of this
+    call. Pinned and quarantined checkpoints are kept, and so are those that an
+    attempt started from. A checkpoint is marked first and deleted after a delay.
+    Training programs do the same after each save; this command handles what they
+    leave behind, and is safe while they run.
     """
     screen: Screen = context.obj
     if (run is None) is not everything:
         raise UsageError("name one run, or give --all for all runs of the store")
-    wanted = Wanted(
+    overrides = RetentionOverrides(
         last=keep_last,
-        every_steps=parse_every(keep_every, "--keep-every ") if keep_every else None,
+        every_steps=parse_keep_every(keep_every, "--keep-every ") if keep_every else None,
         best=keep_best,
-        delay_seconds=None if delay is None else seconds(delay),
+        delay_seconds=None if delay is None else parse_duration_seconds(delay),
     )
-    wanted.applied(Keep(last=1))  # so that a typing error is told before anything is read
-    place = existing_store(screen, store)
-    found, failures = _collect(screen, place, [run] if run else list(list_runs(place)), wanted, dry_run)
+    overrides.apply_to(RetentionPolicy(last=1))  # reports an invalid option before the store is read
+    run_store = existing_store(screen, store)
+    run_names = [run] if run else list(list_runs(run_store))
+    reports, failures = _collect_lineages(screen, run_store, run_names, overrides, dry_run)
     if output is Format.TABLE:
-        _show(screen, found, dry_run)
+        _show_retention(screen, reports, dry_run)
     else:
-        screen.document(_document(place, found, dry_run), output)
+        screen.document(_retention_document(run_store, reports, dry_run), output)
     for failure in failures[:1]:
         raise failure
 
 
-def _collect(
-    screen: Screen, store: Store, runs: list[str], wanted: Wanted, dry_run: bool
-) -> tuple[list[Account], list[TiphysError]]:
-    """What became of each lineage; one run that cannot be read does not keep the others from being cleaned."""
-    found: list[Account] = []
+def _collect_lineages(
+    screen: Screen, store: Store, runs: list[str], overrides: RetentionOverrides, dry_run: bool
+) -> tuple[list[CollectionReport], list[TiphysError]]:
+    """Collect each lineage. An unreadable run is reported as a failure and does not stop the others."""
+    reports: list[CollectionReport] = []
     failures: list[TiphysError] = []
     for run in _progress(screen, runs):
         try:
-            for lineage in run_lineages(store, run, wanted.applied):
-                if isinstance(lineage, OutOfSight):
-                    screen.note(f"{lineage.lineage}: its checkpoints cannot be seen from here: {lineage.reason}")
+            for lineage in iter_run_lineages(store, run, overrides.apply_to):
+                if isinstance(lineage, UnreachableLineage):
+                    screen.note(f"{lineage.lineage}: its checkpoints cannot be read from here: {lineage.reason}")
                 else:
-                    found.append(lineage.foresee() if dry_run else lineage.collect())
+                    reports.append(lineage.preview() if dry_run else lineage.collect())
         except TiphysError as error:
             failures.append(error)
             if len(runs) > 1:
                 screen.note(f"{run}: {error}")
-    return found, failures
+    return reports, failures
 
 
 def _progress(screen: Screen, runs: list[str]) -> Iterable[str]:
@@ -124,45 +147,45 @@ def _progress(screen: Screen, runs: list[str]) -> Iterable[str]:
     return track(runs, "collecting", console=screen.err, transient=True, disable=quiet)
 
 
-def _show(screen: Screen, accounts: list[Account], dry_run: bool) -> None:
-    rows = [(account, fate) for account in accounts for fate in account.fates]
+def _show_retention(screen: Screen, reports: list[CollectionReport], dry_run: bool) -> None:
+    rows = [(report, decision) for report in reports for decision in report.decisions]
     if rows:
-        screen.table(("LINEAGE", "CHECKPOINT", "SIZE", "STATE", "WHY"), [_row(*row, dry_run) for row in rows])
-    freed, swept = (sum(getattr(account, name) for account in accounts) for name in ("freed_bytes", "swept_bytes"))
-    gone = sum(fate.action is Action.DELETE for _, fate in rows)
+        screen.table(("LINEAGE", "CHECKPOINT", "SIZE", "STATE", "WHY"), [_retention_row(*row, dry_run) for row in rows])
+    freed, swept = (sum(getattr(report, name) for report in reports) for name in ("freed_bytes", "orphan_bytes"))
+    deleted = sum(decision.action is RetentionAction.DELETE for _, decision in rows)
     would = "would be " if dry_run else ""
-    saves = f", {size_text(swept)} of it from saves that died" if swept else ""
-    screen.note(f"{gone} of {len(rows)} checkpoints {would}deleted, {size_text(freed)} {would}freed{saves}")
+    orphans = f", {format_bytes(swept)} of it from interrupted saves" if swept else ""
+    screen.note(f"{deleted} of {len(rows)} checkpoints {would}deleted, {format_bytes(freed)} {would}freed{orphans}")
 
 
-def _row(account: Account, fate: Fate, dry_run: bool) -> Sequence[str | Text]:
-    words = _WOULD if dry_run else _DID
-    state = Text(words.get(fate.action, fate.action), style=_STYLES.get(fate.action, ""))
-    why = ", ".join(fate.reasons) or _until(account, fate)
-    return account.lineage.lineage, str(fate.checkpoint), size_text(fate.size_bytes), state, why
+def _retention_row(report: CollectionReport, decision: RetentionDecision, dry_run: bool) -> Sequence[str | Text]:
+    words = _DRY_RUN_WORDS if dry_run else _DONE_WORDS
+    state = Text(words.get(decision.action, decision.action), style=_ACTION_STYLES.get(decision.action, ""))
+    why = ", ".join(decision.reasons) or _deletion_reason(report, decision)
+    return report.lineage.lineage, str(decision.checkpoint), format_bytes(decision.size_bytes), state, why
 
 
-def _until(account: Account, fate: Fate) -> str:
-    if fate.action is Action.DELETE or account.lineage.keep is None:
-        return "nothing keeps it"
-    since = fate.marked_at or utc_now()
-    due = since + timedelta(seconds=account.lineage.keep.delay_seconds)
-    return f"nothing keeps it; may be deleted from {due.astimezone():%Y-%m-%d %H:%M:%S} on"
+def _deletion_reason(report: CollectionReport, decision: RetentionDecision) -> str:
+    if decision.action is RetentionAction.DELETE or report.lineage.keep is None:
+        return "no rule keeps it"
+    since = decision.marked_at or utc_now()
+    due = since + timedelta(seconds=report.lineage.keep.delay_seconds)
+    return f"no rule keeps it; may be deleted from {due.astimezone():%Y-%m-%d %H:%M:%S} on"
 
 
-def _document(store: Store, accounts: list[Account], dry_run: bool) -> dict[str, object]:
+def _retention_document(store: Store, reports: list[CollectionReport], dry_run: bool) -> dict[str, object]:
     lineages = [
         {
-            "run": account.lineage.run,
-            "step": account.lineage.step,
-            "lineage": account.lineage.lineage,
-            "store": account.lineage.store.url,
-            "keep": account.lineage.keep.model_dump(mode="json") if account.lineage.keep else None,
-            "freed_bytes": account.freed_bytes,
-            "swept_bytes": account.swept_bytes,
-            "checkpoints": [_entry(fate) for fate in account.fates],
+            "run": report.lineage.run,
+            "step": report.lineage.step,
+            "lineage": report.lineage.lineage,
+            "store": report.lineage.store.url,
+            "keep": report.lineage.keep.model_dump(mode="json") if report.lineage.keep else None,
+            "freed_bytes": report.freed_bytes,
+            "swept_bytes": report.orphan_bytes,
+            "checkpoints": [_checkpoint_document(decision) for decision in report.decisions],
         }
-        for account in accounts
+        for report in reports
     ]
     return {
         "apiVersion": API_VERSION,
@@ -173,11 +196,11 @@ def _document(store: Store, accounts: list[Account], dry_run: bool) -> dict[str,
     }
 
 
-def _entry(fate: Fate) -> dict[str, object]:
+def _checkpoint_document(decision: RetentionDecision) -> dict[str, object]:
     return {
-        "checkpoint": str(fate.checkpoint),
-        "action": fate.action.value,
-        "reasons": list(fate.reasons),
-        "marked_at": fate.marked_at.isoformat() if fate.marked_at else None,
-        "size_bytes": fate.size_bytes,
+        "checkpoint": str(decision.checkpoint),
+        "action": decision.action.value,
+        "reasons": list(decision.reasons),
+        "marked_at": decision.marked_at.isoformat() if decision.marked_at else None,
+        "size_bytes": decision.size_bytes,
     }

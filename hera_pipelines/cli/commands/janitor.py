@@ -1,4 +1,4 @@
-"""``tiphys janitor``: what nobody needs goes, and what nobody carries on is told; one round, by hand."""
+"""``tiphys janitor``: one cleanup round of stores and a cluster, as the controller does every hour."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
-from tiphys_controller.cleanup import Found, Sight, litter, unfinished
+from tiphys_controller.cleanup import CleanupFinding, WorkflowPresence, find_garbage, find_stalled_runs
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect, existing_store
+from hera_pipelines.cli.shared_options import (
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    connect_cluster,
+    existing_store,
+)
 from tiphys.errors import TiphysError
 from tiphys.records import utc_now
 from tiphys.store import Store
 
 if TYPE_CHECKING:
-    from tiphys_controller.kubernetes.janitor import Look
+    from tiphys_controller.kubernetes.janitor import NamespaceSnapshot
 
 
 EXAMPLES = """\b
@@ -27,136 +33,153 @@ Examples:
   tiphys janitor s3://ml/tiphys --cluster -n ml --ledger-namespace tiphys --dry-run -o json
 """
 
-_REMOVED, _WOULD, _LEFT = "removed", "would be removed", "left"
-_STYLES = {_REMOVED: "red", _WOULD: "yellow"}
-_STORAGE_ALONE = Sight(None, lambda _: True)
+_REMOVED, _WOULD_BE_REMOVED, _LEFT_ALONE = "removed", "would be removed", "left"
+_STATE_STYLES = {_REMOVED: "red", _WOULD_BE_REMOVED: "yellow"}
+_STORAGE_ONLY = WorkflowPresence(None, lambda _: True)
 
 
 def janitor(
     command: typer.Context,
     stores: Annotated[
         list[str] | None,
-        typer.Argument(metavar="STORE", help="Stores; else TIPHYS_STORE, else .tiphys/store here."),
+        typer.Argument(metavar="STORE", help="Stores to clean up. Default: TIPHYS_STORE, then .tiphys/store."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Look at a cluster, too: agent pods, leases, Workflows that are gone.")
+        bool, typer.Option("--cluster", help="Check a cluster too: agent pods, leases, deleted Workflows.")
     ] = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     ledger_namespace: Annotated[
         str | None,
-        typer.Option("--ledger-namespace", metavar="NAMESPACE", help="Where Tiphys is installed; else that of -n."),
+        typer.Option(
+            "--ledger-namespace", metavar="NAMESPACE", help="Namespace of the Tiphys installation. Default: -n."
+        ),
     ] = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """Go the janitor's round once, as the controller does each hour.
+    """Run one cleanup round, as the controller does every hour.
 
-    Removes uploads that nobody has finished for a day, what is kept of alerts
-    that were done with a week ago, and failed agent pods of Workflows that go
-    on. Tells of runs that nothing carries on, and of leases that nobody counts
-    on; those are for other commands, which it names.
+    Removes uploads that are unfinished after a day, records of alerts that were
+    handled a week ago, and failed agent pods of running Workflows. Reports, and
+    does not change, stalled runs and orphaned leases; each finding names the
+    command to use.
     """
     screen: Screen = command.obj
-    named: list[str | None] = [*stores] if stores else [None]
-    places = [existing_store(screen, url) for url in named]
-    rounds = _Round(dry_run)
-    look = None
+    urls: list[str | None] = [*stores] if stores else [None]
+    run_stores = [existing_store(screen, url) for url in urls]
+    cleanup = _CleanupRound(dry_run)
+    snapshot = None
     if cluster or context or namespace or kubeconfig:
-        look = _look(command, context, namespace, kubeconfig)
+        snapshot = _observe_cluster(command, context, namespace, kubeconfig)
     else:
-        screen.note("a cluster is not looked at without --cluster, nor its agent pods, leases and lost Workflows")
-    sources = [*_of_cluster(look, places, ledger_namespace), *_of_stores(places, look.sight() if look else None)]
+        screen.note("no cluster was checked for agent pods, leases and deleted Workflows; add --cluster to check one")
+    sources = [
+        *_cluster_sources(snapshot, run_stores, ledger_namespace),
+        *_store_sources(run_stores, snapshot.build_workflow_presence() if snapshot else None),
+    ]
     for source in sources:
-        rounds.go(source, screen)
+        cleanup.examine(source, screen)
     if output is Format.TABLE:
-        _show(screen, rounds.rows, dry_run)
+        _show_cleanup(screen, cleanup.rows, dry_run)
     else:
-        screen.document(_document(rounds.rows, dry_run), output)
-    for failure in rounds.failures[:1]:
+        screen.document(_cleanup_document(cleanup.rows, dry_run), output)
+    for failure in cleanup.failures[:1]:
         raise failure
 
 
-class _Row(NamedTuple):
-    found: Found
+class _CleanupRow(NamedTuple):
+    finding: CleanupFinding
     state: str
 
 
-Source = Callable[[], Iterable[Found]]
-"""One kind of things in one place."""
+CleanupSource = Callable[[], Iterable[CleanupFinding]]
+"""Finds the objects of one kind in one store or namespace."""
 
 
 @dataclass
-class _Round:
-    """What was come upon and what became of it; a source that fails does not keep the others from being looked at."""
+class _CleanupRound:
+    """Findings of one round and their states. A failing source does not stop the others."""
 
     dry_run: bool
-    rows: list[_Row] = field(default_factory=list)
+    rows: list[_CleanupRow] = field(default_factory=list)
     failures: list[TiphysError] = field(default_factory=list)
 
-    def go(self, source: Source, screen: Screen) -> None:
-        """Look at one source."""
+    def examine(self, source: CleanupSource, screen: Screen) -> None:
+        """Add the findings of one source, and remove them unless this is a dry run."""
         try:
-            for found in source():
-                self.rows.append(_Row(found, self._done(found)))
+            for finding in source():
+                self.rows.append(_CleanupRow(finding, self._remove(finding)))
         except TiphysError as error:
             self.failures.append(error)
-            if len(self.failures) > 1:  # the first one ends the command
+            if len(self.failures) > 1:  # the first failure is reported as the error of the command
                 screen.note(str(error))
 
-    def _done(self, found: Found) -> str:
-        if found.remove is None:
-            return _LEFT
+    def _remove(self, finding: CleanupFinding) -> str:
+        if finding.remove is None:
+            return _LEFT_ALONE
         if self.dry_run:
-            return _WOULD
-        found.remove()
+            return _WOULD_BE_REMOVED
+        finding.remove()
         return _REMOVED
 
 
-def _look(command: typer.Context, context: str | None, namespace: str | None, kubeconfig: Path | None) -> "Look":
-    from tiphys_controller.kubernetes.janitor import Look  # only a command that talks to a cluster needs it
+def _observe_cluster(
+    command: typer.Context, context: str | None, namespace: str | None, kubeconfig: Path | None
+) -> "NamespaceSnapshot":
+    from tiphys_controller.kubernetes.janitor import (
+        NamespaceSnapshot,  # only a command that talks to a cluster needs it
+    )
 
-    api = connect(kubeconfig, context, namespace)
+    api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    return Look(api)
+    return NamespaceSnapshot(api)
 
 
-def _of_cluster(look: "Look | None", stores: Sequence[Store], ledger_namespace: str | None) -> Iterator[Source]:
-    if look is not None:
-        yield lambda: look.agents(utc_now())
-        yield lambda: look.leases(stores, ledger_namespace or look.namespace, utc_now())
+def _cluster_sources(
+    snapshot: "NamespaceSnapshot | None", stores: Sequence[Store], ledger_namespace: str | None
+) -> Iterator[CleanupSource]:
+    if snapshot is not None:
+        yield lambda: snapshot.find_stuck_agent_pods(utc_now())
+        yield lambda: snapshot.find_orphaned_leases(stores, ledger_namespace or snapshot.namespace, utc_now())
 
 
-def _of_stores(stores: Sequence[Store], sight: Sight | None) -> Iterator[Source]:
+def _store_sources(stores: Sequence[Store], workflows: WorkflowPresence | None) -> Iterator[CleanupSource]:
     for store in stores:
-        yield lambda store=store: litter(store, utc_now())  # type: ignore[misc]
-        yield lambda store=store: unfinished(store, sight or _STORAGE_ALONE, utc_now(), set())  # type: ignore[misc]
+        yield lambda store=store: find_garbage(store, utc_now())  # type: ignore[misc]
+        yield lambda store=store: find_stalled_runs(store, workflows or _STORAGE_ONLY, utc_now(), set())  # type: ignore[misc]
 
 
-def _show(screen: Screen, rows: Sequence[_Row], dry_run: bool) -> None:
+def _show_cleanup(screen: Screen, rows: Sequence[_CleanupRow], dry_run: bool) -> None:
     if rows:
         columns = ("WHAT", "WHERE", "NAME", "STATE", "WHY")
-        screen.table(columns, [_cells(*row) for row in rows])
-    removable = sum(row.state != _LEFT for row in rows)
+        screen.table(columns, [_cleanup_cells(*row) for row in rows])
+    removable = sum(row.state != _LEFT_ALONE for row in rows)
     would = "would be " if dry_run else ""
-    left = f", {len(rows) - removable} left to others" if len(rows) > removable else ""
-    screen.note(f"{removable} of {len(rows)} {would}removed{left}" if rows else "nothing is left over")
+    left = f", {len(rows) - removable} left for other commands" if len(rows) > removable else ""
+    screen.note(f"{removable} of {len(rows)} {would}removed{left}" if rows else "nothing to clean up")
 
 
-def _cells(found: Found, state: str) -> Sequence[str | Text]:
-    return found.what.value, found.where, found.name, Text(state, style=_STYLES.get(state, "")), found.why
+def _cleanup_cells(finding: CleanupFinding, state: str) -> Sequence[str | Text]:
+    return (
+        finding.kind.value,
+        finding.location,
+        finding.name,
+        Text(state, style=_STATE_STYLES.get(state, "")),
+        finding.reason,
+    )
 
 
-def _document(rows: Sequence[_Row], dry_run: bool) -> dict[str, object]:
+def _cleanup_document(rows: Sequence[_CleanupRow], dry_run: bool) -> dict[str, object]:
     items = [
         {
-            "what": found.what.value,
-            "where": found.where,
-            "name": found.name,
+            "what": finding.kind.value,
+            "where": finding.location,
+            "name": finding.name,
             "state": state.replace(" ", "_"),
-            "why": found.why,
+            "why": finding.reason,
         }
-        for found, state in rows
+        for finding, state in rows
     ]
     return {"apiVersion": API_VERSION, "kind": "JanitorRound", "dry_run": dry_run, "items": items}

@@ -1,4 +1,4 @@
-"""``tiphys lineage``: where every checkpoint of a run came from."""
+"""``tiphys lineage``: shows the checkpoints of a run as a tree or a picture."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,9 +9,9 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import StoreOption, existing_store
-from hera_pipelines.draw import lineage_svg, lineage_tree, lineages_of
+from hera_pipelines.draw import build_lineage_graphs, render_lineage_svg, render_lineage_tree
 from tiphys.errors import NotFoundError, StoreError, UsageError
-from tiphys.lineage import LineageTree, tree
+from tiphys.lineage import LineageTree, read_lineage_tree
 
 EXAMPLES = """\b
 Examples:
@@ -23,7 +23,7 @@ Examples:
 
 
 class LineageFormat(StrEnum):
-    """A lineage can also be a picture; its table is a tree."""
+    """Values of ``-o`` for a lineage: ``table`` is a text tree, ``svg`` a picture."""
 
     TABLE = "table"
     JSON = "json"
@@ -33,57 +33,61 @@ class LineageFormat(StrEnum):
 
 def lineage(
     context: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of one step of it.")],
+    where: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of one of its steps.")],
     store: StoreOption = None,
     output: Annotated[
-        LineageFormat, typer.Option("-o", "--format", help="svg is a self-contained picture.")
+        LineageFormat, typer.Option("-o", "--format", help="Output format; svg is a self-contained picture.")
     ] = LineageFormat.TABLE,
     output_file: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write the picture there, not to stdout.")
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the picture to this file instead of stdout.")
     ] = None,
 ) -> None:
-    """Show the checkpoints of a run: which attempt saved them, what each attempt started from, what is corrupt."""
+    """Show the checkpoints of a run and where each came from.
+
+    The tree shows which attempt saved each checkpoint, which checkpoint each
+    attempt started from, and which checkpoints are damaged.
+    """
     screen: Screen = context.obj
     if output_file and output is not LineageFormat.SVG:
         raise UsageError("--output is for pictures; add -o svg, or redirect stdout")
     run, _, step = where.partition("/")
-    found = _only(tree(existing_store(screen, store), run), step)
+    tree = _select_step(read_lineage_tree(existing_store(screen, store), run), step)
     if output is LineageFormat.SVG:
-        _picture(screen, found, output_file)
+        _write_svg(screen, tree, output_file)
     elif output is LineageFormat.TABLE:
-        _tree(screen, found)
+        _show_tree(screen, tree)
     else:
-        document = {"apiVersion": API_VERSION, "kind": "Lineage", **found.model_dump(mode="json")}
+        document = {"apiVersion": API_VERSION, "kind": "Lineage", **tree.model_dump(mode="json")}
         screen.document(document, Format(output.value))
 
 
-def write_picture(found: LineageTree, path: Path) -> None:
-    """Write the picture to ``path``; `StoreError` if that cannot be done."""
+def write_picture(tree: LineageTree, path: Path) -> None:
+    """Write ``tree`` as an SVG picture to ``path``; raises `StoreError` if the file cannot be written."""
     try:
-        path.write_text(lineage_svg(f"Lineage of {found.run}", lineages_of(found)), encoding="utf-8")
+        path.write_text(render_lineage_svg(f"Lineage of {tree.run}", build_lineage_graphs(tree)), encoding="utf-8")
     except OSError as error:
         raise StoreError(f"cannot write the picture to {path}: {error.strerror}; name another file") from error
 
 
-def _only(found: LineageTree, step: str) -> LineageTree:
-    """``found`` without the steps that were not asked for; a fanned-out step stands for all of its items."""
-    steps = tuple(one for one in found.steps if step in ("", one.step, one.step.partition(".")[0]))
-    if step and not steps:
-        known = ", ".join(one.step for one in found.steps) or "none"
-        raise NotFoundError(f"run {found.run} has no training step {step!r} that keeps checkpoints; it has: {known}")
-    return found.model_copy(update={"steps": steps})
+def _select_step(tree: LineageTree, name: str) -> LineageTree:
+    """Return ``tree`` with the step ``name`` only (all steps if empty); the name of a fan-out selects all its items."""
+    steps = tuple(step for step in tree.steps if name in ("", step.step, step.step.partition(".")[0]))
+    if name and not steps:
+        existing = ", ".join(step.step for step in tree.steps) or "none"
+        raise NotFoundError(f"run {tree.run} has no training step {name!r} that keeps checkpoints; it has: {existing}")
+    return tree.model_copy(update={"steps": steps})
 
 
-def _picture(screen: Screen, found: LineageTree, path: Path | None) -> None:
+def _write_svg(screen: Screen, tree: LineageTree, path: Path | None) -> None:
     if path is None:
-        screen.write(lineage_svg(f"Lineage of {found.run}", lineages_of(found)))
+        screen.write(render_lineage_svg(f"Lineage of {tree.run}", build_lineage_graphs(tree)))
     else:
-        write_picture(found, path)
+        write_picture(tree, path)
         screen.note(f"wrote {path}")
 
 
-def _tree(screen: Screen, found: LineageTree) -> None:
-    for one in lineages_of(found):
-        screen.show(lineage_tree(one))
-    if not found.steps:
-        screen.note(f"run {found.run} has no training step that keeps checkpoints, or none has begun")
+def _show_tree(screen: Screen, tree: LineageTree) -> None:
+    for graph in build_lineage_graphs(tree):
+        screen.show(render_lineage_tree(graph))
+    if not tree.steps:
+        screen.note(f"run {tree.run} has no training step that keeps checkpoints, or none has started")

@@ -1,4 +1,4 @@
-"""``tiphys report``: what failures have cost."""
+"""``tiphys report``: the cost of failures, as tables, documents or an HTML page."""
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
-from tiphys_controller.failure_cost import PARTS, Account, Phase, accounts, by_queue
+from tiphys_controller.failure_cost import RECOVERY_PARTS, TimePhase, TimeUsage, group_by_queue, measure_time_usage
 
-from hera_pipelines.cli.quota_commands.simulate import cell_duration
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import StoreOption, existing_store
 from tiphys.errors import StoreError, UsageError
+from tiphys.protocol.quantities import format_duration
 from tiphys.records import utc_now
 from tiphys.store import list_runs
 
@@ -26,11 +26,10 @@ Examples:
 """
 
 _NONE = "-"
-_BRIEF_SECONDS = 60
 
 
 class ReportFormat(StrEnum):
-    """A report can also be a page with plots."""
+    """Values of ``-o`` for a report; ``html`` is a page with plots."""
 
     TABLE = "table"
     JSON = "json"
@@ -40,90 +39,123 @@ class ReportFormat(StrEnum):
 
 def report(
     context: typer.Context,
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Names of runs; none: all.")] = None,
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names of runs. Default: all runs.")
+    ] = None,
     store: StoreOption = None,
     output: Annotated[
-        ReportFormat, typer.Option("-o", "--format", help="html is a self-contained page with plots, of one run.")
+        ReportFormat,
+        typer.Option("-o", "--format", help="Output format; html is a self-contained page with plots of one run."),
     ] = ReportFormat.TABLE,
     output_file: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write the page there, not to stdout.")
+        Path | None, typer.Option("--output", metavar="FILE", help="Write the page to this file instead of stdout.")
     ] = None,
 ) -> None:
-    """Tell what failures have cost: goodput, training that was lost, and what each recovery took.
+    """Report what failures cost: goodput, lost training, recovery.
 
-    Goodput is the share of the time from the first admission of a step to its
-    end that was training which a result rests on. Times are weighted by GPUs.
+    Goodput is the share of useful training in the time from a step's first
+    admission to its end; training is useful if the result builds on it. Times are
+    weighted by GPUs.
     """
     screen: Screen = context.obj
     if output is ReportFormat.HTML and (not runs or len(runs) != 1):
-        raise UsageError("a page tells of one run; name it, such as `tiphys report digits-7xk2p -o html`")
+        raise UsageError("a page shows one run; name it, such as `tiphys report digits-7xk2p -o html`")
     if output_file and output is not ReportFormat.HTML:
         raise UsageError("--output is for the page; add -o html, or redirect stdout")
-    place = existing_store(screen, store)
-    found = accounts(place, runs or list_runs(place), utc_now())
+    run_store = existing_store(screen, store)
+    usages = measure_time_usage(run_store, runs or list_runs(run_store), utc_now())
     if output is ReportFormat.TABLE:
-        _tables(screen, found)
+        _show_tables(screen, usages)
     elif output is ReportFormat.HTML:
-        _page(screen, found[0], output_file)
+        _write_page(screen, usages[0], output_file)
     else:
-        screen.document(_document(found), Format(output.value))
+        screen.document(_report_document(usages), Format(output.value))
 
 
-def _tables(screen: Screen, found: Sequence[Account]) -> None:
-    if len(found) == 1:
-        _one(screen, found[0])
+def _show_tables(screen: Screen, usages: Sequence[TimeUsage]) -> None:
+    if len(usages) == 1:
+        _show_run(screen, usages[0])
         return
-    screen.table(["RUN", *_SUMMARY], [[one.name, *_summary(one)] for one in found])
-    if queues := by_queue(found):
+    screen.table(["RUN", *_SUMMARY_COLUMNS], [[usage.name, *_summary_cells(usage)] for usage in usages])
+    if queues := group_by_queue(usages):
         screen.write("")
-        screen.table(["QUEUE", *_SUMMARY], [[one.name, *_summary(one)] for one in queues])
+        screen.table(["QUEUE", *_SUMMARY_COLUMNS], [[usage.name, *_summary_cells(usage)] for usage in queues])
 
 
-def _one(screen: Screen, found: Account) -> None:
-    phases = [phase for phase in Phase if found.gpu_seconds(phase)]
-    header = ["STEP", "GPUS", "ATTEMPTS", "SPAN", *(_title(phase.value) for phase in phases), "WAITING", "GOODPUT"]
+def _show_run(screen: Screen, usage: TimeUsage) -> None:
+    phases = [phase for phase in TimePhase if usage.gpu_seconds(phase)]
+    header = [
+        "STEP",
+        "GPUS",
+        "ATTEMPTS",
+        "SPAN",
+        *(_column_title(phase.value) for phase in phases),
+        "WAITING",
+        "GOODPUT",
+    ]
     rows: list[Sequence[str | Text]] = []
-    for step in found.steps:
-        alone = Account(name=step.step, steps=(step,))
-        times = (_time(step.seconds(phase)) for phase in phases)
-        waiting = _time(max(0.0, step.span - step.held))
+    for step in usage.steps:
+        step_usage = TimeUsage(name=step.step, steps=(step,))
+        times = (_format_time(step.seconds(phase)) for phase in phases)
+        waiting = _format_time(max(0.0, step.elapsed_seconds - step.held_seconds))
         gpus = str(step.gpus) if step.gpus else _NONE
-        rows.append([step.step, gpus, str(len(step.entries)), _time(step.span), *times, waiting, _share(alone.goodput)])
+        rows.append(
+            [
+                step.step,
+                gpus,
+                str(len(step.entries)),
+                _format_time(step.elapsed_seconds),
+                *times,
+                waiting,
+                _format_share(step_usage.goodput),
+            ]
+        )
     screen.table(header, rows)
-    if found.costs:
+    if usage.costs:
         screen.write("")
-        screen.table(["ENDED BY", "TIMES", "GPU TIME LOST", "RECOVERY, ALL TOGETHER"], list(_costs(found)))
-    if any(step.recoveries for step in found.steps):
+        screen.table(["ENDED BY", "TIMES", "GPU TIME LOST", "TOTAL RECOVERY"], list(_cost_rows(usage)))
+    if any(step.recoveries for step in usage.steps):
         screen.write("")
-        screen.table(["AFTER", "ENDED BY", *map(_title, PARTS), "RECOVERY"], list(_recoveries(found)))
+        screen.table(
+            ["AFTER", "ENDED BY", *map(_column_title, RECOVERY_PARTS), "RECOVERY"], list(_recovery_rows(usage))
+        )
     screen.write("")
-    screen.write(", ".join(f"{name} {value}" for name, value in _figures(found)))
+    screen.write(", ".join(f"{name} {value}" for name, value in _figures(usage)))
 
 
-def _costs(found: Account) -> Iterator[list[str]]:
-    for cause, cost in found.costs.items():
-        yield [cause.replace("_", " "), str(cost.failures), _time(cost.lost), _time(cost.recovery)]
+def _cost_rows(usage: TimeUsage) -> Iterator[list[str]]:
+    for cause, cost in usage.costs.items():
+        yield [cause.replace("_", " "), str(cost.failures), _format_time(cost.lost), _format_time(cost.recovery)]
 
 
-def _recoveries(found: Account) -> Iterator[list[str]]:
-    for step in found.steps:
-        for one in step.recoveries:
-            parts = (_time(getattr(one, part)) for part in PARTS)
-            yield [f"{step.step}/{one.after}", one.failed_by.replace("_", " "), *parts, _time(one.seconds)]
+def _recovery_rows(usage: TimeUsage) -> Iterator[list[str]]:
+    for step in usage.steps:
+        for recovery in step.recoveries:
+            parts = (_format_time(getattr(recovery, part)) for part in RECOVERY_PARTS)
+            yield [
+                f"{step.step}/{recovery.after}",
+                recovery.failed_by.replace("_", " "),
+                *parts,
+                _format_time(recovery.seconds),
+            ]
 
 
-_SUMMARY = ("STEPS", "FAILURES", "GPU TIME HELD", "USEFUL", "LOST", "GOODPUT")
+_SUMMARY_COLUMNS = ("STEPS", "FAILURES", "GPU TIME HELD", "USEFUL", "LOST", "GOODPUT")
 
 
-def _summary(one: Account) -> list[str]:
-    times = (one.held, one.gpu_seconds(Phase.USEFUL), one.held - one.gpu_seconds(Phase.USEFUL))
-    return [str(len(one.steps)), str(one.failures), *map(_time, times), _share(one.goodput)]
+def _summary_cells(usage: TimeUsage) -> list[str]:
+    times = (
+        usage.held_gpu_seconds,
+        usage.gpu_seconds(TimePhase.USEFUL),
+        usage.held_gpu_seconds - usage.gpu_seconds(TimePhase.USEFUL),
+    )
+    return [str(len(usage.steps)), str(usage.failures), *map(_format_time, times), _format_share(usage.goodput)]
 
 
-def _page(screen: Screen, found: Account, path: Path | None) -> None:
+def _write_page(screen: Screen, usage: TimeUsage, path: Path | None) -> None:
     from hera_pipelines.draw.report_html import report_page
 
-    page = report_page(f"What failures have cost {found.name}", list(_figures(found)), found)
+    page = report_page(f"What failures have cost {usage.name}", list(_figures(usage)), usage)
     if path is None:
         screen.write(page)
         return
@@ -134,44 +166,47 @@ def _page(screen: Screen, found: Account, path: Path | None) -> None:
     screen.note(f"wrote {path}")
 
 
-def _figures(found: Account) -> Iterator[tuple[str, str]]:
-    """What is told at the head of a report."""
-    unit = "GPU time" if any(step.gpus for step in found.steps) else "time"
-    yield "goodput", _share(found.goodput)
-    yield "failures", str(found.failures)
-    yield f"{unit} held", _time(found.held)
-    yield f"{unit} useful", _time(found.gpu_seconds(Phase.USEFUL))
-    yield f"{unit} lost", _time(found.held - found.gpu_seconds(Phase.USEFUL))
+def _figures(usage: TimeUsage) -> Iterator[tuple[str, str]]:
+    """Names and values of the summary line."""
+    unit = "GPU time" if any(step.gpus for step in usage.steps) else "time"
+    yield "goodput", _format_share(usage.goodput)
+    yield "failures", str(usage.failures)
+    yield f"{unit} held", _format_time(usage.held_gpu_seconds)
+    yield f"{unit} useful", _format_time(usage.gpu_seconds(TimePhase.USEFUL))
+    yield f"{unit} lost", _format_time(usage.held_gpu_seconds - usage.gpu_seconds(TimePhase.USEFUL))
 
 
-def _document(found: Sequence[Account]) -> dict[str, Any]:
+def _report_document(usages: Sequence[TimeUsage]) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "Report",
-        "runs": [_told(one) for one in found],
-        "queues": [{**_told(one), "steps": [step.step for step in one.steps]} for one in by_queue(found)],
+        "runs": [_cost_document(usage) for usage in usages],
+        "queues": [
+            {**_cost_document(usage), "steps": [step.step for step in usage.steps]} for usage in group_by_queue(usages)
+        ],
     }
 
 
-def _told(one: Account) -> dict[str, Any]:
+def _cost_document(usage: TimeUsage) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "goodput": one.goodput,
-        "gpu_seconds": {"held": one.held, **{phase.value: one.gpu_seconds(phase) for phase in Phase}},
-        "costs": {cause: cost.model_dump(mode="json") for cause, cost in one.costs.items()},
-        "steps": [step.model_dump(mode="json") for step in one.steps],
+        "name": usage.name,
+        "goodput": usage.goodput,
+        "gpu_seconds": {
+            "held": usage.held_gpu_seconds,
+            **{phase.value: usage.gpu_seconds(phase) for phase in TimePhase},
+        },
+        "costs": {cause: cost.model_dump(mode="json") for cause, cost in usage.costs.items()},
+        "steps": [step.model_dump(mode="json") for step in usage.steps],
     }
 
 
-def _title(name: str) -> str:
+def _column_title(name: str) -> str:
     return name.replace("_", " ").upper()
 
 
-def _share(value: float | None) -> str:
+def _format_share(value: float | None) -> str:
     return _NONE if value is None else f"{value:.1%}"
 
 
-def _time(seconds: float) -> str:
-    if not seconds:
-        return _NONE
-    return f"{seconds:.1f}s" if seconds < _BRIEF_SECONDS else cell_duration(seconds)
+def _format_time(seconds: float) -> str:
+    return format_duration(seconds) if seconds else _NONE

@@ -1,6 +1,7 @@
-"""``tiphys resume``: go on with a run from storage alone, where its last submission ran.
+"""``tiphys resume`` submits the missing steps of a run; ``tiphys plan`` shows what a resume would do.
 
-``tiphys plan``: what would run, and why.
+Both need only the store: the Workflow, the cluster and the engine's folder may be
+gone.
 """
 
 import shlex
@@ -10,50 +11,49 @@ from typing import Annotated, NamedTuple
 
 import typer
 from rich.text import Text
-from tiphys_controller import Change, PlanReport, Resumed, Submitter, plan_run
-from tiphys_controller import resume as resume_run
+from tiphys_controller import PlanReport, ResumeResult, Submitter, WorkflowChange, plan_run, resume_run
 
-from hera_pipelines.cli.code_changes import DriftOption, Edits, FileArgument, FromOption, show_drift
-from hera_pipelines.cli.progress.cluster import follow, newest_job
+from hera_pipelines.cli.code_changes import DriftOption, FileArgument, FromOption, RunEdits, show_drift
+from hera_pipelines.cli.progress.cluster import find_cluster_submission, follow_submission
 from hera_pipelines.cli.progress.local import (
     CodeOption,
     EngineOptions,
-    Job,
+    LocalSubmission,
     PortOption,
     QueuesOption,
     SpeedOption,
     StateOption,
-    carry_out,
-    local_engine,
-    remembered_code,
+    open_local_session,
+    read_code_folder,
+    run_to_end,
 )
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import (
     DEFAULT_STATE,
     ArgoServerOption,
+    ClusterOptions,
     ContextOption,
     KubeconfigOption,
     NamespaceOption,
     PipelineOption,
     StoreOption,
-    Where,
     existing_store,
-    must_be_named,
+    needs_store_option,
 )
 from hera_pipelines.cli.target import (
     CLUSTER_OPTIONS,
     ENGINE_OPTIONS,
-    ToClusterOption,
+    OnClusterOption,
+    cluster_of_submission,
     cluster_submitter,
+    command_arguments,
     last_submission,
-    must_be_the_cluster_of,
-    ran_on,
-    refuse,
+    refuse_options,
+    require_same_cluster,
     runs_on_cluster,
-    words,
 )
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.store import Store, Submission, current_workflow
+from tiphys.store import Store, Submission, read_current_workflow
 
 PLAN_EXAMPLES = """\b
 Examples:
@@ -62,7 +62,7 @@ Examples:
   tiphys plan digits-7xk2p -o json | jq '.steps[] | select(.decision == "run")'
 """
 
-_STYLES = {"skip": "dim", "run": "bold cyan"}
+_DECISION_STYLES = {"skip": "dim", "run": "bold cyan"}
 
 
 def plan(
@@ -70,32 +70,35 @@ def plan(
     run: Annotated[str, typer.Argument(help="Name of the run.")],
     again: FromOption = None,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the plan.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """Show what a resume would run and what it would skip, and why. Reads storage and writes nothing."""
+    """Show which steps a resume would run or skip, and why.
+
+    Reads the store and changes nothing.
+    """
     screen: Screen = context.obj
     report = plan_run(existing_store(screen, store), run, again or ())
     show_plan(screen, report, output)
     if report.running:
-        words = [word for step in again or () for word in ("--from", step)]
-        screen.note(f"next: {shlex.join(['tiphys', 'resume', run, *words])}")
+        from_options = [word for step in again or () for word in ("--from", step)]
+        screen.note(f"next: {shlex.join(['tiphys', 'resume', run, *from_options])}")
 
 
 def show_plan(screen: Screen, report: PlanReport, output: Format) -> None:
-    """Print the plan to stdout, and what it took to make it to stderr."""
+    """Print the plan on stdout, and its summary on stderr."""
     if output == Format.TABLE:
-        screen.table(("STEP", "KIND", "DECISION", "REASON"), _rows(report))
+        screen.table(("STEP", "KIND", "DECISION", "REASON"), _plan_rows(report))
     else:
         screen.document(report.model_dump(mode="json", by_alias=True), output)
     screen.note(
         f"{len(report.running)} of {len(report.steps)} steps would run; "
-        f"{report.requests} requests to storage, {report.seconds:.2f} s"
+        f"the plan took {report.requests} storage requests and {report.seconds:.2f} s"
     )
 
 
-def _rows(report: PlanReport) -> Iterator[tuple[str | Text, ...]]:
+def _plan_rows(report: PlanReport) -> Iterator[tuple[str | Text, ...]]:
     for step in report.steps:
-        yield step.name, step.kind, Text(step.decision, style=_STYLES[step.decision]), step.reason
+        yield step.name, step.kind, Text(step.decision, style=_DECISION_STYLES[step.decision]), step.reason
         for item in step.items:
             yield f"  {item.step}", "item", "done" if item.done else "run", item.reason
 
@@ -118,11 +121,11 @@ def resume(
     again: FromOption = None,
     drift: DriftOption = None,
     idempotency_key: Annotated[
-        str, typer.Option("--idempotency-key", metavar="KEY", help="Under one key a run is resumed once.")
+        str, typer.Option("--idempotency-key", metavar="KEY", help="Resume the run at most once with this key.")
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Take the work away from a submission that may still be running.")
+        bool, typer.Option("--force", help="Take over the steps of a submission that may still be running.")
     ] = False,
     store: StoreOption = None,
     state: StateOption = DEFAULT_STATE,
@@ -130,110 +133,129 @@ def resume(
     plugin_port: PortOption = 0,
     speed: SpeedOption = 1.0,
     code: CodeOption = None,
-    cluster: ToClusterOption = False,
-    local: Annotated[bool, typer.Option("--local", help="On this machine, in place of the cluster it ran on.")] = False,
+    cluster: OnClusterOption = False,
+    local: Annotated[bool, typer.Option("--local", help="Run on this machine instead of the run's cluster.")] = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the plan.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """Run what is still missing of a run, where its last submission ran: here, or on a cluster.
+    """Resume a run: submit the steps that are missing.
 
-    With --from, steps run again that are done, and what hangs on them; trainings
-    among them begin anew. With a file, the steps that it changes run again, too.
+    The steps run where the last submission ran: on this machine or on its cluster.
+    Finished steps are skipped, and training steps start from their newest valid
+    checkpoint. With --from, finished steps and the steps that depend on them run
+    again, and training among them starts from the beginning. With a pipeline file,
+    the steps that it changes run again too.
 
-    Works with the Workflow, the cluster and the engine's folder gone: the plan
-    goes to stdout, progress to stderr. On a cluster Ctrl-C only ends the
-    watching.
+    Only the store is needed: the Workflow, the cluster and the engine's folder may
+    be gone. Prints the plan on stdout and progress on stderr. On a cluster, Ctrl-C
+    ends only the progress display.
     """
     screen: Screen = command.obj
-    place = existing_store(screen, store)
-    last = last_submission(place, run)
+    run_store = existing_store(screen, store)
+    last = last_submission(run_store, run)
     on_cluster = runs_on_cluster(last, cluster, local)
     if on_cluster:
-        refuse(command, ENGINE_OPTIONS, "this is for the local engine, and the run goes on at a cluster; see --local")
+        refuse_options(
+            command, ENGINE_OPTIONS, "this is for the local engine, and the run continues on a cluster; see --local"
+        )
     else:
-        refuse(
+        refuse_options(
             command,
             CLUSTER_OPTIONS,
-            f"this is for a cluster, and run {run} goes on here; check its name, or see --cluster",
+            f"this is for a cluster, and run {run} continues on this machine; check its name, or see --cluster",
         )
-    change = Edits(file, which, drift=drift or (), here=not on_cluster).of(place, run)
+    change = RunEdits(file, which, drift=drift or (), runs_locally=not on_cluster).build_change(run_store, run)
     if dry_run:
-        # A session that is not entered starts nothing, and a plan asks no cluster.
-        session = LocalSession(place, state)
-        planned = resume_run(place, session, run, dry_run=True, again=again or (), change=change)
+        # A session that is not entered starts no engine, and a plan needs no cluster.
+        session = LocalSession(run_store, state)
+        planned = resume_run(run_store, session, run, dry_run=True, rerun=again or (), change=change)
         show_drift(screen, planned.plan.drift)
         show_plan(screen, planned.plan, output)
         return
-    asked = _Asked(tuple(again or ()), idempotency_key, change)
-    order = _Order(place, run, last, force, must_be_named(store), output, asked)
+    request = _ResumeRequest(
+        run_store,
+        run,
+        last,
+        force,
+        needs_store_option(store),
+        output,
+        _SubmissionOptions(tuple(again or ()), idempotency_key, change),
+    )
     if on_cluster:
-        _on_cluster(screen, order, Where(kubeconfig, context, namespace, argo_server), cluster)
+        _resume_on_cluster(screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), cluster)
     else:
-        folder = code or (file.parent if file else remembered_code(place, run))
-        _here(screen, order, EngineOptions(state, queues, plugin_port, speed, folder))
+        folder = code or (file.parent if file else read_code_folder(run_store, run))
+        _resume_locally(screen, request, EngineOptions(state, queues, plugin_port, speed, folder))
 
 
-class _Asked(NamedTuple):
-    """What is asked beyond doing what is missing."""
+class _SubmissionOptions(NamedTuple):
+    """Optional parameters of a resume; the field names are those of `resume_run`."""
 
-    again: tuple[str, ...]
+    rerun: tuple[str, ...]
     key: str
-    change: Change | None
+    change: WorkflowChange | None
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What is asked for, wherever it is carried out."""
+class _ResumeRequest:
+    """The resume that the command line describes, for either target."""
 
     store: Store
     run: str
     last: Submission | None
     force: bool
-    store_must_be_named: bool
+    needs_store_option: bool
     output: Format
-    asked: _Asked
+    options: _SubmissionOptions
 
-    def carry_out(self, submitter: Submitter, namespace: str) -> Resumed:
-        """Submit it."""
+    def submit(self, submitter: Submitter, namespace: str) -> ResumeResult:
+        """Submit the missing steps."""
         return resume_run(
-            self.store, submitter, self.run, force=self.force, namespace=namespace, **self.asked._asdict()
+            self.store, submitter, self.run, force=self.force, namespace=namespace, **self.options._asdict()
         )
 
 
-def _here(screen: Screen, order: _Order, options: EngineOptions) -> None:
-    place, run = order.store, order.run
-    with local_engine(place, options) as (session, watch):
-        resumed = order.carry_out(session, "default")
-        if _tell(screen, order, resumed):
-            job = Job(run, resumed.workflow_name, place, options.state, order.store_must_be_named)
-            carry_out(screen, session, watch, job)
+def _resume_locally(screen: Screen, request: _ResumeRequest, options: EngineOptions) -> None:
+    with open_local_session(request.store, options) as (session, observer):
+        resumed = request.submit(session, "default")
+        if _show_resume(screen, request, resumed):
+            submission = LocalSubmission(
+                request.run, resumed.workflow_name, request.store, options.state, request.needs_store_option
+            )
+            run_to_end(screen, session, observer, submission)
 
 
-def _on_cluster(screen: Screen, order: _Order, where: Where, forced: bool) -> None:
-    """``forced`` takes this cluster even if the run was in another one."""
-    submitter, namespace = cluster_submitter(where, screen.note)
-    if order.last is not None and ran_on(order.last) and not forced:
-        must_be_the_cluster_of(order.last, submitter.cluster, order.run)
-    resumed = order.carry_out(submitter, namespace)
-    if _tell(screen, order, resumed):
-        options = words([("--store", order.store.url if order.store_must_be_named else "")])
-        job = newest_job(submitter, order.store, order.run, tuple(options), where.words)
-        follow(screen, submitter, job, current_workflow(order.store, order.run))
+def _resume_on_cluster(
+    screen: Screen, request: _ResumeRequest, cluster_options: ClusterOptions, is_cluster_given: bool
+) -> None:
+    """Resume on a cluster; ``is_cluster_given`` allows a cluster other than that of the last submission."""
+    submitter, namespace = cluster_submitter(cluster_options, screen.note)
+    if request.last is not None and cluster_of_submission(request.last) and not is_cluster_given:
+        require_same_cluster(request.last, submitter.cluster, request.run)
+    resumed = request.submit(submitter, namespace)
+    if _show_resume(screen, request, resumed):
+        options = command_arguments([("--store", request.store.url if request.needs_store_option else "")])
+        submission = find_cluster_submission(
+            submitter, request.store, request.run, tuple(options), cluster_options.command_arguments
+        )
+        follow_submission(screen, submitter, submission, read_current_workflow(request.store, request.run))
 
 
-def _tell(screen: Screen, order: _Order, resumed: Resumed) -> bool:
-    """Show the plan and what became of it; whether something was submitted."""
+def _show_resume(screen: Screen, request: _ResumeRequest, resumed: ResumeResult) -> bool:
+    """Print the differences, the plan and the submission; return whether a new submission was created."""
     show_drift(screen, resumed.plan.drift)
-    show_plan(screen, resumed.plan, order.output)
+    show_plan(screen, resumed.plan, request.output)
     screen.out.file.flush()
     if resumed.submission is None:
-        screen.note(f"nothing is missing of run {order.run}")
+        screen.note(f"nothing is missing of run {request.run}")
         return False
     if not resumed.created:
-        screen.note(f"submission {resumed.submission} of run {order.run} was made before, under the same key")
+        screen.note(
+            f"submission {resumed.submission} of run {request.run} was created before, under the same idempotency key"
+        )
         return False
-    screen.note(f"submission {resumed.submission} of run {order.run}")
+    screen.note(f"submission {resumed.submission} of run {request.run}")
     return True

@@ -1,49 +1,56 @@
-"""``tiphys run``: a pipeline on this machine, or on a cluster."""
+"""``tiphys run``: runs a pipeline on this machine or on a cluster."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tiphys_controller import Started, Submitter, start, start_once
+from tiphys_controller import StartResult, Submitter, start_run, start_run_once
 from tiphys_plugin import load_queues
 
-from hera_pipelines.cli.progress.cluster import ClusterJob, follow
+from hera_pipelines.cli.progress.cluster import ClusterSubmission, follow_submission
 from hera_pipelines.cli.progress.local import (
-    BEGUN_BEFORE,
+    ALREADY_STARTED_MESSAGE,
     CodeOption,
     EngineOptions,
-    Job,
+    LocalSubmission,
     PortOption,
     QueuesOption,
     SpeedOption,
     StateOption,
-    carry_out,
-    local_engine,
-    remember_code,
+    open_local_session,
+    record_code_folder,
+    run_to_end,
 )
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
     DEFAULT_STATE,
     ArgoServerOption,
+    ClusterOptions,
     ContextOption,
     ExecutorPluginOption,
     KubeconfigOption,
     NamespaceOption,
     ParameterOption,
     PipelineOption,
-    Where,
     WritingStoreOption,
-    is_named,
-    load,
-    must_be_named,
-    parse,
+    is_store_named,
+    load_pipeline_file,
+    needs_store_option,
+    parse_parameters,
     require_values,
     store_for_writing,
     with_parameters,
 )
-from hera_pipelines.cli.target import CLUSTER_OPTIONS, ENGINE_OPTIONS, ToClusterOption, cluster_submitter, refuse, words
-from hera_pipelines.compile.output import commit_of, record_code_version
+from hera_pipelines.cli.target import (
+    CLUSTER_OPTIONS,
+    ENGINE_OPTIONS,
+    OnClusterOption,
+    cluster_submitter,
+    command_arguments,
+    refuse_options,
+)
+from hera_pipelines.compile.output import read_git_commit, record_code_version
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import Store
@@ -64,7 +71,7 @@ Examples:
 
 
 SERVICE_ACCOUNT = "tiphys-workflow"
-"""The chart makes it, with the rights that Argo's pods need."""
+"""Service account that the Helm chart creates, with the permissions that Argo's pods need."""
 
 _ONLY_CLUSTER = {
     **CLUSTER_OPTIONS,
@@ -80,7 +87,7 @@ def run(
     which: PipelineOption = None,
     parameter: ParameterOption = None,
     name: Annotated[
-        str | None, typer.Option("--run", metavar="NAME", help="Name of the run; else one is made.")
+        str | None, typer.Option("--run", metavar="NAME", help="Name of the run. Default: a generated name.")
     ] = None,
     store: WritingStoreOption = None,
     state: StateOption = DEFAULT_STATE,
@@ -88,7 +95,7 @@ def run(
     plugin_port: PortOption = 0,
     speed: SpeedOption = 1.0,
     code: CodeOption = None,
-    cluster: ToClusterOption = False,
+    cluster: OnClusterOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
@@ -96,130 +103,147 @@ def run(
     service_account: Annotated[
         str,
         typer.Option(
-            "--service-account", metavar="NAME", help="Account of the Workflow's pods, where the pipeline names none."
+            "--service-account", metavar="NAME", help="Service account of the pods, if the pipeline names none."
         ),
     ] = SERVICE_ACCOUNT,
     executor_plugin: ExecutorPluginOption = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Submit to the cluster and do not watch.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Submit to the cluster and exit without showing progress.")
+    ] = False,
     idempotency_key: Annotated[
         str | None,
         typer.Option(
             "--idempotency-key",
             metavar="KEY",
-            help="Repeating the command with this key finds the run that it began, and begins no other.",
+            help="Start the run at most once with this key; a repeated command finds the existing run.",
         ),
     ] = None,
 ) -> None:
-    """Run a pipeline here, with real processes and the same plugin as on a cluster; or, with --cluster, there.
+    """Run a pipeline on this machine or on a cluster.
 
-    The name of the run goes to stdout, its progress to stderr. Here Ctrl-C
-    stops the run and lets it save; a second one ends it at once. On a cluster
-    Ctrl-C only ends the watching.
+    On this machine the steps are processes, and the plugin is the same as on a
+    cluster. With --cluster, the Workflow is submitted to Argo. Prints the name of
+    the run on stdout and progress on stderr. On this machine, Ctrl-C stops the run
+    and lets programs save; a second Ctrl-C ends them at once. On a cluster, Ctrl-C
+    ends only the progress display.
     """
     screen: Screen = command.obj
     if not cluster:
-        refuse(command, _ONLY_CLUSTER, "this is for a cluster; add --cluster")
+        refuse_options(command, _ONLY_CLUSTER, "this is for a cluster; add --cluster")
         options = EngineOptions(state, queues, plugin_port, speed, code or file.parent)
-        _here(screen, _Wanted(file, which, parameter or [], name, store, idempotency_key), options)
+        _run_locally(screen, _RunRequest(file, which, parameter or [], name, store, idempotency_key), options)
         return
-    refuse(command, ENGINE_OPTIONS, "this is for the local engine, which --cluster does not use; leave it out")
-    where = Where(kubeconfig, context, namespace, argo_server)
-    choice = _Choice(where, service_account, executor_plugin, detach)
-    _on_cluster(screen, _Wanted(file, which, parameter or [], name, store, idempotency_key), choice)
+    refuse_options(command, ENGINE_OPTIONS, "this is for the local engine, which --cluster does not use; leave it out")
+    cluster_options = ClusterOptions(kubeconfig, context, namespace, argo_server)
+    target = _ClusterTarget(cluster_options, service_account, executor_plugin, detach)
+    _run_on_cluster(screen, _RunRequest(file, which, parameter or [], name, store, idempotency_key), target)
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What is to run, wherever it does."""
+class _RunRequest:
+    """The run that the command line describes, for either target."""
 
     file: Path
-    which: str | None
+    pipeline_name: str | None
     parameters: list[str]
     name: str | None
     store: str | None
-    key: str | None
+    idempotency_key: str | None
 
-    def begin(self, place: Store, submitter: Submitter, manifest: Manifest, namespace: str) -> Started:
-        """Start the run, or find it where it was started under the same key before."""
-        if self.key is None:
-            return start(place, submitter, manifest, self.name, namespace)
-        return start_once(place, submitter, manifest, self.key, self.name, namespace)
+    def start(self, store: Store, submitter: Submitter, manifest: Manifest, namespace: str) -> StartResult:
+        """Start the run, or return the run that was started under the same idempotency key."""
+        if self.idempotency_key is None:
+            return start_run(store, submitter, manifest, self.name, namespace)
+        return start_run_once(store, submitter, manifest, self.idempotency_key, self.name, namespace)
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """Where on a cluster, and how."""
+class _ClusterTarget:
+    """Cluster options of a run."""
 
-    where: Where
+    cluster_options: ClusterOptions
     service_account: str
     executor_plugin: Path | None
     detach: bool
 
 
-def _here(screen: Screen, wanted: _Wanted, options: EngineOptions) -> None:
-    pipeline = load(wanted.file, wanted.which)
-    place = store_for_writing(screen, wanted.store, pipeline.store)
-    manifest = with_parameters(_compiled(pipeline, place.url, options.queues), parse(wanted.parameters))
+def _run_locally(screen: Screen, request: _RunRequest, options: EngineOptions) -> None:
+    pipeline = load_pipeline_file(request.file, request.pipeline_name)
+    run_store = store_for_writing(screen, request.store, pipeline.store)
+    manifest = with_parameters(
+        _compile_pipeline(pipeline, run_store.url, options.queues), parse_parameters(request.parameters)
+    )
     require_values(manifest)
-    record_code_version(manifest, commit_of(wanted.file.parent))
-    remember_code(manifest, options.code or wanted.file.parent)
-    with local_engine(place, options) as (session, watch):
-        started = wanted.begin(place, session, manifest, "default")
+    record_code_version(manifest, read_git_commit(request.file.parent))
+    record_code_folder(manifest, options.code or request.file.parent)
+    with open_local_session(run_store, options) as (session, observer):
+        started = request.start(run_store, session, manifest, "default")
         screen.write(started.run)
         screen.out.file.flush()
-        job = Job(started.run, started.workflow_name, place, options.state, must_be_named(wanted.store, pipeline.store))
-        if not started.created:
-            screen.note(f"{BEGUN_BEFORE}; see {job.command('get')}, go on with {job.command('resume')}")
-            return
-        carry_out(screen, session, watch, job)
-
-
-def _on_cluster(screen: Screen, wanted: _Wanted, choice: _Choice) -> None:
-    pipeline = load(wanted.file, wanted.which)
-    if not is_named(wanted.store, pipeline.store):
-        raise UsageError(
-            "no store is named, and a folder of this machine is seen by no pod; give --store s3://…, set TIPHYS_STORE, "
-            "or name it in the pipeline"
+        submission = LocalSubmission(
+            started.run,
+            started.workflow_name,
+            run_store,
+            options.state,
+            needs_store_option(request.store, pipeline.store),
         )
-    place = store_for_writing(screen, wanted.store, pipeline.store)
-    compiled = _compiled(pipeline, place.url, None, choice.executor_plugin)
-    manifest = with_parameters(compiled, parse(wanted.parameters))
+        if not started.created:
+            screen.note(
+                f"{ALREADY_STARTED_MESSAGE}; see {submission.command('get')}, "
+                f"continue with {submission.command('resume')}"
+            )
+            return
+        run_to_end(screen, session, observer, submission)
+
+
+def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget) -> None:
+    pipeline = load_pipeline_file(request.file, request.pipeline_name)
+    if not is_store_named(request.store, pipeline.store):
+        raise UsageError(
+            "no store is named, and pods cannot read a folder of this machine; give --store s3://…, set TIPHYS_STORE, "
+            "or name the store in the pipeline"
+        )
+    run_store = store_for_writing(screen, request.store, pipeline.store)
+    compiled = _compile_pipeline(pipeline, run_store.url, None, target.executor_plugin)
+    manifest = with_parameters(compiled, parse_parameters(request.parameters))
     require_values(manifest)
-    record_code_version(manifest, commit_of(wanted.file.parent))
-    manifest["spec"].setdefault("serviceAccountName", choice.service_account)
-    submitter, at_hand = cluster_submitter(choice.where, screen.note)
-    namespace = choice.where.namespace or manifest["metadata"].get("namespace") or at_hand
+    record_code_version(manifest, read_git_commit(request.file.parent))
+    manifest["spec"].setdefault("serviceAccountName", target.service_account)
+    submitter, default_namespace = cluster_submitter(target.cluster_options, screen.note)
+    namespace = target.cluster_options.namespace or manifest["metadata"].get("namespace") or default_namespace
     if not namespace:
-        raise UsageError("nothing names the namespace that the Workflow goes to; give it with -n")
-    started = wanted.begin(place, submitter, manifest, namespace)
+        raise UsageError("no namespace is given for the Workflow; give one with -n")
+    started = request.start(run_store, submitter, manifest, namespace)
     screen.write(started.run)
     screen.out.file.flush()
     live = submitter.find(namespace, started.workflow_name)
     if not started.created:
-        screen.note(BEGUN_BEFORE)
+        screen.note(ALREADY_STARTED_MESSAGE)
     if live is None and not started.created:
         return
     if live is None:
-        raise NotFoundError(f"Workflow {namespace}/{started.workflow_name} was deleted a moment ago")
-    named = must_be_named(wanted.store, pipeline.store)
-    job = ClusterJob(
+        raise NotFoundError(f"Workflow {namespace}/{started.workflow_name} was deleted just after its creation")
+    is_store_option_needed = needs_store_option(request.store, pipeline.store)
+    submission = ClusterSubmission(
         started.run,
         live,
-        place,
-        tuple(words([("--store", place.url if named else "")])),
-        choice.where.words,
+        run_store,
+        tuple(command_arguments([("--store", run_store.url if is_store_option_needed else "")])),
+        target.cluster_options.command_arguments,
     )
-    screen.note(f"Workflow {namespace}/{live.name} in cluster {submitter.cluster}; end it with {job.command('stop')}")
-    if not choice.detach:
-        follow(screen, submitter, job, manifest)
+    screen.note(
+        f"Workflow {namespace}/{live.name} in cluster {submitter.cluster}; stop it with {submission.command('stop')}"
+    )
+    if not target.detach:
+        follow_submission(screen, submitter, submission, manifest)
 
 
-def _compiled(
+def _compile_pipeline(
     pipeline: "AnyPipeline", store: str, queues: Path | None, executor_plugin: Path | None = None
 ) -> Manifest:
-    from hera_pipelines import CronPipeline  # imports Hera, for which no other command should wait
+    from hera_pipelines import CronPipeline  # imports Hera, which takes half a second
 
-    known = frozenset(queue.name for queue in load_queues(queues).queues) if queues else None
+    queue_names = frozenset(queue.name for queue in load_queues(queues).queues) if queues else None
     if isinstance(pipeline, CronPipeline):
-        return pipeline.workflow(store=store, queues=known, executor_plugin=executor_plugin)
-    return pipeline.compile(store=store, queues=known, executor_plugin=executor_plugin)
+        return pipeline.workflow(store=store, queues=queue_names, executor_plugin=executor_plugin)
+    return pipeline.compile(store=store, queues=queue_names, executor_plugin=executor_plugin)

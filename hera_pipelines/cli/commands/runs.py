@@ -1,7 +1,4 @@
-"""``tiphys runs`` and ``tiphys get``: what lies in a store, and everything about one run.
-
-``tiphys events``: what happened to a run, in order.
-"""
+"""``tiphys runs``, ``get`` and ``events``: the runs of a store, one run in detail, and its events."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,24 +7,24 @@ from typing import Annotated
 
 import typer
 from rich.text import Text
-from tiphys_controller import API_VERSION, Phase, RunDetail, Submitter, describe, runs_table
+from tiphys_controller import API_VERSION, RunDetail, RunPhase, Submitter, describe_run, list_run_summaries
 
-from hera_pipelines.cli.screen import Format, Screen, local_time
+from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import (
     DEFAULT_STATE,
     ArgoServerOption,
+    ClusterOptions,
     ContextOption,
     KubeconfigOption,
     StoreOption,
-    Where,
     existing_store,
 )
-from hera_pipelines.cli.target import cluster_submitter, refuse
+from hera_pipelines.cli.target import cluster_submitter, refuse_options
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.lineage import timeline
-from tiphys.protocol.fan_out import given_by, in_words
+from tiphys.lineage import read_timeline
+from tiphys.protocol.fan_out import format_item_parameters, parse_item_parameters
 from tiphys.records import Event
-from tiphys.store import Store, read_run, submissions
+from tiphys.store import Store, read_run, read_submissions
 
 RUNS_EXAMPLES = """\b
 Examples:
@@ -42,10 +39,15 @@ Examples:
 """
 
 AskClusterOption = Annotated[
-    bool, typer.Option("--cluster", help="Ask the cluster of the kubeconfig, too, which of its runs are alive.")
+    bool, typer.Option("--cluster", help="Also read from the cluster of the kubeconfig which runs are active.")
 ]
 
-_PHASE_STYLES = {Phase.SUCCEEDED: "green", Phase.FAILED: "red", Phase.RUNNING: "cyan", Phase.UNKNOWN: "yellow"}
+_PHASE_STYLES = {
+    RunPhase.SUCCEEDED: "green",
+    RunPhase.FAILED: "red",
+    RunPhase.RUNNING: "cyan",
+    RunPhase.UNKNOWN: "yellow",
+}
 
 
 def runs(
@@ -55,19 +57,21 @@ def runs(
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the list.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """List the runs of a store."""
+    """List the runs of a store, with phase and finished steps."""
     screen: Screen = command.obj
-    place = existing_store(screen, store)
-    who = _who_knows(command, place, cluster, Where(kubeconfig, context, None, argo_server), screen.note)
-    found = sorted(runs_table(place, who), key=lambda summary: summary.run)
+    run_store = existing_store(screen, store)
+    submitter = _choose_submitter(
+        command, run_store, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note
+    )
+    summaries = sorted(list_run_summaries(run_store, submitter), key=lambda summary: summary.run)
     if output is not Format.TABLE:
-        document = {"apiVersion": API_VERSION, "kind": "RunList", "store": place.url}
-        screen.document({**document, "runs": [summary.model_dump(mode="json") for summary in found]}, output)
+        document = {"apiVersion": API_VERSION, "kind": "RunList", "store": run_store.url}
+        screen.document({**document, "runs": [summary.model_dump(mode="json") for summary in summaries]}, output)
         return
-    if not found:
-        screen.note("no runs here yet; begin one with `tiphys run FILE`")
+    if not summaries:
+        screen.note("the store has no runs yet; start one with `tiphys run FILE`")
         return
     screen.table(
         ("RUN", "PIPELINE", "PHASE", "STEPS", "SUBMISSIONS", "LAST ACTIVITY", "REASON"),
@@ -75,13 +79,13 @@ def runs(
             (
                 summary.run,
                 summary.pipeline,
-                _phase(summary.phase),
+                _phase_text(summary.phase),
                 f"{summary.steps_done}/{summary.steps_total}",
                 str(summary.submissions),
-                _time(summary.last_activity),
+                _optional_time(summary.last_activity),
                 summary.reason,
             )
-            for summary in found
+            for summary in summaries
         ],
     )
 
@@ -94,42 +98,53 @@ def get(
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """Show one run: its submissions, its steps, every attempt and what came out."""
+    """Show one run: submissions, steps, attempts and outputs."""
     screen: Screen = command.obj
-    place = existing_store(screen, store)
-    who = _who_knows(command, place, cluster, Where(kubeconfig, context, None, argo_server), screen.note)
-    detail = describe(place, run, who)
+    run_store = existing_store(screen, store)
+    submitter = _choose_submitter(
+        command, run_store, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note
+    )
+    detail = describe_run(run_store, run, submitter)
     if output is not Format.TABLE:
         screen.document(detail.model_dump(mode="json", by_alias=True), output)
         return
     _show_summary(screen, detail)
     screen.show("")
-    items = {item.step: in_words(given_by(item.item)) for step in detail.steps for item in step.items if item.item}
-    named = ("STEP", "ITEM") if items else ("STEP",)
-    columns = (*named, "ATTEMPT", "SUBMISSION", "OUTCOME", "STARTED FROM", "MESSAGE")
-    screen.table(columns, _with_item(_attempts(detail), items))
-    outputs = list(_outputs(detail))
+    items = {
+        item.step: format_item_parameters(parse_item_parameters(item.item))
+        for step in detail.steps
+        for item in step.items
+        if item.item
+    }
+    key_columns = ("STEP", "ITEM") if items else ("STEP",)
+    columns = (*key_columns, "ATTEMPT", "SUBMISSION", "OUTCOME", "STARTED FROM", "MESSAGE")
+    screen.table(columns, _add_item_column(_attempt_rows(detail), items))
+    outputs = list(_output_rows(detail))
     if outputs:
         screen.show("")
-        screen.table((*named, "OUTPUT", "VALUE"), _with_item(outputs, items))
+        screen.table((*key_columns, "OUTPUT", "VALUE"), _add_item_column(outputs, items))
 
 
-def _who_knows(
-    command: typer.Context, store: Store, cluster: bool, where: Where, note: Callable[[str], object]
+def _choose_submitter(
+    command: typer.Context, store: Store, cluster: bool, cluster_options: ClusterOptions, note: Callable[[str], object]
 ) -> Submitter:
-    """Whoever may know that a run is alive: the cluster that is asked for, else the engine of this folder."""
+    """Source of a run's liveness: the cluster with ``--cluster``, otherwise the local engine of this folder.
+
+    Raises:
+        UsageError: a cluster option is given without ``--cluster``.
+    """
     if cluster:
-        return cluster_submitter(where, note)[0]
+        return cluster_submitter(cluster_options, note)[0]
     options = {"context": "--context", "kubeconfig": "--kubeconfig", "argo_server": "--argo-server"}
-    refuse(command, options, "this is for a cluster; add --cluster")
+    refuse_options(command, options, "this is for a cluster; add --cluster")
     return LocalSession(store, DEFAULT_STATE)
 
 
 def _show_summary(screen: Screen, detail: RunDetail) -> None:
     summary = detail.summary
-    line = Text.assemble((summary.run, "bold"), f" of pipeline {summary.pipeline}: ", _phase(summary.phase))
+    line = Text.assemble((summary.run, "bold"), f" of pipeline {summary.pipeline}: ", _phase_text(summary.phase))
     screen.show(line.append(f", {summary.reason}" if summary.reason else ""))
     screen.show(Text(f"{summary.steps_done} of {summary.steps_total} steps done, {summary.submissions} submissions"))
     if detail.parent:
@@ -138,37 +153,44 @@ def _show_summary(screen: Screen, detail: RunDetail) -> None:
         screen.show(Text("parameters: " + ", ".join(f"{name}={value}" for name, value in detail.parameters.items())))
 
 
-def _attempts(detail: RunDetail) -> Iterator[tuple[str, ...]]:
+def _attempt_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
     for step in detail.steps:
         if not step.attempts:
             yield step.name, "", "", "", "", step.reason
-        for one in step.attempts:
-            told = ": ".join(part for part in (one.cause.replace("_", " "), one.message) if part)
-            yield one.step, str(one.attempt), str(one.submission), one.outcome or "open", one.starts_from, told
+        for attempt in step.attempts:
+            message = ": ".join(part for part in (attempt.cause.replace("_", " "), attempt.message) if part)
+            yield (
+                attempt.step,
+                str(attempt.attempt),
+                str(attempt.submission),
+                attempt.outcome or "open",
+                attempt.starts_from,
+                message,
+            )
 
 
-def _outputs(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
+def _output_rows(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
     for step in detail.steps:
         for attempt in step.attempts:
             for name, value in attempt.outputs.items():
                 yield attempt.step, name, value
 
 
-def _with_item(rows: Iterable[tuple[str, ...]], items: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """Rows that begin with a step id, with what people know that item by behind it, where there are items."""
+def _add_item_column(rows: Iterable[tuple[str, ...]], items: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Insert the parameters of the item after the step id of each row, if the run has items."""
     for step, *rest in rows:
         yield (step, *([items.get(step, "")] if items else []), *rest)
 
 
-def _phase(phase: Phase) -> Text:
+def _phase_text(phase: RunPhase) -> Text:
     return Text(phase.value, style=_PHASE_STYLES.get(phase, ""))
 
 
-def _time(moment: datetime | None) -> str:
-    return local_time(moment) if moment else ""
+def _optional_time(moment: datetime | None) -> str:
+    return format_local_time(moment) if moment else ""
 
 
-EXAMPLES = """\b
+EVENTS_EXAMPLES = """\b
 Examples:
   tiphys events digits-7xk2p
   tiphys events digits-7xk2p --follow -o json | jq .message
@@ -180,34 +202,40 @@ _POLL_SECONDS = 1.0
 def events(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Name of the run.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until the run has ended.")] = False,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="json gives one event per line.")] = Format.TABLE,
+    output: Annotated[
+        Format, typer.Option("-o", "--format", help="Output format; json prints one event per line.")
+    ] = Format.TABLE,
 ) -> None:
-    """Tell what happened to a run: submissions, attempts, checkpoints, and what was skipped and why."""
+    """Print the events of a run in order of time.
+
+    Events are submissions, attempts and checkpoints, and steps or checkpoints that
+    were skipped, with the reason.
+    """
     screen: Screen = context.obj
-    place = existing_store(screen, store)
-    read_run(place, run)
-    for event in _following(place, run) if follow else timeline(place, run):
-        _print(screen, event, output)
+    run_store = existing_store(screen, store)
+    read_run(run_store, run)
+    for event in _follow_events(run_store, run) if follow else read_timeline(run_store, run):
+        _print_event(screen, event, output)
 
 
-def _following(store: Store, run: str) -> Iterator[Event]:
-    """Events as they come; ends when the last submission is sealed and all is told."""
-    told: set[str] = set()
+def _follow_events(store: Store, run: str) -> Iterator[Event]:
+    """Yield events as they appear; end when all submissions have ended and all events are yielded."""
+    reported: set[str] = set()
     while True:
-        sealed = all(submission.end for submission in submissions(store, run))
-        for event in timeline(store, run):
+        sealed = all(submission.end for submission in read_submissions(store, run))
+        for event in read_timeline(store, run):
             identity = event.model_dump_json()
-            if identity not in told:
-                told.add(identity)
+            if identity not in reported:
+                reported.add(identity)
                 yield event
         if sealed:
             return
         time.sleep(_POLL_SECONDS)
 
 
-def _print(screen: Screen, event: Event, output: Format) -> None:
+def _print_event(screen: Screen, event: Event, output: Format) -> None:
     if output == Format.JSON:
         screen.write(event.model_dump_json(exclude_none=True))
     elif output == Format.YAML:
@@ -215,6 +243,6 @@ def _print(screen: Screen, event: Event, output: Format) -> None:
         screen.document(event.model_dump(mode="json", exclude_none=True), output)
     else:
         clock = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
-        place = f"{event.step}/{event.attempt}" if event.attempt else event.step
-        screen.write(f"{clock}  {event.name:<24}{place:<16}{event.message}")
+        attempt = f"{event.step}/{event.attempt}" if event.attempt else event.step
+        screen.write(f"{clock}  {event.name:<24}{attempt:<16}{event.message}")
     screen.out.file.flush()

@@ -1,4 +1,4 @@
-"""``tiphys sweep``: the trials of a sweep, the best one first."""
+"""``tiphys sweep``: lists the trials of a sweep and marks the best one."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -9,10 +9,10 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import StoreOption, existing_store, must_be_named
+from hera_pipelines.cli.shared_options import StoreOption, existing_store, needs_store_option
 from tiphys.errors import UsageError
-from tiphys.lineage.trials import Sweep, Trial, TrialState, read_sweep
-from tiphys.protocol.fan_out import value_text
+from tiphys.lineage.trials import SweepReport, Trial, TrialState, read_sweep
+from tiphys.protocol.fan_out import format_item_value
 from tiphys.records import utc_now
 
 EXAMPLES = """\b
@@ -21,7 +21,7 @@ Examples:
   tiphys sweep digits-7xk2p/fit --metric accuracy --mode max
   tiphys sweep digits-7xk2p -o json | jq '.best as $best | .trials[] | select(.step == $best).parameters'
 """
-_STYLES = {
+_TRIAL_STYLES = {
     TrialState.DONE: "green",
     TrialState.RUNNING: "cyan",
     TrialState.FAILED: "red",
@@ -30,7 +30,7 @@ _STYLES = {
 }
 
 
-class Mode(StrEnum):
+class MetricMode(StrEnum):
     """Which values of a metric are better."""
 
     MIN = "min"
@@ -39,65 +39,80 @@ class Mode(StrEnum):
 
 def sweep(
     context: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of its sweep if several.")],
+    where: Annotated[
+        str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of a sweep if it has several.")
+    ],
     metric: Annotated[
         str | None,
-        typer.Option(help="Metric to compare by. Otherwise the one that keep_best of the checkpoints names."),
+        typer.Option(help="Metric to compare by. Default: the metric of the checkpoints' keep_best."),
     ] = None,
-    mode: Annotated[Mode | None, typer.Option(help="Which values are better; min unless keep_best says so.")] = None,
+    mode: Annotated[
+        MetricMode | None, typer.Option(help="Which values are better. Default: keep_best's mode, then min.")
+    ] = None,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the list.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """List the trials of a sweep: parameters, state, metric, attempts and GPU-hours; the best one is marked.
+    """List the trials of a sweep, and mark the best one.
 
-    The metric is an output parameter of that name; while there is none, the
-    best that the trial's checkpoints hold, as far as they are kept. `tiphys
-    lineage RUN/TRIAL` shows the checkpoints of one.
+    The value of a metric is the trial's output parameter of that name; before that
+    output exists, the best value in the trial's remaining checkpoints. `tiphys
+    lineage RUN/TRIAL` shows the checkpoints of one trial.
     """
     screen: Screen = context.obj
     if mode is not None and metric is None:
         raise UsageError("--mode says which values of a metric are better; add --metric NAME")
     run, _, step = where.partition("/")
-    place = existing_store(screen, store)
-    found = read_sweep(place, run, step, metric, mode.value if mode else None, utc_now())
+    run_store = existing_store(screen, store)
+    report = read_sweep(run_store, run, step, metric, mode.value if mode else None, utc_now())
     if output is not Format.TABLE:
-        document = {"apiVersion": API_VERSION, "kind": "Sweep", **found.model_dump(mode="json")}
+        document = {"apiVersion": API_VERSION, "kind": "Sweep", **report.model_dump(mode="json")}
         screen.document(document, output)
         return
-    _table(screen, found)
-    _tell(screen, found, f" --store {place.url}" if must_be_named(store) else "")
+    _show_trials(screen, report)
+    _show_sweep_notes(screen, report, f" --store {run_store.url}" if needs_store_option(store) else "")
 
 
-def _table(screen: Screen, found: Sweep) -> None:
-    names = list(dict.fromkeys(name for trial in found.trials for name in trial.parameters))
-    measured = (found.metric.upper(), "RECORDED BY") if found.metric else ()
-    columns = ("BEST", "TRIAL", *names, "STATE", *measured, "ATTEMPTS", "GPU-HOURS", "MESSAGE")
-    screen.table(columns, (_row(trial, found, names) for trial in found.trials))
+def _show_trials(screen: Screen, report: SweepReport) -> None:
+    names = list(dict.fromkeys(name for trial in report.trials for name in trial.parameters))
+    metric_columns = (report.metric.upper(), "RECORDED BY") if report.metric else ()
+    columns = ("BEST", "TRIAL", *names, "STATE", *metric_columns, "ATTEMPTS", "GPU-HOURS", "MESSAGE")
+    screen.table(columns, (_trial_row(trial, report, names) for trial in report.trials))
 
 
-def _row(trial: Trial, found: Sweep, names: Iterable[str]) -> list[str | Text]:
-    given = [value_text(trial.parameters[name]) if name in trial.parameters else "" for name in names]
-    measured = ["" if trial.value is None else f"{trial.value:.6g}", trial.value_from] if found.metric else []
-    state = Text(trial.state, style=_STYLES[trial.state])
-    mark = "*" if trial.step == found.best else ""
-    return [mark, trial.step, *given, state, *measured, str(trial.attempts), f"{trial.gpu_hours:.2f}", trial.message]
+def _trial_row(trial: Trial, report: SweepReport, names: Iterable[str]) -> list[str | Text]:
+    parameters = [format_item_value(trial.parameters[name]) if name in trial.parameters else "" for name in names]
+    metric_cells = ["" if trial.value is None else f"{trial.value:.6g}", trial.value_from] if report.metric else []
+    state = Text(trial.state, style=_TRIAL_STYLES[trial.state])
+    mark = "*" if trial.step == report.best else ""
+    return [
+        mark,
+        trial.step,
+        *parameters,
+        state,
+        *metric_cells,
+        str(trial.attempts),
+        f"{trial.gpu_hours:.2f}",
+        trial.message,
+    ]
 
 
-def _tell(screen: Screen, found: Sweep, where: str) -> None:
-    """What a person asks next; ``where`` says to another command which store it is."""
-    counts = {state: sum(trial.state is state for trial in found.trials) for state in TrialState}
+def _show_sweep_notes(screen: Screen, report: SweepReport, store_option: str) -> None:
+    """Print a summary and the next commands; ``store_option`` is their ``--store`` option, or empty."""
+    counts = {state: sum(trial.state is state for trial in report.trials) for state in TrialState}
     parts = [f"{count} {state.lower()}" for state, count in counts.items() if count]
-    screen.note(f"{len(found.trials)} trials: {', '.join(parts) or 'none has begun'}")
-    if found.description:
-        screen.note(found.description)
-    if found.note:
-        screen.note(found.note)
-    known = sorted({name for trial in found.trials for name in trial.metrics})
-    if found.metric and known and found.metric not in known:
-        screen.note(f"no trial has recorded {found.metric!r}; recorded are: {', '.join(known)}")
-    if not found.metric and known:
-        screen.note(f"compare by a metric with --metric; recorded are: {', '.join(known)}")
-    if found.best:
-        screen.note(f"`tiphys lineage {found.run}/{found.best}{where}` shows the checkpoints of the best trial")
+    screen.note(f"{len(report.trials)} trials: {', '.join(parts) or 'none has started'}")
+    if report.description:
+        screen.note(report.description)
+    if report.note:
+        screen.note(report.note)
+    recorded = sorted({name for trial in report.trials for name in trial.metrics})
+    if report.metric and recorded and report.metric not in recorded:
+        screen.note(f"no trial has recorded {report.metric!r}; recorded are: {', '.join(recorded)}")
+    if not report.metric and recorded:
+        screen.note(f"compare by a metric with --metric; recorded are: {', '.join(recorded)}")
+    if report.best:
+        screen.note(
+            f"`tiphys lineage {report.run}/{report.best}{store_option}` shows the checkpoints of the best trial"
+        )
     if not counts[TrialState.RUNNING] and counts[TrialState.FAILED] + counts[TrialState.INTERRUPTED]:
-        screen.note(f"`tiphys resume {found.run}{where}` runs what is not done")
+        screen.note(f"`tiphys resume {report.run}{store_option}` runs the unfinished trials")

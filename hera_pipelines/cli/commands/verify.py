@@ -1,4 +1,4 @@
-"""``tiphys verify``: is everything that a run relies on what was recorded?"""
+"""``tiphys verify``: compares the objects of a run in storage with their records."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ from tiphys_controller import API_VERSION
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import StoreOption, existing_store
 from tiphys.errors import IntegrityError
-from tiphys.lineage.audit.audit import audit, bar
-from tiphys.lineage.audit.findings import Audit, Damage
+from tiphys.lineage.audit.audit import audit_run, quarantine_damaged
+from tiphys.lineage.audit.findings import AuditFinding, AuditReport
 from tiphys.records import CheckpointRef
 
 EXAMPLES = """\b
@@ -33,51 +33,54 @@ Examples:
   tiphys verify digits-7xk2p --deep -o json | jq '.damage[] | .key'
 """
 
-Told = Callable[[int], None]
+ByteCounter = Callable[[int], None]
 
 
 def verify(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of a step to look at alone.")],
+    what: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of one of its steps.")],
     deep: Annotated[bool, typer.Option("--deep", help="Read and hash every byte, not only records and sizes.")] = False,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", metavar="N", min=1, help="Threads that read with --deep; else one for each core."),
+        typer.Option("--jobs", metavar="N", min=1, help="Reading threads for --deep. Default: one per core."),
     ] = None,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Bar checkpoints that are found damaged from being loaded.")
+        bool, typer.Option("--quarantine", help="Quarantine damaged checkpoints, so that no attempt loads them.")
     ] = False,
     store: StoreOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the findings.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """Compare a run's records, checkpoints and outputs with what was recorded about them.
+    """Verify a run's records, checkpoints and outputs.
 
-    Exit code 5 if anything is damaged that was not in quarantine before.
+    Compares sizes with the records and, with --deep, the hash of every byte. Exit
+    code 5 if an object is damaged whose checkpoint was not in quarantine before.
     """
     screen: Screen = context.obj
     run, _, step = what.partition("/")
-    place = existing_store(screen, store)
+    run_store = existing_store(screen, store)
     with _progress(screen, shown=deep) as (begin, advance):
-        found = audit(place, run, step, deep=deep, jobs=jobs or os.cpu_count(), begin=begin, advance=advance)
-    barred = bar(place, found) if quarantine else []
+        report = audit_run(
+            run_store, run, step, deep=deep, threads=jobs or os.cpu_count(), on_total_bytes=begin, on_bytes_read=advance
+        )
+    newly_quarantined = quarantine_damaged(run_store, report) if quarantine else []
     if output == Format.TABLE:
-        _show(screen, found)
+        _show(screen, report)
     else:
-        screen.document(_document(found, barred), output)
-    for note in found.notes:
+        screen.document(_document(report, newly_quarantined), output)
+    for note in report.notes:
         screen.note(note)
-    screen.note(_summary(found))
-    if barred:
-        screen.note(f"put in quarantine: {', '.join(_words(ref) for ref in barred)}")
-    if not found.sound:
-        wrong = sum(not one.barred for one in found.damage)
-        objects = "1 object" if wrong == 1 else f"{wrong} objects"
-        raise IntegrityError(f"{what}: {objects} did not match what was recorded; the findings say what to do")
+    screen.note(_summary(report))
+    if newly_quarantined:
+        screen.note(f"put in quarantine: {', '.join(_format_checkpoint(ref) for ref in newly_quarantined)}")
+    if not report.is_sound:
+        count = sum(not finding.barred for finding in report.damage)
+        objects = "1 object does" if count == 1 else f"{count} objects do"
+        raise IntegrityError(f"{what}: {objects} not match the records; the findings say what to do")
 
 
 @contextmanager
-def _progress(screen: Screen, *, shown: bool) -> Iterator[tuple[Told, Told]]:
-    """Callbacks for the number of bytes there are, and for those that were read."""
+def _progress(screen: Screen, *, shown: bool) -> Iterator[tuple[ByteCounter, ByteCounter]]:
+    """Yield two callbacks: one for the total number of bytes, one for the bytes read since the last call."""
     columns = (
         TextColumn("verifying"),
         BarColumn(),
@@ -86,8 +89,8 @@ def _progress(screen: Screen, *, shown: bool) -> Iterator[tuple[Told, Told]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    hidden = not shown or screen.quiet or not screen.err.is_terminal
-    with Progress(*columns, console=screen.err, disable=hidden, transient=True) as progress:
+    is_hidden = not shown or screen.quiet or not screen.err.is_terminal
+    with Progress(*columns, console=screen.err, disable=is_hidden, transient=True) as progress:
         task = progress.add_task("verifying", total=None)
         yield (
             lambda total: progress.update(task, total=total),
@@ -95,38 +98,43 @@ def _progress(screen: Screen, *, shown: bool) -> Iterator[tuple[Told, Told]]:
         )
 
 
-def _show(screen: Screen, found: Audit) -> None:
-    if found.damage:
-        screen.table(("DAMAGED", "STEP", "BYTES", "WHERE, WHY, WHAT TO DO"), (_row(one) for one in found.damage))
-    if found.quarantined:
-        rows = [(_words(one.checkpoint), one.checkpoint.lineage, one.by, one.reason) for one in found.quarantined]
+def _show(screen: Screen, report: AuditReport) -> None:
+    if report.damage:
+        screen.table(
+            ("DAMAGED", "STEP", "BYTES", "OBJECT, FAULT, REMEDY"), (_damage_row(finding) for finding in report.damage)
+        )
+    if report.quarantined:
+        rows = [
+            (_format_checkpoint(entry.checkpoint), entry.checkpoint.lineage, entry.by, entry.reason)
+            for entry in report.quarantined
+        ]
         screen.table(("QUARANTINED", "LINEAGE", "BY", "REASON"), rows)
 
 
-def _row(one: Damage) -> tuple[str | Text, ...]:
-    checkpoint = f" of checkpoint {one.checkpoint}" if one.checkpoint else ""
-    style = "dim" if one.barred else "bold red"
-    what = Text(f"{one.layer}{checkpoint}", style=style)
-    return what, one.step, one.damaged_bytes, f"{one.key}\n{one.fault}\n→ {one.remedy}"
+def _damage_row(finding: AuditFinding) -> tuple[str | Text, ...]:
+    checkpoint = f" of checkpoint {finding.checkpoint}" if finding.checkpoint else ""
+    style = "dim" if finding.barred else "bold red"
+    layer = Text(f"{finding.layer}{checkpoint}", style=style)
+    return layer, finding.step, finding.damaged_bytes, f"{finding.key}\n{finding.fault}\n→ {finding.remedy}"
 
 
-def _summary(found: Audit) -> str:
-    how = "every byte was read" if found.deep else "records and sizes were compared; --deep reads every byte"
+def _summary(report: AuditReport) -> str:
+    depth = "every byte was read" if report.deep else "records and sizes were compared; --deep reads every byte"
     return (
-        f"{found.checkpoints} checkpoints and {found.attempts} attempts of {found.run}, {found.objects} objects, "
-        f"{found.size_bytes} bytes: {len(found.damage)} damaged, {len(found.quarantined)} in quarantine; {how}"
+        f"{report.checkpoints} checkpoints and {report.attempts} attempts of {report.run}, {report.objects} objects, "
+        f"{report.size_bytes} bytes: {len(report.damage)} damaged, {len(report.quarantined)} in quarantine; {depth}"
     )
 
 
-def _document(found: Audit, barred: list[CheckpointRef]) -> dict[str, object]:
+def _document(report: AuditReport, newly_quarantined: list[CheckpointRef]) -> dict[str, object]:
     return {
         "apiVersion": API_VERSION,
         "kind": "Audit",
-        "sound": found.sound,
-        **found.model_dump(mode="json"),
-        "newly_quarantined": [ref.model_dump(mode="json") for ref in barred],
+        "sound": report.is_sound,
+        **report.model_dump(mode="json"),
+        "newly_quarantined": [ref.model_dump(mode="json") for ref in newly_quarantined],
     }
 
 
-def _words(ref: CheckpointRef) -> str:
+def _format_checkpoint(ref: CheckpointRef) -> str:
     return f"checkpoint {ref.global_step} of attempt {ref.attempt}"

@@ -1,8 +1,8 @@
-"""Watching a submission on a cluster: it goes on whether anybody watches or not.
+"""Shows a submission on a cluster until it ends.
 
-From a Workflow object as Argo keeps it to the changes that the local engine would report: pure.
-
-So a run on a cluster is shown by the same board as one on this machine.
+`NodeChangeReader` turns the states of an Argo Workflow object into the changes
+that the local engine would report, so that both kinds of runs share one progress
+table. Ctrl-C ends the display only; the run continues on the cluster.
 """
 
 import re
@@ -16,54 +16,54 @@ from typing import TYPE_CHECKING
 from tiphys_controller import LiveWorkflow
 
 from hera_pipelines.cli.error_messages import RunFailedError, RunInterruptedError
-from hera_pipelines.cli.progress.local import newest_step
-from hera_pipelines.cli.progress.table import Board, watching
+from hera_pipelines.cli.progress.local import build_newest_step_lookup
+from hera_pipelines.cli.progress.table import ProgressTable, show_live_progress
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.local.nodes import NodeChange, NodePhase
 from tiphys.errors import ForbiddenError, NotFoundError, StoreError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.records import utc_now
-from tiphys.store import Store, submissions
+from tiphys.store import Store, read_submissions
 
 if TYPE_CHECKING:
     from tiphys_controller import ClusterSubmitter
 
 
-_SILENT = frozenset({"PodInitializing", "ContainerCreating"})
-"""What every pod passes through within a moment."""
+_IGNORED_MESSAGES = frozenset({"PodInitializing", "ContainerCreating"})
+"""Messages of the first seconds of every pod; they are no news to a person."""
 
 
-class NodeReader:
-    """Remembers what was reported. ``tasks`` are those of the entry DAG."""
+class NodeChangeReader:
+    """Reports each node state of one Workflow once. ``tasks`` are the tasks of the entry DAG."""
 
     def __init__(self, workflow: str, tasks: Iterable[str]) -> None:
         self._workflow = workflow
         self._tasks = frozenset(tasks)
-        self._seen: dict[str, tuple[NodePhase, str]] = {}
+        self._reported: dict[str, tuple[NodePhase, str]] = {}
 
     def changes(self, workflow: Manifest) -> list[NodeChange]:
-        """What is new in this state of the Workflow, in the order in which it began.
+        """Changes since the last call, ordered by start time.
 
-        Of a Workflow so large that Argo packs its nodes away, nothing is known.
+        Argo compresses or offloads the nodes of a very large Workflow; then there are no changes to report.
         """
         nodes = ((workflow.get("status") or {}).get("nodes") or {}).values()
         return [
             self._change(node)
-            for node in sorted(nodes, key=lambda one: (one.get("startedAt") or "~", one["name"]))
+            for node in sorted(nodes, key=lambda node: (node.get("startedAt") or "~", node["name"]))
             if self._is_new(node)
         ]
 
     def _is_new(self, node: Manifest) -> bool:
         state = (_phase(node), _message(node))
-        if self._seen.get(node["name"]) == state:
+        if self._reported.get(node["name"]) == state:
             return False
-        self._seen[node["name"]] = state
+        self._reported[node["name"]] = state
         return True
 
     def _change(self, node: Manifest) -> NodeChange:
         phase = _phase(node)
         return NodeChange(
-            at=_time(node.get("finishedAt") if phase.finished else node.get("startedAt")),
+            changed_at=_parse_time(node.get("finishedAt") if phase.finished else node.get("startedAt")),
             node=node["name"],
             task=self._task(node["name"]),
             kind=node.get("type") or "",
@@ -73,7 +73,7 @@ class NodeReader:
         )
 
     def _task(self, node: str) -> str:
-        """The task that a node belongs to: the name behind that of the Workflow, up to its item or group."""
+        """Task of a node: the part of its name after the Workflow's name, without item and step group."""
         inside = node.removeprefix(f"{self._workflow}.")
         first = re.split(r"[.(\[]", inside, maxsplit=1)[0] if inside != node else ""
         return first if first in self._tasks else ""
@@ -83,105 +83,123 @@ def _phase(node: Manifest) -> NodePhase:
     try:
         return NodePhase(node.get("phase") or NodePhase.PENDING)
     except ValueError:
-        return NodePhase.RUNNING  # a daemon that has come up, or a word of a later Argo
+        return NodePhase.RUNNING  # "Daemoned", or a phase of a later Argo version
 
 
 def _message(node: Manifest) -> str:
     message = str(node.get("message") or "")
-    return "" if message in _SILENT else message
+    return "" if message in _IGNORED_MESSAGES else message
 
 
-def _time(text: str | None) -> datetime:
+def _parse_time(text: str | None) -> datetime:
     return datetime.fromisoformat(text) if text else utc_now()
 
 
 @dataclass(frozen=True)
-class ClusterJob:
+class ClusterSubmission:
     """A submission that was created on a cluster.
 
-    ``options`` are those by which a later command finds the store, and
-    ``cluster_options`` those by which it finds the cluster.
+    A later command needs ``store_options`` to find the store and ``cluster_options`` to find the cluster.
     """
 
     run: str
     workflow: LiveWorkflow
     store: Store
-    options: tuple[str, ...] = ()
+    store_options: tuple[str, ...] = ()
     cluster_options: tuple[str, ...] = ()
 
     def command(self, verb: str) -> str:
-        """A command about this run, as a person types it."""
-        there = self.cluster_options
-        chosen = {"resume": there, "stop": there, "get": ("--cluster", *there)}.get(verb, ())
-        return f"`{shlex.join(['tiphys', verb, self.run, *self.options, *chosen])}`"
+        """The command line for ``verb`` on this run, in backticks."""
+        options = self.cluster_options
+        extra = {"resume": options, "stop": options, "get": ("--cluster", *options)}.get(verb, ())
+        return f"`{shlex.join(['tiphys', verb, self.run, *self.store_options, *extra])}`"
 
 
-def newest_job(
-    submitter: "ClusterSubmitter", store: Store, run: str, options: tuple[str, ...], cluster_options: tuple[str, ...]
-) -> ClusterJob:
-    """The submission of a run that was created a moment ago.
+def find_cluster_submission(
+    submitter: "ClusterSubmitter",
+    store: Store,
+    run: str,
+    store_options: tuple[str, ...],
+    cluster_options: tuple[str, ...],
+) -> ClusterSubmission:
+    """Find the newest submission of ``run`` on the cluster.
 
     Raises:
-        NotFoundError: its Workflow is gone already.
+        NotFoundError: its Workflow was deleted already.
     """
-    claimed = submissions(store, run)[-1].claim
-    live = submitter.find(claimed.namespace, claimed.workflow_name)
+    claim = read_submissions(store, run)[-1].claim
+    live = submitter.find(claim.namespace, claim.workflow_name)
     if live is None:
-        raise NotFoundError(f"Workflow {claimed.namespace}/{claimed.workflow_name} was deleted a moment ago")
-    return ClusterJob(run, live, store, options, cluster_options)
+        raise NotFoundError(f"Workflow {claim.namespace}/{claim.workflow_name} was deleted just after its creation")
+    return ClusterSubmission(run, live, store, store_options, cluster_options)
 
 
-def follow(screen: Screen, submitter: "ClusterSubmitter", job: ClusterJob, manifest: Manifest) -> None:
-    """Show a submission until it is over, and say how it went.
+def follow_submission(
+    screen: Screen, submitter: "ClusterSubmitter", submission: ClusterSubmission, manifest: Manifest
+) -> None:
+    """Show the progress of a submission until its Workflow ends, then report the result.
 
     Raises:
-        RunFailedError: it failed, with the reason of every task that did.
-        RunInterruptedError: a person stopped it, or does not want to watch any more.
-        NotFoundError: its Workflow was deleted.
+        RunFailedError: the run failed; the message names each failed task and its reason.
+        RunInterruptedError: a person stopped the run, or pressed Ctrl-C to end the display.
+        NotFoundError: the Workflow was deleted.
     """
     pipeline = CompiledPipeline.from_manifest(manifest)
     tasks = [task["name"] for task in pipeline.tasks()]
-    board, reader = Board(tasks), NodeReader(job.workflow.name, tasks)
-    last: Manifest = {}
+    progress, reader = ProgressTable(tasks), NodeChangeReader(submission.workflow.name, tasks)
+    workflow: Manifest = {}
     try:
-        with watching(screen, board, newest_step(job.store, job.run, pipeline)) as observe:
-            for last in submitter.watch(job.workflow, threading.Event(), _Lost(screen)):
-                for change in reader.changes(last):
+        with show_live_progress(
+            screen, progress, build_newest_step_lookup(submission.store, submission.run, pipeline)
+        ) as observe:
+            for workflow in submitter.watch(submission.workflow, threading.Event(), _ConnectionLossNotice(screen)):
+                for change in reader.changes(workflow):
                     observe(change)
     except KeyboardInterrupt:
         raise RunInterruptedError(
-            f"run {job.run} goes on without you; look with {job.command('get')}, end it with {job.command('stop')}"
+            f"run {submission.run} continues on the cluster; show it with {submission.command('get')}, stop it with "
+            f"{submission.command('stop')}"
         ) from None
     except NotFoundError as error:
-        raise NotFoundError(f"{error}; what is finished is kept: go on with {job.command('resume')}") from error
-    _report(screen, job, board, last)
+        raise NotFoundError(
+            f"{error}; finished steps and checkpoints are kept: continue with {submission.command('resume')}"
+        ) from error
+    _report_end(screen, submission, progress, workflow)
 
 
-def _report(screen: Screen, job: ClusterJob, board: Board, last: Manifest) -> None:
-    status = last.get("status") or {}
+def _report_end(screen: Screen, submission: ClusterSubmission, progress: ProgressTable, workflow: Manifest) -> None:
+    status = workflow.get("status") or {}
     if status.get("phase") == "Succeeded":
-        screen.note(f"run {job.run} succeeded; see {job.command('get')} and {job.command('lineage')}")
-        return
-    if (last.get("spec") or {}).get("shutdown"):
-        raise RunInterruptedError(
-            f"run {job.run} was stopped; what is finished is kept; go on with {job.command('resume')}"
+        screen.note(
+            f"run {submission.run} succeeded; see {submission.command('get')} and {submission.command('lineage')}"
         )
-    failures = "; ".join(board.failures()) or status.get("message") or f"its Workflow ended as {status.get('phase')}"
+        return
+    if (workflow.get("spec") or {}).get("shutdown"):
+        raise RunInterruptedError(
+            f"run {submission.run} was stopped; finished steps and checkpoints are kept; "
+            f"continue with {submission.command('resume')}"
+        )
+    failures = (
+        "; ".join(progress.failure_sentences())
+        or status.get("message")
+        or f"its Workflow ended as {status.get('phase')}"
+    )
     raise RunFailedError(
-        f"run {job.run} failed: {failures}; {job.command('get')} says more, and {job.command('resume')} goes on"
+        f"run {submission.run} failed: {failures}; {submission.command('get')} shows the details, and "
+        f"{submission.command('resume')} continues"
     )
 
 
-class _Lost:
-    """Tells once, not at each try, that the API server is out of reach."""
+class _ConnectionLossNotice:
+    """Reports a lost connection to the API server once, not at every retry."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._told = ""
+        self._last_message = ""
 
     def __call__(self, error: StoreError) -> None:
         if isinstance(error, ForbiddenError):
-            raise error  # waiting changes no rights
-        if str(error) != self._told:
-            self._told = str(error)
-            self._screen.note(f"{error}; trying again, and the run goes on meanwhile")
+            raise error  # a retry does not change permissions
+        if str(error) != self._last_message:
+            self._last_message = str(error)
+            self._screen.note(f"{error}; retrying, while the run continues")

@@ -1,9 +1,8 @@
-"""What a run looks like to whoever watches it: one row per task of the pipeline.
+"""Progress of a run: one row per task of the pipeline.
 
-The engine reports every node; a person thinks in tasks. This folds the one into
-the other, and is the same for the live view and for plain lines.
-
-Shows a run while it happens: a table that refreshes on a terminal, plain lines elsewhere.
+The engine reports every node, and a person thinks in tasks. `ProgressTable` sums
+the node changes up by task. `show_live_progress` shows it as a table that refreshes
+on a terminal, or as plain lines in a pipe.
 """
 
 import re
@@ -19,32 +18,33 @@ from rich.table import Table
 from rich.text import Text
 
 from hera_pipelines.cli.screen import Screen
-from hera_pipelines.local.nodes import WORKFLOW, NodeChange, NodePhase
-from tiphys.protocol.operations import retry_of
+from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
+from tiphys.protocol.operations import retry_number
+from tiphys.protocol.quantities import format_duration
 
 
 @dataclass
 class TaskRow:
-    """The present state of one task. ``attempt`` counts within this submission, from 1."""
+    """Current state of one task. ``attempt`` counts from 1 within this submission."""
 
     task: str
     phase: NodePhase | None = None
-    """None before the engine has come to it."""
+    """None until the engine has reported the task."""
     attempt: int = 1
     message: str = ""
     saved_step: int | None = None
     """Global step of the newest committed checkpoint."""
     items: dict[str, NodePhase] = field(default_factory=dict)
     """Phase of each item of a fan-out, by its display name such as ``sweep(0:lr:0.1)``."""
-    told: dict[str, str] = field(default_factory=dict)
-    """The last message of the task and of each item."""
+    last_messages: dict[str, str] = field(default_factory=dict)
+    """Last message of the task and of each item, by display name."""
     log_tail: tuple[str, ...] = ()
-    """What the container that failed last had written."""
+    """Last log lines of the container that failed last."""
     started_at: datetime | None = None
     ended_at: datetime | None = None
 
     def seconds(self, now: datetime) -> float:
-        """How long the task has run, or did run."""
+        """Seconds from the task's start to its end, or to ``now`` if it has not ended."""
         return ((self.ended_at or now) - self.started_at).total_seconds() if self.started_at else 0.0
 
     @property
@@ -60,79 +60,79 @@ class TaskRow:
         return sum(phase.finished for phase in self.items.values())
 
 
-class Board:
-    """All rows, in the order of the pipeline."""
+class ProgressTable:
+    """Rows of all tasks, in the order of the pipeline."""
 
     def __init__(self, tasks: Iterable[str]) -> None:
         self.rows = {task: TaskRow(task) for task in tasks}
         self.notice = ""
-        """What the engine says about the whole run, such as that it is stopping."""
+        """Message of the engine about the whole run, such as that it is stopping."""
 
-    def apply(self, change: NodeChange) -> list[str]:
-        """Take one change in; the lines that tell it, none if it says nothing new to a person."""
+    def apply_change(self, change: NodeChange) -> list[str]:
+        """Apply one change and return the lines to print for it; no lines if a person learns nothing new."""
         if not change.task:
-            return self._hear(change)
+            return self._set_notice(change)
         row = self.rows.setdefault(change.task, TaskRow(change.task))
         row.log_tail = change.log_tail or row.log_tail
-        if retry_of(change.node) + 1 > row.attempt:
-            row.attempt, row.message = retry_of(change.node) + 1, ""
-            row.told.clear()
+        if retry_number(change.node) + 1 > row.attempt:
+            row.attempt, row.message = retry_number(change.node) + 1, ""
+            row.last_messages.clear()
         lines = []
-        speaker, message = _speaker(change), _message(change)
-        if message and message != row.told.get(speaker):
-            row.message = row.told[speaker] = message
-            lines.append(f"{speaker}: {message}")
-        place = _within_workflow(change)
-        if place == change.task and change.phase != row.phase:
-            _enter(row, change)
+        display_name, message = _task_or_item(change), _shown_message(change)
+        if message and message != row.last_messages.get(display_name):
+            row.message = row.last_messages[display_name] = message
+            lines.append(f"{display_name}: {message}")
+        path = _task_path(change)
+        if path == change.task and change.phase != row.phase:
+            _set_phase(row, change)
             lines.append(f"{row.task}: {change.phase}")
-        elif place == speaker:
-            row.items[place] = change.phase
+        elif path == display_name:
+            row.items[path] = change.phase
         return lines
 
-    def _hear(self, change: NodeChange) -> list[str]:
-        if change.kind != WORKFLOW:
+    def _set_notice(self, change: NodeChange) -> list[str]:
+        if change.kind != WORKFLOW_KIND:
             return []
         self.notice = change.message
         return [change.message]
 
-    def saved(self, task: str, global_step: int) -> list[str]:
-        """Take in that ``task`` has committed a checkpoint; the line that tells it, if it is news."""
+    def record_saved_step(self, task: str, global_step: int) -> list[str]:
+        """Record the newest checkpoint of ``task`` and return the line to print, if the step is new."""
         row = self.rows[task]
         if row.saved_step == global_step:
             return []
         row.saved_step = global_step
         return [f"{task}: step {global_step} is saved"]
 
-    def failures(self) -> list[str]:
-        """One sentence per task that failed."""
+    def failure_sentences(self) -> list[str]:
+        """One sentence per failed task."""
         return [f"{row.task}: {row.message or row.phase}" for row in self.rows.values() if row.failed]
 
 
-def _message(change: NodeChange) -> str:
-    """What the plugin answers, how a pod ended, and how long a retry waits.
+def _shown_message(change: NodeChange) -> str:
+    """Message to show: the plugin's answer, the end of a pod, or the back-off of a retry.
 
-    Composite nodes, and a retry that is over, only repeat that a child failed.
+    Composite nodes and finished retries only repeat that a child failed, so their messages are not shown.
     """
-    waits = change.kind == "Retry" and not change.phase.finished
-    return " ".join(change.message.split()) if waits or change.kind in ("Plugin", "Pod") else ""
+    is_backing_off = change.kind == "Retry" and not change.phase.finished
+    return " ".join(change.message.split()) if is_backing_off or change.kind in ("Plugin", "Pod") else ""
 
 
-def _within_workflow(change: NodeChange) -> str:
-    """The node's name from its task on: ``sweep(0:lr:0.1)[0].admit``."""
+def _task_path(change: NodeChange) -> str:
+    """The node's name from the task name on, as in ``sweep(0:lr:0.1)[0].admit``."""
     return change.node[change.node.find(f".{change.task}") + 1 :]
 
 
-def _speaker(change: NodeChange) -> str:
-    """The task, or the item of its fan-out, that the node belongs to."""
-    item = re.match(rf"{re.escape(change.task)}\(.*?\)(?=\[|$)", _within_workflow(change))
+def _task_or_item(change: NodeChange) -> str:
+    """Display name of the task, or of the fan-out item, that the node belongs to."""
+    item = re.match(rf"{re.escape(change.task)}\(.*?\)(?=\[|$)", _task_path(change))
     return item[0] if item else change.task
 
 
-def _enter(row: TaskRow, change: NodeChange) -> None:
+def _set_phase(row: TaskRow, change: NodeChange) -> None:
     row.phase = change.phase
-    row.started_at = row.started_at or change.at
-    row.ended_at = change.at if change.phase.finished else None
+    row.started_at = row.started_at or change.changed_at
+    row.ended_at = change.changed_at if change.phase.finished else None
 
 
 _GLYPHS = {
@@ -145,69 +145,74 @@ _GLYPHS = {
 }
 _POLL_SECONDS = 1.0
 _ECHO_WIDTH = 4
-"""Room for the ``^C`` that a terminal writes behind the last line; wrapped, it would shift the view."""
+"""Columns left free for the ``^C`` that a terminal prints at the end; a line wrap would shift the table."""
 
-NewestStep = Callable[[str], int | None]
+NewestStepLookup = Callable[[str], int | None]
 """Global step of a task's newest checkpoint; None if it has none."""
 
 
 @contextmanager
-def watching(screen: Screen, board: Board, newest_step: NewestStep) -> Iterator[Callable[[NodeChange], None]]:
-    """Show ``board`` while the body runs; the body hands each change to what it gets."""
+def show_live_progress(
+    screen: Screen, progress: ProgressTable, newest_step: NewestStepLookup
+) -> Iterator[Callable[[NodeChange], None]]:
+    """Show ``progress`` while the body runs; the body passes each node change to the yielded function."""
     lock = threading.Lock()
     animated = screen.err.is_terminal and not screen.quiet
 
-    def tell(lines: list[str]) -> None:
+    def print_lines(lines: list[str]) -> None:
         for line in lines if not animated else ():
             screen.note(f"{datetime.now().astimezone():%H:%M:%S} {line}")
 
     def observe(change: NodeChange) -> None:
         with lock:
-            tell(board.apply(change))
+            print_lines(progress.apply_change(change))
 
-    def look_for_checkpoints(tasks: list[str]) -> None:
+    def update_saved_steps(tasks: list[str]) -> None:
         for task in tasks:
             step = newest_step(task)
             with lock:
-                tell(board.saved(task, step) if step is not None else [])
+                print_lines(progress.record_saved_step(task, step) if step is not None else [])
 
-    def look_at_running() -> None:
-        look_for_checkpoints([row.task for row in board.rows.values() if row.running])
+    def update_running_tasks() -> None:
+        update_saved_steps([row.task for row in progress.rows.values() if row.running])
 
-    view = Live(get_renderable=lambda: table_of(board, screen.err.width), console=screen.err, refresh_per_second=8)
+    view = Live(
+        get_renderable=lambda: render_progress(progress, screen.err.width), console=screen.err, refresh_per_second=8
+    )
     with view if animated else nullcontext():
-        with _repeating(look_at_running):
+        with _repeat_in_background(update_running_tasks):
             yield observe
-        look_for_checkpoints([row.task for row in board.rows.values() if row.phase])
+        # The last checkpoint may have been committed after the last poll.
+        update_saved_steps([row.task for row in progress.rows.values() if row.phase])
 
 
 @contextmanager
-def _repeating(action: Callable[[], None]) -> Iterator[None]:
-    """Do ``action`` again and again beside the body."""
-    over = threading.Event()
+def _repeat_in_background(action: Callable[[], None]) -> Iterator[None]:
+    """Call ``action`` every `_POLL_SECONDS` in a thread while the body runs."""
+    stopped = threading.Event()
 
-    def work() -> None:
-        while not over.wait(_POLL_SECONDS):
+    def repeat() -> None:
+        while not stopped.wait(_POLL_SECONDS):
             action()
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 
-def table_of(board: Board, width: int) -> Table:
-    """The board for a terminal of ``width`` columns: what does not fit is cut from the messages."""
+def render_progress(progress: ProgressTable, width: int) -> Table:
+    """Render the table for a terminal of ``width`` columns; messages are cut to fit."""
     table = Table(
         box=None,
         show_header=False,
         pad_edge=False,
         padding=(0, 2, 0, 0),
         width=max(1, width - _ECHO_WIDTH),
-        caption=board.notice or None,
+        caption=progress.notice or None,
         caption_justify="left",
     )
     table.add_column(width=1)
@@ -216,8 +221,10 @@ def table_of(board: Board, width: int) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
     now = datetime.now(UTC)
-    for row in board.rows.values():
-        table.add_row(_glyph(row), Text(row.task), _seconds(row, now), _standing(row), Text(row.message, style="dim"))
+    for row in progress.rows.values():
+        table.add_row(
+            _glyph(row), Text(row.task), _elapsed_text(row, now), _progress_text(row), Text(row.message, style="dim")
+        )
     return table
 
 
@@ -228,11 +235,11 @@ def _glyph(row: TaskRow) -> Text | Spinner:
     return Text(character, style=style)
 
 
-def _seconds(row: TaskRow, now: datetime) -> Text:
-    return Text(f"{row.seconds(now):.0f} s" if row.started_at else "", style="dim")
+def _elapsed_text(row: TaskRow, now: datetime) -> Text:
+    return Text(format_duration(round(row.seconds(now))) if row.started_at else "", style="dim")
 
 
-def _standing(row: TaskRow) -> Text:
+def _progress_text(row: TaskRow) -> Text:
     parts = [f"attempt {row.attempt}"] if row.attempt > 1 else []
     if row.items:
         parts.append(f"{row.items_finished} of {len(row.items)} items")

@@ -1,6 +1,7 @@
-"""``tiphys nodes``: the nodes with GPUs, who uses them, and why some get nothing new.
+"""``tiphys nodes``: lists the nodes with GPUs, their use and health, and cordons or uncordons a node.
 
-Ranks that stay behind the others of their gang, as the services see them, where a store is given.
+With a store, the health also counts slow ranks of gangs, as the services count
+them.
 """
 
 from collections import Counter
@@ -11,48 +12,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
-from tiphys_plugin.nodes.health import Evidence, State
-from tiphys_plugin.nodes.stragglers import Slow, evidence_by_node, in_words, slow_in
-from tiphys_plugin.quota.flavors import ClusterNodes, Flavors
+from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth
+from tiphys_plugin.nodes.stragglers import Straggler, describe_straggler, evidence_by_node, find_slow_gangs
+from tiphys_plugin.quota.flavors import ClusterNodes, FlavorSet
 from tiphys_plugin.quota.lease import Lease
-from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import QueueRules, Queues
 
-from hera_pipelines.cli.quota_commands.preemption_preview import stores_at
-from hera_pipelines.cli.quota_commands.queues import NameOption, existing_ledger, understood
+from hera_pipelines.cli.quota_commands.preemption_preview import open_tenant_stores
+from hera_pipelines.cli.quota_commands.queues import LedgerNameOption, existing_ledger, parse_ledger
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect_cluster
 from tiphys.errors import ForbiddenError, NotFoundError
 from tiphys.protocol.step_spec import ATTEMPT_LABEL
 from tiphys.records import utc_now
 
 if TYPE_CHECKING:
-    from tiphys_plugin.nodes.node import SeenNode
+    from tiphys_plugin.nodes.node import ObservedNode
 
     from tiphys.kube import KubeApi
 
 
-SlowGangs = Sequence[tuple[Lease, Sequence[Slow]]]
+SlowGangs = Sequence[tuple[Lease, Sequence[Straggler]]]
 
 
-def slow_gangs(url: str | None, leases: Sequence[Lease], now: datetime) -> SlowGangs:
-    """Those of ``leases`` that have slow members, by what their ranks have told in this store; none without one."""
-    return slow_in(stores_at(url), leases, now) if url is not None else ()
+def observe_slow_gangs(url: str | None, leases: Sequence[Lease], now: datetime) -> SlowGangs:
+    """Find the gangs among ``leases`` that have slow ranks, by the step times in the store; none without a URL."""
+    return find_slow_gangs(open_tenant_stores(url), leases, now) if url is not None else ()
 
 
-def told_of_nodes(slow: SlowGangs, pods: Sequence[dict[str, Any]]) -> Mapping[str, tuple[Evidence, ...]]:
-    """What they point at, by Node object; ``pods`` are all that have a node."""
+def slow_rank_evidence(slow: SlowGangs, pods: Sequence[dict[str, Any]]) -> Mapping[str, tuple[NodeEvidence, ...]]:
+    """Evidence against nodes from slow ranks, by Node object; ``pods`` are all pods that have a node."""
     from tiphys_plugin.cluster.pod_status import pod_status
 
-    ours = [pod_status(pod) for pod in pods if ATTEMPT_LABEL in (pod["metadata"].get("labels") or {})] if slow else []
-    return evidence_by_node(slow, ours)
+    if not slow:
+        return evidence_by_node(slow, [])
+    attempt_pods = [pod_status(pod) for pod in pods if ATTEMPT_LABEL in (pod["metadata"].get("labels") or {})]
+    return evidence_by_node(slow, attempt_pods)
 
 
-def told_of(lease: Lease, slow: SlowGangs) -> Iterator[Text]:
-    """A line for each slow member of a gang."""
-    for held, members in slow:
-        if held is lease:
-            yield from (Text(f"  SlowRank: {in_words(one)}") for one in members)
+def describe_slow_ranks(lease: Lease, slow: SlowGangs) -> Iterator[Text]:
+    """Yield one line for each slow rank of the gang that holds ``lease``."""
+    for slow_lease, stragglers in slow:
+        if slow_lease is lease:
+            yield from (Text(f"  SlowRank: {describe_straggler(straggler)}") for straggler in stragglers)
 
 
 NODES_EXAMPLES = """\b
@@ -68,160 +71,178 @@ Examples:
   tiphys nodes uncordon gpu-7
 """
 _COLUMNS = ("NODE", "TYPE", "GPUS", "HELD", "OTHERS", "FREE", "BLOCK", "RACK", "NVLINK", "VERDICT", "")
-_STYLES = {State.HEALTHY: "", State.SUSPECT: "yellow", State.UNHEALTHY: "bold red"}
+_NODE_STYLES = {NodeHealth.HEALTHY: "", NodeHealth.SUSPECT: "yellow", NodeHealth.UNHEALTHY: "bold red"}
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `tiphys nodes` shows it.")]
 
-app = typer.Typer(
-    help="Nodes with GPUs: what is held and free of each, and which get nothing new.", invoke_without_command=True
-)
+app = typer.Typer(help="List the nodes with GPUs, with free GPUs and health.", invoke_without_command=True)
 
 
 @app.callback(epilog=NODES_EXAMPLES)
 def nodes(
     command: typer.Context,
-    name: NameOption = "default",
+    name: LedgerNameOption = "default",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
     store: Annotated[
         str | None,
         typer.Option(
             "--store",
             metavar="URL",
-            help="Where runs are kept, {namespace} in it for those of each; then nodes of ranks that stay behind the "
-            "others of their gang are told of.",
+            help="Store of the runs, with {namespace} in place of a namespace's name; then slow ranks of gangs count "
+            "as evidence against their nodes.",
         ),
     ] = None,
 ) -> None:
-    """Show the nodes with GPUs: what trainings and others use of them, and why some get nothing new.
+    """List the nodes with GPUs, with free GPUs and health.
 
-    They are judged anew from what the cluster says now; a service also remembers
-    failures of pods that are gone. The namespace is the one that Tiphys is
-    installed in.
+    Shows the GPUs that leases hold, those that other pods use, and why a node
+    receives no new pods. The health is computed from the current state of the
+    cluster; a service also remembers failures of deleted pods. The namespace is
+    the one that Tiphys is installed in.
     """
     if command.invoked_subcommand is not None:
         return
     screen: Screen = command.obj
-    api = connect(kubeconfig, context, namespace)
+    api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    rules, book = understood(existing_ledger(api, name))
+    rules, ledger_state = parse_ledger(existing_ledger(api, name))
     if not isinstance(rules, Queues) or rules.cluster_nodes is None:
         screen.note(
-            "the queues do not go by the nodes of the cluster: they do with `cluster_nodes: {}` in the queue file; "
-            "what follows are the nodes as they would be read"
+            "the queues ignore the nodes of the cluster; `cluster_nodes: {}` in the queue file makes them use the "
+            "nodes as they are listed here"
         )
     settings = rules.cluster_nodes if isinstance(rules, Queues) and rules.cluster_nodes is not None else ClusterNodes()
-    kinds = rules.kinds if isinstance(rules, Queues) else Flavors(())
-    slow = slow_gangs(store, book.leases, utc_now())
-    seen, held = _seen(api, settings, kinds, slow), _held(book)
+    flavors = rules.flavor_set if isinstance(rules, Queues) else FlavorSet(())
+    slow = observe_slow_gangs(store, ledger_state.leases, utc_now())
+    observed, held = _observe_nodes(api, settings, flavors, slow), _held_gpus(ledger_state)
     if output is not Format.TABLE:
-        found = [_document(one, held[one.node.name], kinds) for one in seen]
-        screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": found}, output)
+        documents = [_node_document(node, held[node.node.name], flavors) for node in observed]
+        screen.document({"apiVersion": API_VERSION, "kind": "NodeList", "nodes": documents}, output)
         return
-    screen.table(_COLUMNS, (_row(one, held[one.node.name], kinds) for one in seen))
+    screen.table(_COLUMNS, (_node_row(node, held[node.node.name], flavors) for node in observed))
 
 
 @app.command(epilog=CORDON_EXAMPLES)
 def cordon(
     command: typer.Context, node: NodeArgument, context: ContextOption = None, kubeconfig: KubeconfigOption = None
 ) -> None:
-    """Have a node get nothing new, as `kubectl cordon` does; what runs on it goes on."""
-    _mark(command, node, context, kubeconfig, unschedulable=True)
+    """Cordon a node, so that it receives no new pods.
+
+    Does the same as `kubectl cordon`. Pods on the node continue.
+    """
+    _set_unschedulable(command, node, context, kubeconfig, unschedulable=True)
 
 
 @app.command(epilog=CORDON_EXAMPLES)
 def uncordon(
     command: typer.Context, node: NodeArgument, context: ContextOption = None, kubeconfig: KubeconfigOption = None
 ) -> None:
-    """Take that back. Whatever else speaks against the node goes on to count."""
-    _mark(command, node, context, kubeconfig, unschedulable=False)
+    """Uncordon a node.
+
+    Other evidence against the node still counts.
+    """
+    _set_unschedulable(command, node, context, kubeconfig, unschedulable=False)
 
 
-def on_nodes_of_today(api: "KubeApi", rules: QueueRules, screen: Screen) -> QueueRules:
-    """The queues as a service goes by them; on quotas alone if this account may not see nodes, which is said."""
+def apply_cluster_nodes(api: "KubeApi", rules: QueueRules, screen: Screen) -> QueueRules:
+    """Add the cluster's nodes to the queues, as a service does; without permission to read nodes, print a note."""
     if not isinstance(rules, Queues) or rules.cluster_nodes is None:
         return rules
     try:
-        return rules.on([one.node for one in _seen(api, rules.cluster_nodes, rules.kinds)], changing=True)
+        return rules.with_nodes(
+            [observed.node for observed in _observe_nodes(api, rules.cluster_nodes, rules.flavor_set)],
+            are_current=True,
+        )
     except ForbiddenError as error:
-        screen.note(f"nodes are left out of this, because this account may not see them: {error}")
-        return rules.quotas
+        screen.note(f"nodes are not considered, because this account may not read them: {error}")
+        return rules.without_nodes
 
 
-def _seen(api: "KubeApi", settings: ClusterNodes, kinds: Flavors, slow: SlowGangs = ()) -> "list[SeenNode]":
-    from tiphys_plugin.nodes.node import observe
+def _observe_nodes(
+    api: "KubeApi", settings: ClusterNodes, flavors: FlavorSet, slow: SlowGangs = ()
+) -> "list[ObservedNode]":
+    from tiphys_plugin.nodes.node import observe_nodes
 
     from tiphys.kube.resources import NODES, PODS
 
     pods = api.list(PODS, None, fields="spec.nodeName!=,status.phase!=Succeeded").items
-    return observe(api.list(NODES).items, pods, settings, utc_now(), kinds.labels, told_of_nodes(slow, pods))
+    return observe_nodes(
+        api.list(NODES).items, pods, settings, utc_now(), flavors.label_keys, slow_rank_evidence(slow, pods)
+    )
 
 
-def _held(book: Book) -> Counter[str]:
-    """GPUs that leases hold, by node."""
+def _held_gpus(ledger_state: LedgerState) -> Counter[str]:
+    """Number of GPUs that leases hold, by node."""
     held: Counter[str] = Counter()
-    for lease in book.leases:
+    for lease in ledger_state.leases:
         for name in lease.nodes:
             held[name] += lease.request.gpus // lease.request.members
     return held
 
 
-def _mark(command: typer.Context, host: str, context: str | None, kubeconfig: Any, *, unschedulable: bool) -> None:
-    from tiphys_plugin.nodes.node import observe
+def _set_unschedulable(
+    command: typer.Context, host: str, context: str | None, kubeconfig: Any, *, unschedulable: bool
+) -> None:
+    from tiphys_plugin.nodes.node import observe_nodes
 
     from tiphys.kube.resources import NODES
 
     screen: Screen = command.obj
-    api = connect(kubeconfig, context, None)
+    api = connect_cluster(kubeconfig, context, None)
     command.call_on_close(api.close)
-    found = _called(host, observe(api.list(NODES).items, (), ClusterNodes(), utc_now()))
-    api.patch(NODES, None, found.object_name, {"spec": {"unschedulable": unschedulable or None}})
+    observed = _find_node(host, observe_nodes(api.list(NODES).items, (), ClusterNodes(), utc_now()))
+    api.patch(NODES, None, observed.object_name, {"spec": {"unschedulable": unschedulable or None}})
     screen.note(
-        f"{host} gets nothing new; what runs on it goes on" if unschedulable else f"{host} is no longer cordoned"
+        f"{host} receives no new pods; pods on it continue" if unschedulable else f"{host} is no longer cordoned"
     )
 
 
-def _called(host: str, seen: "Iterable[SeenNode]") -> "SeenNode":
-    for one in seen:
-        if host in (one.node.name, one.object_name):
-            return one
-    raise NotFoundError(f"there is no node {host} with GPUs; `tiphys nodes` shows those that there are")
+def _find_node(host: str, observed_nodes: "Iterable[ObservedNode]") -> "ObservedNode":
+    for observed in observed_nodes:
+        if host in (observed.node.name, observed.object_name):
+            return observed
+    raise NotFoundError(f"there is no node {host} with GPUs; `tiphys nodes` lists the nodes")
 
 
-def _verdict(one: "SeenNode") -> str:
-    if one.verdict.going:
+def _node_status(observed: "ObservedNode") -> str:
+    if observed.verdict.is_departing:
         return "leaving"
-    return "cordoned" if one.unschedulable and one.verdict.state is State.HEALTHY else one.verdict.state.value
+    return (
+        "cordoned"
+        if observed.unschedulable and observed.verdict.state is NodeHealth.HEALTHY
+        else observed.verdict.state.value
+    )
 
 
-def _row(one: "SeenNode", held: int, kinds: Flavors) -> Sequence[str | Text]:
-    node, kind = one.node, kinds.kind_of(one.node)
-    free = 0 if node.cordoned or not kind else max(0, node.gpus - held - node.foreign_gpus)
-    numbers = (str(number) for number in (node.gpus, held, node.foreign_gpus, free))
-    place = (text or "-" for text in (node.block, node.rack, node.nvlink_domain))
+def _node_row(observed: "ObservedNode", held: int, flavors: FlavorSet) -> Sequence[str | Text]:
+    node, flavor = observed.node, flavors.gpu_kind_of(observed.node)
+    free = 0 if node.cordoned or not flavor else max(0, node.gpus - held - node.foreign_gpus)
+    gpu_counts = (str(number) for number in (node.gpus, held, node.foreign_gpus, free))
+    topology = (text or "-" for text in (node.block, node.rack, node.nvlink_domain))
     return (
         node.name,
-        kind or f"{node.gpu_type}, of no flavor",
-        *numbers,
-        *place,
-        Text(_verdict(one), style=_STYLES[one.verdict.state]),
-        one.verdict.why,
+        flavor or f"{node.gpu_type}, no flavor",
+        *gpu_counts,
+        *topology,
+        Text(_node_status(observed), style=_NODE_STYLES[observed.verdict.state]),
+        observed.verdict.message,
     )
 
 
-def _document(one: "SeenNode", held: int, kinds: Flavors) -> dict[str, Any]:
-    verdict, node = one.verdict, one.node
-    flavor = kinds.kind_of(node) if not kinds.is_plain(node.gpu_type) else None
+def _node_document(observed: "ObservedNode", held: int, flavors: FlavorSet) -> dict[str, Any]:
+    verdict, node = observed.verdict, observed.node
+    flavor = flavors.gpu_kind_of(node) if not flavors.is_unflavored(node.gpu_type) else None
     evidence = [
         {
-            "source": each.source,
-            "message": each.message,
-            "means": each.means,
-            **({"at": each.at.isoformat()} if each.at else {}),
+            "source": item.source,
+            "message": item.message,
+            "means": item.means,
+            **({"at": item.at.isoformat()} if item.at else {}),
         }
-        for each in verdict.evidence
+        for item in verdict.evidence
     ]
     return {
         "name": node.name,
@@ -235,9 +256,9 @@ def _document(one: "SeenNode", held: int, kinds: Flavors) -> dict[str, Any]:
         "rack": node.rack,
         "nvlinkDomain": node.nvlink_domain,
         "getsNothingNew": node.cordoned,
-        "cordoned": one.unschedulable,
-        "broken": verdict.broken,
-        "leaving": verdict.going,
+        "cordoned": observed.unschedulable,
+        "broken": verdict.is_broken,
+        "leaving": verdict.is_departing,
         "verdict": verdict.state.value,
         "evidence": evidence,
     }

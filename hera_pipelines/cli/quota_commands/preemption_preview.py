@@ -1,83 +1,89 @@
-"""Who would have to go for a step that waits, as `tiphys why` tells it: the service's own choice, without a mark."""
+"""Preview of preemption for ``tiphys why``: the victims that the service would select now, without evicting them."""
 
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 from rich.text import Text
-from tiphys_plugin.attempts.liveness import Stores
-from tiphys_plugin.eviction.cost import Losses
-from tiphys_plugin.quota.lease import Lease, Waiting
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, case_of
-from tiphys_plugin.quota.preemption.victims import Lost, Nobody, Victims, choose, held_gpu_seconds
-from tiphys_plugin.quota.queues import QueueRules, in_words
-from tiphys_plugin.quota.scheduler.decide import called, clock
-from tiphys_plugin.runtime.context import OnlyStore
+from tiphys_plugin.attempts.liveness import NamespaceStores
+from tiphys_plugin.eviction.cost import CheckpointLossEstimator
+from tiphys_plugin.quota.lease import Lease, PendingRequest
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
+from tiphys_plugin.quota.preemption.victims import LossEstimator, NoVictims, VictimSelection, select_victims
+from tiphys_plugin.quota.queues import QueueRules, format_gpus
+from tiphys_plugin.quota.scheduler.decide import format_clock_time, format_step_name
+from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
+from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.records import utc_now
 from tiphys.store import TenantStores, open_store
 from tiphys.store.open import PLACEHOLDER
 
 
-def losses(url: str | None, now: datetime) -> Lost:
-    """What trainings would lose: since their last checkpoint in this store; without one, all that they have done."""
+def build_loss_estimate(url: str | None, now: datetime) -> LossEstimator:
+    """Estimate the lost GPU-seconds of an eviction: since the last checkpoint in the store, or without a store, all."""
     if url is None:
-        return lambda leases: {one.id: held_gpu_seconds(one, now) for one in leases}
-    return Losses(stores_at(url), utc_now)
+        return lambda leases: {lease.id: held_gpu_seconds(lease, now) for lease in leases}
+    return CheckpointLossEstimator(open_tenant_stores(url), utc_now)
 
 
-def stores_at(url: str) -> Stores:
-    """The stores of all tenants at a URL, {namespace} in it for the name of each."""
-    return TenantStores(url, None) if PLACEHOLDER in url else OnlyStore(open_store(url, must_exist=True))
+def open_tenant_stores(url: str) -> NamespaceStores:
+    """Open the stores of all tenants; ``{namespace}`` in the URL is replaced by each tenant's namespace."""
+    return TenantStores(url, None) if PLACEHOLDER in url else SingleStore(open_store(url, must_exist=True))
 
 
-def rehearsed(rules: QueueRules, book: Book, one: Waiting, lost: Lost, now: datetime) -> Victims | Nobody:
-    """Who would be asked now to leave for ``one``."""
-    # It is looked at as one that waits, however long ago it has asked.
-    patience = max(FORGET_AFTER, now - one.seen_at)
-    found = case_of(book, rules, (one.request.uid, one.request.step), now, patience)
-    return choose(*found, lost, now) if found is not None else Nobody("it does not wait any more")
+def preview_preemption(
+    rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, lost: LossEstimator, now: datetime
+) -> VictimSelection | NoVictims:
+    """Select the victims that the service would evict now for ``pending``."""
+    # The request counts as pending even if its last call is older than the service's own limit.
+    forget_after = max(FORGET_AFTER, now - pending.seen_at)
+    preemptor = find_preemptor(ledger_state, rules, (pending.request.uid, pending.request.step), now, forget_after)
+    return select_victims(*preemptor, lost, now) if preemptor is not None else NoVictims("it is no longer pending")
 
 
-def told(found: Victims | Nobody, *, exactly: bool) -> Iterator[Text]:
-    """The same in words; ``exactly`` if the losses are those since the last checkpoint."""
-    if isinstance(found, Nobody):
-        reason = f"{found.reason}: " if found.reason else ""
-        yield Text(f"  nobody goes for it: {reason}{found.message}")
+def describe_preemption(selection: VictimSelection | NoVictims, *, is_exact: bool) -> Iterator[Text]:
+    """Describe a selection for people; ``is_exact`` means that losses count from the last checkpoint."""
+    if isinstance(selection, NoVictims):
+        reason = f"{selection.reason}: " if selection.reason else ""
+        yield Text(f"  no lease would be preempted for it: {reason}{selection.message}")
         return
-    for lease in found.leases:
-        request, lost = lease.request, found.lost[lease.id]
-        gpus = in_words(request.gpus, request.gpu_type)
-        amount = f"{'' if exactly else 'at most '}{lost / request.gpus:.0f} s, {lost:.0f} GPU-seconds"
+    for lease in selection.leases:
+        request, lost = lease.request, selection.gpu_seconds_by_lease[lease.id]
+        gpus = format_gpus(request.gpus, request.gpu_type)
+        amount = f"{'' if is_exact else 'at most '}{lost / request.gpus:.0f} s, {lost:.0f} GPU-seconds"
         yield Text(
-            f"  {called(request)} ({gpus} of queue {request.queue}, priority {request.priority}) would be asked to "
-            f"save and go, and lose {amount} if it saved nothing"
+            f"  {format_step_name(request)} ({gpus} of queue {request.queue}, priority {request.priority}) "
+            f"would be preempted, and lose {amount} if it saved nothing"
         )
 
 
-def document(found: Victims | Nobody) -> dict[str, Any]:
-    """The same for a program."""
-    if isinstance(found, Nobody):
-        reason = {"reason": str(found.reason)} if found.reason else {}
-        return {"victims": [], **reason, "message": found.message}
+def preemption_document(selection: VictimSelection | NoVictims) -> dict[str, Any]:
+    """Describe a selection as JSON types."""
+    if isinstance(selection, NoVictims):
+        reason = {"reason": str(selection.reason)} if selection.reason else {}
+        return {"victims": [], **reason, "message": selection.message}
     return {
         "victims": [
             {
-                "run": one.request.run,
-                "step": one.request.step,
-                "gpus": one.request.gpus,
-                "queue": one.request.queue,
-                "gpuSecondsLost": round(found.lost[one.id], 1),
+                "run": lease.request.run,
+                "step": lease.request.step,
+                "gpus": lease.request.gpus,
+                "queue": lease.request.queue,
+                "gpuSecondsLost": round(selection.gpu_seconds_by_lease[lease.id], 1),
             }
-            for one in found.leases
+            for lease in selection.leases
         ]
     }
 
 
-def leaves(lease: Lease) -> str:
-    """What is said of one that holds GPUs and was asked; empty for others."""
-    leaving = lease.leaving
-    if leaving is None:
+def describe_eviction(lease: Lease) -> str:
+    """Describe the eviction of a lease that is being preempted; empty for other leases."""
+    preemption = lease.preemption
+    if preemption is None:
         return ""
-    return f"; it was asked to save and go at {clock(leaving.asked_at)}, by {clock(leaving.deadline)} at the latest"
+    return (
+        f"; preempted at {format_clock_time(preemption.asked_at)}, "
+        f"must save and exit by {format_clock_time(preemption.deadline)}"
+    )

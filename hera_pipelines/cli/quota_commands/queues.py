@@ -1,4 +1,4 @@
-"""``tiphys queues``: the GPU quotas of a cluster, and who holds or waits for what."""
+"""``tiphys queues``: sets and shows the GPU quotas of a cluster, with leases and pending requests."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -10,13 +10,13 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.lease import LeaseRequest
-from tiphys_plugin.quota.ledger import status_codec as status
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.usage import Usage, usage
-from tiphys_plugin.quota.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
+from tiphys_plugin.quota.ledger import status_codec
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
+from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, QueueRules, Queues, format_gpus
 
-from hera_pipelines.cli.screen import Format, Screen, local_time
-from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from hera_pipelines.cli.screen import Format, Screen, format_local_time
+from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect_cluster
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ Examples:
 A queue file:
   queues:
     - name: research
-      gpus: {A100: 8, "*": 4}    # 8 A100, and 4 of all other types together
-      cohort: lab                # optional: who lends to each other what is free
-      borrowing_limit: {A100: 4} # optional: no more than so many of others
-      lending_limit: {A100: 6}   # optional: no more than so many to others
-      weight: 2                  # optional: twice the share of what is left over
-      stopped: false             # optional: true, and nothing new starts
-      preempts_lower_priority: true # optional: asks its own of lower priority to save and go
-      reclaims: true             # optional: asks those that borrow its quota to save and go
-      min_runtime_seconds: 1800  # optional: its own are asked no earlier after their start
-      order: attained            # optional: who has had the least GPU time goes first, not who came first
-      preempts_longer: true      # optional: asks its own that have had more GPU time to save and go
-  inventory:                     # optional: what the cluster has
+      gpus: {A100: 8, "*": 4}    # quota: 8 A100, and 4 of all other types together
+      cohort: lab                # optional: queues of one cohort lend each other free quota
+      borrowing_limit: {A100: 4} # optional: most GPUs that this queue borrows
+      lending_limit: {A100: 6}   # optional: most GPUs that this queue lends
+      weight: 2                  # optional: twice the share of free quota in the cohort
+      stopped: false             # optional: true starts no new requests
+      preempts_lower_priority: true # optional: preempts its own requests of lower priority
+      reclaims: true             # optional: preempts requests that borrow its quota
+      min_runtime_seconds: 1800  # optional: its requests are not preempted in this time after their start
+      order: attained            # optional: the request with the least GPU time goes first, not the oldest
+      preempts_longer: true      # optional: preempts its own requests that have had more GPU time
+  inventory:                     # optional: the GPUs of the cluster
     A100: {count: 16, memory_mb: 81920}
-  flavors:                       # optional: GPUs of one type by their nodes; a quota is of a flavor then
+  flavors:                       # optional: GPUs of one type by their nodes; quotas then name flavors
     - {name: t4-spot, gpu_type: T4, node_labels: {pool: spot}, spot: true}
 """
 SHOW_EXAMPLES = """\b
@@ -55,221 +55,236 @@ Examples:
 """
 _NONE = "-"
 
-NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the GPULedger object.")]
+LedgerNameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the GPULedger object.")]
 
-app = typer.Typer(help="GPU quotas of a cluster: who may hold how many, who does, who waits.", no_args_is_help=True)
+app = typer.Typer(help="Set and show the GPU quotas of a cluster.", no_args_is_help=True)
 
 
 @app.command(epilog=APPLY_EXAMPLES)
 def apply(
     command: typer.Context,
-    file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Queue file; - is stdin.")],
-    name: NameOption = "default",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
+    file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Queue file; - reads stdin.")],
+    name: LedgerNameOption = "default",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
 ) -> None:
-    """Give the queues of a cluster their quotas: those of a queue file, and no others.
+    """Set the queues of a cluster to those of a queue file.
 
-    They count from the next decision on. What is held stays held: a quota below
-    it admits nobody until enough has come back. The namespace is the one that
-    Tiphys is installed in.
+    The file replaces all queues, and applies from the next decision on. Leases stay:
+    a queue that holds more than its new quota is granted no GPUs until enough are
+    released. The namespace is the one that Tiphys is installed in.
     """
     screen: Screen = command.obj
     declared = load_queues(Path("/dev/stdin") if str(file) == "-" else file)
-    api = connect(kubeconfig, context, namespace)
+    api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    found = find_ledger(api, name)
-    before, book = understood(found) if found else (Queues(queues=()), Book())
-    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "BECOMES", "HELD", "WAITING"), _changes(before, declared, book))
-    _warn(screen, usage(declared, book))
-    where = f"GPULedger {api.namespace}/{name}"
+    ledger = find_ledger(api, name)
+    before, ledger_state = parse_ledger(ledger) if ledger else (Queues(queues=()), LedgerState())
+    screen.table(
+        ("QUEUE", "GPU TYPE", "QUOTA", "NEW QUOTA", "HELD", "WAITING"), _change_rows(before, declared, ledger_state)
+    )
+    _warn_exceeded(screen, compute_queue_usage(declared, ledger_state))
+    ledger_name = f"GPULedger {api.namespace}/{name}"
     if dry_run:
-        screen.note(f"{where} is as it was; without --dry-run it would be {'changed' if found else 'made'}")
+        screen.note(f"{ledger_name} is unchanged; without --dry-run it would be {'changed' if ledger else 'created'}")
         return
-    _write(api, name, declared, found)
-    screen.note(f"{where} is {'up to date' if found else 'made; a service of Tiphys in this namespace goes by it'}")
+    _write_ledger(api, name, declared, ledger)
+    screen.note(
+        f"{ledger_name} is up to date"
+        if ledger
+        else f"{ledger_name} is created; the Tiphys services in this namespace use it"
+    )
 
 
 @app.command(epilog=SHOW_EXAMPLES)
 def show(
     command: typer.Context,
-    name: NameOption = "default",
+    name: LedgerNameOption = "default",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
 ) -> None:
-    """Show each queue's quota, what is held of it, and who holds GPUs or waits for them."""
+    """Show each queue's quota and use, its leases and pending requests."""
     screen: Screen = command.obj
-    api = connect(kubeconfig, context, namespace)
+    api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    rules, book = understood(existing_ledger(api, name))
+    rules, ledger_state = parse_ledger(existing_ledger(api, name))
     if output is not Format.TABLE:
-        screen.document(_document(api.namespace, name, rules, book), output)
+        screen.document(_queues_document(api.namespace, name, rules, ledger_state), output)
         return
-    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""), _rows(rules, book))
-    if book.leases or book.waiting:
+    screen.table(("QUEUE", "GPU TYPE", "QUOTA", "UP TO", "HELD", "WAITING", ""), _queue_rows(rules, ledger_state))
+    if ledger_state.leases or ledger_state.pending:
         screen.show("")
-        screen.table(("GPUS", "QUEUE", "NAMESPACE", "RUN", "STEP", "ATTEMPT", "SINCE"), _people(book))
+        screen.table(("GPUS", "QUEUE", "NAMESPACE", "RUN", "STEP", "ATTEMPT", "SINCE"), _request_rows(ledger_state))
     if rules is None:
-        screen.note("no queues are declared, so nothing is limited; declare them with `tiphys queues apply -f FILE`")
-    if isinstance(rules, Misconfigured):
-        screen.note(f"nothing new is granted: {rules.why}")
+        screen.note("no queues are declared, so GPUs are not limited; declare some with `tiphys queues apply -f FILE`")
+    if isinstance(rules, MisconfiguredQueues):
+        screen.note(f"no GPUs are granted: {rules.message}")
 
 
 def find_ledger(api: "KubeApi", name: str) -> "Object | None":
-    """The `GPULedger` of the namespace that ``api`` looks at, if there is one."""
+    """Read a `GPULedger` from the namespace of ``api``; None if it does not exist."""
     from tiphys.kube.resources import GPU_LEDGERS
 
     return api.get(GPU_LEDGERS, api.namespace, name)
 
 
 def existing_ledger(api: "KubeApi", name: str) -> "Object":
-    """As `find_ledger`.
+    """Read a `GPULedger` from the namespace of ``api``.
 
     Raises:
-        NotFoundError: there is none; the message says what to do.
+        NotFoundError: it does not exist; the message says what to do.
     """
-    found = find_ledger(api, name)
-    if found is None:
+    ledger = find_ledger(api, name)
+    if ledger is None:
         raise NotFoundError(
             f"there is no GPULedger {api.namespace}/{name}; choose the namespace that Tiphys is installed in with -n, "
-            f"or make it with `tiphys queues apply -f FILE -n {api.namespace}`"
+            f"or create it with `tiphys queues apply -f FILE -n {api.namespace}`"
         )
-    return found
+    return ledger
 
 
-def understood(found: "Object") -> tuple[QueueRules, Book]:
-    """What a `GPULedger` says of queues, leases and those who wait.
+def parse_ledger(ledger: "Object") -> tuple[QueueRules, LedgerState]:
+    """Parse the queues of a `GPULedger` object, and its leases and pending requests.
 
     Raises:
-        IntegrityError: its status is no book.
+        IntegrityError: its status is not a valid ledger state.
     """
-    from tiphys_plugin.quota.ledger.ledger_object import rules_of
+    from tiphys_plugin.quota.ledger.ledger_object import parse_ledger_queues
 
     try:
-        book = status.decode(found["status"]) if "status" in found else Book()
+        ledger_state = status_codec.decode_status(ledger["status"]) if "status" in ledger else LedgerState()
     except IntegrityError as error:
-        where = f"{found['metadata']['namespace']}/{found['metadata']['name']}"
+        name = f"{ledger['metadata']['namespace']}/{ledger['metadata']['name']}"
         raise IntegrityError(
-            f"the status of GPULedger {where} is damaged: {error}; repair it with `kubectl edit --subresource=status`"
+            f"the status of GPULedger {name} is damaged: {error}; repair it with `kubectl edit --subresource=status`"
         ) from error
-    return rules_of(found), book
+    return parse_ledger_queues(ledger), ledger_state
 
 
-def _write(api: "KubeApi", name: str, declared: Queues, found: "Object | None") -> None:
-    from tiphys.kube import Patch
+def _write_ledger(api: "KubeApi", name: str, declared: Queues, existing: "Object | None") -> None:
+    from tiphys.kube import PatchType
     from tiphys.kube.resources import GPU_LEDGERS
 
     spec = declared.model_dump(mode="json", exclude_defaults=True)
-    if found:
-        # The whole spec at once, whatever the service writes into the status meanwhile.
+    if existing:
+        # A patch of the whole spec does not conflict with the service's writes to the status.
         change = [{"op": "add", "path": "/spec", "value": spec}]
-        written = api.patch(GPU_LEDGERS, api.namespace, name, change, Patch.JSON)
+        written = api.patch(GPU_LEDGERS, api.namespace, name, change, PatchType.JSON)
     else:
         try:
             written = api.create(GPU_LEDGERS, api.namespace, {"metadata": {"name": name}, "spec": spec})
         except NotFoundError as error:
             raise NotFoundError(
-                f"GPULedger {api.namespace}/{name} cannot be made: {error}; "
+                f"GPULedger {api.namespace}/{name} cannot be created: {error}; "
                 "install the chart of Tiphys, and choose its namespace with -n"
             ) from error
     if written["spec"] != spec:
-        # The API server drops in silence what a kind does not declare.
+        # The API server silently drops fields that the CustomResourceDefinition does not declare.
         raise UsageError(
-            f"GPULedger {api.namespace}/{name} has not kept all that the file says, because the kind GPULedger of this "
-            "cluster is older than this command; `kubectl apply --server-side -f charts/tiphys/crds`, then apply again"
+            f"GPULedger {api.namespace}/{name} did not store all fields of the file, because the kind GPULedger of "
+            "this cluster is older than this command; run `kubectl apply --server-side -f charts/tiphys/crds`, "
+            "then repeat the command"
         )
 
 
-def _changes(before: QueueRules, after: Queues, book: Book) -> Iterator[Sequence[str | Text]]:
-    old = {(one.queue, one.gpu_type): one for one in usage(before, book)}
-    new = {(one.queue, one.gpu_type): one for one in usage(after, book)}
+def _change_rows(before: QueueRules, after: Queues, ledger_state: LedgerState) -> Iterator[Sequence[str | Text]]:
+    old = {(usage.queue, usage.gpu_type): usage for usage in compute_queue_usage(before, ledger_state)}
+    new = {(usage.queue, usage.gpu_type): usage for usage in compute_queue_usage(after, ledger_state)}
     unlimited = "unlimited" if before is None else _NONE
-    for place in [*new, *(place for place in old if place not in new)]:
-        quota = old[place].quota if place in old else None
-        told = unlimited if quota is None else str(quota)
-        row = new.get(place) or Usage(*place, None, 0, 0)
-        becomes = _NONE if row.quota is None else str(row.quota)
-        held = Text(str(row.held), style="bold red" if row.exceeded else "")
-        yield *place, told, Text(becomes, style="" if told == becomes else "bold"), held, str(row.waiting)
+    for pool in [*new, *(pool for pool in old if pool not in new)]:
+        old_quota = old[pool].quota if pool in old else None
+        quota_text = unlimited if old_quota is None else str(old_quota)
+        usage = new.get(pool) or QueueUsage(*pool, None, 0, 0)
+        new_quota_text = _NONE if usage.quota is None else str(usage.quota)
+        new_quota = Text(new_quota_text, style="" if quota_text == new_quota_text else "bold")
+        held = Text(str(usage.held), style="bold red" if usage.is_over_limit else "")
+        yield *pool, quota_text, new_quota, held, str(usage.pending)
 
 
-def _warn(screen: Screen, rows: list[Usage]) -> None:
-    for one in rows:
-        kind = None if one.gpu_type == "*" else one.gpu_type
-        if one.exceeded:
-            may = "has no quota for them" if one.quota is None else f"may hold {one.most}"
+def _warn_exceeded(screen: Screen, rows: list[QueueUsage]) -> None:
+    for usage in rows:
+        gpu_type = None if usage.gpu_type == "*" else usage.gpu_type
+        if usage.is_over_limit:
+            limit = "has no quota for them" if usage.quota is None else f"may hold {usage.max_gpus}"
             screen.note(
-                f"warning: queue {one.queue} holds {in_words(one.held, kind)} and {may}; "
-                "nothing more is granted there until enough has come back"
+                f"warning: queue {usage.queue} holds {format_gpus(usage.held, gpu_type)} and {limit}; "
+                "it is granted no more until enough are released"
             )
-        elif one.waiting and one.quota is None:
+        elif usage.pending and usage.quota is None:
             screen.note(
-                f"warning: queue {one.queue} is asked for {in_words(one.waiting, kind)} and has no quota for them; "
-                "the steps that wait for them will fail"
+                f"warning: steps wait for {format_gpus(usage.pending, gpu_type)} of queue {usage.queue}, which has no "
+                "quota for them; these steps will fail"
             )
 
 
-def _rows(rules: QueueRules, book: Book) -> Iterator[Sequence[str | Text]]:
-    said = {queue.name: _habits(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
-    for one in usage(rules, book):
-        held = Text(str(one.held), style="bold red" if one.quota is not None and one.exceeded else "")
-        quota, most = (_NONE if number is None else str(number) for number in (one.quota, one.most))
-        yield one.queue, one.gpu_type, quota, most, held, str(one.waiting), said.get(one.queue, "")
+def _queue_rows(rules: QueueRules, ledger_state: LedgerState) -> Iterator[Sequence[str | Text]]:
+    policies = {queue.name: _queue_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
+    for usage in compute_queue_usage(rules, ledger_state):
+        held = Text(str(usage.held), style="bold red" if usage.quota is not None and usage.is_over_limit else "")
+        quota, max_gpus = (_NONE if number is None else str(number) for number in (usage.quota, usage.max_gpus))
+        yield usage.queue, usage.gpu_type, quota, max_gpus, held, str(usage.pending), policies.get(usage.queue, "")
 
 
-def _habits(queue: Queue) -> str:
-    """What a queue does that others do not."""
-    words = {
+def _queue_policies(queue: Queue) -> str:
+    """Non-default policies of a queue, as short phrases."""
+    phrases = {
         "stopped": queue.stopped,
-        "by GPU time": queue.order == "attained",
+        "least GPU time first": queue.order == "attained",
         "preempts lower priority": queue.preempts_lower_priority,
         "preempts longer": queue.preempts_longer,
         "reclaims": queue.reclaims,
-        f"spares {queue.min_runtime_seconds} s": queue.min_runtime_seconds > 0,
+        f"protects the first {queue.min_runtime_seconds} s": queue.min_runtime_seconds > 0,
     }
-    return ", ".join(word for word, holds in words.items() if holds)
+    return ", ".join(phrase for phrase, is_set in phrases.items() if is_set)
 
 
-def _people(book: Book) -> Iterator[Sequence[str]]:
-    for lease in book.leases:
-        kind = lease.request.gpu_type if lease.pool == ANY_TYPE else lease.pool
-        yield _person(lease.request, kind, lease.granted_at, "holds" if lease.leaving is None else "gives back")
-    for one in book.waiting:
-        yield _person(one.request, one.request.gpu_type, one.since, "waits for")
+def _request_rows(ledger_state: LedgerState) -> Iterator[Sequence[str]]:
+    for lease in ledger_state.leases:
+        gpu_type = lease.request.gpu_type if lease.pool == ANY_TYPE else lease.pool
+        yield _request_row(
+            lease.request, gpu_type, lease.granted_at, "holds" if lease.preemption is None else "releases"
+        )
+    for pending in ledger_state.pending:
+        yield _request_row(pending.request, pending.request.gpu_type, pending.since, "waits for")
 
 
-def _person(request: LeaseRequest, kind: str | None, since: datetime, what: str) -> Sequence[str]:
-    gpus = f"{what} {in_words(request.gpus, kind)}"
-    where = (request.queue, request.namespace, request.run, request.step, str(request.attempt))
-    return gpus, *where, local_time(since)
+def _request_row(request: LeaseRequest, gpu_type: str | None, since: datetime, verb: str) -> Sequence[str]:
+    gpus = f"{verb} {format_gpus(request.gpus, gpu_type)}"
+    location = (request.queue, request.namespace, request.run, request.step, str(request.attempt))
+    return gpus, *location, format_local_time(since)
 
 
-def _document(namespace: str, name: str, rules: QueueRules, book: Book) -> dict[str, object]:
-    encoded = status.encode(book)
+def _queues_document(namespace: str, name: str, rules: QueueRules, ledger_state: LedgerState) -> dict[str, object]:
+    encoded = status_codec.encode_status(ledger_state)
     rows = [
         {
-            "name": one.queue,
-            "gpuType": one.gpu_type,
-            "quota": one.quota,
-            "most": one.most,
-            "held": one.held,
-            "borrowed": one.borrowed,
-            "waiting": one.waiting,
-            "stopped": one.stopped,
+            "name": usage.queue,
+            "gpuType": usage.gpu_type,
+            "quota": usage.quota,
+            "most": usage.max_gpus,
+            "held": usage.held,
+            "borrowed": usage.borrowed,
+            "waiting": usage.pending,
+            "stopped": usage.stopped,
         }
-        for one in usage(rules, book)
+        for usage in compute_queue_usage(rules, ledger_state)
     ]
-    told: dict[str, object] = {"apiVersion": API_VERSION, "kind": "QueueList", "namespace": namespace, "ledger": name}
-    if isinstance(rules, Misconfigured):
-        told["misconfigured"] = rules.why
+    document: dict[str, object] = {
+        "apiVersion": API_VERSION,
+        "kind": "QueueList",
+        "namespace": namespace,
+        "ledger": name,
+    }
+    if isinstance(rules, MisconfiguredQueues):
+        document["misconfigured"] = rules.message
     if isinstance(rules, Queues):
-        told |= rules.model_dump(mode="json", include={"inventory"}, exclude_none=True)
-        habits = {"preempts_lower_priority", "preempts_longer", "reclaims", "min_runtime_seconds"}
-        by_name = {queue.name: queue.model_dump(include=habits, exclude_defaults=True) for queue in rules.queues}
+        document |= rules.model_dump(mode="json", include={"inventory"}, exclude_none=True)
+        policies = {"preempts_lower_priority", "preempts_longer", "reclaims", "min_runtime_seconds"}
+        by_name = {queue.name: queue.model_dump(include=policies, exclude_defaults=True) for queue in rules.queues}
         rows = [{**row, **by_name.get(str(row["name"]), {})} for row in rows]
-    told |= {"limited": rules is not None, "queues": rows}
-    return {**told, "leases": encoded["leases"], "waiting": encoded["waiting"]}
+    document |= {"limited": rules is not None, "queues": rows}
+    return {**document, "leases": encoded["leases"], "waiting": encoded["waiting"]}

@@ -1,6 +1,8 @@
-"""``tiphys why``: why a step does not have its GPUs, with every reason that there is, and what it failed of.
+"""``tiphys why``: explains why steps of a run wait for GPUs, and how their last attempts failed.
 
-How attempts of a step have failed, what that was judged by, and what the next one was given for it.
+The command repeats the service's admission decision on the current ledger, and
+previews preemption. With a store, it also shows the newest failure of each step:
+its cause, the rule that classified it, and what the next attempt received.
 """
 
 from collections.abc import Iterator
@@ -11,65 +13,82 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.text import Text
 from tiphys_controller import API_VERSION
-from tiphys_plugin.quota.lease import Admission, Admitted, Because, Deferred, Lease, Rejected, Waiting
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, in_line
-from tiphys_plugin.quota.preemption.victims import Nobody, Victims
-from tiphys_plugin.quota.queues import ANY_TYPE, QueueRules, in_words
-from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.lease import (
+    Admission,
+    Admitted,
+    DeferralReason,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    PendingRequest,
+    Rejected,
+)
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, select_active
+from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection
+from tiphys_plugin.quota.queues import ANY_TYPE, QueueRules, format_gpus
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
-from hera_pipelines.cli.quota_commands.nodes import on_nodes_of_today, slow_gangs, told_of
-from hera_pipelines.cli.quota_commands.preemption_preview import document, leaves, losses, rehearsed, told
-from hera_pipelines.cli.quota_commands.queues import NameOption, existing_ledger, understood
-from hera_pipelines.cli.screen import Format, Screen, local_time
-from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from hera_pipelines.cli.quota_commands.nodes import apply_cluster_nodes, describe_slow_ranks, observe_slow_gangs
+from hera_pipelines.cli.quota_commands.preemption_preview import (
+    build_loss_estimate,
+    describe_eviction,
+    describe_preemption,
+    preemption_document,
+    preview_preemption,
+)
+from hera_pipelines.cli.quota_commands.queues import LedgerNameOption, existing_ledger, parse_ledger
+from hera_pipelines.cli.screen import Format, Screen, format_local_time
+from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect_cluster
 from tiphys.errors import NotFoundError
-from tiphys.records import AttemptEnd, Outcome, utc_now
-from tiphys.store import Attempt, all_attempts, open_store
+from tiphys.records import AttemptEnd, AttemptEndOutcome, utc_now
+from tiphys.store import Attempt, open_store, read_all_attempts
 from tiphys.store.open import PLACEHOLDER
 
 
-class Failure(NamedTuple):
-    """The newest failed end of a step; ``given`` is what the attempt after it has because of failures, if anything."""
+class NewestFailure(NamedTuple):
+    """Newest failure of a step, and the resources that the next attempt received because of failures."""
 
     end: AttemptEnd
-    given: str
+    escalation: str
 
 
-def failures(url: str | None, run: str, step: str, namespace: str) -> list[Failure]:
-    """The newest failure of each step of ``run`` that ``step`` stands for; none where the store is not known."""
+def newest_failures(url: str | None, run: str, step: str, namespace: str) -> list[NewestFailure]:
+    """Read the newest failure of each step of ``run`` that ``step`` selects; none if the store is unknown."""
     if url is None or (PLACEHOLDER in url and not namespace):
         return []
     store = open_store(url.replace(PLACEHOLDER, namespace), must_exist=True)
-    found = sorted(all_attempts(store, run).items())
-    newest = [_newest(attempts) for name, attempts in found if step in ("", name, name.partition(".")[0])]
+    attempts_by_step = sorted(read_all_attempts(store, run).items())
+    newest = [_newest_failure(attempts) for name, attempts in attempts_by_step if _matches_step(step, name)]
     return [failure for failure in newest if failure is not None]
 
 
-def _newest(attempts: list[Attempt]) -> Failure | None:
-    last = max((one.end.attempt for one in attempts if one.end and one.end.outcome is Outcome.FAILED), default=None)
-    if last is None or any(one.end and one.end.outcome is Outcome.DONE for one in attempts[-1:]):
+def _newest_failure(attempts: list[Attempt]) -> NewestFailure | None:
+    ends = [attempt.end for attempt in attempts if attempt.end]
+    failed = [end for end in ends if end.outcome is AttemptEndOutcome.FAILED]
+    is_done = any(attempt.end and attempt.end.outcome is AttemptEndOutcome.DONE for attempt in attempts[-1:])
+    if not failed or is_done:
         return None
-    end = next(one.end for one in attempts if one.end and one.end.attempt == last)
-    given = [one.claim.escalation.words for one in attempts if one.claim.attempt == last + 1 and one.claim.escalation]
-    return Failure(end, "".join(given))
+    newest = max(failed, key=lambda end: end.attempt)
+    next_claims = [attempt.claim for attempt in attempts if attempt.claim.attempt == newest.attempt + 1]
+    return NewestFailure(newest, "".join(claim.escalation.words for claim in next_claims if claim.escalation))
 
 
-def failure_lines(failure: Failure) -> Iterator[Text]:
-    """For a person."""
+def describe_failure(failure: NewestFailure) -> Iterator[Text]:
+    """Describe a failure for people."""
     end, evidence = failure.end, failure.end.evidence
-    cause = f" by {end.cause.words}" if end.cause else ""
+    cause = f" by {end.cause.display_name}" if end.cause else ""
     yield Text(f"{end.run}/{end.step} attempt {end.attempt} ended{cause}: {end.message}")
     if evidence is not None:
-        found = f", which found: {evidence.words}" if evidence.words else ""
-        on = f"; it ran on {evidence.node}" if evidence.node else ""
-        yield Text(f"  judged by the rule {evidence.rule}{found}{on}")
-    if failure.given:
-        yield Text(f"  attempt {end.attempt + 1} has for that: {failure.given}")
+        matched = f", which matched: {evidence.words}" if evidence.words else ""
+        node = f"; it ran on {evidence.node}" if evidence.node else ""
+        yield Text(f"  classified by the rule {evidence.rule}{matched}{node}")
+    if failure.escalation:
+        yield Text(f"  attempt {end.attempt + 1} therefore received: {failure.escalation}")
 
 
-def as_document(failure: Failure) -> dict[str, Any]:
-    """For a program."""
+def failure_document(failure: NewestFailure) -> dict[str, Any]:
+    """Describe a failure as JSON types."""
     end = failure.end
     return {
         "step": end.step,
@@ -77,7 +96,7 @@ def as_document(failure: Failure) -> dict[str, Any]:
         "cause": end.cause.value if end.cause else None,
         "message": end.message,
         "evidence": end.evidence.model_dump(mode="json") if end.evidence else None,
-        "nextAttempt": failure.given,
+        "nextAttempt": failure.escalation,
     }
 
 
@@ -88,143 +107,169 @@ Examples:
   tiphys why digits-7xk2p/fit -n tiphys --store 's3://ml/{namespace}/tiphys'
   tiphys why digits-7xk2p -n tiphys -o json | jq -r '.waiting[].reasons[].reason'
 """
-_UNKNOWN = "when it starts cannot be said: what it waits for has no deadline, or others are before it"
+_START_UNKNOWN = "no expected start: other requests are ahead, or the GPUs that it waits for have no deadline"
 
 
 def why(
     command: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, or of one step of it.")],
-    name: NameOption = "default",
+    what: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of one of its steps.")],
+    name: LedgerNameOption = "default",
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
-    output: Annotated[Format, typer.Option("-o", "--format", help="Form of the answer.")] = Format.TABLE,
+    output: Annotated[Format, typer.Option("-o", "--format", help="Output format.")] = Format.TABLE,
     store: Annotated[
         str | None,
         typer.Option(
             "--store",
             metavar="URL",
             envvar="TIPHYS_STORE",
-            help="Where runs are kept, {namespace} in it for those of each; then what trainings would lose is counted "
-            "from their last checkpoint, and how the run's own have failed is told.",
+            help="Store of the runs, with {namespace} in place of a namespace's name; then lost work counts from the "
+            "last checkpoint, and the newest failure of each step is shown.",
         ),
     ] = None,
 ) -> None:
-    """Say why steps of a run wait for GPUs: every reason, who is ahead, and when it can be expected to end.
+    """Explain why steps of a run wait for GPUs, or how they failed.
 
-    It also says which trainings would be asked to save and go for them, or why
-    nobody is. It decides anew on what the ledger holds now, as the service
-    would, and changes nothing. The namespace is the one that Tiphys is installed
-    in.
+    Shows every reason, the requests that are ahead, and the expected start; also
+    the training steps that would be preempted, or why none would be. The command
+    repeats the service's decision on the current ledger and changes nothing. The
+    namespace is the one that Tiphys is installed in.
     """
     screen: Screen = command.obj
     run, _, step = what.partition("/")
-    api = connect(kubeconfig, context, namespace)
+    api = connect_cluster(kubeconfig, context, namespace)
     command.call_on_close(api.close)
-    rules, book = understood(existing_ledger(api, name))
-    rules = on_nodes_of_today(api, rules, screen)
-    holding = [one for one in book.leases if one.request.run == run and _is_meant(step, one.request.step)]
-    waiting = [one for one in book.waiting if one.request.run == run and _is_meant(step, one.request.step)]
-    namespaces = [one.request.namespace for one in holding] + [one.request.namespace for one in waiting]
-    failed = failures(store, run, step, next(iter(namespaces), ""))
-    if not holding and not waiting and not failed:
-        more = "" if store else "; with --store URL it is told how its steps have failed"
+    rules, ledger_state = parse_ledger(existing_ledger(api, name))
+    rules = apply_cluster_nodes(api, rules, screen)
+    leases = [lease for lease in ledger_state.leases if _is_of_step(lease.request, run, step)]
+    waiting = [pending for pending in ledger_state.pending if _is_of_step(pending.request, run, step)]
+    requests = [lease.request for lease in leases] + [pending.request for pending in waiting]
+    failures = newest_failures(store, run, step, requests[0].namespace if requests else "")
+    if not leases and not waiting and not failures:
+        store_hint = "" if store else "; with --store URL this command also shows how its steps failed"
         raise NotFoundError(
             f"{what} neither holds GPUs nor waits for any in GPULedger {api.namespace}/{name}; "
-            f"`tiphys get {run}` shows how its steps are{more}"
+            f"`tiphys get {run}` shows the state of its steps{store_hint}"
         )
     now = utc_now()
-    lost = losses(store, now)
-    answers = [_Answer(one, _decided(rules, book, one, now), rehearsed(rules, book, one, lost, now)) for one in waiting]
+    lost = build_loss_estimate(store, now)
+    explanations = [
+        _PendingExplanation(
+            pending,
+            _decide_admission(rules, ledger_state, pending, now),
+            preview_preemption(rules, ledger_state, pending, lost, now),
+        )
+        for pending in waiting
+    ]
     if output is not Format.TABLE:
-        screen.document(_document(what, holding, answers, failed), output)
+        screen.document(_why_document(what, leases, explanations, failures), output)
         return
-    for line in chain.from_iterable(map(failure_lines, failed)):
+    for line in chain.from_iterable(map(describe_failure, failures)):
         screen.show(line)
-    slow = slow_gangs(store, holding, now)
-    for lease in holding:
-        screen.show(_holds(lease))
-        for line in told_of(lease, slow):
+    slow = observe_slow_gangs(store, leases, now)
+    for lease in leases:
+        screen.show(_describe_holder(lease))
+        for line in describe_slow_ranks(lease, slow):
             screen.show(line)
-    for answer in answers:
-        for line in _waits(answer, now):
+    for explanation in explanations:
+        for line in _describe_pending(explanation, now):
             screen.show(line)
-        if isinstance(answer.admission, Deferred):
-            for line in told(answer.goes, exactly=store is not None):
+        if isinstance(explanation.admission, Deferred):
+            for line in describe_preemption(explanation.preemption, is_exact=store is not None):
                 screen.show(line)
 
 
-class _Answer(NamedTuple):
-    """What the service would say to one that waits, and who would be asked to leave for it."""
+class _PendingExplanation(NamedTuple):
+    """The service's decision on a pending request, and the victims that it would select."""
 
-    waiting: Waiting
+    pending: PendingRequest
     admission: Admission
-    goes: Victims | Nobody
+    preemption: VictimSelection | NoVictims
 
 
-def _is_meant(asked: str, step: str) -> bool:
-    """A fanned-out step stands for all of its items."""
-    return asked in ("", step, step.partition(".")[0])
+def _is_of_step(request: LeaseRequest, run: str, step: str) -> bool:
+    return request.run == run and _matches_step(step, request.step)
 
 
-def _decided(rules: QueueRules, book: Book, one: Waiting, now: datetime) -> Admission:
-    others = tuple(other for other in in_line(book.waiting, now, FORGET_AFTER) if other is not one)
-    return decide(State(rules, book.leases, others, book.history), one.request, one.arrival, now)
+def _matches_step(pattern: str, step: str) -> bool:
+    """Whether ``pattern`` selects ``step``: an empty one selects all, the name of a fan-out all its items."""
+    return pattern in ("", step, step.partition(".")[0])
 
 
-def _holds(lease: Lease) -> Text:
-    request = lease.request
-    gpus = in_words(request.gpus, request.gpu_type if lease.pool == ANY_TYPE else lease.pool)
-    return Text(
-        f"{request.run}/{request.step} holds {gpus} of queue {request.queue} since {local_time(lease.granted_at)}"
-        f"{leaves(lease)}"
+def _decide_admission(
+    rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, now: datetime
+) -> Admission:
+    others = tuple(other for other in select_active(ledger_state.pending, now, FORGET_AFTER) if other is not pending)
+    return decide_admission(
+        SchedulingState(rules, ledger_state.leases, others, ledger_state.history),
+        pending.request,
+        pending.arrival,
+        now,
     )
 
 
-def _waits(given: _Answer, now: datetime) -> Iterator[Text]:
-    one, answer = given.waiting, given.admission
-    request = one.request
-    gpus = in_words(request.gpus, request.gpu_type)
-    waited = str(now - one.since).split(".")[0]
+def _describe_holder(lease: Lease) -> Text:
+    request = lease.request
+    gpus = format_gpus(request.gpus, request.gpu_type if lease.pool == ANY_TYPE else lease.pool)
+    return Text(
+        f"{request.run}/{request.step} holds {gpus} of queue {request.queue} since "
+        f"{format_local_time(lease.granted_at)}"
+        f"{describe_eviction(lease)}"
+    )
+
+
+def _describe_pending(explanation: _PendingExplanation, now: datetime) -> Iterator[Text]:
+    pending, admission = explanation.pending, explanation.admission
+    request = pending.request
+    gpus = format_gpus(request.gpus, request.gpu_type)
+    waited = str(now - pending.since).split(".")[0]
     yield Text(f"{request.run}/{request.step} has waited {waited} for {gpus} of queue {request.queue}", style="bold")
-    match answer:
+    match admission:
         case Admitted():
-            yield Text("  nothing stands in its way now; it is told when it asks again, within seconds")
+            yield Text("  the GPUs are free; the step gets them at its next request, within seconds")
         case Rejected():
-            yield Text(f"  {answer.reason}: {answer.message}; it is told when it asks again, within seconds")
+            yield Text(f"  {admission.reason}: {admission.message}; the step fails at its next request, within seconds")
         case Deferred():
-            for because in answer.because:
-                yield Text(f"  {because.reason}: {because.message}")
-            expected = f"expected to start by {local_time(answer.start)}" if answer.start else _UNKNOWN
-            yield Text(f"  position {answer.position}; {expected}")
+            for deferral in admission.reasons:
+                yield Text(f"  {deferral.reason}: {deferral.message}")
+            expected = (
+                f"expected to start by {format_local_time(admission.expected_start)}"
+                if admission.expected_start
+                else _START_UNKNOWN
+            )
+            yield Text(f"  position {admission.position}; {expected}")
 
 
-def _document(what: str, holding: list[Lease], answers: list[_Answer], failed: list[Failure]) -> dict[str, Any]:
+def _why_document(
+    what: str, leases: list[Lease], explanations: list[_PendingExplanation], failures: list[NewestFailure]
+) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "GpuReasons",
         "name": what,
         "holding": [
-            {"step": one.request.step, "gpus": one.request.gpus, "since": one.granted_at.isoformat()} for one in holding
+            {"step": lease.request.step, "gpus": lease.request.gpus, "since": lease.granted_at.isoformat()}
+            for lease in leases
         ],
-        "waiting": [_waiting(answer) for answer in answers],
-        "failures": [as_document(failure) for failure in failed],
+        "waiting": [_pending_document(explanation) for explanation in explanations],
+        "failures": [failure_document(failure) for failure in failures],
     }
 
 
-def _waiting(given: _Answer) -> dict[str, Any]:
-    one, answer = given.waiting, given.admission
-    deferred = answer if isinstance(answer, Deferred) else None
-    because = deferred.because if deferred else ()
-    if isinstance(answer, Rejected):
-        because = (Because(answer.reason, answer.message),)
+def _pending_document(explanation: _PendingExplanation) -> dict[str, Any]:
+    pending, admission = explanation.pending, explanation.admission
+    deferred = admission if isinstance(admission, Deferred) else None
+    reasons = deferred.reasons if deferred else ()
+    if isinstance(admission, Rejected):
+        reasons = (DeferralReason(admission.reason, admission.message),)
     return {
-        "step": one.request.step,
-        "gpus": one.request.gpus,
-        "queue": one.request.queue,
-        "since": one.since.isoformat(),
+        "step": pending.request.step,
+        "gpus": pending.request.gpus,
+        "queue": pending.request.queue,
+        "since": pending.since.isoformat(),
         "position": deferred.position if deferred else None,
-        "expectedStart": deferred.start.isoformat() if deferred and deferred.start else None,
-        "reasons": [{"reason": str(each.reason), "message": each.message} for each in because],
-        **({"preemption": document(given.goes)} if deferred else {}),
+        "expectedStart": deferred.expected_start.isoformat() if deferred and deferred.expected_start else None,
+        "reasons": [{"reason": str(deferral.reason), "message": deferral.message} for deferral in reasons],
+        **({"preemption": preemption_document(explanation.preemption)} if deferred else {}),
     }

@@ -1,179 +1,192 @@
-"""The kinds of objects that can make the members of a gang, and when each has succeeded or failed.
+"""The kinds of objects that create the members of a gang, with their conditions of success and failure.
 
-All end as a whole when one member does, but for an elastic one, which ends with
-its first member, or when too few are left. No member is started again alone,
-since the next attempt begins with admission. Argo tries the conditions on the
-object's JSON; of a failure condition each part counts alone.
+A gang ends as a whole when one member ends. An elastic gang ends with member 0,
+or when too few members are left. No object restarts a single member, because the
+next attempt begins with admission. Argo evaluates the conditions on the JSON of
+the object; each part of a failure condition counts alone.
 
-A TrainJob of Kubeflow's trainer: it names a runtime, and says what is different from it.
-
-Most of a pod stands in the runtime ``tiphys``, which the chart installs: a
-TrainJob itself can neither forbid that a member is started again alone, nor take
-variables from a Secret. Source: ``pkg/apis/trainer/v1alpha1`` of trainer 2.3.
+A TrainJob of Kubeflow's trainer names a runtime and patches it. The runtime
+``tiphys``, which the chart installs, holds most of the pod, because a TrainJob
+can neither forbid the restart of a single member nor take variables from a
+Secret. Source: ``pkg/apis/trainer/v1alpha1`` of trainer 2.3.
 """
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from hera_pipelines.compile import references as names
-from hera_pipelines.compile.gang.member_pod import Inside, elastic_variables, pod_template, processes, rank_variables
+from hera_pipelines.compile.gang.member_pod import (
+    RawPlaceholder,
+    elastic_variables,
+    pod_template,
+    process_count_variables,
+    rank_variables,
+)
 from hera_pipelines.compile.gated_step import GatedStep
-from hera_pipelines.compile.plugin_templates import input_value
+from hera_pipelines.compile.plugin_templates import input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.gang import SERVICE, Backend, Gang
+from tiphys.protocol.gang import GANG_SERVICE, GangBackend, GangSpec
 from tiphys.protocol.step_spec import STORE_SECRET
 
-RUNTIME = "tiphys"
-RUNTIME_JOB = 0
-"""Place of the job of the members in the status of a TrainJob: the runtime has no other."""
+RUNTIME_NAME = "tiphys"
+RUNTIME_JOB_INDEX = 0
+"""Index of the members' job in the status of a TrainJob: the runtime has no other job."""
 
-_CONTAINER = "node"
-_MANAGER = "tiphys.dev/compile"
-_OF_TRAINER = ("image", "command", "args")
-_OF_CONTAINER = ("securityContext", "volumeMounts")
-_OF_POD = (
+_TRAINER_CONTAINER = "node"
+_PATCH_MANAGER = "tiphys.dev/compile"
+_TRAINER_FIELDS = ("image", "command", "args")
+_PATCHED_CONTAINER_FIELDS = ("securityContext", "volumeMounts")
+_PATCHED_POD_FIELDS = (
     *("affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName"),
     *("terminationGracePeriodSeconds", "tolerations", "volumes"),
 )
-_IN_RUNTIME = ("restartPolicy", "containers", "activeDeadlineSeconds")
+_RUNTIME_FIELDS = ("restartPolicy", "containers", "activeDeadlineSeconds")
 
 
-def train_job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
-    """Spec of the TrainJob.
+def train_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+    """Build the spec of the TrainJob.
+
+    Args:
+        step: A step with a gang.
+        template: Its run template.
+        workflow: ``spec`` of the Workflow.
 
     Raises:
-        UsageError: the step asks for what a TrainJob cannot say.
+        UsageError: the step uses a field that a TrainJob does not have.
     """
     assert step.settings.gang is not None
     pod = pod_template(step, template, workflow, [])
     spec, container = pod["spec"], pod["spec"]["containers"][0]
-    _check(spec, container)
-    pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = _CONTAINER
-    processes_per_node = processes(step).get("PET_NPROC_PER_NODE")
+    _check_supported_fields(spec, container)
+    pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = _TRAINER_CONTAINER
+    processes_per_node = process_count_variables(step).get("PET_NPROC_PER_NODE")
     trainer = {
-        **{field: container[field] for field in _OF_TRAINER if field in container},
+        **{field: container[field] for field in _TRAINER_FIELDS if field in container},
         "env": container["env"],
         "numNodes": step.settings.gang.members,
         **({"numProcPerNode": int(processes_per_node)} if processes_per_node else {}),
         **({"resourcesPerNode": container["resources"]} if container.get("resources") else {}),
     }
-    patched = {"name": _CONTAINER, **{field: container[field] for field in _OF_CONTAINER if field in container}}
+    patched = {
+        "name": _TRAINER_CONTAINER,
+        **{field: container[field] for field in _PATCHED_CONTAINER_FIELDS if field in container},
+    }
     members = {
         "metadata": pod["metadata"],
-        "spec": {**{field: spec[field] for field in _OF_POD if field in spec}, "containers": [patched]},
+        "spec": {**{field: spec[field] for field in _PATCHED_POD_FIELDS if field in spec}, "containers": [patched]},
     }
-    job = {"name": _CONTAINER, "template": {"spec": {"template": members}}}
+    job = {"name": _TRAINER_CONTAINER, "template": {"spec": {"template": members}}}
     deadline = {"activeDeadlineSeconds": spec["activeDeadlineSeconds"]} if "activeDeadlineSeconds" in spec else {}
     return {
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": RUNTIME},
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": RUNTIME_NAME},
         "trainer": trainer,
         "runtimePatches": [
-            {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+            {"manager": _PATCH_MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
         ],
         **deadline,
     }
 
 
-def _check(spec: Manifest, container: Manifest) -> None:
-    known = {*_OF_TRAINER, *_OF_CONTAINER, "env", "envFrom", "name", "resources"}
+def _check_supported_fields(spec: Manifest, container: Manifest) -> None:
+    supported = {*_TRAINER_FIELDS, *_PATCHED_CONTAINER_FIELDS, "env", "envFrom", "name", "resources"}
     sources = container.get("envFrom") or []
-    own = [source for source in sources if source.get("secretRef", {}).get("name") != STORE_SECRET]
-    strange = [
-        *sorted(set(container) - known),
-        *sorted(set(spec) - {*_OF_POD, *_IN_RUNTIME}),
-        *(["envFrom"] * len(own)),
+    author_sources = [source for source in sources if source.get("secretRef", {}).get("name") != STORE_SECRET]
+    unsupported = [
+        *sorted(set(container) - supported),
+        *sorted(set(spec) - {*_PATCHED_POD_FIELDS, *_RUNTIME_FIELDS}),
+        *(["envFrom"] * len(author_sources)),
     ]
-    if strange:
-        raise UsageError(f"a TrainJob has no place for {strange[0]}; drop it, or use backend='jobset' or 'job'")
+    if unsupported:
+        raise UsageError(f"a TrainJob has no place for {unsupported[0]}; drop it, or use backend='jobset' or 'job'")
 
 
-_NAME = input_value(names.answer("gang"))
-_JOB_OF_SET = "node"
+_GANG_NAME = input_placeholder(names.admit_output_parameter("gang"))
+_REPLICATED_JOB = "node"
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
-class Kind(NamedTuple):
-    """One kind of object."""
+class GangObjectKind(NamedTuple):
+    """One kind of object: how to build it, and the conditions of Argo's ``resource`` template."""
 
     api_version: str
     kind: str
-    spec: Callable[[GatedStep, Manifest, Manifest], Manifest]
+    build_spec: Callable[[GatedStep, Manifest, Manifest], Manifest]
     success: str
-    """``{members}`` stands for their number."""
+    """Success condition, in which ``{members}`` stands for the number of members."""
     failure: str
 
 
-def _members(step: GatedStep) -> int:
+def _member_count(step: GatedStep) -> int:
     assert step.settings.gang is not None
     return step.settings.gang.members
 
 
-def _indexed(step: GatedStep, template: Manifest, workflow: Manifest, first: str) -> Manifest:
-    """Spec of an Indexed Job whose member 0 has the host name ``first``."""
-    members = _members(step)
+def _indexed_job_spec(step: GatedStep, template: Manifest, workflow: Manifest, first_host: str) -> Manifest:
+    """Spec of an Indexed Job whose member 0 has the host name ``first_host``."""
+    members = _member_count(step)
     return {
         "completionMode": "Indexed",
         "completions": members,
         "parallelism": members,
         "backoffLimit": 0,
-        # Without it a pod that is being ended would count as gone, and have a successor beside it.
+        # Otherwise the Job could create a replacement while a terminating pod still runs.
         "podReplacementPolicy": "Failed",
-        # It changes nothing about what happens; but who failed first stays written in the Job when the pod is gone.
+        # The Job fails without this policy too. The policy makes it record the first failure after the pod is gone.
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "NotIn", "values": [0]}},
             ]
         },
-        "template": pod_template(step, template, workflow, rank_variables(step, members, first)),
+        "template": pod_template(step, template, workflow, rank_variables(step, members, first_host)),
     }
 
 
-def _job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+def _job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
     """Kubernetes, ``batch/v1``. A Service of the namespace gives the host names."""
-    spec = _indexed(step, template, workflow, f"{_NAME}-0.{SERVICE}")
-    spec["template"]["spec"]["subdomain"] = SERVICE
+    spec = _indexed_job_spec(step, template, workflow, f"{_GANG_NAME}-0.{GANG_SERVICE}")
+    spec["template"]["spec"]["subdomain"] = GANG_SERVICE
     return spec
 
 
-def _elastic_job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
-    """The same with as many members as admit says, of which some may be lost."""
-    pod = pod_template(step, template, workflow, elastic_variables(step, f"{_NAME}-0.{SERVICE}"))
-    pod["spec"]["subdomain"] = SERVICE
-    members = Inside(names.answer("members"))
+def _elastic_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+    """Spec of an Indexed Job with as many members as admit has granted, of which some may be lost."""
+    pod = pod_template(step, template, workflow, elastic_variables(step, f"{_GANG_NAME}-0.{GANG_SERVICE}"))
+    pod["spec"]["subdomain"] = GANG_SERVICE
+    members = RawPlaceholder(names.admit_output_parameter("members"))
     return {
         "completionMode": "Indexed",
         "completions": members,
         "parallelism": members,
-        # Who is lost is not made anew: the next attempt asks for all of them again.
+        # A lost member is not replaced: the next attempt requests all members again.
         "backoffLimitPerIndex": 0,
-        "maxFailedIndexes": Inside(names.answer("spare")),
-        # With the first member all have ended well, and it alone stores the outputs.
+        "maxFailedIndexes": RawPlaceholder(names.admit_output_parameter("spare")),
+        # When member 0 succeeds, the training is complete; member 0 alone stores the outputs.
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
         "podReplacementPolicy": "Failed",
         "template": pod,
     }
 
 
-def _job_set(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
-    """JobSet, ``api/jobset/v1alpha2``. It makes a Service of its own name."""
-    job = _indexed(step, template, workflow, f"{_NAME}-{_JOB_OF_SET}-0-0.{_NAME}")
+def _job_set_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+    """JobSet, ``api/jobset/v1alpha2``. It creates a Service of the same name."""
+    job = _indexed_job_spec(step, template, workflow, f"{_GANG_NAME}-{_REPLICATED_JOB}-0-0.{_GANG_NAME}")
     return {
         "failurePolicy": {"maxRestarts": 0},
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "replicatedJobs": [{"name": _JOB_OF_SET, "replicas": 1, "template": {"spec": job}}],
+        "replicatedJobs": [{"name": _REPLICATED_JOB, "replicas": 1, "template": {"spec": job}}],
     }
 
 
-def _pytorch_job(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
-    """Kubeflow's training operator, ``pkg/apis/kubeflow.org/v1``. It tells the members who they are."""
+def _pytorch_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
+    """Kubeflow's training operator, ``pkg/apis/kubeflow.org/v1``. The operator sets the rank of each member."""
     pod = pod_template(step, template, workflow, [])
     del pod["spec"]["restartPolicy"]
     pod["spec"]["containers"][0]["name"] = "pytorch"  # the operator demands this name
     pod["metadata"]["annotations"][_DEFAULT_CONTAINER] = "pytorch"
-    replicas = {"Master": 1, "Worker": _members(step) - 1}
-    per_node = processes(step).get("PET_NPROC_PER_NODE")
+    replicas = {"Master": 1, "Worker": _member_count(step) - 1}
+    per_node = process_count_variables(step).get("PET_NPROC_PER_NODE")
     return {
         "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running"},
         **({"nprocPerNode": per_node} if per_node else {}),
@@ -183,35 +196,35 @@ def _pytorch_job(step: GatedStep, template: Manifest, workflow: Manifest) -> Man
     }
 
 
-KINDS: Mapping[Backend, Kind] = {
-    Backend.JOB: Kind("batch/v1", "Job", _job, "status.succeeded == {members}", "status.failed > 0"),
-    Backend.JOBSET: Kind(
-        *("jobset.x-k8s.io/v1alpha2", "JobSet", _job_set),
+GANG_OBJECT_KINDS: Mapping[GangBackend, GangObjectKind] = {
+    GangBackend.JOB: GangObjectKind("batch/v1", "Job", _job_spec, "status.succeeded == {members}", "status.failed > 0"),
+    GangBackend.JOBSET: GangObjectKind(
+        *("jobset.x-k8s.io/v1alpha2", "JobSet", _job_set_spec),
         success="status.terminalState == Completed",
         failure="status.terminalState == Failed",
     ),
-    Backend.PYTORCHJOB: Kind(
-        *("kubeflow.org/v1", "PyTorchJob", _pytorch_job),
-        # For the operator, too, the job has succeeded once its master has.
+    GangBackend.PYTORCHJOB: GangObjectKind(
+        *("kubeflow.org/v1", "PyTorchJob", _pytorch_job_spec),
+        # The operator itself counts the job as succeeded once the master has.
         success="status.replicaStatuses.Master.succeeded == 1",
         failure="status.replicaStatuses.Master.failed > 0, status.replicaStatuses.Worker.failed > 0",
     ),
-    Backend.TRAINJOB: Kind(
-        *("trainer.kubeflow.org/v1alpha1", "TrainJob", train_job),
-        success=f"status.jobsStatus.{RUNTIME_JOB}.succeeded == 1",
-        failure=f"status.jobsStatus.{RUNTIME_JOB}.failed > 0",
+    GangBackend.TRAINJOB: GangObjectKind(
+        *("trainer.kubeflow.org/v1alpha1", "TrainJob", train_job_spec),
+        success=f"status.jobsStatus.{RUNTIME_JOB_INDEX}.succeeded == 1",
+        failure=f"status.jobsStatus.{RUNTIME_JOB_INDEX}.failed > 0",
     ),
 }
 
-_ELASTIC = Kind(
-    *("batch/v1", "Job", _elastic_job),
-    # A count of pods would not tell which of them. The verdict comes first among the conditions, and before its last
-    # pod is gone (KEP-3998, KEP-3850): one whose node is lost would hold a success up for minutes.
+_ELASTIC_JOB = GangObjectKind(
+    *("batch/v1", "Job", _elastic_job_spec),
+    # A count of pods does not show which of them ended. The Job writes its verdict as the first condition, before the
+    # last pod is gone (KEP-3998, KEP-3850); otherwise a pod on a lost node delays success by minutes.
     success="status.conditions.0.type in (SuccessCriteriaMet, Complete)",
     failure="status.conditions.0.type in (FailureTarget, Failed)",
 )
 
 
-def kind_of(gang: Gang) -> Kind:
-    """The kind of object that makes the members of ``gang``."""
-    return KINDS[gang.backend] if gang.min_members is None else _ELASTIC
+def select_object_kind(gang: GangSpec) -> GangObjectKind:
+    """Return the kind of object that creates the members of ``gang``."""
+    return GANG_OBJECT_KINDS[gang.backend] if gang.min_members is None else _ELASTIC_JOB

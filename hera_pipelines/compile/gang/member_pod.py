@@ -1,21 +1,17 @@
-"""The pod template of a member: what Argo would have made of the step's template, without Argo's own containers.
+"""The pod template of a gang member, its rank variables, and its text in a resource template.
 
-Which of two settings holds, that of the template or that of the Workflow, is
-as in Argo's ``workflow/controller/workflowpod.go``.
+The pod is the one that Argo would make of the step's template, without Argo's
+own containers. Settings of the template take precedence over those of the
+Workflow as in Argo's ``workflow/controller/workflowpod.go``.
 
-A manifest as the text of a resource template, whatever its values turn out to hold.
+Argo substitutes values in the text of a manifest before it parses the manifest. A
+quote or a line break in a parameter would end its string, and the rest would be
+parsed as part of the manifest. So `render_manifest` writes JSON, and each value
+passes through ``toJson``, without its quotes. Argo's linter accepts expressions.
 
-Argo puts values into the text of a manifest before anybody parses it: a quote
-or a line break in a parameter would end the string that it stands in, and what
-follows would be read as part of the manifest. So each value goes through
-``toJson``, without its quotes, and all strings are JSON's. An expression is also
-what Argo's linter does not stumble over.
-
-What tells a member of an Indexed Job which one it is, in the words of torchrun and of plain PyTorch.
-
-``PET_…`` are the defaults of torchrun's own options, so ``torchrun train.py``
-needs none of them. A program that is its node's only process finds ``RANK``
-and ``WORLD_SIZE``; below torchrun each process gets its own of these.
+``PET_…`` variables are the defaults of torchrun's options, so ``torchrun
+train.py`` needs no options. A program without torchrun reads ``RANK`` and
+``WORLD_SIZE``; torchrun sets both for each of its processes.
 """
 
 import copy
@@ -26,144 +22,157 @@ from typing import Any
 
 from hera_pipelines.compile import references as names
 from hera_pipelines.compile.gated_step import GatedStep, program_container
-from hera_pipelines.compile.plugin_templates import input_value
+from hera_pipelines.compile.plugin_templates import input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
-from tiphys.protocol.compiled_workflow import TAG, Manifest
-from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, NODE_ANNOTATION, PORT, WORKFLOW_UID_LABEL
+from tiphys.protocol.compiled_workflow import PLACEHOLDER_PATTERN, Manifest
+from tiphys.protocol.gang import GANG_LABEL, GANG_PORT, MEMBER_LABEL, NODE_ANNOTATION, WORKFLOW_UID_LABEL
 from tiphys.protocol.operations import MEMORY_OUTPUTS
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
-# Our own names of things, in which nothing needs to be escaped; as plain tags they can be read.
-_HARMLESS = frozenset(
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+# Values that Tiphys generates, which contain nothing to escape; as plain tags they are easier to read.
+_SAFE_TAGS = frozenset(
     {
         "workflow.uid",
         *(
-            f"inputs.parameters.{names.answer(name)}"
+            f"inputs.parameters.{names.admit_output_parameter(name)}"
             for name in ("attempt", "gang", "members", "outputs", "resume-from", "run-id", *MEMORY_OUTPUTS.values())
         ),
     }
 )
 
 
-class Inside:
-    """A place where the text of a parameter goes as it is: the inside of a JSON list, or a number.
+class RawPlaceholder:
+    """A placeholder for JSON without quotes: a number, or the elements of a list.
 
-    In a list, what may be empty stands alone, or ``first``: then the comma after it is written with it.
+    Attributes:
+        marker: Text that `render_manifest` replaces by ``tag``.
+        first: True for the first elements of a list with more elements. The tag then adds a comma, unless the value
+            is empty.
+        tag: Argo's tag or expression.
     """
 
     def __init__(self, parameter: str, *, first: bool = False) -> None:
-        self.mark = f"\x00{parameter}\x00"
+        self.marker = f"\x00{parameter}\x00"
         self.first = first
         value = f"inputs.parameters['{parameter}']"
         with_comma = f"{{{{={value} == '' ? '' : {value} + ','}}}}"
         self.tag = with_comma if first else f"{{{{inputs.parameters.{parameter}}}}}"
 
 
-def manifest_text(manifest: Manifest, paths: Mapping[str, str]) -> str:
-    """``manifest`` as JSON that Argo can fill in. ``paths`` says where declared files lie, by their plain tags.
+def render_manifest(manifest: Manifest, paths: Mapping[str, str]) -> str:
+    """Render ``manifest`` as JSON in which Argo substitutes values.
+
+    Args:
+        manifest: Object to create.
+        paths: Paths of declared artifacts, by their plain tags.
 
     Raises:
-        UsageError: it uses a value that cannot be filled in.
+        UsageError: the manifest uses a value that Argo cannot substitute here.
     """
-    insides: dict[str, str] = {}
+    raw_tags: dict[str, str] = {}
 
-    def written(part: Any) -> Any:
+    def escape(part: Any) -> Any:
         match part:
-            case Inside():
-                insides[json.dumps(part.mark) + ("," if part.first else "")] = part.tag
-                return part.mark
+            case RawPlaceholder():
+                raw_tags[json.dumps(part.marker) + ("," if part.first else "")] = part.tag
+                return part.marker
             case str():
-                return TAG.sub(lambda tag: _safe(tag[1], paths), part)
+                return PLACEHOLDER_PATTERN.sub(lambda match: _escape_tag(match[1], paths), part)
             case dict():
-                return {name: written(value) for name, value in part.items()}
+                return {name: escape(value) for name, value in part.items()}
             case list():
-                return [written(value) for value in part]
+                return [escape(value) for value in part]
         return part
 
-    text = json.dumps(written(manifest), indent=2, ensure_ascii=False)
-    for mark, tag in insides.items():
-        text = text.replace(mark, tag)
+    text = json.dumps(escape(manifest), indent=2, ensure_ascii=False)
+    for marker, tag in raw_tags.items():
+        text = text.replace(marker, tag)
     return f"{text}\n"
 
 
-def _safe(tag: str, paths: Mapping[str, str]) -> str:
-    """What stands for ``{{tag}}`` inside a JSON string."""
+def _escape_tag(tag: str, paths: Mapping[str, str]) -> str:
+    """Replacement of ``{{tag}}`` inside a JSON string."""
     tag = tag.strip()
-    if tag in _HARMLESS:
+    if tag in _SAFE_TAGS:
         return f"{{{{{tag}}}}}"
     if tag in paths:
         return paths[tag]
-    expression = tag[1:].strip() if tag.startswith("=") else _as_expression(tag)
+    expression = tag[1:].strip() if tag.startswith("=") else _tag_expression(tag)
     return f"{{{{=toJson(string({expression}))[1:-1]}}}}"
 
 
-def _as_expression(tag: str) -> str:
-    """The variable of a plain tag, in expr-lang: ``inputs.parameters.learning-rate`` is no subtraction there."""
+def _tag_expression(tag: str) -> str:
+    """Convert a plain tag to expr-lang, where ``inputs.parameters.learning-rate`` would be a subtraction."""
     first, *rest = tag.split(".")
-    if not rest or rest == ["parameters"] or not _NAME.fullmatch(first):
+    if not rest or rest == ["parameters"] or not _IDENTIFIER.fullmatch(first):
         raise UsageError(f"{{{{{tag}}}}} cannot be handed to several pods; name one parameter, or drop it")
-    return first + "".join(f".{part}" if _NAME.fullmatch(part) else f"['{part}']" for part in rest)
+    return first + "".join(f".{part}" if _IDENTIFIER.fullmatch(part) else f"['{part}']" for part in rest)
 
 
 SCRIPT_ANNOTATION = "tiphys.dev/script"
-SCRIPT_VOLUME = f"{names.RESERVED}script"
+SCRIPT_VOLUME = f"{names.RESERVED_PREFIX}script"
 SCRIPT_FOLDER = "/tiphys/script"
-_FILE = "script"
+_SCRIPT_FILE = "script"
 
-MEMBER = ("python", "-m", "tiphys.checkpoint.member", "--")
-"""What fetches inputs and stores outputs in the place of Argo's executor."""
+MEMBER_COMMAND = ("python", "-m", "tiphys.checkpoint.member", "--")
+"""Wrapper around the program that fetches inputs and stores outputs, as Argo's executor does in Argo's pods."""
 
-_OF_EITHER = (
+_TEMPLATE_OR_WORKFLOW_FIELDS = (
     *("automountServiceAccountToken", "hostAliases", "nodeSelector", "priorityClassName", "schedulerName"),
     *("securityContext", "serviceAccountName", "tolerations"),
 )
-_OF_WORKFLOW = ("dnsConfig", "dnsPolicy", "hostNetwork", "imagePullSecrets")
+_WORKFLOW_FIELDS = ("dnsConfig", "dnsPolicy", "hostNetwork", "imagePullSecrets")
 
 
 def gang_labels(step: GatedStep) -> dict[str, str]:
-    """By which the members, and what makes them, are found."""
+    """Labels of the members and of the object that creates them; plugin and controller select by these."""
     return {
-        RUN_LABEL: input_value(names.answer("run-id")),
+        RUN_LABEL: input_placeholder(names.admit_output_parameter("run-id")),
         STEP_LABEL: step.name,
-        ATTEMPT_LABEL: input_value(names.answer("attempt")),
-        GANG_LABEL: input_value(names.answer("gang")),
+        ATTEMPT_LABEL: input_placeholder(names.admit_output_parameter("attempt")),
+        GANG_LABEL: input_placeholder(names.admit_output_parameter("gang")),
         WORKFLOW_UID_LABEL: "{{workflow.uid}}",
     }
 
 
-def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, ranks: list[Manifest]) -> Manifest:
-    """Metadata and spec of each member.
+def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, rank_environment: list[Manifest]) -> Manifest:
+    """Metadata and spec of each member's pod.
 
     Args:
         step: The step.
-        template: Its container as Argo would run it, see `hera_pipelines.compile.templates`.
+        template: Its run template, see `hera_pipelines.compile.templates`.
         workflow: ``spec`` of the Workflow.
-        ranks: Variables that tell a member which one it is; the author's of the same name go before.
+        rank_environment: Variables for the rank of a member; the author's variables of the same name override them.
     """
-    given = {**(workflow.get("templateDefaults") or {}), **template}
-    container = _container(step, template, ranks)
+    settings = {**(workflow.get("templateDefaults") or {}), **template}
+    container = _container(step, template, rank_environment)
     spec: Manifest = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": step.grace_seconds,
-        **{field: found for field in _OF_EITHER if (found := given.get(field) or workflow.get(field)) is not None},
-        **{field: workflow[field] for field in _OF_WORKFLOW if field in workflow},
-        "affinity": _affinity(given.get("affinity") or workflow.get("affinity") or {}),
+        **{
+            field: value
+            for field in _TEMPLATE_OR_WORKFLOW_FIELDS
+            if (value := settings.get(field) or workflow.get(field)) is not None
+        },
+        **{field: workflow[field] for field in _WORKFLOW_FIELDS if field in workflow},
+        "affinity": _affinity(settings.get("affinity") or workflow.get("affinity") or {}),
         "volumes": _volumes(template, workflow, container),
         "containers": [container],
     }
-    own = spec.get("tolerations") or []
-    spec["tolerations"] = [Inside(names.answer("tolerations"), first=bool(own)), *own]
+    tolerations = spec.get("tolerations") or []
+    admitted = RawPlaceholder(names.admit_output_parameter("tolerations"), first=bool(tolerations))
+    spec["tolerations"] = [admitted, *tolerations]
     if "activeDeadlineSeconds" in template:
         spec["activeDeadlineSeconds"] = template["activeDeadlineSeconds"]
     return {"metadata": _metadata(step, template, workflow), "spec": {k: v for k, v in spec.items() if v != []}}
 
 
 def _metadata(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
-    both = [workflow.get("podMetadata") or {}, template.get("metadata") or {}]
+    sources = [workflow.get("podMetadata") or {}, template.get("metadata") or {}]
     labels, annotations = (
-        {key: value for one in both for key, value in (one.get(kind) or {}).items()}
+        {key: value for source in sources for key, value in (source.get(kind) or {}).items()}
         for kind in ("labels", "annotations")
     )
     if "script" in template:
@@ -174,76 +183,81 @@ def _metadata(step: GatedStep, template: Manifest, workflow: Manifest) -> Manife
     }
 
 
-def _container(step: GatedStep, template: Manifest, ranks: list[Manifest]) -> Manifest:
+def _container(step: GatedStep, template: Manifest, rank_environment: list[Manifest]) -> Manifest:
     container = copy.deepcopy(program_container(template))
     container["name"] = "main"
-    container["env"] = [*ranks, *(container.get("env") or [])]
+    container["env"] = [*rank_environment, *(container.get("env") or [])]
     for side, name in MEMORY_OUTPUTS.items():
         if name in step.admitted_memory:
-            container["resources"][side]["memory"] = input_value(names.answer(name))
-    if (declared := files(step)) is not None:
-        container["command"] = [*MEMBER, *container["command"]]
-        keys = input_value(names.answer("input-keys"))
+            container["resources"][side]["memory"] = input_placeholder(names.admit_output_parameter(name))
+    if (declared := declared_files(step)) is not None:
+        container["command"] = [*MEMBER_COMMAND, *container["command"]]
+        keys = input_placeholder(names.admit_output_parameter("input-keys"))
         container["env"] += [
             {"name": environment.FILES, "value": json.dumps(declared)},
             {"name": environment.INPUT_KEYS, "value": keys},
         ]
     if "script" in template:
-        # Argo's executor would write the source into the pod; here kubelet does, from an annotation of the pod.
+        # In Argo's pods the executor writes the source to a file; here kubelet does, from an annotation of the pod.
         del container["source"]
-        container["args"] = [*(container.get("args") or []), f"{SCRIPT_FOLDER}/{_FILE}"]
+        container["args"] = [*(container.get("args") or []), f"{SCRIPT_FOLDER}/{_SCRIPT_FILE}"]
         mount = {"name": SCRIPT_VOLUME, "mountPath": SCRIPT_FOLDER, "readOnly": True}
         container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]
     return container
 
 
-def files(step: GatedStep) -> Manifest | None:
-    """The declared inputs and outputs for `tiphys.checkpoint.member`; None where it has nothing to do."""
+def declared_files(step: GatedStep) -> Manifest | None:
+    """The declared inputs and outputs for `tiphys.checkpoint.member`; None where the members do not need it."""
     inputs = {artifact["name"]: artifact["path"] for artifact in step.input_artifacts}
     outputs = {f"artifacts/{artifact['name']}": artifact["path"] for artifact in step.output_artifacts}
-    outputs |= {f"parameters/{one['name']}": one["valueFrom"]["path"] for one in step.output_parameters}
+    outputs |= {
+        f"parameters/{parameter['name']}": parameter["valueFrom"]["path"] for parameter in step.output_parameters
+    }
     gang = step.settings.gang
-    is_elastic = gang is not None and gang.min_members is not None  # it tells the first that the others come to it
+    # In an elastic gang the wrapper also tells torchrun which member hosts the rendezvous.
+    is_elastic = gang is not None and gang.min_members is not None
     return {"inputs": inputs, "outputs": outputs} if inputs or outputs or is_elastic else None
 
 
 def _volumes(template: Manifest, workflow: Manifest, container: Manifest) -> list[Any]:
     mounted = {mount["name"] for mount in container.get("volumeMounts") or []}
-    own = template.get("volumes") or []
-    found = [*own, *(one for one in workflow.get("volumes") or [] if one["name"] in mounted and one not in own)]
+    volumes: list[Any] = list(template.get("volumes") or [])
+    volumes += [
+        volume for volume in workflow.get("volumes") or [] if volume["name"] in mounted and volume not in volumes
+    ]
     if "script" in template:
         field = {"fieldPath": f"metadata.annotations['{SCRIPT_ANNOTATION}']"}
-        items = [{"path": _FILE, "fieldRef": field}]
-        found.append({"name": SCRIPT_VOLUME, "downwardAPI": {"defaultMode": 0o555, "items": items}})
-    return found
+        items = [{"path": _SCRIPT_FILE, "fieldRef": field}]
+        volumes.append({"name": SCRIPT_VOLUME, "downwardAPI": {"defaultMode": 0o555, "items": items}})
+    return volumes
 
 
-def _affinity(given: Manifest) -> Manifest:
-    """What the author asks of nodes, and in each of its alternatives what admit asks."""
-    affinity = copy.deepcopy(given)
+def _affinity(declared: Manifest) -> Manifest:
+    """The author's affinity, with the node requirements of admit in each of its alternative terms."""
+    affinity = copy.deepcopy(declared)
     nodes = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     for term in nodes.setdefault("nodeSelectorTerms", [{}]):
-        admitted = Inside(names.answer("node-requirements"))
+        admitted = RawPlaceholder(names.admit_output_parameter("node-requirements"))
         term["matchExpressions"] = [*(term.get("matchExpressions") or []), admitted]
     return affinity
 
 
-_JOIN_SECONDS = 600
-_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_RENDEZVOUS_TIMEOUT_SECONDS = 600
+_INDEX_ANNOTATION = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def rank_variables(step: GatedStep, members: int, first: str) -> list[Manifest]:
-    """Variables of each member; ``first`` is the host name of member 0."""
-    index = {"fieldRef": {"fieldPath": _INDEX}}
+def rank_variables(step: GatedStep, members: int, first_host: str) -> list[Manifest]:
+    """Rank variables of each of ``members`` members; ``first_host`` is the host name of member 0."""
+    index = {"fieldRef": {"fieldPath": _INDEX_ANNOTATION}}
     texts = {
-        "MASTER_ADDR": first,
-        "MASTER_PORT": str(PORT),
+        "MASTER_ADDR": first_host,
+        "MASTER_PORT": str(GANG_PORT),
         "WORLD_SIZE": str(members),
-        "PET_MASTER_ADDR": first,
-        "PET_MASTER_PORT": str(PORT),
+        "PET_MASTER_ADDR": first_host,
+        "PET_MASTER_PORT": str(GANG_PORT),
         "PET_NNODES": str(members),
-        "PET_SHUTDOWN_TIMEOUT": _time_to_save(step),
-        **processes(step),
+        "PET_SHUTDOWN_TIMEOUT": _shutdown_timeout(step),
+        **process_count_variables(step),
     }
     return [
         *({"name": name, "value": value} for name, value in texts.items()),
@@ -251,29 +265,30 @@ def rank_variables(step: GatedStep, members: int, first: str) -> list[Manifest]:
     ]
 
 
-def elastic_variables(step: GatedStep, first: str) -> list[Manifest]:
-    """Variables of each member where some may be lost: who is which rank, the members agree on again each time.
+def elastic_variables(step: GatedStep, first_host: str) -> list[Manifest]:
+    """Rank variables of each member of an elastic gang; the members agree on new ranks after each loss.
 
-    They meet at member 0. Each meeting gets a port of its own (see
-    `tiphys.checkpoint.ranks.barrier`), so that nothing of one is taken for the next.
+    Member 0, on ``first_host``, hosts the rendezvous. Each rendezvous gets a port
+    of its own (see `tiphys.checkpoint.ranks.barrier`), so that messages of one
+    cannot reach the next.
     """
     gang = step.settings.gang
     assert gang is not None
     assert gang.min_members is not None
-    index = {"fieldRef": {"fieldPath": _INDEX}}
+    index = {"fieldRef": {"fieldPath": _INDEX_ANNOTATION}}
     texts = {
-        "PET_NNODES": f"{gang.min_members}:{input_value(names.answer('members'))}",
+        "PET_NNODES": f"{gang.min_members}:{input_placeholder(names.admit_output_parameter('members'))}",
         "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{first}:{PORT}",
-        "PET_RDZV_ID": input_value(names.answer("gang")),
-        # Pods come minutes after one another where an image has to be fetched.
-        "PET_RDZV_CONF": f"join_timeout={_JOIN_SECONDS},read_timeout={_JOIN_SECONDS}",
-        # A member that comes late and one that is lost each cost the others one.
+        "PET_RDZV_ENDPOINT": f"{first_host}:{GANG_PORT}",
+        "PET_RDZV_ID": input_placeholder(names.admit_output_parameter("gang")),
+        # Pods start minutes apart where a node must pull the image first.
+        "PET_RDZV_CONF": f"join_timeout={_RENDEZVOUS_TIMEOUT_SECONDS},read_timeout={_RENDEZVOUS_TIMEOUT_SECONDS}",
+        # Each member that joins late, and each that is lost, costs the others one restart.
         "PET_MAX_RESTARTS": str(2 * (gang.members - gang.min_members)),
-        "PET_SHUTDOWN_TIMEOUT": _time_to_save(step),
+        "PET_SHUTDOWN_TIMEOUT": _shutdown_timeout(step),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         environment.ELASTIC: f"{gang.min_members}:{gang.members}",
-        **processes(step),
+        **process_count_variables(step),
     }
     return [
         *({"name": name, "value": value} for name, value in texts.items()),
@@ -281,12 +296,12 @@ def elastic_variables(step: GatedStep, first: str) -> list[Manifest]:
     ]
 
 
-def _time_to_save(step: GatedStep) -> str:
-    """Else torchrun would give the ranks 30 s between SIGTERM and SIGKILL, whatever the grace period is."""
+def _shutdown_timeout(step: GatedStep) -> str:
+    """Seconds between SIGTERM and SIGKILL for torchrun, whose default of 30 s ignores the grace period."""
     return str(step.grace_seconds)
 
 
-def processes(step: GatedStep) -> dict[str, str]:
+def process_count_variables(step: GatedStep) -> dict[str, str]:
     """One process for each GPU of a node; without GPUs torchrun starts one."""
     gpu = step.settings.gpu
-    return {"PET_NPROC_PER_NODE": str(gpu.gpus // gpu.members)} if gpu else {}
+    return {"PET_NPROC_PER_NODE": str(gpu.gpus_per_member)} if gpu else {}

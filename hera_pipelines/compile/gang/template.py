@@ -1,60 +1,57 @@
-"""What a step of several pods may not ask for.
-
-The resource template of a step of several pods.
-"""
+"""The resource template of a step of several pods, and the settings that such a step may not have."""
 
 from collections.abc import Callable
 
 from hera_pipelines.compile import references as names
-from hera_pipelines.compile.gang.kinds import kind_of
-from hera_pipelines.compile.gang.member_pod import files, gang_labels, manifest_text
+from hera_pipelines.compile.gang.kinds import select_object_kind
+from hera_pipelines.compile.gang.member_pod import declared_files, gang_labels, render_manifest
 from hera_pipelines.compile.gated_step import GatedStep, program_container
-from hera_pipelines.compile.plugin_templates import input_value, without_empty
+from hera_pipelines.compile.plugin_templates import drop_empty_fields, input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 
-_KEPT = ("name", "inputs", "synchronization", "timeout", "priority")
+_COPIED_FIELDS = ("name", "inputs", "synchronization", "timeout", "priority")
 
 
 def gang_template(step: GatedStep, template: Manifest, workflow: Manifest) -> Manifest:
-    """``template``, which would run the step as one pod, as one that creates the object that runs it as several.
+    """Convert the run template of a step to a resource template that creates the object of its gang.
 
     Args:
         step: A step with a gang.
-        template: Its run template.
+        template: Its run template, for one pod.
         workflow: ``spec`` of the Workflow.
 
     Raises:
-        UsageError: a value is used that cannot be handed to several pods.
+        UsageError: the template uses a value that Argo cannot substitute in the object.
     """
     assert step.settings.gang is not None
-    kind = kind_of(step.settings.gang)
-    metadata = {"name": input_value(names.answer("gang")), "labels": gang_labels(step)}
+    kind = select_object_kind(step.settings.gang)
+    metadata = {"name": input_placeholder(names.admit_output_parameter("gang")), "labels": gang_labels(step)}
     head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     try:
-        text = manifest_text({**head, "spec": kind.spec(step, template, workflow)}, _paths(template))
+        text = render_manifest({**head, "spec": kind.build_spec(step, template, workflow)}, _artifact_paths(template))
     except UsageError as error:
         raise UsageError(f"step {step.name!r}: {error}") from error
     members = step.settings.gang.members
-    made = {
-        **{field: template[field] for field in _KEPT if field in template},
+    resource_template = {
+        **{field: template[field] for field in _COPIED_FIELDS if field in template},
         "resource": {
-            # Not create: Argo makes its pod again that is lost without a word, and the new one finds what there is.
+            # Not create: Argo recreates its own pod after a loss, and the new pod must accept the existing object.
             "action": "apply",
-            # With the Workflow goes what it made.
+            # Kubernetes deletes the object together with the Workflow.
             "setOwnerReference": True,
             "successCondition": kind.success.format(members=members),
             "failureCondition": kind.failure,
             "manifest": text,
         },
     }
-    # What they read is fetched by the members themselves; Argo would load it into a pod of its own.
-    made["inputs"] = {"parameters": template["inputs"]["parameters"]}
-    return without_empty(made)
+    # The members fetch input artifacts themselves; Argo would load them into its own pod.
+    resource_template["inputs"] = {"parameters": template["inputs"]["parameters"]}
+    return drop_empty_fields(resource_template)
 
 
-def _paths(template: Manifest) -> dict[str, str]:
-    """Plain tags that stand for a declared path."""
+def _artifact_paths(template: Manifest) -> dict[str, str]:
+    """Paths of the declared artifacts, by the plain tag of each."""
     return {
         f"{side}.artifacts.{artifact['name']}.path": artifact["path"]
         for side in ("inputs", "outputs")
@@ -63,9 +60,9 @@ def _paths(template: Manifest) -> dict[str, str]:
     }
 
 
-_LONGEST_SCRIPT = 100_000
-"""Bytes. Annotations may have 256 KiB together, and ``kubectl apply`` keeps the whole object in one."""
-_UNDERSTOOD = frozenset(
+_MAX_SCRIPT_BYTES = 100_000
+"""All annotations of an object may have 256 KiB, and ``kubectl apply`` copies the whole object into one of them."""
+_SUPPORTED_FIELDS = frozenset(
     {
         *("activeDeadlineSeconds", "affinity", "archiveLocation", "automountServiceAccountToken", "container"),
         *("hostAliases", "inputs", "metadata", "name", "nodeSelector", "outputs", "priority", "priorityClassName"),
@@ -76,14 +73,14 @@ _UNDERSTOOD = frozenset(
 
 
 def check_gang(step: GatedStep, manifest: Manifest) -> str | None:
-    """The first complaint about a step of several pods; None for any other."""
+    """Return the first complaint about a step of several pods; None for a valid step, and for one of a single pod."""
     if step.settings.gang is None:
         return None
     return next((complaint for check in _CHECKS if (complaint := check(step, manifest))), None)
 
 
-def _kind(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
-    if not step.trains:
+def _check_kind(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+    if not step.is_training:
         return "several nodes need the attempts of a training step; use @train(…) or Train(…)"
     gpu, gang = step.settings.gpu, step.settings.gang
     if gpu is None or gang is None:
@@ -93,45 +90,54 @@ def _kind(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
     return None
 
 
-def _fields(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
-    strange = sorted(set(step.program) - _UNDERSTOOD)
-    return f"{strange[0]} does not go with several nodes, whose pods are not Argo's own; drop it" if strange else None
+def _check_fields(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+    unsupported = sorted(set(step.program) - _SUPPORTED_FIELDS)
+    if not unsupported:
+        return None
+    return f"{unsupported[0]} is not supported on several nodes, whose pods Argo does not create; drop it"
 
 
-def _program(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+def _check_program(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
     container = program_container(step.program)
     if (container.get("command") or [""])[0].rpartition("/")[2] == "tiphys-exec":
         return "tiphys-exec saves the folder of one pod; use tiphys.checkpoint in a training on several nodes"
-    if len(container.get("source", "").encode()) > _LONGEST_SCRIPT:
-        return f"its source is longer than the {_LONGEST_SCRIPT} bytes that fit into a pod; put it into the image"
+    if len(container.get("source", "").encode()) > _MAX_SCRIPT_BYTES:
+        return f"its source is longer than the {_MAX_SCRIPT_BYTES} bytes that fit into a pod; put it into the image"
     return None
 
 
-def _files(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
-    if files(step) is not None and not program_container(step.program).get("command"):
+def _check_files(step: GatedStep, manifest: Manifest) -> str | None:  # noqa: ARG001
+    if declared_files(step) is not None and not program_container(step.program).get("command"):
         return (
-            "its pods fetch inputs, store outputs and find each other by themselves, around its command, and the entry "
-            "point of its image is not known here; give it a command"
+            "on several nodes Tiphys wraps the command, to fetch inputs, store outputs and connect the pods, and the "
+            "entry point of the image is unknown here; give it a command"
         )
     return None
 
 
-def _claims(step: GatedStep, manifest: Manifest) -> str | None:
-    made = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates") or []}
+def _check_claims(step: GatedStep, manifest: Manifest) -> str | None:
+    claims = {claim["metadata"]["name"] for claim in manifest["spec"].get("volumeClaimTemplates") or []}
     mounted = [mount["name"] for mount in program_container(step.program).get("volumeMounts") or []]
-    if found := [name for name in mounted if name in made]:
-        return f"claim {found[0]!r} is made by the Workflow, for one pod at a time; name a ReadWriteMany claim"
+    if mounted_claims := [name for name in mounted if name in claims]:
+        return f"claim {mounted_claims[0]!r} is made by the Workflow, for one pod at a time; name a ReadWriteMany claim"
     return None
 
 
-def _spot(step: GatedStep, manifest: Manifest) -> str | None:
-    """A node selector holds for ever, whatever admit says."""
-    if not step.leaves_spot:
+def _check_spot(step: GatedStep, manifest: Manifest) -> str | None:
+    """Refuse a node selector for spot nodes: admit cannot change it for later attempts."""
+    if not step.may_leave_spot:
         return None
-    own = step.program.get("nodeSelector") or manifest["spec"].get("nodeSelector") or {}
-    if found := [kind.label for kind in step.settings.spot if kind.label in own]:
-        return f"its node selector names {found[0]}, so on_demand_after could not change it; leave that to spot=…"
+    selector = step.program.get("nodeSelector") or manifest["spec"].get("nodeSelector") or {}
+    if fixed := [kind.label for kind in step.settings.spot if kind.label in selector]:
+        return f"its node selector names {fixed[0]}, so on_demand_after has no effect; drop it and use spot=…"
     return None
 
 
-_CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (_kind, _fields, _program, _files, _claims, _spot)
+_CHECKS: tuple[Callable[[GatedStep, Manifest], str | None], ...] = (
+    _check_kind,
+    _check_fields,
+    _check_program,
+    _check_files,
+    _check_claims,
+    _check_spot,
+)

@@ -1,12 +1,10 @@
-"""Evaluates a parsed expression. The two languages of a Workflow share these rules.
+"""Evaluates expressions of a Workflow, and formats values as Go does.
 
-`expressions` parses expr-lang (``{{=…}}``, ``depends``, ``retryStrategy``),
-`conditions` parses govaluate (``when``); both make the trees that are walked here.
-
-How Go writes a JSON value, because the text of a fan-out item goes into names and keys.
-
-Argo keeps an item as raw JSON that has passed the API server, so ``1e-5`` reads
-``0.00001`` and ``1.0`` reads ``1``.
+`expr` parses expr-lang (``{{=…}}``, ``depends``, ``retryStrategy``), and
+`govaluate` parses ``when``; `evaluate` evaluates the trees of both. `go_json` and
+`go_text` format values as Go does, because the text of a fan-out item becomes part
+of names and keys: Argo keeps an item as raw JSON from the API server, so ``1e-5``
+reads ``0.00001`` and ``1.0`` reads ``1``.
 """
 
 import json
@@ -21,7 +19,7 @@ from tiphys.errors import UsageError
 
 
 def go_json(value: Any) -> str:
-    """Compact JSON with sorted keys and Go's form of numbers."""
+    """Format ``value`` as compact JSON with sorted keys and numbers as Go writes them."""
     match value:
         case dict():
             pairs = (f"{json.dumps(key, ensure_ascii=False)}:{go_json(value[key])}" for key in sorted(value))
@@ -34,7 +32,7 @@ def go_json(value: Any) -> str:
 
 
 def go_text(value: Any) -> str:
-    """The value as Go prints it: a string without quotes, a list as ``[a b]``, the rest as JSON."""
+    """Format ``value`` as Go prints it: a string without quotes, a list as ``[a b]``, other values as JSON."""
     match value:
         case str():
             return value
@@ -58,11 +56,11 @@ Expression = Branch | Token
 
 
 class EvaluationError(UsageError):
-    """The expression is valid, but has no value here."""
+    """The expression is valid, but its operands have no value or the wrong types."""
 
 
 class MissingNameError(EvaluationError):
-    """The expression names something that does not exist (yet)."""
+    """The expression uses a name that has no value (yet)."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} has no value here")
@@ -70,7 +68,12 @@ class MissingNameError(EvaluationError):
 
 
 def evaluate(tree: Expression, environment: Environment) -> Any:
-    """Value of ``tree``; names are looked up in ``environment``."""
+    """Evaluate ``tree`` with the names in ``environment``.
+
+    Raises:
+        MissingNameError: a name has no value.
+        EvaluationError: an operator or a function does not accept its operands.
+    """
     if isinstance(tree, Token):
         return _literal(tree)
     rule = _RULES.get(str(tree.data))
@@ -80,8 +83,8 @@ def evaluate(tree: Expression, environment: Environment) -> Any:
     return _OPERATORS[str(tree.data)](*values)
 
 
-def functions(tree: Expression) -> set[str]:
-    """Names of the functions that ``tree`` calls."""
+def called_functions(tree: Expression) -> set[str]:
+    """Names of all functions that ``tree`` calls."""
     if isinstance(tree, Token):
         return set()
     return {str(call.children[0]) for call in tree.find_data("call")}
@@ -99,8 +102,8 @@ def _literal(token: Token) -> Any:
 
 
 def _unescape(text: str) -> str:
-    known = {"n": "\n", "t": "\t", "r": "\r"}
-    return re.sub(r"\\(.)", lambda match: known.get(match[1], match[1]), text, flags=re.DOTALL)
+    escapes = {"n": "\n", "t": "\t", "r": "\r"}
+    return re.sub(r"\\(.)", lambda match: escapes.get(match[1], match[1]), text, flags=re.DOTALL)
 
 
 def _name(tree: Branch, environment: Environment) -> Any:
@@ -127,7 +130,7 @@ def _member(tree: Branch, environment: Environment) -> Any:
 
 def _ternary(tree: Branch, environment: Environment) -> Any:
     condition, yes, no = tree.children
-    return evaluate(yes if _truth(evaluate(condition, environment)) else no, environment)
+    return evaluate(yes if _require_bool(evaluate(condition, environment)) else no, environment)
 
 
 def _coalesce(tree: Branch, environment: Environment) -> Any:
@@ -136,11 +139,11 @@ def _coalesce(tree: Branch, environment: Environment) -> Any:
 
 
 def _both(tree: Branch, environment: Environment) -> bool:
-    return all(_truth(evaluate(child, environment)) for child in tree.children)
+    return all(_require_bool(evaluate(child, environment)) for child in tree.children)
 
 
 def _either(tree: Branch, environment: Environment) -> bool:
-    return any(_truth(evaluate(child, environment)) for child in tree.children)
+    return any(_require_bool(evaluate(child, environment)) for child in tree.children)
 
 
 def _call(tree: Branch, environment: Environment) -> Any:
@@ -152,13 +155,13 @@ def _call(tree: Branch, environment: Environment) -> Any:
         raise EvaluationError(f"{name}({', '.join(map(repr, values))}): {error}") from error
 
 
-def _truth(value: Any) -> bool:
+def _require_bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise EvaluationError(f"{value!r} is not true or false")
     return value
 
 
-def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     def operator(left: Any, right: Any) -> bool:
         if not (_is_number(left) and _is_number(right)) and not (isinstance(left, str) and isinstance(right, str)):
             raise EvaluationError(f"cannot compare {left!r} with {right!r}: one number and one text")
@@ -178,25 +181,25 @@ def _is_number(value: Any) -> bool:
 def _plus(left: Any, right: Any) -> Any:
     if isinstance(left, str) and isinstance(right, str):
         return left + right
-    return _numeric(left) + _numeric(right)
+    return _require_number(left) + _require_number(right)
 
 
-def _numeric(value: Any) -> Any:
+def _require_number(value: Any) -> Any:
     if not _is_number(value):
         raise EvaluationError(f"{value!r} is not a number")
     return value
 
 
 def _divide(left: Any, right: Any) -> Any:
-    if _numeric(right) == 0:
+    if _require_number(right) == 0:
         raise EvaluationError("division by zero")
-    return _numeric(left) / right
+    return _require_number(left) / right
 
 
 def _modulo(left: Any, right: Any) -> Any:
-    if _numeric(right) == 0:
+    if _require_number(right) == 0:
         raise EvaluationError("division by zero")
-    return _numeric(left) % right
+    return _require_number(left) % right
 
 
 def _contains(member: Any, collection: Any) -> bool:
@@ -205,13 +208,13 @@ def _contains(member: Any, collection: Any) -> bool:
     return any(_equal(member, element) for element in collection)
 
 
-def _text(value: Any) -> str:
+def _require_text(value: Any) -> str:
     if not isinstance(value, str):
         raise EvaluationError(f"{value!r} is not a text")
     return value
 
 
-def _sliceable(value: Any) -> Any:
+def _require_sliceable(value: Any) -> Any:
     if not isinstance(value, str | list):
         raise EvaluationError(f"{value!r} is neither a text nor a list, and has no parts")
     return value
@@ -238,7 +241,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lower": str.lower,
     "trim": str.strip,
 }
-"""Functions that the local engine knows; any other is refused before a workflow starts."""
+"""Functions that the local engine supports; any other is refused before a workflow starts."""
 
 _RULES: dict[str, Callable[[Branch, Environment], Any]] = {
     "name": _name,
@@ -252,27 +255,29 @@ _RULES: dict[str, Callable[[Branch, Environment], Any]] = {
 }
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "slice": lambda whole, begin, end: _sliceable(whole)[int(_numeric(begin)) : int(_numeric(end))],
+    "slice": lambda whole, begin, end: _require_sliceable(whole)[
+        int(_require_number(begin)) : int(_require_number(end))
+    ],
     "list": lambda *elements: list(elements),
     "equal": _equal,
     "unequal": lambda left, right: not _equal(left, right),
-    "less": _ordered(lambda left, right: left < right),
-    "less_equal": _ordered(lambda left, right: left <= right),
-    "greater": _ordered(lambda left, right: left > right),
-    "greater_equal": _ordered(lambda left, right: left >= right),
+    "less": _comparison(lambda left, right: left < right),
+    "less_equal": _comparison(lambda left, right: left <= right),
+    "greater": _comparison(lambda left, right: left > right),
+    "greater_equal": _comparison(lambda left, right: left >= right),
     "contained": _contains,
     "not_contained": lambda member, collection: not _contains(member, collection),
-    "matches": lambda text, pattern: re.search(_text(pattern), _text(text)) is not None,
-    "matches_not": lambda text, pattern: re.search(_text(pattern), _text(text)) is None,
-    "has": lambda text, part: _text(part) in _text(text),
-    "starts": lambda text, part: _text(text).startswith(_text(part)),
-    "ends": lambda text, part: _text(text).endswith(_text(part)),
-    "negation": lambda value: not _truth(value),
-    "minus": lambda value: -_numeric(value),
+    "matches": lambda text, pattern: re.search(_require_text(pattern), _require_text(text)) is not None,
+    "matches_not": lambda text, pattern: re.search(_require_text(pattern), _require_text(text)) is None,
+    "has": lambda text, part: _require_text(part) in _require_text(text),
+    "starts": lambda text, part: _require_text(text).startswith(_require_text(part)),
+    "ends": lambda text, part: _require_text(text).endswith(_require_text(part)),
+    "negation": lambda value: not _require_bool(value),
+    "minus": lambda value: -_require_number(value),
     "plus": _plus,
-    "subtract": lambda left, right: _numeric(left) - _numeric(right),
-    "times": lambda left, right: _numeric(left) * _numeric(right),
+    "subtract": lambda left, right: _require_number(left) - _require_number(right),
+    "times": lambda left, right: _require_number(left) * _require_number(right),
     "divide": _divide,
     "modulo": _modulo,
-    "power": lambda left, right: _numeric(left) ** _numeric(right),
+    "power": lambda left, right: _require_number(left) ** _require_number(right),
 }

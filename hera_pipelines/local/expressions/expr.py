@@ -1,8 +1,8 @@
-"""expr-lang, the language of ``{{=…}}``, ``depends`` and ``retryStrategy.expression``.
+"""Parses expr-lang, the language of ``{{=…}}``, ``depends`` and ``retryStrategy.expression``.
 
-The subset covers what pipelines use; a construct or function outside it is
-refused before the workflow starts. Precedence follows expr-lang's own table
-(``parser/operator``): ``??`` binds tightest, a ``!`` binds tighter than ``==``.
+The supported subset covers what pipelines use; a construct or function outside it
+is refused before the workflow starts. The precedence is that of expr-lang
+(``parser/operator``): ``??`` binds tightest, and ``!`` binds tighter than ``==``.
 """
 
 from functools import cache, lru_cache
@@ -11,7 +11,7 @@ from typing import Any
 from lark import Lark
 from lark.exceptions import LarkError
 
-from hera_pipelines.local.expressions.evaluate import FUNCTIONS, EvaluationError, Expression, evaluate, functions
+from hera_pipelines.local.expressions.evaluate import FUNCTIONS, EvaluationError, Expression, called_functions, evaluate
 from tiphys.errors import UsageError
 
 _GRAMMAR = r"""
@@ -71,48 +71,47 @@ STRING: /"(\\.|[^"\\])*"/s | /'(\\.|[^'\\])*'/s
 
 @cache
 def _parser() -> Lark:
-    """Made when it is first needed, since that takes as long as many a command."""
+    """Build the parser on first use, because that takes as long as a whole command."""
     return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
 
 
 @lru_cache(maxsize=512)
-def parse(text: str) -> Expression:
-    """The tree of ``text``.
+def parse_expression(text: str) -> Expression:
+    """Parse an expression.
 
     Raises:
-        UsageError: it is not an expression of the subset, or calls an unknown function.
+        UsageError: ``text`` is outside the supported subset, or calls an unknown function.
     """
     try:
         tree: Expression = _parser().parse(text)
     except LarkError as error:
-        raise UsageError(f"the expression {text!r} cannot be read: {str(error).splitlines()[0]}") from error
-    unknown = sorted(functions(tree) - FUNCTIONS.keys())
+        raise UsageError(f"the expression {text!r} is invalid: {str(error).splitlines()[0]}") from error
+    unknown = sorted(called_functions(tree) - FUNCTIONS.keys())
     if unknown:
         raise UsageError(
-            f"the expression {text!r} calls {', '.join(unknown)}, which the local engine does not know; "
-            f"it knows {', '.join(sorted(FUNCTIONS))}"
+            f"the expression {text!r} calls {', '.join(unknown)}, which the local engine does not support; "
+            f"supported are {', '.join(sorted(FUNCTIONS))}"
         )
     return tree
 
 
-def value_of(text: str, environment: dict[str, Any]) -> Any:
-    """Value of the expression ``text``; None is expr-lang's nil."""
-    return evaluate(parse(text), environment)
+def evaluate_expression(text: str, environment: dict[str, Any]) -> Any:
+    """Evaluate the expression ``text``; None is expr-lang's nil. Raises as `parse_expression` and `evaluate`."""
+    return evaluate(parse_expression(text), environment)
 
 
-def truth_of(text: str, environment: dict[str, Any]) -> bool:
-    """Like `value_of`, for an expression that must say true or false."""
-    result = value_of(text, environment)
+def evaluate_condition(text: str, environment: dict[str, Any]) -> bool:
+    """Evaluate an expression that must be true or false; raises `EvaluationError` if it is neither."""
+    result = evaluate_expression(text, environment)
     if not isinstance(result, bool):
         raise EvaluationError(f"the expression {text!r} gives {result!r}, not true or false")
     return result
 
 
-def nested(variables: dict[str, Any]) -> dict[str, Any]:
-    """Dotted names as nested maps, as an expression sees them: ``steps.run.id`` → ``steps['run'].id``.
+def nest_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    """Turn dotted names into nested maps for an expression: ``steps.run.id`` → ``steps['run'].id``.
 
-    Where a name is both a value and a prefix of others, the longer ones win,
-    since only they can be told apart by a member.
+    If a name is both a value and a prefix of longer names, the longer names win and its own value is dropped.
     """
     root: dict[str, Any] = {}
     for name in sorted(variables, key=lambda key: key.count(".")):

@@ -1,8 +1,8 @@
-"""govaluate, the language of ``when``: a word without quotes is a text.
+"""Parses govaluate, the language of ``when``, in which a word without quotes is a text.
 
-Argo substitutes the variables first and evaluates what is left, so
-``{{steps.admit.outputs.parameters.run}} == true`` becomes ``true == true``.
-A text with hyphens needs quotes, here as there.
+Argo substitutes the variables before it evaluates the condition, so
+``{{steps.admit.outputs.parameters.run}} == true`` becomes ``true == true``. As in
+Argo, a text with hyphens needs quotes.
 """
 
 from functools import cache, lru_cache
@@ -53,12 +53,12 @@ STRING: /"(\\.|[^"\\])*"/s | /'(\\.|[^'\\])*'/s
 
 @cache
 def _parser() -> Lark:
-    """Made when it is first needed, since that takes as long as many a command."""
+    """Build the parser on first use, because that takes as long as a whole command."""
     return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
 
 
 @lru_cache(maxsize=512)
-def _parse(text: str) -> Expression:
+def _parse_condition(text: str) -> Expression:
     try:
         tree: Expression = _parser().parse(text)
     except LarkError as error:
@@ -69,19 +69,23 @@ def _parse(text: str) -> Expression:
     return tree
 
 
-def check(text: str) -> None:
-    """Raise `UsageError` if ``text`` is not a condition."""
-    _parse(text)
+def check_condition(text: str) -> None:
+    """Raise `UsageError` if ``text`` is not a valid condition."""
+    _parse_condition(text)
 
 
-def holds(when: str) -> bool:
-    """Whether a step with this (already substituted) ``when`` runs; an empty one always does."""
+def condition_holds(when: str) -> bool:
+    """Whether a step with this ``when`` runs. Its variables are substituted already; an empty condition holds.
+
+    Raises:
+        UsageError: the condition is invalid, or neither true nor false.
+    """
     if not when:
         return True
     try:
-        result = evaluate(_parse(when), {})
+        result = evaluate(_parse_condition(when), {})
     except EvaluationError as error:
-        raise EvaluationError(f"the condition {when!r} cannot be decided: {error}") from error
+        raise EvaluationError(f"the condition {when!r} cannot be evaluated: {error}") from error
     if not isinstance(result, bool):
         raise EvaluationError(f"expected true or false from 'when: {when}', got {result!r}")
     return result

@@ -1,1 +1,1 @@
-"""Pods of the local engine: processes, files, volumes, gangs."""
+"""Pods of the local engine: their processes, files, volumes and gangs."""

@@ -1,8 +1,8 @@
-"""Artifacts of containers, between the bucket and an attempt's folder.
+"""Copies artifacts between the bucket and the folder of an attempt.
 
-On a cluster Argo's default repository and Tiphys share one bucket. Here a key
-below the store's prefix goes to the store, and any other to a folder that
-stands for the rest of the bucket. Artifacts are kept without archive.
+On a cluster, Argo's default repository and Tiphys share one bucket. Here a key
+below the store's prefix belongs to the store, and any other key to a folder in
+place of the rest of the bucket. Artifacts are stored without archive.
 """
 
 from collections.abc import Iterator
@@ -13,48 +13,48 @@ from tiphys.errors import NotFoundError, UsageError
 from tiphys.store import DirectoryStore, Store
 
 
-class Bucket:
-    """Reads and writes artifacts by their key. Not for the event loop: its calls block."""
+class ArtifactBucket:
+    """Reads and writes artifacts by key. Its calls block, so do not use it in the event loop."""
 
-    def __init__(self, store: Store, rest: Path) -> None:
+    def __init__(self, store: Store, other_artifacts: Path) -> None:
         self._store = store
-        self._rest = rest
+        self._other_artifacts = other_artifacts
 
     def fetch(self, artifact: Artifact, target: Path) -> None:
-        """Bring an artifact, a file or a folder, to ``target``.
+        """Copy an artifact (a file or a folder) to ``target``.
 
         Raises:
-            NotFoundError: there is nothing under its key.
-            StoreError: storage is out of reach or refuses.
+            NotFoundError: no object exists under its key.
+            StoreError: storage is unavailable or refuses.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         if "raw" in artifact:
             target.write_text(artifact["raw"]["data"])
             return
-        store, key = self._place(artifact["s3"]["key"])
-        found = [entry.key for entry in store.list(key) if entry.key == key or entry.key.startswith(f"{key}/")]
-        if not found:
+        store, key = self._locate_key(artifact["s3"]["key"])
+        keys = [entry.key for entry in store.list(key) if entry.key == key or entry.key.startswith(f"{key}/")]
+        if not keys:
             raise NotFoundError(f"artifact {artifact['name']} failed to load: key does not exist: {key}")
-        for name in found:
-            inside = name[len(key) :].lstrip("/")
-            _download(store, name, target / inside if inside else target)
+        for key_of_file in keys:
+            inside = key_of_file[len(key) :].lstrip("/")
+            _download(store, key_of_file, target / inside if inside else target)
 
     def save(self, artifact: Artifact, source: Path) -> None:
         """Store a file or folder under the artifact's key, create-only.
 
         Raises:
             ObjectExistsError: the key is taken.
-            StoreError: storage is out of reach or refuses.
+            StoreError: storage is unavailable or refuses.
         """
-        store, key = self._place(artifact["s3"]["key"])
-        for path, inside in _files(source):
+        store, key = self._locate_key(artifact["s3"]["key"])
+        for path, inside in _list_files(source):
             store.create_from_file(f"{key}/{inside}" if inside else key, path)
 
-    def _place(self, key: str) -> tuple[Store, str]:
+    def _locate_key(self, key: str) -> tuple[Store, str]:
         if not key.strip("/"):
-            raise UsageError("an artifact has an empty key; check the parameters that its key is made of")
+            raise UsageError("an artifact has an empty key; check the parameters in its key")
         inside = self._store.from_artifact_key(key.strip("/"))
-        return (self._store, inside) if inside is not None else (DirectoryStore(self._rest), key.strip("/"))
+        return (self._store, inside) if inside is not None else (DirectoryStore(self._other_artifacts), key.strip("/"))
 
 
 def _download(store: Store, key: str, target: Path) -> None:
@@ -63,7 +63,7 @@ def _download(store: Store, key: str, target: Path) -> None:
         stream.writelines(store.chunks(key))
 
 
-def _files(source: Path) -> Iterator[tuple[Path, str]]:
+def _list_files(source: Path) -> Iterator[tuple[Path, str]]:
     if source.is_file():
         yield source, ""
         return

@@ -1,9 +1,8 @@
-"""A training on several nodes as processes on this machine: one for each member of its Indexed Job.
+"""Runs a gang on this machine: one process for each rank of the Indexed Job of a multi-node training step.
 
-The members are what the Job would have made: containers with their ranks, of
-which none is started again alone. The first that fails has the others told to
-stop, as Kubernetes does; in an elastic one that is the first member, or one more
-than can be spared.
+The ranks are the containers that the Job would create; none is restarted alone. As
+in Kubernetes, the first failed rank stops the others. An elastic gang continues
+until rank 0 fails or more ranks fail than the Job tolerates (``maxFailedIndexes``).
 """
 
 import asyncio
@@ -12,91 +11,94 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hera_pipelines.local.nodes import NodePhase, Verdict
-from hera_pipelines.local.pods.pod import Pods
-from hera_pipelines.local.pods.pod_files import Pod
-from hera_pipelines.local.shutdown import Shutdown
+from hera_pipelines.local.nodes import NodeEnd, NodePhase
+from hera_pipelines.local.pods.pod import POLL_SECONDS, PodRunner
+from hera_pipelines.local.pods.pod_files import LocalPod
+from hera_pipelines.local.shutdown import WorkflowShutdown
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.gang import GANG_LABEL
 
-_HERE = "127.0.0.1"
-_ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
-_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
-_MEETING = "PET_RDZV_ENDPOINT"
-_LOOK_SECONDS = 0.1
+_LOOPBACK = "127.0.0.1"
+_ADDRESS_VARIABLES = ("MASTER_ADDR", "PET_MASTER_ADDR")
+_PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")
+_RENDEZVOUS_ENDPOINT = "PET_RDZV_ENDPOINT"
 
 
-class Members(NamedTuple):
-    """Pods of one gang, by rank; it goes on while at most ``spare`` are lost, and not the first."""
+class LocalGang(NamedTuple):
+    """Pods of one gang by rank. It tolerates ``spare`` failed ranks, but not the failure of rank 0."""
 
-    pods: Sequence[Pod]
+    pods: Sequence[LocalPod]
     spare: int = 0
     is_elastic: bool = False
 
-    def cannot_lose(self, failed: Sequence[Pod]) -> bool:
-        """Whether it is over once these have failed."""
+    def has_failed(self, failed: Sequence[LocalPod]) -> bool:
+        """Whether the gang has failed when these pods have failed."""
         return len(failed) > self.spare or any(pod.rank == 0 for pod in failed)
 
-    def has_all_it_needs(self, succeeded: Pod) -> bool:
-        """Whether it has succeeded once this one has."""
+    def has_succeeded(self, succeeded: LocalPod) -> bool:
+        """Whether the gang has succeeded when this pod has succeeded."""
         return self.is_elastic and succeeded.rank == 0
 
 
-def gang_of(job: Manifest, pods: Sequence[Pod]) -> Members:
-    """The pods of a Job, and what it says about losing some."""
+def build_local_gang(job: Manifest, pods: Sequence[LocalPod]) -> LocalGang:
+    """Build the gang of a Job from its pods; the Job says how many failed ranks it tolerates."""
     is_elastic = "backoffLimitPerIndex" in job["spec"]
-    return Members(pods, int(job["spec"].get("maxFailedIndexes") or 0), is_elastic)
+    return LocalGang(pods, int(job["spec"].get("maxFailedIndexes") or 0), is_elastic)
 
 
 def member_templates(job: Manifest) -> list[Manifest]:
-    """A container or script template for each member of a Job, by rank.
+    """Build a container or script template for each rank of a Job.
 
     Raises:
-        UsageError: the object is not a Job that compile made for a training on several nodes.
+        UsageError: the object is not a Job that the compiler created for a multi-node training step.
     """
     labels = (job.get("metadata") or {}).get("labels") or {}
     if job.get("kind") != "Job" or GANG_LABEL not in labels:
         raise UsageError(
-            f"resource: a {job.get('kind') or 'nameless object'} cannot be created here; of resources, only the Job "
-            "of a training on several nodes can be run"
+            f"resource: the local engine cannot create a {job.get('kind') or 'nameless object'}; the only supported "
+            "resource is the Job of a multi-node training step"
         )
     spec, port = job["spec"], str(_free_port())
-    return [_member(spec["template"], rank, port) for rank in range(int(spec["completions"]))]
+    return [_member_template(spec["template"], rank, port) for rank in range(int(spec["completions"]))]
 
 
-def _member(template: Manifest, rank: int, port: str) -> Manifest:
+def _member_template(template: Manifest, rank: int, port: str) -> Manifest:
     pod = template["spec"]
     container = {field: value for field, value in pod["containers"][0].items() if field != "name"}
-    container["env"] = [found for one in container.get("env") or [] for found in _variables(one, rank, port)]
-    kind, program, ours = _program(container, pod.get("volumes") or [], template["metadata"]["annotations"])
-    made: Manifest = {
+    container["env"] = [
+        variable for declared in container.get("env") or [] for variable in _member_variables(declared, rank, port)
+    ]
+    kind, program, source_volume = _member_program(
+        container, pod.get("volumes") or [], template["metadata"]["annotations"]
+    )
+    member: Manifest = {
         "name": "member",
         "metadata": {"labels": template["metadata"]["labels"]},
-        # Fetched and stored by the member itself; only that they are paths of its own must be known here.
-        "inputs": {"artifacts": _files(container["env"])},
+        # The member fetches and stores these files itself; they are declared so that their paths are redirected.
+        "inputs": {"artifacts": _file_artifacts(container["env"])},
         kind: program,
-        "volumes": [volume for volume in pod.get("volumes") or [] if volume["name"] != ours],
+        "volumes": [volume for volume in pod.get("volumes") or [] if volume["name"] != source_volume],
         "podSpecPatch": json.dumps({"terminationGracePeriodSeconds": pod["terminationGracePeriodSeconds"]}),
     }
-    return made | {field: pod[field] for field in ("activeDeadlineSeconds",) if field in pod}
+    return member | {field: pod[field] for field in ("activeDeadlineSeconds",) if field in pod}
 
 
-def _variables(variable: Manifest, rank: int, port: str) -> list[Manifest]:
+def _member_variables(variable: Manifest, rank: int, port: str) -> list[Manifest]:
     name = variable["name"]
     if "fieldRef" in (variable.get("valueFrom") or {}):
         return [{"name": name, "value": str(rank)}]
-    if name == _MEETING:
-        # By their addresses torchrun puts the nodes in order, and the first must be the one where they meet.
-        own = {"name": "PET_LOCAL_ADDR", "value": f"127.0.0.{1 + rank}"}
-        return [{**variable, "value": f"{_HERE}:{port}"}, own]
-    value = _HERE if name in _ADDRESSES else port if name in _PORTS else variable.get("value", "")
+    if name == _RENDEZVOUS_ENDPOINT:
+        # torchrun sorts the nodes by address, and the first one must be the rendezvous host.
+        local_address = {"name": "PET_LOCAL_ADDR", "value": f"127.0.0.{1 + rank}"}
+        return [{**variable, "value": f"{_LOOPBACK}:{port}"}, local_address]
+    value = _LOOPBACK if name in _ADDRESS_VARIABLES else port if name in _PORT_VARIABLES else variable.get("value", "")
     return [{**variable, "value": value}]
 
 
-def _program(container: Manifest, volumes: list[Manifest], annotations: Manifest) -> tuple[str, Manifest, str]:
-    """Kind of template, program, and the name of the volume that only carried its source."""
+def _member_program(container: Manifest, volumes: list[Manifest], annotations: Manifest) -> tuple[str, Manifest, str]:
+    """Template type, program, and the name of the volume that holds only the program's source (or empty)."""
     for volume in volumes:
         if "downwardAPI" in volume:
             field = volume["downwardAPI"]["items"][0]["fieldRef"]["fieldPath"]
@@ -107,40 +109,40 @@ def _program(container: Manifest, volumes: list[Manifest], annotations: Manifest
     return "container", container, ""
 
 
-def _files(variables: list[Manifest]) -> list[Manifest]:
-    text = next((one["value"] for one in variables if one["name"] == environment.FILES), "{}")
+def _file_artifacts(variables: list[Manifest]) -> list[Manifest]:
+    text = next((variable["value"] for variable in variables if variable["name"] == environment.FILES), "{}")
     paths = [path for side in json.loads(text).values() for path in side.values()]
     return [{"name": f"file-{number}", "path": path} for number, path in enumerate(paths)]
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind((_HERE, 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind((_LOOPBACK, 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
-async def run_members(pods: Pods, members: Members, shutdown: Shutdown) -> Verdict:
-    """Run all members to their ends; the verdict is that of the first that could not be lost."""
-    running = {asyncio.ensure_future(pods.run(pod, shutdown)): pod for pod in members.pods}
-    decided: Verdict | None = None
-    failed: list[Pod] = []
+async def run_gang(pods: PodRunner, gang: LocalGang, shutdown: WorkflowShutdown) -> NodeEnd:
+    """Run all ranks to their ends; return the end of the rank that decided the gang's result."""
+    running = {asyncio.ensure_future(pods.run(pod, shutdown)): pod for pod in gang.pods}
+    result: NodeEnd | None = None
+    failed: list[LocalPod] = []
     pending = set(running)
     try:
         while pending:
-            done, pending = await asyncio.wait(pending, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                verdict, pod = one.result(), running[one]
-                succeeded = verdict.phase is NodePhase.SUCCEEDED
+            done, pending = await asyncio.wait(pending, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                end, pod = task.result(), running[task]
+                succeeded = end.phase is NodePhase.SUCCEEDED
                 failed += [] if succeeded else [pod]
-                if decided is None and succeeded and members.has_all_it_needs(pod):
-                    decided = Verdict(NodePhase.SUCCEEDED)
-                if decided is None and not succeeded and members.cannot_lose(failed):
-                    decided = verdict._replace(message=f"rank {pod.rank}: {verdict.message}")
-            if decided is not None:
-                for one in pending:  # again and again: one that is not yet running cannot be told
-                    pods.delete(running[one].name)
+                if result is None and succeeded and gang.has_succeeded(pod):
+                    result = NodeEnd(NodePhase.SUCCEEDED)
+                if result is None and not succeeded and gang.has_failed(failed):
+                    result = end._replace(message=f"rank {pod.rank}: {end.message}")
+            if result is not None:
+                for task in pending:  # repeated at each poll, because a pod that has not started cannot be deleted
+                    pods.delete(running[task].name)
     finally:
-        for one in pending:
-            one.cancel()
-    return decided or Verdict(NodePhase.SUCCEEDED)
+        for task in pending:
+            task.cancel()
+    return result or NodeEnd(NodePhase.SUCCEEDED)

@@ -1,15 +1,15 @@
-"""Process 1 of a container, in miniature; it outlives neither its engine nor its program.
+"""The init process of a local container: it ends with its engine and with its program.
 
-A trainer that goes on after its engine was killed holds GPUs and writes
-checkpoints that nobody asked for. So the kernel tells this process when the
-engine dies, and it takes the whole process group with it, data loaders
-included. When the program ends, what it left behind is ended too, daemons that
-made a session of their own included: they are handed to this process when
-their parent ends, as to process 1 of a container.
+A trainer that continues after its engine was killed holds GPUs and writes
+unexpected checkpoints. So the kernel signals this process when the engine dies
+(``PR_SET_PDEATHSIG``), and it kills the whole process group, data loaders
+included. When the program ends, its remaining descendants are killed too. These
+include daemons in sessions of their own, because this process is their subreaper
+(``PR_SET_CHILD_SUBREAPER``), as process 1 of a container would be.
 
-Run as a file by a bare interpreter (no Tiphys import, to start fast):
-``launch.py <pid of the engine> <command> [arguments]``. Exit code: the
-program's, 128+n if signal n ended it, 127 or 126 if it could not be started.
+Runs as a file in a bare interpreter, without Tiphys imports, to start fast:
+``init_process.py <pid of the engine> <command> [arguments]``. The exit code is the
+program's, 128+n after signal n, and 127 or 126 if the program cannot be started.
 """
 
 import ctypes
@@ -24,43 +24,43 @@ _PR_SET_CHILD_SUBREAPER = 36
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
-def main(engine: int, command: list[str]) -> int:
-    """Run ``command`` to its end."""
-    signal.signal(signal.SIGTERM, _leave_to_program)
-    signal.signal(signal.SIGINT, _leave_to_program)
+def main(engine_pid: int, command: list[str]) -> int:
+    """Run ``command`` to its end and return its exit code."""
+    signal.signal(signal.SIGTERM, _ignore_signal)
+    signal.signal(signal.SIGINT, _ignore_signal)
     signal.signal(signal.SIGHUP, _end_group)
-    _when_parent_dies(signal.SIGHUP)
+    _set_parent_death_signal(signal.SIGHUP)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    if os.getppid() != engine:  # it died before we asked to be told
+    if os.getppid() != engine_pid:  # the engine died before the kernel was asked for its death signal
         return 128 + signal.SIGKILL
     program = os.fork()
     if program == 0:
-        _become(command)
+        _exec_program(command)
     ended, status = os.wait()
     while ended != program:
         ended, status = os.wait()
     _end_descendants()
-    return _reported(os.waitstatus_to_exitcode(status))
+    return _container_exit_code(os.waitstatus_to_exitcode(status))
 
 
-def _become(command: list[str]) -> NoReturn:
-    _when_parent_dies(signal.SIGKILL)
+def _exec_program(command: list[str]) -> NoReturn:
+    _set_parent_death_signal(signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvp(command[0], command)  # noqa: S606  starting the program is what this is for
+        os.execvp(command[0], command)  # noqa: S606  this process exists to start the program
     except OSError as error:
         sys.stderr.write(f"cannot start {command[0]!r}: {error.strerror}\n")
         sys.stderr.flush()
         os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
 
 
-def _reported(code: int) -> int:
+def _container_exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _leave_to_program(_number: int, _frame: FrameType | None) -> None:
-    """The engine signals the whole group, so the program has got the signal itself."""
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    """Ignore the signal: the engine sends it to the whole process group, so the program receives it itself."""
 
 
 def _end_group(_number: int, _frame: FrameType | None) -> None:
@@ -69,7 +69,7 @@ def _end_group(_number: int, _frame: FrameType | None) -> None:
 
 
 def _end_descendants() -> None:
-    """End the children of this process; whoever they leave behind becomes a child of it, and is next."""
+    """Kill all children until none is left; orphans of a killed child become children of this process."""
     while children := _children():
         for child in children:
             os.kill(child, signal.SIGKILL)
@@ -80,11 +80,11 @@ def _children() -> list[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listing:  # noqa: PTH123  pathlib is slow to import
             return [int(child) for child in listing.read().split()]
-    except FileNotFoundError:  # a kernel built without it: only the group is ended
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN: only the process group is killed
         return []
 
 
-def _when_parent_dies(number: signal.Signals) -> None:
+def _set_parent_death_signal(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 

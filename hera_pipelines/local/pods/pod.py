@@ -1,8 +1,8 @@
 """Runs container and script templates as processes.
 
-The order is a pod's: inputs, program, outputs, status. The status that the
-plugin reads turns final only once the process group is gone and its outputs
-are stored, since GPUs are freed on it.
+The order is that of a pod: inputs, program, outputs, status. The status becomes
+final only after the process group has ended and the outputs are stored, because
+the plugin releases GPUs when it reads a final status.
 """
 
 import asyncio
@@ -12,122 +12,134 @@ from typing import NamedTuple
 
 from tiphys_plugin.cluster.interface import DirectoryCluster, PodStatus
 
-from hera_pipelines.local.nodes import NodePhase, Outputs, Verdict
-from hera_pipelines.local.pods.artifacts import Bucket
-from hera_pipelines.local.pods.pod_files import Attempt, Pod, PodPatch, program_of, read_patch
-from hera_pipelines.local.pods.process import Process, Surroundings
-from hera_pipelines.local.shutdown import Shutdown
+from hera_pipelines.local.nodes import NodeEnd, NodePhase, WorkflowNodeOutputs
+from hera_pipelines.local.pods.artifacts import ArtifactBucket
+from hera_pipelines.local.pods.pod_files import LocalPod, PodFiles, PodPatch, container_or_script, parse_pod_spec_patch
+from hera_pipelines.local.pods.process import PodProcess, ProcessEnvironment
+from hera_pipelines.local.shutdown import WorkflowShutdown
 from tiphys.errors import NotFoundError, TiphysError, UsageError
 from tiphys.records import utc_now
 
 
-class _End(NamedTuple):
-    """How the program ended. ``why`` is empty if it ended by itself; ``reason`` is Kubernetes' code for it."""
+class _ProgramEnd(NamedTuple):
+    """End of a program. ``message`` is empty if the program exited by itself; ``reason`` is the Kubernetes code."""
 
     code: int | None = None
-    why: str = ""
+    message: str = ""
     reason: str = ""
 
 
-_DELETED = _End(None, "pod deleted", "Deleted")
-_LOOK_SECONDS = 0.1
-"""How often a running pod is asked for that somebody outside of the engine has told to end."""
-_LOG_POLICY, _LOG_IS_TOLD = "terminationMessagePolicy", "FallbackToLogsOnError"
-_LATE = _End(None, "Pod was active on the node longer than the specified deadline", "DeadlineExceeded")
+_DELETED = _ProgramEnd(None, "pod deleted", "Deleted")
+POLL_SECONDS = 0.1
+"""Interval at which running pods and gangs are checked for a deletion."""
+_MESSAGE_POLICY_FIELD, _FALLBACK_TO_LOGS = "terminationMessagePolicy", "FallbackToLogsOnError"
+_DEADLINE_EXCEEDED = _ProgramEnd(
+    None, "Pod was active on the node longer than the specified deadline", "DeadlineExceeded"
+)
 
 
-class Pods:
-    """All pods of one engine."""
+class PodRunner:
+    """Runs the pods of one engine."""
 
-    def __init__(self, cluster: DirectoryCluster, bucket: Bucket, state: Path, surroundings: Surroundings) -> None:
+    def __init__(
+        self, cluster: DirectoryCluster, bucket: ArtifactBucket, state: Path, process_environment: ProcessEnvironment
+    ) -> None:
         self._cluster = cluster
         self._bucket = bucket
         self._state = state
-        self._surroundings = surroundings
+        self._process_environment = process_environment
         self._deletions: dict[str, asyncio.Event] = {}
 
     def delete(self, name: str) -> None:
-        """End a pod as ``kubectl delete pod`` does: SIGTERM, grace, SIGKILL. Nothing happens if it is not running."""
+        """End a pod as ``kubectl delete pod`` does: SIGTERM, grace period, SIGKILL. Ignored if it is not running."""
         if name in self._deletions:
             self._deletions[name].set()
 
-    async def run(self, pod: Pod, shutdown: Shutdown) -> Verdict:
-        """Run ``pod`` to its end, whatever that is."""
-        self._report(pod, "Pending")
-        attempt = Attempt(pod, self._state, self._bucket, self._surroundings)
+    async def run(self, pod: LocalPod, shutdown: WorkflowShutdown) -> NodeEnd:
+        """Run ``pod`` to its end; a failure is returned, not raised."""
+        self._write_status(pod, "Pending")
+        attempt = PodFiles(pod, self._state, self._bucket, self._process_environment)
         try:
-            patch = read_patch(pod.template.get("podSpecPatch") or "")
+            patch = parse_pod_spec_patch(pod.template.get("podSpecPatch") or "")
             await asyncio.to_thread(attempt.prepare)
         except (TiphysError, OSError) as error:
             code = " (exit code 64)" if isinstance(error, NotFoundError) else ""
-            return self._error(attempt, f"init: Error{code}: {error}", _End())
+            return self._end_with_error(attempt, f"init: Error{code}: {error}", _ProgramEnd())
         self._deletions[pod.name] = asyncio.Event()
         try:
-            self._report(pod, "Running", grace_seconds=self._surroundings.grace_seconds(patch.grace_seconds))
+            self._write_status(
+                pod, "Running", grace_seconds=self._process_environment.grace_seconds(patch.grace_seconds)
+            )
             end = await self._execute(attempt, patch, shutdown)
         except UsageError as error:
-            return self._error(attempt, f"main: Error: {error}", _End())
+            return self._end_with_error(attempt, f"main: Error: {error}", _ProgramEnd())
         finally:
             del self._deletions[pod.name]
         return await self._finish(attempt, end)
 
-    async def _execute(self, attempt: Attempt, patch: PodPatch, shutdown: Shutdown) -> _End:
+    async def _execute(self, attempt: PodFiles, patch: PodPatch, shutdown: WorkflowShutdown) -> _ProgramEnd:
         pod = attempt.pod
-        process = await Process.start(attempt.command(patch))
+        process = await PodProcess.start(attempt.build_command(patch))
         exited = asyncio.ensure_future(process.wait())
-        denied = asyncio.ensure_future(shutdown.denied(pod.on_exit))
-        deleted = asyncio.ensure_future(self._deleted(pod.name))
+        stopped = asyncio.ensure_future(shutdown.wait_until_stopped(pod.on_exit))
+        deleted = asyncio.ensure_future(self._wait_for_deletion(pod.name))
         try:
-            await asyncio.wait({exited, denied, deleted}, timeout=pod.seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {exited, stopped, deleted}, timeout=pod.timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
             if exited.done():
-                return _End(exited.result())
-            grace = self._surroundings.grace_seconds(patch.grace_seconds)
-            code = await process.end(grace, hurry=shutdown.denied(on_exit=True))
-            if denied.done():
-                return _End(code, shutdown.reason(pod.on_exit))
-            return _DELETED._replace(code=code) if deleted.done() else _LATE._replace(code=code)
+                return _ProgramEnd(exited.result())
+            grace = self._process_environment.grace_seconds(patch.grace_seconds)
+            code = await process.terminate(grace, kill_early=shutdown.wait_until_stopped(on_exit=True))
+            if stopped.done():
+                return _ProgramEnd(code, shutdown.stop_reason(pod.on_exit))
+            return _DELETED._replace(code=code) if deleted.done() else _DEADLINE_EXCEEDED._replace(code=code)
         finally:
-            for waiting in (exited, denied, deleted):
-                waiting.cancel()
+            for waiter in (exited, stopped, deleted):
+                waiter.cancel()
             process.kill()
 
-    async def _deleted(self, name: str) -> None:
-        """Return once the pod is told to end: by this engine, or through the cluster."""
-        told = self._deletions[name]
-        while not told.is_set() and not self._cluster.is_ending(name):
+    async def _wait_for_deletion(self, name: str) -> None:
+        """Wait until the pod is deleted, by `delete` or in the cluster."""
+        deletion = self._deletions[name]
+        while not deletion.is_set() and not self._cluster.is_terminating(name):
             with suppress(TimeoutError):
-                await asyncio.wait_for(told.wait(), _LOOK_SECONDS)
+                await asyncio.wait_for(deletion.wait(), POLL_SECONDS)
 
-    async def _finish(self, attempt: Attempt, end: _End) -> Verdict:
-        outputs = Outputs(exit_code=str(end.code))
-        if not end.why:  # a pod that was ended from outside loses its outputs, on a cluster too
+    async def _finish(self, attempt: PodFiles, end: _ProgramEnd) -> NodeEnd:
+        outputs = WorkflowNodeOutputs(exit_code=str(end.code))
+        if not end.message:  # as on a cluster, a pod that was ended from outside loses its outputs
             try:
-                outputs = await asyncio.to_thread(attempt.collect, str(end.code))
+                outputs = await asyncio.to_thread(attempt.store_outputs, str(end.code))
             except (TiphysError, OSError) as error:
-                return self._error(attempt, f"wait: Error (exit code 64): {error}", end)
-        if end.code == 0 and end.why in ("", _DELETED.why):  # Argo trusts a 0 even of a pod that was deleted
-            self._report(attempt.pod, "Succeeded", end)
+                return self._end_with_error(attempt, f"wait: Error (exit code 64): {error}", end)
+        if end.code == 0 and end.message in ("", _DELETED.message):  # Argo accepts exit code 0 of a deleted pod too
+            self._write_status(attempt.pod, "Succeeded", end)
             await asyncio.to_thread(attempt.discard)
-            return Verdict(NodePhase.SUCCEEDED, "", outputs)
-        message = end.why or f"main: Error (exit code {end.code})"
-        tail = await asyncio.to_thread(attempt.tail)
-        told = "\n".join(tail) if program_of(attempt.pod.template).get(_LOG_POLICY) == _LOG_IS_TOLD else ""
-        self._report(attempt.pod, "Failed", end, message, told=told)
-        return Verdict(NodePhase.FAILED, message, outputs, tail)
+            return NodeEnd(NodePhase.SUCCEEDED, "", outputs)
+        message = end.message or f"main: Error (exit code {end.code})"
+        tail = await asyncio.to_thread(attempt.read_log_tail)
+        termination_message = (
+            "\n".join(tail)
+            if container_or_script(attempt.pod.template).get(_MESSAGE_POLICY_FIELD) == _FALLBACK_TO_LOGS
+            else ""
+        )
+        self._write_status(attempt.pod, "Failed", end, message, termination_message=termination_message)
+        return NodeEnd(NodePhase.FAILED, message, outputs, tail)
 
-    def _error(self, attempt: Attempt, message: str, end: _End) -> Verdict:
-        self._report(attempt.pod, "Failed", end, message)
-        return Verdict(NodePhase.ERROR, message, log_tail=attempt.tail())
+    def _end_with_error(self, attempt: PodFiles, message: str, end: _ProgramEnd) -> NodeEnd:
+        self._write_status(attempt.pod, "Failed", end, message)
+        return NodeEnd(NodePhase.ERROR, message, log_tail=attempt.read_log_tail())
 
-    def _report(
+    def _write_status(
         self,
-        pod: Pod,
+        pod: LocalPod,
         phase: str,
-        end: _End | None = None,
+        end: _ProgramEnd | None = None,
         message: str = "",
         *,
         grace_seconds: float | None = None,
-        told: str = "",
+        termination_message: str = "",
     ) -> None:
         self._cluster.write_pod(
             PodStatus(
@@ -140,7 +152,7 @@ class Pods:
                 exit_code=end.code if end else None,
                 reason=end.reason if end else "",
                 message=message,
-                told=told,
+                told=termination_message,
                 grace_seconds=grace_seconds,
                 rank=pod.rank,
                 trouble_at=utc_now() if phase == "Failed" else None,

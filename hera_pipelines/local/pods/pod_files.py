@@ -1,16 +1,11 @@
-"""The files of one attempt: what a pod would find in its volumes, and what it would leave there.
+"""Files, paths and volumes of one attempt of a pod.
 
-Where the absolute paths of a container lie on this machine.
-
-Every attempt gets a folder of its own. A path that the template declares (an
-artifact, an output, a mounted volume) is moved below it, and replaced wherever
-it stands in the command, the arguments, the environment or the source. A
-program that has such a path built in cannot be redirected this way, so `check`
-refuses it.
-
-podSpecPatch: the parts of a pod that mean something for a process on this machine.
-
-Volumes: claims are folders that stay, the rest live as long as a pod.
+Every attempt has its own folder. A path that the template declares (an artifact,
+an output, a mounted volume) is mapped into this folder, and replaced in the
+command, the arguments, the environment and the source. A program with such a path
+built in cannot be redirected, so `supported` refuses its template. Volume claims
+are folders that persist; other volumes exist as long as their pod. Of a
+podSpecPatch, only the grace period and the environment apply to a process.
 """
 
 import json
@@ -25,89 +20,89 @@ from typing import Any
 
 import yaml
 
-from hera_pipelines.local.nodes import Artifact, Outputs
-from hera_pipelines.local.pods.artifacts import Bucket
-from hera_pipelines.local.pods.process import Command, Surroundings
+from hera_pipelines.local.nodes import Artifact, WorkflowNodeOutputs
+from hera_pipelines.local.pods.artifacts import ArtifactBucket
+from hera_pipelines.local.pods.process import ProcessCommand, ProcessEnvironment
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 
-_BEFORE = r"(?:(?<![\w./-])|(?<=file://))"
-_AFTER = r"(?![\w.-])"
+_PATH_START = r"(?:(?<![\w./-])|(?<=file://))"
+_PATH_END = r"(?![\w.-])"
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Maps declared paths to real ones."""
+class PathMapping:
+    """Maps declared paths of a container to paths on this machine."""
 
     root: Path
     mounts: Mapping[str, Path]
-    """Where each mounted volume lies."""
+    """Folder of each mounted volume, by mount path."""
     paths: tuple[str, ...]
     """Every declared path, volumes included."""
-    keep: str = ""
-    """Text that is never touched: the URL of the store, which lies where it lies."""
+    protected_text: str = ""
+    """Text that is never rewritten: the URL of the store, which is a path on this machine already."""
 
-    def real(self, path: str) -> Path:
-        """Where a declared path lies here."""
+    def host_path(self, path: str) -> Path:
+        """Path on this machine of a declared path."""
         declared = PurePosixPath(path)
         for mount in sorted(self.mounts, key=len, reverse=True):
             if declared.is_relative_to(mount):
                 return self.mounts[mount] / declared.relative_to(mount)
         return self.root / declared.relative_to("/")
 
-    def rewrite(self, text: str) -> str:
-        """``text`` with every declared path replaced, longest first, whole path parts only."""
+    def rewrite_paths(self, text: str) -> str:
+        """Replace every declared path in ``text``, longest first, as whole path components."""
         if not self.paths:
             return text
         choices = "|".join(re.escape(path) for path in sorted(self.paths, key=len, reverse=True))
-        kept = f"{re.escape(self.keep)}|" if self.keep else ""
-        found = re.compile(f"{kept}{_BEFORE}(?P<path>{choices}){_AFTER}")
-        return found.sub(lambda match: str(self.real(match["path"])) if match["path"] else match[0], text)
+        protected = f"{re.escape(self.protected_text)}|" if self.protected_text else ""
+        pattern = re.compile(f"{protected}{_PATH_START}(?P<path>{choices}){_PATH_END}")
+        return pattern.sub(lambda match: str(self.host_path(match["path"])) if match["path"] else match[0], text)
 
 
 def declared_paths(template: Manifest) -> Iterator[tuple[str, str]]:
-    """(what it is, path) of every path that a template declares."""
+    """Yield a description and the path of every path that a template declares."""
     inputs, outputs = template.get("inputs") or {}, template.get("outputs") or {}
     for artifact in inputs.get("artifacts") or []:
         if "path" in artifact:
-            yield f"input artifact {artifact['name']}", normal(artifact["path"])
+            yield f"input artifact {artifact['name']}", normalize_path(artifact["path"])
     for artifact in outputs.get("artifacts") or []:
         if "path" in artifact:
-            yield f"output artifact {artifact['name']}", normal(artifact["path"])
+            yield f"output artifact {artifact['name']}", normalize_path(artifact["path"])
     for parameter in outputs.get("parameters") or []:
         if "path" in (parameter.get("valueFrom") or {}):
-            yield f"output parameter {parameter['name']}", normal(parameter["valueFrom"]["path"])
-    for mount in program_of(template).get("volumeMounts") or []:
-        yield f"volume {mount['name']}", normal(mount["mountPath"])
+            yield f"output parameter {parameter['name']}", normalize_path(parameter["valueFrom"]["path"])
+    for mount in container_or_script(template).get("volumeMounts") or []:
+        yield f"volume {mount['name']}", normalize_path(mount["mountPath"])
 
 
-def program_of(template: Manifest) -> Manifest:
-    """The container or script of a template."""
+def container_or_script(template: Manifest) -> Manifest:
+    """The container or script of a template; empty for other types."""
     program: Manifest = template.get("container") or template.get("script") or {}
     return program
 
 
-def texts_of(template: Manifest) -> list[str]:
-    """Every text of the program in which a path may stand."""
-    program = program_of(template)
+def program_texts(template: Manifest) -> list[str]:
+    """All texts of the program that may contain a path."""
+    program = container_or_script(template)
     values = [str(variable.get("value", "")) for variable in program.get("env") or []]
     return [*program.get("command", []), *program.get("args", []), *values, program.get("source", "")]
 
 
-def mentions(text: str, path: str) -> bool:
-    """Whether ``path`` stands in ``text`` as a whole path."""
-    return re.search(f"{_BEFORE}{re.escape(path)}{_AFTER}", text) is not None
+def mentions_path(text: str, path: str) -> bool:
+    """Whether ``text`` contains ``path`` as a whole path."""
+    return re.search(f"{_PATH_START}{re.escape(path)}{_PATH_END}", text) is not None
 
 
-def normal(path: str) -> str:
-    """``path`` without a final slash."""
+def normalize_path(path: str) -> str:
+    """Return ``path`` without a trailing slash."""
     return path.rstrip("/") or "/"
 
 
 DEFAULT_GRACE_SECONDS = 30.0
-"""Kubernetes' own default."""
+"""Default of Kubernetes' ``terminationGracePeriodSeconds``."""
 
-_PLACEMENT = (
+_PLACEMENT_FIELDS = (
     "nodeSelector",
     "tolerations",
     "affinity",
@@ -119,38 +114,38 @@ _PLACEMENT = (
     "securityContext",
     "imagePullSecrets",
 )
-_CONTAINER = ("name", "resources", "image", "imagePullPolicy", "env")
+_CONTAINER_FIELDS = ("name", "resources", "image", "imagePullPolicy", "env")
 
 
 @dataclass(frozen=True)
 class PodPatch:
-    """What a patch changes here."""
+    """The parts of a podSpecPatch that apply to a process."""
 
     grace_seconds: float = DEFAULT_GRACE_SECONDS
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def read_patch(text: str) -> PodPatch:
-    """Read a podSpecPatch, JSON or YAML; where a pod is placed and what it may use is ignored.
+def parse_pod_spec_patch(text: str) -> PodPatch:
+    """Parse a podSpecPatch in JSON or YAML; placement and resources are ignored.
 
     Raises:
-        UsageError: it is not a document, or holds a field that would change the program.
+        UsageError: the text is not a document, or has a field that would change the program.
     """
-    patch = _parse(text)
-    unknown = [key for key in patch if key not in (*_PLACEMENT, "terminationGracePeriodSeconds", "containers")]
+    patch = _parse_document(text)
+    unknown = [key for key in patch if key not in (*_PLACEMENT_FIELDS, "terminationGracePeriodSeconds", "containers")]
     environment: dict[str, str] = {}
     for container in patch.get("containers") or []:
         if container.get("name") != "main":
             unknown.append(f"containers[{container.get('name')}]")
             continue
-        unknown += [f"containers[main].{key}" for key in container if key not in _CONTAINER]
+        unknown += [f"containers[main].{key}" for key in container if key not in _CONTAINER_FIELDS]
         environment |= {entry["name"]: str(entry.get("value", "")) for entry in container.get("env") or []}
     if unknown:
-        raise UsageError(f"podSpecPatch: the local engine cannot honour {', '.join(unknown)}")
+        raise UsageError(f"podSpecPatch: the local engine does not support {', '.join(unknown)}")
     return PodPatch(float(patch.get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)), environment)
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _parse_document(text: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
@@ -165,14 +160,14 @@ def _parse(text: str) -> dict[str, Any]:
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 << 10
 _LINE_CHARACTERS = 500
-# Colours and cursor movements of a program are not meant for the terminal of whoever reads its last words.
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Control sequences of a program must not change the terminal that shows its last log lines.
+_TERMINAL_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _RESULT_BYTES = 256 << 10  # Argo's limit for outputs.result
 
 
 @dataclass(frozen=True)
-class Pod:
-    """One attempt to run. ``template`` has no variables left."""
+class LocalPod:
+    """One pod to run. All variables of ``template`` are substituted."""
 
     name: str
     namespace: str
@@ -181,13 +176,14 @@ class Pod:
     node: str
     template: Manifest
     volumes: Mapping[str, Path | None]
-    """Folder of each volume of the workflow; None for one that lives as long as the pod."""
+    """Folder of each volume of the workflow; None for a volume that exists as long as the pod."""
     on_exit: bool = False
-    seconds: float | None = None
-    """How long it may run."""
+    timeout_seconds: float | None = None
+    """Time after which the pod is ended; None for no limit."""
     wants_result: bool = False
+    """Whether the standard output becomes ``outputs.result``."""
     rank: int | None = None
-    """Which member of a gang it is."""
+    """Rank in its gang; None outside a gang."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -199,117 +195,121 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """The files of ``pod`` below the engine's state folder. Not for the event loop: its calls block."""
+class PodFiles:
+    """The files of ``pod`` in the engine's state folder. Its calls block, so do not use it in the event loop."""
 
-    pod: Pod
+    pod: LocalPod
     state: Path
-    bucket: Bucket
-    surroundings: Surroundings
+    bucket: ArtifactBucket
+    process_environment: ProcessEnvironment
 
     @property
     def folder(self) -> Path:
         return self.state / "pods" / self.pod.name
 
     @property
-    def log(self) -> Path:
-        """What the program writes."""
-        return log_of(self.state, self.pod.name)
+    def log_path(self) -> Path:
+        """File with the output of the program."""
+        return pod_log_path(self.state, self.pod.name)
 
     @cached_property
-    def layout(self) -> Layout:
-        """Where the declared paths lie."""
-        mounts = program_of(self.pod.template).get("volumeMounts") or []
-        return Layout(
+    def path_mapping(self) -> PathMapping:
+        """Mapping of the declared paths."""
+        mounts = container_or_script(self.pod.template).get("volumeMounts") or []
+        return PathMapping(
             root=self.folder / "root",
-            mounts={normal(mount["mountPath"]): self._volume(mount) for mount in mounts},
+            mounts={normalize_path(mount["mountPath"]): self._mount_folder(mount) for mount in mounts},
             paths=tuple(path for _, path in declared_paths(self.pod.template)),
-            keep=self.surroundings.store_url,
+            protected_text=self.process_environment.store_url,
         )
 
     def prepare(self) -> None:
-        """Make the folders, fetch the inputs and write the script.
+        """Create the folders, fetch the inputs and write the script.
 
         Raises:
-            NotFoundError: an input that is not optional does not exist.
-            StoreError: storage is out of reach or refuses.
+            NotFoundError: a required input does not exist.
+            StoreError: storage is unavailable or refuses.
         """
-        self.surroundings.furnish(self.folder / "work")
-        for mount in self.layout.mounts.values():
+        self.process_environment.prepare_working_folder(self.folder / "work")
+        for mount in self.path_mapping.mounts.values():
             mount.mkdir(parents=True, exist_ok=True)
-        for path in self.layout.paths:
-            self.layout.real(path).parent.mkdir(parents=True, exist_ok=True)
+        for path in self.path_mapping.paths:
+            self.path_mapping.host_path(path).parent.mkdir(parents=True, exist_ok=True)
         for artifact in self.pod.artifacts("inputs"):
             if "s3" in artifact or "raw" in artifact:
                 self._fetch(artifact)
-        if source := program_of(self.pod.template).get("source"):
-            (self.folder / "script").write_text(self.layout.rewrite(source))
+        if source := container_or_script(self.pod.template).get("source"):
+            (self.folder / "script").write_text(self.path_mapping.rewrite_paths(source))
 
-    def command(self, patch: PodPatch) -> Command:
-        """How to start the program."""
-        program = program_of(self.pod.template)
-        rewrite = self.layout.rewrite
+    def build_command(self, patch: PodPatch) -> ProcessCommand:
+        """Build the command that starts the program."""
+        program = container_or_script(self.pod.template)
+        rewrite = self.path_mapping.rewrite_paths
         declared = {variable["name"]: rewrite(str(variable.get("value", ""))) for variable in program.get("env") or []}
         arguments = [rewrite(part) for part in [*program.get("command", []), *(program.get("args") or [])]]
         if program.get("source"):
             arguments.append(str(self.folder / "script"))
-        return Command(
-            arguments=self.surroundings.command(arguments),
-            environment=self.surroundings.environment(declared | patch.environment),
+        return ProcessCommand(
+            arguments=self.process_environment.build_command(arguments),
+            environment=self.process_environment.build_environment(declared | patch.environment),
             folder=self.folder / "work",
-            log=self.log,
-            stdout=self._stdout if self.pod.wants_result else None,
+            log=self.log_path,
+            stdout=self._stdout_path if self.pod.wants_result else None,
         )
 
-    def collect(self, exit_code: str) -> Outputs:
-        """Store the declared outputs.
+    def store_outputs(self, exit_code: str) -> WorkflowNodeOutputs:
+        """Store the declared outputs and return them.
 
         Raises:
-            NotFoundError: the program did not write one that is not optional.
-            StoreError: storage is out of reach or refuses.
+            NotFoundError: the program did not write a required output.
+            StoreError: storage is unavailable or refuses.
         """
         declared = (self.pod.template.get("outputs") or {}).get("parameters") or []
-        parameters = {parameter["name"]: self._parameter(parameter) for parameter in declared}
-        saved = [artifact for artifact in map(self._with_key, self.pod.artifacts("outputs")) if self._save(artifact)]
-        return Outputs(parameters, {artifact["name"]: artifact for artifact in saved}, self._result(), exit_code)
+        parameters = {parameter["name"]: self._read_parameter(parameter) for parameter in declared}
+        saved = [
+            artifact for artifact in map(self._with_default_key, self.pod.artifacts("outputs")) if self._save(artifact)
+        ]
+        return WorkflowNodeOutputs(
+            parameters, {artifact["name"]: artifact for artifact in saved}, self._read_result(), exit_code
+        )
 
     def discard(self) -> None:
-        """Remove the files of an attempt that succeeded; data sets and models are not kept twice."""
+        """Remove the files of a successful attempt, so that data sets and models are not stored twice."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def tail(self) -> tuple[str, ...]:
-        """The last lines of the log, however long it and its lines are; nothing in them steers a terminal."""
+    def read_log_tail(self) -> tuple[str, ...]:
+        """Last lines of the log, limited in number and length, without terminal control sequences."""
         try:
-            with self.log.open("rb") as log:
+            with self.log_path.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 text = log.read().decode(errors="replace")
         except FileNotFoundError:
             return ()
         lines = text.removesuffix("\n").split("\n")[-_TAIL_LINES:] if text else []
-        return tuple(_CONTROL.sub("", line)[:_LINE_CHARACTERS] for line in lines)
+        return tuple(_TERMINAL_CONTROL.sub("", line)[:_LINE_CHARACTERS] for line in lines)
 
     @property
-    def _stdout(self) -> Path:
+    def _stdout_path(self) -> Path:
         return self.folder / "stdout"
 
-    def _volume(self, mount: Manifest) -> Path:
+    def _mount_folder(self, mount: Manifest) -> Path:
         base = self.pod.volumes.get(mount["name"]) or self.folder / "volumes" / mount["name"]
         return base / mount["subPath"] if mount.get("subPath") else base
 
     def _fetch(self, artifact: Artifact) -> None:
         try:
-            self.bucket.fetch(artifact, self.layout.real(normal(artifact["path"])))
+            self.bucket.fetch(artifact, self.path_mapping.host_path(normalize_path(artifact["path"])))
         except NotFoundError:
             if not artifact.get("optional"):
                 raise
 
-    def _with_key(self, artifact: Artifact) -> Artifact:
-        """Argo's default key, for an artifact that names none."""
+    def _with_default_key(self, artifact: Artifact) -> Artifact:
+        """Add Argo's default key to an artifact without one."""
         own = {"key": f"{self.pod.workflow}/{self.pod.name}/{artifact['name']}"}
         return {**artifact, "s3": artifact.get("s3") or own}
 
     def _save(self, artifact: Artifact) -> bool:
-        source = self.layout.real(normal(artifact["path"]))
+        source = self.path_mapping.host_path(normalize_path(artifact["path"]))
         if source.exists():
             self.bucket.save(artifact, source)
             return True
@@ -317,61 +317,61 @@ class Attempt:
             return False
         raise NotFoundError(f"output artifact {artifact['name']}: no such file or directory: {artifact['path']}")
 
-    def _parameter(self, declared: Manifest) -> str:
+    def _read_parameter(self, declared: Manifest) -> str:
         source = declared.get("valueFrom") or {}
-        path = self.layout.real(normal(source["path"]))
+        path = self.path_mapping.host_path(normalize_path(source["path"]))
         if path.is_file():
-            return _text_of(path, declared["name"])
+            return _read_text(path, declared["name"])
         if "default" in source:
             return str(source["default"])
         raise NotFoundError(f"output parameter {declared['name']}: no such file: {source['path']}")
 
-    def _result(self) -> str | None:
+    def _read_result(self) -> str | None:
         if not self.pod.wants_result:
             return None
-        with self._stdout.open("rb") as written, self.log.open("ab") as log:
-            result = written.read(_RESULT_BYTES)
+        with self._stdout_path.open("rb") as stdout, self.log_path.open("ab") as log:
+            result = stdout.read(_RESULT_BYTES)
             log.write(result)
-            shutil.copyfileobj(written, log)
+            shutil.copyfileobj(stdout, log)
         return result.decode(errors="replace").removesuffix("\n")
 
 
-def _text_of(path: Path, parameter: str) -> str:
+def _read_text(path: Path, parameter: str) -> str:
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"output parameter {parameter} is not UTF-8 text; declare it as an artifact") from error
 
 
-def log_of(state: Path, pod: str) -> Path:
-    """Where the output of a pod goes."""
+def pod_log_path(state: Path, pod: str) -> Path:
+    """Path of the log file of ``pod``."""
     return state / "logs" / f"{pod}.log"
 
 
-SOURCES = ("persistentVolumeClaim", "emptyDir")
-"""Volume sources that are understood."""
+VOLUME_SOURCES = ("persistentVolumeClaim", "emptyDir")
+"""Supported volume sources."""
 
 
 @dataclass(frozen=True)
-class Volumes:
-    """The volumes that one workflow can mount.
+class WorkflowVolumes:
+    """Folders of the volumes of one workflow.
 
-    A named claim is shared by all workflows of the state folder; one made from
+    A named claim is shared by all workflows of the state folder; a claim from
     ``volumeClaimTemplates`` belongs to its workflow.
     """
 
     manifest: Manifest
     state: Path
 
-    def of(self, template: Manifest) -> Mapping[str, Path | None]:
-        """Folder of each volume that ``template`` sees; None for an emptyDir, which every pod has anew."""
+    def folders_for(self, template: Manifest) -> Mapping[str, Path | None]:
+        """Folder of each volume that ``template`` can mount; None for an emptyDir, which each pod creates."""
         spec = self.manifest["spec"]
         claimed = [claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates") or []]
         own = {name: self._folder(self.manifest["metadata"]["name"]) / name for name in claimed}
         declared = [*(spec.get("volumes") or []), *(template.get("volumes") or [])]
-        return own | {volume["name"]: self._source(volume) for volume in declared}
+        return own | {volume["name"]: self._claim_folder(volume) for volume in declared}
 
-    def _source(self, volume: Manifest) -> Path | None:
+    def _claim_folder(self, volume: Manifest) -> Path | None:
         claim = volume.get("persistentVolumeClaim")
         return self._folder(claim["claimName"]) if claim else None
 

@@ -1,6 +1,7 @@
-"""Starts the process of an attempt, and ends it: SIGTERM, grace, SIGKILL.
+"""Starts and ends the process of an attempt, in a restricted environment.
 
-What a process sees of this machine: little, so that a pipeline that runs here runs in its image too.
+The process inherits few variables of this machine, so that a pipeline that runs
+here also runs in its image. It is ended with SIGTERM, a grace period and SIGKILL.
 """
 
 import asyncio
@@ -11,43 +12,43 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hera_pipelines.compile.gang.member_pod import MEMBER
-from hera_pipelines.local.pods import init_process as launch
+from hera_pipelines.compile.gang.member_pod import MEMBER_COMMAND
+from hera_pipelines.local.pods import init_process
 from tiphys.errors import UsageError
-from tiphys.protocol import environment as variables
+from tiphys.protocol import environment
 
 
 @dataclass(frozen=True)
-class Command:
-    """What to run, and where."""
+class ProcessCommand:
+    """A program to start: its arguments, environment, working folder and log."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
     log: Path
-    """Receives what the program writes to standard error, and to standard output unless ``stdout`` is set."""
+    """Receives the standard error of the program, and its standard output unless ``stdout`` is set."""
     stdout: Path | None = None
 
 
-class Process:
+class PodProcess:
     """A running program with its process group."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
-    async def start(cls, command: Command) -> "Process":
+    async def start(cls, command: ProcessCommand) -> "PodProcess":
         """Start ``command`` as leader of its own session.
 
         Raises:
-            UsageError: its arguments or variables are more than the system takes, or hold a NUL byte.
+            UsageError: the arguments or variables are too long for the system, or contain a NUL byte.
             OSError: the log cannot be written.
         """
         command.log.parent.mkdir(parents=True, exist_ok=True)
         with command.log.open("ab") as log, (command.stdout or command.log).open("ab") as stdout:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(launch.__file__), str(os.getpid()), *command.arguments),
+                    *(sys.executable, "-I", "-S", str(init_process.__file__), str(os.getpid()), *command.arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=log,
@@ -60,25 +61,25 @@ class Process:
         return cls(process)
 
     async def wait(self) -> int:
-        """The exit code as a container would have it: 128+n after signal n."""
+        """Wait for the end; return the exit code as a container reports it: 128+n after signal n."""
         code = await self._process.wait()
-        self._signal(signal.SIGKILL)  # what the program left behind ends with it, as in a container
+        self._signal(signal.SIGKILL)  # remaining processes of the program end with it, as in a container
         return code if code >= 0 else 128 - code
 
-    async def end(self, grace_seconds: float, hurry: Coroutine[None, None, None]) -> int:
-        """Ask the program to end; kill it once the grace period is over, or ``hurry`` returns. Its exit code."""
+    async def terminate(self, grace_seconds: float, kill_early: Coroutine[None, None, None]) -> int:
+        """Send SIGTERM, and SIGKILL when the grace period is over or ``kill_early`` returns; return the exit code."""
         self._signal(signal.SIGTERM)
-        waits = {asyncio.ensure_future(self.wait()), asyncio.ensure_future(hurry)}
+        waits = {asyncio.ensure_future(self.wait()), asyncio.ensure_future(kill_early)}
         try:
             await asyncio.wait(waits, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for waiting in waits:
-                waiting.cancel()
+            for waiter in waits:
+                waiter.cancel()
             self.kill()
         return await self.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the whole group."""
+        """Send SIGKILL to the whole process group."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -89,57 +90,62 @@ class Process:
 
 
 _INTERPRETERS = ("python", "python3")
-_INHERITED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+_INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _INHERITED_PREFIXES = ("AWS_", "TIPHYS_FAILPOINTS", "CUDA_", "NVIDIA_", "OMP_", "COVERAGE_")
 
 
-def _started(arguments: Sequence[str]) -> list[str]:
+def _replace_interpreter(arguments: Sequence[str]) -> list[str]:
     first, *rest = arguments
     return [sys.executable if first in _INTERPRETERS else first, *rest]
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The same for every process of an engine."""
+class ProcessEnvironment:
+    """The environment that all processes of an engine share."""
 
     code: Path
-    """Folder of the pipeline file: its modules can be imported."""
+    """Folder whose modules the programs can import, normally that of the pipeline file."""
     store_url: str
     longest_grace_seconds: float | None = None
-    """Grace periods are cut to this, if set."""
+    """Upper limit of grace periods; None sets no limit."""
 
-    def command(self, arguments: Sequence[str]) -> list[str]:
-        """``python`` is the interpreter that Tiphys runs in; so it is below the one that fetches and stores files."""
-        if tuple(arguments[: len(MEMBER)]) == MEMBER:
-            return [*_started(MEMBER), *_started(arguments[len(MEMBER) :])]
-        return _started(arguments)
+    def build_command(self, arguments: Sequence[str]) -> list[str]:
+        """Replace ``python`` by the interpreter that runs Tiphys, also behind the member command of a gang."""
+        if tuple(arguments[: len(MEMBER_COMMAND)]) == MEMBER_COMMAND:
+            return [*_replace_interpreter(MEMBER_COMMAND), *_replace_interpreter(arguments[len(MEMBER_COMMAND) :])]
+        return _replace_interpreter(arguments)
 
-    def environment(self, declared: Mapping[str, str]) -> dict[str, str]:
-        """The variables of the template, on top of the few that are inherited.
+    def build_environment(self, declared: Mapping[str, str]) -> dict[str, str]:
+        """Merge the variables of the template over the few inherited ones.
 
-        A pipeline may name a store that only the cluster reaches; its programs
-        get the one that this engine works with. Checkpoints on a volume of
-        their own stay there.
+        A pipeline may name a store that only the cluster can reach; its programs
+        use the engine's store instead. Checkpoints on a volume stay there.
         """
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+            if name in _INHERITED_VARIABLES or name.startswith(_INHERITED_PREFIXES)
         }
-        found = os.pathsep.join(filter(None, (str(self.code), os.environ.get("PYTHONPATH"))))
-        named = declared.get(variables.STORE)
+        python_path = os.pathsep.join(filter(None, (str(self.code), os.environ.get("PYTHONPATH"))))
+        pipeline_store = declared.get(environment.STORE)
         store = {
             name: self.store_url
-            for name in (variables.STORE, variables.CHECKPOINT_STORE)
-            if declared.get(name) == named
+            for name in (environment.STORE, environment.CHECKPOINT_STORE)
+            if declared.get(name) == pipeline_store
         }
-        return {**inherited, "PYTHONPATH": found, "PYTHONUNBUFFERED": "1", **declared, **(store if named else {})}
+        return {
+            **inherited,
+            "PYTHONPATH": python_path,
+            "PYTHONUNBUFFERED": "1",
+            **declared,
+            **(store if pipeline_store else {}),
+        }
 
-    def furnish(self, folder: Path) -> None:
-        """Make ``folder`` look like the working directory of an image that holds the code.
+    def prepare_working_folder(self, folder: Path) -> None:
+        """Fill ``folder`` with links to the code, like the working directory of an image.
 
-        ``python train.py`` finds the file, and what the program writes stays in
-        its own folder: parallel attempts do not meet.
+        ``python train.py`` finds the file, and the program writes into its own
+        folder, so that parallel attempts do not interfere.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for entry in self.code.iterdir():
@@ -147,6 +153,10 @@ class Surroundings:
             if not entry.name.startswith(".") and not link.exists():
                 link.symlink_to(entry)
 
-    def grace_seconds(self, asked: float) -> float:
-        """The grace period that a process gets."""
-        return asked if self.longest_grace_seconds is None else min(asked, self.longest_grace_seconds)
+    def grace_seconds(self, requested_seconds: float) -> float:
+        """Grace period of a process in seconds: the requested one, up to the limit."""
+        return (
+            requested_seconds
+            if self.longest_grace_seconds is None
+            else min(requested_seconds, self.longest_grace_seconds)
+        )

@@ -1,7 +1,7 @@
-"""The agent's threads: one watches each namespace, some ask, some write, and one keeps the time.
+"""The agent's threads: a watch per namespace, workers that call the core, writers that patch, and a timer.
 
-They share a `Board` under one lock. Nothing else is shared, and nothing
-outlives `Agent.run`: a new leader begins with what the API server holds.
+They share one `AgentState` under one lock, and nothing else. No state outlives
+`SharedAgent.run`, so a new leader starts with what the API server has stored.
 """
 
 import threading
@@ -13,38 +13,38 @@ from functools import partial
 import structlog
 
 from tiphys.errors import StoreError, TiphysError
-from tiphys.kube import ChangeType, KubeApi, Synced, changes
+from tiphys.kube import KubeApi, ListSnapshot, WatchEventType, watch_objects
 from tiphys.kube.resources import WORKFLOW_TASK_SETS
 from tiphys_plugin.agent.metrics import AgentMetrics
-from tiphys_plugin.agent.patch import still_waits, write
-from tiphys_plugin.agent.plugin_calls import Execute, ask
+from tiphys_plugin.agent.patch import patch_task_set, workflow_awaits_node
+from tiphys_plugin.agent.plugin_calls import ExecuteFunction, call_core
 from tiphys_plugin.agent.settings import AgentSettings
-from tiphys_plugin.agent.task_sets import read_task_set
-from tiphys_plugin.agent.task_state import Board, Checking, Question, Writing
+from tiphys_plugin.agent.task_sets import parse_task_set
+from tiphys_plugin.agent.task_state import AgentState, LostAnswerCheck, PatchJob, PendingCall
 
-_LONGEST_SLEEP = 5.0
+_MAX_SLEEP_SECONDS = 5.0
 _log = structlog.get_logger()
 
 
-class Agent:
-    """Answers the task sets of some namespaces while it leads.
+class SharedAgent:
+    """Answers the task sets of its namespaces while this process is the leader.
 
     Args:
         api: The API server.
-        execute: What answers for a namespace.
-        namespaces: Those to watch; ``[None]`` for all with one watch.
-        leads: Whether this process may write at this moment; asked right before each write.
-        metrics: What it counts.
-        settings: How busy and how patient it is.
+        execute: Answers the request of a namespace.
+        namespaces: The namespaces to watch; ``[None]`` for all of the cluster with one watch.
+        is_leading: Whether this process may write now; called right before each write.
+        metrics: The metrics that the agent updates.
+        settings: Numbers of threads, timeouts and intervals.
         monotonic: Seconds on a clock that never jumps.
     """
 
     def __init__(
         self,
         api: KubeApi,
-        execute: Execute,
+        execute: ExecuteFunction,
         namespaces: Sequence[str | None],
-        leads: Callable[[], bool],
+        is_leading: Callable[[], bool],
         metrics: AgentMetrics,
         settings: AgentSettings | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -52,71 +52,71 @@ class Agent:
         self._api = api
         self._execute = execute
         self._namespaces = namespaces
-        self._leads = leads
+        self._is_leading = is_leading
         self._metrics = metrics
         self._settings = settings or AgentSettings()
         self._now = monotonic
-        self._unwatched: dict[str, str] = {}
+        self._watch_errors: dict[str, str] = {}
 
     @property
-    def trouble(self) -> str:
-        """Why it does not see its task sets; empty if it sees them all, or does not lead."""
-        return "; ".join(self._unwatched.values())
+    def watch_error(self) -> str:
+        """Why some task sets cannot be watched; empty if all can, or if this process does not lead."""
+        return "; ".join(self._watch_errors.values())
 
-    def run(self, over: threading.Event) -> None:
-        """Answer until ``over``; then finish the calls under way, and write what is known while that is allowed."""
-        _Session(self, over).run()
+    def run(self, stop: threading.Event) -> None:
+        """Answer until ``stop``; then finish the calls in progress, and write their answers while it still leads."""
+        _LeadershipTerm(self, stop).run()
 
-    def _lost_sight(self, namespace: str | None, error: TiphysError) -> None:
+    def _record_watch_error(self, namespace: str | None, error: TiphysError) -> None:
         where = f"namespace {namespace}" if namespace else "all namespaces"
         _log.warning("agent.watch_failed", namespace=namespace or "", error=str(error))
-        self._unwatched[where] = f"the task sets of {where} cannot be watched: {error}"
+        self._watch_errors[where] = f"the task sets of {where} cannot be watched: {error}"
 
-    def _in_sight(self, namespace: str | None) -> None:
-        self._unwatched.pop(f"namespace {namespace}" if namespace else "all namespaces", None)
+    def _clear_watch_error(self, namespace: str | None) -> None:
+        self._watch_errors.pop(f"namespace {namespace}" if namespace else "all namespaces", None)
 
 
-class _Session:
-    """One term of leadership."""
+class _LeadershipTerm:
+    """The threads and the state of one term of leadership."""
 
-    def __init__(self, agent: Agent, over: threading.Event) -> None:
+    def __init__(self, agent: SharedAgent, stop: threading.Event) -> None:
         self._agent = agent
-        self._over = over
+        self._stop = stop
         self._settings = agent._settings
         self._now = agent._now
-        self._board = Board(self._settings, agent._metrics)
+        self._state = AgentState(self._settings, agent._metrics)
         self._lock = threading.Lock()
-        self._questions = threading.Condition(self._lock)
-        self._jobs = threading.Condition(self._lock)
-        self._time = threading.Condition(self._lock)
-        self._ended = False
+        self._call_available = threading.Condition(self._lock)
+        self._job_available = threading.Condition(self._lock)
+        self._time_changed = threading.Condition(self._lock)
+        self._drained = False
 
     def run(self) -> None:
-        self._show_metrics(self._board)
-        self._start("over", self._await_end)
+        self._export_gauges(self._state)
+        self._start("over", self._await_stop)
         for namespace in self._agent._namespaces:
             self._start("watch", partial(self._watch, namespace))
-        workers = [self._start("ask", self._work) for _ in range(self._settings.workers)]
-        writers = [self._start("write", self._write) for _ in range(self._settings.writers)]
-        while not self._over.is_set():
+        workers = [self._start("ask", self._run_calls) for _ in range(self._settings.workers)]
+        writers = [self._start("write", self._run_jobs) for _ in range(self._settings.writers)]
+        while not self._stop.is_set():
             self._tick()
-        self._finish(workers, writers)
-        self._show_metrics(None)
+        self._drain(workers, writers)
+        self._export_gauges(None)
 
-    def _finish(self, workers: list[threading.Thread], writers: list[threading.Thread]) -> None:
+    def _drain(self, workers: list[threading.Thread], writers: list[threading.Thread]) -> None:
         deadline = self._now() + self._settings.drain_seconds
-        with self._changing():
-            self._board.closing = True
-            self._questions.notify_all()
+        with self._state_change():
+            self._state.closing = True
+            self._call_available.notify_all()
         for worker in workers:
             worker.join(max(0.0, deadline - self._now()))
-        with self._changing():
-            self._board.close(self._now())
-        while self._agent._leads() and not self._board.idle and self._now() < deadline:
+        with self._state_change():
+            self._state.close(self._now())
+        while self._agent._is_leading() and not self._state.idle and self._now() < deadline:
             self._tick()
         with self._lock:
-            self._ended = True
-            self._jobs.notify_all()
+            self._drained = True
+            self._job_available.notify_all()
         for writer in writers:
             writer.join(max(0.0, deadline - self._now()))
 
@@ -124,127 +124,127 @@ class _Session:
         def guarded() -> None:
             try:
                 work()
-            except Exception:  # noqa: BLE001  the worker loop: a bug ends this term, and the next begins anew
+            except Exception:  # noqa: BLE001  the worker loop: a bug ends this term, and the next starts without its state
                 _log.exception("agent.crashed", thread=name)
-                self._over.set()
+                self._stop.set()
 
         thread = threading.Thread(target=guarded, name=f"agent-{name}", daemon=True)
         thread.start()
         return thread
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Hold the lock; afterwards wake those who have something to do now."""
+    def _state_change(self) -> Iterator[None]:
+        """Hold the lock while the state changes, then wake the threads that have work now."""
         with self._lock:
             yield
-            self._questions.notify(self._board.question_count)
-            self._jobs.notify(self._board.job_count)
-            self._time.notify()
+            self._call_available.notify(self._state.ready_call_count)
+            self._job_available.notify(self._state.job_count)
+            self._time_changed.notify()
 
     def _tick(self) -> None:
         with self._lock:
-            wait = self._board.tick(self._now())
-            self._questions.notify(self._board.question_count)
-            self._jobs.notify(self._board.job_count)
-            if not self._over.is_set() or not self._board.idle:
-                self._time.wait(min(wait, _LONGEST_SLEEP) if wait is not None else _LONGEST_SLEEP)
+            wait = self._state.tick(self._now())
+            self._call_available.notify(self._state.ready_call_count)
+            self._job_available.notify(self._state.job_count)
+            if not self._stop.is_set() or not self._state.idle:
+                self._time_changed.wait(min(wait, _MAX_SLEEP_SECONDS) if wait is not None else _MAX_SLEEP_SECONDS)
 
-    def _await_end(self) -> None:
-        self._over.wait()
+    def _await_stop(self) -> None:
+        self._stop.wait()
         with self._lock:
-            self._time.notify()
+            self._time_changed.notify()
 
     def _watch(self, namespace: str | None) -> None:
-        while not self._over.is_set():
+        while not self._stop.is_set():
             try:
-                self._follow(namespace)
+                self._watch_until_error(namespace)
             except TiphysError as error:
-                self._lost_sight(namespace, error)
-                self._over.wait(self._settings.most_retry_seconds)
+                self._record_watch_error(namespace, error)
+                self._stop.wait(self._settings.max_retry_seconds)
 
-    def _lost_sight(self, namespace: str | None, error: TiphysError) -> None:
-        if not self._over.is_set():
-            self._agent._lost_sight(namespace, error)
+    def _record_watch_error(self, namespace: str | None, error: TiphysError) -> None:
+        if not self._stop.is_set():
+            self._agent._record_watch_error(namespace, error)
 
-    def _follow(self, namespace: str | None) -> None:
-        events = changes(
+    def _watch_until_error(self, namespace: str | None) -> None:
+        events = watch_objects(
             self._agent._api,
             WORKFLOW_TASK_SETS,
             namespace,
             timeout_seconds=self._settings.watch_seconds,
-            pause=self._over.wait,
-            stopped=self._over.is_set,
-            lost=partial(self._lost_sight, namespace),
+            sleep=self._stop.wait,
+            should_stop=self._stop.is_set,
+            on_error=partial(self._record_watch_error, namespace),
         )
         for event in events:
-            self._agent._in_sight(namespace)
-            if isinstance(event, Synced):
-                found = [read_task_set(one) for one in event.objects]
-                with self._changing():
-                    self._board.synced(namespace, found, self._now())
+            self._agent._clear_watch_error(namespace)
+            if isinstance(event, ListSnapshot):
+                task_sets = [parse_task_set(document) for document in event.objects]
+                with self._state_change():
+                    self._state.observe_all(namespace, task_sets, self._now())
                 continue
-            task_set = read_task_set(event.object)
-            with self._changing():
-                if event.type is ChangeType.DELETED:
-                    self._board.gone(task_set.key)
+            task_set = parse_task_set(event.object)
+            with self._state_change():
+                if event.type is WatchEventType.DELETED:
+                    self._state.remove(task_set.key)
                 else:
-                    self._board.observe(task_set, self._now())
+                    self._state.observe(task_set, self._now())
 
-    def _work(self) -> None:
-        question = self._next_question()
-        while question is not None:
-            node, task_set = question.node, question.task_set
-            answer = ask(self._agent._execute, task_set, node.template, node.failures, self._settings)
-            with self._changing():
+    def _run_calls(self) -> None:
+        call = self._next_call()
+        while call is not None:
+            node, task_set = call.node, call.task_set
+            answer = call_core(self._agent._execute, task_set, node.template, node.failures, self._settings)
+            with self._state_change():
                 now = self._now()
-                self._board.answered(question, answer, now)
-                question = self._board.question(now)  # at once, so that nobody is woken for it
-            question = question or self._next_question()
+                self._state.record_answer(call, answer, now)
+                call = self._state.next_call(now)  # under the same lock, so that no other worker is woken for it
+            call = call or self._next_call()
 
-    def _next_question(self) -> Question | None:
+    def _next_call(self) -> PendingCall | None:
         with self._lock:
-            while not self._board.closing:
-                if (question := self._board.question(self._now())) is not None:
-                    return question
-                self._questions.wait()
+            while not self._state.closing:
+                if (call := self._state.next_call(self._now())) is not None:
+                    return call
+                self._call_available.wait()
         return None
 
-    def _write(self) -> None:
+    def _run_jobs(self) -> None:
         while (job := self._next_job()) is not None:
-            if isinstance(job, Writing):
-                written = write(self._agent._api, job.task_set, job.changes, self._agent._leads)
-                with self._changing():
-                    self._board.wrote(job, written, self._now())
+            if isinstance(job, PatchJob):
+                written = patch_task_set(self._agent._api, job.task_set, job.changes, self._agent._is_leading)
+                with self._state_change():
+                    self._state.record_patch(job, written, self._now())
             else:
                 self._check(job)
 
-    def _next_job(self) -> Writing | Checking | None:
+    def _next_job(self) -> PatchJob | LostAnswerCheck | None:
         with self._lock:
-            while not self._ended:
-                if (job := self._board.job(self._now())) is not None:
+            while not self._drained:
+                if (job := self._state.next_job(self._now())) is not None:
                     return job
-                self._time.notify()  # there may be nothing left to wait for
-                self._jobs.wait()
+                self._time_changed.notify()  # a term that drains may be idle now
+                self._job_available.wait()
         return None
 
-    def _check(self, job: Checking) -> None:
-        waits: bool | None = None
+    def _check(self, job: LostAnswerCheck) -> None:
+        is_awaited: bool | None = None
         try:
-            waits = still_waits(self._agent._api, job.task_set, job.node.id)
+            is_awaited = workflow_awaits_node(self._agent._api, job.task_set, job.node.id)
         except StoreError as error:
             _log.warning("agent.check_failed", workflow=job.task_set.name, error=str(error))
-        with self._changing():
-            self._board.checked(job, waits, self._now())
+        with self._state_change():
+            self._state.record_check(job, is_awaited, self._now())
 
-    def _show_metrics(self, board: Board | None) -> None:
-        def shown(value: Callable[[Board], int]) -> Callable[[], float]:
+    def _export_gauges(self, state: AgentState | None) -> None:
+        def read_under_lock(value: Callable[[AgentState], int]) -> Callable[[], float]:
             def read() -> float:
                 with self._lock:
-                    return float(value(board)) if board else 0.0
+                    return float(value(state)) if state else 0.0
 
             return read
 
         metrics = self._agent._metrics
-        metrics.open_tasks.set_function(shown(lambda one: one.open_tasks))
-        metrics.foreign_tasks.set_function(shown(lambda one: one.foreign_tasks))
-        metrics.queue.set_function(shown(lambda one: one.queue_length))
+        metrics.open_tasks.set_function(read_under_lock(lambda current: current.open_tasks))
+        metrics.foreign_tasks.set_function(read_under_lock(lambda current: current.foreign_tasks))
+        metrics.queue.set_function(read_under_lock(lambda current: current.queue_length))

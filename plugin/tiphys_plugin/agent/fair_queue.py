@@ -1,10 +1,10 @@
-"""Who is asked next: the task set that has the fewest questions waiting, so that a thousand of one hold up nobody else.
+"""Fair queue: serves the task set with the fewest pending calls, so one large workflow cannot delay others.
 
-A small workflow goes on at once, and a big one loses little by it. Of equals
-one is finished before the next is begun: the steps of one workflow cost less
-when they come together, and each is helped more by all its answers than by some.
-In every fourth turn whoever has waited longest goes first, so that a stream of
-small ones starves nobody.
+A small workflow continues at once, and a large one loses little time by that.
+Among task sets of equal length, one is finished before the next is started:
+steps of one workflow cost less if they are answered together, and a workflow
+gains more from all its answers than from some. Every fourth turn serves the task
+set that has waited longest, so that a stream of small ones cannot starve it.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -15,75 +15,82 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 
-_ROTATION = 4
+_OLDEST_FIRST_INTERVAL = 4
 
 
-class Share(NamedTuple, Generic[Key]):
-    """At most ``most`` items whose keys have the same ``group`` are out at a time."""
+class ConcurrencyLimit(NamedTuple, Generic[Key]):
+    """At most ``max_in_flight`` items whose keys have the same ``group`` are in flight at a time."""
 
     group: Callable[[Key], Hashable]
-    most: int
+    max_in_flight: int
 
 
-class Turns(Generic[Key, Item]):
-    """A queue for each key, the shortest first and at times the next in rotation, as far as its shares allow.
+class FairQueue(Generic[Key, Item]):
+    """A queue per key; serves the shortest one, and regularly the next in rotation, within the concurrency limits.
 
-    Its length is bounded by what is put in: the agent puts each open node in at
-    most once, and the API server bounds the nodes of a task set.
+    The length is bounded by its use: the agent adds each open node at most once,
+    and the API server limits the size of a task set.
     """
 
-    def __init__(self, *shares: Share[Key]) -> None:
-        self._shares = shares
+    def __init__(self, *limits: ConcurrencyLimit[Key]) -> None:
+        self._limits = limits
         self._queues: OrderedDict[Key, deque[Item]] = OrderedDict()
-        """The key that was served last is the last one."""
-        self._out: Counter[Hashable] = Counter()
-        self._taken = 0
+        """Ordered by the time of the last service: the key that was served last comes last."""
+        self._in_flight: Counter[Hashable] = Counter()
+        self._taken_count = 0
 
     def add(self, key: Key, item: Item) -> None:
         self._queues.setdefault(key, deque()).append(item)
 
     def take(self) -> tuple[Key, Item] | None:
-        """The next item; None if there is none that may go out. Say `done` when it is back."""
-        keys = list(filter(self._may_go, self._queues))
+        """Take the next item; None if no item may be taken now. Call `release` when its work is done."""
+        keys = list(filter(self._has_capacity, self._queues))
         if not keys:
             return None
-        self._taken += 1
-        key = min(keys, key=lambda one: len(self._queues[one])) if self._taken % _ROTATION else keys[0]
+        self._taken_count += 1
+        key = (
+            min(keys, key=lambda candidate: len(self._queues[candidate]))
+            if self._taken_count % _OLDEST_FIRST_INTERVAL
+            else keys[0]
+        )
         queue = self._queues[key]
         item = queue.popleft()
-        self._out.update(self._groups(key))
+        self._in_flight.update(self._groups(key))
         self._queues.move_to_end(key)
         if not queue:
             del self._queues[key]
         return key, item
 
-    def done(self, key: Key) -> None:
-        """An item of ``key`` is back."""
+    def release(self, key: Key) -> None:
+        """End the work on an item of ``key``, which frees its place in the limits."""
         for group in self._groups(key):
-            self._out[group] -= 1
-            if not self._out[group]:
-                del self._out[group]
+            self._in_flight[group] -= 1
+            if not self._in_flight[group]:
+                del self._in_flight[group]
 
     def drop(self, key: Key) -> None:
-        """Forget what waits under ``key``."""
+        """Remove all waiting items of ``key``."""
         self._queues.pop(key, None)
 
-    def ready(self, most: int) -> int:
-        """How many items may go out now, as far as it matters to a caller that can take ``most``; never too few."""
+    def count_ready(self, limit: int) -> int:
+        """Number of items that may be taken now, up to ``limit``; may be too high, but never too low."""
         count = 0
         for key, queue in self._queues.items():
-            room = (share.most - self._out[group] for group, share in zip(self._groups(key), self._shares, strict=True))
-            count += max(0, min(len(queue), *room))
-            if count >= most:
-                return most
+            free_places = (
+                concurrency.max_in_flight - self._in_flight[group]
+                for group, concurrency in zip(self._groups(key), self._limits, strict=True)
+            )
+            count += max(0, min(len(queue), *free_places))
+            if count >= limit:
+                return limit
         return count
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
     def _groups(self, key: Key) -> list[tuple[int, Hashable]]:
-        return [(number, share.group(key)) for number, share in enumerate(self._shares)]
+        return [(number, concurrency.group(key)) for number, concurrency in enumerate(self._limits)]
 
-    def _may_go(self, key: Key) -> bool:
-        limits = (share.most for share in self._shares)
-        return all(self._out[group] < most for group, most in zip(self._groups(key), limits, strict=True))
+    def _has_capacity(self, key: Key) -> bool:
+        limits = (concurrency.max_in_flight for concurrency in self._limits)
+        return all(self._in_flight[group] < limit for group, limit in zip(self._groups(key), limits, strict=True))

@@ -1,4 +1,4 @@
-"""What the agent counts. No label takes a workflow or a node: their number has no bound."""
+"""The metrics of the shared agent. No label holds a workflow or a node, because their number is unbounded."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -6,19 +6,19 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
 
 
 class AgentMetrics:
-    """The metrics of one agent, in a registry of their own."""
+    """The metrics of one agent in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.leader = Gauge(
-            "tiphys_agent_leader", "1 while this process is the one that answers.", registry=self.registry
+            "tiphys_agent_leader", "1 while this process is the leader, which answers.", registry=self.registry
         )
         self.open_tasks = Gauge(
             "tiphys_agent_open_tasks", "Plugin nodes without a final answer.", registry=self.registry
         )
         self.foreign_tasks = Gauge(
             "tiphys_agent_foreign_tasks",
-            "Open HTTP templates and nodes of other plugins, which this agent leaves alone.",
+            "Open HTTP templates and nodes of other plugins, which this agent does not answer.",
             registry=self.registry,
         )
         self.queue = Gauge("tiphys_agent_queue_length", "Nodes that wait for a free worker.", registry=self.registry)
@@ -30,7 +30,7 @@ class AgentMetrics:
         )
         self.answer_seconds = Histogram(
             "tiphys_agent_answer_seconds",
-            "Time from a task's first sight to its stored final answer.",
+            "Time from the first observation of a task to its stored final answer.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -45,7 +45,7 @@ class AgentMetrics:
         )
         self.api_requests = Counter(
             "tiphys_agent_api_requests",
-            "Requests to the API server by verb and kind, those of the plugin's core among them.",
+            "Requests to the API server by verb and kind, including those of the plugin's core.",
             ("verb", "resource"),
             registry=self.registry,
         )

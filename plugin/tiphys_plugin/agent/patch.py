@@ -1,11 +1,12 @@
-"""One patch of a task set's status, and what became of it.
+"""Patches the status of a task set, and decides how to continue after a refused patch.
 
-Every patch names the resourceVersion that it was decided on. So a leader that
-was paused between its decision and its write cannot overwrite what the next
-leader, or Argo's controller, has written since, and an answer never lands
-under a node id that is no longer a task.
+Every patch contains the resourceVersion that it was decided on. So a leader that
+was paused between decision and write cannot overwrite what the next leader, or
+Argo's controller, has written since, and an answer is never stored under a node
+id that is no longer a task.
 
-What to do about a patch that the API server does not take: less at once, and at last less to say.
+A patch that the API server refuses is first split into smaller ones. A single
+answer that is still refused is replaced by a failure that says why.
 """
 
 import json
@@ -16,110 +17,113 @@ from typing import NamedTuple
 from tiphys.errors import ConflictError, NotFoundError, StoreError, TiphysError, UsageError
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import WORKFLOW_TASK_SETS, WORKFLOWS
-from tiphys_plugin.agent.task_sets import Entry, Memory, TaskSet, is_final, read_task_set
+from tiphys_plugin.agent.task_sets import NodeEntry, TaskSet, TaskSetState, is_final, parse_task_set
 
 _TOO_LARGE = ("too large", "larger than max")
-"""What an API server says with status 500 when its database refuses the size (Argo ``util/k8s``, etcd)."""
+"""Texts of an API server's status 500 if etcd refuses the size of an object (Argo ``util/k8s``)."""
 
 
-class Outcome(StrEnum):
+class PatchOutcome(StrEnum):
     WRITTEN = "written"
     CONFLICT = "conflict"
-    """Somebody has written since, or the task set is gone: it was read again."""
+    """The task set was changed or deleted since the decision; it was read again."""
     REFUSED = "refused"
-    """The API server takes no such patch."""
+    """The API server rejects this patch, so repeating it is useless."""
     UNREACHABLE = "unreachable"
     NOT_LEADING = "not_leading"
 
 
-class Written(NamedTuple):
-    """``task_set``: as it is now; None if it was not told, or is gone."""
+class PatchResult(NamedTuple):
+    """Result of a patch; ``task_set`` is its current version, or None if it is unknown or deleted."""
 
-    outcome: Outcome
+    outcome: PatchOutcome
     task_set: TaskSet | None = None
     error: str = ""
 
 
-def write(api: KubeApi, task_set: TaskSet, changes: dict[str, Entry | None], leads: Callable[[], bool]) -> Written:
-    """Patch ``status.nodes``. ``leads`` is asked at the last moment."""
+def patch_task_set(
+    api: KubeApi, task_set: TaskSet, changes: dict[str, NodeEntry | None], is_leading: Callable[[], bool]
+) -> PatchResult:
+    """Patch ``status.nodes``; ``is_leading`` is called right before the write."""
     body = {"metadata": {"resourceVersion": str(task_set.version)}, "status": {"nodes": changes}}
     namespace, name = task_set.key
-    if not leads():
-        return Written(Outcome.NOT_LEADING)
+    if not is_leading():
+        return PatchResult(PatchOutcome.NOT_LEADING)
     try:
-        found = api.patch(WORKFLOW_TASK_SETS, namespace, name, body, subresource="status")
+        document = api.patch(WORKFLOW_TASK_SETS, namespace, name, body, subresource="status")
     except (ConflictError, NotFoundError) as error:
-        return _read_again(api, task_set, error)
+        return _reread_task_set(api, task_set, error)
     except UsageError as error:
-        return Written(Outcome.REFUSED, error=str(error))
+        return PatchResult(PatchOutcome.REFUSED, error=str(error))
     except StoreError as error:
-        refused = any(words in str(error) for words in _TOO_LARGE)
-        return Written(Outcome.REFUSED if refused else Outcome.UNREACHABLE, error=str(error))
-    return Written(Outcome.WRITTEN, read_task_set(found))
+        is_refused = any(text in str(error) for text in _TOO_LARGE)
+        return PatchResult(PatchOutcome.REFUSED if is_refused else PatchOutcome.UNREACHABLE, error=str(error))
+    return PatchResult(PatchOutcome.WRITTEN, parse_task_set(document))
 
 
-def still_waits(api: KubeApi, task_set: TaskSet, node_id: str) -> bool:
-    """Whether the workflow still waits for a node, as far as can be told. Raises `StoreError`."""
+def workflow_awaits_node(api: KubeApi, task_set: TaskSet, node_id: str) -> bool:
+    """Whether the workflow still waits for a node; true if its nodes cannot be read here. Raises `StoreError`."""
     workflow = api.get(WORKFLOWS, task_set.namespace, task_set.name)
     if workflow is None:
         return False
     status = workflow.get("status") or {}
     if status.get("compressedNodes") or status.get("offloadNodeStatusVersion"):
-        return True  # its nodes cannot be read here; an answer too many is the smaller harm
+        return True  # the nodes are stored in a form that is not read here; a superfluous answer does less harm
     node = (status.get("nodes") or {}).get(node_id) or {}
     return node.get("phase") in ("Pending", "Running")
 
 
-def _read_again(api: KubeApi, task_set: TaskSet, why: TiphysError) -> Written:
+def _reread_task_set(api: KubeApi, task_set: TaskSet, cause: TiphysError) -> PatchResult:
     try:
-        found = api.get(WORKFLOW_TASK_SETS, *task_set.key)
+        document = api.get(WORKFLOW_TASK_SETS, *task_set.key)
     except StoreError as error:
-        return Written(Outcome.UNREACHABLE, error=str(error))
-    if found is None or found["metadata"].get("uid") != task_set.uid:
-        return Written(Outcome.CONFLICT)
-    if isinstance(why, NotFoundError):
-        return Written(
-            Outcome.UNREACHABLE,
-            error=f"{why}; the task set is there, so its kind has no status subresource in this cluster: "
+        return PatchResult(PatchOutcome.UNREACHABLE, error=str(error))
+    if document is None or document["metadata"].get("uid") != task_set.uid:
+        return PatchResult(PatchOutcome.CONFLICT)
+    if isinstance(cause, NotFoundError):
+        return PatchResult(
+            PatchOutcome.UNREACHABLE,
+            error=f"{cause}; the task set exists, so its kind has no status subresource in this cluster: "
             "install the CustomResourceDefinitions of Argo Workflows 4.1",
         )
-    now = read_task_set(found)
-    if now.version == task_set.version:
-        return Written(Outcome.UNREACHABLE, error=str(why))
-    return Written(Outcome.CONFLICT, now)
+    current = parse_task_set(document)
+    if current.version == task_set.version:
+        return PatchResult(PatchOutcome.UNREACHABLE, error=str(cause))
+    return PatchResult(PatchOutcome.CONFLICT, current)
 
 
-_LONGEST_ERROR = 500
+_MAX_ERROR_CHARACTERS = 500
 
 
-def some_of(changes: dict[str, Entry | None], most: int | None) -> dict[str, Entry | None]:
-    """All changes, or the ``most`` that are likeliest to find room: removals, then the smallest."""
-    if most is None or len(changes) <= most:
+def limit_changes(changes: dict[str, NodeEntry | None], max_entries: int | None) -> dict[str, NodeEntry | None]:
+    """All changes, or the ``max_entries`` that need the least space: removals, then the smallest entries."""
+    if max_entries is None or len(changes) <= max_entries:
         return changes
-    return dict(sorted(changes.items(), key=lambda change: len(json.dumps(change[1])))[:most])
+    return dict(sorted(changes.items(), key=lambda change: len(json.dumps(change[1])))[:max_entries])
 
 
-def give_way(memory: Memory, refused: dict[str, Entry | None], error: str) -> int | None:
-    """How many changes to send next; None if sending less does not help, and only time can.
+def shrink_refused_patch(state: TaskSetState, changes: dict[str, NodeEntry | None], error: str) -> int | None:
+    """Number of changes to send next after a refused patch; None if a smaller patch does not help.
 
-    One answer that is refused for itself is replaced by the reason. A node that
-    fails with a sentence is better than one that waits for ever.
+    A single answer that is refused is replaced by a failure with the reason,
+    because a node that fails with a message is better than one that waits for ever.
     """
-    if len(refused) > 1:
-        return len(refused) // 2
-    (node_id, entry), *_ = refused.items()
-    node = memory.nodes.get(node_id)
-    if entry is None or node is None or node.wanted is None:
+    if len(changes) > 1:
+        return len(changes) // 2
+    (node_id, entry), *_ = changes.items()
+    node = state.nodes.get(node_id)
+    if entry is None or node is None or node.desired_entry is None:
         return None
     if not is_final(entry):
-        node.shown = True  # people do without this reason
+        node.is_stored = True  # the message of a waiting node is dispensable, so it is not sent again
         return 1
     size = len(json.dumps(entry))
     if entry.get("phase") == "Failed" and not entry.get("outputs"):
         return None
-    node.wanted = {
+    node.desired_entry = {
         "phase": "Failed",
-        "message": f"The answer of this step, {size} bytes, was refused: {error[:_LONGEST_ERROR]}. All answers of a "
-        "workflow share one object of about 1.5 MB; return large values as artifacts, or run fewer steps at once",
+        "message": f"The answer of this step, {size} bytes, was refused: {error[:_MAX_ERROR_CHARACTERS]}. All "
+        "answers of a workflow share one object of about 1.5 MB; return large values as artifacts, or run fewer "
+        "steps at once",
     }
     return 1

@@ -1,6 +1,7 @@
-"""One call to the core, and what it means for the node: an answer, a reason to wait, or nobody who could answer.
+"""Calls the core for a node, and converts its reply or its error to an entry for the node.
 
-Count what the agent and the core ask of the API server: it is shared by the whole cluster.
+`CountingApi` counts the requests of agent and core to the API server, which the
+whole cluster shares.
 """
 
 from collections.abc import Callable, Generator
@@ -10,61 +11,62 @@ from typing import Any
 import structlog
 
 from tiphys.errors import StoreError, TiphysError
-from tiphys.kube import KubeApi, Listing, Object, Patch, Resource
-from tiphys.kube.api import Body, Keep
+from tiphys.kube import KubeApi, Object, ObjectList, PatchType, Resource
+from tiphys.kube.api import Body, ObjectTransform
 from tiphys.protocol.execute_api import ExecuteReply
 from tiphys_plugin.agent.settings import AgentSettings
-from tiphys_plugin.agent.task_sets import Entry, TaskSet, Template
+from tiphys_plugin.agent.task_sets import NodeEntry, TaskSet, Template
 
 _log = structlog.get_logger()
-
-
-Execute = Callable[[str, dict[str, Any]], ExecuteReply]
-"""Answers a request of a namespace; as `Tenants.execute` does. Raises `StoreError` to be asked again."""
+ExecuteFunction = Callable[[str, dict[str, Any]], ExecuteReply]
+"""Answers a request of a namespace, like `Tenants.execute`. Raises `StoreError` if the call should be repeated."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """``again_in`` None: it is final."""
+class CallResult:
+    """The result of one call to the core."""
 
-    entry: Entry | None
-    again_in: float | None
+    entry: NodeEntry | None
+    """Entry for the node; None if the task set stays as it is."""
+    repeat_in_seconds: float | None
+    """When to call again; None if the entry is final."""
     failed: bool = False
-    """Nobody could answer."""
+    """The core raised an error instead of replying."""
 
 
-def document(task_set: TaskSet, template: Template) -> dict[str, Any]:
+def build_request(task_set: TaskSet, template: Template) -> dict[str, Any]:
     """The request that Argo's own agent would send (Argo Workflows ``workflow/executor/agent.go``)."""
     metadata = {"name": task_set.name, "namespace": task_set.namespace, "uid": task_set.workflow_uid}
     return {"workflow": {"metadata": metadata}, "template": template}
 
 
-def ask(execute: Execute, task_set: TaskSet, template: Template, failures: int, settings: AgentSettings) -> Answer:
-    """Ask for the namespace of the task set; ``failures`` calls in a row have failed before this one."""
+def call_core(
+    execute: ExecuteFunction, task_set: TaskSet, template: Template, failures: int, settings: AgentSettings
+) -> CallResult:
+    """Call the core for a node of ``task_set``; ``failures`` consecutive calls have failed before this one."""
     try:
-        return _read(execute(task_set.namespace, document(task_set, template)))
+        return _read_reply(execute(task_set.namespace, build_request(task_set, template)))
     except StoreError as error:
         reason = f"Waiting: {error}"
     except TiphysError as error:
-        reason = f"Waiting for somebody to put this right: {error}"
+        reason = f"Waiting until this is fixed: {error}"
     except Exception as error:  # noqa: BLE001  the boundary: one broken call must not end the agent
         _log.exception("agent.call_crashed", workflow=task_set.name, namespace=task_set.namespace)
-        reason = f"The plugin failed on this call ({type(error).__name__}); its log has the trace, and it asks again"
+        reason = f"The plugin failed on this call ({type(error).__name__}); its log has the trace. The call is repeated"
     _log.warning("agent.call_failed", workflow=task_set.name, namespace=task_set.namespace, reason=reason)
-    pause = min(settings.retry_seconds * 2.0**failures, settings.most_retry_seconds)
     entry = {"phase": "Pending", "message": reason} if failures >= settings.silent_failures else None
-    return Answer(entry, pause, failed=True)
+    return CallResult(entry, settings.retry_delay_seconds(failures), failed=True)
 
 
-def _read(reply: ExecuteReply) -> Answer:
+def _read_reply(reply: ExecuteReply) -> CallResult:
     if reply.node is None:
-        raise AssertionError("the core disowned a body of its own plugin")
+        raise AssertionError("the core replied NOT_MINE to a template of its own plugin")
     entry = reply.node.model_dump(mode="json", exclude_none=True)
-    return Answer(entry, float(reply.requeue.rstrip("s")) if reply.requeue else None)
+    return CallResult(entry, float(reply.requeue.rstrip("s")) if reply.requeue else None)
 
 
-class CountedApi(KubeApi):
-    """The API server of ``api``; ``count`` is told verb and plural of each request."""
+class CountingApi(KubeApi):
+    """A `KubeApi` with the connection of ``api`` that calls ``count`` with verb and plural of each request."""
 
     def __init__(self, api: KubeApi, count: Callable[[str, str], object]) -> None:
         self._transport = api._transport
@@ -82,10 +84,10 @@ class CountedApi(KubeApi):
         labels: str = "",
         fields: str = "",
         limit: int = 500,
-        keep: Keep = lambda found: found,
-    ) -> Listing:
+        transform: ObjectTransform = lambda found: found,
+    ) -> ObjectList:
         self._count("list", resource.plural)
-        return super().list(resource, namespace, labels, fields, limit, keep)
+        return super().list(resource, namespace, labels, fields, limit, transform)
 
     def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
         self._count("create", resource.plural)
@@ -101,11 +103,11 @@ class CountedApi(KubeApi):
         namespace: str | None,
         name: str,
         body: Body,
-        how: Patch = Patch.MERGE,
+        patch_type: PatchType = PatchType.MERGE,
         subresource: str = "",
     ) -> Object:
         self._count("patch", resource.plural)
-        return super().patch(resource, namespace, name, body, how, subresource)
+        return super().patch(resource, namespace, name, body, patch_type, subresource)
 
     def watch(
         self,

@@ -1,10 +1,8 @@
-"""How busy and how patient the agent is. Times in seconds.
+"""The settings of the agent, and the debouncing of patches that follows from them. No clock, no I/O.
 
-When is a task set patched next? No clock, no I/O.
-
-Each patch carries the whole object to everybody who watches it, so answers that
-come together should travel together; but the last one of a burst has nobody to
-wait for.
+Each patch sends the whole object to every watcher, so answers that arrive
+together should be one patch. The last answer of a burst has nothing to wait for,
+so it is sent at once.
 """
 
 from dataclasses import dataclass
@@ -13,61 +11,66 @@ from math import inf
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """The defaults suit a cluster with some hundred open steps."""
+    """Times in seconds. The defaults suit a cluster with some hundred open steps."""
 
     workers: int = 32
-    """Calls at the same time. One task set gets at most half of them, one namespace three quarters, so that neither a
-    slow workflow nor a tenant whose store hangs holds up the others; `tenants` has a limit of its own, no lower."""
+    """Concurrent calls. One task set gets at most half of them, one namespace three quarters, so that neither a slow
+    workflow nor a tenant whose store hangs delays the others; `MAX_CALLS_PER_TENANT` of the server is no lower."""
     writers: int = 4
-    """Patches at the same time, each to another task set."""
-    collect_seconds: float = 0.5
-    """Answers to one task set that come within this time are one patch, as long as more of them are on their way."""
-    most_collect_seconds: float = 1.0
-    """Patching a large task set is slow, and each patch is read by everybody who watches it; so the time between
-    two patches of one task set grows with what the last one took, up to this."""
-    fade_seconds: float = 60.0
-    """A Pending is taken back after this time: the node has its message by then. Argo looks at a task set whenever
+    """Concurrent patches, each of another task set."""
+    batch_seconds: float = 0.5
+    """Answers to one task set within this time are one patch, as long as more answers are expected."""
+    max_batch_seconds: float = 1.0
+    """Patching a large task set is slow, and every watcher reads each patch. So the time between two patches of one
+    task set grows with the duration of the last one, up to this limit."""
+    pending_lifetime_seconds: float = 60.0
+    """A Pending entry is removed after this time, when the node has its message. Argo reconciles a task set whenever
     it changes, and every ten seconds by default."""
-    lost_seconds: float = 10.0
-    """An answer that went while its task stayed: after this time the Workflow is asked whether it still waits."""
-    other_uid_seconds: float = 30.0
-    """How long a task may wait whose body names another workflow than the one that owns the task set. It is what a
-    workflow looks like that was deleted and made again under its name, until Kubernetes has collected the old set."""
+    lost_answer_check_seconds: float = 10.0
+    """If a stored answer disappears while its task remains, the Workflow is read after this time to see whether it
+    still waits."""
+    stale_task_seconds: float = 30.0
+    """Delay before calling for a task whose body names another workflow than the owner of the task set. This happens
+    if a workflow was deleted and created again with its name, until Kubernetes has collected the old task set."""
     retry_seconds: float = 1.0
-    most_retry_seconds: float = 30.0
-    """Between these two, doubling, whatever failed is tried again."""
+    max_retry_seconds: float = 30.0
+    """The first and the longest delay before a failed call or patch is repeated; see `retry_delay_seconds`."""
     silent_failures: int = 3
-    """So many failed calls about a node are repeated in silence; then its message says why it waits."""
+    """Failed calls of a node that are repeated without a message; after that its message says why it waits."""
     drain_seconds: float = 25.0
-    """Calls under way are given this long when the agent ends."""
+    """Time for the calls in progress when the agent shuts down."""
     watch_seconds: int = 60
-    """The server ends a watch after this time, and it goes on where it ended."""
+    """The server ends a watch after this time; the agent then resumes it from the last version."""
     renew_seconds: float = 2.0
-    """Between two renewals of the Lease; a standby looks as often whether it may take over."""
+    """Time between two renewals of the Lease; a standby checks it as often."""
+
+    def retry_delay_seconds(self, earlier_failures: int) -> float:
+        """Delay before a repetition; it doubles with each of ``earlier_failures``, up to ``max_retry_seconds``."""
+        return min(self.retry_seconds * 2.0**earlier_failures, self.max_retry_seconds)
 
 
 @dataclass
-class Pace:
-    """Of one task set. Times are seconds on one monotonic clock."""
+class PatchDebounce:
+    """When to patch one task set next. Times are seconds on one monotonic clock."""
 
     settings: AgentSettings
     failures: int = 0
-    """Patches in a row that did not get through."""
-    _ends: tuple[float, float] = (-inf, -inf)
+    """Consecutive patches that failed."""
+    _last_end_times: tuple[float, float] = (-inf, -inf)
     """When the last two patches ended."""
-    _took: float = 0.0
+    _last_duration_seconds: float = 0.0
 
-    def wrote(self, began_at: float, now: float) -> None:
-        """A patch got through."""
+    def record_patch(self, began_at: float, now: float) -> None:
+        """Note a successful patch."""
         self.failures = 0
-        self._ends = self._ends[1], now
-        self._took = now - began_at
+        self._last_end_times = self._last_end_times[1], now
+        self._last_duration_seconds = now - began_at
 
-    def due(self, now: float, last: bool) -> float:
-        """When to send what is known now; ``last``: no further answer is on its way."""
+    def next_patch_at(self, now: float, is_last: bool) -> float:
+        """When to send the pending changes; ``is_last`` says that no further answer is expected."""
         settings = self.settings
         if self.failures:
-            return now + min(settings.retry_seconds * 2.0 ** (self.failures - 1), settings.most_retry_seconds)
-        interval = min(max(settings.collect_seconds, 4 * self._took), settings.most_collect_seconds)
-        # One after another may be the last, so only every second patch may come before its time.
-        return max(now, self._ends[0] + interval) if last else now + interval
+            return now + settings.retry_delay_seconds(self.failures - 1)
+        interval = min(max(settings.batch_seconds, 4 * self._last_duration_seconds), settings.max_batch_seconds)
+        # Several answers in a row may each look like the last, so only every second patch may be sent early.
+        return max(now, self._last_end_times[0] + interval) if is_last else now + interval

@@ -1,1 +1,1 @@
-"""What runs for an attempt: its run and step, its pods, its gang, and whether they are alive."""
+"""What runs for an attempt: the run and step it belongs to, its pods or gang, and whether they are alive."""

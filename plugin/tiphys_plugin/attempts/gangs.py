@@ -1,15 +1,15 @@
-"""An attempt of several pods: which of them decides how it ended, and that nothing of it stays behind.
+"""A gang is an attempt of several pods. This module decides which pod's end is the cause of the attempt's end.
 
-Argo watches the object that makes the pods, and knows of them only that one
-failed. The others are told to stop then, and exit with 75 like a preempted
-program: so the cause of the attempt is that of the pod whose end began first.
-A pod that was taken away leaves nothing but what the object remembers of it.
+Argo watches the workload that creates the pods, and learns only that a pod has
+failed. The other pods are then stopped, and exit with 75 like a preempted
+program. So the cause of the attempt is that of the pod whose end began first. A
+deleted pod leaves nothing but what the workload recorded about it.
 
-How a gang ended that goes on when it loses members: by its first member, or by one more than it can spare.
-
-What was lost before is no cause. A pod that was taken away leaves nothing, and
-the others that cannot meet without the first fail by themselves; whether that
-came first nobody can tell afterwards, but for the program's own word.
+An elastic gang continues after it has lost members. It ends by rank 0, or by the
+loss of one member more than it can spare; members lost before that are no cause.
+If the pod of rank 0 was deleted, the other members fail too, because they cannot
+rendezvous without it. Which of them came first cannot be seen afterwards, except
+from the program's own crash record.
 """
 
 import json
@@ -19,140 +19,154 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tiphys.errors import UsageError
-from tiphys.failures.classify import Observation
-from tiphys.protocol.gang import Gang, Stage, gang_name
+from tiphys.failures.classify import AttemptObservation
+from tiphys.protocol.gang import GangPhase, GangSpec, gang_name
 from tiphys.records import AttemptClaim
 from tiphys.store import Store
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
-"""Where a pod has to run is said by it."""
-TOLD_BY_ARGO = ("Succeeded", "Skipped", "Omitted")
+"""Node label of the host name, by which pods are bound to nodes."""
+NOT_STARTED_STATUSES = ("Skipped", "Omitted")
+"""Argo's statuses of a node that it did not start."""
+CONCLUSIVE_ARGO_STATUSES = ("Succeeded", *NOT_STARTED_STATUSES)
+"""Argo's statuses that decide how an attempt ended, whatever its pods show."""
 _LATEST = datetime.max.replace(tzinfo=UTC)
+_NO_FAILED_POD = "no pod of the gang shows how the attempt ended"
 
 
-def as_started(gang: Gang, claim: AttemptClaim) -> Gang:
-    """The gang with as many members as this attempt was given."""
+def with_started_members(gang: GangSpec, claim: AttemptClaim) -> GangSpec:
+    """The gang with the number of members that this attempt was started with."""
     return gang if claim.members is None else gang.model_copy(update={"members": claim.members})
 
 
-def observation(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus], status: str) -> Observation:
-    """What is known of the end of an attempt of several pods; ``status`` is Argo's.
+def observe_gang_end(
+    gang: GangSpec, gang_status: GangStatus | None, pod_statuses: Sequence[PodStatus], status: str
+) -> AttemptObservation:
+    """Observe the end of a gang that cannot lose members; ``status`` is Argo's status of the run node.
 
-    The exit code that Argo tells beside it is that of its own program, which watched, and says nothing.
+    Argo's exit code is that of its own watching program, so it is not used.
     """
-    if status in TOLD_BY_ARGO:
-        return Observation(status=status, pod_seen=bool(found))
-    remembered = made_by.first_failure if made_by else None
-    if remembered and remembered.pod not in {pod.name for pod in found}:
-        # A pod that fails by itself stays; this one was deleted.
-        code = remembered.exit_code
-        return Observation(
+    if status in CONCLUSIVE_ARGO_STATUSES:
+        return AttemptObservation(status=status, pod_seen=bool(pod_statuses))
+    first_failure = gang_status.first_failure if gang_status else None
+    if first_failure and first_failure.pod not in {pod.name for pod in pod_statuses}:
+        # A failed pod stays in the API server; this one is missing, so it was deleted.
+        exit_code = first_failure.exit_code
+        return AttemptObservation(
             status=status,
-            exit_code=code,
+            exit_code=exit_code,
             pod_reason="Deleted",
-            pod_message=remembered.message if code is None else f"exit code {code}",
-            member=called(gang, remembered.pod, _rank(made_by, remembered.pod)),
+            pod_message=first_failure.message if exit_code is None else f"exit code {exit_code}",
+            member=describe_member(gang, first_failure.pod, _rank_of_deleted_pod(gang_status, first_failure.pod)),
         )
-    failed = [pod for pod in found if pod.phase == "Failed" or (pod.reason and not pod.finished)]
-    if made_by is None:  # all went with it, and whether they still show that is a matter of moments
+    failed = [pod for pod in pod_statuses if pod.phase == "Failed" or (pod.reason and not pod.finished)]
+    if gang_status is None:  # its pods are deleted with it, sooner or later, so a deletion is no cause
         failed = [pod for pod in failed if pod.reason != "Deleted"]
     if not failed:
-        told = "no pod of it tells how it ended" if made_by else "what made its pods is gone, or never was"
-        return Observation(status="Error", pod_seen=bool(found), pod_message=told)
-    return by_end_of(gang, min(failed, key=began))
+        message = _NO_FAILED_POD if gang_status else "the workload that creates its pods is gone, or never existed"
+        return AttemptObservation(status="Error", pod_seen=bool(pod_statuses), pod_message=message)
+    return observe_member_end(gang, min(failed, key=end_order))
 
 
-def by_end_of(gang: Gang, first: PodStatus) -> Observation:
-    """The attempt ended as this pod of it did."""
-    return Observation(
+def observe_member_end(gang: GangSpec, pod: PodStatus) -> AttemptObservation:
+    """Observe the end of an attempt whose cause is the end of ``pod``."""
+    return AttemptObservation(
         status="Failed",
-        exit_code=first.exit_code,
+        exit_code=pod.exit_code,
         pod_seen=True,
-        pod_reason=first.reason,
-        pod_message=first.message,
-        member=called(gang, first.name, first.rank),
-        at=first.trouble_at,
-        node=first.host,
-        told=first.told,
+        pod_reason=pod.reason,
+        pod_message=pod.message,
+        member=describe_member(gang, pod.name, pod.rank),
+        ended_at=pod.trouble_at,
+        node=pod.host,
+        termination_message=pod.told,
     )
 
 
-def called(gang: Gang, pod: str, rank: int | None) -> str:
-    """A member, as a person is told of it."""
+def describe_member(gang: GangSpec, pod: str, rank: int | None) -> str:
+    """Name a member in messages: by its rank, or by its pod if the rank is unknown."""
     return f"pod {pod}" if rank is None else f"rank {rank} of {gang.members}"
 
 
-def _rank(made_by: GangStatus | None, pod: str) -> int | None:
-    """Of a pod that is gone; an Indexed Job puts it behind its own name."""
-    found = re.match(rf"{re.escape(made_by.name)}-(\d+)-", pod) if made_by else None
-    return int(found[1]) if found else None
+def _rank_of_deleted_pod(gang_status: GangStatus | None, pod: str) -> int | None:
+    """Rank of a deleted pod, from its name: an Indexed Job appends the rank to its own name."""
+    match = re.match(rf"{re.escape(gang_status.name)}-(\d+)-", pod) if gang_status else None
+    return int(match[1]) if match else None
 
 
-def began(pod: PodStatus) -> tuple[datetime, int, str]:
-    """Order of the ends. Kubernetes tells seconds: in the same one, who was deleted followed who was not.
+def end_order(pod: PodStatus) -> tuple[datetime, int, str]:
+    """Sort key of pods by the time of their end.
 
-    And who ended by itself may have lost its connection to one that Kubernetes says something about.
+    Kubernetes records whole seconds. Within one second, a pod with a reason of
+    Kubernetes comes first, because it may have broken the connections of the
+    others. A pod that exited on its own comes next, and a deleted pod last.
     """
     weight = 2 if pod.reason == "Deleted" else 0 if pod.reason else 1
     return pod.trouble_at or _LATEST, weight, pod.name
 
 
-def all_succeeded(gang: Gang, found: Sequence[PodStatus]) -> bool:
-    """Whether every member ended well; of an elastic one the first, with which all have."""
+def is_gang_succeeded(gang: GangSpec, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Whether every member succeeded; an elastic gang has succeeded as soon as rank 0 has."""
     if gang.min_members is not None:
-        return any(pod.rank == 0 and pod.phase == "Succeeded" for pod in found)
-    return len([pod for pod in found if pod.phase == "Succeeded"]) >= gang.members
+        return any(pod.rank == 0 and pod.phase == "Succeeded" for pod in pod_statuses)
+    return len([pod for pod in pod_statuses if pod.phase == "Succeeded"]) >= gang.members
 
 
-def goes_on(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus]) -> bool:
-    """Whether what makes the pods may make more of them, or waits for those that live."""
+def is_gang_active(gang: GangSpec, gang_status: GangStatus | None, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Whether the workload may create more pods, or waits for live ones."""
     if gang.min_members is not None:
-        return made_by is not None and made_by.stage is Stage.ACTIVE
-    ended = [pod for pod in found if pod.finished]
-    return made_by is not None and made_by.stage is Stage.ACTIVE and len(ended) < gang.members
+        return gang_status is not None and gang_status.stage is GangPhase.ACTIVE
+    finished_pods = [pod for pod in pod_statuses if pod.finished]
+    return gang_status is not None and gang_status.stage is GangPhase.ACTIVE and len(finished_pods) < gang.members
 
 
-def is_forgotten(gang: Gang, made_by: GangStatus | None, found: Sequence[PodStatus]) -> bool:
-    """Whether it goes on for nobody, since its attempt is over for Argo: the pod that watched it was lost, perhaps.
+def is_gang_orphaned(gang: GangSpec, gang_status: GangStatus | None, pod_statuses: Sequence[PodStatus]) -> bool:
+    """Whether the workload continues although its attempt is over for Argo, as when Argo's watching pod was lost.
 
-    Where a member has failed, it will end the others by itself, and remember why; an elastic one may not.
+    After a member has failed, the workload ends the others itself and records
+    the cause, so it is not orphaned; an elastic gang may continue instead.
     """
-    ends_itself = gang.min_members is None and any(pod.phase == "Failed" for pod in found)
-    return goes_on(gang, made_by, found) and not ends_itself
+    ends_itself = gang.min_members is None and any(pod.phase == "Failed" for pod in pod_statuses)
+    return is_gang_active(gang, gang_status, pod_statuses) and not ends_itself
 
 
-def answers(gang: Gang, claim: AttemptClaim, input_keys: str, more: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
-    """What admit answers for a step of several pods beside the rest; ``more`` is asked of nodes beside the lease."""
-    requirements = ", ".join(json.dumps(one, sort_keys=True) for one in (*_requirements(claim), *more))
+def gang_output_parameters(
+    gang: GangSpec, claim: AttemptClaim, input_keys: str, node_requirements: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, str]:
+    """Admit's additional output parameters for a gang; ``node_requirements`` are added to those of the lease."""
+    requirements = ", ".join(
+        json.dumps(requirement, sort_keys=True)
+        for requirement in (*_lease_node_requirements(claim), *node_requirements)
+    )
     tolerations = json.loads(claim.pod_patch or "{}").get("tolerations") or []
-    answered = {
+    parameters = {
         "gang": gang_name(claim.run, claim.step, claim.attempt),
         "node-requirements": requirements,
         "input-keys": input_keys,
-        "tolerations": ", ".join(json.dumps(one, sort_keys=True) for one in tolerations),
+        "tolerations": ", ".join(json.dumps(toleration, sort_keys=True) for toleration in tolerations),
     }
     if gang.min_members is None:
-        return answered
-    members = as_started(gang, claim).members
-    return {**answered, "members": str(members), "spare": str(members - gang.min_members)}
+        return parameters
+    members = with_started_members(gang, claim).members
+    return {**parameters, "members": str(members), "spare": str(members - gang.min_members)}
 
 
-def _requirements(claim: AttemptClaim) -> list[dict[str, Any]]:
-    """Node selector requirements; the first is always there, because the list must not be empty."""
+def _lease_node_requirements(claim: AttemptClaim) -> list[dict[str, Any]]:
+    """Node selector requirements of the lease; never empty, because the manifest's list must not be empty."""
     if claim.nodes:
         hosts: dict[str, Any] = {"key": HOSTNAME_LABEL, "operator": "In", "values": sorted(set(claim.nodes))}
     else:
         hosts = {"key": HOSTNAME_LABEL, "operator": "Exists"}
-    chosen = json.loads(claim.pod_patch or "{}").get("nodeSelector") or {}
-    return [hosts, *({"key": key, "operator": "In", "values": [value]} for key, value in sorted(chosen.items()))]
+    selector = json.loads(claim.pod_patch or "{}").get("nodeSelector") or {}
+    return [hosts, *({"key": key, "operator": "In", "values": [value]} for key, value in sorted(selector.items()))]
 
 
-def input_keys(store: Store, template: Mapping[str, Any]) -> str:
-    """Key in ``store`` of each input artifact, as JSON: the members fetch them by themselves.
+def resolve_input_keys(store: Store, template: Mapping[str, Any]) -> str:
+    """Key in ``store`` of each input artifact, as JSON, because the members of a gang fetch them themselves.
 
     Raises:
-        UsageError: one lies elsewhere.
+        UsageError: an artifact is not in ``store``.
     """
     keys: dict[str, str] = {}
     for artifact in (template.get("inputs") or {}).get("artifacts") or []:
@@ -162,35 +176,36 @@ def input_keys(store: Store, template: Mapping[str, Any]) -> str:
         key = None if s3.get("bucket") else store.from_artifact_key(s3.get("key") or "")
         if key is None:
             raise UsageError(
-                f"input artifact {artifact['name']!r} does not lie in {store.url}, from where the pods of a training "
-                "on several nodes fetch it by themselves; have a @step write it"
+                f"input artifact {artifact['name']!r} is not in {store.url}, from which the pods of a training on "
+                "several nodes fetch it; have a @step write it"
             )
         keys[artifact["name"]] = key
     return json.dumps(keys, sort_keys=True)
 
 
-def elastic_observation(
-    gang: Gang, fewest: int, found: Sequence[PodStatus], status: str, *, crashed: bool
-) -> Observation:
-    """What is known of the end; ``gang`` has as many members as were started, and needs ``fewest``.
+def observe_elastic_end(
+    gang: GangSpec, min_members: int, pods: Sequence[PodStatus], status: str, *, crashed: bool
+) -> AttemptObservation:
+    """Observe the end of an elastic gang: rank 0 ended, or fewer than ``min_members`` are left.
 
-    ``crashed``: the training program itself has left word that it failed.
+    ``gang`` has the number of members that were started. ``crashed`` says that
+    the training program left a crash record.
     """
-    if status in TOLD_BY_ARGO:
-        return Observation(status=status, pod_seen=bool(found))
-    ended = sorted((pod for pod in found if pod.phase == "Failed" or (pod.reason and not pod.finished)), key=began)
-    if all(pod.rank != 0 for pod in found) and not crashed:
-        return _without_the_first(gang, ended, status)
+    if status in CONCLUSIVE_ARGO_STATUSES:
+        return AttemptObservation(status=status, pod_seen=bool(pods))
+    ended = sorted((pod for pod in pods if pod.phase == "Failed" or (pod.reason and not pod.finished)), key=end_order)
+    if all(pod.rank != 0 for pod in pods) and not crashed:
+        return _observe_without_first_member(gang, ended, status)
     if not ended:
-        return Observation(status="Error", pod_seen=bool(found), pod_message="no pod of it tells how it ended")
-    taken_away = gang.members - len(found)
-    one_too_many = ended[max(0, gang.members - fewest - taken_away) :][:1]
+        return AttemptObservation(status="Error", pod_seen=bool(pods), pod_message=_NO_FAILED_POD)
+    deleted_count = gang.members - len(pods)
+    decisive_loss = ended[max(0, gang.members - min_members - deleted_count) :][:1]
     first = [pod for pod in ended if pod.rank == 0]
-    return by_end_of(gang, min([*first, *one_too_many] or ended, key=began))
+    return observe_member_end(gang, min([*first, *decisive_loss] or ended, key=end_order))
 
 
-def _without_the_first(gang: Gang, ended: Sequence[PodStatus], status: str) -> Observation:
+def _observe_without_first_member(gang: GangSpec, ended: Sequence[PodStatus], status: str) -> AttemptObservation:
     if all(pod.reason for pod in ended):
-        return Observation(status=status, pod_reason="Deleted", member=called(gang, "", 0))
-    why = "its pod was taken away, and the others could not meet without it"
-    return Observation(status="Error", pod_message=why, member=called(gang, "", 0))
+        return AttemptObservation(status=status, pod_reason="Deleted", member=describe_member(gang, "", 0))
+    message = "its pod was deleted, and the other ranks could not rendezvous without it"
+    return AttemptObservation(status="Error", pod_message=message, member=describe_member(gang, "", 0))

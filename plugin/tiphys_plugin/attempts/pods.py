@@ -1,45 +1,53 @@
-"""The pods of an attempt: do they still live, and what do they say about its end?
+"""Finds the pods of an attempt, and reads from them whether they live and how the attempt ended.
 
-GPUs and the next attempt wait for the end of pods, never for a request or a
-hook: a program can outlive the node that Argo shows for it by minutes.
+GPUs and the next attempt wait for the end of the pods, never for a request or a
+hook, because a program can outlive its node in Argo by minutes.
 """
 
 import re
 from collections.abc import Sequence
 
 from tiphys.errors import ConflictError, IntegrityError
-from tiphys.failures.classify import Observation
-from tiphys.records import AttemptClaim, SubmissionBound
+from tiphys.failures.classify import AttemptObservation
+from tiphys.records import AttemptClaim, SubmissionBinding
 from tiphys.store import RunLayout, Store, find_record
 from tiphys_plugin.cluster.interface import Cluster, PodStatus
 
 _TRY = re.compile(r"\((\d+)\)$")
 
 
-def of_instance(cluster: Cluster, namespace: str, run: str, uid: str, attempt: int, instance: str) -> list[PodStatus]:
-    """Pods of one attempt of one step, the latest try last. Other steps have attempts of the same number."""
+def list_instance_pods(
+    cluster: Cluster, namespace: str, run: str, uid: str, attempt: int, instance: str
+) -> list[PodStatus]:
+    """Pods of one attempt of one step, the latest try last.
+
+    ``instance`` selects the step, because other steps have attempts of the same number.
+    """
     pods = cluster.pods(namespace, run, uid, str(attempt))
-    return sorted((p for p in pods if is_of_instance(p, instance)), key=lambda p: (try_of(p.node), p.name))
+    return sorted(
+        (p for p in pods if belongs_to_instance(p, instance)), key=lambda p: (parse_try_number(p.node), p.name)
+    )
 
 
-def is_of_instance(pod: PodStatus, instance: str) -> bool:
+def belongs_to_instance(pod: PodStatus, instance: str) -> bool:
     """Whether a pod belongs to the step with this node name."""
     return pod.node.startswith(f"{instance}[")
 
 
-def of_claim(store: Store, cluster: Cluster, claim: AttemptClaim) -> list[PodStatus]:
-    """Pods of a claimed attempt, which may belong to another submission of the run; raises as `place_of`."""
-    bound = place_of(store, cluster, claim)
-    return of_instance(cluster, bound.namespace, claim.run, claim.uid, claim.attempt, claim.instance)
+def list_attempt_pods(store: Store, cluster: Cluster, claim: AttemptClaim) -> list[PodStatus]:
+    """Pods of a claimed attempt, also of another submission of the run; raises like `read_submission_bound`."""
+    bound = read_submission_bound(store, cluster, claim)
+    return list_instance_pods(cluster, bound.namespace, claim.run, claim.uid, claim.attempt, claim.instance)
 
 
-def place_of(store: Store, cluster: Cluster, claim: AttemptClaim) -> SubmissionBound:
-    """Where a claimed attempt runs.
+def read_submission_bound(store: Store, cluster: Cluster, claim: AttemptClaim) -> SubmissionBinding:
+    """Cluster, namespace and workflow of the submission that claimed the attempt.
 
     Raises:
-        ConflictError: the attempt ran in a cluster, or a namespace, that this plugin does not see.
+        ConflictError: the attempt ran in another cluster, which this plugin cannot see.
+        IntegrityError: the submission has no binding, so its namespace is unknown.
     """
-    bound = find_record(store, RunLayout(claim.run).submission_bound(claim.submission), SubmissionBound)
+    bound = find_record(store, RunLayout(claim.run).submission_binding(claim.submission), SubmissionBinding)
     if bound is not None and bound.cluster != cluster.name:
         raise ConflictError(
             f"attempt {claim.attempt} of {claim.step} was opened in cluster {bound.cluster} and has no end; "
@@ -49,35 +57,35 @@ def place_of(store: Store, cluster: Cluster, claim: AttemptClaim) -> SubmissionB
     if bound is None:
         raise IntegrityError(
             f"attempt {claim.attempt} of {claim.step} was opened by submission {claim.submission} of run {claim.run}, "
-            "which is bound to no workflow, so nobody knows where its pods are; look at the run's records"
+            "which is bound to no workflow, so its pods cannot be found; check the run's records in storage"
         )
     return bound
 
 
-def living(pods: Sequence[PodStatus]) -> PodStatus | None:
-    """One of the pods that has not finished; None if all have, or are gone."""
+def find_live_pod(pods: Sequence[PodStatus]) -> PodStatus | None:
+    """The first pod that has not finished; None if all have finished or are gone."""
     return next((pod for pod in pods if not pod.finished), None)
 
 
-def try_of(node: str) -> int:
-    """Number of the container's own retry that a pod node belongs to: ``wf.prep[1].run(2)`` → 2."""
+def parse_try_number(node: str) -> int:
+    """Number of the container's retry in the name of a pod node: ``wf.prep[1].run(2)`` → 2."""
     match = _TRY.search(node)
     return int(match[1]) if match else 0
 
 
-def observation(pods: Sequence[PodStatus], status: str, exit_code: str) -> Observation:
-    """What Argo told and what the latest pod shows, as far as either is known."""
-    told = int(exit_code) if exit_code.isdecimal() else None
+def observe_pod_end(pods: Sequence[PodStatus], status: str, exit_code: str) -> AttemptObservation:
+    """Combine Argo's status and exit code with the status of the latest pod, as far as they are known."""
+    argo_exit_code = int(exit_code) if exit_code.isdecimal() else None
     if not pods:
-        return Observation(status=status, exit_code=told)
+        return AttemptObservation(status=status, exit_code=argo_exit_code)
     last = pods[-1]
-    return Observation(
+    return AttemptObservation(
         status=status,
-        exit_code=told if told is not None else last.exit_code,
+        exit_code=argo_exit_code if argo_exit_code is not None else last.exit_code,
         pod_seen=True,
         pod_reason=last.reason,
         pod_message=last.message,
-        at=last.trouble_at,
+        ended_at=last.trouble_at,
         node=last.host,
-        told=last.told,
+        termination_message=last.told,
     )

@@ -1,7 +1,9 @@
-"""What the plugin may know of the cluster: the Workflow object, and the pods of an attempt.
+"""The plugin's view of a cluster: Workflows, the pods of attempts, and the workloads of gangs.
 
-`DirectoryCluster` is the embedded one. The local engine writes workflows and
-pods into it as an API server would hold them, and the plugin reads them.
+A narrow interface lets the same operations run against Kubernetes and against
+`DirectoryCluster`, a folder for one machine. The local engine writes workflows
+and pods into that folder as an API server would store them, and the plugin
+reads them.
 """
 
 import json
@@ -16,12 +18,13 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from tiphys.protocol.gang import GANG_LABEL, Backend, FirstFailure, Stage
+from tiphys.protocol.gang import GANG_LABEL, FirstFailure, GangBackend, GangPhase
+from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL
 
 
 class PodStatus(BaseModel):
-    """The part of a pod's status from which the end of an attempt is judged."""
+    """The part of a pod's status that decides whether an attempt lives and how it ended."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,140 +35,141 @@ class PodStatus(BaseModel):
     """Unique name of the workflow node that the pod belongs to."""
     labels: dict[str, str] = {}
     phase: str = "Running"
-    """Kubernetes' word: Pending, Running, Succeeded, Failed, or Unknown for a pod of a lost node."""
+    """Phase of Kubernetes: Pending, Running, Succeeded, Failed, or Unknown for a pod of a lost node."""
     exit_code: int | None = None
     reason: str = ""
     """Such as ``OOMKilled``, ``Evicted`` or ``Deleted``."""
     message: str = ""
     trouble_at: datetime | None = None
-    """When its end began: its deletion, its eviction or the end of its program, whichever came first."""
+    """When the end of the pod began: its deletion, its eviction or the end of its program, whichever came first."""
     rank: int | None = None
-    """Which one it is of the pods of a gang."""
+    """Rank of the pod in its gang; None for a single pod."""
     uid: str = ""
     grace_seconds: float | None = None
-    """How long it may go on after it was told to end; None: not known."""
+    """Termination grace period of the pod in seconds; None if unknown."""
     ending: bool = False
-    """Whether it was told to end."""
+    """Whether the deletion of the pod was requested."""
     told: str = ""
-    """What its program left as termination message, or the end of its log where the container asks for that."""
+    """Termination message of the program, or the end of its log if the container is configured to use that."""
     host: str = ""
-    """Name of its node; empty while it has none, or nobody knows."""
+    """Name of the pod's node; empty while it has none, or if it is unknown."""
 
     @property
     def finished(self) -> bool:
-        return self.phase in ("Succeeded", "Failed")
+        """Whether no container of the pod runs any more."""
+        return is_final_pod_phase(self.phase)
 
 
 @dataclass(frozen=True)
 class GangStatus:
-    """The object that makes the pods of a gang."""
+    """The workload that creates the pods of a gang."""
 
-    backend: Backend
+    backend: GangBackend
     namespace: str
     name: str
     uid: str
-    stage: Stage
+    stage: GangPhase
     first_failure: FirstFailure | None = None
     remaining: int | None = None
-    """How many members are not lost for good, where it may lose some; None where it may not, or nobody knows."""
+    """Members of an elastic gang that are not lost for good; None for other gangs, or if unknown."""
 
 
 class Cluster(Protocol):
-    """Read access to the cluster. Raises `StoreError` when it is out of reach."""
+    """Access to the cluster. Every method raises `StoreError` if the cluster does not answer."""
 
     @property
     def name(self) -> str:
-        """Identity of the cluster, for the record of who runs a submission."""
+        """Identity of the cluster, recorded in the binding of each submission."""
 
     def workflow(self, namespace: str, name: str) -> dict[str, Any] | None:
         """The live Workflow object; None if it does not exist."""
 
-    def glance(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """The same, but only ``metadata.uid``, ``spec.shutdown`` and ``status.phase``.
+    def workflow_summary(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Only ``metadata.uid``, ``spec.shutdown`` and ``status.phase`` of the live Workflow object.
 
-        For the question whether it goes on, which waiting steps ask again and
-        again: while it does, the answer may be some seconds old.
+        Waiting steps check repeatedly whether their workflow still runs, so the
+        summary of a running workflow may be some seconds old.
         """
 
     def pods(self, namespace: str, run: str, workflow_uid: str, attempt: str) -> list[PodStatus]:
         """Pods of a workflow of ``run`` whose label ``tiphys.dev/attempt`` is ``attempt``. Deleted pods are absent.
 
         Raises:
-            ConflictError: this plugin does not look into that namespace.
+            ConflictError: this plugin does not serve the namespace.
         """
 
     def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
-        """Pods of all workflows that have the label ``tiphys.dev/attempt``, of one namespace or of all served."""
+        """Pods with the label ``tiphys.dev/attempt``, of one namespace or of all that are served."""
 
-    def end_pod(self, pod: PodStatus) -> None:
-        """Have it end as ``kubectl delete pod`` does: SIGTERM, its own grace period, SIGKILL; nothing if it is gone.
+    def delete_pod(self, pod: PodStatus) -> None:
+        """Delete the pod as ``kubectl delete pod`` does: SIGTERM, its grace period, SIGKILL; nothing if it is gone.
 
         Raises:
-            ConflictError: this plugin does not look into its namespace.
+            ConflictError: this plugin does not serve the pod's namespace.
         """
 
-    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
-        """The object that makes the pods of a gang; None if there is none, or it is of a kind that is not there."""
+    def gang(self, backend: GangBackend, namespace: str, name: str) -> GangStatus | None:
+        """The workload of a gang; None if it does not exist, or the cluster does not have its kind."""
 
-    def end_gang(self, gang: GangStatus) -> None:
-        """Delete it, and with it its pods, which get their grace period; nothing if it is gone."""
+    def delete_gang(self, gang: GangStatus) -> None:
+        """Delete the workload and its pods, which get their grace period; nothing if it is gone."""
 
 
 class DirectoryCluster:
-    """A folder in the place of an API server: ``workflows/<name>.json``, ``pods/<name>.json``."""
+    """A folder in place of an API server: ``workflows/<name>.json``, ``pods/<name>.json``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
 
     @property
     def name(self) -> str:
-        # Host and folder: storage may be shared, and from another place nobody sees what runs here.
+        # Host and folder: storage may be shared with other machines, which cannot see the pods of this one.
         return f"local:{socket.gethostname()}:{self._path}"
 
     def workflow(self, namespace: str, name: str) -> dict[str, Any] | None:  # noqa: ARG002  one namespace here
         return self._read(self._path / "workflows" / f"{name}.json")
 
-    def glance(self, namespace: str, name: str) -> dict[str, Any] | None:
+    def workflow_summary(self, namespace: str, name: str) -> dict[str, Any] | None:
         return self.workflow(namespace, name)
 
     def pods(self, namespace: str, run: str, workflow_uid: str, attempt: str) -> list[PodStatus]:  # noqa: ARG002
-        return [pod for pod in self.pods_of(workflow_uid) if pod.labels.get(ATTEMPT_LABEL) == attempt]
+        return [pod for pod in self.workflow_pods(workflow_uid) if pod.labels.get(ATTEMPT_LABEL) == attempt]
 
     def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
         return [pod for pod in self._pods() if ATTEMPT_LABEL in pod.labels and namespace in (None, pod.namespace)]
 
-    def end_pod(self, pod: PodStatus) -> None:
-        path = self._end_of(pod.name)
+    def delete_pod(self, pod: PodStatus) -> None:
+        path = self._deletion_marker(pod.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
-    def is_ending(self, pod: str) -> bool:
-        """Whether the pod was told to end. The engine that runs it asks."""
-        return self._end_of(pod).exists()
+    def is_terminating(self, pod: str) -> bool:
+        """Whether the deletion of the pod was requested; the engine that runs the pod polls it."""
+        return self._deletion_marker(pod).exists()
 
-    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
-        # The engine that runs the pods is what makes them: it ends them all, and makes no more.
-        found = [pod for pod in self._pods() if pod.labels.get(GANG_LABEL) == name]
-        if not found:
+    def gang(self, backend: GangBackend, namespace: str, name: str) -> GangStatus | None:
+        # The local engine is the workload: it creates all pods at once, ends them all, and creates no more.
+        members = [pod for pod in self._pods() if pod.labels.get(GANG_LABEL) == name]
+        if not members:
             return None
-        stage = Stage.OVER if all(pod.finished for pod in found) else Stage.ENDING
-        lost = sum(pod.phase == "Failed" for pod in found)
-        # All are there before one can fail; none is ever made again.
-        return GangStatus(backend, namespace, name, name, stage, remaining=len(found) - lost if lost else None)
+        stage = GangPhase.FINISHED if all(pod.finished for pod in members) else GangPhase.ENDING
+        lost = sum(pod.phase == "Failed" for pod in members)
+        # All members exist before one can fail, and none is created again, so the count is complete.
+        return GangStatus(backend, namespace, name, name, stage, remaining=len(members) - lost if lost else None)
 
-    def end_gang(self, gang: GangStatus) -> None:
-        """The engine does that."""
+    def delete_gang(self, gang: GangStatus) -> None:
+        """Does nothing: the local engine ends the pods of a gang itself."""
 
     def workflows(self) -> list[dict[str, Any]]:
         """All Workflow objects, by name."""
         return list(self._objects("workflows"))
 
-    def pods_of(self, workflow_uid: str) -> list[PodStatus]:
+    def workflow_pods(self, workflow_uid: str) -> list[PodStatus]:
         """All pods of one workflow, by name."""
         return [pod for pod in self._pods() if pod.workflow_uid == workflow_uid]
 
     def create_workflow(self, workflow: dict[str, Any]) -> bool:
-        """Create a Workflow object; False, and nothing changed, if one of its name exists."""
+        """Create a Workflow object; False if one of this name exists, which then stays unchanged."""
         path = self._path / "workflows" / f"{workflow['metadata']['name']}.json"
         temporary = self._write_temporary(path, workflow)
         try:
@@ -185,18 +189,18 @@ class DirectoryCluster:
         self._write(self._path / "pods" / f"{pod.name}.json", pod.model_dump(mode="json"))
 
     def _pods(self) -> Iterator[PodStatus]:
-        for found in self._objects("pods"):
-            pod = PodStatus.model_validate(found)
-            yield pod.model_copy(update={"ending": True}) if self.is_ending(pod.name) else pod
+        for document in self._objects("pods"):
+            pod = PodStatus.model_validate(document)
+            yield pod.model_copy(update={"ending": True}) if self.is_terminating(pod.name) else pod
 
-    def _end_of(self, pod: str) -> Path:
-        # Beside what the engine writes, and not in it: each file has one writer.
+    def _deletion_marker(self, pod: str) -> Path:
+        # A file of its own, so that each file has one writer: the engine writes the pod's own file.
         return self._path / "pods" / f"{pod}.end"
 
     def _objects(self, kind: str) -> Iterator[dict[str, Any]]:
         for path in sorted((self._path / kind).glob("*.json")):
-            if (found := self._read(path)) is not None:
-                yield found
+            if (document := self._read(path)) is not None:
+                yield document
 
     @staticmethod
     def _read(path: Path) -> dict[str, Any] | None:

@@ -1,14 +1,14 @@
-"""What the plugin knows of a Kubernetes cluster: each question is a request of its own, asked where it is decided.
+"""The `Cluster` of a Kubernetes API server; each method is a request at the moment of the decision.
 
-Whether a pod still lives decides on GPUs and on the next attempt, so it is
-never answered from a cache: an informer that has lost its watch would call a
-pod gone that it has not seen yet. What may be old is that a workflow goes on,
-which every waiting step asks again and again.
+Whether a pod lives decides on GPUs and on the next attempt, so it is never read
+from a cache: an informer that has lost its watch would report a pod as gone that
+it has not seen yet. Only the summary of a running workflow is cached, because
+every waiting step reads it repeatedly.
 
-One admitted training step costs a GET of the Workflow and two LISTs of its own
-attempt's pods; each workflow, one more GET; each holder of GPUs that somebody
-waits for, a LIST and at most a GET every 30 seconds. Where an attempt is a gang,
-a GET of what makes its pods goes with each LIST.
+Costs: one admitted training step needs a GET of the Workflow and two LISTs of
+its own attempt's pods; each workflow needs one more GET; each holder of GPUs
+that another request waits for needs a LIST and at most a GET every 30 seconds.
+For a gang, a GET of its workload accompanies each LIST.
 """
 
 import contextlib
@@ -20,15 +20,16 @@ from typing import Any
 
 from tiphys.errors import ConflictError
 from tiphys.kube import KubeApi, Object
-from tiphys.kube.gang_workloads import RESOURCES, first_failure, remaining, stage_of
+from tiphys.kube.gang_workloads import GANG_RESOURCES, count_remaining_members, find_first_failure, gang_phase
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.protocol.gang import Backend
+from tiphys.protocol.gang import GangBackend
+from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.cluster.pod_status import pod_status
 
-_GLANCE_SECONDS = 5.0
-_MOST_GLANCES = 1024
+_SUMMARY_MAX_AGE_SECONDS = 5.0
+_MAX_SUMMARIES = 1024
 
 
 class KubernetesCluster:
@@ -36,8 +37,8 @@ class KubernetesCluster:
 
     Args:
         api: The API server.
-        namespaces: Those that may be looked into; None for all.
-        name: Identity of the cluster, see `tiphys.kube.cluster_name`.
+        namespaces: The namespaces that the plugin serves; None for all.
+        name: Identity of the cluster, see `tiphys.kube.identify_cluster`.
         monotonic: Seconds on a clock that never jumps.
     """
 
@@ -52,7 +53,7 @@ class KubernetesCluster:
         self._namespaces = namespaces
         self._name = name
         self._monotonic = monotonic
-        self._glances: OrderedDict[tuple[str, str], tuple[float, Object]] = OrderedDict()
+        self._summaries: OrderedDict[tuple[str, str], tuple[float, Object]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -61,71 +62,84 @@ class KubernetesCluster:
 
     def workflow(self, namespace: str, name: str) -> dict[str, Any] | None:
         self._check_served(namespace)
-        found = self._api.get(WORKFLOWS, namespace, name)
-        if found is not None:
-            self._remember(namespace, name, found)
-        return found
+        workflow = self._api.get(WORKFLOWS, namespace, name)
+        if workflow is not None:
+            self._cache_summary(namespace, name, workflow)
+        return workflow
 
-    def glance(self, namespace: str, name: str) -> dict[str, Any] | None:
+    def workflow_summary(self, namespace: str, name: str) -> dict[str, Any] | None:
         with self._lock:
-            read_at, known = self._glances.get((namespace, name), (0.0, None))
-        if known is not None and self._monotonic() - read_at < _GLANCE_SECONDS:
-            return known
-        found = self.workflow(namespace, name)  # what does not exist is asked for each time: it may be there now
-        return None if found is None else _glanced(found)
+            read_at, summary = self._summaries.get((namespace, name), (0.0, None))
+        if summary is not None and self._monotonic() - read_at < _SUMMARY_MAX_AGE_SECONDS:
+            return summary
+        workflow = self.workflow(namespace, name)  # a missing workflow is not cached: it may exist now
+        return None if workflow is None else _summarize_workflow(workflow)
 
     def pods(self, namespace: str, run: str, workflow_uid: str, attempt: str) -> list[PodStatus]:
         self._check_served(namespace)
-        # Argo's own label says the workflow; the pods of a gang, which Argo did not make, do without it.
+        # Selected by the label of Tiphys, because Argo's label of the workflow is missing on the pods of a gang.
         labels = f"{ATTEMPT_LABEL}={attempt},{RUN_LABEL}={run}"
-        found = map(pod_status, self._api.list(PODS, namespace, labels).items)
-        return [pod for pod in found if pod.workflow_uid == workflow_uid]
+        pod_statuses = map(pod_status, self._api.list(PODS, namespace, labels).items)
+        return [pod for pod in pod_statuses if pod.workflow_uid == workflow_uid]
 
     def attempt_pods(self, namespace: str | None = None) -> list[PodStatus]:
-        places = (namespace,) if namespace is not None else self._namespaces or (None,)
-        return [pod_status(pod) for place in places for pod in self._api.list(PODS, place, ATTEMPT_LABEL).items]
+        namespaces = (namespace,) if namespace is not None else self._namespaces or (None,)
+        return [
+            pod_status(pod) for searched in namespaces for pod in self._api.list(PODS, searched, ATTEMPT_LABEL).items
+        ]
 
-    def end_pod(self, pod: PodStatus) -> None:
+    def delete_pod(self, pod: PodStatus) -> None:
         self._check_served(pod.namespace)
-        with contextlib.suppress(ConflictError):  # another one has its name by now
+        with contextlib.suppress(ConflictError):  # another pod has its name by now
             self._api.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
 
-    def gang(self, backend: Backend, namespace: str, name: str) -> GangStatus | None:
+    def gang(self, backend: GangBackend, namespace: str, name: str) -> GangStatus | None:
         self._check_served(namespace)
-        found = self._api.get(RESOURCES[backend], namespace, name)
-        if found is None:
+        workload = self._api.get(GANG_RESOURCES[backend], namespace, name)
+        if workload is None:
             return None
-        uid = found["metadata"]["uid"]
-        return GangStatus(backend, namespace, name, uid, stage_of(found), first_failure(found), remaining(found))
+        uid = workload["metadata"]["uid"]
+        return GangStatus(
+            backend,
+            namespace,
+            name,
+            uid,
+            gang_phase(workload),
+            find_first_failure(workload),
+            count_remaining_members(workload),
+        )
 
-    def end_gang(self, gang: GangStatus) -> None:
-        with contextlib.suppress(ConflictError):  # another one has its name by now
-            self._api.delete(RESOURCES[gang.backend], gang.namespace, gang.name, uid=gang.uid, propagation="Background")
+    def delete_gang(self, gang: GangStatus) -> None:
+        with contextlib.suppress(ConflictError):  # another workload has its name by now
+            self._api.delete(
+                GANG_RESOURCES[gang.backend], gang.namespace, gang.name, uid=gang.uid, propagation="Background"
+            )
 
     def _check_served(self, namespace: str) -> None:
         if self._namespaces is not None and namespace not in self._namespaces:
             raise ConflictError(
-                f"this plugin does not look into namespace {namespace}, where the workflow ran; "
+                f"this plugin does not serve namespace {namespace}, where the workflow ran; "
                 "have the administrator add it to the plugin's namespaces"
             )
 
-    def _remember(self, namespace: str, name: str, workflow: Object) -> None:
-        seen = _glanced(workflow)
+    def _cache_summary(self, namespace: str, name: str, workflow: Object) -> None:
+        summary = _summarize_workflow(workflow)
         with self._lock:
-            self._glances.pop((namespace, name), None)
-            if not _goes_on(seen):  # `argo retry` may wake it at any time, and a refusal is for good
+            self._summaries.pop((namespace, name), None)
+            # Not cached unless it runs: `argo retry` may restart it at any time, and a refused step stays refused.
+            if not _is_workflow_running(summary):
                 return
-            self._glances[namespace, name] = (self._monotonic(), seen)
-            if len(self._glances) > _MOST_GLANCES:
-                self._glances.popitem(last=False)
+            self._summaries[namespace, name] = (self._monotonic(), summary)
+            if len(self._summaries) > _MAX_SUMMARIES:
+                self._summaries.popitem(last=False)
 
 
-def _goes_on(seen: Object) -> bool:
-    return not seen["spec"]["shutdown"] and seen["status"]["phase"] not in ("Succeeded", "Failed", "Error")
+def _is_workflow_running(summary: Object) -> bool:
+    return not summary["spec"]["shutdown"] and not is_final_workflow_phase(summary["status"]["phase"])
 
 
-def _glanced(workflow: Object) -> Object:
-    """What a waiting step wants to know of a Workflow, which itself may be a megabyte."""
+def _summarize_workflow(workflow: Object) -> Object:
+    """The fields of a Workflow that a waiting step needs; the object itself may be a megabyte."""
     return {
         "metadata": {"uid": workflow["metadata"].get("uid")},
         "spec": {"shutdown": (workflow.get("spec") or {}).get("shutdown")},

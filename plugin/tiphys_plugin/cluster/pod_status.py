@@ -1,12 +1,12 @@
-"""How did this pod end, or has it not? Read from what kubelet, scheduler and eviction leave on a real Pod.
+"""Reads from a Pod whether it has ended, and why: from what kubelet, scheduler and eviction record in its status.
 
-A phase alone misleads in both directions. A pod that is being deleted says
-Running until its last container has ended, and one that a finalizer holds stays
-in the API long after. A lost node tells nothing, so its pod counts as alive
-until the cluster says that the node is gone.
+The phase alone misleads in both directions. A pod that is being deleted shows
+Running until its last container has ended, and a pod with a finalizer stays in
+the API server long after that. A lost node reports nothing, so its pod counts as
+alive until the cluster declares the node gone.
 
-What was done to a pod (deletion, eviction, drain) explains its end only if it
-came before that end: Argo itself deletes finished pods. Sources: Kubernetes
+A deletion, eviction or drain explains the end of a pod only if it came before
+that end, because Argo itself deletes finished pods. Sources: Kubernetes
 ``pkg/kubelet/status``, ``pkg/controller/podgc``, KEP-3329 (DisruptionTarget).
 """
 
@@ -16,35 +16,35 @@ from typing import Any, NamedTuple
 
 from tiphys.kube import Object
 from tiphys.protocol.gang import NODE_ANNOTATION, WORKFLOW_UID_LABEL
+from tiphys.protocol.phases import is_final_pod_phase
 from tiphys_plugin.cluster.interface import PodStatus
 
-NODE_NAME = "workflows.argoproj.io/node-name"
-_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-_INDEX = "batch.kubernetes.io/job-completion-index"
-_FINAL_PHASES = ("Succeeded", "Failed")
-_NODE_GONE = "DeletionByPodGC"
-_TAINTED = "DeletionByTaintManager"
+NODE_NAME_ANNOTATION = "workflows.argoproj.io/node-name"
+_DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
+_COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+_POD_GC_REASON = "DeletionByPodGC"
+_TAINT_MANAGER_REASON = "DeletionByTaintManager"
 
 
-class _End(NamedTuple):
-    """Why a pod ended, in Kubernetes' words."""
+class _PodEnd(NamedTuple):
+    """Why a pod ended: reason and message of Kubernetes."""
 
     reason: str = ""
     message: str = ""
 
 
 def pod_status(pod: Object) -> PodStatus:
-    """What the plugin needs to know of a Pod as the API server holds it."""
+    """Convert a Pod of the API server to the status that the plugin uses."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     phase = _phase(pod)
-    end = _finished(pod) if phase in _FINAL_PHASES else _still(pod)
-    main = _terminated(_container(status, _main(pod)))
+    end = _end_of_finished_pod(pod) if is_final_pod_phase(phase) else _end_of_unfinished_pod(pod)
+    main = _terminated(_container(status, _main_container_name(pod)))
     annotations = metadata.get("annotations") or {}
     return PodStatus(
         name=metadata["name"],
         namespace=metadata.get("namespace", "default"),
         workflow_uid=_workflow_uid(metadata),
-        node=annotations.get(NODE_NAME) or annotations.get(NODE_ANNOTATION, ""),
+        node=annotations.get(NODE_NAME_ANNOTATION) or annotations.get(NODE_ANNOTATION, ""),
         labels=metadata.get("labels") or {},
         phase=phase,
         exit_code=main.get("exitCode") if main else None,
@@ -60,127 +60,134 @@ def pod_status(pod: Object) -> PodStatus:
     )
 
 
-def _main(pod: Object) -> str:
-    """Name of the container that runs the author's program: Argo's word, or that of the pod itself."""
+def _main_container_name(pod: Object) -> str:
+    """Name of the container that runs the author's program: the pod's default container, or Argo's ``main``."""
     annotations = pod["metadata"].get("annotations") or {}
-    return str(annotations.get(_DEFAULT_CONTAINER) or "main")
+    return str(annotations.get(_DEFAULT_CONTAINER_ANNOTATION) or "main")
 
 
 def _trouble_at(pod: Object) -> datetime | None:
     status = pod.get("status") or {}
-    ends = [_time(ended.get("finishedAt")) for _, ended in _failures(status)]
-    moments = [_deletion_asked_at(pod["metadata"]), _disruption(status)[1], *ends]
+    ends = [_parse_time(ended.get("finishedAt")) for _, ended in _failed_containers(status)]
+    moments = [_deletion_requested_at(pod["metadata"]), _disruption(status)[1], *ends]
     return min((moment for moment in moments if moment is not None), default=None)
 
 
 def _rank(metadata: Object) -> int | None:
     labels = metadata.get("labels") or {}
-    text = str(labels.get(_INDEX) or "")
+    text = str(labels.get(_COMPLETION_INDEX_LABEL) or "")
     return int(text) if text.isdecimal() else None
 
 
 def _phase(pod: Object) -> str:
-    """Kubernetes' phase, unless its containers say otherwise."""
+    """The phase of Kubernetes, corrected by the states of the containers."""
     status = pod.get("status") or {}
     phase = str(status.get("phase") or "Pending")
-    if phase in _FINAL_PHASES:
-        # The garbage collector ends the pods of a node that does not exist any more, whatever they said last.
-        return phase if _disruption(status)[0].reason == _NODE_GONE or not _any_runs(status) else "Running"
+    if is_final_pod_phase(phase):
+        # The garbage collector ends the pods of a deleted node, whatever container states they reported last.
+        return phase if _disruption(status)[0].reason == _POD_GC_REASON or not _any_runs(status) else "Running"
     if phase != "Unknown" and _all_ended(pod):
-        main = _terminated(_container(status, _main(pod))) or {}
+        main = _terminated(_container(status, _main_container_name(pod))) or {}
         return "Succeeded" if main.get("exitCode") == 0 else "Failed"
     return phase
 
 
-def _finished(pod: Object) -> _End:
-    """What ended a finished pod; the most specific word that applies."""
+def _end_of_finished_pod(pod: Object) -> _PodEnd:
+    """What ended a finished pod; the most specific reason that applies."""
     status = pod.get("status") or {}
-    main = _terminated(_container(status, _main(pod)))
+    main = _terminated(_container(status, _main_container_name(pod)))
     if main and main.get("reason") == "OOMKilled":
-        return _End("OOMKilled", str(main.get("message") or ""))
+        return _PodEnd("OOMKilled", str(main.get("message") or ""))
     if status.get("reason"):
-        return _End(str(status["reason"]), str(status.get("message") or ""))
-    ended_at = _time(main.get("finishedAt")) if main else None
+        return _PodEnd(str(status["reason"]), str(status.get("message") or ""))
+    ended_at = _parse_time(main.get("finishedAt")) if main else None
     disruption, at = _disruption(status)
-    if disruption.reason and _came_first(at, ended_at):
-        return _End("NodeLost", disruption.message) if disruption.reason == _NODE_GONE else disruption
-    if _came_first(_deletion_asked_at(pod["metadata"]), ended_at):
-        return _End("Deleted")
-    return _by_containers(pod, main)
+    if disruption.reason and _happened_first(at, ended_at):
+        return _PodEnd("NodeLost", disruption.message) if disruption.reason == _POD_GC_REASON else disruption
+    if _happened_first(_deletion_requested_at(pod["metadata"]), ended_at):
+        return _PodEnd("Deleted")
+    return _end_by_containers(pod, main)
 
 
-def _by_containers(pod: Object, main: Object | None) -> _End:
-    for name, ended in _failures(pod.get("status") or {}):
-        if name != _main(pod):
-            words = f"{name}: {ended.get('reason') or 'Error'} (exit code {ended.get('exitCode')})"
-            return _End("", f"{words}: {ended['message']}" if ended.get("message") else words)
+def _end_by_containers(pod: Object, main: Object | None) -> _PodEnd:
+    for name, ended in _failed_containers(pod.get("status") or {}):
+        if name != _main_container_name(pod):
+            description = f"{name}: {ended.get('reason') or 'Error'} (exit code {ended.get('exitCode')})"
+            return _PodEnd("", f"{description}: {ended['message']}" if ended.get("message") else description)
     if main is None:
-        return _never_started(pod)
+        return _end_of_unstarted_pod(pod)
     reason = str(main.get("reason") or "")
-    if reason in ("Error", "Completed"):  # its message is the program's own, which may write there what it likes
-        return _End()
-    return _End(reason, str(main.get("message") or ""))
+    if reason in ("Error", "Completed"):  # the message is the program's own termination message, not a reason
+        return _PodEnd()
+    return _PodEnd(reason, str(main.get("message") or ""))
 
 
-def _still(pod: Object) -> _End:
-    """What is known of a pod that has not ended; asked only if its attempt is ended by force."""
+def _end_of_unfinished_pod(pod: Object) -> _PodEnd:
+    """The reason and message of a pod that has not ended; used only if its attempt is ended by force."""
     status = pod.get("status") or {}
     disruption, _ = _disruption(status)
-    if status.get("reason") == "NodeLost" or status.get("phase") == "Unknown" or disruption.reason == _TAINTED:
-        # A kubelet that lives ends a pod within its grace period.
-        return _End("NodeLost", disruption.message or str(status.get("message") or ""))
+    if (
+        status.get("reason") == "NodeLost"
+        or status.get("phase") == "Unknown"
+        or disruption.reason == _TAINT_MANAGER_REASON
+    ):
+        # A live kubelet would have ended the pod within its grace period.
+        return _PodEnd("NodeLost", disruption.message or str(status.get("message") or ""))
     if disruption.reason:
         return disruption
     if pod["metadata"].get("deletionTimestamp"):
-        return _End("Deleted")
-    return _never_started(pod)
+        return _PodEnd("Deleted")
+    return _end_of_unstarted_pod(pod)
 
 
-def _never_started(pod: Object) -> _End:
-    waiting = ((_container(pod.get("status") or {}, _main(pod)) or {}).get("state") or {}).get("waiting") or {}
+def _end_of_unstarted_pod(pod: Object) -> _PodEnd:
+    waiting = ((_container(pod.get("status") or {}, _main_container_name(pod)) or {}).get("state") or {}).get(
+        "waiting"
+    ) or {}
     reason = str(waiting.get("reason") or "")
     if reason in ("", "PodInitializing", "ContainerCreating"):
-        return _End()
-    return _End(reason, str(waiting.get("message") or ""))
+        return _PodEnd()
+    return _PodEnd(reason, str(waiting.get("message") or ""))
 
 
-def _came_first(asked_at: datetime | None, ended_at: datetime | None) -> bool:
-    """Whether something was done to a pod before its program ended; also if nobody saw the end."""
+def _happened_first(asked_at: datetime | None, ended_at: datetime | None) -> bool:
+    """Whether an action on a pod came before the end of its program; also true if the end was not observed."""
     return asked_at is not None and (ended_at is None or asked_at <= ended_at)
 
 
-def _deletion_asked_at(metadata: Object) -> datetime | None:
-    """``deletionTimestamp`` is when the grace period is over."""
-    over_at = _time(metadata.get("deletionTimestamp"))
+def _deletion_requested_at(metadata: Object) -> datetime | None:
+    """When the deletion was requested; ``deletionTimestamp`` is the end of the grace period."""
+    over_at = _parse_time(metadata.get("deletionTimestamp"))
     return over_at and over_at - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
 
 
-def _disruption(status: Object) -> tuple[_End, datetime | None]:
+def _disruption(status: Object) -> tuple[_PodEnd, datetime | None]:
     for condition in status.get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            end = _End(str(condition.get("reason") or ""), str(condition.get("message") or ""))
-            return end, _time(condition.get("lastTransitionTime"))
-    return _End(), None
+            end = _PodEnd(str(condition.get("reason") or ""), str(condition.get("message") or ""))
+            return end, _parse_time(condition.get("lastTransitionTime"))
+    return _PodEnd(), None
 
 
 def _all_ended(pod: Object) -> bool:
-    """Whether every container of the pod has ended, none of which is ever started again."""
+    """Whether every container of the pod has ended for good; False if kubelet may restart containers."""
     if (pod.get("spec") or {}).get("restartPolicy") != "Never":
         return False
-    wanted = {one["name"] for one in (pod.get("spec") or {}).get("containers") or []}
-    ended = {one["name"] for one in (pod.get("status") or {}).get("containerStatuses") or [] if _terminated(one)}
-    return bool(wanted) and wanted <= ended and not _any_runs(pod["status"])
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    names = {container["name"] for container in (pod.get("spec") or {}).get("containers") or []}
+    ended = {status["name"] for status in statuses if _terminated(status)}
+    return bool(names) and names <= ended and not _any_runs(pod["status"])
 
 
 def _any_runs(status: Object) -> bool:
-    return any("running" in (one.get("state") or {}) for one in _containers(status))
+    return any("running" in (container.get("state") or {}) for container in _containers(status))
 
 
-def _failures(status: Object) -> Iterator[tuple[str, Object]]:
-    for one in _containers(status):
-        ended = _terminated(one)
+def _failed_containers(status: Object) -> Iterator[tuple[str, Object]]:
+    for container in _containers(status):
+        ended = _terminated(container)
         if ended and ended.get("exitCode"):
-            yield one["name"], ended
+            yield container["name"], ended
 
 
 def _containers(status: Object) -> list[Any]:
@@ -188,7 +195,9 @@ def _containers(status: Object) -> list[Any]:
 
 
 def _container(status: Object, name: str) -> Object | None:
-    return next((one for one in status.get("containerStatuses") or [] if one.get("name") == name), None)
+    return next(
+        (container for container in status.get("containerStatuses") or [] if container.get("name") == name), None
+    )
 
 
 def _terminated(container: Object | None) -> Object | None:
@@ -196,11 +205,11 @@ def _terminated(container: Object | None) -> Object | None:
 
 
 def _workflow_uid(metadata: Object) -> str:
-    if told := (metadata.get("labels") or {}).get(WORKFLOW_UID_LABEL):
-        return str(told)  # of a gang, whose pods belong to what made them
+    if uid := (metadata.get("labels") or {}).get(WORKFLOW_UID_LABEL):
+        return str(uid)  # a pod of a gang, whose owner is the gang's workload
     owners = metadata.get("ownerReferences") or []
     return str(next((owner["uid"] for owner in owners if owner.get("kind") == "Workflow"), ""))
 
 
-def _time(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None

@@ -1,13 +1,12 @@
-"""Asking an attempt to leave: its pods are deleted, each with the grace period that its author gave it.
+"""Evicts the pods of preempted attempts, and shrinks the leases of elastic gangs that lost members.
 
-The program gets SIGTERM, may commit a checkpoint, and ends. Nothing here waits
-for that: GPUs come back by the ways by which they always do.
+An eviction deletes the pods with the grace period that the author of the step
+set. The program gets SIGTERM, may commit a checkpoint, and exits. The eviction
+does not wait for that; the ends of the pods release the lease as usual.
 
-Elastic trainings that have lost members go on, and what those held is given back.
-
-A member that is gone is not made anew, so its GPUs are of no more use to its
-attempt. They are free once its pod is, as all GPUs are: the Job counts a member
-as lost when its pod has ended, and what lives is counted besides.
+The Job does not replace a lost member of an elastic gang, so the attempt cannot
+use its GPUs any more. They are released once the Job counts the member as lost
+and its pod has ended; `remaining_member_nodes` compares both counts.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,116 +14,126 @@ from collections.abc import Collection, Sequence
 import structlog
 
 from tiphys.errors import TiphysError
-from tiphys.protocol.gang import GANG_LABEL, Backend, Stage, gang_name
+from tiphys.protocol.gang import GANG_LABEL, GangBackend, GangPhase, gang_name
 from tiphys_plugin.attempts import pods
-from tiphys_plugin.attempts.liveness import Stores
+from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.cluster.interface import Cluster, GangStatus, PodStatus
 from tiphys_plugin.quota.lease import AdmissionBackend, Lease
 
 DEFAULT_GRACE_SECONDS = 30.0
-"""Kubernetes' own, for a pod that is not there yet."""
+"""Default of Kubernetes, for attempts whose pods do not exist yet."""
 
 
-def living_pods(cluster: Cluster, lease: Lease) -> list[PodStatus]:
-    """The pods of the attempt that holds ``lease`` and have not finished.
+def list_unfinished_pods(cluster: Cluster, lease: Lease) -> list[PodStatus]:
+    """The unfinished pods of the attempt that holds ``lease``.
 
-    Of a gang only its members: Argo's own pod, which watches them, ends when they have.
+    Of a gang only the members: the Argo pod that watches them ends after they have ended.
     """
-    held = lease.request
-    found = pods.of_instance(cluster, held.namespace, held.run, held.uid, held.attempt, held.instance)
-    living = [pod for pod in found if not pod.finished]
-    return [pod for pod in living if GANG_LABEL in pod.labels] or living
+    request = lease.request
+    attempt_pods = pods.list_instance_pods(
+        cluster, request.namespace, request.run, request.uid, request.attempt, request.instance
+    )
+    unfinished = [pod for pod in attempt_pods if not pod.finished]
+    return [pod for pod in unfinished if GANG_LABEL in pod.labels] or unfinished
 
 
-def grace_seconds(living: Sequence[PodStatus]) -> float:
-    """How long the pods of an attempt may take to end."""
-    known = [pod.grace_seconds for pod in living if pod.grace_seconds is not None]
-    return max(known, default=DEFAULT_GRACE_SECONDS)
+def longest_grace_seconds(pods_of_attempt: Sequence[PodStatus]) -> float:
+    """Longest termination grace period of the pods of an attempt."""
+    grace_periods = [pod.grace_seconds for pod in pods_of_attempt if pod.grace_seconds is not None]
+    return max(grace_periods, default=DEFAULT_GRACE_SECONDS)
 
 
-def ask(cluster: Cluster, lease: Lease) -> int:
-    """Have those end who leave, as far as they were not told before; the number of pods that were told now."""
-    return _tell(cluster, going(lease, living_pods(cluster, lease)))
+def evict_lease(cluster: Cluster, lease: Lease) -> int:
+    """Delete the pods that a preemption ends, except those that end already; returns the number of deleted pods."""
+    return _end_pods(cluster, select_pods_to_evict(lease, list_unfinished_pods(cluster, lease)))
 
 
-def ask_off(cluster: Cluster, lease: Lease, nodes: Collection[str]) -> int:
-    """The same for an attempt that has to leave these nodes: all of it, but for an elastic gang that can go on."""
-    return _tell(cluster, off(lease, living_pods(cluster, lease), nodes))
+def evict_from_nodes(cluster: Cluster, lease: Lease, nodes: Collection[str]) -> int:
+    """Delete the pods of an attempt that must leave ``nodes``; returns the number of deleted pods.
 
-
-def off(lease: Lease, living: Sequence[PodStatus], nodes: Collection[str]) -> list[PodStatus]:
-    """The pods that have to end so that nothing goes on on these nodes."""
-    fewest = lease.request.min_members
-    there = [pod for pod in living if pod.host in nodes]
-    stay = len(living) - len(there)
-    if fewest is None or stay < fewest or not all(pod.rank for pod in there):
-        return list(living)
-    # They have left, and their lease does not say so yet; or nobody knows who is where, and all have to.
-    return there if there or stay < lease.request.members else list(living)
-
-
-def _tell(cluster: Cluster, pods_to_end: Sequence[PodStatus]) -> int:
-    untold = [pod for pod in pods_to_end if not pod.ending]
-    for pod in untold:
-        cluster.end_pod(pod)
-    return len(untold)
-
-
-def going(lease: Lease, living: Sequence[PodStatus]) -> list[PodStatus]:
-    """The pods of an attempt that leave: all, or as many as its elastic gang is to lose.
-
-    Never the first, without which the others cannot go on; rather those on the
-    nodes whose GPUs are wanted, and of these the last.
+    An elastic gang that can continue without these members loses only them; any other attempt ends as a whole.
     """
-    keeps = lease.leaving.keeps if lease.leaving is not None else None
+    return _end_pods(cluster, select_pods_on_nodes(lease, list_unfinished_pods(cluster, lease), nodes))
+
+
+def select_pods_on_nodes(lease: Lease, unfinished: Sequence[PodStatus], nodes: Collection[str]) -> list[PodStatus]:
+    """The pods that must end so that the attempt leaves ``nodes``; see `evict_from_nodes`."""
+    min_members = lease.request.min_members
+    on_nodes = [pod for pod in unfinished if pod.host in nodes]
+    remaining = len(unfinished) - len(on_nodes)
+    if min_members is None or remaining < min_members or not all(pod.rank for pod in on_nodes):
+        return list(unfinished)
+    # No pod on the nodes: either these members have ended and the lease is not shrunk yet, or the pods have no
+    # known hosts; in the second case the whole attempt must end.
+    return on_nodes if on_nodes or remaining < lease.request.members else list(unfinished)
+
+
+def _end_pods(cluster: Cluster, pods_to_end: Sequence[PodStatus]) -> int:
+    running = [pod for pod in pods_to_end if not pod.ending]
+    for pod in running:
+        cluster.delete_pod(pod)
+    return len(running)
+
+
+def select_pods_to_evict(lease: Lease, unfinished: Sequence[PodStatus]) -> list[PodStatus]:
+    """The pods of an attempt that a preemption ends: all pods, or the members that its elastic gang is to lose.
+
+    Rank 0 is never among the lost members, because the others cannot continue without it. Members on the nodes
+    that the preemptor needs go first, and of these the highest ranks.
+    """
+    keeps = lease.preemption.keeps if lease.preemption is not None else None
     if keeps is None:
-        return list(living)
-    wanted = set(lease.nodes[keeps:])
+        return list(unfinished)
+    nodes_to_free = set(lease.nodes[keeps:])
 
-    def order(pod: PodStatus) -> tuple[bool, bool, int]:
-        return not pod.ending, pod.host not in wanted, -(pod.rank or 0)
+    def eviction_order(pod: PodStatus) -> tuple[bool, bool, int]:
+        return not pod.ending, pod.host not in nodes_to_free, -(pod.rank or 0)
 
-    can_go = sorted((pod for pod in living if pod.rank), key=order)
-    return can_go[: max(0, len(living) - keeps)]
+    evictable = sorted((pod for pod in unfinished if pod.rank), key=eviction_order)
+    return evictable[: max(0, len(unfinished) - keeps)]
 
 
 _log = structlog.get_logger()
 
 
-def give_back(ledger: AdmissionBackend, cluster: Cluster, stores: Stores, leases: Sequence[Lease]) -> None:
-    """Look at every elastic lease once; one that cannot be looked at waits for the next time."""
+def shrink_elastic_leases(
+    ledger: AdmissionBackend, cluster: Cluster, stores: NamespaceStores, leases: Sequence[Lease]
+) -> None:
+    """Shrink the leases of elastic gangs that lost members. An error for one lease is logged and retried next time."""
     for lease in leases:
-        held = lease.request
-        if held.min_members is None or not stores.serves(held.namespace):
+        request = lease.request
+        if request.min_members is None or not stores.serves(request.namespace):
             continue
         try:
-            nodes = _look(cluster, lease)
+            nodes = _find_remaining_nodes(cluster, lease)
             if nodes is not None:
                 ledger.shrink(lease.id, len(nodes), nodes if lease.nodes else ())
-                _log.info("gang.shrunk", run=held.run, step=held.step, attempt=held.attempt, members=len(nodes))
+                _log.info(
+                    "gang.shrunk", run=request.run, step=request.step, attempt=request.attempt, members=len(nodes)
+                )
         except TiphysError as error:
-            _log.warning("gang.not_examined", run=held.run, step=held.step, error=str(error))
+            _log.warning("gang.not_examined", run=request.run, step=request.step, error=str(error))
 
 
-def _look(cluster: Cluster, lease: Lease) -> tuple[str, ...] | None:
-    held = lease.request
-    made_by = cluster.gang(Backend.JOB, held.namespace, gang_name(held.run, held.step, held.attempt))
-    if made_by is None or _nobody_lost(lease, made_by):
+def _find_remaining_nodes(cluster: Cluster, lease: Lease) -> tuple[str, ...] | None:
+    request = lease.request
+    gang = cluster.gang(GangBackend.JOB, request.namespace, gang_name(request.run, request.step, request.attempt))
+    if gang is None or _has_all_members(lease, gang):
         return None
-    return left(lease, made_by, living_pods(cluster, lease))
+    return remaining_member_nodes(lease, gang, list_unfinished_pods(cluster, lease))
 
 
-def _nobody_lost(lease: Lease, made_by: GangStatus) -> bool:
-    over = made_by.stage is Stage.OVER  # then all comes back at once
-    return over or made_by.remaining is None or made_by.remaining >= lease.request.members
+def _has_all_members(lease: Lease, gang: GangStatus) -> bool:
+    is_finished = gang.stage is GangPhase.FINISHED  # then the end of the attempt releases the whole lease
+    return is_finished or gang.remaining is None or gang.remaining >= lease.request.members
 
 
-def left(lease: Lease, made_by: GangStatus, living: Sequence[PodStatus]) -> tuple[str, ...] | None:
-    """The node of each member that is left, if some are lost for good and all others live; None if nothing is certain.
+def remaining_member_nodes(lease: Lease, gang: GangStatus, unfinished: Sequence[PodStatus]) -> tuple[str, ...] | None:
+    """The node of each remaining member, if the Job lost members and all others have unfinished pods; else None.
 
-    One that has ended well, or was not yet made, is left to the end of the attempt.
+    GPUs of a member that has succeeded or was not created yet are released at the end of the attempt.
     """
-    if _nobody_lost(lease, made_by) or made_by.remaining != len(living) or not living:
+    if _has_all_members(lease, gang) or gang.remaining != len(unfinished) or not unfinished:
         return None
-    nodes = tuple(pod.host for pod in sorted(living, key=lambda pod: pod.rank or 0))
+    nodes = tuple(pod.host for pod in sorted(unfinished, key=lambda pod: pod.rank or 0))
     return None if lease.nodes and not all(nodes) else nodes

@@ -1,10 +1,10 @@
-"""The job of every service that has trainings go: choose, mark, ask, every few seconds.
+"""The preemption loop of a plugin service: selects victims, marks their leases and evicts their pods.
 
-Any number of services may do it at the same time. The mark is one step of the
-book, decided by the book as it is at that instant, so that one of them wins; to
-ask twice does no more than to ask once. Whatever is marked is asked in every
-round until its pods are gone, so a service that dies between the two leaves
-nothing behind.
+Any number of services may run the loop at the same time. The mark is one
+transition of the GPU ledger state, checked against the newest state, so one
+service wins; a repeated eviction has no effect. Every round evicts all marked
+leases until their pods are gone, so the next round completes the work of a
+service that died between mark and eviction.
 """
 
 from collections.abc import Callable
@@ -15,120 +15,134 @@ import structlog
 from tiphys.errors import TiphysError
 from tiphys.faults import failpoint
 from tiphys.records import utc_now
-from tiphys_plugin.attempts.liveness import Stores
+from tiphys_plugin.attempts.liveness import NamespaceStores
 from tiphys_plugin.cluster.interface import Cluster
-from tiphys_plugin.eviction.cost import Losses
-from tiphys_plugin.eviction.evict import ask, give_back, grace_seconds, living_pods
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease, Snapshot, Waiting
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, case_of
-from tiphys_plugin.quota.preemption.victims import Victims, choose, comes_free, whole
+from tiphys_plugin.eviction.cost import CheckpointLossEstimator
+from tiphys_plugin.eviction.evict import evict_lease, list_unfinished_pods, longest_grace_seconds, shrink_elastic_leases
+from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LedgerSnapshot, PendingRequest
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, find_preemptor
+from tiphys_plugin.quota.preemption.victims import VictimSelection, is_expected_to_end, lease_id_of, select_victims
 from tiphys_plugin.quota.queues import Queue, Queues
-from tiphys_plugin.quota.scheduler.decide import called
-from tiphys_plugin.quota.scheduler.fair_share import place_in_queue
-from tiphys_plugin.runtime.background import Rounds
-from tiphys_plugin.runtime.settings import Settings
+from tiphys_plugin.quota.scheduler.decide import format_step_name
+from tiphys_plugin.quota.scheduler.fair_share import queue_position
+from tiphys_plugin.runtime.background import PeriodicTask
+from tiphys_plugin.runtime.settings import PluginSettings
 
-_MOST_IN_VAIN = 4
-"""After so many of a queue for whom nobody goes, those who wait behind them are not looked at in this round."""
-_LONGEST_END_SECONDS = 20.0
-"""How long a service that ends waits for a round under way; the API server may hang."""
+_MAX_FAILED_REQUESTS = 4
+"""A round skips the rest of a queue after this many pending requests without victims."""
+_SHUTDOWN_WAIT_SECONDS = 20.0
+"""Longest wait of a stopping service for the end of a round; the API server may hang."""
 _log = structlog.get_logger()
 
 
-class Preemptions(Rounds):
-    """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``.
+class PreemptionLoop(PeriodicTask):
+    """Runs a round every ``every_seconds`` between ``__enter__`` and ``__exit__``.
 
-    Where no queue preempts it only gives back what elastic trainings have lost.
+    Without a queue that preempts, a round only shrinks the leases of elastic gangs and evicts marked leases.
     """
 
     def __init__(
         self,
         ledger: AdmissionBackend,
         cluster: Cluster,
-        stores: Stores,
+        stores: NamespaceStores,
         *,
-        every_seconds: float = Settings.preemption_seconds,
+        every_seconds: float = PluginSettings.preemption_interval_seconds,
         clock: Callable[[], datetime] = utc_now,
         forget_after: timedelta = FORGET_AFTER,
     ) -> None:
-        super().__init__("preemption", every_seconds, _LONGEST_END_SECONDS)
+        super().__init__("preemption", every_seconds, _SHUTDOWN_WAIT_SECONDS)
         self._ledger = ledger
         self._cluster = cluster
         self._stores = stores
         self._clock = clock
         self._forget_after = forget_after
-        self._lost = Losses(stores, clock)
+        self._estimate_losses = CheckpointLossEstimator(stores, clock)
 
-    def look(self) -> None:
-        """One round.
+    def run_once(self) -> None:
+        """Run one round.
 
         Raises:
             StoreError: the ledger did not answer.
         """
-        seen = self._ledger.snapshot()
-        give_back(self._ledger, self._cluster, self._stores, seen.leases)
-        for lease in seen.leases:
-            if lease.leaving is not None:
-                self._ask(lease)
-        if isinstance(seen.queues, Queues):
-            for queue in filter(lambda one: one.preempts, seen.queues.queues):
-                self._help_queue(queue)
+        snapshot = self._ledger.snapshot()
+        shrink_elastic_leases(self._ledger, self._cluster, self._stores, snapshot.leases)
+        for lease in snapshot.leases:
+            if lease.preemption is not None:
+                self._evict(lease)
+        if isinstance(snapshot.queues, Queues):
+            for queue in filter(lambda one: one.preempts, snapshot.queues.queues):
+                self._preempt_for_queue(queue)
 
-    def _help_queue(self, queue: Queue) -> None:
-        """Have others leave for those with the best places of a queue, until it was in vain for some of them."""
-        seen, in_vain = self._ledger.snapshot(), 0
-        coming = [one.leaving for one in seen.leases if one.leaving is not None and comes_free(one, self._clock())]
-        promised = {(leaving.uid, leaving.step) for leaving in coming}
-        line = [one for one in seen.waiting if one.request.queue == queue.name]
-        for mine in sorted(line, key=lambda one: place_in_queue(queue, one.request, one.arrival)):
-            if in_vain == _MOST_IN_VAIN:
+    def _preempt_for_queue(self, queue: Queue) -> None:
+        """Preempt for the first pending requests of a queue, until `_MAX_FAILED_REQUESTS` of them find no victims."""
+        snapshot, failed_requests = self._ledger.snapshot(), 0
+        now = self._clock()
+        preemptors = {
+            one.preemption.preemptor
+            for one in snapshot.leases
+            if one.preemption is not None and is_expected_to_end(one, now)
+        }
+        pending = [one for one in snapshot.pending if one.request.queue == queue.name]
+        for preemptor in sorted(pending, key=lambda one: queue_position(queue, one.request, one.arrival)):
+            if failed_requests == _MAX_FAILED_REQUESTS:
                 return
-            if (mine.request.uid, mine.request.step) in promised:
+            if preemptor.request.workflow_step in preemptors:
                 continue
-            if self._help(mine, seen):
-                seen = self._ledger.snapshot()
+            if self._preempt_for(preemptor, snapshot):
+                snapshot = self._ledger.snapshot()
             else:
-                in_vain += 1
+                failed_requests += 1
 
-    def _help(self, mine: Waiting, seen: Snapshot) -> bool:
-        """Have others leave for one that waits, if the rules have it so; whether they do."""
-        who, now = (mine.request.uid, mine.request.step), self._clock()
-        found = case_of(Book(seen.leases, seen.waiting, seen.history), seen.queues, who, now, self._forget_after)
-        if found is None:
+    def _preempt_for(self, preemptor: PendingRequest, snapshot: LedgerSnapshot) -> bool:
+        """Select, mark and evict victims of a pending request; whether there are any."""
+        now = self._clock()
+        preemptor_case = find_preemptor(
+            LedgerState(snapshot.leases, snapshot.pending, snapshot.history),
+            snapshot.queues,
+            preemptor.request.workflow_step,
+            now,
+            self._forget_after,
+        )
+        if preemptor_case is None:
             return False
-        out_of_reach = {one.id for one in seen.leases if not self._stores.serves(one.request.namespace)}
-        chosen = choose(*found, self._lost, now, out_of_reach)
-        if not isinstance(chosen, Victims):
+        unreachable = {one.id for one in snapshot.leases if not self._stores.serves(one.request.namespace)}
+        selection = select_victims(*preemptor_case, self._estimate_losses, now, unreachable)
+        if not isinstance(selection, VictimSelection):
             return False
-        graces = {one.id: grace_seconds(living_pods(self._cluster, one)) for one in chosen.leases}
-        marked = self._ledger.ask_to_leave(who, graces)
+        grace_seconds = {
+            one.id: longest_grace_seconds(list_unfinished_pods(self._cluster, one)) for one in selection.leases
+        }
+        marked = self._ledger.mark_preempted(preemptor.request.workflow_step, grace_seconds)
         failpoint("preemption.after_mark")
         for lease in marked:
-            _tell(lease, mine, chosen)
-            self._ask(lease)
+            _log_preemption(lease, preemptor, selection)
+            self._evict(lease)
         return bool(marked)
 
-    def _ask(self, lease: Lease) -> None:
-        """One that cannot be asked now is asked in the next round, and keeps nobody else from being asked."""
-        held = lease.request
+    def _evict(self, lease: Lease) -> None:
+        """Evict the pods of a marked lease. An error is logged and retried in the next round."""
+        request = lease.request
         try:
-            if self._stores.serves(held.namespace) and ask(self._cluster, lease):
-                _log.info("preemption.asked", run=held.run, step=held.step, attempt=held.attempt)
+            if self._stores.serves(request.namespace) and evict_lease(self._cluster, lease):
+                _log.info("preemption.asked", run=request.run, step=request.step, attempt=request.attempt)
         except TiphysError as error:
-            _log.error("preemption.not_asked", run=held.run, step=held.step, attempt=held.attempt, error=str(error))
+            _log.error(
+                "preemption.not_asked", run=request.run, step=request.step, attempt=request.attempt, error=str(error)
+            )
 
 
-def _tell(lease: Lease, mine: Waiting, chosen: Victims) -> None:
-    held, leaving = lease.request, lease.leaving
-    going = [one for one in chosen.leases if whole(one.id) == lease.id]
+def _log_preemption(lease: Lease, preemptor: PendingRequest, selection: VictimSelection) -> None:
+    request, notice = lease.request, lease.preemption
+    victims = [one for one in selection.leases if lease_id_of(one.id) == lease.id]
     _log.info(
         "preemption.decided",
-        run=held.run,
-        step=held.step,
-        attempt=held.attempt,
-        gpus=sum(one.request.gpus for one in going),
-        for_whom=called(mine.request),
-        deadline=str(leaving.deadline) if leaving else "",
-        gpu_seconds_lost_at_most=round(sum(chosen.lost[one.id] for one in going)),
+        run=request.run,
+        step=request.step,
+        attempt=request.attempt,
+        gpus=sum(one.request.gpus for one in victims),
+        for_whom=format_step_name(preemptor.request),
+        deadline=str(notice.deadline) if notice else "",
+        gpu_seconds_lost_at_most=round(sum(selection.gpu_seconds_by_lease[one.id] for one in victims)),
     )

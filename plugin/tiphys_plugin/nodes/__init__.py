@@ -1,4 +1,6 @@
-"""The nodes of a cluster as they are now: what they have, who else uses it, and whether they are sound.
+"""The current nodes of a cluster: their GPUs, the GPUs that foreign pods use, and their health.
 
-Everything but `watching` is a pure function of what the API server says.
+The verdicts and the inventory are pure functions of the objects of the API
+server. Only `node_watch`, `evacuate` and `straggler_watch` do I/O in the
+background, and `stragglers` reads step times from storage.
 """

@@ -1,7 +1,7 @@
-"""What the watches of Nodes and pods have told so far, and the inventory that follows from it.
+"""The state that the watches of Nodes and pods have delivered, and the inventory derived from it.
 
-It is the very same inventory until something changes that counts, because what
-follows from leases on it is remembered for as long as it is the same.
+The inventory stays equal until a relevant field changes, because results that are
+derived from leases on it are cached for as long as it is the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,50 +9,50 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
-from tiphys.kube import Change, ChangeType, Object, Synced
-from tiphys_plugin.nodes.health import Evidence
+from tiphys.kube import ListSnapshot, Object, WatchEvent, WatchEventType
+from tiphys_plugin.nodes.health import NodeEvidence
 from tiphys_plugin.nodes.node import (
+    ObservedNode,
     PodFacts,
-    SeenNode,
-    essence,
-    facts_of,
-    foreign_by_node,
+    deduplicate_hosts,
+    foreign_gpus_by_node,
     hints_by_node,
-    one_of_each_host,
-    read,
+    parse_node,
+    read_pod_facts,
+    relevant_node_fields,
 )
 from tiphys_plugin.quota.flavors import ClusterNodes
 
 FactsT = TypeVar("FactsT")
-_Source = tuple[ClusterNodes, int, tuple[Evidence, ...], frozenset[str]]
-"""What a node is read from beside the object: settings, GPUs of others, hints, labels of flavors."""
+_NodeInputs = tuple[ClusterNodes, int, tuple[NodeEvidence, ...], frozenset[str]]
+"""Inputs of a node beside its object: settings, GPUs of foreign pods, hints, labels of flavors."""
 
 
 @dataclass
-class Kept(Generic[FactsT]):
-    """Facts by uid of the object that tells them; ``version`` grows with each change."""
+class WatchedFacts(Generic[FactsT]):
+    """Facts extracted from watched objects, by uid of the object; ``version`` grows with each change."""
 
-    facts_of: Callable[[Object], FactsT | None]
+    extract: Callable[[Object], FactsT | None]
     facts: dict[str, FactsT] = field(default_factory=dict)
     synced: bool = False
     version: int = 0
 
-    def take(self, seen: Synced | Change) -> None:
-        """Take in what a watch says."""
-        if isinstance(seen, Synced):
-            present = {one["metadata"]["uid"] for one in seen.objects}
+    def apply(self, update: ListSnapshot | WatchEvent) -> None:
+        """Apply a list or an event of a watch."""
+        if isinstance(update, ListSnapshot):
+            present = {document["metadata"]["uid"] for document in update.objects}
             for uid in self.facts.keys() - present:
                 self._drop(uid)
-            for one in seen.objects:
-                self._put(one)
+            for document in update.objects:
+                self._put(document)
             self.synced = True
-        elif seen.type is ChangeType.DELETED:
-            self._drop(seen.object["metadata"]["uid"])
+        elif update.type is WatchEventType.DELETED:
+            self._drop(update.object["metadata"]["uid"])
         else:
-            self._put(seen.object)
+            self._put(update.object)
 
     def _put(self, document: Object) -> None:
-        uid, facts = document["metadata"]["uid"], self.facts_of(document)
+        uid, facts = document["metadata"]["uid"], self.extract(document)
         if facts is None:
             self._drop(uid)
         elif facts != self.facts.get(uid):
@@ -64,72 +64,73 @@ class Kept(Generic[FactsT]):
             self.version += 1
 
 
-class ClusterFacts:
-    """Nodes, foreign pods, and failures that point at nodes, also of pods that are gone by now."""
+class ClusterState:
+    """Nodes, foreign pods, and failures that point at nodes, including failures of deleted pods."""
 
     def __init__(self) -> None:
-        self.nodes: Kept[Object] = Kept(essence)
-        self.pods: Kept[PodFacts] = Kept(self._facts_of)
+        self.nodes: WatchedFacts[Object] = WatchedFacts(relevant_node_fields)
+        self.pods: WatchedFacts[PodFacts] = WatchedFacts(self._extract_pod_facts)
         self._hints: dict[str, PodFacts] = {}
-        self._heard: Mapping[str, tuple[Evidence, ...]] = {}
-        self._heard_version = 0
-        self._read_before: dict[str, tuple[tuple[object, ...], SeenNode | None]] = {}
+        self._external_evidence: Mapping[str, tuple[NodeEvidence, ...]] = {}
+        self._external_version = 0
+        self._last_read: dict[str, tuple[tuple[object, ...], ObservedNode | None]] = {}
 
     @property
     def synced(self) -> bool:
-        """Whether all there is has been seen."""
+        """Whether both watches have delivered a full list."""
         return self.nodes.synced and self.pods.synced
 
     @property
     def version(self) -> tuple[int, int, int]:
-        return self.nodes.version, self.pods.version, self._heard_version
+        return self.nodes.version, self.pods.version, self._external_version
 
-    def hear(self, told: Mapping[str, tuple[Evidence, ...]]) -> None:
-        """Take in what somebody else says of nodes, by Node object, in the place of what was said before."""
-        if told != self._heard:
-            self._heard, self._heard_version = told, self._heard_version + 1
+    def set_external_evidence(self, evidence: Mapping[str, tuple[NodeEvidence, ...]]) -> None:
+        """Replace the evidence that comes from outside the API server, by name of the Node object."""
+        if evidence != self._external_evidence:
+            self._external_evidence, self._external_version = evidence, self._external_version + 1
 
-    def inventory(
-        self, settings: ClusterNodes, now: datetime, told_apart_by: frozenset[str] = frozenset()
-    ) -> list[SeenNode]:
-        """All nodes that count, by name, with the labels that flavors are ``told_apart_by``."""
-        self._forget(now - timedelta(hours=settings.suspect_hours))
-        foreign, hints = foreign_by_node(self.pods.facts.values()), hints_by_node(self._hints.values())
-        found = {}
-        for one in self.nodes.facts.values():
-            name = one["metadata"]["name"]
-            against = (*hints.get(name, ()), *self._heard.get(name, ()))
-            source = (settings, foreign.get(name, 0), against, told_apart_by)
-            found[name] = self._read(one, source, now)
-        self._read_before = found
-        return one_of_each_host(seen for _, seen in found.values() if seen is not None)
+    def observe_nodes(
+        self, settings: ClusterNodes, now: datetime, flavor_labels: frozenset[str] = frozenset()
+    ) -> list[ObservedNode]:
+        """All GPU nodes that ``settings`` select, sorted by name; of their labels only ``flavor_labels`` are kept."""
+        self._expire_hints(now - timedelta(hours=settings.suspect_hours))
+        foreign, hints = foreign_gpus_by_node(self.pods.facts.values()), hints_by_node(self._hints.values())
+        parsed = {}
+        for node in self.nodes.facts.values():
+            name = node["metadata"]["name"]
+            evidence = (*hints.get(name, ()), *self._external_evidence.get(name, ()))
+            inputs = (settings, foreign.get(name, 0), evidence, flavor_labels)
+            parsed[name] = self._read(node, inputs, now)
+        self._last_read = parsed
+        return deduplicate_hosts(observed for _, observed in parsed.values() if observed is not None)
 
-    def _read(self, node: Object, source: _Source, now: datetime) -> tuple[tuple[object, ...], SeenNode | None]:
-        """What was read last time, if it was read from the same; on a large cluster little changes at a time."""
-        before = self._read_before.get(node["metadata"]["name"])
-        if before is not None and before[0][0] is node and before[0][1:] == source and _holds(before[1], now):
-            return before
-        settings, foreign, hints, told_apart_by = source
-        return (node, *source), read(node, settings, foreign, hints, now, told_apart_by)
+    def _read(self, node: Object, inputs: _NodeInputs, now: datetime) -> tuple[tuple[object, ...], ObservedNode | None]:
+        """Parse a node, or return the last result if its inputs are unchanged, as most are on a large cluster."""
+        last = self._last_read.get(node["metadata"]["name"])
+        if last is not None and last[0][0] is node and last[0][1:] == inputs and _is_still_valid(last[1], now):
+            return last
+        settings, foreign, hints, flavor_labels = inputs
+        return (node, *inputs), parse_node(node, settings, foreign, hints, now, flavor_labels)
 
-    def _facts_of(self, pod: Object) -> PodFacts | None:
-        facts = facts_of(pod)
-        if facts is not None and facts.hint is not None:  # failures outlive their pods, which are soon deleted
+    def _extract_pod_facts(self, pod: Object) -> PodFacts | None:
+        facts = read_pod_facts(pod)
+        if facts is not None and facts.hint is not None:  # kept separately, because failed pods are soon deleted
             self._hints[pod["metadata"]["uid"]] = facts
         return facts
 
-    def _forget(self, since: datetime) -> None:
-        self._hints = {uid: one for uid, one in self._hints.items() if _is_later(one.hint, since)}
+    def _expire_hints(self, since: datetime) -> None:
+        self._hints = {uid: facts for uid, facts in self._hints.items() if _is_later(facts.hint, since)}
 
 
-def next_change(nodes: Sequence[SeenNode]) -> datetime | None:
-    """When a verdict may change although nothing happens."""
-    return min((one.verdict.until for one in nodes if one.verdict.until is not None), default=None)
+def next_verdict_change(nodes: Sequence[ObservedNode]) -> datetime | None:
+    """When the next verdict may change by time alone; None if none can."""
+    changes = (observed.verdict.valid_until for observed in nodes)
+    return min((moment for moment in changes if moment is not None), default=None)
 
 
-def _is_later(hint: Evidence | None, moment: datetime) -> bool:
+def _is_later(hint: NodeEvidence | None, moment: datetime) -> bool:
     return hint is not None and (hint.at is None or hint.at > moment)
 
 
-def _holds(seen: SeenNode | None, now: datetime) -> bool:
-    return seen is None or seen.verdict.until is None or now < seen.verdict.until
+def _is_still_valid(observed: ObservedNode | None, now: datetime) -> bool:
+    return observed is None or observed.verdict.valid_until is None or now < observed.verdict.valid_until

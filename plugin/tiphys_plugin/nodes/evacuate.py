@@ -1,11 +1,12 @@
-"""Has trainings go from nodes that are broken or will go themselves: they save while they can.
+"""Evicts trainings from nodes that are broken or about to be removed, so that they can save a checkpoint first.
 
-A spot node's notice leaves a minute or two, and not every cluster has somebody
-who drains the node then. Pods that were told to end are not told again, so any
-number of services may do this, and each round begins anew.
+A spot node's notice leaves a minute or two, and not every cluster drains the
+node in that time. A pod is evicted only once, so several replicas may run this
+task, and each round starts without state.
 
-If most nodes are said to be broken at once, rather the monitor is: nothing is
-asked to go then, and only new trainings stay away. A notice is always believed.
+If most nodes are reported as broken at once, the monitor is the more likely
+fault. Then no training is evicted, and the nodes only get no new ones. A notice
+of removal is always believed.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,25 +15,26 @@ import structlog
 
 from tiphys.errors import TiphysError
 from tiphys_plugin.cluster.interface import Cluster
-from tiphys_plugin.eviction.evict import ask_off
-from tiphys_plugin.nodes.node import SeenNode
+from tiphys_plugin.eviction.evict import evict_from_nodes
+from tiphys_plugin.nodes.node import ObservedNode
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.quota.lease import AdmissionBackend, Lease
-from tiphys_plugin.runtime.background import Rounds
+from tiphys_plugin.runtime.background import PeriodicTask
 
 _EVERY_SECONDS = 5.0
 _log = structlog.get_logger()
 
 
-def to_leave(nodes: Sequence[SeenNode]) -> set[str]:
-    """Names of the nodes on which nothing should go on."""
-    broken = [one for one in nodes if one.verdict.broken]
+def nodes_to_evacuate(nodes: Sequence[ObservedNode]) -> set[str]:
+    """Names of the nodes whose trainings must be evicted."""
+    broken = [observed for observed in nodes if observed.verdict.is_broken]
     believed = broken if 2 * len(broken) <= len(nodes) else []
-    return {one.node.name for one in (*believed, *(one for one in nodes if one.verdict.going))}
+    departing = [observed for observed in nodes if observed.verdict.is_departing]
+    return {observed.node.name for observed in (*believed, *departing)}
 
 
-class Evacuation(Rounds):
-    """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``; ``serves`` says which namespaces count."""
+class NodeEvacuation(PeriodicTask):
+    """Evicts every ``every_seconds`` between ``__enter__`` and ``__exit__``, in namespaces that ``serves`` accepts."""
 
     def __init__(
         self,
@@ -48,22 +50,22 @@ class Evacuation(Rounds):
         self._serves = serves
         self._nodes = nodes
 
-    def look(self) -> None:
-        """One round; costs nothing while no node is about to go.
+    def run_once(self) -> None:
+        """Run one round; reads nothing while no node has to be evacuated.
 
         Raises:
             StoreError: the ledger did not answer.
         """
-        going = to_leave(self._nodes.seen)
-        if going:
+        evacuated = nodes_to_evacuate(self._nodes.observed_nodes)
+        if evacuated:
             for lease in self._ledger.snapshot().leases:
-                if going & set(lease.nodes) and self._serves(lease.request.namespace):
-                    self._ask(lease, sorted(going & set(lease.nodes)))
+                if evacuated & set(lease.nodes) and self._serves(lease.request.namespace):
+                    self._evict(lease, sorted(evacuated & set(lease.nodes)))
 
-    def _ask(self, lease: Lease, nodes: list[str]) -> None:
-        held = lease.request
+    def _evict(self, lease: Lease, nodes: list[str]) -> None:
+        request = lease.request
         try:
-            if ask_off(self._cluster, lease, nodes):
-                _log.info("node.left", run=held.run, step=held.step, attempt=held.attempt, nodes=nodes)
+            if evict_from_nodes(self._cluster, lease, nodes):
+                _log.info("node.left", run=request.run, step=request.step, attempt=request.attempt, nodes=nodes)
         except TiphysError as error:
-            _log.error("node.not_left", run=held.run, step=held.step, attempt=held.attempt, error=str(error))
+            _log.error("node.not_left", run=request.run, step=request.step, attempt=request.attempt, error=str(error))

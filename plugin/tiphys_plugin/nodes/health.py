@@ -1,10 +1,9 @@
-"""Is a node sound? A pure function from evidence to a verdict, so that its laws can be proved by search.
+"""Judges the health of a node: a pure function from evidence to a verdict, so that tests can search all its cases.
 
-What a monitor of the cluster says of a node is believed. What merely points at
-it, such as attempts that failed there, may as well have another cause: hints
-make a node suspect only if they come from more than one source, or from times
-that lie apart, and they are forgotten. So every verdict ends when its evidence
-does, and nobody has to take it back.
+The statement of a monitor of the cluster is believed. A hint, such as a failed
+attempt on the node, may have another cause: hints make a node suspect only if
+they come from several sources, or from times that are far apart. Hints expire,
+so every verdict ends with its evidence, and none has to be revoked.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,63 +12,71 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
-Means = Literal["cordon", "fault", "notice", "hint"]
-APART = timedelta(minutes=10)
-"""Hints of one source count twice if they lie so far apart: what happens at one time has one cause."""
+EvidenceMeaning = Literal["cordon", "fault", "notice", "hint"]
+MIN_HINT_SEPARATION = timedelta(minutes=10)
+"""Hints of one source count twice if they are this far apart; hints at one time are likely to have one cause."""
 
 
-class State(StrEnum):
+class NodeHealth(StrEnum):
     HEALTHY = "healthy"
     SUSPECT = "suspect"
     UNHEALTHY = "unhealthy"
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """Something that speaks against a node."""
+class NodeEvidence:
+    """A piece of evidence against a node."""
 
     source: str
-    """Who says it, such as ``condition GpuMemWatch`` or ``attempts of digits/fit``."""
+    """Origin of the evidence, such as ``condition GpuMemWatch`` or ``attempts of digits/fit``."""
     message: str
-    means: Means
+    means: EvidenceMeaning
     at: datetime | None = None
-    """When it happened; None for what is so now."""
+    """When it happened; None for a current state."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """``evidence`` is all that speaks against the node now, also where that is not enough."""
+class NodeHealthVerdict:
+    """Verdict on a node; ``evidence`` is all current evidence against it, even if it is not enough."""
 
-    state: State = State.HEALTHY
-    evidence: tuple[Evidence, ...] = ()
-    until: datetime | None = None
-    """When the next piece of evidence is forgotten; None if none is."""
-
-    @property
-    def broken(self) -> bool:
-        """Whether what runs there should go on elsewhere."""
-        return any(one.means == "fault" for one in self.evidence)
+    state: NodeHealth = NodeHealth.HEALTHY
+    evidence: tuple[NodeEvidence, ...] = ()
+    valid_until: datetime | None = None
+    """When the next piece of evidence expires; None if none does."""
 
     @property
-    def going(self) -> bool:
-        """Whether the node will go, so that what runs there has to go before."""
-        return any(one.means == "notice" for one in self.evidence)
+    def is_broken(self) -> bool:
+        """Whether a monitor reports a fault, so that trainings should continue on another node."""
+        return any(item.means == "fault" for item in self.evidence)
 
     @property
-    def why(self) -> str:
+    def is_departing(self) -> bool:
+        """Whether the node will be removed, so that trainings must leave it before."""
+        return any(item.means == "notice" for item in self.evidence)
+
+    @property
+    def message(self) -> str:
         """The evidence in one line."""
-        return "; ".join(f"{one.source}: {one.message}" if one.message else one.source for one in self.evidence)
+        return "; ".join(f"{item.source}: {item.message}" if item.message else item.source for item in self.evidence)
 
 
-def judge(evidence: Iterable[Evidence], now: datetime, forget_after: timedelta) -> Verdict:
-    """The verdict at ``now``; hints count for ``forget_after``."""
-    known = tuple(one for one in evidence if one.at is None or now - one.at < forget_after)
-    hints = [one for one in known if one.means == "hint"]
-    state = State.UNHEALTHY if len(hints) < len(known) else State.SUSPECT if _agree(hints) else State.HEALTHY
-    return Verdict(state, known, min((one.at + forget_after for one in known if one.at), default=None))
+def judge_node_health(evidence: Iterable[NodeEvidence], now: datetime, hint_lifetime: timedelta) -> NodeHealthVerdict:
+    """Judge a node at ``now``; evidence with a time expires after ``hint_lifetime``."""
+    current = tuple(item for item in evidence if item.at is None or now - item.at < hint_lifetime)
+    hints = [item for item in current if item.means == "hint"]
+    state = (
+        NodeHealth.UNHEALTHY
+        if len(hints) < len(current)
+        else NodeHealth.SUSPECT
+        if _hints_agree(hints)
+        else NodeHealth.HEALTHY
+    )
+    return NodeHealthVerdict(
+        state, current, min((item.at + hint_lifetime for item in current if item.at), default=None)
+    )
 
 
-def _agree(hints: Sequence[Evidence]) -> bool:
-    """Whether more than one source says it, or one at times that lie apart."""
-    times = [one.at for one in hints if one.at is not None]
-    return len({one.source for one in hints}) > 1 or (bool(times) and max(times) - min(times) >= APART)
+def _hints_agree(hints: Sequence[NodeEvidence]) -> bool:
+    """Whether the hints come from several sources, or from times that are far apart."""
+    times = [hint.at for hint in hints if hint.at is not None]
+    return len({hint.source for hint in hints}) > 1 or (bool(times) and max(times) - min(times) >= MIN_HINT_SEPARATION)

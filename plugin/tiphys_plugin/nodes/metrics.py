@@ -1,4 +1,4 @@
-"""Nodes by verdict, and what their GPUs are used for, read at each scrape; nothing where nobody goes by nodes."""
+"""Metrics of nodes by verdict and of their GPUs by use, read at each scrape; empty if the queues do not use nodes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -6,30 +6,31 @@ from collections.abc import Callable, Iterable, Sequence
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tiphys_plugin.nodes.health import State
-from tiphys_plugin.nodes.node import SeenNode
+from tiphys_plugin.nodes.health import NodeHealth
+from tiphys_plugin.nodes.node import ObservedNode
 
 
 class NodesCollector(Collector):
-    """No label takes the name of a node: `tiphys nodes` tells which they are."""
+    """Counts of nodes and GPUs. Node names are no labels, to bound the series; `tiphys nodes` lists the nodes."""
 
-    def __init__(self, seen: Callable[[], Sequence[SeenNode]]) -> None:
-        self._seen = seen
+    def __init__(self, observed_nodes: Callable[[], Sequence[ObservedNode]]) -> None:
+        self._observed_nodes = observed_nodes
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         return self._families()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         nodes, gpus = self._families()
-        if not (seen := self._seen()):
+        if not (observed := self._observed_nodes()):
             return []
-        verdicts = Counter(one.verdict.state for one in seen)
-        for state in State:
+        verdicts = Counter(entry.verdict.state for entry in observed)
+        for state in NodeHealth:
             nodes.add_metric([state.value], verdicts[state])
-        usable = [one.node for one in seen if not one.node.cordoned]
-        gpus.add_metric(["others"], sum(one.node.foreign_gpus for one in seen))
-        gpus.add_metric(["cordoned"], sum(one.node.gpus for one in seen if one.node.cordoned))
-        gpus.add_metric(["usable"], sum(max(0, one.gpus - one.foreign_gpus) for one in usable))
+        inventory = [entry.node for entry in observed]
+        usable = [node for node in inventory if not node.cordoned]
+        gpus.add_metric(["others"], sum(node.foreign_gpus for node in inventory))
+        gpus.add_metric(["cordoned"], sum(node.gpus for node in inventory if node.cordoned))
+        gpus.add_metric(["usable"], sum(max(0, node.gpus - node.foreign_gpus) for node in usable))
         return [nodes, gpus]
 
     @staticmethod
@@ -38,7 +39,7 @@ class NodesCollector(Collector):
             GaugeMetricFamily("tiphys_nodes", "Nodes with GPUs, by verdict on their health.", labels=["verdict"]),
             GaugeMetricFamily(
                 "tiphys_node_gpus",
-                "GPUs of nodes: used by pods of others, on nodes that get nothing new, usable by trainings.",
+                "GPUs of nodes: used by foreign pods, on nodes that get no new trainings, usable by trainings.",
                 labels=["what"],
             ),
         )

@@ -1,15 +1,13 @@
-"""A Node object of Kubernetes as a node of the inventory, with a verdict on its health.
+"""Converts Node and Pod objects of Kubernetes to nodes of the inventory, with a verdict on their health.
 
-What a Node object says of the node's health: a table of conditions, labels and taints.
+The health signals of a Node object are conditions, labels and taints, listed in
+`DEFAULT_SIGNALS`. They come from kubelet, node-problem-detector, NVIDIA's
+NVSentinel, and the monitors and termination handlers of clouds, which check the
+hardware or know the plans for the machine.
 
-They are those of kubelet, node-problem-detector, NVIDIA's NVSentinel, and of the
-monitors and termination handlers of clouds. Each is set by somebody who looked
-at the hardware, or knows what will happen to the machine.
-
-What a pod means for its node: GPUs that are not free for trainings, or a failure that points at the node.
-
-Which pods are ours follows from the label of attempts. The GPUs of ours are
-those of leases, whether or not their pods are there yet; all others are foreign.
+A pod can use GPUs of its node, or be evidence against the node by its failure.
+The label of attempts marks the pods of Tiphys. Their GPUs are counted by leases,
+whether or not the pods exist yet; all other pods are foreign.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,34 +18,37 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from tiphys.kube import Object
+from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
 from tiphys_plugin.cluster.pod_status import pod_status
-from tiphys_plugin.nodes.health import Evidence, State, Verdict, judge
-from tiphys_plugin.quota.flavors import GPU, GPU_TYPE_LABEL, ClusterNodes, Sign
-from tiphys_plugin.quota.placement.model import Node
+from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth, NodeHealthVerdict, judge_node_health
+from tiphys_plugin.quota.flavors import GPU_RESOURCE, GPU_TYPE_LABEL, ClusterNodes, HealthSignal
+from tiphys_plugin.quota.placement.model import GpuNode
 
-_NOT_WELL = ("False",)
-
-
-def _conditions(means: Literal["cordon", "fault", "hint"], *names: str, values: tuple[str, ...] = ()) -> Iterator[Sign]:
-    return (Sign(kind="condition", name=name, values=values, means=means) for name in names)
+_FALSE_VALUES = ("False",)
 
 
-def _taints(means: Literal["cordon", "notice"], *names: str) -> Iterator[Sign]:
-    return (Sign(kind="taint", name=name, means=means) for name in names)
+def _conditions(
+    means: Literal["cordon", "fault", "hint"], *names: str, values: tuple[str, ...] = ()
+) -> Iterator[HealthSignal]:
+    return (HealthSignal(kind="condition", name=name, values=values, means=means) for name in names)
 
 
-USUAL: tuple[Sign, ...] = (
+def _taints(means: Literal["cordon", "notice"], *names: str) -> Iterator[HealthSignal]:
+    return (HealthSignal(kind="taint", name=name, means=means) for name in names)
+
+
+DEFAULT_SIGNALS: tuple[HealthSignal, ...] = (
     *_conditions("cordon", "Ready", values=("False", "Unknown")),
     # node-problem-detector
     *_conditions("cordon", "KernelDeadlock", "ReadonlyFilesystem"),
     *_conditions("hint", "FrequentKubeletRestart", "FrequentUnregisterNetDevice"),
-    # NVSentinel: what it takes for fatal becomes a condition; memory and ECC, bus, NVLink, firmware, Xid, heat, power
+    # NVSentinel sets a condition for fatal faults: memory and ECC, bus, NVLink, firmware, Xid, heat, power
     *_conditions("fault", "GpuMemWatch", "GpuPcieWatch", "GpuNvlinkWatch", "GpuNvswitchFatalWatch", "GpuInforomWatch"),
     *_conditions("fault", "GpuDriverWatch", "SysLogsXIDError", "SysLogsSXIDError", "SysLogsGPUFallenOff"),
     *_conditions("cordon", "GpuThermalWatch", "GpuPowerWatch"),
-    Sign(
+    HealthSignal(
         kind="label",
         name="dgxc.nvidia.com/nvsentinel-state",
         values=("quarantined", "draining", "drain-succeeded", "drain-failed", "remediating", "remediation-failed"),
@@ -55,10 +56,10 @@ USUAL: tuple[Sign, ...] = (
     ),
     # AKS, EKS, Nebius
     *_conditions("fault", "GPUMissing", "XIDErrors", "NVLinkStatusInactive", "NebiusGPUError"),
-    *_conditions("fault", "AcceleratedHardwareReady", values=_NOT_WELL),
+    *_conditions("fault", "AcceleratedHardwareReady", values=_FALSE_VALUES),
     *_conditions("hint", "IBLinkFlapping"),
-    *_conditions("hint", "NetworkingReady", values=_NOT_WELL),
-    # machines that go: a spot node's notice, maintenance, a cluster that shrinks
+    *_conditions("hint", "NetworkingReady", values=_FALSE_VALUES),
+    # removal of the machine: a spot node's notice, maintenance, a scale-down of the cluster
     *_taints("notice", "aws-node-termination-handler/spot-itn", "aws-node-termination-handler/scheduled-maintenance"),
     *_taints("notice", "aws-node-termination-handler/asg-lifecycle-termination", "karpenter.sh/disrupted"),
     *_taints("notice", "cloud.google.com/impending-node-termination", "ToBeDeletedByClusterAutoscaler"),
@@ -66,123 +67,127 @@ USUAL: tuple[Sign, ...] = (
 )
 
 
-def signs_of(node: Object, settings: ClusterNodes) -> Iterator[Evidence]:
-    """The evidence that a Node object gives now."""
-    table = _table(settings.signs)
+def health_evidence(node: Object, settings: ClusterNodes) -> Iterator[NodeEvidence]:
+    """The evidence against a node in its Node object."""
+    table = _signal_table(settings.signs)
     spec, status = node.get("spec") or {}, node.get("status") or {}
-    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if "Ready" not in conditions:
-        yield Evidence("condition Ready", "its kubelet has not reported yet", "cordon")
+        yield NodeEvidence("condition Ready", "its kubelet has not reported yet", "cordon")
     for name, condition in sorted(conditions.items()):
-        told = str(condition.get("message") or condition.get("reason") or "")
-        yield from _says(table, "condition", name, condition["status"], told)
+        message = str(condition.get("message") or condition.get("reason") or "")
+        yield from _match_signal(table, "condition", name, condition["status"], message)
     for name, value in sorted(((node["metadata"].get("labels")) or {}).items()):
-        yield from _says(table, "label", name, value, value)
+        yield from _match_signal(table, "label", name, value, value)
     for taint in spec.get("taints") or ():
-        yield from _says(table, "taint", taint["key"], taint.get("value", ""), taint.get("value", ""))
+        yield from _match_signal(table, "taint", taint["key"], taint.get("value", ""), taint.get("value", ""))
 
 
-def _says(table: Mapping[tuple[str, str], Sign], kind: str, name: str, value: str, message: str) -> Iterator[Evidence]:
-    sign = table.get((kind, name))
-    if sign is None or sign.means == "nothing":
+def _match_signal(
+    table: Mapping[tuple[str, str], HealthSignal], kind: str, name: str, value: str, message: str
+) -> Iterator[NodeEvidence]:
+    signal = table.get((kind, name))
+    if signal is None or signal.means == "nothing":
         return
-    values = sign.values or (("True",) if kind == "condition" else ())
+    values = signal.values or (("True",) if kind == "condition" else ())
     if not values or value in values:
-        yield Evidence(f"{kind} {name}", message, sign.means)
+        yield NodeEvidence(f"{kind} {name}", message, signal.means)
 
 
 @lru_cache(maxsize=4)
-def _table(signs: tuple[Sign, ...]) -> Mapping[tuple[str, str], Sign]:
-    """These and the usual ones, by kind and name; the first of several counts."""
-    return {(sign.kind, sign.name): sign for sign in reversed((*signs, *USUAL))}
+def _signal_table(signs: tuple[HealthSignal, ...]) -> Mapping[tuple[str, str], HealthSignal]:
+    """``signs`` and the default signals, by kind and name; ``signs`` override defaults, the first of several counts."""
+    return {(signal.kind, signal.name): signal for signal in reversed((*signs, *DEFAULT_SIGNALS))}
 
 
-FAULTS_OF_NODES = (
+NODE_FAULT_REASONS = (
     *("NodeLost", "UnexpectedAdmissionError"),
     *("StartError", "ContainerCannotRun", "RunContainerError", "CreateContainerError"),
 )
-"""Ends of a pod that are more often its node's doing than its own: lost, devices that could not be handed out, and a
-container runtime that could not start a program whose image was there."""
+"""Reasons of a pod's end that the node causes more often than the pod: a lost node, devices that could not be
+allocated, and a container runtime that could not start a program although its image was present."""
 
 
 class PodFacts(NamedTuple):
-    """Of one pod that was given a node."""
+    """The relevant facts of a pod that has a node."""
 
     node: str
     """Name of the Node object."""
     foreign_gpus: int = 0
-    hint: Evidence | None = None
+    hint: NodeEvidence | None = None
 
 
-def facts_of(pod: Object) -> PodFacts | None:
-    """None for a pod that means nothing to any node."""
+def read_pod_facts(pod: Object) -> PodFacts | None:
+    """Extract the facts of a pod; None if it neither uses GPUs as a foreign pod nor is evidence against its node."""
     node = (pod.get("spec") or {}).get("nodeName")
     if not node:
         return None
     if ATTEMPT_LABEL in (pod["metadata"].get("labels") or {}):
-        hint = _hint(pod)
+        hint = _failure_hint(pod)
         return PodFacts(node, hint=hint) if hint is not None else None
-    gpus = 0 if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") else gpus_of(pod)
+    gpus = 0 if is_final_pod_phase((pod.get("status") or {}).get("phase")) else requested_gpus(pod)
     return PodFacts(node, gpus) if gpus else None
 
 
-def gpus_of(pod: Object) -> int:
+def requested_gpus(pod: Object) -> int:
     """GPUs that the scheduler counts for a pod (Kubernetes, ``component-helpers/resource``: PodRequests)."""
     spec = pod["spec"]
-    kept, most = sum(map(_gpus, spec.get("containers") or ())), 0
-    beside = 0
+    containers = sum(map(_container_gpus, spec.get("containers") or ()))
+    sidecars, startup_peak = 0, 0
     for container in spec.get("initContainers") or ():
         if container.get("restartPolicy") == "Always":
-            beside += _gpus(container)
-            most = max(most, beside)
+            sidecars += _container_gpus(container)
+            startup_peak = max(startup_peak, sidecars)
         else:
-            most = max(most, beside + _gpus(container))
-    return max(kept + beside, most)
+            startup_peak = max(startup_peak, sidecars + _container_gpus(container))
+    return max(containers + sidecars, startup_peak)
 
 
-def _gpus(container: Object) -> int:
+def _container_gpus(container: Object) -> int:
     resources: dict[str, Any] = container.get("resources") or {}
-    asked = (resources.get("requests") or {}).get(GPU) or (resources.get("limits") or {}).get(GPU) or 0
-    return int(asked)
+    gpus = (resources.get("requests") or {}).get(GPU_RESOURCE) or (resources.get("limits") or {}).get(GPU_RESOURCE) or 0
+    return int(gpus)
 
 
-def _hint(pod: Object) -> Evidence | None:
-    seen = pod_status(pod)
-    if seen.reason not in FAULTS_OF_NODES:
+def _failure_hint(pod: Object) -> NodeEvidence | None:
+    ended = pod_status(pod)
+    if ended.reason not in NODE_FAULT_REASONS:
         return None
-    labels = seen.labels
-    at = seen.trouble_at or datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    labels = ended.labels
+    at = ended.trouble_at or datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
     source = f"attempts of {labels.get(RUN_LABEL, '?')}/{labels.get(STEP_LABEL, '?')}"
-    told = f"attempt {labels[ATTEMPT_LABEL]} ended as {seen.reason}" + (f" ({seen.message})" if seen.message else "")
-    return Evidence(source, told, "hint", at)
+    message = f"attempt {labels[ATTEMPT_LABEL]} ended as {ended.reason}" + (
+        f" ({ended.message})" if ended.message else ""
+    )
+    return NodeEvidence(source, message, "hint", at)
 
 
-def foreign_by_node(facts: Iterable[PodFacts]) -> dict[str, int]:
+def foreign_gpus_by_node(facts: Iterable[PodFacts]) -> dict[str, int]:
     """GPUs of foreign pods, by Node object."""
     used: dict[str, int] = {}
-    for one in facts:
-        if one.foreign_gpus:
-            used[one.node] = used.get(one.node, 0) + one.foreign_gpus
+    for pod in facts:
+        if pod.foreign_gpus:
+            used[pod.node] = used.get(pod.node, 0) + pod.foreign_gpus
     return used
 
 
-UNKNOWN_TYPE = "unknown"
-"""Type of GPUs whose node does not say it: they serve those who do not ask for a type."""
+UNKNOWN_GPU_TYPE = "unknown"
+"""Type of GPUs whose node has no type label: they serve requests without a type."""
 
 
 @dataclass(frozen=True)
-class SeenNode:
-    """What is known of one node. ``node`` is cordoned if somebody has cordoned it, or the verdict is not healthy."""
+class ObservedNode:
+    """One observed node. ``node`` counts as cordoned if it is unschedulable, or its verdict is not healthy."""
 
-    node: Node
+    node: GpuNode
     object_name: str
-    """Pods say by it where they are; what they ask for is the host name, by which ``node`` is called."""
+    """Name of the Node object, as in the pods' ``spec.nodeName``; ``node`` is named by its host name label."""
     unschedulable: bool
-    verdict: Verdict
+    verdict: NodeHealthVerdict
 
 
-def essence(node: Object) -> Object:
-    """The part of a Node object that counts here; its heartbeats and images are not."""
+def relevant_node_fields(node: Object) -> Object:
+    """The fields of a Node object that the inventory uses; heartbeats and images are dropped."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     conditions = status.get("conditions") or ()
     taints = spec.get("taints") or ()
@@ -190,98 +195,106 @@ def essence(node: Object) -> Object:
         "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
         "spec": {
             "unschedulable": bool(spec.get("unschedulable")),
-            "taints": [{"key": one["key"], "value": one.get("value") or ""} for one in taints],
+            "taints": [{"key": taint["key"], "value": taint.get("value") or ""} for taint in taints],
         },
         "status": {
-            "conditions": [{key: one.get(key) or "" for key in ("type", "status", "message")} for one in conditions],
-            "gpus": _amount(status.get("allocatable")),
-            "installed": _amount(status.get("capacity")),
+            "conditions": [
+                {key: condition.get(key) or "" for key in ("type", "status", "message")} for condition in conditions
+            ],
+            "gpus": _gpu_count(status.get("allocatable")),
+            "installed": _gpu_count(status.get("capacity")),
         },
     }
 
 
-def read(
+def parse_node(
     node: Object,
     settings: ClusterNodes,
-    foreign: int,
-    hints: Sequence[Evidence],
+    foreign_gpus: int,
+    hints: Sequence[NodeEvidence],
     now: datetime,
-    told_apart_by: Collection[str] = (),
-) -> SeenNode | None:
-    """The node of an `essence`; None if it is none of those that count.
+    flavor_labels: Collection[str] = (),
+) -> ObservedNode | None:
+    """Parse the result of `relevant_node_fields`; None if ``settings`` does not select the node, or it has no GPUs.
 
-    Of its labels only those are kept that flavors are ``told_apart_by``: others may change every minute.
+    Of its labels, only ``flavor_labels`` are kept, because other labels may change every minute.
     """
     labels, status = node["metadata"]["labels"], node["status"]
-    wanted = all(labels.get(key) == value for key, value in settings.selector.items())
+    selected = all(labels.get(key) == value for key, value in settings.selector.items())
     host = labels.get(HOSTNAME_LABEL)
-    if not wanted or not host or not status["installed"]:
+    if not selected or not host or not status["installed"]:
         return None
-    verdict = judge(
-        (*signs_of(node, settings), *_missing(status), *hints), now, timedelta(hours=settings.suspect_hours)
+    verdict = judge_node_health(
+        (*health_evidence(node, settings), *_missing_gpu_evidence(status), *hints),
+        now,
+        timedelta(hours=settings.suspect_hours),
     )
     memory = labels.get(settings.memory_label, "")
-    seen = Node(
+    gpu_node = GpuNode(
         name=host,
-        gpu_type=labels.get(GPU_TYPE_LABEL) or UNKNOWN_TYPE,
+        gpu_type=labels.get(GPU_TYPE_LABEL) or UNKNOWN_GPU_TYPE,
         gpus=status["gpus"],
         memory_mb=int(memory) if memory.isdecimal() and int(memory) else None,
         block=labels.get(settings.block_label, ""),
         rack=labels.get(settings.rack_label, ""),
         nvlink_domain=labels.get(settings.nvlink_label, ""),
-        labels={key: value for key, value in labels.items() if key in told_apart_by},
-        cordoned=node["spec"]["unschedulable"] or verdict.state is not State.HEALTHY,
-        foreign_gpus=foreign,
+        labels={key: value for key, value in labels.items() if key in flavor_labels},
+        cordoned=node["spec"]["unschedulable"] or verdict.state is not NodeHealth.HEALTHY,
+        foreign_gpus=foreign_gpus,
     )
-    return SeenNode(seen, node["metadata"]["name"], node["spec"]["unschedulable"], verdict)
+    return ObservedNode(gpu_node, node["metadata"]["name"], node["spec"]["unschedulable"], verdict)
 
 
-def observe(
+def observe_nodes(
     nodes: Iterable[Object],
     pods: Iterable[Object],
     settings: ClusterNodes,
     now: datetime,
-    told_apart_by: Collection[str] = (),
-    heard: Mapping[str, tuple[Evidence, ...]] = MappingProxyType({}),
-) -> list[SeenNode]:
-    """All nodes that count, by name, from Node and Pod objects as they are listed.
+    flavor_labels: Collection[str] = (),
+    external_evidence: Mapping[str, tuple[NodeEvidence, ...]] = MappingProxyType({}),
+) -> list[ObservedNode]:
+    """All GPU nodes that ``settings`` select, sorted by name, from listed Node and Pod objects.
 
-    ``heard`` is what others say of nodes, by Node object.
+    ``external_evidence`` is evidence from outside the API server, by Node object.
     """
-    facts = [found for pod in pods if (found := facts_of(pod)) is not None]
-    foreign, hints = foreign_by_node(facts), hints_by_node(facts)
-    essences = map(essence, nodes)
-    names = ((one, one["metadata"]["name"]) for one in essences)
-    against = ((one, name, (*hints.get(name, ()), *heard.get(name, ()))) for one, name in names)
-    seen = (read(one, settings, foreign.get(name, 0), said, now, told_apart_by) for one, name, said in against)
-    return one_of_each_host(one for one in seen if one is not None)
+    facts = [pod_facts for pod in pods if (pod_facts := read_pod_facts(pod)) is not None]
+    foreign, hints = foreign_gpus_by_node(facts), hints_by_node(facts)
+    observed = []
+    for fields in map(relevant_node_fields, nodes):
+        name = fields["metadata"]["name"]
+        evidence = (*hints.get(name, ()), *external_evidence.get(name, ()))
+        observed.append(parse_node(fields, settings, foreign.get(name, 0), evidence, now, flavor_labels))
+    return deduplicate_hosts(node for node in observed if node is not None)
 
 
-def one_of_each_host(seen: Iterable[SeenNode]) -> list[SeenNode]:
-    """By name. Two nodes that give themselves out as one host would both get the pods of one: the first counts."""
-    found: dict[str, SeenNode] = {}
-    for one in sorted(seen, key=lambda one: (one.node.name, one.object_name)):
-        found.setdefault(one.node.name, one)
-    return list(found.values())
+def deduplicate_hosts(nodes: Iterable[ObservedNode]) -> list[ObservedNode]:
+    """Sort nodes by host name. If two Node objects have the same host name, only the first one counts.
+
+    Pods are bound to nodes by host name, so pods of a grant on one of them could run on the other.
+    """
+    by_host: dict[str, ObservedNode] = {}
+    for observed in sorted(nodes, key=lambda node: (node.node.name, node.object_name)):
+        by_host.setdefault(observed.node.name, observed)
+    return list(by_host.values())
 
 
-def hints_by_node(facts: Iterable[PodFacts]) -> dict[str, tuple[Evidence, ...]]:
-    """What failed pods point at, by Node object."""
-    found: dict[str, tuple[Evidence, ...]] = {}
-    for one in facts:
-        if one.hint is not None:
-            found[one.node] = (*found.get(one.node, ()), one.hint)
-    return found
+def hints_by_node(facts: Iterable[PodFacts]) -> dict[str, tuple[NodeEvidence, ...]]:
+    """Hints of failed pods, by Node object."""
+    hints: dict[str, tuple[NodeEvidence, ...]] = {}
+    for pod in facts:
+        if pod.hint is not None:
+            hints[pod.node] = (*hints.get(pod.node, ()), pod.hint)
+    return hints
 
 
-def _missing(status: dict[str, Any]) -> Iterable[Evidence]:
-    """GPUs that the device plugin has taken out, as it does after an Xid: those that are left go on."""
+def _missing_gpu_evidence(status: dict[str, Any]) -> Iterable[NodeEvidence]:
+    """Evidence of GPUs that the device plugin has withdrawn, as it does after an Xid; the other GPUs keep working."""
     lost = status["installed"] - status["gpus"]
     if lost > 0:
-        said = f"{lost} of {status['installed']} GPUs are not offered by the device plugin"
-        yield Evidence("allocatable GPUs", said, "hint")
+        message = f"{lost} of {status['installed']} GPUs are not offered by the device plugin"
+        yield NodeEvidence("allocatable GPUs", message, "hint")
 
 
-def _amount(resources: dict[str, Any] | None) -> int:
-    text = str((resources or {}).get(GPU, "0"))
+def _gpu_count(resources: dict[str, Any] | None) -> int:
+    text = str((resources or {}).get(GPU_RESOURCE, "0"))
     return int(text) if text.isdecimal() else 0

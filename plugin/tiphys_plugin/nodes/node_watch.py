@@ -1,8 +1,8 @@
-"""Watches Nodes and pods of the cluster, and answers queues with the nodes that there are.
+"""Watches the Nodes and pods of the cluster, and resolves queues that use them to the current nodes.
 
-It begins when queues first ask for it: nobody else needs the right to read the
-Nodes of a cluster. Where it has not seen them yet nothing new is granted; where
-it has lost sight of them, what it saw last goes on to count.
+The watches start when queues first need them, because only such installations
+have the right to read Nodes. Before the first list, no new GPUs are granted. If
+a watch is lost later, the last state remains valid.
 """
 
 import threading
@@ -15,45 +15,46 @@ from typing import NamedTuple
 import structlog
 
 from tiphys.errors import StoreError, TiphysError
-from tiphys.kube import Change, KubeApi, Object, Resource, Synced, changes
+from tiphys.kube import KubeApi, ListSnapshot, Object, Resource, WatchEvent, watch_objects
 from tiphys.kube.resources import NODES, PODS
 from tiphys.records import utc_now
-from tiphys_plugin.nodes.cluster_state import ClusterFacts, next_change
-from tiphys_plugin.nodes.health import Evidence
-from tiphys_plugin.nodes.node import SeenNode, facts_of
-from tiphys_plugin.quota.queues import Misconfigured, QueueRules, Queues
+from tiphys_plugin.nodes.cluster_state import ClusterState, next_verdict_change
+from tiphys_plugin.nodes.health import NodeEvidence
+from tiphys_plugin.nodes.node import ObservedNode, read_pod_facts
+from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, Queues
 
-_UNFINISHED = "spec.nodeName!=,status.phase!=Succeeded"
-"""Pods that have a node. Failed ones may point at it."""
+_UNFINISHED_POD_FIELDS = "spec.nodeName!=,status.phase!=Succeeded"
+"""Pods that have a node. Failed pods are included, because they may be evidence against it."""
 _WATCH_SECONDS = 60
-"""A watch that nobody needs any more ends only with its next event, or after this time."""
-_PAUSE_SECONDS = 10.0
-_FIRST_LOOK_SECONDS = 5.0
-"""How long the first call waits for the lists, which then are there for all others."""
+"""Timeout of a watch: after ``__exit__``, the watch ends with its next event, or after this time."""
+_RETRY_SECONDS = 10.0
+_INITIAL_LIST_SECONDS = 5.0
+"""How long the first call waits for the lists; later calls find them."""
 _log = structlog.get_logger()
 
 
-class _Subject(NamedTuple):
+class _WatchTarget(NamedTuple):
     resource: Resource
     fields: str
     keep: Callable[[Object], Object | None]
-    """What is kept of each object of a list: there may be ten thousand pods, of which few count."""
-    take: Callable[[Synced | Change], None]
+    """Reduces each listed object to what is needed: of ten thousand pods, only a few are relevant."""
+    apply: Callable[[ListSnapshot | WatchEvent], None]
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """Queues on the nodes of one instant, and until when that is the answer to the same declared ones."""
+class _ResolvedRules:
+    """Queues resolved to the nodes of one instant, and until when the result is valid for the same declared queues."""
 
     declared: Queues
     version: tuple[int, int, int]
-    until: datetime | None
-    seen: tuple[SeenNode, ...]
+    valid_until: datetime | None
+    observed_nodes: tuple[ObservedNode, ...]
     queues: Queues
 
-    def holds(self, declared: Queues, version: tuple[int, int, int], now: datetime) -> bool:
-        still = self.version == version and (self.until is None or now < self.until)
-        return still and (self.declared is declared or self.declared == declared)
+    def is_valid_for(self, declared: Queues, version: tuple[int, int, int], now: datetime) -> bool:
+        """Whether the result still holds for these queues."""
+        unchanged = self.version == version and (self.valid_until is None or now < self.valid_until)
+        return unchanged and (self.declared is declared or self.declared == declared)
 
 
 class ClusterInventory:
@@ -62,12 +63,12 @@ class ClusterInventory:
     def __init__(self, api: KubeApi, clock: Callable[[], datetime] = utc_now) -> None:
         self._api = api
         self._clock = clock
-        self._facts = ClusterFacts()
-        self._troubles: dict[str, str] = {}
-        self._answer: _Answer | None = None
+        self._state = ClusterState()
+        self._watch_errors: dict[str, str] = {}
+        self._resolved: _ResolvedRules | None = None
         self._lock = threading.Condition()
-        self._over = threading.Event()
-        self._watches = False
+        self._stop = threading.Event()
+        self._is_watching = False
 
     def __enter__(self) -> "ClusterInventory":
         return self
@@ -75,103 +76,110 @@ class ClusterInventory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._stop.set()
 
-    def rules(self, declared: QueueRules) -> QueueRules:
-        """``declared``, on the nodes that there are now if it asks for them: the same object until they change."""
+    def resolve_rules(self, declared: QueueRules) -> QueueRules:
+        """Resolve queues with ``cluster_nodes`` to the current nodes; returns the same object until they change.
+
+        Returns `MisconfiguredQueues` if the nodes cannot be listed, so that no GPUs are granted.
+        """
         if not isinstance(declared, Queues) or declared.cluster_nodes is None:
             return declared
         with self._lock:
-            self._begin()
-            if not self._lock.wait_for(lambda: self._facts.synced or self._troubles, _FIRST_LOOK_SECONDS):
-                return Misconfigured("the nodes of the cluster have not been listed yet; it may take some seconds")
-            if not self._facts.synced:
-                return Misconfigured(self._blind())
-            now, version = self._clock(), self._facts.version
-            if self._answer is None or not self._answer.holds(declared, version, now):
-                seen = tuple(self._facts.inventory(declared.cluster_nodes, now, declared.kinds.labels))
-                self._answer = _Answer(declared, version, next_change(seen), seen, self._queues(declared, seen))
-            return self._answer.queues
+            self._start_watches()
+            if not self._lock.wait_for(lambda: self._state.synced or self._watch_errors, _INITIAL_LIST_SECONDS):
+                return MisconfiguredQueues(
+                    "the nodes of the cluster have not been listed yet; it may take some seconds"
+                )
+            if not self._state.synced:
+                return MisconfiguredQueues(self._not_observed_message())
+            now, version = self._clock(), self._state.version
+            if self._resolved is None or not self._resolved.is_valid_for(declared, version, now):
+                observed = tuple(self._state.observe_nodes(declared.cluster_nodes, now, declared.flavor_set.label_keys))
+                self._resolved = _ResolvedRules(
+                    declared, version, next_verdict_change(observed), observed, self._resolve_queues(declared, observed)
+                )
+            return self._resolved.queues
 
     @property
-    def seen(self) -> tuple[SeenNode, ...]:
-        """The nodes, as the last answer went by them."""
+    def observed_nodes(self) -> tuple[ObservedNode, ...]:
+        """The nodes of the last resolved queues; empty before the first, or if the queues do not use nodes."""
         with self._lock:
-            return self._answer.seen if self._answer is not None else ()
+            return self._resolved.observed_nodes if self._resolved is not None else ()
 
-    def hear(self, told: Mapping[str, tuple[Evidence, ...]]) -> None:
-        """What others than the API server say of nodes now, by Node object; it counts from the next decision on."""
+    def set_external_evidence(self, evidence: Mapping[str, tuple[NodeEvidence, ...]]) -> None:
+        """Replace the evidence from outside the API server, by Node object; used from the next decision on."""
         with self._lock:
-            self._facts.hear(told)
+            self._state.set_external_evidence(evidence)
 
-    def _queues(self, declared: Queues, seen: tuple[SeenNode, ...]) -> Queues:
-        nodes, before = tuple(one.node for one in seen), self._answer
+    def _resolve_queues(self, declared: Queues, observed_nodes: tuple[ObservedNode, ...]) -> Queues:
+        nodes, before = tuple(observed.node for observed in observed_nodes), self._resolved
         if before is not None and before.declared == declared and before.queues.nodes == nodes:
             return before.queues
-        return declared.on(nodes, changing=True)
+        return declared.with_nodes(nodes, are_current=True)
 
-    def _blind(self) -> str:
-        why = "; ".join(f"{what}: {told}" for what, told in sorted(self._troubles.items()))
+    def _not_observed_message(self) -> str:
+        errors = "; ".join(f"{plural}: {error}" for plural, error in sorted(self._watch_errors.items()))
         return (
-            f"the queues go by the nodes of the cluster (cluster_nodes), which cannot be seen: {why}. Give the service "
-            "the right to see them by `nodes.observe: true` in the values of the chart, or declare `nodes`"
+            f"the queues use the nodes of the cluster (cluster_nodes), which cannot be read: {errors}. Allow the "
+            "service to read them by `nodes.observe: true` in the values of the chart, or declare `nodes`"
         )
 
-    def _begin(self) -> None:
-        if self._watches:
+    def _start_watches(self) -> None:
+        if self._is_watching:
             return
-        self._watches = True
+        self._is_watching = True
         for subject in (
-            _Subject(NODES, "", _without_images, self._facts.nodes.take),
-            _Subject(PODS, _UNFINISHED, _if_it_counts, self._facts.pods.take),
+            _WatchTarget(NODES, "", _without_images, self._state.nodes.apply),
+            _WatchTarget(PODS, _UNFINISHED_POD_FIELDS, _keep_relevant_pod, self._state.pods.apply),
         ):
             name = f"watch {subject.resource.plural} of the cluster"
             threading.Thread(target=self._watch, args=(subject,), name=name, daemon=True).start()
 
-    def _watch(self, subject: _Subject) -> None:
-        while not self._over.is_set():
+    def _watch(self, subject: _WatchTarget) -> None:
+        while not self._stop.is_set():
             try:
-                self._follow(subject)
+                self._watch_until_error(subject)
             except TiphysError as error:
-                self._lost(subject.resource, error)
-            except Exception as error:  # noqa: BLE001  the worker loop: without its watch nothing is known
+                self._record_watch_error(subject.resource, error)
+            except Exception as error:  # noqa: BLE001  the worker loop: without the watch the state would grow stale
                 _log.exception("nodes.crashed", what=subject.resource.plural)
-                self._lost(subject.resource, error)
-            self._over.wait(_PAUSE_SECONDS)
+                self._record_watch_error(subject.resource, error)
+            self._stop.wait(_RETRY_SECONDS)
 
-    def _follow(self, subject: _Subject) -> None:
-        def lost(error: StoreError) -> None:
-            self._lost(subject.resource, error)
+    def _watch_until_error(self, subject: _WatchTarget) -> None:
+        def record_error(error: StoreError) -> None:
+            self._record_watch_error(subject.resource, error)
 
-        for change in changes(
+        for change in watch_objects(
             self._api,
             subject.resource,
             None,
             fields=subject.fields,
             timeout_seconds=_WATCH_SECONDS,
-            keep=subject.keep,
-            pause=self._over.wait,
-            stopped=self._over.is_set,
-            lost=lost,
+            transform=subject.keep,
+            sleep=self._stop.wait,
+            should_stop=self._stop.is_set,
+            on_error=record_error,
         ):
             with self._lock:
-                self._troubles.pop(subject.resource.plural, None)
-                subject.take(change)
+                self._watch_errors.pop(subject.resource.plural, None)
+                subject.apply(change)
                 self._lock.notify_all()
 
-    def _lost(self, resource: Resource, error: Exception) -> None:
-        if not self._over.is_set():
+    def _record_watch_error(self, resource: Resource, error: Exception) -> None:
+        if not self._stop.is_set():
             with self._lock:
-                self._troubles[resource.plural] = str(error)
+                self._watch_errors[resource.plural] = str(error)
                 self._lock.notify_all()
             _log.warning("nodes.unseen", what=resource.plural, error=str(error))
 
 
 def _without_images(node: Object) -> Object:
-    """The images that a node has are most of what it says."""
+    """Drop the list of images, which is the largest part of a Node object."""
     status = node.get("status") or {}
     return {**node, "status": {key: value for key, value in status.items() if key != "images"}}
 
 
-def _if_it_counts(pod: Object) -> Object | None:
-    return pod if facts_of(pod) is not None else None
+def _keep_relevant_pod(pod: Object) -> Object | None:
+    return pod if read_pod_facts(pod) is not None else None

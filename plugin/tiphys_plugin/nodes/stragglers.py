@@ -1,16 +1,16 @@
-"""What speaks against a node on which a rank of a training works longer than the others of its gang.
+"""Finds gang members that are slower than the rest of their gang, and turns them into hints against their nodes.
 
-Looked up where the ranks tell it, by one listing for each gang. It is one hint
-among others: a node gets nothing new by it only if another source speaks against
-it, too, such as a monitor's hint, a lost attempt, or another training's ranks.
+The ranks write their step times into the keys of their lineage, so one listing
+for each gang is enough. A slow rank is one hint among others: its node is avoided
+only if another source agrees, such as a monitor, a lost attempt, or the ranks of
+another training.
 
-Which members of a gang are slow: a pure function of what their ranks tell of their own work.
-
-Robust, since a few slow ones must not move the measure that they are held
-against: a member is slow in a window if it is far above the median of its gang
-by the median absolute deviation (B. Iglewicz, D. Hoaglin, "How to Detect and
-Handle Outliers", 1993), and noticeably so. One window says nothing: a verdict
-takes most of the last few, and ends as soon as the newest is well again.
+The statistics are robust, so that a few slow members do not shift the measure
+that they are compared with. A member is slow in a window if its robust z-score,
+by the median absolute deviation, is high (B. Iglewicz, D. Hoaglin, "How to
+Detect and Handle Outliers", 1993), and if it is slower than the median by a
+noticeable fraction. A single window is noise: a verdict needs most of the last
+few windows, and ends as soon as the newest one is normal again.
 """
 
 import statistics
@@ -23,125 +23,132 @@ import structlog
 
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL
-from tiphys.store import LineageLayout, lineage_of
-from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace, parse_pace
-from tiphys.store.runs import concurrently
-from tiphys_plugin.attempts.liveness import Stores
-from tiphys_plugin.attempts.pods import is_of_instance
+from tiphys.store import LineageLayout, lineage_name
+from tiphys.store.layout import STEP_TIME_WINDOW_SECONDS, RankStepTime, parse_step_time
+from tiphys.store.runs import read_concurrently
+from tiphys_plugin.attempts.liveness import NamespaceStores
+from tiphys_plugin.attempts.pods import belongs_to_instance
 from tiphys_plugin.cluster.interface import PodStatus
-from tiphys_plugin.nodes.health import Evidence
+from tiphys_plugin.nodes.health import NodeEvidence
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 
-LOOKED_AT = 4
+RECENT_WINDOWS = 4
 """The newest windows that count."""
-SLOW_WINDOWS = 3
-"""In so many of them a member has to be slow, the newest among them."""
-_FAR = 3.5
-"""Robust z-score, as Iglewicz and Hoaglin recommend."""
-_NOTICEABLE = 1.1
-"""Less than a tenth above the median is not worth a word, however even the others are."""
-_EVENNESS = 0.02
-"""Members that differ by less are taken to differ by so much of the median: a deviation of zero divides nothing."""
-_FEWEST_MEMBERS = 3
-"""Of two nobody can say which one is the slow one."""
-_NORMAL = 1.4826
+MIN_SLOW_WINDOWS = 3
+"""A member must be slow in at least this many of them, including the newest."""
+_SLOW_Z_SCORE = 3.5
+"""Threshold of the robust z-score that Iglewicz and Hoaglin recommend."""
+_MIN_SLOWDOWN = 1.1
+"""Least ratio to the median of a slow member, however similar the other members are."""
+_MIN_RELATIVE_SPREAD = 0.02
+"""Least deviation as a fraction of the median, so that a deviation of zero does not divide."""
+_MIN_MEMBERS = 3
+"""With two members it is undecidable which one is slow."""
+_MAD_TO_STANDARD_DEVIATION = 1.4826
 """The median absolute deviation times this is the standard deviation of a normal distribution."""
+_log = structlog.get_logger()
 
 
-class Slow(NamedTuple):
-    """A member of a gang of ``members`` and how many times as long as the median it worked for a step, at the median
-    of the windows in which it was slow.
+class Straggler(NamedTuple):
+    """A slow member of a gang of ``members``.
+
+    ``slowdown`` is the ratio of its time for a step to the gang's median, at the
+    median of the ``windows`` in which it was slow.
     """
 
     member: int
-    times: float
+    slowdown: float
     windows: int
     members: int
 
 
-def slow_members(told: Iterable[RankPace], newest: int) -> list[Slow]:
-    """Those that are slow by the windows before ``newest``, which is not over yet."""
+def find_stragglers(rank_paces: Iterable[RankStepTime], current_window: int) -> list[Straggler]:
+    """The slow members, by the windows before ``current_window``, which is not over yet."""
     by_window: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    for one in told:
-        if newest - LOOKED_AT <= one.window < newest:
-            # All others wait for the slowest rank of a member.
-            by_window[one.window][one.member] = max(one.own_seconds, by_window[one.window].get(one.member, 0.0))
-    found: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    for window, own in by_window.items():
-        for member, times in _slow_now(own).items():
-            found[member][window] = times
-    # Ranks tell within seconds of each other: a window of which some have told has not been told yet.
-    whole = max(map(len, by_window.values()), default=0)
-    last = max((window for window, own in by_window.items() if len(own) == whole), default=0)
+    for pace in rank_paces:
+        if current_window - RECENT_WINDOWS <= pace.window < current_window:
+            # The slowest rank of a member counts, because all others wait for it.
+            slowest = max(pace.own_seconds, by_window[pace.window].get(pace.member, 0.0))
+            by_window[pace.window][pace.member] = slowest
+    slow_windows: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for window, seconds_by_member in by_window.items():
+        for member, slowdown in _slow_in_window(seconds_by_member).items():
+            slow_windows[member][window] = slowdown
+    # Ranks report within seconds of each other: a window that some members have not reported is incomplete.
+    members = max(map(len, by_window.values()), default=0)
+    newest = max((window for window, reported in by_window.items() if len(reported) == members), default=0)
     return [
-        Slow(member, statistics.median(times.values()), len(times), whole)
-        for member, times in sorted(found.items())
-        if len(times) >= SLOW_WINDOWS and last in times
+        Straggler(member, statistics.median(slowdowns.values()), len(slowdowns), members)
+        for member, slowdowns in sorted(slow_windows.items())
+        if len(slowdowns) >= MIN_SLOW_WINDOWS and newest in slowdowns
     ]
 
 
-def _slow_now(own: Mapping[int, float]) -> dict[int, float]:
-    """Members that are slow in one window, and how many times as long as the median they take."""
-    if len(own) < _FEWEST_MEMBERS:
+def _slow_in_window(seconds_by_member: Mapping[int, float]) -> dict[int, float]:
+    """Members that are slow in one window, each with the ratio of its step time to the median."""
+    if len(seconds_by_member) < _MIN_MEMBERS:
         return {}
-    median = statistics.median(own.values())
+    median = statistics.median(seconds_by_member.values())
     if median <= 0:
         return {}
-    spread = _NORMAL * statistics.median(abs(seconds - median) for seconds in own.values())
-    scale = max(spread, _EVENNESS * median)
+    spread = _MAD_TO_STANDARD_DEVIATION * statistics.median(
+        abs(seconds - median) for seconds in seconds_by_member.values()
+    )
+    scale = max(spread, _MIN_RELATIVE_SPREAD * median)
     return {
         member: seconds / median
-        for member, seconds in own.items()
-        if seconds > _NOTICEABLE * median and (seconds - median) / scale > _FAR
+        for member, seconds in seconds_by_member.items()
+        if seconds > _MIN_SLOWDOWN * median and (seconds - median) / scale > _SLOW_Z_SCORE
     }
 
 
-_log = structlog.get_logger()
-
-
-def slow_in(stores: Stores, leases: Sequence[Lease], now: datetime) -> list[tuple[Lease, list[Slow]]]:
-    """The gangs that hold GPUs and have slow members. One whose store does not answer tells nothing."""
-    gangs = [one for one in leases if one.request.members > 1 and stores.serves(one.request.namespace)]
-    found = concurrently(lambda lease: _slow_members(stores, lease, now), gangs)
-    return [(lease, slow) for lease, slow in zip(gangs, found, strict=True) if slow]
+def find_slow_gangs(
+    stores: NamespaceStores, leases: Sequence[Lease], now: datetime
+) -> list[tuple[Lease, list[Straggler]]]:
+    """The gangs that hold GPUs and have slow members; a gang whose store does not answer is left out."""
+    gangs = [lease for lease in leases if lease.request.members > 1 and stores.serves(lease.request.namespace)]
+    stragglers = read_concurrently(lambda lease: _find_slow_members(stores, lease, now), gangs)
+    return [(lease, slow) for lease, slow in zip(gangs, stragglers, strict=True) if slow]
 
 
 def evidence_by_node(
-    slow: Iterable[tuple[Lease, Sequence[Slow]]], pods: Iterable[PodStatus]
-) -> Mapping[str, tuple[Evidence, ...]]:
-    """What slow members point at, by Node object. A member without a pod that has a node points at nothing."""
+    slow: Iterable[tuple[Lease, Sequence[Straggler]]], pods: Iterable[PodStatus]
+) -> Mapping[str, tuple[NodeEvidence, ...]]:
+    """Evidence of slow members, by Node object; a member whose live pod or node is unknown gives none."""
     alive = [pod for pod in pods if pod.host and not pod.finished]
-    found: defaultdict[str, tuple[Evidence, ...]] = defaultdict(tuple)
+    evidence: defaultdict[str, tuple[NodeEvidence, ...]] = defaultdict(tuple)
     for lease, members in slow:
-        hosts = {pod.rank: pod.host for pod in alive if _is_of(pod, lease.request)}
-        for one in members:
-            if host := hosts.get(one.member):
+        hosts = {pod.rank: pod.host for pod in alive if _is_pod_of(pod, lease.request)}
+        for straggler in members:
+            if host := hosts.get(straggler.member):
                 source = f"pace of {lease.request.run}/{lease.request.step}"
-                found[host] = (*found[host], Evidence(source, in_words(one), "hint"))
-    return dict(found)
+                evidence[host] = (*evidence[host], NodeEvidence(source, describe_straggler(straggler), "hint"))
+    return dict(evidence)
 
 
-def in_words(one: Slow) -> str:
-    """A slow member, with its numbers."""
-    minutes = PACE_WINDOW_SECONDS // 60
+def describe_straggler(straggler: Straggler) -> str:
+    """Describe a slow member with its numbers."""
+    minutes = STEP_TIME_WINDOW_SECONDS // 60
     return (
-        f"member {one.member} of {one.members} works {one.times:.2f} times as long for a step as their median, "
-        f"in {one.windows} of {LOOKED_AT} windows of {minutes} min"
+        f"member {straggler.member} of {straggler.members} works {straggler.slowdown:.2f} times as long for a step as "
+        f"their median, in {straggler.windows} of {RECENT_WINDOWS} windows of {minutes} min"
     )
 
 
-def _slow_members(stores: Stores, lease: Lease, now: datetime) -> list[Slow]:
-    held = lease.request
-    newest = int(now.timestamp() // PACE_WINDOW_SECONDS)
+def _find_slow_members(stores: NamespaceStores, lease: Lease, now: datetime) -> list[Straggler]:
+    request = lease.request
+    current_window = int(now.timestamp() // STEP_TIME_WINDOW_SECONDS)
     try:
-        layout = LineageLayout(lineage_of(held.run, held.step))
-        listed = stores.store(held.namespace).list(layout.paces(held.attempt))
-        return slow_members([told for info in listed if (told := parse_pace(info.key)) is not None], newest)
+        layout = LineageLayout(lineage_name(request.run, request.step))
+        keys = stores.store(request.namespace).list(layout.step_times(request.attempt))
+        return find_stragglers(
+            [step_time for info in keys if (step_time := parse_step_time(info.key)) is not None], current_window
+        )
     except (StoreError, NotFoundError, UsageError) as error:
-        _log.warning("pace.unknown", run=held.run, step=held.step, error=str(error))
+        _log.warning("pace.unknown", run=request.run, step=request.step, error=str(error))
         return []
 
 
-def _is_of(pod: PodStatus, held: LeaseRequest) -> bool:
-    told = (pod.labels.get(RUN_LABEL), pod.labels.get(ATTEMPT_LABEL))
-    return told == (held.run, str(held.attempt)) and is_of_instance(pod, held.instance)
+def _is_pod_of(pod: PodStatus, request: LeaseRequest) -> bool:
+    pod_labels = (pod.labels.get(RUN_LABEL), pod.labels.get(ATTEMPT_LABEL))
+    return pod_labels == (request.run, str(request.attempt)) and belongs_to_instance(pod, request.instance)

@@ -1,1 +1,1 @@
-"""The operations of a gated step (admit, settle, conclude, finalize) and what they write."""
+"""The operations of a gated step (admit, settle, conclude, finalize) and the records they write."""

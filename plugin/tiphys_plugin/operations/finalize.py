@@ -1,12 +1,12 @@
-"""Why did a Workflow fail? Argo names all nodes that failed, in no order, and most only say that a child has failed.
+"""finalize: the workflow's onExit handler, which seals the submission and releases its GPUs.
 
-One line of it tells people, and the controller whether somebody wanted the end.
-So what counts comes first, where no limit cuts it off.
+``argo terminate``, deletion and crashes skip it, so nothing depends on it: the
+next sweep finds a lease that finalize did not release.
 
-finalize: the workflow's onExit. Seals the submission and has its GPUs looked after.
-
-Terminate, deletion and crashes skip it, so nothing depends on it: a lease it
-does not release is found by the next sweep.
+The sealed record says in one line why the workflow failed. Argo lists all failed
+nodes in no order, and most only say that a child has failed. People read the
+line, and the controller reads from it whether the end was requested, so the
+summary puts the deciding messages first, where the length limit keeps them.
 """
 
 import json
@@ -14,43 +14,44 @@ import re
 from typing import NamedTuple
 
 from tiphys.faults import failpoint
-from tiphys.protocol.compiled_workflow import tells_of_shutdown
-from tiphys.protocol.execute_api import ExecuteReply, succeeded
-from tiphys.protocol.operations import Finalize
-from tiphys.records import RunSealed
-from tiphys.store import claim
-from tiphys_plugin.attempts.run_binding import Binding
-from tiphys_plugin.operations import lease_reclaim as lapses
-from tiphys_plugin.runtime.context import Services
+from tiphys.protocol.compiled_workflow import is_shutdown_message
+from tiphys.protocol.execute_api import ExecuteReply, succeeded_reply
+from tiphys.protocol.operations import FinalizeOperation
+from tiphys.records import SubmissionEnd
+from tiphys.store import claim_record
+from tiphys_plugin.attempts.run_binding import RunBinding
+from tiphys_plugin.operations import lease_reclaim
+from tiphys_plugin.runtime.context import PluginContext
 
-_LONGEST_MESSAGE = 1000
-_OF_EACH_STEP = ("admit", "run", "settle", "attempts", "conclude")
-"""What the parts of every step are called; their templates are called after it."""
+_MAX_MESSAGE_CHARACTERS = 1000
+_STEP_PARTS = ("admit", "run", "settle", "attempts", "conclude")
+"""Names of the parts of every step; the names of their templates include the step."""
 _CHILD_FAILED = re.compile(r"child '[^']*' failed")
 
 
-def summarize(failures: str) -> str:
-    """Argo's ``workflow.failures`` as one line. It is JSON, encoded twice, and ``"null"`` without failures.
+def summarize_failures(failures: str) -> str:
+    """Summarize Argo's ``workflow.failures`` in one line. It is JSON, encoded twice, and ``"null"`` without failures.
 
-    Shutdowns come first, then verdicts on steps, which tell of their programs as well, then all else.
+    Shutdowns come first, then verdicts on steps, then all other nodes. A step's
+    verdict includes the failure of its program, so the program's node is left out.
     """
-    nodes = _nodes(failures)
-    telling = [node for node in nodes if not node.repeats_others] or nodes
-    judged = {f"{node.step}-run" for node in telling if node.is_verdict}
-    told = [node for node in telling if node.template not in judged or node.is_shut_down]
-    told.sort(key=lambda node: (not node.is_shut_down, not node.is_verdict, node.line))
-    return "; ".join(dict.fromkeys(node.line for node in told))[:_LONGEST_MESSAGE]
+    nodes = _parse_failed_nodes(failures)
+    causes = [node for node in nodes if not node.repeats_child_failure] or nodes
+    judged_templates = {f"{node.step}-run" for node in causes if node.is_verdict}
+    reported = [node for node in causes if node.template not in judged_templates or node.is_shutdown]
+    reported.sort(key=lambda node: (not node.is_shutdown, not node.is_verdict, node.text))
+    return "; ".join(dict.fromkeys(node.text for node in reported))[:_MAX_MESSAGE_CHARACTERS]
 
 
-class _Node(NamedTuple):
+class _FailedNode(NamedTuple):
     name: str
     template: str
     message: str
     pod: str
 
     @property
-    def repeats_others(self) -> bool:
-        """A parent, whose failure is that of a child. The Workflow itself has its own name as that of its pod."""
+    def repeats_child_failure(self) -> bool:
+        """Whether the node is a parent that only repeats a child's failure; the Workflow node has podName = name."""
         return bool(_CHILD_FAILED.fullmatch(self.message)) or (self.name == self.pod and not self.message)
 
     @property
@@ -58,44 +59,44 @@ class _Node(NamedTuple):
         return self.template.rpartition("-")[0]
 
     @property
-    def is_shut_down(self) -> bool:
-        return tells_of_shutdown(self.message)
+    def is_shutdown(self) -> bool:
+        return is_shutdown_message(self.message)
 
     @property
     def is_verdict(self) -> bool:
-        return self.name == "conclude" and not self.is_shut_down
+        return self.name == "conclude" and not self.is_shutdown
 
     @property
-    def line(self) -> str:
+    def text(self) -> str:
         if self.is_verdict:
             return self.message or f"{self.step}: failed"
-        own = self.name.partition("(")[0] in _OF_EACH_STEP
-        return f"{self.template if own else self.name}: {self.message or 'failed'}"
+        is_step_part = self.name.partition("(")[0] in _STEP_PARTS
+        return f"{self.template if is_step_part else self.name}: {self.message or 'failed'}"
 
 
-def _nodes(failures: str) -> list[_Node]:
-    found: object = failures
+def _parse_failed_nodes(failures: str) -> list[_FailedNode]:
+    document: object = failures
     for _ in range(2):
         try:
-            found = json.loads(found) if isinstance(found, str) else found
+            document = json.loads(document) if isinstance(document, str) else document
         except ValueError:
             break
-    if not isinstance(found, list):
+    if not isinstance(document, list):
         return []
     keys = ("displayName", "templateName", "message", "podName")
-    return [_Node(*(str(one.get(key) or "") for key in keys)) for one in found if isinstance(one, dict)]
+    return [_FailedNode(*(str(node.get(key) or "") for key in keys)) for node in document if isinstance(node, dict)]
 
 
-def finalize(services: Services, binding: Binding, operation: Finalize) -> ExecuteReply:
-    """Answer the finalize node; a repeated call gets what was sealed first."""
-    wanted = RunSealed(
+def finalize(context: PluginContext, binding: RunBinding, operation: FinalizeOperation) -> ExecuteReply:
+    """Answer the finalize node; a repeated call gets the record that was sealed first."""
+    end = SubmissionEnd(
         run=binding.run,
         submission=binding.submission,
         status=operation.status,
-        message=summarize(operation.failures),
+        message=summarize_failures(operation.failures),
     )
-    sealed = claim(services.store, binding.layout.submission_end(binding.submission), wanted).record
+    sealed = claim_record(context.store, binding.layout.submission_end(binding.submission), end).record
     failpoint("finalize.after_seal")
-    services.ledger.release_workflow(binding.uid)
-    lapses.sweep(services)
-    return succeeded(f"Run {binding.run}, submission {binding.submission}: {sealed.status}")
+    context.ledger.release_workflow(binding.uid)
+    lease_reclaim.reclaim_leases(context)
+    return succeeded_reply(f"Run {binding.run}, submission {binding.submission}: {sealed.status}")

@@ -1,19 +1,15 @@
-"""An escalation as a patch of the pod: memory, nodes, and a word to the program.
+"""Builds the pod patch of an attempt: where its pods must run, and what an escalation changes.
 
-What to change is decided in `tiphys.failures.escalation`; here it meets the pod
-that compile has made, since a merge patch replaces whole lists of it.
+The ledger counts GPUs of certain nodes, so the pods must be scheduled there.
+After failures, an escalation (`tiphys.failures.escalation`) changes memory,
+nodes or the batch size of the next attempt. Both become one patch of the pod's
+spec, recorded in the claim of the attempt. Argo applies it to a single pod. A
+merge patch replaces whole lists, so each list of the patch includes the entries
+of the compiled pod.
 
-Where the pods of an attempt have to run, so that what the ledger counted is true.
-
-It is written down once, as a patch of a pod's spec, in the claim of the attempt.
-Argo applies it to the pod of a single one; the pods of a gang get the same by
-the manifest that makes them, see `tiphys_plugin.attempts.gangs`.
-
-How much memory the container of a training declares, and what it becomes for the next attempt.
-
-Of a single pod the template of its container says it, and a patch of the pod
-changes it. Of several pods admit answers it, into the manifest that makes them;
-what was declared is the default of that answer.
+No patch reaches the pods of a gang. Admit returns the same values as output
+parameters for the manifest that creates the pods, see
+`tiphys_plugin.attempts.gangs`; the declared memory is the default of its parameter.
 """
 
 import json
@@ -22,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiphys.errors import UsageError
-from tiphys.failures.escalation import Situation, escalate
-from tiphys.protocol.compiled_workflow import Manifest, template
+from tiphys.failures.escalation import AttemptBaseline, compute_escalation
+from tiphys.protocol.compiled_workflow import Manifest, find_template
 from tiphys.protocol.environment import BATCH_SCALE
 from tiphys.protocol.operations import MEMORY_OUTPUTS
-from tiphys.protocol.quantities import memory_bytes, memory_quantity
-from tiphys.protocol.step_spec import Kind, NodeKind
+from tiphys.protocol.quantities import format_memory_quantity, parse_memory_bytes
+from tiphys.protocol.step_spec import NodeLabelValue, StepKind
 from tiphys.records import AttemptClaim, Escalation
 from tiphys.store import Attempt
 from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
@@ -37,237 +33,258 @@ from tiphys_plugin.quota.queues import ANY_TYPE
 from tiphys_plugin.runtime.context import StepCall
 
 
-def pod_patch(call: StepCall, lease: Admitted | None) -> str:
+def build_pod_patch(call: StepCall, lease: Admitted | None) -> str:
     """Strategic merge patch for the pod of a training attempt; empty for other steps.
 
-    Of the type that the step's author names, the compiled step itself has the
-    label, so that it lands on such a GPU where nobody declares queues, too.
+    If the step's author names a GPU type, the compiled step itself has the node
+    selector, so that it also works in a cluster without queues.
 
     Raises:
-        UsageError: tolerations of a flavor are needed and cannot be added to those of the step.
+        UsageError: the tolerations of the flavor cannot be added to those of the step.
     """
-    if call.spec.kind is not Kind.TRAIN:
+    if call.spec.kind is not StepKind.TRAIN:
         return ""
     patch: dict[str, object] = {"terminationGracePeriodSeconds": math.ceil(call.spec.grace_seconds)}
-    if selector := _selector(call, lease):
+    if selector := _node_selector(call, lease):
         patch["nodeSelector"] = selector
-    if added := _tolerations(lease):
-        # A merge patch has its own list take the place of the other; the manifest of a gang adds to its own.
-        patch["tolerations"] = added if call.spec.gang is not None else [*_own_tolerations(call), *added]
+    if added := _flavor_tolerations(lease):
+        # A merge patch replaces the pod's list; the manifest of a gang appends to its own.
+        patch["tolerations"] = added if call.spec.gang is not None else [*_step_tolerations(call), *added]
     return json.dumps(patch, sort_keys=True)
 
 
-def chosen_type(patch: str) -> str | None:
-    """The GPU type that `pod_patch` sends the pod to."""
-    chosen: str | None = json.loads(patch or "{}").get("nodeSelector", {}).get(GPU_TYPE_LABEL)
-    return chosen
+def gpu_type_of_patch(patch: str) -> str | None:
+    """The GPU type that a patch of `build_pod_patch` selects; None if it selects none."""
+    gpu_type: str | None = json.loads(patch or "{}").get("nodeSelector", {}).get(GPU_TYPE_LABEL)
+    return gpu_type
 
 
-def _selector(call: StepCall, lease: Admitted | None) -> dict[str, str]:
+def _node_selector(call: StepCall, lease: Admitted | None) -> dict[str, str]:
     selector: dict[str, str] = {}
     if lease is None:
         return selector
     if lease.flavor is not None:
-        selector = lease.flavor.selector
+        selector = lease.flavor.node_selector
     elif call.spec.gpu is not None and call.spec.gpu.gpu_type is None and lease.pool != ANY_TYPE:
         selector = {GPU_TYPE_LABEL: lease.pool}
     return selector if len(lease.nodes) != 1 else {**selector, HOSTNAME_LABEL: lease.nodes[0]}
 
 
-def _tolerations(lease: Admitted | None) -> list[dict[str, Any]]:
+def _flavor_tolerations(lease: Admitted | None) -> list[dict[str, Any]]:
     return (
-        [one.manifest() for one in lease.flavor.tolerations] if lease is not None and lease.flavor is not None else []
+        [toleration.manifest() for toleration in lease.flavor.tolerations]
+        if lease is not None and lease.flavor is not None
+        else []
     )
 
 
-def _own_tolerations(call: StepCall) -> list[dict[str, Any]]:
-    """Those that Argo gives the pod (``workflow/controller/workflowpod.go``, addSchedulingConstraints)."""
+def _step_tolerations(call: StepCall) -> list[dict[str, Any]]:
+    """The tolerations that Argo gives the pod (``workflow/controller/workflowpod.go``, addSchedulingConstraints)."""
     spec = call.binding.pipeline.manifest["spec"]
-    places = (template(call.binding.pipeline.manifest, f"{call.spec.name}-run"), spec.get("templateDefaults"), spec)
-    own: list[dict[str, Any]] = next((one["tolerations"] for one in places if one and one.get("tolerations")), [])
-    if "{{" in json.dumps(own):
+    levels = (
+        find_template(call.binding.pipeline.manifest, f"{call.spec.name}-run"),
+        spec.get("templateDefaults"),
+        spec,
+    )
+    tolerations: list[dict[str, Any]] = next(
+        (level["tolerations"] for level in levels if level and level.get("tolerations")), []
+    )
+    if "{{" in json.dumps(tolerations):
         raise UsageError(
-            f"step {call.spec.name!r}: the tolerations of its flavor cannot be added to its own, in which Argo fills "
-            "in a value; write them out, or have the flavor tolerate it"
+            f"step {call.spec.name!r}: the tolerations of its flavor cannot be added to its own, because Argo fills "
+            "in a placeholder there; write the step's tolerations without placeholders, or add them to the flavor"
         )
-    return own
+    return tolerations
 
 
-Resources = Mapping[str, Mapping[str, Any]]
+ContainerResources = Mapping[str, Mapping[str, Any]]
 """``requests`` and ``limits`` of a container."""
 
 
-def declared(call: StepCall) -> Resources:
-    """Resources of the step's container, or of that of each of its members: of these the memory alone."""
+def declared_resources(call: StepCall) -> ContainerResources:
+    """Resources of the step's container; for a gang only the memory of a member's container."""
     manifest = call.binding.pipeline.manifest
     if call.spec.gang is None:
-        run = template(manifest, f"{call.spec.name}-run")
+        run = find_template(manifest, f"{call.spec.name}-run")
         container: Manifest = run.get("container") or run.get("script") or {}
         return container.get("resources") or {}
-    outputs = (template(manifest, f"{call.spec.name}-admit").get("outputs") or {}).get("parameters") or []
-    defaults = {one["name"]: (one.get("valueFrom") or {}).get("default") for one in outputs}
+    outputs = (find_template(manifest, f"{call.spec.name}-admit").get("outputs") or {}).get("parameters") or []
+    defaults = {output["name"]: (output.get("valueFrom") or {}).get("default") for output in outputs}
     return {side: {"memory": defaults[name]} for side, name in MEMORY_OUTPUTS.items() if defaults.get(name)}
 
 
-def most_bytes(resources: Resources) -> int | None:
-    """What a container may use; None where nothing limits it."""
+def memory_limit_bytes(resources: ContainerResources) -> int | None:
+    """Memory limit of a container, or its request if it has no limit; None without both."""
     for side in ("limits", "requests"):
         if (memory := (resources.get(side) or {}).get("memory")) is not None:
-            return memory_bytes(memory, f"resources.{side}.memory")
+            return parse_memory_bytes(memory, f"resources.{side}.memory")
     return None
 
 
-def grown(resources: Resources, wanted_bytes: int | None) -> dict[str, dict[str, str]]:
-    """Request and limit of memory, both grown alike; empty where they suffice."""
-    base = most_bytes(resources)
+def grow_memory(resources: ContainerResources, wanted_bytes: int | None) -> dict[str, dict[str, str]]:
+    """Request and limit of memory, grown by the same factor; empty if the current ones suffice."""
+    base = memory_limit_bytes(resources)
     if wanted_bytes is None or base is None or wanted_bytes <= base:
         return {}
-    more = {}
+    grown = {}
     for side in ("requests", "limits"):
         if (memory := (resources.get(side) or {}).get("memory")) is not None:
-            share = memory_bytes(memory, "resources") / base
-            more[side] = {"memory": memory_quantity(round(wanted_bytes * share))}
-    return more
+            share = parse_memory_bytes(memory, "resources") / base
+            grown[side] = {"memory": format_memory_quantity(round(wanted_bytes * share))}
+    return grown
 
 
-def answers(call: StepCall, claim: AttemptClaim) -> dict[str, str]:
-    """What admit answers of memory for several pods, under the names that the compiled step asks for."""
+def memory_output_parameters(call: StepCall, claim: AttemptClaim) -> dict[str, str]:
+    """Admit's output parameters for the memory of a gang's pods, under the names that the compiled step uses."""
     if call.spec.gang is None or call.spec.retry.memory_ceiling_bytes is None:
         return {}
-    resources = declared(call)
-    wanted = claim.escalation.memory_bytes if claim.escalation else None
-    given = {**resources, **grown(resources, wanted)}
-    return {name: str(given[side]["memory"]) for side, name in MEMORY_OUTPUTS.items() if side in given}
+    resources = declared_resources(call)
+    wanted_bytes = claim.escalation.memory_bytes if claim.escalation else None
+    effective = {**resources, **grow_memory(resources, wanted_bytes)}
+    return {name: str(effective[side]["memory"]) for side, name in MEMORY_OUTPUTS.items() if side in effective}
 
 
-_CONTAINER = "main"
+_MAIN_CONTAINER = "main"
 """Argo's name for the container of a container or script template."""
-_STRONGEST_PREFERENCE = 100
-_OF_ONE_POD = {"avoid_node_after": None}
-"""A preference for nodes has no place among what admit answers for several pods."""
+_MAX_PREFERENCE_WEIGHT = 100
+_SINGLE_POD_POLICY_OFF = {"avoid_node_after": None}
+"""Admit's output parameters for a gang cannot express a preference for nodes."""
 
 
-def escalated(call: StepCall, attempts: Sequence[Attempt], step_key: str) -> Escalation | None:
-    """What is changed for the next attempt; None for nothing.
+def plan_escalation(call: StepCall, attempts: Sequence[Attempt], step_key: str) -> Escalation | None:
+    """What changes for the next attempt; None for nothing.
 
-    No patch reaches the pods of a training on several nodes: memory and nodes are
-    answers to the manifest that makes them, and the batch they find in the claim.
+    No patch reaches the pods of a gang: memory and nodes are output parameters for
+    the manifest that creates them, and they read the batch scale from the claim.
     """
     spec = call.spec
-    if spec.kind is not Kind.TRAIN:
+    if spec.kind is not StepKind.TRAIN:
         return None
-    policy = spec.retry if spec.gang is None else spec.retry.model_copy(update=_OF_ONE_POD)
-    base = None if policy.memory_ceiling_bytes is None else most_bytes(declared(call))
-    return escalate(attempts, policy, Situation(call.binding.submission, step_key, base))
+    policy = spec.retry if spec.gang is None else spec.retry.model_copy(update=_SINGLE_POD_POLICY_OFF)
+    base = None if policy.memory_ceiling_bytes is None else memory_limit_bytes(declared_resources(call))
+    return compute_escalation(attempts, policy, AttemptBaseline(call.binding.submission, step_key, base))
 
 
-def leaves_spot(call: StepCall, attempts: Sequence[Attempt]) -> bool:
-    """Whether the next attempt should get GPUs of other nodes than spot nodes, where its queue has any for it."""
-    found = escalated(call, attempts, "")
-    return found is not None and found.on_demand
+def should_leave_spot(call: StepCall, attempts: Sequence[Attempt]) -> bool:
+    """Whether the next attempt should get GPUs of on-demand nodes, if its queue has any for it."""
+    escalation = plan_escalation(call, attempts, "")
+    return escalation is not None and escalation.on_demand
 
 
-def with_escalation(patch: str, call: StepCall, escalation: Escalation | None) -> str:
-    """The pod patch ``patch``, and what ``escalation`` adds to it."""
+def apply_escalation(patch: str, call: StepCall, escalation: Escalation | None) -> str:
+    """The pod patch ``patch`` with the changes of ``escalation``.
+
+    Raises:
+        UsageError: the step's node affinity has a placeholder of Argo, so spot nodes cannot be excluded.
+    """
     if escalation is None or call.spec.gang is not None:
         return patch
-    given: dict[str, Any] = json.loads(patch or "{}")
+    merged: dict[str, Any] = json.loads(patch or "{}")
     if escalation.words:
-        pod = _pod(call)
-        container, preferred = _container(call, escalation), _avoiding(pod, escalation)
-        for added in (container, preferred, _off_spot(call, pod, given, escalation)):
-            given = merged(given, added)
-    return json.dumps(given, sort_keys=True) if given else patch
+        pod = _pod_template(call)
+        container, preferred = _container_patch(call, escalation), _avoid_nodes_patch(pod, escalation)
+        for addition in (container, preferred, _leave_spot_patch(call, pod, merged, escalation)):
+            merged = merge_patches(merged, addition)
+    return json.dumps(merged, sort_keys=True) if merged else patch
 
 
 def spot_requirements(call: StepCall, claim: AttemptClaim) -> list[dict[str, Any]]:
-    """What several pods ask of nodes, where attempts may have to leave spot nodes: then off them, else as spot=… says.
+    """Node requirements of a gang on spot nodes: excludes them after an escalation, else applies ``spot=``.
 
-    A single pod has the latter in its node selector, from which a patch can take it.
+    A single pod has ``spot=`` in its node selector, from which a patch can remove it.
     """
-    spot, leaves = call.spec.spot, claim.escalation is not None and claim.escalation.on_demand
-    if leaves and not _was_given_spot(call, json.loads(claim.pod_patch or "{}")):
-        return [_off(kind) for kind in spot]
-    only = spot if len(spot) == 1 else ()
-    return [{"key": kind.label, "operator": "In", "values": [kind.value]} for kind in only]
+    spot, leaves_spot = call.spec.spot, claim.escalation is not None and claim.escalation.on_demand
+    if leaves_spot and not _has_spot_selector(call, json.loads(claim.pod_patch or "{}")):
+        return [_not_in_requirement(kind) for kind in spot]
+    required_spot = spot if len(spot) == 1 else ()
+    return [{"key": kind.label, "operator": "In", "values": [kind.value]} for kind in required_spot]
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Both patches as one; ``other`` decides where both speak of the same value."""
-    result = dict(one)
-    for key, value in other.items():
-        before = result.get(key)
-        result[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+def merge_patches(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Both patches as one; for a value in both, ``override`` wins."""
+    result = dict(base)
+    for key, value in override.items():
+        base_value = result.get(key)
+        result[key] = (
+            merge_patches(base_value, value)
+            if isinstance(base_value, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return result
 
 
-def _container(call: StepCall, escalation: Escalation) -> dict[str, Any]:
+def _container_patch(call: StepCall, escalation: Escalation) -> dict[str, Any]:
     main: dict[str, Any] = {}
-    if resources := grown(declared(call), escalation.memory_bytes):
+    if resources := grow_memory(declared_resources(call), escalation.memory_bytes):
         main["resources"] = resources
     if escalation.batch_scale < 1:
         main["env"] = [{"name": BATCH_SCALE, "value": f"{escalation.batch_scale:g}"}]
-    return {"containers": [{"name": _CONTAINER, **main}]} if main else {}
+    return {"containers": [{"name": _MAIN_CONTAINER, **main}]} if main else {}
 
 
-def _avoiding(pod: Manifest, escalation: Escalation) -> dict[str, Any]:
-    """A preference, not a condition: where there is no other node, the one that failed is better than none."""
-    own = _node_affinity(pod).get("preferredDuringSchedulingIgnoredDuringExecution") or []
-    if not escalation.avoided_nodes or "{{" in json.dumps(own):  # which is Argo's to fill in, so it stays as it is
+def _avoid_nodes_patch(pod: Manifest, escalation: Escalation) -> dict[str, Any]:
+    """A preference, not a requirement: if no other node is free, the node of the failure is better than none."""
+    pod_preferences = _node_affinity(pod).get("preferredDuringSchedulingIgnoredDuringExecution") or []
+    if not escalation.avoided_nodes or "{{" in json.dumps(
+        pod_preferences
+    ):  # Argo fills in the placeholder, so the list stays
         return {}
     elsewhere = {"key": HOSTNAME_LABEL, "operator": "NotIn", "values": list(escalation.avoided_nodes)}
-    wish = {"weight": _STRONGEST_PREFERENCE, "preference": {"matchExpressions": [elsewhere]}}
-    return _affinity({"preferredDuringSchedulingIgnoredDuringExecution": [*own, wish]})
+    preference = {"weight": _MAX_PREFERENCE_WEIGHT, "preference": {"matchExpressions": [elsewhere]}}
+    return _affinity_patch({"preferredDuringSchedulingIgnoredDuringExecution": [*pod_preferences, preference]})
 
 
-def _off_spot(call: StepCall, pod: Manifest, given: Mapping[str, Any], escalation: Escalation) -> dict[str, Any]:
+def _leave_spot_patch(
+    call: StepCall, pod: Manifest, pod_patch: Mapping[str, Any], escalation: Escalation
+) -> dict[str, Any]:
     spot = call.spec.spot
-    if not escalation.on_demand or not spot or _was_given_spot(call, given):
+    if not escalation.on_demand or not spot or _has_spot_selector(call, pod_patch):
         return {}
     required = _node_affinity(pod).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     if "{{" in json.dumps(required):
         raise UsageError(
-            f"step {call.spec.name!r}: it cannot be kept off spot nodes, because Argo fills in a value of its node "
-            "affinity; write that out, or drop on_demand_after from Retries(…)"
+            f"step {call.spec.name!r}: it cannot be kept off spot nodes, because Argo fills in a placeholder of its "
+            "node affinity; write the affinity without placeholders, or drop on_demand_after from Retries(…)"
         )
-    elsewhere = [_off(kind) for kind in spot]
+    elsewhere = [_not_in_requirement(kind) for kind in spot]
     terms = [
         {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *elsewhere]}
         for term in required.get("nodeSelectorTerms") or [{}]
     ]
-    patch = _affinity({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}})
+    patch = _affinity_patch({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}})
     own = pod.get("nodeSelector") or {}
-    # None takes a label out of the pod's own selector.
-    gone = {kind.label: None for kind in spot if own.get(kind.label) == kind.value}
-    return {**patch, "nodeSelector": gone} if gone else patch
+    # In a merge patch, None removes a label from the pod's own selector.
+    removed = {kind.label: None for kind in spot if own.get(kind.label) == kind.value}
+    return {**patch, "nodeSelector": removed} if removed else patch
 
 
-def _was_given_spot(call: StepCall, given: Mapping[str, Any]) -> bool:
-    """Whether its queue has given it GPUs of spot nodes, which are counted there."""
-    asked: Mapping[str, Any] = given.get("nodeSelector") or {}
-    return any(asked.get(kind.label) == kind.value for kind in call.spec.spot)
+def _has_spot_selector(call: StepCall, pod_patch: Mapping[str, Any]) -> bool:
+    """Whether the ledger granted the attempt GPUs of spot nodes, so that its pods must run there."""
+    selector: Mapping[str, Any] = pod_patch.get("nodeSelector") or {}
+    return any(selector.get(kind.label) == kind.value for kind in call.spec.spot)
 
 
-def _off(kind: NodeKind) -> dict[str, Any]:
+def _not_in_requirement(kind: NodeLabelValue) -> dict[str, Any]:
     return {"key": kind.label, "operator": "NotIn", "values": [kind.value]}
 
 
-def _affinity(node_affinity: Manifest) -> dict[str, Any]:
+def _affinity_patch(node_affinity: Manifest) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": node_affinity}}
 
 
 def _node_affinity(pod: Manifest) -> Manifest:
-    found: Manifest = (pod.get("affinity") or {}).get("nodeAffinity") or {}
-    return found
+    affinity: Manifest = (pod.get("affinity") or {}).get("nodeAffinity") or {}
+    return affinity
 
 
-def _pod(call: StepCall) -> Manifest:
-    """What Argo makes the pod of (``workflow/controller/workflowpod.go``, addSchedulingConstraints)."""
+def _pod_template(call: StepCall) -> Manifest:
+    """The pod's template with Argo's defaults (``workflow/controller/workflowpod.go``, addSchedulingConstraints)."""
     manifest = call.binding.pipeline.manifest
     spec = manifest["spec"]
-    run = template(manifest, f"{call.spec.name}-run")
-    places = (run, spec.get("templateDefaults") or {}, spec)
-    first = {
-        field: next((one[field] for one in places if one.get(field)), None) for field in ("affinity", "nodeSelector")
+    run = find_template(manifest, f"{call.spec.name}-run")
+    levels = (run, spec.get("templateDefaults") or {}, spec)
+    effective = {
+        field: next((level[field] for level in levels if level.get(field)), None)
+        for field in ("affinity", "nodeSelector")
     }
-    return {**run, **first}
+    return {**run, **effective}

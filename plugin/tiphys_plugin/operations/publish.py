@@ -1,14 +1,13 @@
-"""Make a finished result known: verify what was declared, write the end, then what is derived from it.
+"""Publishes a finished result: verifies the declared outputs, writes the end record, then derives records from it.
 
-The end record decides. Projection and memo are written after it and can be
-written again from it, so a crash between them loses nothing.
+The end record decides. The projection and the memo are written after it and can
+be derived from it again, so a crash in between loses nothing.
 
-Find the declared outputs of an attempt in a listing. Pure, because a wrong match publishes wrong bytes.
-
-A training attempt has one try of its container, a `Step` several below one
-attempt, each with a folder of its own; only the last try's outputs count. A
-failed try may have left outputs, so "last" comes from the pods where they are
-known, and is never below the highest folder listed.
+`locate_outputs` is a pure function, because a wrong match publishes wrong bytes.
+An attempt of a training has one try of its container. A `Step` has several tries
+in one attempt, each with its own folder, and only the outputs of the last try
+count. A failed try may have left outputs, so the number of the last try comes
+from the pods if they are known, and is never below the highest folder listed.
 """
 
 import contextlib
@@ -18,93 +17,116 @@ from typing import NamedTuple
 
 from tiphys.errors import ObjectExistsError, ObjectMissingError
 from tiphys.faults import failpoint
-from tiphys.protocol.execute_api import ArtifactValue, ExecuteReply, Outputs, ParameterValue, S3Location, pending
-from tiphys.protocol.step_spec import Kind, StepSpec
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, MemoRecord, Outcome, Output, OutputKind, OutputObject
-from tiphys.store import ObjectInfo, claim, listing_digest, memo_key, output_fault
-from tiphys_plugin.operations import end_attempt as ending
-from tiphys_plugin.runtime.background import Progress
+from tiphys.protocol.execute_api import (
+    ArtifactValue,
+    ExecuteReply,
+    NodeOutputs,
+    ParameterValue,
+    S3Location,
+    pending_reply,
+)
+from tiphys.protocol.step_spec import StepKind, StepSpec
+from tiphys.records import (
+    AttemptClaim,
+    AttemptEnd,
+    AttemptEndOutcome,
+    Cause,
+    MemoRecord,
+    Output,
+    OutputKind,
+    OutputObject,
+)
+from tiphys.store import ObjectInfo, claim_record, find_output_fault, memo_key, outputs_digest
+from tiphys_plugin.operations import end_attempt
+from tiphys_plugin.runtime.background import HashingProgress
 from tiphys_plugin.runtime.context import StepCall
 
-_KINDS = {OutputKind.PARAMETER: "parameters", OutputKind.ARTIFACT: "artifacts"}
+_OUTPUT_FOLDERS = {OutputKind.PARAMETER: "parameters", OutputKind.ARTIFACT: "artifacts"}
 _TRY = re.compile(r"(\d+)/")
 
 
-class Located(NamedTuple):
-    """Where one declared output lies. ``objects`` is empty if it is missing."""
+class LocatedOutput(NamedTuple):
+    """One declared output and its objects in storage; ``objects`` is empty if the output is missing."""
 
     output: Output
     objects: tuple[ObjectInfo, ...]
 
 
-def locate(spec: StepSpec, prefix: str, rows: Sequence[ObjectInfo], last_try: int = 0) -> list[Located]:
-    """Each declared output of ``spec`` in ``rows``, the listing below ``prefix`` (with a final slash)."""
-    root = f"{prefix}{_last_try(prefix, rows, last_try)}/" if spec.kind is Kind.STEP else prefix
-    wanted = [(name, OutputKind.PARAMETER) for name in spec.parameters]
-    wanted += [(name, OutputKind.ARTIFACT) for name in spec.artifacts]
-    return [_locate(name, kind, f"{root}{_KINDS[kind]}/{name}", rows) for name, kind in wanted]
+def locate_outputs(spec: StepSpec, prefix: str, listing: Sequence[ObjectInfo], min_try: int = 0) -> list[LocatedOutput]:
+    """Find each declared output of ``spec``; ``listing`` has the objects below ``prefix``, which ends with a slash."""
+    root = f"{prefix}{_last_try(prefix, listing, min_try)}/" if spec.kind is StepKind.STEP else prefix
+    declared = [(name, OutputKind.PARAMETER) for name in spec.parameters]
+    declared += [(name, OutputKind.ARTIFACT) for name in spec.artifacts]
+    return [_locate_output(name, kind, f"{root}{_OUTPUT_FOLDERS[kind]}/{name}", listing) for name, kind in declared]
 
 
-def _last_try(prefix: str, rows: Sequence[ObjectInfo], at_least: int) -> int:
-    tries = (_TRY.match(row.key.removeprefix(prefix)) for row in rows)
+def _last_try(prefix: str, listing: Sequence[ObjectInfo], at_least: int) -> int:
+    tries = (_TRY.match(row.key.removeprefix(prefix)) for row in listing)
     return max([at_least, *(int(match[1]) for match in tries if match)])
 
 
-def _locate(name: str, kind: OutputKind, key: str, rows: Sequence[ObjectInfo]) -> Located:
-    single = tuple(row for row in rows if row.key == key)
+def _locate_output(name: str, kind: OutputKind, key: str, listing: Sequence[ObjectInfo]) -> LocatedOutput:
+    single = tuple(row for row in listing if row.key == key)
     if single or kind is OutputKind.PARAMETER:
-        return Located(Output(name=name, kind=kind, key=key), single)
-    below = tuple(row for row in rows if row.key.startswith(f"{key}/"))
-    return Located(Output(name=name, kind=kind, key=key, directory=bool(below)), below)
+        return LocatedOutput(Output(name=name, kind=kind, key=key), single)
+    below = tuple(row for row in listing if row.key.startswith(f"{key}/"))
+    return LocatedOutput(Output(name=name, kind=kind, key=key, directory=bool(below)), below)
 
 
-def finish(call: StepCall, attempt: AttemptClaim, last_try: int) -> AttemptEnd | ExecuteReply:
-    """Verify the outputs of an attempt that ran to its end, and record it as done, or why it is not.
+def verify_and_end(call: StepCall, attempt: AttemptClaim, last_try: int) -> AttemptEnd | ExecuteReply:
+    """Verify the outputs of a successful attempt, and record it as done, or as failed with the reason.
 
-    A reply is Pending: the hashing goes on.
+    Returns a Pending reply while the outputs are still being hashed.
     """
     prefix = call.layout.outputs(attempt.step, attempt.attempt)
-    located = locate(call.spec, prefix, list(call.store.list(prefix)), last_try)
-    if fault := _fault(call, located):
+    located = locate_outputs(call.spec, prefix, list(call.store.list(prefix)), last_try)
+    if fault := _find_output_error(call, located):
         cause, message = fault
-        return ending.end(call, attempt, Outcome.FAILED, cause=cause, message=message, exit_code=0)
+        return end_attempt.record_end(
+            call, attempt, AttemptEndOutcome.FAILED, cause=cause, message=message, exit_code=0
+        )
     try:
-        hashes = _hash(call, prefix, [info for found in located for info in found.objects])
+        hashes = _hash_outputs(call, prefix, [object_info for output in located for object_info in output.objects])
         if isinstance(hashes, ExecuteReply):
             return hashes
-        outputs = tuple(_output(call, found, hashes) for found in located)
+        outputs = tuple(_build_output(call, output, hashes) for output in located)
     except ObjectMissingError as error:
-        return ending.end(call, attempt, Outcome.FAILED, cause=Cause.OUTPUT_MISSING, message=str(error), exit_code=0)
+        return end_attempt.record_end(
+            call, attempt, AttemptEndOutcome.FAILED, cause=Cause.OUTPUT_MISSING, message=str(error), exit_code=0
+        )
     except UnicodeDecodeError:
         message = "an output parameter is not UTF-8 text; declare it as an artifact"
-        return ending.end(call, attempt, Outcome.FAILED, cause=Cause.USER_ERROR, message=message, exit_code=0)
+        return end_attempt.record_end(
+            call, attempt, AttemptEndOutcome.FAILED, cause=Cause.USER_ERROR, message=message, exit_code=0
+        )
     failpoint("conclude.before_end")
-    done = ending.end(call, attempt, Outcome.DONE, exit_code=0, outputs=outputs)
+    end = end_attempt.record_end(call, attempt, AttemptEndOutcome.DONE, exit_code=0, outputs=outputs)
     failpoint("conclude.after_end")
-    return done
+    return end
 
 
-def derive(call: StepCall, end: AttemptEnd) -> None:
-    """Write what follows from a done end, as far as it is not there: the projection, and the memo if shared.
+def write_derived_records(call: StepCall, end: AttemptEnd) -> None:
+    """Write the records that follow from a done end, if missing: the projection, and the memo if the step is shared.
 
-    A projection vouches for what is listed. Where something has vanished since
-    the end was written, there is nothing to vouch for, and the end decides.
+    A projection states that the listed outputs are intact. If an object has
+    vanished since the end was written, no projection is written, and readers
+    use the end record.
     """
-    if next(call.store.list(_projection(call, end, "")), None) is None:
+    if next(call.store.list(_projection_key(call, end, "")), None) is None:
         below = call.layout.outputs(end.step, end.attempt)
         sizes = {info.key: info.size for info in call.store.list(below)}
-        if output_fault(end, sizes) is None:
+        if find_output_fault(end, sizes) is None:
             rows = [(key.removeprefix(below), size) for key, size in sizes.items()]
             with contextlib.suppress(ObjectExistsError):  # another process derived it at the same time
-                call.store.create(_projection(call, end, listing_digest(rows)), b"")
+                call.store.create(_projection_key(call, end, outputs_digest(rows)), b"")
     failpoint("conclude.after_projection")
     if call.spec.share:
-        claim(call.store, memo_key(end.step_key), MemoRecord(run=end.run, step=end.step, attempt=end.attempt))
+        claim_record(call.store, memo_key(end.step_key), MemoRecord(run=end.run, step=end.step, attempt=end.attempt))
 
 
-def answer(call: StepCall, outputs: Sequence[Output]) -> Outputs:
-    """Recorded outputs as the outputs of the conclude node."""
-    return Outputs(
+def build_outputs(call: StepCall, outputs: Sequence[Output]) -> NodeOutputs:
+    """Convert recorded outputs to the outputs of the conclude node."""
+    return NodeOutputs(
         parameters=[
             ParameterValue(name=o.name, value=o.value or "") for o in outputs if o.kind is OutputKind.PARAMETER
         ],
@@ -116,16 +138,16 @@ def answer(call: StepCall, outputs: Sequence[Output]) -> Outputs:
     )
 
 
-def _fault(call: StepCall, located: Sequence[Located]) -> tuple[Cause, str] | None:
-    limit = call.services.settings.parameter_max_bytes
-    for found in located:
-        output = found.output
-        if not found.objects:
+def _find_output_error(call: StepCall, located: Sequence[LocatedOutput]) -> tuple[Cause, str] | None:
+    limit = call.context.settings.parameter_max_bytes
+    for candidate in located:
+        output = candidate.output
+        if not candidate.objects:
             return Cause.OUTPUT_MISSING, (
                 f"declared output {output.kind} {output.name!r} is missing: the program ended well, but there is "
                 f"nothing at {call.store.artifact_key(output.key)}; let it write to the declared path"
             )
-        size = found.objects[0].size
+        size = candidate.objects[0].size
         if output.kind is OutputKind.PARAMETER and size > limit:
             return Cause.USER_ERROR, (
                 f"output parameter {output.name!r} has {size} bytes, at most {limit} fit in a Workflow; "
@@ -134,22 +156,26 @@ def _fault(call: StepCall, located: Sequence[Located]) -> tuple[Cause, str] | No
     return None
 
 
-def _hash(call: StepCall, job: str, objects: Sequence[ObjectInfo]) -> Mapping[str, str] | ExecuteReply:
-    settings = call.services.settings
-    found = call.services.hasher.hashes(job, objects, settings.verify_inline_seconds)
-    if isinstance(found, Progress):
-        return pending(f"Verifying outputs: {found.done} of {found.total} objects", settings.requeue_min_seconds)
-    return found
+def _hash_outputs(call: StepCall, job_key: str, objects: Sequence[ObjectInfo]) -> Mapping[str, str] | ExecuteReply:
+    settings = call.context.settings
+    hashes = call.context.hasher.hash_objects(job_key, objects, settings.verify_inline_seconds)
+    if isinstance(hashes, HashingProgress):
+        return pending_reply(
+            f"Verifying outputs: {hashes.done} of {hashes.total} objects", settings.requeue_min_seconds
+        )
+    return hashes
 
 
-def _output(call: StepCall, found: Located, hashes: Mapping[str, str]) -> Output:
-    objects = tuple(OutputObject(key=o.key, size=o.size, sha256=hashes[o.key]) for o in found.objects)
+def _build_output(call: StepCall, candidate: LocatedOutput, hashes: Mapping[str, str]) -> Output:
+    objects = tuple(
+        OutputObject(key=entry.key, size=entry.size, sha256=hashes[entry.key]) for entry in candidate.objects
+    )
     value = None
-    if found.output.kind is OutputKind.PARAMETER:
+    if candidate.output.kind is OutputKind.PARAMETER:
         # As Argo reads a parameter from a file: without one final newline.
-        value = call.store.read(found.output.key).decode().removesuffix("\n")
-    return found.output.model_copy(update={"objects": objects, "value": value})
+        value = call.store.read(candidate.output.key).decode().removesuffix("\n")
+    return candidate.output.model_copy(update={"objects": objects, "value": value})
 
 
-def _projection(call: StepCall, end: AttemptEnd, listing: str) -> str:
-    return call.layout.done_projection(end.step, end.attempt, listing)
+def _projection_key(call: StepCall, end: AttemptEnd, listing: str) -> str:
+    return call.layout.done_marker(end.step, end.attempt, listing)

@@ -1,25 +1,24 @@
-"""What admit answers: output parameters, and a sentence for the person who looks."""
+"""Builds the replies of admit: output parameters for the compiled step, and a message that Argo shows on the node."""
 
-from tiphys.protocol.execute_api import ExecuteReply, Outputs, ParameterValue, succeeded
-from tiphys.protocol.gang import Gang
+from tiphys.protocol.execute_api import ExecuteReply, NodeOutputs, ParameterValue, succeeded_reply
+from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS
 from tiphys.protocol.step_spec import StepSpec
-from tiphys.records import AttemptClaim, CheckpointRef, Skipped
+from tiphys.records import AttemptClaim, CheckpointRef, SkippedCheckpoint
 from tiphys.store import LineageLayout, Store
 from tiphys_plugin.attempts import gangs
-from tiphys_plugin.operations import pod_patch as escalation
-from tiphys_plugin.operations import pod_patch as memory
-from tiphys_plugin.quota.queues import in_words
+from tiphys_plugin.operations import pod_patch
+from tiphys_plugin.quota.queues import format_gpus
 from tiphys_plugin.runtime.context import StepCall
 
 
-def skip(message: str) -> ExecuteReply:
-    """The step does not run."""
-    return _answer(message, {"run": "false"})
+def skip_step(message: str) -> ExecuteReply:
+    """Reply that the step does not run."""
+    return _admit_reply(message, {"run": "false"})
 
 
-def go(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
-    """The step runs as the attempt that ``claim`` holds."""
+def run_step(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
+    """Reply that the step runs as the attempt of ``claim``; ``note`` is added to the message."""
     start = claim.starts_from
     values = {
         "run": "true",
@@ -27,22 +26,27 @@ def go(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
         "step": claim.step,
         "attempt": str(claim.attempt),
         "lineage": claim.lineage,
-        "resume-from": start.within(claim.lineage) if start else "",
+        "resume-from": start.relative_to(claim.lineage) if start else "",
         "checkpoint-uri": checkpoint_uri(call.store, call.spec, claim),
         "outputs": call.store.artifact_key(call.layout.outputs(claim.step, claim.attempt).rstrip("/")),
         "pod-patch": claim.pod_patch,
-        **(_of_gang(call, claim, call.spec.gang) if call.spec.gang else {}),
+        **(_gang_parameters(call, claim, call.spec.gang) if call.spec.gang else {}),
     }
-    return _answer(". ".join(part for part in (_sentence(call, claim), _changed(claim), note) if part), values)
+    return _admit_reply(
+        ". ".join(part for part in (_describe_attempt(call, claim), _describe_escalation(claim), note) if part), values
+    )
 
 
-def _of_gang(call: StepCall, claim: AttemptClaim, gang: Gang) -> dict[str, str]:
-    nodes = escalation.spot_requirements(call, claim)
-    return {**gangs.answers(gang, claim, call.input_keys, nodes), **memory.answers(call, claim)}
+def _gang_parameters(call: StepCall, claim: AttemptClaim, gang: GangSpec) -> dict[str, str]:
+    node_requirements = pod_patch.spot_requirements(call, claim)
+    return {
+        **gangs.gang_output_parameters(gang, claim, call.input_keys, node_requirements),
+        **pod_patch.memory_output_parameters(call, claim),
+    }
 
 
 def checkpoint_uri(store: Store, spec: StepSpec, claim: AttemptClaim) -> str:
-    """URL of the checkpoint to start from; of the lineage, where there is none yet; empty without checkpoints."""
+    """URL of the checkpoint to start from, or of the lineage if there is none yet; empty without checkpoints."""
     if not claim.lineage or spec.checkpoints is None:
         return ""
     root = (spec.checkpoints.store or store.url).rstrip("/")
@@ -52,16 +56,16 @@ def checkpoint_uri(store: Store, spec: StepSpec, claim: AttemptClaim) -> str:
     return f"{root}/{LineageLayout(start.lineage).shards(start.attempt, start.global_step)}"
 
 
-def _sentence(call: StepCall, claim: AttemptClaim) -> str:
+def _describe_attempt(call: StepCall, claim: AttemptClaim) -> str:
     spec = call.spec
     number = f"Attempt {claim.attempt}"
     if spec.gang is not None:
-        started = gangs.as_started(spec.gang, claim).members
+        started = gangs.with_started_members(spec.gang, claim).members
         of = f" of {spec.gang.members}" if started < spec.gang.members else ""
         number += f", {started}{of} pods,"
     if spec.gpu is not None and claim.lease:
-        gpus = spec.gpu.gpus // spec.gpu.members * (claim.members or spec.gpu.members)
-        number += f" holds {in_words(gpus, claim.flavor or spec.gpu.gpu_type)} of queue {spec.gpu.queue} and"
+        gpus = spec.gpu.gpus_for(claim.members)
+        number += f" holds {format_gpus(gpus, claim.flavor or spec.gpu.gpu_type)} of queue {spec.gpu.queue} and"
     if call.volume:
         return f"{number} looks for its checkpoint on the volume {call.volume}"
     if not claim.lineage:
@@ -71,25 +75,26 @@ def _sentence(call: StepCall, claim: AttemptClaim) -> str:
     else:
         start = claim.starts_from
         sentence = (
-            f"{number} resumes from step {start.global_step} (checkpoint of attempt {start.attempt}{_of(start, claim)})"
+            f"{number} resumes from step {start.global_step} (checkpoint of attempt "
+            f"{start.attempt}{_lineage_suffix(start, claim)})"
         )
-    return "; ".join([sentence, *map(_passed_over, claim.skipped)])
+    return "; ".join([sentence, *map(_describe_skipped, claim.skipped)])
 
 
-def _changed(claim: AttemptClaim) -> str:
+def _describe_escalation(claim: AttemptClaim) -> str:
     words = claim.escalation.words if claim.escalation else ""
     return f"After earlier failures: {words}" if words else ""
 
 
-def _of(start: CheckpointRef, claim: AttemptClaim) -> str:
+def _lineage_suffix(start: CheckpointRef, claim: AttemptClaim) -> str:
     return "" if start.lineage == claim.lineage else f" of {start.lineage}"
 
 
-def _passed_over(skipped: Skipped) -> str:
+def _describe_skipped(skipped: SkippedCheckpoint) -> str:
     return f"{skipped.checkpoint.global_step} of attempt {skipped.checkpoint.attempt} was skipped: {skipped.reason}"
 
 
-def _answer(message: str, values: dict[str, str]) -> ExecuteReply:
+def _admit_reply(message: str, values: dict[str, str]) -> ExecuteReply:
     names = dict.fromkeys((*ADMIT_OUTPUTS, *values))
     parameters = [ParameterValue(name=name, value=values.get(name, "")) for name in names]
-    return succeeded(message, Outputs(parameters=parameters))
+    return succeeded_reply(message, NodeOutputs(parameters=parameters))

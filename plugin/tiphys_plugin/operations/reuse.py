@@ -1,8 +1,8 @@
-"""Is there a finished result that can stand for this step?
+"""Finds a finished result that a step can reuse instead of running.
 
-Finished means: an end record says done, under the same step key, and a listing
-shows every object it names with its size. A damaged result is never adopted;
-the step runs again, and its message says what was wrong.
+A result is reusable if its end record says done under the same step key, and a
+listing shows every object that the record names with its size. A damaged result
+is never reused: the step runs again, and its message reports the damage.
 """
 
 import contextlib
@@ -11,54 +11,54 @@ from typing import NamedTuple
 
 from tiphys.errors import ObjectExistsError
 from tiphys.faults import failpoint
-from tiphys.records import AdoptedRecord, AttemptEnd, Event, MemoRecord, Outcome
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, MemoRecord, ReuseRecord
 from tiphys.store import (
     Attempt,
     RunLayout,
     Store,
     append_events,
-    claim,
+    claim_record,
+    find_output_fault,
     find_record,
     memo_key,
-    output_fault,
-    step_attempts,
+    read_step_attempts,
 )
 from tiphys_plugin.runtime.context import StepCall
 
 
-class Found(NamedTuple):
-    """``end`` is None if the step has to run; ``damage`` says why a finished result was not taken."""
+class ReuseLookup(NamedTuple):
+    """``end`` is None if the step has to run; ``damage`` says why a finished result was not reused."""
 
     end: AttemptEnd | None
     damage: str = ""
 
 
-def find(call: StepCall, key: str, attempts: Sequence[Attempt]) -> Found:
-    """The newest intact result of this run, of one that it is a fork of, or else the one that another run shares."""
+def find_reusable_result(call: StepCall, key: str, attempts: Sequence[Attempt]) -> ReuseLookup:
+    """The newest intact result of this run or of the runs it was forked from, else the one that another run shares."""
     damage = ""
-    for end in _results(call, key, attempts):
-        fault = damage_of(call.store, end)
+    for end in _matching_results(call, key, attempts):
+        fault = find_damage(call.store, end)
         if fault is None:
-            return Found(end)
-        of = "" if end.run == call.run else f" of run {end.run}"
-        damage = damage or f"the result of attempt {end.attempt}{of} is damaged: {fault}"
-    if call.spec.share and not call.fresh_since and (shared := _shared(call, key)) is not None:
-        fault = damage_of(call.store, shared)
+            return ReuseLookup(end)
+        source = "" if end.run == call.run else f" of run {end.run}"
+        damage = damage or f"the result of attempt {end.attempt}{source} is damaged: {fault}"
+    if call.spec.share and not call.fresh_since and (shared := _find_shared_result(call, key)) is not None:
+        fault = find_damage(call.store, shared)
         if fault is None:
-            return Found(shared)
+            return ReuseLookup(shared)
         damage = damage or f"the shared result of run {shared.run} is damaged: {fault}"
-    return Found(None, damage)
+    return ReuseLookup(None, damage)
 
 
-def damage_of(store: Store, end: AttemptEnd) -> str | None:
-    """What a listing shows to be missing or of another size; None if all is there."""
+def find_damage(store: Store, end: AttemptEnd) -> str | None:
+    """The first output that a listing shows as missing or of another size; None if all are intact."""
     listed = {info.key: info.size for info in store.list(RunLayout(end.run).outputs(end.step, end.attempt))}
-    return output_fault(end, listed)
+    return find_output_fault(end, listed)
 
 
-def adopt(call: StepCall, key: str, end: AttemptEnd) -> AdoptedRecord:
-    """Record that this submission takes ``end`` for the step; the record that stands is answered."""
-    wanted = AdoptedRecord(
+def record_reuse(call: StepCall, key: str, end: AttemptEnd) -> ReuseRecord:
+    """Record that this submission reuses ``end`` for the step; returns the stored record, also if it is another's."""
+    record = ReuseRecord(
         run=call.run,
         submission=call.binding.submission,
         step=call.step,
@@ -68,65 +68,70 @@ def adopt(call: StepCall, key: str, end: AttemptEnd) -> AdoptedRecord:
         source_attempt=end.attempt,
     )
     failpoint("adopt.before_record")
-    held = claim(call.store, call.layout.adopted(call.binding.submission, call.step), wanted)
+    stored = claim_record(call.store, call.layout.reused(call.binding.submission, call.step), record)
     failpoint("adopt.after_record")
-    if held.won:
+    if stored.is_ours:
         source = "run" if end.run == call.run else "shared"
-        call.services.metrics.adopted.labels(source=source).inc()
-        message = f"{call.step} was not run: {describe(call, held.record)}"
-        event = Event(name="step.adopted", at=call.services.clock(), step=call.step, message=message)
+        call.context.metrics.reused_steps.labels(source=source).inc()
+        message = f"{call.step} was not run: {describe_reuse(call, stored.record)}"
+        event = Event(name="step.adopted", at=call.context.clock(), step=call.step, message=message)
         append_events(call.store, call.run, "plugin", [event])
-    return held.record
+    return stored.record
 
 
-def adopted(call: StepCall) -> AdoptedRecord | None:
-    """What this submission adopted for the step before, if anything."""
-    return find_record(call.store, call.layout.adopted(call.binding.submission, call.step), AdoptedRecord)
+def find_reuse_record(call: StepCall) -> ReuseRecord | None:
+    """The reuse that this submission has recorded for the step, if any."""
+    return find_record(call.store, call.layout.reused(call.binding.submission, call.step), ReuseRecord)
 
 
-def source(call: StepCall, record: AdoptedRecord) -> AttemptEnd | None:
-    """The end record that was adopted; None if somebody removed it since."""
+def find_reused_end(call: StepCall, record: ReuseRecord) -> AttemptEnd | None:
+    """The end record that was reused; None if it was removed since."""
     key = RunLayout(record.source_run).attempt_end(record.source_step, record.source_attempt)
     return find_record(call.store, key, AttemptEnd)
 
 
-def project(call: StepCall, record: AdoptedRecord) -> None:
-    """Say by a key alone which attempt of the step was taken, so that plans need not read the records of thousands."""
+def write_reuse_projection(call: StepCall, record: ReuseRecord) -> None:
+    """Name the reused attempt by a key alone, so that a plan of thousands of steps lists keys and reads no records."""
     if (record.source_run, record.source_step) == (call.run, call.step):
-        key = call.layout.adopted_attempt(record.submission, call.step, record.source_attempt)
+        key = call.layout.reused_attempt(record.submission, call.step, record.source_attempt)
         with contextlib.suppress(ObjectExistsError):
             call.store.create(key, b"")
         failpoint("adopt.after_projection")
 
 
-def describe(call: StepCall, record: AdoptedRecord) -> str:
-    """Where an adopted result comes from, for a person."""
+def describe_reuse(call: StepCall, record: ReuseRecord) -> str:
+    """Describe the source of a reused result."""
     if record.source_run == call.run:
         return f"adopted from attempt {record.source_attempt}"
     return f"adopted from run {record.source_run}, step {record.source_step}, attempt {record.source_attempt}"
 
 
-def _results(call: StepCall, key: str, attempts: Sequence[Attempt]) -> Iterator[AttemptEnd]:
-    """Finished results under this step key, the newest first: of the run itself, then of those that it comes from."""
-    # cache=False means: once in every submission.
+def _matching_results(call: StepCall, key: str, attempts: Sequence[Attempt]) -> Iterator[AttemptEnd]:
+    """Finished results under this step key, the newest first: of the run, then of the runs it was forked from."""
+    # cache=False means: run once in every submission.
     since = call.fresh_since if call.spec.cache else call.binding.submission
-    yield from _done(attempts, key, since)
-    for ancestor in call.family if call.spec.cache else ():
+    yield from _done_attempts(attempts, key, since)
+    for ancestor in call.fork_ancestors if call.spec.cache else ():
         since = ancestor.fresh_since.get(call.spec.name, 0)
-        yield from _done(step_attempts(call.store, ancestor.run, call.step), key, since)
+        yield from _done_attempts(read_step_attempts(call.store, ancestor.run, call.step), key, since)
         if since:
             break
 
 
-def _done(attempts: Sequence[Attempt], key: str, since: int) -> Iterator[AttemptEnd]:
+def _done_attempts(attempts: Sequence[Attempt], key: str, since: int) -> Iterator[AttemptEnd]:
     for _, end in reversed(attempts):
-        if end is not None and end.outcome is Outcome.DONE and end.step_key == key and end.submission >= since:
+        if (
+            end is not None
+            and end.outcome is AttemptEndOutcome.DONE
+            and end.step_key == key
+            and end.submission >= since
+        ):
             yield end
 
 
-def _shared(call: StepCall, key: str) -> AttemptEnd | None:
+def _find_shared_result(call: StepCall, key: str) -> AttemptEnd | None:
     memo = find_record(call.store, memo_key(key), MemoRecord)
     if memo is None or memo.run == call.run or not call.spec.cache:
         return None
     end = find_record(call.store, RunLayout(memo.run).attempt_end(memo.step, memo.attempt), AttemptEnd)
-    return end if end is not None and end.outcome is Outcome.DONE and end.step_key == key else None
+    return end if end is not None and end.outcome is AttemptEndOutcome.DONE and end.step_key == key else None

@@ -1,87 +1,96 @@
-"""settle: how did the training attempt end, and shall there be another?
+"""settle: judges how a training attempt ended, and decides whether another one follows.
 
-In here Failed means "try again" and Succeeded "stop trying": Argo's
-retryStrategy sees neither exit code nor cause after a group of steps, so the
-decision is made here and answered by phase.
+In this module the phase Failed means "retry" and Succeeded means "stop
+retrying". Argo's retryStrategy sees neither exit code nor cause of a group of
+steps, so settle decides and replies by phase.
 """
 
 from collections.abc import Sequence
 
-from tiphys.failures.retry_budget import Decision, decide
+from tiphys.failures.retry_budget import RetryDecision, evaluate_retry_budget
 from tiphys.faults import failpoint
-from tiphys.protocol.execute_api import ExecuteReply, failed, succeeded
-from tiphys.protocol.operations import Settle, attempt_of
-from tiphys.records import AttemptEnd, Cause, Outcome
-from tiphys.store import Attempt, step_attempts
+from tiphys.protocol.execute_api import ExecuteReply, failed_reply, succeeded_reply
+from tiphys.protocol.operations import SettleOperation, attempt_node_name
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause
+from tiphys.store import Attempt, read_step_attempts
 from tiphys_plugin.attempts import pods
-from tiphys_plugin.operations import end_attempt as ending
-from tiphys_plugin.operations import start_checkpoint as beginnings
+from tiphys_plugin.attempts.gangs import NOT_STARTED_STATUSES
+from tiphys_plugin.operations import end_attempt, start_checkpoint
 from tiphys_plugin.runtime.context import StepCall
 
-_DID_NOT_RUN = ("Skipped", "Omitted")
 
+def settle(call: StepCall, operation: SettleOperation) -> ExecuteReply:
+    """Answer one settle node.
 
-def settle(call: StepCall, operation: Settle) -> ExecuteReply:
-    """Answer one settle node. Raises `ConflictError` if the attempt is of another cluster."""
-    attempts = step_attempts(call.store, call.run, call.step)
-    mine = _of_this_try(call, attempts)
-    if mine is None:
-        return succeeded("No attempt was opened: the result was adopted, or the step was refused")
-    if mine.end is None:
-        found = pods.of_claim(call.store, call.services.cluster, mine.claim)
-        if (waiting := ending.await_pods(call, mine.claim, found)) is not None:
+    Raises:
+        ConflictError: the attempt runs in a cluster or namespace that this plugin cannot see.
+        StoreError: storage, ledger or cluster did not answer.
+    """
+    attempts = read_step_attempts(call.store, call.run, call.step)
+    attempt = _find_attempt_of_try(call, attempts)
+    if attempt is None:
+        return succeeded_reply("No attempt was opened: the result was adopted, or the step was refused")
+    if attempt.end is None:
+        pod_statuses = pods.list_attempt_pods(call.store, call.context.cluster, attempt.claim)
+        if (waiting := end_attempt.await_pods(call, attempt.claim, pod_statuses)) is not None:
             return waiting
         if operation.status == "Succeeded":
-            how = ending.went_on(call, mine.claim)
-            ending.release(call, mine.claim)
-            return succeeded(f"Attempt {mine.claim.attempt} succeeded{how}; its outputs are verified next")
+            members_left = end_attempt.describe_members_left(call, attempt.claim)
+            end_attempt.release_lease(call, attempt.claim)
+            return succeeded_reply(
+                f"Attempt {attempt.claim.attempt} succeeded{members_left}; its outputs are verified next"
+            )
         failpoint("settle.before_end")
-        seen = ending.observed(call, mine.claim, found, operation.status, operation.exit_code)
-        end = ending.end_failed(call, mine.claim, seen, ending.never_ran(operation.status))
+        observation = end_attempt.observe_end(call, attempt.claim, pod_statuses, operation.status, operation.exit_code)
+        end = end_attempt.end_failed_attempt(
+            call, attempt.claim, observation, end_attempt.not_started_message(operation.status)
+        )
         failpoint("settle.after_end")
     else:
-        end = mine.end
-        ending.release_ended(call, mine.claim)
-    if operation.status in _DID_NOT_RUN:
-        return succeeded(f"Attempt {end.attempt} did not run: {end.message}")
-    return _verdict(call, attempts, end)
+        end = attempt.end
+        end_attempt.release_lease_if_ended(call, attempt.claim)
+    if operation.status in NOT_STARTED_STATUSES:
+        return succeeded_reply(f"Attempt {end.attempt} did not run: {end.message}")
+    return _attempt_reply(call, attempts, end)
 
 
-def decision(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> Decision:
-    """Whether ``end`` is followed by another attempt; the same answer whenever it is asked."""
+def decide_retry(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> RetryDecision:
+    """Decide whether another attempt follows ``end``; a repeated call gets the same decision."""
     ends = [a.end for a in attempts if a.end is not None and a.end.attempt < end.attempt]
-    return decide([*ends, end], call.spec.retry, end.submission)
+    return evaluate_retry_budget([*ends, end], call.spec.retry, end.submission)
 
 
-def words(cause: Cause | None) -> str:
-    """A cause as a person says it."""
-    return (cause or Cause.UNKNOWN).words
+def describe_cause(cause: Cause | None) -> str:
+    """The display name of a cause."""
+    return (cause or Cause.UNKNOWN).display_name
 
 
-def _of_this_try(call: StepCall, attempts: Sequence[Attempt]) -> Attempt | None:
-    here = attempt_of(call.node)
+def _find_attempt_of_try(call: StepCall, attempts: Sequence[Attempt]) -> Attempt | None:
+    try_node = attempt_node_name(call.node)
     for attempt in reversed(attempts):
-        if attempt.claim.uid == call.binding.uid and attempt_of(attempt.claim.node) == here:
+        if attempt.claim.uid == call.binding.uid and attempt_node_name(attempt.claim.node) == try_node:
             return attempt
     return None
 
 
-def _verdict(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> ExecuteReply:
-    if end.outcome is Outcome.DONE:
-        return succeeded(f"Attempt {end.attempt} is done")
-    if end.outcome is Outcome.FENCED:
-        return succeeded(f"Stopped trying: attempt {end.attempt} was fenced, {end.message}")
-    judged = decision(call, attempts, end)
-    how = f"{words(end.cause)}, {end.message}"
-    if not judged.again:
-        return succeeded(f"Stopped trying: {how}; {judged.message}")
-    return failed(f"Attempt {end.attempt} ended by {how}; attempt {end.attempt + 1} {_start(call, attempts)}")
+def _attempt_reply(call: StepCall, attempts: Sequence[Attempt], end: AttemptEnd) -> ExecuteReply:
+    if end.outcome is AttemptEndOutcome.DONE:
+        return succeeded_reply(f"Attempt {end.attempt} is done")
+    if end.outcome is AttemptEndOutcome.FENCED:
+        return succeeded_reply(f"Stopped trying: attempt {end.attempt} was fenced, {end.message}")
+    decision = decide_retry(call, attempts, end)
+    ending = f"{describe_cause(end.cause)}, {end.message}"
+    if not decision.retry:
+        return succeeded_reply(f"Stopped trying: {ending}; {decision.message}")
+    return failed_reply(
+        f"Attempt {end.attempt} ended by {ending}; attempt {end.attempt + 1} {_describe_next_start(call, attempts)}"
+    )
 
 
-def _start(call: StepCall, attempts: Sequence[Attempt]) -> str:
+def _describe_next_start(call: StepCall, attempts: Sequence[Attempt]) -> str:
     if call.spec.checkpoints is None or call.volume:
         return "follows"
-    choice = beginnings.foresee(call, attempts)
+    choice = start_checkpoint.find_start_checkpoint(call, attempts)
     if choice.checkpoint is None:
         return "starts from the beginning"
     return f"resumes from step {choice.checkpoint.global_step}"

@@ -1,48 +1,54 @@
-"""Which checkpoint an attempt starts from, and that it stays where it lies in another run.
+"""Chooses the checkpoint that an attempt starts from.
 
-On a volume that the plugin does not see, the training program chooses by itself.
+A fork may start from a checkpoint of another run. A pin then keeps that run's
+retention from deleting it. For checkpoints on a volume, which the plugin cannot
+read, the training program chooses.
 """
 
 from collections.abc import Sequence
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError
-from tiphys.lineage.fork_history import where_to_start
-from tiphys.lineage.retention.policy import pin
-from tiphys.lineage.select import BEGINNING, Choice
-from tiphys.store import Attempt, lineage_of
+from tiphys.lineage.fork_history import choose_start_checkpoint
+from tiphys.lineage.retention.policy import pin_checkpoint
+from tiphys.lineage.select import START_FROM_BEGINNING, CheckpointChoice
+from tiphys.store import Attempt, lineage_name
 from tiphys_plugin.runtime.context import StepCall
 
-_TRIES = 3
+_MAX_PIN_TRIES = 3
 
 
-def foresee(call: StepCall, attempts: Sequence[Attempt]) -> Choice:
-    """Where the attempt after ``attempts`` would start."""
+def find_start_checkpoint(call: StepCall, attempts: Sequence[Attempt]) -> CheckpointChoice:
+    """The checkpoint that the attempt after ``attempts`` would start from; pins nothing."""
     if call.spec.checkpoints is None or call.volume:
-        return BEGINNING
-    return where_to_start(call.store, call.run, call.step, attempts, fresh_since=call.fresh_since, family=call.family)
+        return START_FROM_BEGINNING
+    return choose_start_checkpoint(
+        call.store, call.run, call.step, attempts, fresh_since=call.fresh_since, ancestors=call.fork_ancestors
+    )
 
 
-def choose(call: StepCall, attempts: Sequence[Attempt]) -> Choice:
-    """Like `foresee`, for an attempt that is about to be opened: a checkpoint of another run gets a pin.
+def pin_start_checkpoint(call: StepCall, attempts: Sequence[Attempt]) -> CheckpointChoice:
+    """Like `find_start_checkpoint`, for an attempt that is about to open: pins a checkpoint of another run.
 
     Raises:
-        StoreError: the checkpoints of that run go faster than they can be pinned; ask again.
+        StoreError: each chosen checkpoint was removed before it could be pinned; repeat the call.
     """
-    for _ in range(_TRIES):
-        choice = foresee(call, attempts)
-        if _stays(call, choice):
-            call.services.metrics.skipped_checkpoints.inc(len(choice.skipped))
+    for _ in range(_MAX_PIN_TRIES):
+        choice = find_start_checkpoint(call, attempts)
+        if _pin_if_needed(call, choice):
+            call.context.metrics.skipped_checkpoints.inc(len(choice.skipped))
             return choice
-    raise StoreError(f"the checkpoints that {call.step} could start from are being removed one after the other")
+    raise StoreError(
+        f"each of {_MAX_PIN_TRIES} checkpoints that {call.step} could start from was removed before it could be pinned"
+    )
 
 
-def _stays(call: StepCall, choice: Choice) -> bool:
-    """Whether the checkpoint is there to stay. That of the run itself is kept by the claim that names it."""
+def _pin_if_needed(call: StepCall, choice: CheckpointChoice) -> bool:
+    """Whether the checkpoint is protected. In the run itself, the claim that names it protects it."""
     ref = choice.checkpoint
-    if ref is None or ref.lineage == lineage_of(call.run, call.step):
+    if ref is None or ref.lineage == lineage_name(call.run, call.step):
         return True
     try:
-        pin(call.store, ref, f"fork-{call.run}", by="admit")
+        pin_checkpoint(call.store, ref, f"fork-{call.run}", by="admit")
     except (ConflictError, NotFoundError):
         return False
     return True

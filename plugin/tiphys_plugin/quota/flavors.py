@@ -1,4 +1,4 @@
-"""Flavors: GPUs of one type that are told apart by where they stand, such as spot nodes from those that stay.
+"""Flavors divide the GPUs of one type by node labels, such as spot nodes from reserved ones.
 
     flavors:
       - name: a100-reserved
@@ -11,20 +11,21 @@
         tolerations: [{key: spot, value: "true", effect: NoSchedule}]
         spot: true                  # optional: only for steps that allow it
 
-A type that a flavor names means its flavors from then on: a quota is of one of
-them, and a node of that type belongs to the one whose labels it has, or to none.
-A type that no flavor names goes on meaning itself. Source of the word: Kueue,
+Once a flavor names a GPU type, quotas are of its flavors and no longer of the
+type. A node of that type belongs to the flavor whose labels it has, or to none.
+A GPU type that no flavor names is its own kind. Source of the term: Kueue,
 "Resource Flavor".
 
-How the nodes of a cluster are read: ``cluster_nodes`` of a queue file.
+``cluster_nodes`` of a queue file says how the nodes of the cluster are read:
 
-    cluster_nodes:                  # {} takes the usual labels
+    cluster_nodes:                  # {} takes the default labels
       selector: {pool: training}    # optional: only nodes with these labels
       rack_label: example.com/rack  # optional, and likewise the other labels
-      signs:                        # optional: what else says something about the health of a node
+      signs:                        # optional: further signals of the health of a node
         - {kind: condition, name: DiskPressure, means: hint}
 
-Labels of GPU type and host are not among the settings: pods are sent by them.
+The labels of the GPU type and of the host cannot be configured, because the node
+selectors of pods use them.
 """
 
 from collections import defaultdict
@@ -36,25 +37,25 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from tiphys.protocol.step_spec import SpotUse
-from tiphys_plugin.quota.placement.model import Node
+from tiphys_plugin.quota.placement.model import GpuNode
 
-GPU = "nvidia.com/gpu"
-"""The resource that pods of trainings ask for."""
+GPU_RESOURCE = "nvidia.com/gpu"
+"""The extended resource that pods of trainings request."""
 GPU_TYPE_LABEL = "nvidia.com/gpu.product"
 
 _Name = Annotated[str, Field(min_length=1)]
 
 
-class Sign(BaseModel):
-    """A condition, label or taint of a node that says something about its health.
+class HealthSignal(BaseModel):
+    """A condition, label or taint of a node that signals its health.
 
-    Without ``values`` a condition says it while it is ``True``, a label or
-    taint while it is there. All but hints are believed as they stand:
+    Without ``values`` a condition counts while it is ``True``, a label or taint
+    while it is present. One signal suffices, except for hints:
 
     * ``cordon``: nothing new starts on the node;
-    * ``fault``: its hardware is broken, so what runs there is asked to save and go, too;
-    * ``notice``: the node will go, and what runs there before it;
-    * ``hint``: does nothing alone, see `tiphys_plugin.nodes.health`.
+    * ``fault``: the hardware is broken, so its trainings are also asked to save and exit;
+    * ``notice``: the node will be removed, so its trainings are also asked to save and exit;
+    * ``hint``: has no effect alone, see `tiphys_plugin.nodes.health`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,7 +67,7 @@ class Sign(BaseModel):
 
 
 class ClusterNodes(BaseModel):
-    """Which labels are read, and what speaks against a node."""
+    """Labels that are read from the nodes of the cluster, and signals of their health."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -78,14 +79,14 @@ class ClusterNodes(BaseModel):
     rack_label: _Name = "topology.kubernetes.io/rack"
     nvlink_label: _Name = "nvidia.com/gpu.clique"
     """Nodes with the same value reach each other over NVLink (GPU feature discovery, multi-node NVLink)."""
-    signs: tuple[Sign, ...] = ()
-    """Looked up before the usual ones: the first that names a condition, label or taint says what it means."""
+    signs: tuple[HealthSignal, ...] = ()
+    """Take precedence over the default signals: the first that names a condition, label or taint applies."""
     suspect_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 6.0
-    """Hints are forgotten after so long."""
+    """Time after which a hint expires."""
 
 
 class Toleration(BaseModel):
-    """A taint that pods on nodes of the flavor do not mind, in the words of Kubernetes."""
+    """A Kubernetes toleration for the pods on nodes of the flavor."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -93,18 +94,17 @@ class Toleration(BaseModel):
     operator: Literal["Equal", "Exists"] = "Equal"
     value: str = ""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """None: of every effect."""
+    """None: every effect."""
 
     @model_validator(mode="after")
     def _exists_has_no_value(self) -> "Toleration":
         if self.operator == "Exists" and self.value:
-            raise ValueError(f"the toleration of {self.key!r} has a value, which `operator: Exists` does not look at")
+            raise ValueError(f"the toleration of {self.key!r} has a value, which `operator: Exists` ignores")
         return self
 
     def manifest(self) -> dict[str, Any]:
-        """As a pod has it."""
-        told = self.model_dump(exclude_defaults=True)
-        return {"operator": self.operator, **told}
+        """The entry for ``tolerations`` of a pod spec."""
+        return {"operator": self.operator, **self.model_dump(exclude_defaults=True)}
 
 
 class Flavor(BaseModel):
@@ -115,11 +115,11 @@ class Flavor(BaseModel):
     name: _Name
     gpu_type: _Name
     memory_mb: PositiveInt | None = None
-    """Memory of each GPU; None: taken as enough where nodes or inventory do not say it."""
+    """Memory of each GPU; None: nodes or inventory give it, otherwise it counts as enough."""
     node_labels: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     spot: bool = False
-    """Whether the nodes may be taken away: then only steps that allow it go there."""
+    """Whether the provider may reclaim the nodes; then only steps that allow spot nodes run there."""
 
     @model_validator(mode="after")
     def _is_a_flavor(self) -> "Flavor":
@@ -130,71 +130,71 @@ class Flavor(BaseModel):
         return self
 
     @property
-    def selector(self) -> dict[str, str]:
-        """Labels of the nodes that its pods have to run on."""
+    def node_selector(self) -> dict[str, str]:
+        """Node selector of the pods of this flavor."""
         return {GPU_TYPE_LABEL: self.gpu_type, **self.node_labels}
 
-    def serves(self, spot: SpotUse | Literal["avoided"]) -> bool:
-        """Whether it is for a request that uses spot nodes in this way."""
+    def accepts_spot_use(self, spot: SpotUse | Literal["avoided"]) -> bool:
+        """Whether a request with this ``spot`` may use the flavor."""
         return spot != "no" if self.spot else spot != "only"
 
 
-class Flavors:
-    """What follows from the flavors of a queue file; ``in_order`` is the order in which they are declared."""
+class FlavorSet:
+    """Lookups over the flavors of a queue file; ``flavors`` keeps the order of declaration."""
 
     def __init__(self, declared: Sequence[Flavor]) -> None:
-        self.in_order = tuple(declared)
-        self.by_name: Mapping[str, Flavor] = {one.name: one for one in declared}
-        of_type: defaultdict[str, list[Flavor]] = defaultdict(list)
-        for one in declared:
-            of_type[one.gpu_type].append(one)
-        self.of_type: Mapping[str, Sequence[Flavor]] = dict(of_type)
+        self.flavors = tuple(declared)
+        self.by_name: Mapping[str, Flavor] = {flavor.name: flavor for flavor in declared}
+        by_gpu_type: defaultdict[str, list[Flavor]] = defaultdict(list)
+        for flavor in declared:
+            by_gpu_type[flavor.gpu_type].append(flavor)
+        self.by_gpu_type: Mapping[str, Sequence[Flavor]] = dict(by_gpu_type)
 
     @cached_property
-    def labels(self) -> frozenset[str]:
-        """Keys of the node labels by which nodes are told apart."""
-        return frozenset(key for one in self.in_order for key in one.node_labels)
+    def label_keys(self) -> frozenset[str]:
+        """Keys of all node labels that flavors use."""
+        return frozenset(key for one in self.flavors for key in one.node_labels)
 
-    def is_plain(self, gpu_type: str) -> bool:
-        """Whether the type means itself."""
-        return gpu_type not in self.of_type and gpu_type not in self.by_name
+    def is_unflavored(self, gpu_type: str) -> bool:
+        """Whether no flavor has this GPU type or name."""
+        return gpu_type not in self.by_gpu_type and gpu_type not in self.by_name
 
-    def type_of(self, kind: str) -> str:
-        """GPU type of a flavor, or of a type that means itself."""
-        return self.by_name[kind].gpu_type if kind in self.by_name else kind
+    def gpu_type_of(self, gpu_kind: str) -> str:
+        """GPU type of a flavor; a type that no flavor names is returned as it is."""
+        return self.by_name[gpu_kind].gpu_type if gpu_kind in self.by_name else gpu_kind
 
-    def kind_of(self, node: Node) -> str:
-        """What the GPUs of a node count as: a flavor, or their type; empty for those of no flavor."""
-        if self.is_plain(node.gpu_type):
+    def gpu_kind_of(self, node: GpuNode) -> str:
+        """GPU kind of a node: its flavor, or its type if that has no flavors; empty if no flavor matches its labels."""
+        if self.is_unflavored(node.gpu_type):
             return node.gpu_type
-        own = (one for one in self.of_type.get(node.gpu_type, ()) if one.node_labels.items() <= node.labels.items())
-        return next((one.name for one in own), "")
+        candidates = self.by_gpu_type.get(node.gpu_type, ())
+        return next((one.name for one in candidates if one.node_labels.items() <= node.labels.items()), "")
 
-    def sorted(self, kinds: Iterable[str]) -> list[str]:
-        """As they are declared; types that mean themselves come last."""
-        place = {one.name: number for number, one in enumerate(self.in_order)}
-        return sorted(kinds, key=lambda kind: (place.get(kind, len(place)), kind))
-
-
-def complaint(declared: Sequence[Flavor]) -> str | None:
-    """The first thing that is wrong with flavors beside each other."""
-    return next(_complaints(declared), None)
+    def sort_gpu_kinds(self, kinds: Iterable[str]) -> list[str]:
+        """Flavors in the order of declaration, then types without flavors by name."""
+        rank = {one.name: number for number, one in enumerate(self.flavors)}
+        return sorted(kinds, key=lambda kind: (rank.get(kind, len(rank)), kind))
 
 
-def _complaints(declared: Sequence[Flavor]) -> Iterator[str]:
-    types = {one.gpu_type for one in declared}
+def find_flavor_error(declared: Sequence[Flavor]) -> str | None:
+    """The first conflict between the declared flavors; None if there is none."""
+    return next(_flavor_errors(declared), None)
+
+
+def _flavor_errors(declared: Sequence[Flavor]) -> Iterator[str]:
+    gpu_types = {one.gpu_type for one in declared}
     for one in declared:
-        if one.name in types and one.name != one.gpu_type:
+        if one.name in gpu_types and one.name != one.gpu_type:
             yield f"flavor {one.name!r} has the name of another GPU type than its own; give it another name"
     for one, other in combinations(declared, 2):
         if one.name == other.name:
             yield f"flavor {one.name!r} is declared twice"
-        elif one.gpu_type == other.gpu_type and not _differ(one, other):
+        elif one.gpu_type == other.gpu_type and not _have_exclusive_labels(one, other):
             yield (
                 f"flavors {one.name!r} and {other.name!r} could claim the same nodes of {one.gpu_type}; "
                 "give both a label of the same name in node_labels, with different values"
             )
 
 
-def _differ(one: Flavor, other: Flavor) -> bool:
+def _have_exclusive_labels(one: Flavor, other: Flavor) -> bool:
     return any(other.node_labels.get(key, value) != value for key, value in one.node_labels.items())

@@ -1,27 +1,33 @@
-"""The words of admission, shared by the decision, the ledger that records it and the plugin.
+"""Lease requests, leases, pending requests and admission decisions.
 
-`AdmissionBackend` is the one seam between the plugin and whoever decides on
-GPUs, so that another authority can take the place of the built-in ledger.
-
-How many members an elastic gang asks for: what of the author's wish stands in a request.
+The scheduler, the ledgers and the plugin share these records. `AdmissionBackend`
+is the only interface between the plugin and the authority that decides on GPUs,
+so another authority can replace the built-in ledger.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from tiphys.protocol.step_spec import GpuRequest, SpotUse
 from tiphys_plugin.quota.flavors import Flavor
 from tiphys_plugin.quota.queues import QueueRules
 
-if TYPE_CHECKING:
-    from tiphys_plugin.quota.scheduler.fair_share import Consumed
+
+@dataclass(frozen=True)
+class EndedUsage:
+    """Decayed mean usage that ended leases left to a queue: GPUs of a pool, as of ``measured_at``."""
+
+    queue: str
+    pool: str
+    gpus: float
+    measured_at: datetime
 
 
-class Reason(StrEnum):
-    """Why GPUs were not given; Kueue's names where it has them."""
+class AdmissionReason(StrEnum):
+    """Why GPUs were not granted. The names are Kueue's where Kueue has the same reason."""
 
     QUEUE_UNKNOWN = "QueueUnknown"
     QUEUE_STOPPED = "QueueStopped"
@@ -46,9 +52,9 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """GPUs for one attempt, all of them or none. ``uid``, ``step`` and ``node`` are the replay key.
+    """GPUs for one attempt, all or nothing. ``uid``, ``step`` and ``node`` are the replay key.
 
-    From ``queue`` on the fields are those of `GpuRequest`, what the author of the step wants.
+    From ``queue`` on the fields are those of `GpuRequest`, which the author of the step sets.
     """
 
     uid: str
@@ -57,7 +63,7 @@ class LeaseRequest:
     namespace: str
     workflow: str
     instance: str
-    """Node name of the step within the workflow: its pods are found by it."""
+    """Node name of the step within the workflow; the plugin finds the pods of the step by it."""
     run: str
     attempt: int
     queue: str
@@ -66,43 +72,111 @@ class LeaseRequest:
     min_gpu_memory_mb: int | None = None
     priority: int = 0
     seconds: int | None = None
-    """The longest that an attempt can hold them, since it is ended then; None: nobody said."""
+    """Time limit of an attempt, after which it is ended; None: the author declared none."""
     members: int = 1
-    """Pods that share the ``gpus`` evenly: a gang, of which all start or none."""
+    """Pods that share the ``gpus`` evenly: a gang, which starts as a whole or not at all."""
     tensor_parallel: int = 1
-    """So many members after one another form a group that stays within one NVLink domain."""
+    """Size of the groups of consecutive members that stay within one NVLink domain."""
     spot: SpotUse | Literal["avoided"] = "no"
-    """Whether flavors of nodes that may be taken away are for it; ``avoided``: only where no others could serve it."""
+    """Whether the request may use flavors of spot nodes; ``avoided``: only if no other flavor could serve it."""
     attained: float = 0.0
-    """GPU-seconds that earlier attempts of the step have had; counted in queues that go by it, and 0 in others."""
+    """Attained service: GPU-seconds of earlier attempts of the step. 0 in queues without ``order: attained``."""
     first_start: float | None = None
-    """When the first of these attempts got its GPUs, in seconds of Unix time; counted where ``attained`` is."""
+    """Start of the first of these attempts, in Unix seconds; None where ``attained`` is not counted."""
     min_members: int | None = None
-    """An elastic gang goes on while it has so many members; who waits asks for as few. None: it needs all of them."""
+    """Fewest members with which an elastic gang continues, and with which it queues. None: the gang is not elastic."""
     max_members: int | None = None
-    """So many members an elastic gang starts with if there is room for them at its turn."""
+    """Members with which an elastic gang starts if they fit at its turn."""
+
+    @classmethod
+    def from_gpu_request(
+        cls,
+        gpu: GpuRequest,
+        *,
+        uid: str,
+        step: str,
+        node: str,
+        namespace: str,
+        workflow: str,
+        instance: str,
+        run: str,
+        attempt: int,
+        members: int | None = None,
+        avoid_spot: bool = False,
+        attained: float = 0.0,
+        first_start: float | None = None,
+    ) -> "LeaseRequest":
+        """The request of one attempt for the GPUs that the author of the step asked for.
+
+        An elastic gang requests its fewest members, and names the most that it can use.
+
+        Args:
+            gpu: GPUs of the step.
+            uid: UID of the workflow.
+            step: Name of the step.
+            node: Name of the admit node.
+            namespace: Namespace of the workflow.
+            workflow: Name of the workflow.
+            instance: Node name of the step within the workflow.
+            run: Name of the run.
+            attempt: Number of the attempt.
+            members: Members that an elastic gang already has; None: its fewest. Other steps ignore it.
+            avoid_spot: Use flavors of spot nodes only where no others could serve the request.
+            attained: GPU-seconds that earlier attempts of the step held.
+            first_start: When the first of these attempts got its GPUs, in seconds of Unix time.
+        """
+        is_elastic = gpu.min_members is not None
+        requested_members = (members or gpu.min_members or gpu.members) if is_elastic else gpu.members
+        return cls(
+            uid=uid,
+            step=step,
+            node=node,
+            namespace=namespace,
+            workflow=workflow,
+            instance=instance,
+            run=run,
+            attempt=attempt,
+            queue=gpu.queue,
+            gpus=gpu.gpus_for(requested_members),
+            gpu_type=gpu.gpu_type,
+            min_gpu_memory_mb=gpu.min_gpu_memory_mb,
+            priority=gpu.priority,
+            seconds=gpu.seconds,
+            members=requested_members,
+            tensor_parallel=gpu.tensor_parallel,
+            spot="avoided" if avoid_spot else gpu.spot,
+            attained=attained,
+            first_start=first_start,
+            min_members=gpu.min_members,
+            max_members=gpu.members if is_elastic else None,
+        )
 
     @property
     def key(self) -> tuple[str, str, str]:
         return (self.uid, self.step, self.node)
 
     @property
-    def larger(self) -> "Iterator[LeaseRequest]":
-        """The same for more members, as far as it may have more: for the most of them first."""
+    def workflow_step(self) -> tuple[str, str]:
+        """UID of the workflow and name of the step. Retries of a step differ in ``node`` and share this key."""
+        return (self.uid, self.step)
+
+    @property
+    def larger_sizes(self) -> "Iterator[LeaseRequest]":
+        """The same request with more members, up to ``max_members``, the largest first."""
         for members in range(self.max_members or self.members, self.members, -1):
             if members % self.tensor_parallel == 0:
-                yield self.of(members)
+                yield self.with_members(members)
 
-    def of(self, members: int) -> "LeaseRequest":
-        """The same for so many members."""
+    def with_members(self, members: int) -> "LeaseRequest":
+        """The same request for ``members`` members, each with as many GPUs as before."""
         return replace(self, members=members, gpus=self.gpus // self.members * members)
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """An attempt was asked to save and to go, for the step ``step`` of the workflow ``uid``.
+class PreemptionNotice:
+    """Mark of a victim: its attempt was asked to save and exit for the step ``step`` of the workflow ``uid``.
 
-    Until its GPUs are back nothing is free; at ``deadline`` its pods are ended, whether or not it has saved.
+    The lease holds its GPUs until its pods have ended. At ``deadline`` the pods are killed, saved or not.
     """
 
     uid: str
@@ -110,42 +184,48 @@ class Leaving:
     asked_at: datetime
     deadline: datetime
     keeps: int | None = None
-    """So many members of an elastic gang stay, and it goes on with them; None: it leaves as a whole."""
+    """Members with which an elastic gang continues; None: the whole attempt exits."""
+
+    @property
+    def preemptor(self) -> tuple[str, str]:
+        """`LeaseRequest.workflow_step` of the preemptor."""
+        return (self.uid, self.step)
 
     def is_for(self, request: "LeaseRequest") -> bool:
-        return (self.uid, self.step) == (request.uid, request.step)
+        """Whether ``request`` is the preemptor."""
+        return self.preemptor == request.workflow_step
 
 
 @dataclass(frozen=True)
 class Lease:
-    """GPUs that an attempt holds. From ``check_at`` on, a sweep looks whether it still lives."""
+    """GPUs that an attempt holds. From ``check_at`` on, `AdmissionBackend.release_dead_leases` checks that it lives."""
 
     id: str
     request: LeaseRequest
     pool: str
-    """Flavor or GPU type that it was given; ``*`` from the quota of all types that its queue does not name."""
+    """Granted flavor or GPU type; ``*``: from the quota for all types that the queue does not name."""
     granted_at: datetime
     check_at: datetime
     nodes: tuple[str, ...] = ()
     """The node of each member; empty where no nodes are declared."""
-    leaving: Leaving | None = None
+    preemption: PreemptionNotice | None = None
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A deferred request. It holds nothing but its place, while it goes on asking."""
+class PendingRequest:
+    """A deferred request. It holds no GPUs, and keeps its place as long as the step repeats the request."""
 
     request: LeaseRequest
     arrival: int
     since: datetime
     seen_at: datetime
     promised_at: datetime | None = None
-    """When somebody was gone who was asked to leave for it: what came free is kept for it until it asks."""
+    """When a victim of this request released its GPUs; they are kept until the request is repeated."""
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """The GPUs are reserved. ``pool`` is a flavor or a GPU type, or ``*`` when the ledger did not choose one."""
+    """The lease is granted. ``pool`` is a flavor or a GPU type, or ``*`` if the ledger did not choose one."""
 
     lease: str
     pool: str
@@ -153,39 +233,39 @@ class Admitted:
     nodes: tuple[str, ...] = ()
     """The node of each member; empty where no nodes are declared."""
     flavor: Flavor | None = None
-    """What ``pool`` names, where it is a flavor: its pods have to go there."""
+    """The flavor that ``pool`` names, if it names one; the pods must run on its nodes."""
     members: int | None = None
-    """How many there are, where the request left that open."""
+    """Granted members of an elastic gang; None for other requests."""
 
 
 @dataclass(frozen=True)
-class Because:
-    """One reason, with a sentence that has its numbers."""
+class DeferralReason:
+    """One reason, with a sentence that gives its numbers."""
 
-    reason: Reason
+    reason: AdmissionReason
     message: str
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """Not now: ask again. ``position`` counts from 1 within the requests that compete.
+    """The request has to wait and is repeated. ``position`` counts from 1 among the competing requests.
 
-    ``reason`` and ``message`` tell what weighs most, ``because`` everything that stands in the way.
+    ``reason`` and ``message`` are the first of ``reasons``, which lists every obstacle.
     """
 
-    reason: Reason
+    reason: AdmissionReason
     message: str
     position: int
-    because: tuple[Because, ...] = field(default=(), compare=False)
-    start: datetime | None = field(default=None, compare=False)
-    """When it is expected to start at the latest; None where that cannot be said."""
+    reasons: tuple[DeferralReason, ...] = field(default=(), compare=False)
+    expected_start: datetime | None = field(default=None, compare=False)
+    """Latest expected start; None if no reservation gives one."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """Never, as long as the queues are what they are."""
+    """The request can never be admitted under the current queues."""
 
-    reason: Reason
+    reason: AdmissionReason
     message: str
 
 
@@ -193,65 +273,52 @@ Admission = Admitted | Deferred | Rejected
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """What is held and what waits, at one instant, the queues that it is held under, and what was held before."""
+class LedgerSnapshot:
+    """Leases, pending requests, queue rules and usage history at one instant."""
 
     leases: tuple[Lease, ...]
-    waiting: tuple[Waiting, ...]
+    pending: tuple[PendingRequest, ...]
     queues: QueueRules = field(default=None, compare=False)
-    history: "tuple[Consumed, ...]" = field(default=(), compare=False)
+    history: "tuple[EndedUsage, ...]" = field(default=(), compare=False)
 
 
 class AdmissionBackend(Protocol):
-    """Decides on GPUs and remembers it. Raises `StoreError` when it cannot answer."""
+    """Decides on lease requests and records the decisions. Every method raises `StoreError` if it cannot answer."""
 
     def request(self, request: LeaseRequest) -> Admission:
-        """Decide and record in one step. A repeated request gets the lease it already holds."""
+        """Decide and record in one step. A repeated request gets the lease that it already holds."""
 
     def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
-        """Record a lease that was given before, whether or not it fits; nothing if it is recorded.
+        """Record a lease that was granted before, even beyond a quota; no effect if it is recorded already.
 
-        ``gpu_type`` is the type that was chosen for a request without one, ``nodes`` those of its members.
+        ``gpu_type`` is the type that was chosen for a request without one, ``nodes`` are the nodes of the members.
         """
 
     def withdraw(self, uid: str) -> None:
-        """Forget the waiting requests of a workflow that will not ask again."""
+        """Drop the pending requests of a workflow that will not repeat them."""
 
     def release(self, lease: str) -> None:
-        """Give the GPUs back; call it once the pods are gone. No error if they were given back before."""
+        """Return the GPUs of a lease whose pods are gone. No error if they were returned before."""
 
     def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
-        """Give back what other members than ``members`` of an elastic gang had; call it once their pods are gone.
+        """Return the GPUs of lost members of an elastic gang, of which ``members`` remain and the other pods are gone.
 
-        ``nodes`` are those of the members that are left, where nodes are declared. No error if the lease is not
-        larger, is over, or holds nothing on one of ``nodes``.
+        ``nodes`` are the nodes of the remaining members, where nodes are declared. No error if the lease is not
+        larger, has ended, or holds nothing on one of ``nodes``.
         """
 
     def release_workflow(self, uid: str) -> None:
-        """Withdraw the workflow's requests and have its leases checked at the next `sweep`."""
+        """Withdraw the requests of a workflow, and make its leases due for the next `release_dead_leases`."""
 
-    def ask_to_leave(self, waiting: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
-        """Mark leases as leaving for the step (uid, step) that waits: all of them, if every law of preemption is kept
-        by what is there now, or none. ``grace_seconds`` names them by id, with the time that each may take. Those that
-        were marked.
+    def mark_preempted(self, preemptor: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
+        """Mark leases as victims of ``preemptor``, a pending `LeaseRequest.workflow_step`: all of them or none.
+
+        They are marked only if the newest ledger state keeps every rule of preemption. ``grace_seconds`` gives the
+        termination grace period by lease id. Returns the marked leases.
         """
 
-    def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
-        """Release the leases whose check is due and of which ``is_gone`` is true; the others are kept."""
+    def release_dead_leases(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
+        """Release and return the leases whose check is due and for which ``is_gone`` is true; the others are kept."""
 
-    def snapshot(self) -> Snapshot:
-        """Leases and waiting requests, without changing either."""
-
-
-def asked_for(gpu: GpuRequest, members: int | None = None) -> dict[str, Any]:
-    """The fields of a `LeaseRequest` that the author of the step decides.
-
-    An elastic gang asks for the fewest members that it can do with, and says how
-    many it would take. With ``members`` it is the request of one that has so many.
-    """
-    fields = gpu.model_dump()
-    if gpu.min_members is None:
-        return fields
-    asked = members or gpu.min_members
-    each = gpu.gpus // gpu.members
-    return {**fields, "gpus": each * asked, "members": asked, "max_members": gpu.members}
+    def snapshot(self) -> LedgerSnapshot:
+        """Leases, pending requests, queue rules and usage history; changes nothing."""

@@ -1,37 +1,37 @@
-"""Which queue may use how many GPUs: the one file that an administrator writes, and the spec of a `GPULedger`.
+"""Quotas and rules of the GPU queues: the queue file of an administrator, and the spec of a `GPULedger`.
 
     queues:
       - name: research
         gpus: {A100: 8, "*": 4}     # 8 A100, and 4 of all other types together
-        cohort: lab                 # optional: who lends to each other what is free
-        borrowing_limit: {A100: 4}  # optional: no more than so many of others
-        lending_limit: {A100: 6}    # optional: no more than so many to others
-        weight: 2                   # optional: twice the share of what is left over
+        cohort: lab                 # optional: queues of one cohort lend each other free GPUs
+        borrowing_limit: {A100: 4}  # optional: most GPUs borrowed from other queues
+        lending_limit: {A100: 6}    # optional: most GPUs lent to other queues
+        weight: 2                   # optional: twice the fair share
       - name: nightly
         gpus: {A100: 4, "*": 2}
         cohort: lab
         stopped: true               # optional: nothing new starts
-        preempts_lower_priority: true  # optional: asks its own trainings of lower priority to save and go
-        reclaims: true              # optional: asks those that borrow its quota to save and go
-        min_runtime_seconds: 1800   # optional: its trainings are asked no earlier than so long after their start
-        order: attained             # optional: who has had the least GPU time goes first, not who came first
-        attained_gpu_hours: [1, 8, 64]  # optional: where one level of that ends and the next begins
-        preempts_longer: true       # optional: asks its own trainings of a higher level to save and go
-    inventory:                      # optional: what the cluster has
+        preempts_lower_priority: true  # optional: preempts trainings of its own that have a lower priority
+        reclaims: true              # optional: preempts trainings that borrow its quota
+        min_runtime_seconds: 1800   # optional: its trainings are not preempted earlier after their start
+        order: attained             # optional: least attained GPU time first, instead of first come first served
+        attained_gpu_hours: [1, 8, 64]  # optional: boundaries between the levels of attained GPU time
+        preempts_longer: true       # optional: preempts trainings of its own of a higher level
+    inventory:                      # optional: the GPUs of the cluster
       A100: {count: 16, memory_mb: 81920}
 
-In the place of the inventory, the nodes can be declared, and then each pod is given one:
+The nodes can be declared in place of the inventory; then the ledger assigns a node to each pod:
 
     nodes:
       - {name: n1, gpu_type: A100, gpus: 8, rack: r1}
       - {name: n2, gpu_type: A100, gpus: 8, rack: r1}
-    placement: fragmentation        # optional: keep holes large for requests as they usually come
+    placement: fragmentation        # optional: least fragmentation for typical requests
 
-or be those that the cluster has now, see `tiphys_plugin.quota.flavors`:
+or read from the cluster, see `tiphys_plugin.quota.flavors`:
 
     cluster_nodes: {}
 
-GPUs of one type can be told apart as `flavors`, see `tiphys_plugin.quota.flavors`; then a quota is of a flavor.
+GPUs of one type can be divided into `flavors`, see `tiphys_plugin.quota.flavors`; then a quota is of a flavor.
 
 Without a queue file every queue name is accepted and nothing is limited.
 """
@@ -60,51 +60,54 @@ from pydantic import (
 )
 
 from tiphys.errors import UsageError
-from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, Flavors, complaint
-from tiphys_plugin.quota.placement.inventory import Free, Inventory
-from tiphys_plugin.quota.placement.model import Ask, Node
-from tiphys_plugin.quota.placement.scoring import Fragmentation, Policy, best_fit
+from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, FlavorSet, find_flavor_error
+from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
+from tiphys_plugin.quota.placement.model import GpuNode, PodRequest
+from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit
 
 ANY_TYPE = "*"
 
 
-GPU_HOURS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
-"""Each level is four times as long as the one before: few enough that a training is seldom asked to go, and so
-short at the begin that who only tries something out hardly waits."""
+DEFAULT_LEVEL_GPU_HOURS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
+"""Each level is four times as long as the one before. Few levels keep preemptions rare; a short first level lets
+short experiments start soon."""
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Queue(BaseModel):
-    """``gpus`` is the quota by flavor or GPU type; ``*`` is shared by all types that are not named and have no flavors.
+    """Quota and rules of one queue.
 
-    Flavors are tried in the order of ``flavor_order``, then as they are declared:
-    the first that suits and has room within the quota, else the first from which
-    it can borrow (Kueue's flavor fungibility with ``whenCanBorrow: TryNextFlavor``).
+    ``gpus`` is the quota by flavor or GPU type. ``*`` is shared by all types that
+    the queue does not name and that have no flavors.
 
-    Queues of one ``cohort`` lend each other what is free. ``borrowing_limit``
-    is the most that a queue may hold beyond its quota, ``lending_limit`` the
-    most of its quota that others may hold, by the same types; a type that is
-    not named there has no such limit. What is free goes first to whoever stays
-    within its quota, then to the queue that uses least for its ``weight``.
-    ``stopped`` admits nobody; what runs goes on.
+    The scheduler tries flavors in the order of ``flavor_order``, then in the order
+    of their declaration. It takes the first suitable flavor with room within the
+    quota, else the first from which the queue can borrow (Kueue's flavor
+    fungibility with ``whenCanBorrow: TryNextFlavor``).
 
-    Nobody that runs has to go for another unless a queue says so. With
-    ``preempts_lower_priority`` a request that waits has trainings of its own
-    queue asked to save and go that have a strictly lower priority. With
-    ``reclaims`` one that stays within the quota of its queue has trainings asked
-    of queues of its cohort that hold more than their own quota. Trainings of a
-    queue are left alone for ``min_runtime_seconds`` after they got their GPUs.
-    Source of the words: Kueue, "Cluster Queue" (withinClusterQueue,
-    reclaimWithinCohort).
+    Queues of one ``cohort`` lend each other free GPUs. ``borrowing_limit`` is the
+    most that a queue may hold beyond its quota, ``lending_limit`` the most of its
+    quota that other queues may hold, by pool; a pool that is not named there has
+    no limit. Requests within their quota go first, then those of the queue that
+    uses least for its ``weight``. A ``stopped`` queue admits nothing; its running
+    trainings continue.
 
-    With the ``order`` ``attained``, who has had the least GPU time goes first
-    among those of one priority, which needs nobody to know how long a training
-    takes. GPU time is compared by levels that begin at ``attained_gpu_hours``,
-    so that trainings that had about as much keep the order in which they began.
-    With ``preempts_longer`` a request has trainings asked of its own queue that
-    have reached a higher level. Source: J. Gu et al., "Tiresias", NSDI 2019
-    (discretized two-dimensional least attained service).
+    A training is preempted only by a queue with a preemption rule. With
+    ``preempts_lower_priority`` a pending request preempts trainings of its own
+    queue that have a strictly lower priority. With ``reclaims`` a pending request
+    within the quota of its queue preempts trainings of queues of its cohort that
+    hold more than their own quota. Trainings of a queue are protected for
+    ``min_runtime_seconds`` after the grant of their lease. Source of the terms:
+    Kueue, "Cluster Queue" (withinClusterQueue, reclaimWithinCohort).
+
+    With ``order: attained``, the request with the least attained service goes
+    first within one priority; no training has to declare its duration. Attained
+    service is compared by levels that begin at ``attained_gpu_hours``, so trainings
+    of one level keep the order in which they began. With ``preempts_longer`` a
+    pending request preempts trainings of its own queue that have reached a higher
+    level. Source: J. Gu et al., "Tiresias", NSDI 2019 (discretized two-dimensional
+    least attained service).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -121,7 +124,7 @@ class Queue(BaseModel):
     reclaims: bool = False
     min_runtime_seconds: NonNegativeInt = 0
     order: Literal["arrival", "attained"] = "arrival"
-    attained_gpu_hours: tuple[_Positive, ...] = Field(default=GPU_HOURS, min_length=1, max_length=20)
+    attained_gpu_hours: tuple[_Positive, ...] = Field(default=DEFAULT_LEVEL_GPU_HOURS, min_length=1, max_length=20)
     preempts_longer: bool = False
 
     @model_validator(mode="after")
@@ -145,33 +148,33 @@ class Queue(BaseModel):
         if list(self.attained_gpu_hours) != sorted(set(self.attained_gpu_hours)):
             raise ValueError(f"queue {self.name!r} has attained_gpu_hours that do not rise from one to the next")
         if self.order != "attained":
-            levels = "attained_gpu_hours" if self.attained_gpu_hours != GPU_HOURS else None
+            levels = "attained_gpu_hours" if self.attained_gpu_hours != DEFAULT_LEVEL_GPU_HOURS else None
             if (field := "preempts_longer" if self.preempts_longer else levels) is not None:
                 raise ValueError(f"queue {self.name!r} has {field} and goes by arrival; add `order: attained`")
         return self
 
     @property
     def preempts(self) -> bool:
-        """Whether anybody that runs may have to go for one of its requests."""
+        """Whether requests of this queue may preempt running trainings."""
         return self.preempts_lower_priority or self.reclaims or self.preempts_longer
 
-    def level(self, gpu_seconds: float) -> int:
-        """The level of a training that has had so much; 0 for all of them where the order is that of arrival."""
+    def attained_level(self, gpu_seconds: float) -> int:
+        """Level of a training with this attained service; 0 for every training of a queue with ``order: arrival``."""
         return bisect_right(self.attained_gpu_hours, gpu_seconds / 3600) if self.order == "attained" else 0
 
-    def keeps(self, pool: str) -> int:
-        """GPUs of its quota that nobody else may hold."""
+    def guaranteed_quota(self, pool: str) -> int:
+        """GPUs of the quota that no other queue may hold."""
         lent = self.lending_limit.get(pool, self.gpus[pool]) if self.cohort is not None else 0
         return self.gpus[pool] - lent
 
-    def ceiling(self, pool: str) -> float:
-        """The most it may hold, if the others of its cohort lend that much."""
+    def max_with_borrowing(self, pool: str) -> float:
+        """Most GPUs that the queue may hold if the other queues of its cohort lend enough."""
         if self.cohort is None:
             return self.gpus[pool]
         return self.gpus[pool] + self.borrowing_limit.get(pool, math.inf)
 
 
-class Stock(BaseModel):
+class InventoryEntry(BaseModel):
     """GPUs of one flavor or type that the cluster has; ``memory_mb`` is the memory of each, None if not declared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -181,34 +184,34 @@ class Stock(BaseModel):
 
 
 class Queues(BaseModel):
-    """A queue file."""
+    """The content of a queue file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     queues: tuple[Queue, ...]
     flavors: tuple[Flavor, ...] = ()
-    """Types that none of them names mean themselves."""
-    inventory: dict[str, Stock] | None = None
-    """By flavor or type. None: not declared, and only quotas are held, unless there are ``nodes``."""
-    nodes: tuple[Node, ...] | None = None
-    """None: not declared, and on which nodes pods run is left to Kubernetes."""
+    """A GPU type that no flavor names is its own kind."""
+    inventory: dict[str, InventoryEntry] | None = None
+    """By flavor or type. None: not declared; then only quotas limit, unless there are ``nodes``."""
+    nodes: tuple[GpuNode, ...] | None = None
+    """None: not declared; then Kubernetes alone places the pods."""
     cluster_nodes: ClusterNodes | None = None
-    """None: the nodes of the cluster are not looked at."""
+    """How the nodes of the cluster are read; None: they are not read."""
     placement: Literal["best-fit", "fragmentation"] = "best-fit"
-    """Whether a pod takes the smallest hole that fits, or one where it breaks up least of what others want."""
+    """Best fit, or least fragmentation for the requests of ``typical_gpus`` (see `FragmentationScorer`)."""
     typical_gpus: dict[PositiveInt, _Positive] = {1: 1, 2: 1, 4: 1, 8: 1}
-    """What pods usually ask for, for the placement by fragmentation: GPUs, and how often beside the others."""
+    """Typical requests of pods for the placement by fragmentation: number of GPUs, and relative frequency."""
     usage_half_life_hours: _Positive = 24.0
-    """After so long, what a queue has used counts half when queues are compared."""
+    """Half-life of past usage in the fair shares of queues."""
     force_release_after_seconds: PositiveInt | None = None
-    """GPUs of an attempt that is over come back after so long though its pods were not seen to end; None: never."""
-    _changing: bool = PrivateAttr(default=False)
+    """Time after which GPUs of an ended attempt are released although its pods were not seen to end; None: never."""
+    _has_current_nodes: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Queues":
         names = [queue.name for queue in self.queues]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"queue {twice[0]!r} is declared twice")
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"queue {duplicates[0]!r} is declared twice")
         return self
 
     @model_validator(mode="after")
@@ -217,180 +220,187 @@ class Queues(BaseModel):
             raise ValueError("declare the inventory or the nodes: the inventory of declared nodes is counted")
         if self.cluster_nodes is not None and (self.nodes is not None or self.inventory is not None):
             raise ValueError("cluster_nodes takes the place of nodes and inventory; declare one of them")
-        _ = self.fleet  # refuses nodes that it cannot tell apart
+        _ = self.node_inventory  # raises ValueError for two nodes of the same name
         return self
 
     @model_validator(mode="after")
-    def _flavors_are_told_apart(self, info: ValidationInfo) -> "Queues":
-        if (wrong := complaint(self.flavors)) is not None:
-            raise ValueError(wrong)
+    def _flavors_are_distinct(self, info: ValidationInfo) -> "Queues":
+        if (error := find_flavor_error(self.flavors)) is not None:
+            raise ValueError(error)
         for queue in self.queues:
             self._check_names(f"queue {queue.name!r}", queue.gpus)
             if queue.flavor_order and not self.flavors:
                 raise ValueError(f"queue {queue.name!r} has a flavor_order, and there are no flavors; declare them")
         self._check_names("the inventory", self.inventory or {})
-        if self.flavors and self.stock is not None and not (info.context or {}).get("changing"):
-            self._check_existence(self.stock)
+        if self.flavors and self.gpu_inventory is not None and not (info.context or {}).get("changing"):
+            self._check_existence(self.gpu_inventory)
         return self
 
-    def _check_names(self, where: str, names: Iterable[str]) -> None:
+    def _check_names(self, location: str, names: Iterable[str]) -> None:
         for name in names:
-            if name in self.kinds.of_type and name not in self.kinds.by_name:
-                known = ", ".join(one.name for one in self.kinds.of_type[name])
-                raise ValueError(f"{where} names {name}, which has flavors; name one of them: {known}")
+            if name in self.flavor_set.by_gpu_type and name not in self.flavor_set.by_name:
+                flavor_names = ", ".join(one.name for one in self.flavor_set.by_gpu_type[name])
+                raise ValueError(f"{location} names {name}, which has flavors; name one of them: {flavor_names}")
 
-    def _check_existence(self, stock: Mapping[str, Stock]) -> None:
-        """Of GPUs that somebody declared, so that what is not there was forgotten, or has another name."""
-        if missing := [one.name for one in self.flavors if one.name not in stock]:
+    def _check_existence(self, gpu_inventory: Mapping[str, InventoryEntry]) -> None:
+        """Only for declared GPUs: a kind that is missing there was forgotten or misspelt."""
+        if missing := [one.name for one in self.flavors if one.name not in gpu_inventory]:
             raise ValueError(f"there are no GPUs of flavor {missing[0]!r}; declare them, or drop the flavor")
         for queue in self.queues:
-            if unknown := [name for name in queue.gpus if name != ANY_TYPE and name not in stock]:
+            if unknown := [name for name in queue.gpus if name != ANY_TYPE and name not in gpu_inventory]:
                 raise ValueError(
                     f"queue {queue.name!r} names {unknown[0]}, which is no flavor and no type of the GPUs that are "
-                    f"declared; these are: {', '.join(stock)}"
+                    f"declared; these are: {', '.join(gpu_inventory)}"
                 )
 
     def find(self, name: str) -> Queue | None:
         return self._by_name.get(name)
 
-    def most(self, queue: Queue, pool: str) -> int:
-        """The most of ``pool`` that ``queue`` can ever hold."""
+    def max_gpus(self, queue: Queue, pool: str) -> int:
+        """Most GPUs of ``pool`` that ``queue`` can ever hold."""
         if queue.cohort is None:
             return queue.gpus[pool]
-        return int(min(queue.ceiling(pool), queue.keeps(pool) + self.lent[queue.cohort, pool]))
+        return int(
+            min(queue.max_with_borrowing(pool), queue.guaranteed_quota(pool) + self.lendable_gpus[queue.cohort, pool])
+        )
 
-    def shared(self, queue: Queue, pool: str) -> int:
-        """All quotas of ``pool`` in the cohort of ``queue``; its own without one."""
-        return queue.gpus[pool] if queue.cohort is None else self._nominal[queue.cohort, pool]
+    def cohort_quota(self, queue: Queue, pool: str) -> int:
+        """Sum of the quotas of ``pool`` in the cohort of ``queue``; its own quota without a cohort."""
+        return queue.gpus[pool] if queue.cohort is None else self._nominal_quota[queue.cohort, pool]
 
     @property
     def preempts(self) -> bool:
-        """Whether anybody that runs may have to go for another."""
+        """Whether any queue may preempt running trainings."""
         return any(queue.preempts for queue in self.queues)
 
-    def on(self, nodes: Iterable[Node] | None, *, changing: bool = False) -> "Queues":
-        """The same quotas on these nodes, whatever was declared; None: on no nodes that are known.
+    def with_nodes(self, nodes: Iterable[GpuNode] | None, *, are_current: bool = False) -> "Queues":
+        """The same quotas on these nodes instead of the declared ones; None: without an inventory.
 
-        ``changing`` if they are those of today, so that what they could never serve another day's might.
+        ``are_current`` if they are the present nodes of a cluster that changes: a request that does not fit on
+        them is deferred and not rejected, because nodes may be added.
         """
         declared = {name: getattr(self, name) for name in Queues.model_fields}
-        where = {"nodes": None if nodes is None else tuple(nodes), "inventory": None, "cluster_nodes": None}
-        made = Queues.model_validate({**declared, **where}, context={"changing": changing})
-        made._changing = changing
-        return made
+        replaced = {"nodes": None if nodes is None else tuple(nodes), "inventory": None, "cluster_nodes": None}
+        queues = Queues.model_validate({**declared, **replaced}, context={"changing": are_current})
+        queues._has_current_nodes = are_current
+        return queues
 
     @property
-    def changing(self) -> bool:
-        """Whether the nodes are those of today."""
-        return self._changing
+    def has_current_nodes(self) -> bool:
+        """Whether the nodes are the present ones of a cluster that changes."""
+        return self._has_current_nodes
 
     @cached_property
-    def quotas(self) -> "Queues":
-        """The same, whatever GPUs exist."""
-        return self.on(None)
+    def without_nodes(self) -> "Queues":
+        """The same queues without an inventory."""
+        return self.with_nodes(None)
 
     @cached_property
-    def kinds(self) -> Flavors:
-        """What the flavors mean. A kind of GPUs is a flavor, or a type that means itself."""
-        return Flavors(self.flavors)
+    def flavor_set(self) -> FlavorSet:
+        """Lookups over the flavors. A GPU kind is a flavor, or a GPU type that no flavor names."""
+        return FlavorSet(self.flavors)
 
     @cached_property
-    def foreign(self) -> Counter[str]:
-        """GPUs that are used by what Tiphys did not start, by kind."""
-        used: Counter[str] = Counter()
+    def foreign_gpus(self) -> Counter[str]:
+        """GPUs by kind that pods hold which Tiphys did not start."""
+        gpus_by_kind: Counter[str] = Counter()
         for node in self._nodes_by_kind or ():
             if node.foreign_gpus and node.gpu_type:
-                used[node.gpu_type] += node.foreign_gpus
-        return used
+                gpus_by_kind[node.gpu_type] += node.foreign_gpus
+        return gpus_by_kind
 
     @cached_property
-    def stock(self) -> dict[str, Stock] | None:
-        """GPUs that exist, by kind, those of cordoned nodes included; None if nobody said."""
+    def gpu_inventory(self) -> dict[str, InventoryEntry] | None:
+        """Existing GPUs by kind, those of cordoned nodes included; None if neither nodes nor inventory are known."""
         nodes, inventory = self._nodes_by_kind, self.inventory
         if nodes is None:
-            return inventory and {kind: self._remembered(kind, stock) for kind, stock in inventory.items()}
+            return inventory and {kind: self._with_declared_memory(kind, stock) for kind, stock in inventory.items()}
         kinds = sorted({node.gpu_type for node in nodes if node.gpus})
-        return {kind: _stock([node for node in nodes if node.gpus and node.gpu_type == kind]) for kind in kinds}
+        return {
+            kind: _inventory_of_nodes([node for node in nodes if node.gpus and node.gpu_type == kind]) for kind in kinds
+        }
 
     @cached_property
-    def types(self) -> frozenset[str]:
-        """GPU types of the stock."""
-        return frozenset(self.kinds.type_of(kind) for kind in self.stock or ())
+    def gpu_types(self) -> frozenset[str]:
+        """GPU types of the inventory."""
+        return frozenset(self.flavor_set.gpu_type_of(kind) for kind in self.gpu_inventory or ())
 
     @cached_property
-    def fleet(self) -> Inventory | None:
-        """The nodes, as placements look at them; None if nobody declared them."""
-        return None if self._nodes_by_kind is None else Inventory(self._nodes_by_kind)
+    def node_inventory(self) -> NodeInventory | None:
+        """The nodes in the form that placement needs; None if no nodes are known."""
+        return None if self._nodes_by_kind is None else NodeInventory(self._nodes_by_kind)
 
     @cached_property
-    def _nodes_by_kind(self) -> tuple[Node, ...] | None:
-        """The nodes, each with the kind of its GPUs for a type; those of no flavor offer none."""
+    def _nodes_by_kind(self) -> tuple[GpuNode, ...] | None:
+        """The nodes with their GPU kind in the place of their type; a node that matches no flavor has no GPUs."""
         if self.nodes is None or not self.flavors:
             return self.nodes
-        return tuple(map(self._by_kind, self.nodes))
+        return tuple(map(self._with_gpu_kind, self.nodes))
 
-    def _by_kind(self, node: Node) -> Node:
-        kind = self.kinds.kind_of(node)
+    def _with_gpu_kind(self, node: GpuNode) -> GpuNode:
+        kind = self.flavor_set.gpu_kind_of(node)
         if not kind:
             return node.model_copy(update={"gpus": 0, "gpu_type": "", "foreign_gpus": 0})
         return node.model_copy(update={"gpu_type": kind, "memory_mb": node.memory_mb or self._declared_memory(kind)})
 
-    def _remembered(self, kind: str, stock: Stock) -> Stock:
-        memory = stock.memory_mb or self._declared_memory(kind)
-        return stock if memory == stock.memory_mb else Stock(count=stock.count, memory_mb=memory)
+    def _with_declared_memory(self, kind: str, entry: InventoryEntry) -> InventoryEntry:
+        memory = entry.memory_mb or self._declared_memory(kind)
+        return entry if memory == entry.memory_mb else InventoryEntry(count=entry.count, memory_mb=memory)
 
     def _declared_memory(self, kind: str) -> int | None:
-        flavor = self.kinds.by_name.get(kind)
+        flavor = self.flavor_set.by_name.get(kind)
         return None if flavor is None else flavor.memory_mb
 
     @cached_property
-    def drawn(self) -> dict[tuple[object, ...], list[str]]:
-        """What requests may draw from where there are flavors, as it was found; see `ledger.pools`."""
+    def eligible_pools_cache(self) -> dict[tuple[object, ...], list[str]]:
+        """Cache of `find_eligible_pools` in `tiphys_plugin.quota.scheduler.pools`."""
         return {}
 
     @cached_property
-    def terms(self) -> dict[tuple[object, ...], object]:
-        """What requests meet under these queues, as it was found; see `ledger.terms`."""
+    def pool_options_cache(self) -> dict[tuple[object, ...], object]:
+        """Cache of `get_pool_options` in `tiphys_plugin.quota.scheduler.pools`."""
         return {}
 
     @cached_property
-    def emptied(self) -> Free | None:
-        """All of the nodes, as if nobody used them; to look at."""
-        return None if self.fleet is None else Free(self.fleet, cordoned_too=True)
+    def empty_cluster_capacity(self) -> ClusterFreeCapacity | None:
+        """All nodes, cordoned ones included, with all GPUs free. Shared: do not change it."""
+        return None if self.node_inventory is None else ClusterFreeCapacity(self.node_inventory, include_cordoned=True)
 
     @cached_property
-    def existing(self) -> float:
-        """GPUs of all types that exist; infinite if nobody said."""
-        return math.inf if self.stock is None else sum(stock.count for stock in self.stock.values())
+    def total_gpus(self) -> float:
+        """Existing GPUs of all types; infinite without an inventory."""
+        return math.inf if self.gpu_inventory is None else sum(stock.count for stock in self.gpu_inventory.values())
 
     @cached_property
-    def placing(self) -> Policy:
-        """Which of the nodes that fit is taken."""
-        usual = {Ask(gpus): weight for gpus, weight in self.typical_gpus.items()}
-        return Policy(Fragmentation(usual) if self.placement == "fragmentation" and usual else best_fit)
+    def placement_policy(self) -> PlacementPolicy:
+        """Chooses among the nodes that fit."""
+        typical = {PodRequest(gpus): weight for gpus, weight in self.typical_gpus.items()}
+        return PlacementPolicy(
+            FragmentationScorer(typical) if self.placement == "fragmentation" and typical else best_fit
+        )
 
     @property
     def usage_half_life(self) -> timedelta:
         return timedelta(hours=self.usage_half_life_hours)
 
     @cached_property
-    def lent(self) -> Counter[tuple[str, str]]:
-        """GPUs that the queues of a cohort may lend to each other, by cohort and type."""
-        return self._sum(lambda queue, pool: queue.gpus[pool] - queue.keeps(pool))
+    def lendable_gpus(self) -> Counter[tuple[str, str]]:
+        """GPUs that the queues of a cohort may lend each other, by cohort and pool."""
+        return self._sum_by_cohort(lambda queue, pool: queue.gpus[pool] - queue.guaranteed_quota(pool))
 
     @cached_property
-    def _nominal(self) -> Counter[tuple[str, str]]:
-        return self._sum(lambda queue, pool: queue.gpus[pool])
+    def _nominal_quota(self) -> Counter[tuple[str, str]]:
+        return self._sum_by_cohort(lambda queue, pool: queue.gpus[pool])
 
     @cached_property
     def _by_name(self) -> Mapping[str, Queue]:
         return {queue.name: queue for queue in self.queues}
 
-    def _sum(self, of: Callable[[Queue, str], int]) -> Counter[tuple[str, str]]:
+    def _sum_by_cohort(self, amount_of: Callable[[Queue, str], int]) -> Counter[tuple[str, str]]:
         total: Counter[tuple[str, str]] = Counter()
         for queue in self.queues:
             for pool in queue.gpus if queue.cohort is not None else ():
-                total[queue.cohort or "", pool] += of(queue, pool)
+                total[queue.cohort or "", pool] += amount_of(queue, pool)
         return total
 
     @property
@@ -399,29 +409,31 @@ class Queues(BaseModel):
 
 
 @dataclass(frozen=True)
-class Misconfigured:
-    """Queues that somebody declared and nobody can read. Nothing new is granted until they are repaired."""
+class MisconfiguredQueues:
+    """Stands for declared queues that cannot be parsed. Nothing new is granted until they are repaired."""
 
-    why: str
-
-
-QueueRules = Queues | Misconfigured | None
-"""What a decision goes by; None: nothing is limited."""
+    message: str
 
 
-def _stock(nodes: list[Node]) -> Stock:
+QueueRules = Queues | MisconfiguredQueues | None
+"""The queues under which the scheduler decides; None: nothing is limited."""
+
+
+def _inventory_of_nodes(nodes: list[GpuNode]) -> InventoryEntry:
     memories = [node.memory_mb for node in nodes]
-    known = [memory for memory in memories if memory is not None]
-    return Stock(count=sum(node.gpus for node in nodes), memory_mb=max(known) if len(known) == len(memories) else None)
+    declared = [memory for memory in memories if memory is not None]
+    return InventoryEntry(
+        count=sum(node.gpus for node in nodes), memory_mb=max(declared) if len(declared) == len(memories) else None
+    )
 
 
-def in_words(gpus: int, gpu_type: str | None) -> str:
-    """GPUs for a person: ``4 A100``; ``1 GPU`` or ``2 GPUs`` where the type does not matter."""
+def format_gpus(gpus: int, gpu_type: str | None) -> str:
+    """Text for a number of GPUs: ``4 A100``; ``1 GPU`` or ``2 GPUs`` without a type."""
     return f"{gpus} {gpu_type or ('GPU' if gpus == 1 else 'GPUs')}"
 
 
 def parse_queues(document: object, source: str) -> Queues:
-    """Read what a queue file holds; ``source`` names it in errors.
+    """Parse the content of a queue file; ``source`` names the file in errors.
 
     Raises:
         UsageError: a field is wrong; the message names it.

@@ -1,1 +1,1 @@
-"""What one plugin process keeps: context, settings, locks, background tasks, metrics."""
+"""The process-wide state of a plugin: context, settings, locks, background tasks, metrics."""

@@ -1,10 +1,8 @@
-"""Hash outputs without keeping Argo waiting.
+"""Background work of a plugin process: hashing of outputs, and tasks that repeat periodically.
 
-Argo gives a call 30 seconds and then repeats it; a model of 100 GB takes
-longer. So the hashing goes on in the background, and repeated calls ask how far
-it is. Nothing is lost by a restart but time.
-
-Work that a service repeats in the background for as long as it runs.
+Argo gives a call 30 seconds and then repeats it, but hashing a model of 100 GB
+takes longer. So `OutputHasher` hashes in the background, and repeated calls get
+its progress. A restart loses nothing but time.
 """
 
 import hashlib
@@ -23,23 +21,25 @@ from tiphys.store import ObjectInfo, Store
 _log = structlog.get_logger()
 
 
-class Rounds(ABC):
-    """Looks every ``every_seconds`` between ``__enter__`` and ``__exit__``.
+class PeriodicTask(ABC):
+    """Calls `run_once` every ``every_seconds`` between ``__enter__`` and ``__exit__``.
+
+    A failed round is logged, and the next round starts without its state.
 
     Args:
-        what: Names the thread, and what the log says of a round that failed; the next one begins anew.
-        every_seconds: Between two rounds, and before the first.
-        end_seconds: How long ``__exit__`` waits for a round that is under way.
+        name: Name of the thread, and first part of the event ids of failed rounds in the log.
+        every_seconds: Pause between two rounds, and before the first.
+        join_timeout_seconds: How long ``__exit__`` waits for a round that is in progress.
     """
 
-    def __init__(self, what: str, every_seconds: float, end_seconds: float = 0.0) -> None:
-        self._what = what
-        self._every = every_seconds
-        self._end_seconds = end_seconds
+    def __init__(self, name: str, every_seconds: float, join_timeout_seconds: float = 0.0) -> None:
+        self._name = name
+        self._every_seconds = every_seconds
+        self._join_timeout_seconds = join_timeout_seconds
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"tiphys-{what}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"tiphys-{name}", daemon=True)
 
-    def __enter__(self) -> "Rounds":
+    def __enter__(self) -> "PeriodicTask":
         self._thread.start()
         return self
 
@@ -47,27 +47,27 @@ class Rounds(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(self._end_seconds)
+        self._thread.join(self._join_timeout_seconds)
 
     @abstractmethod
-    def look(self) -> None:
-        """One round.
+    def run_once(self) -> None:
+        """Run one round.
 
         Raises:
-            TiphysError: somebody who is needed did not answer.
+            TiphysError: storage, ledger or cluster did not answer.
         """
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every):
+        while not self._stop.wait(self._every_seconds):
             try:
-                self.look()
+                self.run_once()
             except TiphysError as error:
-                _log.warning(f"{self._what}.unreachable", error=str(error))
-            except Exception:  # noqa: BLE001  the worker loop: the next round begins anew
-                _log.exception(f"{self._what}.crashed")
+                _log.warning(f"{self._name}.unreachable", error=str(error))
+            except Exception:  # noqa: BLE001  the worker loop: a bug in one round must not end the task
+                _log.exception(f"{self._name}.crashed")
 
 
-class Progress(NamedTuple):
+class HashingProgress(NamedTuple):
     """``done`` of ``total`` objects are hashed."""
 
     done: int
@@ -83,34 +83,36 @@ class OutputHasher:
         self._jobs: dict[str, dict[str, Future[str]]] = {}
         self._lock = threading.Lock()
 
-    def hashes(self, job: str, objects: Sequence[ObjectInfo], patience_seconds: float) -> Mapping[str, str] | Progress:
-        """SHA-256 in hex by key, or how far it is after ``patience_seconds``.
+    def hash_objects(
+        self, job_key: str, objects: Sequence[ObjectInfo], timeout_seconds: float
+    ) -> Mapping[str, str] | HashingProgress:
+        """Hash objects in the background; returns SHA-256 in hex by key, or the progress after ``timeout_seconds``.
 
-        ``job`` names the work between calls; a call with other objects starts it anew.
+        ``job_key`` identifies the job between calls; a call with other objects starts a new job.
 
         Raises:
             ObjectMissingError: an object vanished.
             StoreError: storage did not answer; the next call tries again.
         """
-        futures = self._start(job, objects)
-        wait(futures.values(), timeout=patience_seconds)
+        futures = self._start(job_key, objects)
+        wait(futures.values(), timeout=timeout_seconds)
         done = sum(future.done() for future in futures.values())
         if done < len(futures):
-            return Progress(done, len(futures))
+            return HashingProgress(done, len(futures))
         with self._lock:
-            self._jobs.pop(job, None)
+            self._jobs.pop(job_key, None)
         return {key: future.result() for key, future in futures.items()}
 
     def close(self) -> None:
-        """Stop; what has not begun is given up."""
+        """Wait for the objects that are being hashed, and cancel the rest."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _start(self, job: str, objects: Sequence[ObjectInfo]) -> dict[str, Future[str]]:
+    def _start(self, job_key: str, objects: Sequence[ObjectInfo]) -> dict[str, Future[str]]:
         with self._lock:
-            running = self._jobs.get(job)
+            running = self._jobs.get(job_key)
             if running is None or running.keys() != {info.key for info in objects}:
                 running = {info.key: self._pool.submit(self._hash, info.key) for info in objects}
-                self._jobs[job] = running
+                self._jobs[job_key] = running
             return running
 
     def _hash(self, key: str) -> str:

@@ -1,14 +1,13 @@
-"""One look for all who want to know the same thing at the same time.
+"""Avoids duplicate work of concurrent calls within one process.
 
-The steps of a workflow come together, and each has to ask what may have changed
-a moment ago. An answer may serve several of them as long as none gets one that
-is older than its question: whoever comes while somebody looks waits for the
-next look, and shares that one with all who came meanwhile.
+`KeyedLocks` lets one call at a time work on a step. Correctness comes from
+create-only claims, but two calls of one step would do the same work twice, such
+as hashing a model.
 
-One call at a time about one step, within this process.
-
-It is a courtesy: correctness between calls comes from create-only claims. But
-two calls that do the same work, such as hashing a model, would do it twice.
+`SingleFlight` shares lookups. The steps of a workflow call together, and each
+must read what may have changed a moment ago. A caller may share a result only if
+its lookup started after the call. So a caller that arrives during a lookup waits
+for the next one, and shares that with all callers that arrived meanwhile.
 """
 
 import contextlib
@@ -18,38 +17,38 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 
-class Busy(Exception):  # noqa: N818  it is no error: the caller asks again
-    """Another call holds the lock for longer than this one may wait."""
+class LockTimeoutError(Exception):
+    """Another call held the lock for longer than the timeout."""
 
 
 class KeyedLocks:
-    """A lock per key; keys nobody holds or waits for take no memory."""
+    """A lock per key; a key that no call holds or waits for takes no memory."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextlib.contextmanager
-    def hold(self, key: str, patience_seconds: float) -> Iterator[None]:
-        """Hold the lock of ``key``. Raises `Busy` after ``patience_seconds``."""
-        lock = self._enter(key)
+    def hold(self, key: str, timeout_seconds: float) -> Iterator[None]:
+        """Hold the lock of ``key``. Raises `LockTimeoutError` after ``timeout_seconds``."""
+        lock = self._check_out(key)
         try:
-            if not lock.acquire(timeout=patience_seconds):
-                raise Busy
+            if not lock.acquire(timeout=timeout_seconds):
+                raise LockTimeoutError
             try:
                 yield
             finally:
                 lock.release()
         finally:
-            self._leave(key)
+            self._check_in(key)
 
-    def _enter(self, key: str) -> threading.Lock:
+    def _check_out(self, key: str) -> threading.Lock:
         with self._guard:
             lock, users = self._locks.get(key, (threading.Lock(), 0))
             self._locks[key] = (lock, users + 1)
             return lock
 
-    def _leave(self, key: str) -> None:
+    def _check_in(self, key: str) -> None:
         with self._guard:
             lock, users = self._locks.pop(key)
             if users > 1:
@@ -59,46 +58,44 @@ class KeyedLocks:
 AnswerT = TypeVar("AnswerT")
 
 
-class Together:
-    """Looks at each thing once at a time. Thread-safe; nothing is remembered."""
+class SingleFlight:
+    """Runs one lookup per key at a time. Thread-safe; results are not cached."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._gathering: dict[Hashable, Future[Any]] = {}
-        """By question: the look that has not begun yet."""
-        self._turns = KeyedLocks()
+        self._pending: dict[Hashable, Future[Any]] = {}
+        """The lookups that have not started yet, by key."""
+        self._locks = KeyedLocks()
 
-    def ask(self, question: str, look: Callable[[], AnswerT], patience_seconds: float) -> AnswerT:
-        """What a ``look`` finds that began after this call, and was perhaps that of another caller.
-
-        All who share a look that fails get its error.
+    def lookup(self, key: str, look: Callable[[], AnswerT], timeout_seconds: float) -> AnswerT:
+        """Result of a lookup started after this call; concurrent callers share it, also if it is an error.
 
         Raises:
-            Busy: the look before this one takes longer than ``patience_seconds``.
+            LockTimeoutError: the lookup before this one takes longer than ``timeout_seconds``.
         """
         with self._guard:
-            answer = self._gathering.get(question)
+            answer = self._pending.get(key)
             leads = answer is None
             if answer is None:
-                answer = self._gathering[question] = Future()
+                answer = self._pending[key] = Future()
         if leads:
-            self._lead(question, look, patience_seconds, answer)
-        found: AnswerT = answer.result()
-        return found
+            self._run_lookup(key, look, timeout_seconds, answer)
+        result: AnswerT = answer.result()
+        return result
 
-    def _lead(
-        self, question: str, look: Callable[[], AnswerT], patience_seconds: float, answer: Future[AnswerT]
+    def _run_lookup(
+        self, key: str, look: Callable[[], AnswerT], timeout_seconds: float, answer: Future[AnswerT]
     ) -> None:
         try:
-            with contextlib.ExitStack() as turn:
+            with contextlib.ExitStack() as lock:
                 try:
-                    turn.enter_context(self._turns.hold(question, patience_seconds))
-                finally:  # nobody joins any more
-                    self._close(question)
+                    lock.enter_context(self._locks.hold(key, timeout_seconds))
+                finally:  # from here on, callers wait for the next lookup
+                    self._close_joining(key)
                 answer.set_result(look())
-        except BaseException as error:  # noqa: BLE001  those who wait must hear of it, whatever it is
+        except BaseException as error:  # noqa: BLE001  every waiting caller must get the error, whatever it is
             answer.set_exception(error)
 
-    def _close(self, question: str) -> None:
+    def _close_joining(self, key: str) -> None:
         with self._guard:
-            del self._gathering[question]
+            del self._pending[key]

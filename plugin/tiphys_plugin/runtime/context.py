@@ -1,71 +1,79 @@
-"""What every operation needs from the world, handed down instead of reached for."""
+"""The dependencies of every operation, passed as arguments so that tests and the local engine can replace them."""
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tiphys.lineage.fork_history import Ancestor
+from tiphys.lineage.fork_history import AncestorRun
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.store import RunLayout, Store
-from tiphys_plugin.attempts.liveness import Stores
-from tiphys_plugin.attempts.run_binding import Binding
+from tiphys_plugin.attempts.liveness import NamespaceStores
+from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.quota.lease import AdmissionBackend
 from tiphys_plugin.runtime.background import OutputHasher
-from tiphys_plugin.runtime.concurrency import Together
-from tiphys_plugin.runtime.metrics import Metrics
-from tiphys_plugin.runtime.settings import Settings
+from tiphys_plugin.runtime.concurrency import SingleFlight
+from tiphys_plugin.runtime.metrics import PluginMetrics
+from tiphys_plugin.runtime.settings import PluginSettings
+
+_MIN_OBSERVATIONS = 5
+"""Least number of calls that must find a wait unfinished before it is overdue, even if the clock jumps."""
 
 
-class Waits:
-    """How long something has been waited for, by this process.
+class WaitTracker:
+    """How long this process has waited for something, such as the end of a pod. Thread-safe.
 
-    It is kept in memory only: after a restart the wait begins again, which
-    errs on the side of patience. So does a clock that jumps, or a machine that
-    slept: between two calls, no more than ``longest_gap_seconds`` count.
+    The waits are in memory only: after a restart a wait begins again, which
+    makes it longer, never shorter. The same holds for a clock that jumps and for
+    a machine that slept: between two calls at most ``max_gap_seconds`` count.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[datetime, float]] = {}
+        self._waits: dict[str, tuple[datetime, float]] = {}
         self._given_up: set[str] = set()
         self._lock = threading.Lock()
 
-    def seconds(self, what: str, now: datetime, longest_gap_seconds: float) -> float:
-        """Seconds since the first call with ``what``."""
+    def is_overdue(self, key: str, now: datetime, limit_seconds: float) -> bool:
+        """Whether the wait for ``key`` has taken ``limit_seconds``, over at least a few calls."""
+        return self.waited_seconds(key, now, limit_seconds / _MIN_OBSERVATIONS) >= limit_seconds
+
+    def waited_seconds(self, key: str, now: datetime, max_gap_seconds: float) -> float:
+        """Seconds since the first call with ``key``."""
         with self._lock:
-            last, waited = self._seen.get(what, (now, 0.0))
-            waited += min(max((now - last).total_seconds(), 0.0), longest_gap_seconds)
-            self._seen[what] = (now, waited)
+            last_call_at, waited = self._waits.get(key, (now, 0.0))
+            waited += min(max((now - last_call_at).total_seconds(), 0.0), max_gap_seconds)
+            self._waits[key] = (now, waited)
             return waited
 
-    def over(self, what: str) -> None:
-        """``what`` has come, or need not."""
+    def clear(self, key: str) -> None:
+        """End the wait for ``key``: it has finished, or is no longer needed."""
         with self._lock:
-            self._seen.pop(what, None)
-            self._given_up.discard(what)
+            self._waits.pop(key, None)
+            self._given_up.discard(key)
 
-    def give_up(self, what: str) -> None:
-        """``what`` has not come, and nobody waits for it any more."""
+    def give_up(self, key: str) -> None:
+        """End the wait for ``key`` without a result; `has_given_up` is true from then on."""
         with self._lock:
-            self._seen.pop(what, None)
-            self._given_up.add(what)
+            self._waits.pop(key, None)
+            self._given_up.add(key)
 
-    def gave_up(self, what: str) -> bool:
+    def has_given_up(self, key: str) -> bool:
+        """Whether `give_up` was called for ``key``, and `clear` was not called since."""
         with self._lock:
-            return what in self._given_up
+            return key in self._given_up
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """What a core holds to that serves one namespace among others."""
+    """The namespace that a core serves as one of several."""
 
     namespace: str
-    stores: Stores
+    stores: NamespaceStores
 
 
-class OnlyStore:
-    """The `Stores` of a plugin that has one store, for whatever namespace."""
+class SingleStore:
+    """The `NamespaceStores` of a plugin with one store for all namespaces."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -78,39 +86,39 @@ class OnlyStore:
 
 
 @dataclass(frozen=True)
-class Services:
+class PluginContext:
     """Adapters and settings of one plugin."""
 
     store: Store
-    stores: Stores
-    """Those of all who share the ledger, ``store`` among them."""
+    stores: NamespaceStores
+    """The stores of all namespaces that share the ledger, including ``store``."""
     cluster: Cluster
     ledger: AdmissionBackend
     clock: Callable[[], datetime]
-    settings: Settings
-    metrics: Metrics
+    settings: PluginSettings
+    metrics: PluginMetrics
     hasher: OutputHasher
-    waits: Waits
-    together: Together
+    wait_tracker: WaitTracker
+    single_flight: SingleFlight
 
 
 @dataclass(frozen=True)
 class StepCall:
-    """One call about one step: who asks, for which step id, under which policy."""
+    """One call about one step: the workflow that calls, the step id, and the step's policy."""
 
-    services: Services
-    binding: Binding
+    context: PluginContext
+    binding: RunBinding
     spec: StepSpec
     step: str
-    """Step id: with the item and its ordinal for a fan-out."""
+    """Step id; for a fan-out it includes the item and its ordinal."""
     instance: str
     node: str
     input_keys: str = ""
-    """Where the pods of a gang find the step's input artifacts, in JSON."""
+    """Storage keys of the input artifacts of a gang, as JSON."""
 
     @property
     def store(self) -> Store:
-        return self.services.store
+        return self.context.store
 
     @property
     def run(self) -> str:
@@ -122,15 +130,15 @@ class StepCall:
 
     @property
     def fresh_since(self) -> int:
-        """Where the step was asked to run again: the submission from which on its results count; else 0."""
+        """First submission whose results of this step count, if a rerun was requested; else 0."""
         return self.binding.fresh_since.get(self.spec.name, 0)
 
     @property
-    def family(self) -> tuple[Ancestor, ...]:
-        """The runs whose results and checkpoints the step may go on from, the nearest first."""
-        return () if self.fresh_since else self.binding.family
+    def fork_ancestors(self) -> tuple[AncestorRun, ...]:
+        """The runs whose results and checkpoints the step may use, the nearest first."""
+        return () if self.fresh_since else self.binding.fork_ancestors
 
     @property
     def volume(self) -> str:
-        """URL of the volume that the step's checkpoints lie on, out of the plugin's sight; empty without one."""
-        return self.binding.pipeline.volume(self.spec.name)
+        """URL of the volume of the step's checkpoints, which the plugin cannot read; empty without one."""
+        return self.binding.pipeline.checkpoint_volume_url(self.spec.name)

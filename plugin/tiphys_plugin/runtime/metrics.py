@@ -1,6 +1,6 @@
-"""Every metric of the plugin, declared in one place.
+"""The metrics of the plugin, declared in one place so that their names and labels can be reviewed together.
 
-No label takes a run, workflow, step or user: their number has no bound.
+No label holds a run, workflow, step or user, because their number is unbounded.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,16 +11,16 @@ from prometheus_client.registry import Collector
 
 from tiphys.errors import StoreError
 from tiphys.records import Preemption
-from tiphys_plugin.quota.lease import Snapshot
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.usage import usage
+from tiphys_plugin.quota.lease import LedgerSnapshot
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 20, 30)
 
 
-class Metrics:
-    """Counters of one plugin in a registry of their own, so that several can live in one process."""
+class PluginMetrics:
+    """Metrics of one core in a registry of their own, so that one process can have several cores."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,9 +37,9 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.adopted = Counter(
+        self.reused_steps = Counter(
             "tiphys_steps_adopted",
-            "Steps that were not run because a finished result was there, by where it came from: run, shared.",
+            "Steps that were not run because a finished result existed, by its source: run, shared.",
             ("source",),
             registry=self.registry,
         )
@@ -51,28 +51,28 @@ class Metrics:
         )
         self.forced_ends = Counter(
             "tiphys_attempts_forced",
-            "Attempts that were ended although a pod of theirs had not gone away in time.",
+            "Attempts that were ended by force because one of their pods had not ended in time.",
             registry=self.registry,
         )
         self.forced_leases = Counter(
             "tiphys_leases_forced",
-            "Leases that were taken back after the declared time although nobody saw the pods of their attempt end.",
+            "Leases that were released after the declared time although the end of their pods was not observed.",
             registry=self.registry,
         )
         self.skipped_checkpoints = Counter(
             "tiphys_checkpoints_skipped",
-            "Checkpoints that were passed over because they were damaged or in quarantine.",
+            "Checkpoints that were skipped because they were damaged or quarantined.",
             registry=self.registry,
         )
         self.gpu_requests = Counter(
             "tiphys_gpu_requests",
-            "Answers to requests for GPUs: Admitted, or the reason that weighed most; who waits gets many.",
+            "Answers to requests for GPUs: Admitted, or the main reason; a waiting request gets many answers.",
             ("answer",),
             registry=self.registry,
         )
         self.gpu_decision_seconds = Histogram(
             "tiphys_gpu_decision_seconds",
-            "Time that the ledger takes for one answer, its storage included.",
+            "Time that the ledger takes for one answer, including its storage.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -84,31 +84,31 @@ class Metrics:
         )
         self.preemptions = Counter(
             "tiphys_preemptions",
-            "Attempts that went for another, by whether they left a committed checkpoint: with, without, unknown.",
+            "Preempted attempts, by whether they left a committed checkpoint: with, without, unknown.",
             ("checkpoint",),
             registry=self.registry,
         )
         self.preemption_lost = Counter(
             "tiphys_preemption_lost_gpu_seconds",
-            "GPU-seconds of training that attempts had done since their last checkpoint when they were asked to go.",
+            "GPU-seconds of training between the last checkpoint of attempts and their preemption.",
             registry=self.registry,
         )
         self.preemption_seconds = Histogram(
             "tiphys_preemption_seconds",
-            "Time from when an attempt was asked to go until its pods were seen to be gone.",
+            "Time from the preemption of an attempt until its pods were observed to be gone.",
             buckets=(1, 5, 15, 30, 60, 120, 300, 600, 1800),
             registry=self.registry,
         )
 
     def count_preemption(self, preempted: Preemption) -> None:
-        """An attempt is over that was asked to go."""
-        unseen = "unknown" if preempted.seconds_lost is None else "without"
-        self.preemptions.labels(checkpoint="with" if preempted.committed else unseen).inc()
+        """Count a preempted attempt that has ended."""
+        uncommitted = "unknown" if preempted.seconds_lost is None else "without"
+        self.preemptions.labels(checkpoint="with" if preempted.committed else uncommitted).inc()
         self.preemption_lost.inc(preempted.gpu_seconds_lost or 0.0)
         self.preemption_seconds.observe((preempted.gone_at - preempted.asked_at).total_seconds())
 
-    def watch_ledger(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Report held GPUs and waiting requests by queue, read at each scrape."""
+    def register_ledger(self, snapshot: Callable[[], LedgerSnapshot]) -> None:
+        """Add the metrics of the ledger, which are read at each scrape."""
         self.registry.register(LedgerCollector(snapshot))
 
     def render(self) -> bytes:
@@ -117,27 +117,29 @@ class Metrics:
 
 
 class TenantsCollector(Collector):
-    """The metrics of several plugins as one, each told by the label ``tenant``, its namespace."""
+    """Merges the metrics of several cores; the label ``tenant`` holds the namespace of each."""
 
     def __init__(self, registries: Callable[[], Mapping[str, CollectorRegistry]]) -> None:
         self._registries = registries
 
     def describe(self) -> Iterable[Metric]:
-        return []  # nothing is known before the first tenant calls
+        return []  # no core exists before the first call of a tenant
 
     def collect(self) -> Iterable[Metric]:
         merged: dict[str, Metric] = {}
         for tenant, registry in self._registries().items():
             for family in registry.collect():
-                into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                into.samples += [one._replace(labels={**one.labels, "tenant": tenant}) for one in family.samples]
+                total = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                total.samples += [
+                    sample._replace(labels={**sample.labels, "tenant": tenant}) for sample in family.samples
+                ]
         return merged.values()
 
 
 class LedgerCollector(Collector):
     """Held GPUs and waiting requests by queue, read from the ledger at each scrape."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, snapshot: Callable[[], LedgerSnapshot]) -> None:
         self._snapshot = snapshot
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
@@ -146,19 +148,25 @@ class LedgerCollector(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         held, waiting, quota, borrowed = self._families()
         try:
-            seen = self._snapshot()
-        except StoreError:  # absent series tell the truth; zeros would not
+            ledger = self._snapshot()
+        except StoreError:  # absent series are correct; zeros would be false
             return []
-        for name in {lease.request.queue for lease in seen.leases}:
-            held.add_metric([name], sum(lease.request.gpus for lease in seen.leases if lease.request.queue == name))
-        for name in {w.request.queue for w in seen.waiting}:
-            waiting.add_metric([name], sum(1 for w in seen.waiting if w.request.queue == name))
-        if isinstance(seen.queues, Queues):
-            declared = [one for one in usage(seen.queues, Book(seen.leases)) if one.quota is not None]
-            for name in seen.queues.names:
-                rows = [one for one in declared if one.queue == name]
-                quota.add_metric([name], sum(one.quota or 0 for one in rows))
-                borrowed.add_metric([name], sum(one.borrowed for one in rows))
+        for name in {lease.request.queue for lease in ledger.leases}:
+            held.add_metric([name], sum(lease.request.gpus for lease in ledger.leases if lease.request.queue == name))
+        for name in {waiting_request.request.queue for waiting_request in ledger.pending}:
+            waiting.add_metric(
+                [name], sum(1 for waiting_request in ledger.pending if waiting_request.request.queue == name)
+            )
+        if isinstance(ledger.queues, Queues):
+            declared = [
+                usage
+                for usage in compute_queue_usage(ledger.queues, LedgerState(ledger.leases))
+                if usage.quota is not None
+            ]
+            for name in ledger.queues.names:
+                rows = [usage for usage in declared if usage.queue == name]
+                quota.add_metric([name], sum(usage.quota or 0 for usage in rows))
+                borrowed.add_metric([name], sum(usage.borrowed for usage in rows))
         return [held, waiting, quota, borrowed]
 
     @staticmethod

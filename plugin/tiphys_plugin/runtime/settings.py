@@ -1,53 +1,58 @@
-"""How patient the plugin is. One place, so that a test or the local engine can be less so.
+"""Timeouts and limits of the plugin, and when a waiting step calls again.
 
-When a waiting step asks again: soon at the head of a line, seldom at its end, never all at once.
+They are in one place, so that tests and the local engine can shorten them.
 """
 
 from dataclasses import dataclass
 
-from tiphys.failures import bad_checkpoints as suspects
-from tiphys.records import digest
+from tiphys.failures import bad_checkpoints
+from tiphys.records import json_digest
+
+TOKEN_VARIABLE = "TIPHYS_PLUGIN_TOKEN"  # noqa: S105  the name of a variable
+TOKEN_FILE_VARIABLE = "TIPHYS_PLUGIN_TOKEN_FILE"  # noqa: S105
+"""Path of the file with the token that callers of the embedded plugin must send."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Times in seconds. The defaults suit a cluster, where Argo asks again about once a second at best."""
+class PluginSettings:
+    """Times in seconds. The defaults suit a cluster, where Argo repeats a call about once a second at best."""
 
     requeue_min_seconds: float = 5.0
     requeue_max_seconds: float = 30.0
-    """A waiting step is asked again after a time between these two, the longer the further back it stands."""
-    pods_gone_seconds: float = 600.0
-    """An attempt whose pods do not go away is ended by force after this time; each such case is counted."""
+    """A waiting step calls again after a time between these two, which grows with its position in the queue."""
+    pod_end_timeout_seconds: float = 600.0
+    """An attempt whose pods do not end is ended by force after this time; each such case is counted."""
     verify_inline_seconds: float = 2.0
-    """Hashing that takes longer goes on in the background, and the step says how far it is."""
+    """Hashing that takes longer continues in the background, and the step's message shows the progress."""
     verify_workers: int = 4
     parameter_max_bytes: int = 64 << 10
     """Output parameters live in the Workflow object (about 1.5 MB for all of them); larger values are artifacts."""
-    lock_seconds: float = 15.0
+    lock_timeout_seconds: float = 15.0
     """How long a call waits for another one about the same step; Argo gives up on a call after 30 s."""
-    suspect_deaths: int = suspects.DEATHS
-    """As many attempts that loaded one checkpoint have to die alike before it is quarantined."""
-    suspect_steps: int = suspects.STEPS
-    """So many steps after the load a death may still be that checkpoint's doing."""
-    preemption_seconds: float = 5.0
-    """How often it is looked whether trainings have to go for others."""
-    outage_calls: int = 3
-    """Calls in a row that storage may fail with 503, which Argo repeats in silence; then the step says so and waits."""
+    quarantine_after_crashes: int = bad_checkpoints.MIN_CRASHES
+    """Number of attempts that must crash alike after loading one checkpoint before it is quarantined."""
+    quarantine_within_steps: int = bad_checkpoints.MAX_STEPS_AFTER_LOAD
+    """A crash counts against the checkpoint if it comes at most this many training steps after the load."""
+    preemption_interval_seconds: float = 5.0
+    """Time between two checks whether trainings must be preempted."""
+    silent_outage_calls: int = 3
+    """Consecutive calls that may fail with 503, which Argo repeats without a message; after that the step's message
+    reports the outage."""
 
 
-LOCAL = Settings(requeue_min_seconds=0.2, requeue_max_seconds=2.0, pods_gone_seconds=60.0, preemption_seconds=0.5)
-"""For a service on the same machine as the pods: nothing is gained by asking seldom."""
+LOCAL_SETTINGS = PluginSettings(
+    requeue_min_seconds=0.2, requeue_max_seconds=2.0, pod_end_timeout_seconds=60.0, preemption_interval_seconds=0.5
+)
+"""For a service on the same machine as the pods, where frequent calls cost little."""
+_JITTER_FRACTION = 0.4
 
 
-_SPREAD = 0.4
+def requeue_seconds(settings: PluginSettings, node: str, position: int) -> float:
+    """Seconds until the next call of a step at ``position``, counted from 1.
 
-
-def requeue_seconds(settings: Settings, node: str, position: int) -> float:
-    """Seconds until the next call.
-
-    The spread comes from the node's name, so that a hundred steps that began to
-    wait together do not ask together, and yet the same call gives the same answer.
+    The jitter is derived from the node's name, so that a hundred steps that began
+    to wait together do not call together, and a repeated call gets the same reply.
     """
-    fraction = int(digest(node)[:8], 16) / 0xFFFFFFFF
-    wait = settings.requeue_min_seconds * position * (1 + _SPREAD * fraction)
+    fraction = int(json_digest(node)[:8], 16) / 0xFFFFFFFF
+    wait = settings.requeue_min_seconds * position * (1 + _JITTER_FRACTION * fraction)
     return round(min(wait, settings.requeue_max_seconds), 2)

@@ -1,12 +1,12 @@
-"""The service as Argo's agent sees it: HTTP around the plugin.
+"""The HTTP interface of the plugin, for Argo's agent and the sidecars.
 
-What a status means to the agent decides which one is sent (Argo Workflows,
-``workflow/util/plugin``): 503 is repeated, 404 switches the plugin off until
-the agent restarts, and any other error fails the node at once, so neither of
-the last two is ever an answer to a call that carries our token. The sidecar
-hands on nothing but 200 and 503.
+The status codes follow from their meaning to Argo's agent (Argo Workflows,
+``workflow/util/plugin``): it repeats a 503, disables the plugin until the agent
+restarts after a 404, and fails the node at once after any other error. So a call
+with the right token gets 200 or 503. The sidecar passes on only these two.
 
-Run the service in a thread: for the local engine and for tests. `AppServer` is what every process listens with.
+`PluginServer` runs one core in a thread, for the local engine, the embedded
+service and tests. The service and the shared agent use `AppServer` themselves.
 """
 
 import json
@@ -26,45 +26,45 @@ from tiphys.errors import StoreError
 from tiphys.protocol.execute_api import ExecuteReply
 from tiphys.service.http_server import AppServer, BodyTooLargeError, read_body
 from tiphys_plugin.core import PluginCore
-from tiphys_plugin.server.authentication import Authenticator, Caller, SharedToken, UnauthenticatedError
-from tiphys_plugin.server.tenants import TenantChecks, Tenants, TrespassError
+from tiphys_plugin.server.authentication import Authenticator, Caller, SharedTokenAuthenticator, UnauthenticatedError
+from tiphys_plugin.server.tenants import ForbiddenNamespaceError, TenantChecks, Tenants
+from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, MAX_BODY_BYTES
 
-EXECUTE_PATH = "/api/v1/template.execute"
-_LARGEST_BODY_BYTES = 2 << 20
-"""A task set, which holds the templates of a whole workflow, is one object of about 1.5 MB."""
-_MOST_CALLS = 96
-"""Calls that are answered at once; others wait for a thread. Probes and metrics have threads of their own."""
+_MAX_CONCURRENT_CALLS = 96
+"""Calls that are answered concurrently; further calls wait for a thread. Probes and metrics have other threads."""
 _log = structlog.get_logger()
 
-Plugin = Callable[[Caller, dict[str, Any]], ExecuteReply]
-"""Answers a document of a caller. Raises `StoreError` and `TrespassError`."""
+ExecuteHandler = Callable[[Caller, dict[str, Any]], ExecuteReply]
+"""Answers the request document of a caller. Raises `StoreError` and `ForbiddenNamespaceError`."""
 
 
 def create_app(core: PluginCore, token: str) -> Starlette:
-    """One plugin for everybody on this machine. ``token`` is what Argo sends as ``Authorization: Bearer``."""
+    """Build the app of one core without tenants; callers send ``token`` as ``Authorization: Bearer``."""
 
     def ready() -> Response:
         try:
             core.check()
         except StoreError as error:
-            return _error(503, str(error))
+            return _error_response(503, str(error))
         return PlainTextResponse("ok\n")
 
-    door = _Door(SharedToken(token), lambda _, document: core.execute_document(document))
+    endpoint = _ExecuteEndpoint(SharedTokenAuthenticator(token), lambda _, document: core.execute_document(document))
     return Starlette(
-        routes=[Route(EXECUTE_PATH, door.execute, methods=["POST"]), *_status_routes(ready, core.metrics.render)]
+        routes=[Route(EXECUTE_PATH, endpoint.execute, methods=["POST"]), *_status_routes(ready, core.metrics.render)]
     )
 
 
 def create_service_app(tenants: Tenants, checks: TenantChecks, authenticator: Authenticator) -> Starlette:
-    """The plugin of a cluster: what a caller may touch follows from its token."""
-    door = _Door(authenticator, lambda caller, document: tenants.execute(caller.namespace or "", document))
-    routes = _status_routes(lambda: JSONResponse(checks.state()), tenants.render)
-    return Starlette(routes=[Route(EXECUTE_PATH, door.execute, methods=["POST"]), *routes])
+    """Build the app of a cluster's plugin. Permissions follow the caller's token, never the request body."""
+    endpoint = _ExecuteEndpoint(
+        authenticator, lambda caller, document: tenants.execute(caller.namespace or "", document)
+    )
+    routes = _status_routes(lambda: JSONResponse(checks.status_document()), tenants.render)
+    return Starlette(routes=[Route(EXECUTE_PATH, endpoint.execute, methods=["POST"]), *routes])
 
 
 def create_status_app(state: Callable[[], dict[str, Any]], render: Callable[[], bytes]) -> Starlette:
-    """Health, readiness and metrics of a process that answers no calls."""
+    """Build an app with health, readiness and metrics only, for a process that gets no calls."""
     return Starlette(routes=_status_routes(lambda: JSONResponse(state()), render))
 
 
@@ -82,65 +82,69 @@ def _status_routes(ready: Callable[[], Response], render: Callable[[], bytes]) -
     return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
 
 
-class _Door:
-    """Lets callers in and says in a status code what came of it."""
+class _ExecuteEndpoint:
+    """Authenticates callers, and maps the outcome of a call to a status code."""
 
-    def __init__(self, authenticator: Authenticator, plugin: Plugin) -> None:
+    def __init__(self, authenticator: Authenticator, handler: ExecuteHandler) -> None:
         self._authenticator = authenticator
-        self._plugin = plugin
-        self._threads = anyio.CapacityLimiter(_MOST_CALLS)
+        self._handler = handler
+        self._threads = anyio.CapacityLimiter(_MAX_CONCURRENT_CALLS)
 
     async def execute(self, request: Request) -> Response:
         try:
-            caller = await to_thread.run_sync(self._authenticator.caller, _bearer(request), limiter=self._threads)
-            document = json.loads(await read_body(request, _LARGEST_BODY_BYTES))
+            caller = await to_thread.run_sync(
+                self._authenticator.authenticate, _bearer_token(request), limiter=self._threads
+            )
+            document = json.loads(await read_body(request, MAX_BODY_BYTES))
         except UnauthenticatedError as error:
-            _log.warning("call.forbidden", client=_client(request), path=request.url.path)
-            return _error(403, str(error))
+            _log.warning("call.forbidden", client=_client_host(request), path=request.url.path)
+            return _error_response(403, str(error))
         except StoreError as error:
             _log.error("call.unreviewed", error=str(error))
-            return _error(503, f"nobody can say whose token this is: {error}")
+            return _error_response(503, f"the token cannot be verified now: {error}")
         except BodyTooLargeError as error:
-            return _error(413, str(error))
+            return _error_response(413, str(error))
         except ValueError as error:
-            return _error(400, f"the body is not JSON: {error}")
+            return _error_response(400, f"the body is not JSON: {error}")
         if not isinstance(document, dict):
-            return _error(400, "the body is not a JSON object")
+            return _error_response(400, "the body is not a JSON object")
         return await to_thread.run_sync(self._answer, request, caller, document, limiter=self._threads)
 
     def _answer(self, request: Request, caller: Caller, document: dict[str, Any]) -> Response:
         try:
-            return JSONResponse(self._plugin(caller, document).to_json())
-        except TrespassError as error:
-            _log.warning("call.trespassed", client=_client(request), reason=str(error))
-            return _error(403, str(error))
+            return JSONResponse(self._handler(caller, document).to_json())
+        except ForbiddenNamespaceError as error:
+            _log.warning("call.trespassed", client=_client_host(request), reason=str(error))
+            return _error_response(403, str(error))
         except StoreError as error:
-            return _error(503, str(error))
+            return _error_response(503, str(error))
         except Exception as error:  # noqa: BLE001  the HTTP boundary
-            # A bug of ours. 500 would fail the node at once; 503 has Argo ask again for a while, which
-            # heals what was a race, and fails the node with this sentence if it was not.
+            # A bug of the plugin. 500 would fail the node at once. After 503, Argo repeats the call for a
+            # while: a race may succeed then, and any other bug fails the node with this message.
             _log.exception("call.crashed")
-            return _error(503, f"the plugin failed on this call ({type(error).__name__}); its log has the trace")
+            return _error_response(
+                503, f"the plugin failed on this call ({type(error).__name__}); its log has the trace"
+            )
 
 
-def _bearer(request: Request) -> str:
+def _bearer_token(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token if scheme == "Bearer" else ""
 
 
-def _client(request: Request) -> str:
+def _client_host(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def _error(status: int, sentence: str) -> Response:
-    return JSONResponse({"error": sentence}, status_code=status)
+def _error_response(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status_code=status)
 
 
 __all__ = ["AppServer", "PluginServer"]
 
 
 class PluginServer(AppServer):
-    """One plugin for everybody on this machine who has the token.
+    """HTTP server of one core without tenants, for callers that share one token.
 
     Raises:
         ConflictError: the port is in use.

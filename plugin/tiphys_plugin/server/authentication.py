@@ -1,4 +1,7 @@
-"""Who calls, and for which namespace may it speak? A seam, because a process on this machine has no cluster to ask."""
+"""Authentication of callers, and the namespace that each may act for.
+
+An interface, because a plugin on one machine has no API server to review tokens.
+"""
 
 import hmac
 from typing import NamedTuple, Protocol
@@ -7,36 +10,40 @@ from tiphys.errors import TiphysError, UsageError
 
 
 class UnauthenticatedError(TiphysError):
-    """The token is missing, wrong, or of somebody who may not call."""
+    """The token is missing, wrong, or of an account that may not call."""
 
 
 class Caller(NamedTuple):
-    """``namespace`` is the one that it speaks for; None where there are no tenants."""
+    """An authenticated caller; it may act for ``namespace``, or for all if that is None."""
 
     namespace: str | None
 
 
 class Authenticator(Protocol):
-    """Tells callers by their bearer token."""
+    """Identifies callers by their bearer token."""
 
-    def caller(self, token: str) -> Caller:
-        """Who has this token.
+    def authenticate(self, token: str) -> Caller:
+        """Identify the caller with this token.
 
         Raises:
-            UnauthenticatedError: nobody who may call.
-            StoreError: whoever knows does not answer.
+            UnauthenticatedError: the token is of no caller that is allowed.
+            StoreError: the token cannot be verified now.
         """
 
 
-class SharedToken:
-    """One token for everybody: the embedded service. It may speak for any namespace."""
+class SharedTokenAuthenticator:
+    """One shared token for all callers, which may act for any namespace: for the embedded service.
+
+    Raises:
+        UsageError: the token is empty.
+    """
 
     def __init__(self, token: str) -> None:
         if not token:
-            raise UsageError("the plugin's token is empty: anybody could call it; give a random one")
+            raise UsageError("the plugin's token is empty, so any process could call it; set a random token")
         self._token = token.encode()
 
-    def caller(self, token: str) -> Caller:
+    def authenticate(self, token: str) -> Caller:
         if not hmac.compare_digest(token.encode(), self._token):
             raise UnauthenticatedError(
                 "the bearer token is missing or wrong; the plugin and its caller must share one token"

@@ -1,4 +1,4 @@
-"""The plugin of a cluster as a process: the service behind the sidecars, or the shared agent."""
+"""The processes of a cluster's plugin: the service behind the sidecars, and the shared agent."""
 
 import argparse
 import threading
@@ -6,31 +6,31 @@ from importlib import import_module
 
 import structlog
 
-from tiphys.kube import connect
-from tiphys_plugin.eviction.loop import Preemptions
+from tiphys.kube import connect_to_cluster
+from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.server.app import AppServer, create_service_app
 from tiphys_plugin.server.tenants import TenantChecks
-from tiphys_plugin.server.token_review import ReviewedTokens
-from tiphys_plugin.server.wiring import Installation, build
+from tiphys_plugin.server.token_review import TokenReviewAuthenticator
+from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
 _log = structlog.get_logger()
 
 
 def serve(options: argparse.Namespace, stop: threading.Event) -> None:
-    """Answer sidecars until ``stop``.
+    """Answer the calls of sidecars until ``stop``.
 
     Raises:
         UsageError: an option is wrong.
-        StoreError: the API server does not answer, or does not let this account see what it needs.
+        StoreError: the API server does not answer, or this account lacks a permission.
     """
-    api = connect()
-    tenants = build(api, _installation(options))
+    api = connect_to_cluster()
+    tenants = build_tenants(api, _deployment_settings(options))
     try:
-        reviewed = ReviewedTokens(api, tenants.stores.serves, tenants.registry)
+        authenticator = TokenReviewAuthenticator(api, tenants.stores.serves, tenants.registry)
         with (
             TenantChecks(tenants) as checks,
-            Preemptions(tenants.ledger, tenants.cluster, tenants.stores),
-            AppServer(create_service_app(tenants, checks, reviewed), options.host, options.port) as server,
+            PreemptionLoop(tenants.ledger, tenants.cluster, tenants.stores),
+            AppServer(create_service_app(tenants, checks, authenticator), options.host, options.port) as server,
         ):
             _log.info("service.started", url=server.url, store=options.store, namespaces=options.namespaces or "all")
             stop.wait()
@@ -40,11 +40,11 @@ def serve(options: argparse.Namespace, stop: threading.Event) -> None:
 
 
 def agent(options: argparse.Namespace, stop: threading.Event) -> None:
-    """Answer task sets until ``stop``; raises as `serve` does."""
+    """Answer task sets until ``stop``; raises like `serve`."""
     run = import_module("tiphys_plugin.agent").run
-    run(connect(), _installation(options), options.host, options.port, stop)
+    run(connect_to_cluster(), _deployment_settings(options), options.host, options.port, stop)
 
 
-def _installation(options: argparse.Namespace) -> Installation:
+def _deployment_settings(options: argparse.Namespace) -> DeploymentSettings:
     namespaces = None if options.all_namespaces else tuple(dict.fromkeys(options.namespaces))
-    return Installation(options.store, namespaces, options.ledger_name, options.release_namespace)
+    return DeploymentSettings(options.store, namespaces, options.ledger_name, options.release_namespace)

@@ -1,15 +1,14 @@
-"""A core for each namespace, over the store of that namespace.
+"""One core per namespace, each with the store of its namespace, and background checks of these stores.
 
-What a caller may touch follows from who it is, which the door has found out,
-and never from what it sends. One tenant whose store is broken or slow must not
-be felt by the others: cores are made when they are first needed, none of it
-needs anybody to be in reach, and no tenant may occupy all threads.
+Permissions follow the caller's namespace, as authenticated, and never the
+request body. A tenant with a broken or slow store must not affect the others: a
+core is built on first use, without reaching storage or cluster, and the calls of
+one tenant cannot occupy all threads.
 
-Whether the service can work for each of its tenants, looked at in the background.
-
-A probe must not wait for a store that hangs, and one tenant's broken store must
-not take the service away from the others. So readiness only tells what was seen
-last; `tiphys doctor --cluster` and the metrics read it.
+A readiness probe must not wait for a hanging store, and one broken store must not
+make the service unready for other tenants. So `TenantChecks` examines the stores
+in the background, and readiness reports its last result, which the metrics and
+`tiphys doctor --cluster` read.
 """
 
 import threading
@@ -25,40 +24,40 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from tiphys.errors import NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.protocol.execute_api import NOT_MINE, ExecuteReply, pending
+from tiphys.protocol.execute_api import NOT_MINE, ExecuteReply, pending_reply
 from tiphys.records import utc_now
 from tiphys.store import TenantStores
 from tiphys_plugin.cluster.interface import Cluster
-from tiphys_plugin.core import PluginCore, refused
-from tiphys_plugin.operations.lease_reclaim import unknown
+from tiphys_plugin.core import PluginCore, refusal_reply
+from tiphys_plugin.operations.lease_reclaim import find_unleased_pods
 from tiphys_plugin.quota.lease import AdmissionBackend
-from tiphys_plugin.quota.queues import Misconfigured
+from tiphys_plugin.quota.queues import MisconfiguredQueues
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.runtime.context import Tenant
 from tiphys_plugin.runtime.metrics import LedgerCollector, TenantsCollector
-from tiphys_plugin.runtime.settings import Settings
+from tiphys_plugin.runtime.settings import PluginSettings
 
-CALLS_OF_ONE_TENANT = 24
-"""Calls that a namespace may have under way; more are asked to come again, and cost no thread."""
+MAX_CALLS_PER_TENANT = 24
+"""Concurrent calls of one namespace; further calls get a Pending reply at once, and occupy no thread."""
 _BUSY_SECONDS, _UNAVAILABLE_SECONDS = 2.0, 30.0
 _log = structlog.get_logger()
 
 
-class TrespassError(TiphysError):
-    """A caller spoke for a namespace that is not its own."""
+class ForbiddenNamespaceError(TiphysError):
+    """A caller sent a request about a workflow of another namespace."""
 
     exit_code = 4
 
 
 class Tenants:
-    """All namespaces of one installation."""
+    """The cores of all namespaces of one installation. Thread-safe."""
 
     def __init__(
         self,
         stores: TenantStores,
         cluster: Cluster,
         ledger: AdmissionBackend,
-        settings: Settings | None = None,
+        settings: PluginSettings | None = None,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self.stores = stores
@@ -68,11 +67,11 @@ class Tenants:
         self._clock = clock
         self._cores: dict[str, PluginCore] = {}
         self._lock = threading.Lock()
-        self._calls: defaultdict[str, threading.BoundedSemaphore] = defaultdict(
-            lambda: threading.BoundedSemaphore(CALLS_OF_ONE_TENANT)
+        self._call_slots: defaultdict[str, threading.BoundedSemaphore] = defaultdict(
+            lambda: threading.BoundedSemaphore(MAX_CALLS_PER_TENANT)
         )
         self.background = ExitStack()
-        """What goes on until `close`."""
+        """Background tasks and watches, which run until `close`."""
         self.registry = CollectorRegistry()
         self.registry.register(LedgerCollector(ledger.snapshot))
         self.registry.register(TenantsCollector(self._metrics))
@@ -81,28 +80,30 @@ class Tenants:
         """Answer a request of a caller that belongs to ``namespace``.
 
         Raises:
-            StoreError: storage, ledger or cluster did not answer; the caller shall ask again.
-            TrespassError: the request is about a workflow of another namespace.
+            StoreError: storage, ledger or cluster did not answer; the caller should repeat the call.
+            ForbiddenNamespaceError: the request is about a workflow of another namespace.
         """
-        if not requests.is_ours(document.get("template")):
+        if not requests.is_tiphys_template(document.get("template")):
             return NOT_MINE
         _check_namespace(namespace, document)
         with self._lock:
-            calls = self._calls[namespace]
-        if not calls.acquire(blocking=False):
-            return pending(f"{CALLS_OF_ONE_TENANT} calls of namespace {namespace} are being answered", _BUSY_SECONDS)
+            slots = self._call_slots[namespace]
+        if not slots.acquire(blocking=False):
+            return pending_reply(
+                f"{MAX_CALLS_PER_TENANT} calls of namespace {namespace} are being answered", _BUSY_SECONDS
+            )
         try:
-            core = self._core_for(namespace, document)
+            core = self._core_or_refusal(namespace, document)
             return core if isinstance(core, ExecuteReply) else core.execute_document(document)
         finally:
-            calls.release()
+            slots.release()
 
     def core(self, namespace: str) -> PluginCore:
-        """The core of a namespace.
+        """The core of a namespace, built on first use.
 
         Raises:
             NotFoundError: the namespace is not served.
-            UsageError: no store can have its URL.
+            UsageError: the URL of its store is invalid.
             StoreError: its store cannot be opened now.
         """
         store = self.stores.store(namespace)
@@ -115,23 +116,23 @@ class Tenants:
             return self._cores[namespace]
 
     @property
-    def known(self) -> list[str]:
-        """Namespaces that are named in the settings or have called."""
+    def known_namespaces(self) -> list[str]:
+        """Namespaces that are named in the settings, or have sent a call; sorted."""
         return sorted({*(self.stores.namespaces or ()), *list(self._cores)})
 
-    def recover(self) -> None:
-        """Record the leases of live attempts that the ledger does not know, before anybody is given GPUs.
+    def recover_leases(self) -> None:
+        """Record the leases of live attempts that the ledger lacks, before any GPUs are granted.
 
-        A tenant that cannot be looked at now is logged, and looked at again before its first answer.
+        A tenant whose store fails is logged; its core tries again before its first reply.
         """
         try:
-            live = {pod.namespace for pods in unknown(self.cluster, self.ledger).values() for pod in pods}
+            live = {pod.namespace for pods in find_unleased_pods(self.cluster, self.ledger).values() for pod in pods}
         except TiphysError as error:
             _log.error("recovery.failed", error=str(error))
             return
         for namespace in sorted(live):
             try:
-                self.core(namespace).recover()
+                self.core(namespace).recover_leases()
             except TiphysError as error:
                 _log.error("recovery.failed", namespace=namespace, error=str(error))
 
@@ -140,22 +141,22 @@ class Tenants:
         return generate_latest(self.registry)
 
     def close(self) -> None:
-        """Stop the background work, of all cores, too."""
+        """Stop the background tasks, and close all cores."""
         self.background.close()
         with self._lock:
             for core in self._cores.values():
                 core.close()
 
-    def _core_for(self, namespace: str, document: dict[str, Any]) -> PluginCore | ExecuteReply:
-        """The core, or a reply that says why there is none."""
+    def _core_or_refusal(self, namespace: str, document: dict[str, Any]) -> PluginCore | ExecuteReply:
+        """The core, or a reply that says why it is unavailable."""
         try:
             return self.core(namespace)
         except (NotFoundError, UsageError) as error:
             _log.error("tenant.refused", namespace=namespace, error=str(error))
-            return refused(requests.identify(document["template"]), error)
+            return refusal_reply(requests.identify_call(document["template"]), error)
         except StoreError as error:
             _log.error("tenant.unavailable", namespace=namespace, error=str(error))
-            return pending(f"Waiting: {error}", _UNAVAILABLE_SECONDS)
+            return pending_reply(f"Waiting: {error}", _UNAVAILABLE_SECONDS)
 
     def _metrics(self) -> dict[str, CollectorRegistry]:
         with self._lock:
@@ -165,33 +166,35 @@ class Tenants:
 def _check_namespace(namespace: str, document: dict[str, Any]) -> None:
     workflow = document.get("workflow")
     metadata = workflow.get("metadata") if isinstance(workflow, dict) else None
-    named = metadata.get("namespace") if isinstance(metadata, dict) else None
-    if named != namespace:
-        raise TrespassError(f"a caller of namespace {namespace} spoke for a workflow of namespace {named}")
+    requested = metadata.get("namespace") if isinstance(metadata, dict) else None
+    if requested != namespace:
+        raise ForbiddenNamespaceError(
+            f"a caller of namespace {namespace} spoke for a workflow of namespace {requested}"
+        )
 
 
-_EVERY_SECONDS = 30.0
-_AT_ONCE = 8
+_CHECK_INTERVAL_SECONDS = 30.0
+_MAX_CONCURRENT_CHECKS = 8
 
 
 class TenantChecks:
-    """Looks at ledger and stores every ``every_seconds`` between ``__enter__`` and ``__exit__``."""
+    """Checks ledger and stores every ``every_seconds`` between ``__enter__`` and ``__exit__``."""
 
     def __init__(
-        self, tenants: Tenants, every_seconds: float = _EVERY_SECONDS, clock: Callable[[], datetime] = utc_now
+        self, tenants: Tenants, every_seconds: float = _CHECK_INTERVAL_SECONDS, clock: Callable[[], datetime] = utc_now
     ) -> None:
         self._tenants = tenants
-        self._every = every_seconds
+        self._every_seconds = every_seconds
         self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tiphys-checks", daemon=True)
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "tiphys-check")
+        self._pool = ThreadPoolExecutor(_MAX_CONCURRENT_CHECKS, "tiphys-check")
         self._ledger = ""
         self._stores: dict[str, str] = {}
         self._checked_at = ""
         self._up = Gauge(
             "tiphys_store_up",
-            "Whether the store of a tenant answered when it was last looked at.",
+            "Whether the store of a tenant answered the last check.",
             ("tenant",),
             registry=tenants.registry,
         )
@@ -206,8 +209,8 @@ class TenantChecks:
         self._stop.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def state(self) -> dict[str, Any]:
-        """What was seen last, as JSON. ``status`` is ``ok``, ``degraded``, or ``unknown`` before the first look."""
+    def status_document(self) -> dict[str, Any]:
+        """The last results as JSON. ``status`` is ``ok``, ``degraded``, or ``unknown`` before the first check."""
         stores = dict(self._stores)
         broken = self._ledger or any(stores.values())
         return {
@@ -217,15 +220,15 @@ class TenantChecks:
             "ledger": {"error": self._ledger},
             "tenants": [
                 {"namespace": name, "store": self._tenants.stores.url(name), "error": stores.get(name, "")}
-                for name in self._tenants.known
+                for name in self._tenants.known_namespaces
             ],
         }
 
-    def look(self) -> None:
-        """Look at all of them once."""
-        self._ledger = _error_of(self._read_ledger)
-        known = self._tenants.known
-        for namespace, error in zip(known, self._pool.map(self._store_error, known), strict=True):
+    def check_all(self) -> None:
+        """Check the ledger and all stores once."""
+        self._ledger = _error_message(self._read_ledger)
+        namespaces = self._tenants.known_namespaces
+        for namespace, error in zip(namespaces, self._pool.map(self._store_error, namespaces), strict=True):
             if error and error != self._stores.get(namespace):
                 _log.error("tenant.store_unavailable", namespace=namespace, error=error)
             self._stores[namespace] = error
@@ -234,25 +237,25 @@ class TenantChecks:
 
     def _read_ledger(self) -> None:
         queues = self._tenants.ledger.snapshot().queues
-        if isinstance(queues, Misconfigured):
-            raise UsageError(queues.why)
+        if isinstance(queues, MisconfiguredQueues):
+            raise UsageError(queues.message)
 
     def _store_error(self, namespace: str) -> str:
-        return _error_of(lambda: self._tenants.core(namespace).check_store())
+        return _error_message(lambda: self._tenants.core(namespace).check_store())
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self.look()
-            except Exception:  # noqa: BLE001  the worker loop: what it tells must not grow old in silence
+                self.check_all()
+            except Exception:  # noqa: BLE001  the worker loop: its results must not grow stale unnoticed
                 if not self._stop.is_set():
                     _log.exception("checks.crashed")
-            self._stop.wait(self._every)
+            self._stop.wait(self._every_seconds)
 
 
-def _error_of(question: Callable[[], object]) -> str:
+def _error_message(check: Callable[[], object]) -> str:
     try:
-        question()
+        check()
     except TiphysError as error:
         return str(error)
     return ""

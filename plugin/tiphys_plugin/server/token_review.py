@@ -1,8 +1,9 @@
-"""Who calls? The API server says whose token it is, and only the plugin's own account of a namespace is let in.
+"""Authenticates callers by TokenReview: only the plugin's service account of a served namespace may call.
 
-A review is an API request, and each plugin step is many calls, so a verdict is
-remembered for a short time: a good one for at most 60 seconds, which is how
-long a deleted account can still call, a bad one for 5, in which it may be mended.
+A review is an API request, and each plugin step makes many calls, so results are
+cached. An accepted token is cached for 60 seconds, which is how long a deleted
+account can still call. A refused one is cached for 5 seconds, so that a repaired
+account works soon.
 """
 
 import hashlib
@@ -20,20 +21,20 @@ from tiphys.kube import KubeApi
 from tiphys.kube.resources import TOKEN_REVIEWS
 from tiphys_plugin.server.authentication import Caller, UnauthenticatedError
 
-ACCOUNT = "tiphys-executor-plugin"
-_USER = re.compile(rf"system:serviceaccount:([a-z0-9-]+):{ACCOUNT}")
-_GOOD_SECONDS, _BAD_SECONDS = 60.0, 5.0
-_MOST_VERDICTS = 2048
+SERVICE_ACCOUNT = "tiphys-executor-plugin"
+_USER = re.compile(rf"system:serviceaccount:([a-z0-9-]+):{SERVICE_ACCOUNT}")
+_ACCEPTED_TTL_SECONDS, _REFUSED_TTL_SECONDS = 60.0, 5.0
+_MAX_CACHED_REVIEWS = 2048
 _log = structlog.get_logger()
 
 
-class ReviewedTokens:
-    """An `Authenticator` that asks the API server.
+class TokenReviewAuthenticator:
+    """An `Authenticator` that verifies tokens with the API server.
 
     Args:
         api: The API server.
         serves: Whether a namespace is served.
-        registry: Where reviews are counted.
+        registry: Registry of the metric that counts reviews.
         monotonic: Seconds on a clock that never jumps.
     """
 
@@ -47,7 +48,7 @@ class ReviewedTokens:
         self._api = api
         self._serves = serves
         self._monotonic = monotonic
-        self._verdicts: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
+        self._cached_reviews: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self._lock = threading.Lock()
         self._reviews = Counter(
             "tiphys_reviews",
@@ -56,36 +57,36 @@ class ReviewedTokens:
             registry=registry,
         )
 
-    def caller(self, token: str) -> Caller:
+    def authenticate(self, token: str) -> Caller:
         if not token:
             raise UnauthenticatedError("the call has no bearer token")
         key = hashlib.sha256(token.encode()).digest()
-        namespace = self._known(key)
+        namespace = self._cached_namespace(key)
         if namespace is None:
             namespace = self._review(token)
-            self._remember(key, namespace)
+            self._cache_review(key, namespace)
         if not namespace:
             raise UnauthenticatedError(
-                f"the bearer token is not that of a service account {ACCOUNT} in a namespace that this plugin serves; "
-                "`tiphys doctor --cluster` examines the accounts"
+                f"the bearer token is not that of a service account {SERVICE_ACCOUNT} in a namespace that this "
+                "plugin serves; `tiphys doctor --cluster` examines the accounts"
             )
         return Caller(namespace)
 
-    def _known(self, key: bytes) -> str | None:
+    def _cached_namespace(self, key: bytes) -> str | None:
         with self._lock:
-            until, namespace = self._verdicts.get(key, (0.0, ""))
+            until, namespace = self._cached_reviews.get(key, (0.0, ""))
         return namespace if self._monotonic() < until else None
 
-    def _remember(self, key: bytes, namespace: str) -> None:
-        until = self._monotonic() + (_GOOD_SECONDS if namespace else _BAD_SECONDS)
+    def _cache_review(self, key: bytes, namespace: str) -> None:
+        until = self._monotonic() + (_ACCEPTED_TTL_SECONDS if namespace else _REFUSED_TTL_SECONDS)
         with self._lock:
-            self._verdicts[key] = (until, namespace)
-            self._verdicts.move_to_end(key)
-            if len(self._verdicts) > _MOST_VERDICTS:
-                self._verdicts.popitem(last=False)
+            self._cached_reviews[key] = (until, namespace)
+            self._cached_reviews.move_to_end(key)
+            if len(self._cached_reviews) > _MAX_CACHED_REVIEWS:
+                self._cached_reviews.popitem(last=False)
 
     def _review(self, token: str) -> str:
-        """Namespace of the account that the token belongs to; empty if it may not call."""
+        """Namespace of the service account of the token; empty if the account may not call."""
         try:
             answer = self._api.create(TOKEN_REVIEWS, None, {"spec": {"token": token}})
         except StoreError:

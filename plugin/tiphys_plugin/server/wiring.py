@@ -1,55 +1,55 @@
-"""The plugin of a cluster, put together: one API server, one ledger, a core for each namespace.
+"""Builds the plugin of a cluster: one API server, one ledger, one core per namespace, and the node tasks.
 
-The service of sidecar mode and the shared agent are two ways into the same
-thing, and both build it here.
+The service behind the sidecars and the shared agent are two entry points to the
+same plugin, so both build it here.
 """
 
 from dataclasses import dataclass
 
-from tiphys.kube import KubeApi, cluster_name
-from tiphys.kube.resources import LEDGER_NAME
+from tiphys.kube import KubeApi, identify_cluster
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME
 from tiphys.records import utc_now
 from tiphys.store import TenantStores
 from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
-from tiphys_plugin.nodes.evacuate import Evacuation
+from tiphys_plugin.nodes.evacuate import NodeEvacuation
 from tiphys_plugin.nodes.metrics import NodesCollector
 from tiphys_plugin.nodes.node_watch import ClusterInventory
-from tiphys_plugin.nodes.straggler_watch import Straggling
+from tiphys_plugin.nodes.straggler_watch import StragglerDetection
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.runtime.settings import Settings
+from tiphys_plugin.runtime.settings import PluginSettings
 from tiphys_plugin.server.tenants import Tenants
 
 
 @dataclass(frozen=True)
-class Installation:
-    """What one release of the chart serves."""
+class DeploymentSettings:
+    """Settings of one release of the chart."""
 
-    store: str
-    """URL of the store; ``{namespace}`` in it keeps tenants apart."""
+    store_url: str
+    """URL of the store; ``{namespace}`` in it is replaced by the namespace of each tenant."""
     namespaces: tuple[str, ...] | None
-    """None: all of the cluster."""
-    ledger: str = LEDGER_NAME
-    """Name of the `GPULedger`."""
+    """Served namespaces; None for all of the cluster."""
+    ledger_name: str = DEFAULT_LEDGER_NAME
+    """Name of the GPULedger object."""
     release_namespace: str = ""
-    """Where ledger and Leases live; empty: the namespace of this pod."""
+    """Namespace of the GPULedger and the Lease objects; empty for the namespace of this pod."""
 
 
-def build(api: KubeApi, installation: Installation, settings: Settings | None = None) -> Tenants:
-    """Build the core of each namespace, and record the leases of live attempts that the ledger does not know.
+def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: PluginSettings | None = None) -> Tenants:
+    """Build the plugin, start its background tasks, and record the leases of live attempts that the ledger lacks.
 
     Raises:
         UsageError: the store's URL, or the choice of namespaces, is wrong.
-        StoreError: the API server does not answer, or does not let this account see what it needs.
+        StoreError: the API server does not answer, or this account lacks a permission.
     """
-    stores = TenantStores(installation.store, installation.namespaces)
-    cluster = KubernetesCluster(api, installation.namespaces, cluster_name(api))
+    stores = TenantStores(deployment.store_url, deployment.namespaces)
+    cluster = KubernetesCluster(api, deployment.namespaces, identify_cluster(api))
     nodes = ClusterInventory(api)
-    namespace = installation.release_namespace or api.namespace
-    ledger = KubernetesLedger(api, namespace, installation.ledger, rules=nodes.rules)
+    namespace = deployment.release_namespace or api.namespace
+    ledger = KubernetesLedger(api, namespace, deployment.ledger_name, rules=nodes.resolve_rules)
     tenants = Tenants(stores, cluster, ledger, settings)
-    tenants.registry.register(NodesCollector(lambda: nodes.seen))
+    tenants.registry.register(NodesCollector(lambda: nodes.observed_nodes))
     tenants.background.enter_context(nodes)
-    tenants.background.enter_context(Evacuation(ledger, cluster, stores.serves, nodes))
-    tenants.background.enter_context(Straggling(ledger, cluster, stores, nodes, utc_now))
-    tenants.recover()
+    tenants.background.enter_context(NodeEvacuation(ledger, cluster, stores.serves, nodes))
+    tenants.background.enter_context(StragglerDetection(ledger, cluster, stores, nodes, utc_now))
+    tenants.recover_leases()
     return tenants

@@ -1,11 +1,11 @@
-"""The container in Argo's agent pod: it checks Argo's token and hands each call on to the service of the cluster.
+"""The sidecar container in Argo's agent pod: checks Argo's token, and forwards each call to the plugin's service.
 
-There is one for each workflow with open plugin steps, so it is the standard
-library alone, decides nothing, and holds no credentials but its own account's
-token, by which the service knows the namespace. Run it with
-``python -m tiphys_plugin.sidecar``.
+There is one for each workflow with open plugin steps, so it is small: it uses
+only the standard library and the error tree, decides nothing, and has no
+credentials but the token of its service account, by which the service knows the
+namespace. Run it with ``python -m tiphys_plugin.sidecar``.
 
-What its container needs:
+Requirements of its container:
 
 | what | value |
 |---|---|

@@ -7,16 +7,16 @@ import threading
 
 from tiphys.errors import UsageError
 from tiphys_plugin.sidecar.server import SidecarServer
-from tiphys_plugin.sidecar.settings import Settings, log
+from tiphys_plugin.sidecar.settings import SidecarSettings, log
 
 
 def main() -> int:
-    """Answer until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT, then drain; returns the exit code."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # as process 1, it would not die of them by itself
+    for number in (signal.SIGTERM, signal.SIGINT):  # Linux ignores them in process 1 unless it has a handler
         signal.signal(number, lambda *_: stop.set())
     try:
-        server = SidecarServer(Settings.read(os.environ))
+        server = SidecarServer(SidecarSettings.from_environment(os.environ))
     except UsageError as error:
         log("error", "sidecar.failed", error=str(error))
         return error.exit_code

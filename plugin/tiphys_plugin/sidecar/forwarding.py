@@ -1,8 +1,11 @@
-"""One call to the service, and what its outcome means to Argo's agent.
+"""Forwards one call to the service, and converts the outcome to a status for Argo's agent.
 
-The agent repeats a 503 and nothing else: 404 would switch the plugin off for
-the life of the pod, and any other error fails the node. So all that is not an
-answer of the plugin becomes 503, with a sentence that names the cause.
+The agent repeats only a 503: 404 would disable the plugin for the life of the
+pod, and any other error fails the node. So everything but a reply of the plugin
+becomes 503, with a message that names the cause.
+
+The server of the plugin imports path and size limit of a call from here, because
+the sidecar may not import the server.
 """
 
 import http.client
@@ -15,122 +18,127 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from tiphys.errors import UsageError
-from tiphys_plugin.sidecar.settings import Settings
+from tiphys_plugin.sidecar.settings import SidecarSettings
 
 EXECUTE_PATH = "/api/v1/template.execute"
+"""Path of a plugin call, fixed by Argo."""
+MAX_BODY_BYTES = 2 << 20
+"""Largest body of a call. A task set with the templates of a whole workflow is one object of about 1.5 MB."""
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 25.0
-"""The second includes the first. Argo gives up after 30 s."""
+"""Timeouts of the connection, and of the whole call including it. Argo's own timeout is 30 s."""
 
 
-class Answer(NamedTuple):
-    """What Argo gets. ``failure`` is empty if all is well."""
+class SidecarReply(NamedTuple):
+    """The response to Argo; ``error`` is empty for a success."""
 
     status: int
     body: bytes
-    failure: str = ""
+    error: str = ""
 
 
-def failed(status: int, sentence: str) -> Answer:
-    """An error with a sentence, which Argo shows on the node if it lasts."""
-    return Answer(status, json.dumps({"error": sentence}).encode(), sentence)
+def error_reply(status: int, message: str) -> SidecarReply:
+    """Build an error response; Argo shows its message on the node if the error persists."""
+    return SidecarReply(status, json.dumps({"error": message}).encode(), message)
 
 
-_ENDING = failed(503, "the sidecar ends, because its pod is deleted or stopped; ask again")
+_SHUTTING_DOWN = error_reply(503, "the sidecar is shutting down, because its pod is deleted or stopped; call again")
 
 
-class Service:
-    """The plugin's service, as this pod reaches it. Thread-safe."""
+class ServiceClient:
+    """Client of the plugin's service. Thread-safe."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SidecarSettings) -> None:
         self._settings = settings
-        self.url = settings.service.geturl().rstrip("/")
-        self._tls = _tls(settings.ca_file) if settings.service.scheme == "https" else None
-        self._waiting: set[SimpleQueue[Answer]] = set()
-        self._ended = False
+        self.url = settings.service_url.geturl().rstrip("/")
+        self._tls = _create_tls_context(settings.ca_file) if settings.service_url.scheme == "https" else None
+        self._waiting_calls: set[SimpleQueue[SidecarReply]] = set()
+        self._aborted = False
         self._lock = threading.Lock()
 
-    def ask(self, body: bytes) -> Answer:
-        """Hand a call on, and answer what the service says to it, after 25 s at the latest."""
+    def forward(self, body: bytes) -> SidecarReply:
+        """Forward a call to the service; returns its reply, or an error after 25 s at the latest."""
         try:
             token = self._settings.account_token_file.read_text().strip()
         except OSError as error:
-            return failed(
+            return error_reply(
                 503,
                 f"the sidecar has no token of its service account ({error.filename}: {error.strerror}); create the "
                 "ServiceAccount tiphys-executor-plugin and its token Secret in the workflow's namespace",
             )
-        with self._outcome() as outcome:
-            # In a thread of its own, because a name server that is away holds a call up for as long as it likes.
+        with self._waiting_call() as outcome:
+            # In a thread of its own, because name resolution has no timeout if the name server is unreachable.
             threading.Thread(target=lambda: outcome.put(self._post(body, token)), daemon=True).start()
             try:
                 return outcome.get(timeout=_ANSWER_SECONDS)
             except Empty:
-                return failed(503, f"the plugin's service {self.url} did not answer within {_ANSWER_SECONDS:g} s")
+                return error_reply(503, f"the plugin's service {self.url} did not answer within {_ANSWER_SECONDS:g} s")
 
     def abort(self) -> None:
-        """Answer all calls that still wait, and all that come: this pod ends."""
+        """Answer all waiting and all later calls with 503, because this pod is shutting down."""
         with self._lock:
-            self._ended = True
-            for outcome in self._waiting:
-                outcome.put(_ENDING)
+            self._aborted = True
+            for outcome in self._waiting_calls:
+                outcome.put(_SHUTTING_DOWN)
 
     @contextmanager
-    def _outcome(self) -> Iterator[SimpleQueue[Answer]]:
-        outcome: SimpleQueue[Answer] = SimpleQueue()
+    def _waiting_call(self) -> Iterator[SimpleQueue[SidecarReply]]:
+        outcome: SimpleQueue[SidecarReply] = SimpleQueue()
         with self._lock:
-            self._waiting.add(outcome)
-            if self._ended:
-                outcome.put(_ENDING)
+            self._waiting_calls.add(outcome)
+            if self._aborted:
+                outcome.put(_SHUTTING_DOWN)
         try:
             yield outcome
         finally:
             with self._lock:
-                self._waiting.discard(outcome)
+                self._waiting_calls.discard(outcome)
 
-    def _post(self, body: bytes, token: str) -> Answer:
+    def _post(self, body: bytes, token: str) -> SidecarReply:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection = self._connection()
         try:
             connection.connect()
             connection.sock.settimeout(_ANSWER_SECONDS)
-            connection.request("POST", f"{self._settings.service.path.rstrip('/')}{EXECUTE_PATH}", body, headers)
+            connection.request("POST", f"{self._settings.service_url.path.rstrip('/')}{EXECUTE_PATH}", body, headers)
             response = connection.getresponse()
-            return _judge(self.url, response.status, response.read())
+            return _reply_for_status(self.url, response.status, response.read())
         except (OSError, http.client.HTTPException) as error:
-            return failed(503, f"the plugin's service {self.url} cannot be reached: {error or type(error).__name__}")
+            return error_reply(
+                503, f"the plugin's service {self.url} cannot be reached: {error or type(error).__name__}"
+            )
         finally:
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
-        service = self._settings.service
+        service = self._settings.service_url
         assert service.hostname is not None
         if self._tls is None:
             return http.client.HTTPConnection(service.hostname, service.port, timeout=_CONNECT_SECONDS)
         return http.client.HTTPSConnection(service.hostname, service.port, timeout=_CONNECT_SECONDS, context=self._tls)
 
 
-def _judge(url: str, status: int, body: bytes) -> Answer:
+def _reply_for_status(url: str, status: int, body: bytes) -> SidecarReply:
     if status == 200:
-        return Answer(200, body)
-    said = _sentence(body)
+        return SidecarReply(200, body)
+    message = _error_text(body)
     match status:
         case 503:
-            return failed(503, said or f"the plugin's service {url} is not ready")
+            return error_reply(503, message or f"the plugin's service {url} is not ready")
         case 401 | 403:
-            return failed(503, f"the plugin's service {url} does not let this pod in: {said}")
+            return error_reply(503, f"the plugin's service {url} does not let this pod in: {message}")
         case 404:
-            return failed(503, f"what answers at {url} is not the plugin's service; see TIPHYS_SERVICE_URL")
-    return failed(503, f"the plugin's service {url} answered {status}: {said}")
+            return error_reply(503, f"the server at {url} is not the plugin's service; check TIPHYS_SERVICE_URL")
+    return error_reply(503, f"the plugin's service {url} answered {status}: {message}")
 
 
-def _sentence(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return " ".join(body.decode(errors="replace").split())[:300]
 
 
-def _tls(ca_file: str | None) -> ssl.SSLContext:
+def _create_tls_context(ca_file: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""The sidecar's HTTP side: who may call, which calls are handed on, and how it ends.
+"""The HTTP server of the sidecar: checks the caller, forwards calls of Tiphys, and drains on shutdown.
 
-One thread for each call, and a bound on them; what is more waits to be
-accepted. It has to end within two seconds of SIGTERM, because Argo's agent pod
-waits for it, and still answers the calls under way: those that the service has
-not answered by then are told to come again.
+Each call has a thread, up to a limit; further connections wait to be accepted.
+The sidecar must end within two seconds of SIGTERM, because Argo's agent pod waits
+for it. Until then it answers the calls in progress; a call that the service has
+not answered in time gets 503, so that Argo repeats it.
 """
 
 import hmac
@@ -17,43 +17,42 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from tiphys.errors import UsageError
-from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, Answer, Service, failed
-from tiphys_plugin.sidecar.settings import Settings, log
+from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, MAX_BODY_BYTES, ServiceClient, SidecarReply, error_reply
+from tiphys_plugin.sidecar.settings import SidecarSettings, log
 
-PLUGIN = "tiphys"
-LARGEST_BODY_BYTES = 2 << 20
-_MOST_SKIPPED_BYTES = 4 * LARGEST_BODY_BYTES
-_MOST_CALLS = 32
-_PATIENCE_SECONDS = (1.0, 5.0)
-"""For the service to answer what is under way, and then for the answers to be written, which takes no time at all."""
-_NOT_HERE = failed(404, f"nothing is here; Argo posts to {EXECUTE_PATH}")
+PLUGIN_NAME = "tiphys"
+_MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
+_MAX_CONCURRENT_CALLS = 32
+_DRAIN_SECONDS = (1.0, 5.0)
+"""First for the service to answer the calls in progress, then for writing the responses, which is quick."""
+_NOT_FOUND = error_reply(404, f"this path does not exist; Argo posts to {EXECUTE_PATH}")
 
 
-def is_foreign(document: dict[str, Any]) -> bool:
-    """Whether the template is of another plugin; the service would say the same."""
+def is_foreign_template(document: dict[str, Any]) -> bool:
+    """Whether the template is of another plugin; decided here to save a call, as the service would decide it."""
     template = document.get("template")
     body = template.get("plugin") if isinstance(template, dict) else None
-    return not isinstance(body, dict) or PLUGIN not in body
+    return not isinstance(body, dict) or PLUGIN_NAME not in body
 
 
 class SidecarServer(socketserver.ThreadingTCPServer):
-    """Listens as soon as it is made; `serve_forever` accepts calls, `drain` ends it.
+    """Listens from its construction on; `serve_forever` accepts calls, `drain` stops it.
 
     Raises:
-        UsageError: it cannot listen there.
+        UsageError: host or port cannot be listened on.
     """
 
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SidecarSettings) -> None:
         self.settings = settings
-        self.service = Service(settings)
-        self._slots = threading.BoundedSemaphore(_MOST_CALLS)
-        self._under_way = 0
+        self.service = ServiceClient(settings)
+        self._slots = threading.BoundedSemaphore(_MAX_CONCURRENT_CALLS)
+        self._calls_in_progress = 0
         self._changed = threading.Condition()
-        self._ending = False
+        self._is_draining = False
         host = settings.host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")  # noqa: S104  Argo calls localhost
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -75,7 +74,7 @@ class SidecarServer(socketserver.ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         while not self._slots.acquire(timeout=0.2):
-            if self._ending:
+            if self._is_draining:
                 self.shutdown_request(request)
                 return
         super().process_request(request, client_address)
@@ -87,29 +86,29 @@ class SidecarServer(socketserver.ThreadingTCPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """A caller that went away; whoever it was asks again."""
+        """Log a broken connection; the caller repeats its call."""
         log("warning", "call.broken_off")
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """A call that `drain` waits for."""
+    def call_in_progress(self) -> Iterator[None]:
+        """Count a call as in progress, so that `drain` waits for it."""
         with self._changed:
-            self._under_way += 1
+            self._calls_in_progress += 1
         try:
             yield
         finally:
             with self._changed:
-                self._under_way -= 1
+                self._calls_in_progress -= 1
                 self._changed.notify_all()
 
     def drain(self) -> None:
-        """Accept nothing any more, and see the calls under way answered."""
-        self._ending = True
+        """Stop accepting calls, and wait until the calls in progress are answered."""
+        self._is_draining = True
         self.shutdown()
         self.server_close()
-        for patience in _PATIENCE_SECONDS:
+        for timeout_seconds in _DRAIN_SECONDS:
             with self._changed:
-                if self._changed.wait_for(lambda: self._under_way == 0, patience):
+                if self._changed.wait_for(lambda: self._calls_in_progress == 0, timeout_seconds):
                     return
             self.service.abort()
 
@@ -119,60 +118,60 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30  # for a caller that connects and sends nothing
 
     def do_POST(self) -> None:
-        with self.server.answering():
+        with self.server.call_in_progress():
             self._send(self._answer())
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
         pass
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> SidecarReply:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            return failed(400, "the body has no Content-Length")
-        refusal = self._refuse_caller() if self.path == EXECUTE_PATH else _NOT_HERE
-        if refusal is None and int(length) > LARGEST_BODY_BYTES:
-            refusal = failed(413, f"the body is larger than {LARGEST_BODY_BYTES} bytes")
+            return error_reply(400, "the body has no Content-Length")
+        refusal = self._refuse_caller() if self.path == EXECUTE_PATH else _NOT_FOUND
+        if refusal is None and int(length) > MAX_BODY_BYTES:
+            refusal = error_reply(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
         if refusal is not None:
-            self._skip(int(length))
+            self._discard_body(int(length))
             return refusal
-        return self._hand_on(self.rfile.read(int(length)))
+        return self._forward(self.rfile.read(int(length)))
 
-    def _hand_on(self, body: bytes) -> Answer:
+    def _forward(self, body: bytes) -> SidecarReply:
         try:
             document = json.loads(body)
         except ValueError as error:
-            return failed(400, f"the body is not JSON: {error}")
+            return error_reply(400, f"the body is not JSON: {error}")
         if not isinstance(document, dict):
-            return failed(400, "the body is not a JSON object")
-        return Answer(200, b"{}") if is_foreign(document) else self.server.service.ask(body)
+            return error_reply(400, "the body is not a JSON object")
+        return SidecarReply(200, b"{}") if is_foreign_template(document) else self.server.service.forward(body)
 
-    def _skip(self, length: int) -> None:
-        """Read what nobody wants: a connection that is closed before loses the answer on its way."""
-        left = min(length, _MOST_SKIPPED_BYTES)
-        while left and (read := len(self.rfile.read(min(left, 64 << 10)))):
-            left -= read
+    def _discard_body(self, length: int) -> None:
+        """Read and drop the body: closing the connection before that can lose the response."""
+        remaining = min(length, _MAX_DISCARDED_BYTES)
+        while remaining and (count := len(self.rfile.read(min(remaining, 64 << 10)))):
+            remaining -= count
 
-    def _refuse_caller(self) -> Answer | None:
+    def _refuse_caller(self) -> SidecarReply | None:
         path = self.server.settings.token_file
         try:
             token = path.read_bytes().strip()
         except OSError as error:
-            return failed(
+            return error_reply(
                 503,
                 f"the sidecar cannot read Argo's token {path}: {error.strerror}; its container must not set runAsUser",
             )
-        given = self.headers.get("Authorization", "").encode()
-        if not token or not hmac.compare_digest(given, b"Bearer " + token):
-            return failed(403, "the bearer token is not the one that Argo made for this pod")
+        authorization = self.headers.get("Authorization", "").encode()
+        if not token or not hmac.compare_digest(authorization, b"Bearer " + token):
+            return error_reply(403, "the bearer token is not the one that Argo created for this pod")
         return None
 
-    def _send(self, answer: Answer) -> None:
-        if answer.failure:
+    def _send(self, answer: SidecarReply) -> None:
+        if answer.error:
             log(
                 "error" if answer.status == 503 else "warning",
                 "call.failed",
                 status=answer.status,
-                error=answer.failure,
+                error=answer.error,
             )
         self.send_response(answer.status)
         self.send_header("Content-Type", "application/json")

@@ -1,6 +1,8 @@
-"""What the sidecar is told by its environment.
+"""The settings of the sidecar, from environment variables, and its log.
 
-One JSON object per line on stderr, in the words that the service uses; never a token or a body.
+The log is one JSON object per line on stderr, with the field names of the
+service's log. It never contains a token or a body. The sidecar has no other
+dependencies, so it does not use structlog.
 """
 
 import json
@@ -15,28 +17,29 @@ from tiphys.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Tokens are files that are read at each call, because Kubernetes replaces the account's while we run."""
+class SidecarSettings:
+    """Settings of one sidecar. Token files are read at each call, because Kubernetes rotates the account's token."""
 
-    service: SplitResult
+    service_url: SplitResult
     ca_file: str | None
-    """None: the certificate authorities of the system."""
+    """File of certificate authorities; None for those of the system."""
     token_file: Path
-    """Written by Argo for this pod."""
+    """Token that Argo writes for this pod, and sends with each call."""
     account_token_file: Path
+    """Token of the service account, by which the service knows the namespace."""
     host: str
-    """Empty: all addresses, of both families where there are two."""
+    """Address to listen on; empty for all IPv4 and IPv6 addresses."""
     port: int
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> "Settings":
-        """Read the variables. Raises `UsageError`, which names the one that is missing or wrong."""
+    def from_environment(cls, environment: Mapping[str, str]) -> "SidecarSettings":
+        """Read the environment variables. Raises `UsageError`, which names a missing or wrong one."""
         port = environment.get("TIPHYS_SIDECAR_PORT", "7243")
         if not port.isdecimal() or int(port) > 65535:
             raise UsageError(f"TIPHYS_SIDECAR_PORT is {port!r}; expected a number up to 65535")
         account = "/var/run/secrets/kubernetes.io/serviceaccount/token"
         return cls(
-            service=_service(environment.get("TIPHYS_SERVICE_URL", "")),
+            service_url=_parse_service_url(environment.get("TIPHYS_SERVICE_URL", "")),
             ca_file=environment.get("TIPHYS_SERVICE_CA_FILE") or None,
             token_file=Path(environment.get("TIPHYS_TOKEN_FILE") or "/var/run/argo/token"),
             account_token_file=Path(environment.get("TIPHYS_ACCOUNT_TOKEN_FILE") or account),
@@ -45,13 +48,13 @@ class Settings:
         )
 
 
-def _service(url: str) -> SplitResult:
+def _parse_service_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        known = None
-    if not known or "@" in parts.netloc:
+        is_valid = False
+    if not is_valid or "@" in parts.netloc:
         raise UsageError(
             f"TIPHYS_SERVICE_URL is {url!r}; expected the plugin's service, such as http://tiphys-plugin.tiphys.svc:7243"
         )
@@ -59,7 +62,7 @@ def _service(url: str) -> SplitResult:
 
 
 def log(level: str, event: str, **fields: object) -> None:
-    """Write one line."""
+    """Write one line of the log; ``event`` is its id."""
     moment = datetime.now(UTC).isoformat(timespec="milliseconds")
     sys.stderr.write(json.dumps({**fields, "event": event, "log_level": level, "ts": moment}) + "\n")
     sys.stderr.flush()

@@ -27,10 +27,10 @@ from support.corruption import KINDS, LAYERS, NEWEST, OLDER, OTHER_RUN, Objects,
 from support.lineage import RUN, STEP, ref
 from support.memory import MemoryStore
 
-from tiphys.checkpoint.restore.loader import Loader
+from tiphys.checkpoint.restore.loader import CheckpointLoader
 from tiphys.checkpoint.restore.shard_reader import NodeCache
 from tiphys.errors import IntegrityError
-from tiphys.lineage.audit.audit import audit
+from tiphys.lineage.audit.audit import audit_run
 from tiphys.lineage.validity import read_manifest
 from tiphys.records import CheckpointRef
 
@@ -87,7 +87,7 @@ def sound(number: int) -> list[bool]:
     store = MemoryStore(_made(seed))
     accepted = []
     for index, run in enumerate((RUN, OTHER_RUN)):
-        passes = audit(store, run, deep=True, jobs=1).sound
+        passes = audit_run(store, run, deep=True, threads=1).is_sound
         for one in _CHECKPOINTS:
             place = ref(one.attempt, one.global_step, f"{run}/{STEP}")
             accepted.append(passes and _is_saved_state(_restored(store, place), seed * 2 + index, one.global_step))
@@ -104,7 +104,7 @@ def _damaged_run(number: int, kind: str, layer: str, apply: Callable[[Objects], 
     store = MemoryStore(objects)
     restored = _restored(store)
     harmless = restored is None or _is_saved_state(restored, 2 * (SEED + number % _ORIGINALS))
-    return Case(kind, layer, harmless and not audit(store, RUN, deep=True, jobs=1).sound)
+    return Case(kind, layer, harmless and not audit_run(store, RUN, deep=True, threads=1).is_sound)
 
 
 def _damaged_cache(number: int) -> Case:
@@ -151,9 +151,9 @@ def _damage_file(folder: Path, kind: str, chance: random.Random, store: MemorySt
 
 def _restored(store: MemoryStore, place: CheckpointRef = NEWEST, node: NodeCache | None = None) -> Any:
     """The state of a checkpoint; None if it was refused."""
-    loader = Loader(store, cache=node, threads=1)
+    loader = CheckpointLoader(store, cache=node, threads=1)
     try:
-        return loader.load(loader.manifest(place))
+        return loader.load(loader.read_manifest(place))
     except IntegrityError:
         return None
 

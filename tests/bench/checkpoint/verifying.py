@@ -17,7 +17,7 @@ from bench.progress import say
 from support.lineage import write_run
 
 from tiphys.checkpoint.restore import shard_reader as reading
-from tiphys.lineage.audit.audit import audit
+from tiphys.lineage.audit.audit import audit_run
 from tiphys.store import Store, open_store
 
 _PIECE_BYTES = 32 * MIB
@@ -72,8 +72,8 @@ def _audit(store: Store, run: str) -> float:
 
 
 def _sound(store: Store, run: str) -> int:
-    found = audit(store, run, deep=True, jobs=_CORES)
-    if not found.sound:
+    found = audit_run(store, run, deep=True, threads=_CORES)
+    if not found.is_sound:
         raise RuntimeError(f"the verification found damage: {found.damage[0]}")
     return found.size_bytes
 

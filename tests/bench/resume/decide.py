@@ -12,22 +12,22 @@ from bench.progress import say
 from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
 from support.kube_server import KubeServer, serving
-from tiphys_controller import start
-from tiphys_controller.auto_resume.act import Attendant, Surroundings
-from tiphys_controller.auto_resume.observation_health import Health
-from tiphys_controller.auto_resume.state import Limits
+from tiphys_controller import start_run
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.observation_health import ObservationHealth
+from tiphys_controller.auto_resume.state import AutoResumeLimits
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 
 from hera_pipelines import AutoResume
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.records import RunSealed
-from tiphys.store import RunLayout, Store, claim, open_store
+from tiphys.records import SubmissionEnd
+from tiphys.store import RunLayout, Store, claim_record, open_store
 
 ITEMS = 50
 RUNS = 50
 QUICK_RUNS = 3
 NAMESPACE = "ml"
-_UNLIMITED = Limits(per_minute=1e9, burst=1_000_000_000, mass=1_000_000)
+_UNLIMITED = AutoResumeLimits(resumes_per_minute=1e9, resume_burst=1_000_000_000, mass_failure_count=1_000_000)
 
 
 def measure(server: S3, quick: bool) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def measure(server: S3, quick: bool) -> dict[str, Any]:
         with wire.tapped():
             for run in runs:
                 sent, begin = wire.requests, time.perf_counter()
-                attended = attendant.attend((NAMESPACE, run))
+                attended = attendant.reconcile((NAMESPACE, run))
                 seconds.append(time.perf_counter() - begin)
                 requests.append(wire.requests - sent)
                 assert attended.resumed and attended.resumed.submission == 2, attended.decision
@@ -61,15 +61,15 @@ def _submitter(kubernetes: KubeServer) -> KubernetesSubmitter:
     return KubernetesSubmitter(kubernetes.api(NAMESPACE), "bench")
 
 
-def _attendant(store: Store, submitter: KubernetesSubmitter) -> Attendant:
-    given = Surroundings(
+def _attendant(store: Store, submitter: KubernetesSubmitter) -> AutoResumeReconciler:
+    given = ReconcilerDependencies(
         stores=lambda _: store,
         submitter=lambda: submitter,
-        may_write=lambda: True,
-        health=lambda _: Health(running=1),
+        is_leader=lambda: True,
+        observation_health=lambda _: ObservationHealth(running_runs=1),
         monotonic=time.monotonic,
     )
-    return Attendant(given, _UNLIMITED)
+    return AutoResumeReconciler(given, _UNLIMITED)
 
 
 def _failed_runs(store: Store, kubernetes: KubeServer, count: int) -> list[str]:
@@ -78,11 +78,11 @@ def _failed_runs(store: Store, kubernetes: KubeServer, count: int) -> list[str]:
     submitter, api = _submitter(kubernetes), kubernetes.api(NAMESPACE)
     names = [f"decide-{number}" for number in range(count)]
     for run in names:
-        started = start(store, submitter, manifest, run, NAMESPACE)
+        started = start_run(store, submitter, manifest, run, NAMESPACE)
         *finished, last = items_of(items_pipeline(ITEMS))
         objects = [one for item in finished for one in done(run, item).items()]
         put_all([*objects, *preempted(run, last).items()])
-        claim(store, RunLayout(run).submission_end(1), RunSealed(run=run, submission=1, status="Failed"))
+        claim_record(store, RunLayout(run).submission_end(1), SubmissionEnd(run=run, submission=1, status="Failed"))
         failed = {"status": {"phase": "Failed", "finishedAt": "2026-03-01T12:00:00Z"}}
         api.patch(WORKFLOWS, NAMESPACE, started.workflow_name, failed)
     return names

@@ -24,7 +24,7 @@ from bench.resume.faults import KINDS, MTBF_SECONDS, Fault, Struck, drawn, strik
 from bench.resume.optimum import optimum
 from support.polling import until
 
-from tiphys.checkpoint.save.interval import young
+from tiphys.checkpoint.save.interval import young_interval_seconds
 
 ARMS = ("scratch", "folder", "tiphys")
 SECONDS = 120.0
@@ -230,7 +230,7 @@ def _limits(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "stall_seconds": significant(stall),
         "restart_seconds": significant(restart),
         "mtbf_seconds": significant(mtbf),
-        "young_interval_seconds": significant(young(stall, mtbf)),
+        "young_interval_seconds": significant(young_interval_seconds(stall, mtbf)),
         "optimum_interval_seconds": significant(best.interval),
         "optimum_share": significant(best.share),
     }

@@ -15,7 +15,7 @@ class Optimum(NamedTuple):
 def optimum(stall: float, restart: float, mtbf: float, shortest: float) -> Optimum:
     """The best of all intervals from ``shortest`` on, which is one step; all in seconds.
 
-    The product's own choice (`tiphys.checkpoint.save.interval.daly`) solves an
+    The product's own choice (`tiphys.checkpoint.save.interval.daly_interval_seconds`) solves an
     approximation; here the exact expectation is searched.
     """
     candidates = [shortest * 1.01**n for n in range(1500) if shortest * 1.01**n < 10 * mtbf]

@@ -12,9 +12,9 @@ from bench.checkpoint.server import BUCKET, S3, STORE, plain_client
 from bench.progress import say
 from bench.resume.runs import WRITERS, done, items_of, items_pipeline, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
-from tiphys_controller.submit.planner import planned
+from tiphys_controller.submit.planner import plan_stored_run
 
-from tiphys.records import RunRecord, digest
+from tiphys.records import RunRecord, json_digest
 from tiphys.store import RunLayout, open_store
 
 SIZES = (10, 100, 1_000, 10_000)
@@ -45,8 +45,11 @@ def _rows(wire: Wire, size: int, missing: Sequence[float], delays: Sequence[floa
     run = f"plan-{size}"
     pipeline = items_pipeline(size)
     items, manifest = items_of(pipeline), pipeline.manifest
-    record = RunRecord(run=run, pipeline="plan", workflow=manifest, digest=digest(manifest))
-    objects = ((RunLayout(run).record, record.to_bytes()), *(one for item in items for one in done(run, item).items()))
+    record = RunRecord(run=run, pipeline="plan", workflow=manifest, digest=json_digest(manifest))
+    objects = (
+        (RunLayout(run).run_record, record.to_bytes()),
+        *(one for item in items for one in done(run, item).items()),
+    )
     say(f"plan: wrote {put_all(objects)} objects of run {run}")
     gone: list[str] = []
     order = random.Random(SEED).sample(items, len(items))
@@ -65,11 +68,11 @@ def _rows(wire: Wire, size: int, missing: Sequence[float], delays: Sequence[floa
 
 def _planned(wire: Wire, run: str, missing: int) -> dict[str, Any]:
     store = open_store(STORE)
-    store.read(RunLayout(run).record)  # the connection is made before the clock runs
+    store.read(RunLayout(run).run_record)  # the connection is made before the clock runs
     sent, begin = wire.requests, time.perf_counter()
-    found = planned(store, run)
+    found = plan_stored_run(store, run)
     seconds = time.perf_counter() - begin
-    assert bool(found.plan.running) == bool(missing)
+    assert bool(found.decisions.running_tasks) == bool(missing)
     return {"requests": wire.requests - sent, "seconds": significant(seconds)}
 
 

@@ -11,9 +11,9 @@ from hera.workflows.models import ValueFrom
 
 from hera_pipelines import Pipeline, Step
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.protocol.fan_out import written_items
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, Output, OutputKind, OutputObject
-from tiphys.store import RunLayout, listing_digest
+from tiphys.protocol.fan_out import static_items
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, Output, OutputKind, OutputObject
+from tiphys.store import RunLayout, outputs_digest
 
 WRITERS = 16
 _VALUE = b"0.5"
@@ -37,7 +37,7 @@ def items_pipeline(items: int, **options: Any) -> CompiledPipeline:
 
 def items_of(pipeline: CompiledPipeline) -> list[str]:
     """Step ids of its items."""
-    return [item.step for task in pipeline.tasks() for item in written_items(task) or ()]
+    return [item.step_id for task in pipeline.tasks() for item in static_items(task) or ()]
 
 
 def put_all(objects: Iterable[tuple[str, bytes]]) -> int:
@@ -58,13 +58,17 @@ def done(run: str, item: str) -> Mapping[str, bytes]:
     written = OutputObject(key=key, size=len(_VALUE), sha256=hashlib.sha256(_VALUE).hexdigest())
     output = Output(name="loss", kind=OutputKind.PARAMETER, key=key, value=_VALUE.decode(), objects=(written,))
     listed = [(key.removeprefix(layout.outputs(item, 1)), len(_VALUE))]
-    end = {"outcome": Outcome.DONE, "outputs": (output,)}
-    return {key: _VALUE, layout.done_projection(item, 1, listing_digest(listed)): b"", **_attempt(run, item, end)}
+    end = {"outcome": AttemptEndOutcome.DONE, "outputs": (output,)}
+    return {key: _VALUE, layout.done_marker(item, 1, outputs_digest(listed)): b"", **_attempt(run, item, end)}
 
 
 def preempted(run: str, item: str) -> Mapping[str, bytes]:
     """What an item leaves whose first attempt lost its node."""
-    end = {"outcome": Outcome.FAILED, "cause": Cause.INFRASTRUCTURE, "message": "the node gave it up (NodeLost)"}
+    end = {
+        "outcome": AttemptEndOutcome.FAILED,
+        "cause": Cause.INFRASTRUCTURE,
+        "message": "its node failed, or evicted or rejected the pod (NodeLost)",
+    }
     return _attempt(run, item, end)
 
 

@@ -14,7 +14,7 @@ from bench.checkpoint.samples import significant
 from bench.resume.faults import KINDS
 from bench.resume.optimum import optimum
 
-from tiphys.checkpoint.save.interval import young
+from tiphys.checkpoint.save.interval import young_interval_seconds
 
 DAYS = 54.0
 INTERRUPTIONS = 419
@@ -59,7 +59,7 @@ def measure(quick: bool) -> dict[str, Any]:
     assumed = Assumed()
     mtbf = DAYS * _DAY / INTERRUPTIONS
     best = optimum(assumed.stall, assumed.restart, mtbf, assumed.step)
-    interval = young(assumed.stall, mtbf)
+    interval = young_interval_seconds(assumed.stall, mtbf)
     ways: dict[str, Callable[[int], float]] = {
         "scratch": lambda seed: _scratch(seed, mtbf, assumed),
         "folder": lambda seed: _saving(seed, mtbf, assumed, interval, knows=False),

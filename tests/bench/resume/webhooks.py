@@ -20,12 +20,12 @@ from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
 from support.controller_process import ControllerProcess, kubeconfig
 from support.kube_server import KubeServer, serving
 from support.polling import until
-from tiphys_controller import start
+from tiphys_controller import start_run
 from tiphys_controller.kubernetes.kubernetes_submitter import KubernetesSubmitter
 
-from tiphys.kube import cluster_name
+from tiphys.kube import identify_cluster
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.store import Store, open_store, submissions
+from tiphys.store import Store, open_store, read_submissions
 
 DELIVERIES = 1000
 QUICK_DELIVERIES = 100
@@ -50,9 +50,9 @@ def measure(server: S3, quick: bool) -> dict[str, Any]:
             with ThreadPoolExecutor(CONNECTIONS) as pool:
                 parts = [deliveries[number::CONNECTIONS] for number in range(CONNECTIONS)]
                 seconds = sorted(one for part in pool.map(lambda part: _post(process.url, part), parts) for one in part)
-            until(lambda: len(submissions(store, RUN)) > 1, seconds=180)
+            until(lambda: len(read_submissions(store, RUN)) > 1, seconds=180)
             time.sleep(_QUICK_QUIET_SECONDS if quick else _QUIET_SECONDS)  # time for a second one, which must not come
-        resumes = len(submissions(store, RUN)) - 1
+        resumes = len(read_submissions(store, RUN)) - 1
     p99 = seconds[min(len(seconds) - 1, round(0.99 * len(seconds)))]
     say(f"webhooks: {resumes} resumes of {count} deliveries, p99 {1000 * p99:.1f} ms")
     return {
@@ -116,7 +116,7 @@ def _failed_run(store: Store, kubernetes: KubeServer) -> None:
     kubernetes.add_namespace("tiphys")
     api = kubernetes.api(NAMESPACE)
     pipeline = items_pipeline(ITEMS)
-    started = start(store, KubernetesSubmitter(api, cluster_name(api)), pipeline.manifest, RUN, NAMESPACE)
+    started = start_run(store, KubernetesSubmitter(api, identify_cluster(api)), pipeline.manifest, RUN, NAMESPACE)
     *finished, last = items_of(pipeline)
     put_all([*(one for item in finished for one in done(RUN, item).items()), *preempted(RUN, last).items()])
     api.patch(WORKFLOWS, NAMESPACE, started.workflow_name, {"status": {"phase": "Failed"}})

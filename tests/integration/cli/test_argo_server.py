@@ -11,13 +11,13 @@ from support.argo_rest import ArgoRest
 from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer
 from support.polling import until
-from tiphys_controller import start
-from tiphys_controller.argo_server import ArgoServerSubmitter, argo_server
+from tiphys_controller import start_run
+from tiphys_controller.argo_server import ArgoServerSubmitter, connect_argo_server
 
-from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.records import SubmissionBound
-from tiphys.store import DirectoryStore, RunLayout, Store, submissions
+from tiphys.records import SubmissionBinding
+from tiphys.store import DirectoryStore, RunLayout, Store, read_submissions
 
 from .conftest import Command
 
@@ -73,9 +73,9 @@ def kubeconfig(server: KubeServer, tmp_path: Path) -> Path:
 
 def begun(store: Store, argo: ArgoRest, admitted_as: str = "") -> None:
     """A run that was sent through the argo-server alone, and bound by its first admit to the Workflow of that uid."""
-    started = start(store, ArgoServerSubmitter(argo_server(argo.url, {})), PIPELINE, RUN, namespace="ml")
+    started = start_run(store, ArgoServerSubmitter(connect_argo_server(argo.url, {})), PIPELINE, RUN, namespace="ml")
     History(store, RUN).done("prep")
-    bound = SubmissionBound(
+    bound = SubmissionBinding(
         run=RUN,
         submission=1,
         cluster="kubernetes:real",
@@ -83,7 +83,7 @@ def begun(store: Store, argo: ArgoRest, admitted_as: str = "") -> None:
         workflow_name=RUN,
         uid=admitted_as or started.uid,
     )
-    store.create(RunLayout(RUN).submission_bound(1), bound.to_bytes())
+    store.create(RunLayout(RUN).submission_binding(1), bound.to_bytes())
 
 
 def test_a_pipeline_is_sent_by_somebody_without_a_kubeconfig(
@@ -92,16 +92,16 @@ def test_a_pipeline_is_sent_by_somebody_without_a_kubeconfig(
     file = tiny.write(tmp_path / "code")
     given = ("run", file, "--cluster", "--detach", "--run", "hot", "--store", store.url)
     answer = alone(*given)
-    assert (answer.code, "give it with -n" in answer.error) == (2, True)
+    assert (answer.code, "give one with -n" in answer.error) == (2, True)
 
     answer = alone(*given, "-n", "ml")
 
     assert (answer.code, answer.out) == (0, "hot\n")
-    assert f"which cluster is behind argo-server {argo.url} is not known" in answer.err
-    assert f"end it with `tiphys stop hot --store {store.url}`" in answer.err
+    assert f"the cluster behind argo-server {argo.url} cannot be identified" in answer.err
+    assert f"stop it with `tiphys stop hot --store {store.url}`" in answer.err
     [found] = server.objects("workflows")
     assert (found["metadata"]["name"], found["metadata"]["namespace"]) == ("hot", "ml")
-    assert [one.bound for one in submissions(store, "hot")] == [None]
+    assert [one.binding for one in read_submissions(store, "hot")] == [None]
 
 
 def test_a_run_goes_on_and_is_watched_with_the_cluster_named_by_the_kubeconfig(
@@ -124,9 +124,9 @@ def test_a_run_goes_on_and_is_watched_with_the_cluster_named_by_the_kubeconfig(
 
     assert answer.code == 0, answer.err
     assert "fit: Succeeded" in answer.err
-    second = submissions(store, RUN)[-1]
-    assert second.bound is not None
-    assert second.bound.cluster == cluster_name(api)
+    second = read_submissions(store, RUN)[-1]
+    assert second.binding is not None
+    assert second.binding.cluster == identify_cluster(api)
 
 
 def test_a_run_is_stopped_by_its_uid(alone: Command, argo: ArgoRest, server: KubeServer, store: Store) -> None:
@@ -141,11 +141,11 @@ def test_one_of_another_uid_is_neither_stopped_nor_followed(
 ) -> None:
     begun(store, argo, admitted_as="uid-elsewhere")
     answer = alone("stop", RUN, "--store", store.url)
-    assert (answer.code, "shows no Workflow ml/digits-1 that is this run's" in answer.error) == (3, True)
+    assert (answer.code, "has no Workflow ml/digits-1 of this run" in answer.error) == (3, True)
     assert "shutdown" not in server.objects("workflows")[0]["spec"]
     answer = alone("resume", RUN, "--store", store.url)
     assert (answer.code, "may still be running" in answer.error, "--force" in answer.error) == (4, True, True)
-    assert len(submissions(store, RUN)) == 1
+    assert len(read_submissions(store, RUN)) == 1
     answer = alone("get", RUN, "--cluster", "--store", store.url)
     assert (answer.code, "Unknown" in answer.out) == (0, True)
 

@@ -23,13 +23,13 @@ from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer, serving
 from support.polling import until
 from support.submitter import FakeSubmitter
-from tiphys_controller import start
+from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
-from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.records import RunSealed
-from tiphys.store import DirectoryStore, RunLayout, Store, submissions
+from tiphys.records import SubmissionEnd
+from tiphys.store import DirectoryStore, RunLayout, Store, read_submissions
 
 from .conftest import Command
 
@@ -75,15 +75,15 @@ PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"))
 
 def begun(store: Store, submitter: Any, namespace: str = "ml", sealed: str = "") -> None:
     """A run whose first step is done; ``sealed``: how its Workflow said that it ended."""
-    start(store, submitter, PIPELINE, RUN, namespace=namespace)
+    start_run(store, submitter, PIPELINE, RUN, namespace=namespace)
     History(store, RUN).done("prep")
     if sealed:
-        end = RunSealed(run=RUN, submission=1, status=sealed)
+        end = SubmissionEnd(run=RUN, submission=1, status=sealed)
         store.create(RunLayout(RUN).submission_end(1), end.to_bytes())
 
 
 def on(api: KubeApi) -> KubernetesSubmitter:
-    return KubernetesSubmitter(api, cluster_name(api))
+    return KubernetesSubmitter(api, identify_cluster(api))
 
 
 def end(api: KubeApi, name: str, phase: str = "Failed", namespace: str = "ml", **status: Any) -> None:
@@ -132,9 +132,9 @@ def test_a_run_goes_on_at_its_cluster_in_its_namespace(
     assert "fit: Succeeded" in answer.err
     assert f"submission 2 of run {RUN}" in answer.err
     assert "fit" in answer.out
-    second = submissions(store, RUN)[-1]
-    assert second.bound is not None
-    assert (second.bound.namespace, second.bound.cluster) == ("tenant", cluster_name(api))
+    second = read_submissions(store, RUN)[-1]
+    assert second.binding is not None
+    assert (second.binding.namespace, second.binding.cluster) == ("tenant", identify_cluster(api))
 
 
 @pytest.mark.parametrize(("options", "namespace"), [((), "tenant"), (("-n", "ml"), "ml")])
@@ -157,9 +157,9 @@ def test_a_fork_goes_to_the_cluster_of_its_parent_and_leaves_that_alone(
 
     assert (answer.code, answer.out) == (0, "hot\n")
     assert api.get(WORKFLOWS, namespace, "hot")["metadata"]["labels"]["tiphys.dev/run"] == "hot"
-    first = submissions(store, "hot")[0].claim
-    assert (first.kind, first.cluster, first.fresh_since) == ("fork", cluster_name(api), {"fit": 1})
-    assert len(submissions(store, RUN)) == 1
+    first = read_submissions(store, "hot")[0].claim
+    assert (first.kind, first.cluster, first.fresh_since) == ("fork", identify_cluster(api), {"fit": 1})
+    assert len(read_submissions(store, RUN)) == 1
 
 
 def test_a_run_that_fails_there_says_why_and_how_to_go_on(
@@ -181,7 +181,7 @@ def test_a_run_that_fails_there_says_why_and_how_to_go_on(
 
     assert answer.code == 1
     assert f"run {RUN} failed: fit: given up: no GPU; `tiphys get {RUN}" in answer.error
-    assert f"`tiphys resume {RUN} --store {store.url} --kubeconfig {kubeconfig}` goes on" in answer.error
+    assert f"`tiphys resume {RUN} --store {store.url} --kubeconfig {kubeconfig}` continues" in answer.error
 
 
 def test_a_workflow_that_is_deleted_meanwhile_says_how_to_go_on(
@@ -199,7 +199,8 @@ def test_a_workflow_that_is_deleted_meanwhile_says_how_to_go_on(
         answer = tiphys("resume", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
 
     assert answer.code == 3
-    assert f"Workflow ml/{RUN}-2 was deleted; what is finished is kept: go on with `tiphys resume {RUN}" in answer.error
+    assert f"Workflow ml/{RUN}-2 was deleted; finished steps and checkpoints are kept" in answer.error
+    assert f"continue with `tiphys resume {RUN}" in answer.error
 
 
 def test_another_cluster_than_that_of_the_run_is_refused_with_both_names(
@@ -209,8 +210,8 @@ def test_another_cluster_than_that_of_the_run_is_refused_with_both_names(
     answer = tiphys("resume", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
     assert answer.code == 2
     assert "went to cluster kubernetes:0123456789ab" in answer.error
-    assert f"leads to {cluster_name(api)}" in answer.error
-    assert len(submissions(store, RUN)) == 1
+    assert f"leads to {identify_cluster(api)}" in answer.error
+    assert len(read_submissions(store, RUN)) == 1
 
 
 @pytest.mark.parametrize("before", ["kubernetes:0123456789ab", "local:desk:/state"])
@@ -228,9 +229,9 @@ def test_a_sealed_run_may_go_on_at_another_cluster(
         answer = tiphys("resume", RUN, "--store", store.url, "--kubeconfig", kubeconfig, "--cluster", "-n", "dev")
 
     assert answer.code == 0
-    bound = submissions(store, RUN)[-1].bound
+    bound = read_submissions(store, RUN)[-1].binding
     assert bound is not None
-    assert (bound.cluster, bound.namespace) == (cluster_name(api), "dev")
+    assert (bound.cluster, bound.namespace) == (identify_cluster(api), "dev")
 
 
 def test_a_plan_asks_no_cluster(tiphys: Command, api: KubeApi, store: Store, tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_options_that_mean_nothing_there_are_refused_by_name(
     begun(store, on(api))
     given = options if "--local" in options else [*options, "--kubeconfig", str(kubeconfig)]
     answer = tiphys("resume", RUN, "--store", store.url, *given)
-    assert (answer.code, len(submissions(store, RUN))) == (2, 1)
+    assert (answer.code, len(read_submissions(store, RUN))) == (2, 1)
     assert sentence in answer.error
 
 
@@ -271,7 +272,7 @@ def test_a_pipeline_runs_on_the_cluster_under_the_charts_account(
     assert (found["metadata"]["name"], found["metadata"]["namespace"]) == ("hot", "ml")
     assert found["spec"]["serviceAccountName"] == "tiphys-workflow"
     assert "tiphys.dev/code" not in found["metadata"]["annotations"]
-    assert f"end it with `tiphys stop hot --store {store.url} --kubeconfig {kubeconfig}`" in answer.err
+    assert f"stop it with `tiphys stop hot --store {store.url} --kubeconfig {kubeconfig}`" in answer.err
 
 
 def test_a_run_on_the_cluster_is_watched_to_its_end(
@@ -308,8 +309,8 @@ def test_whoever_does_not_watch_any_more_ends_nothing(
     file = tiny.write(tmp_path / "code")
     answer = tiphys("run", file, "--cluster", "--run", "hot", "--store", store.url, "--kubeconfig", kubeconfig)
     assert answer.code == 130
-    assert "run hot goes on without you" in answer.error
-    assert "end it with `tiphys stop hot" in answer.error
+    assert "run hot continues on the cluster" in answer.error
+    assert "stop it with `tiphys stop hot" in answer.error
     assert "shutdown" not in server.objects("workflows")[0]["spec"]
 
 
@@ -341,7 +342,7 @@ def test_a_run_is_stopped_on_its_cluster(
     answer = tiphys("stop", RUN, "--store", store.url, "--kubeconfig", kubeconfig, *options)
     assert answer.code == 0
     assert server.objects("workflows")[0]["spec"]["shutdown"] == word
-    assert f"`tiphys resume {RUN} --store {store.url}` goes on" in answer.err
+    assert f"`tiphys resume {RUN} --store {store.url}` continues" in answer.err
 
 
 def test_a_run_that_is_over_is_not_stopped(
@@ -351,7 +352,7 @@ def test_a_run_that_is_over_is_not_stopped(
     end(api, RUN)
     answer = tiphys("stop", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
     assert answer.code == 0
-    assert f"run {RUN} does not run: its Workflow ml/{RUN} is Failed" in answer.err
+    assert f"run {RUN} is not running: its Workflow ml/{RUN} is Failed" in answer.err
     assert "shutdown" not in server.objects("workflows")[0]["spec"]
 
 
@@ -363,7 +364,7 @@ def test_a_workflow_that_took_its_name_is_not_stopped(
     api.create(WORKFLOWS, "ml", workflow(RUN))
     answer = tiphys("stop", RUN, "--store", store.url, "--kubeconfig", kubeconfig)
     assert answer.code == 3
-    assert "is gone, so nothing runs" in answer.error
+    assert "was deleted, so nothing runs" in answer.error
     assert "shutdown" not in server.objects("workflows")[0]["spec"]
 
 
@@ -385,4 +386,5 @@ def test_a_local_run_is_stopped_where_it_runs(tiphys: Command, store: Store, tmp
     begun(store, FakeSubmitter(tmp_path / "cluster", "local:desk:/state"))
     answer = tiphys("stop", RUN, "--store", store.url)
     assert answer.code == 2
-    assert f"run {RUN} went to local:desk:/state: press Ctrl-C where its `tiphys run`" in answer.error
+    assert f"run {RUN} runs on local:desk:/state, not on a cluster: press Ctrl-C" in answer.error
+    assert "in the terminal of its `tiphys run`" in answer.error

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.lineage import LINEAGE, RUN, claim_of, commit, ref, write_claim, write_run
 
-from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import checkpoint_fault
 from tiphys.store import DirectoryStore, LineageLayout
 
@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 def steps(store: DirectoryStore) -> list[int]:
-    return sorted(one.global_step for one in commits_of(store, LINEAGE))
+    return sorted(one.global_step for one in list_commits(store, LINEAGE))
 
 
 def rows(out: str) -> dict[str, str]:
@@ -46,9 +46,9 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(tiphys: Command, st
     assert answer.code == 0
     assert rows(answer.out) == {
         **dict.fromkeys(["1-6", "1-5", "1-4"], "kept newest 3"),
-        "1-3": "would be deleted nothing keeps it",
+        "1-3": "would be deleted no rule keeps it",
         "1-2": "kept best loss",
-        "1-1": "would be deleted nothing keeps it",
+        "1-1": "would be deleted no rule keeps it",
     }
     assert answer.err.endswith("2 of 6 checkpoints would be deleted, 22 B would be freed\n")
     assert snapshot(Path("store")) == before
@@ -56,7 +56,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(tiphys: Command, st
 
 def test_what_expires_is_marked_first_and_stays_ten_minutes(tiphys: Command, store: DirectoryStore) -> None:
     first = tiphys("gc", RUN, "--store", "store")
-    assert rows(first.out)["1-1"].startswith("marked nothing keeps it; may be deleted from ")
+    assert rows(first.out)["1-1"].startswith("marked no rule keeps it; may be deleted from ")
     assert first.err.endswith("0 of 6 checkpoints deleted, 0 B freed\n")
     assert rows(tiphys("gc", RUN, "--store", "store").out)["1-1"] == rows(first.out)["1-1"]
     assert steps(store) == [1, 2, 3, 4, 5, 6]
@@ -67,15 +67,15 @@ def test_what_expires_is_marked_first_and_stays_ten_minutes(tiphys: Command, sto
 def test_every_reason_is_told(tiphys: Command, store: DirectoryStore) -> None:
     write_claim(store, claim_of(2, ref(1, 5)))
     commit(store, ref(2, 7))
-    quarantine(store, ref(1, 1), "poison", "ana")
+    quarantine_checkpoint(store, ref(1, 1), "poison", "ana")
     assert tiphys("checkpoint", "pin", RUN, "1-2", "--name", "release-1", "--store", "store").code == 0
     answer = tiphys("gc", RUN, "--store", "store", "--keep-last", 1, "--keep-every", "4 steps", "--delay", "0s")
     assert rows(answer.out) == {
         "2-7": "kept newest 1",
-        "1-6": "deleted nothing keeps it",
+        "1-6": "deleted no rule keeps it",
         "1-5": "kept attempt 2 started from it",
         "1-4": "kept every 4 steps",
-        "1-3": "deleted nothing keeps it",
+        "1-3": "deleted no rule keeps it",
         "1-2": "kept pinned release-1",
         "1-1": "kept quarantined",
     }
@@ -176,7 +176,7 @@ def test_a_kill_at_any_write_harms_nothing_and_the_next_pass_finishes(
     point: str, passage: int, tiphys: Command, store: DirectoryStore, tmp_path: Path
 ) -> None:
     assert tiphys("gc", RUN, "--store", "store").code == 0  # marks 1, 2 and 3
-    store.delete(LAYOUT.expiry(1, 1))
+    store.delete(LAYOUT.tombstone(1, 1))
     assert tiphys("checkpoint", "pin", RUN, "1-2", "--name", "release", "--store", "store").code == 0
     store.create(f"{LAYOUT.shards(1, 0)}left", b"by a save that died")
 
@@ -184,12 +184,12 @@ def test_a_kill_at_any_write_harms_nothing_and_the_next_pass_finishes(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (tmp_path / "log").read_text() == f"{point}=crash\n"
     assert {2, 4, 5, 6} <= set(steps(store))
-    assert [fault for one in commits_of(store, LINEAGE) if (fault := checkpoint_fault(store, one))] == []
+    assert [fault for one in list_commits(store, LINEAGE) if (fault := checkpoint_fault(store, one))] == []
 
     assert tiphys("gc", RUN, "--store", "store", "--delay", "0s").code == 0
     assert steps(store) == [2, 4, 5, 6]
-    assert {LAYOUT.parse_shard(info.key) for info in store.list(LAYOUT.all_shards)} == set(commits_of(store, LINEAGE))
-    assert list(store.list(LAYOUT.expired)) == []
+    assert {LAYOUT.parse_shard(info.key) for info in store.list(LAYOUT.all_shards)} == set(list_commits(store, LINEAGE))
+    assert list(store.list(LAYOUT.all_tombstones)) == []
 
 
 def kill_at(failpoints: str, folder: Path) -> subprocess.CompletedProcess[str]:

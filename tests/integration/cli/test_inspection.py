@@ -181,7 +181,7 @@ def test_a_command_does_not_wait_for_what_others_need(finished: Finished) -> Non
 
 def test_version_and_help(tiphys: Command) -> None:
     assert tiphys("--version").out.startswith("tiphys ")
-    assert " 75  storage or a service did not answer" in tiphys("--help").out
+    assert " 75  storage or a service is unavailable" in tiphys("--help").out
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_file_that_ends_the_program_is_refused(tiphys: Command, tmp_path: Path
     (tmp_path / "p.py").write_text("import sys\nsys.exit(3)\n")
     answer = tiphys("compile", "p.py")
     assert answer.code == 2
-    assert "p.py:2: the file ends the program by itself (exit 3)" in answer.error
+    assert "p.py:2: the file exits while it is loaded (exit 3)" in answer.error
 
 
 def test_of_several_pipelines_one_must_be_named(tiphys: Command, tmp_path: Path) -> None:

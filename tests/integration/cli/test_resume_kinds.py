@@ -17,7 +17,7 @@ def test_a_run_is_begun_once_for_a_key_and_its_steps_run_again_if_asked(tiphys: 
     begin = ("run", file, "--run", "tiny-1", "--idempotency-key", "nightly")
     answers = [tiphys(*begin), tiphys(*begin), tiphys(*begin, "-p", "steps=2")]
     assert [(answer.code, answer.out) for answer in answers] == [(0, "tiny-1\n"), (0, "tiny-1\n"), (4, "")]
-    assert "begun before, under the same idempotency key" in answers[1].err
+    assert "started before, under the same idempotency key" in answers[1].err
     assert "start run tiny-1" in answers[2].error
     assert "next: tiphys resume tiny-1 --from fit" in tiphys("plan", "tiny-1", "--from", "fit").err
 
@@ -39,7 +39,7 @@ def test_a_fork_takes_over_what_is_finished_and_trains_on(tiphys: Command, tmp_p
     assert "fork: fit: parameters steps 20 → 30" in forked.err
     again = tiphys(*asked)
     assert (again.code, again.out) == (0, "tiny-longer\n")
-    assert "begun before, under the same idempotency key" in again.err
+    assert "started before, under the same idempotency key" in again.err
     assert tiny.ran(tmp_path / "code") == ["prepare", "fit", "report", "fit", "report"]
     assert "from step 20 of attempt 1 of tiny-1/fit: done" in tiphys("lineage", "tiny-longer").out
     assert set(steps(tiphys("plan", "tiny-longer")).values()) == {"skip"}

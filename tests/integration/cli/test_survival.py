@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from support import tiny
 from support.processes import lives
-from tiphys_controller import start
+from tiphys_controller import start_run
 
 from hera_pipelines import load_pipeline
 from hera_pipelines.local.nodes import NodePhase
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.records import AttemptEnd, Outcome
-from tiphys.store import DirectoryStore, all_attempts, read_events, submissions
+from tiphys.records import AttemptEnd, AttemptEndOutcome
+from tiphys.store import DirectoryStore, read_all_attempts, read_events, read_submissions
 
 from .conftest import Command, begin, invoke, snapshot
 
@@ -46,11 +46,11 @@ def manifests(store: Path) -> list[Path]:
 
 
 def ends(store: Path, run: str, step: str) -> list[AttemptEnd | None]:
-    return [attempt.end for attempt in all_attempts(DirectoryStore(store), run)[step]]
+    return [attempt.end for attempt in read_all_attempts(DirectoryStore(store), run)[step]]
 
 
 def model(store: Path, run: str) -> bytes:
-    done = next(end for end in ends(store, run, "fit") if end and end.outcome is Outcome.DONE)
+    done = next(end for end in ends(store, run, "fit") if end and end.outcome is AttemptEndOutcome.DONE)
     return DirectoryStore(store).read(done.outputs[0].key)
 
 
@@ -78,9 +78,9 @@ def test_a_killed_engine_is_resumed_from_storage_alone(tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     assert tiny.ran(tmp_path / "code") == ["fit", "report"]
     assert answer.out.splitlines()[1].split()[:3] == ["prepare", "step", "skip"]
-    claims = [attempt.claim for attempt in all_attempts(DirectoryStore(store), "r")["fit"]]
+    claims = [attempt.claim for attempt in read_all_attempts(DirectoryStore(store), "r")["fit"]]
     assert claims[1].starts_from is not None
-    assert (claims[1].submission, len(submissions(DirectoryStore(store), "r"))) == (2, 2)
+    assert (claims[1].submission, len(read_submissions(DirectoryStore(store), "r"))) == (2, 2)
     invoke(["run", tmp_path / "code/tiny.py", "--run", "undisturbed"], tmp_path)
     assert model(store, "r") == model(store, "undisturbed")
 
@@ -92,8 +92,8 @@ def test_a_killed_trainer_is_tried_again_within_the_run(tmp_path: Path) -> None:
         _, err = engine.communicate(timeout=PATIENCE_SECONDS)
     assert engine.returncode == 0, err
     first, second = ends(tmp_path / ".tiphys/store", "r", "fit")
-    assert first and (first.outcome, first.exit_code, first.progress) == (Outcome.FAILED, 137, True)
-    assert second and second.outcome is Outcome.DONE
+    assert first and (first.outcome, first.exit_code, first.progress) == (AttemptEndOutcome.FAILED, 137, True)
+    assert second and second.outcome is AttemptEndOutcome.DONE
     assert "Backoff for 1 seconds" in err
 
 
@@ -103,11 +103,13 @@ def test_ctrl_c_lets_the_training_save_and_ends_with_130(tmp_path: Path) -> None
         out, err = engine.communicate(timeout=PATIENCE_SECONDS)
     assert (engine.returncode, out) == (130, "r\n")
     assert err.splitlines()[-1].startswith(
-        "tiphys: run r was stopped; what is finished is kept; go on with `tiphys resume r`"
+        "tiphys: run r was stopped; finished steps and checkpoints are kept; continue with `tiphys resume r`"
     )
     # Which save it was depends on what the signal met: one that was just being made counts as well.
     [log] = (tmp_path / ".tiphys/state/logs").glob("r-fit-run-*.log")
-    [told] = re.findall(r"told to stop .* the newest checkpoint is checkpoint (\d+) of attempt 1", log.read_text())
+    [told] = re.findall(
+        r"stopped by SIGTERM .* the newest checkpoint is checkpoint (\d+) of attempt 1", log.read_text()
+    )
     saved = [json.loads(path.read_text())["global_step"] for path in manifests(tmp_path / ".tiphys/store")]
     assert max(saved) == int(told)
     assert "Traceback" not in err
@@ -129,7 +131,7 @@ def test_a_resume_from_anywhere_finds_the_modules_of_the_run(tiphys: Command, tm
     file.write_text(MODULE_BESIDE)
     first = tiphys("run", file, "--run", "r", "--store", "kept", "--speed", "50")
     assert first.code == 1
-    [told] = re.findall(r"and `tiphys get (.*?)` says more", first.error)
+    [told] = re.findall(r"and `tiphys get (.*?)` shows the details", first.error)
     assert told == f"r --store {(tmp_path / 'kept').as_uri()}"
     (file.parent / "beside.py").write_text("print('repaired')\n")
     shutil.rmtree(tmp_path / ".tiphys")
@@ -162,6 +164,12 @@ def test_a_run_that_is_alive_is_not_resumed(tmp_path: Path) -> None:
     assert "--force" in answer.error
 
 
+@pytest.fixture
+def no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python replaces a byte-code file even if it could write only a part, and then no process can import it."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+
 def limited(file_bytes: int) -> Callable[[], None]:
     """Files may not grow beyond this: what a full disk looks like to one process and its children."""
 
@@ -172,6 +180,7 @@ def limited(file_bytes: int) -> Callable[[], None]:
     return limit
 
 
+@pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Path) -> None:
     file = tiny.write(tmp_path / "code")
     programs = file.with_name("tiny_programs.py")
@@ -186,6 +195,7 @@ def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Pa
         assert hashlib.sha256(store.read(shard.key)).hexdigest().startswith(re.split(r"[-.]", shard.key)[-2])
 
 
+@pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_is_full_from_the_beginning_leaves_nothing_behind(tmp_path: Path) -> None:
     file = tiny.write(tmp_path / "code")
     answer = invoke(["run", file, "--run", "r"], tmp_path, preexec_fn=limited(500))
@@ -199,7 +209,7 @@ def test_an_engine_with_a_wrong_token_gets_no_step_admitted(tmp_path: Path) -> N
     manifest = load_pipeline(tiny.write(tmp_path / "code")).compile(store=store.url)
     with LocalSession(store, tmp_path / "state") as session:
         session.engine._plugin = session.engine._plugin._replace(token="stolen")  # what a stranger on this host has
-        started = start(store, session, manifest, "r")
+        started = start_run(store, session, manifest, "r")
         before = snapshot(tmp_path / "store")
         phase = session.run(started.workflow_name)
     assert phase.finished

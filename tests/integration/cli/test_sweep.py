@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support import sweeping
 
-from tiphys.store import DirectoryStore, all_attempts
+from tiphys.store import DirectoryStore, read_all_attempts
 
 from .conftest import Answer, Command, Finished
 
@@ -25,7 +25,7 @@ def document(tiphys: Command, *options: str) -> dict[str, Any]:
 
 def made_by_best() -> dict[str, str | None]:
     store = DirectoryStore(Path(".tiphys/store"))
-    end = all_attempts(store, "s")["best"][-1].end
+    end = read_all_attempts(store, "s")["best"][-1].end
     assert end is not None
     found = {output.name: output.value for output in end.outputs}
     [model] = [output for output in end.outputs if output.name == "model"]
@@ -45,7 +45,7 @@ def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys
     states = {tuple(trial["parameters"].values()): trial["state"] for trial in document(tiphys)["trials"]}
     assert states == {(0.1, 64): "Done", (0.1, 128): "Done", (0.2, 64): "Failed", (0.2, 128): "Done"}
     assert made_by_best()["model"] == "model of lr 0.2, width 128"
-    assert "`tiphys resume s` runs what is not done" in answered(tiphys, "sweep", "s").err
+    assert "`tiphys resume s` runs the unfinished trials" in answered(tiphys, "sweep", "s").err
 
     sweeping.mend(code)
     answered(tiphys, "resume", "s")
@@ -77,7 +77,7 @@ def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["sweep", "tiny-done"], 2, "has no sweep, for no step of it is fanned out"),
+        (["sweep", "tiny-done"], 2, "has no sweep, because none of its steps fans out"),
         (["sweep", "tiny-done/fit"], 2, "has no sweep 'fit'; its fanned-out steps are: none"),
         (["sweep", "tiny-dome"], 3, "did you mean tiny-done?"),
         (["sweep", "tiny-done", "--mode", "max"], 2, "add --metric NAME"),

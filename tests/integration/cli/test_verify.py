@@ -46,9 +46,7 @@ def test_damage_is_told_with_place_bytes_and_remedy_and_the_exit_code_is_5(tiphy
     assert str(shard.relative_to(store)) in answer.out
     assert f"within 0-{shard.stat().st_size - 1}" in answer.out
     assert "--quarantine" in answer.out
-    assert (
-        answer.error == "tiphys: tiny-done/fit: 1 object did not match what was recorded; the findings say what to do"
-    )
+    assert answer.error == "tiphys: tiny-done/fit: 1 object does not match the records; the findings say what to do"
 
 
 def test_what_is_put_in_quarantine_fails_no_later_verification(tiphys: Command, store: Path) -> None:

@@ -12,9 +12,9 @@ from hera.workflows import Resources
 
 from hera_pipelines import Retries
 from support.story.pipelines import expected_version
-from tiphys.lineage.select import commits_of
-from tiphys.records import AttemptEnd, Cause, Outcome
-from tiphys.store import Attempt, Store, lineage_of, step_attempts
+from tiphys.lineage.select import list_commits
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause
+from tiphys.store import Attempt, Store, lineage_name, read_step_attempts
 
 STEPS = 12
 MET_AT = 7
@@ -51,14 +51,14 @@ class Fate:
 
     def check(self, store: Store, run: str) -> None:
         """Hold the records of a finished run against this row."""
-        attempts = step_attempts(store, run, "train")
+        attempts = read_step_attempts(store, run, "train")
         if self.cause is not None:
             first = ended(attempts[0])
-            assert (first.outcome, first.cause) == (Outcome.FAILED, self.cause), first.message
+            assert (first.outcome, first.cause) == (AttemptEndOutcome.FAILED, self.cause), first.message
             assert first.progress
         assert len(attempts) == (2 if self.cause is not None and self.goes_on else 1)
         if self.goes_on:
-            assert ended(attempts[-1]).outcome is Outcome.DONE
+            assert ended(attempts[-1]).outcome is AttemptEndOutcome.DONE
             assert version(store, run) == expected_version(STEPS)
         check_starts(store, run)
 
@@ -77,21 +77,21 @@ def ended(attempt: Attempt) -> AttemptEnd:
 
 def version(store: Store, run: str) -> str:
     """What register said the model is called."""
-    [output] = ended(step_attempts(store, run, "register")[-1]).outputs
+    [output] = ended(read_step_attempts(store, run, "register")[-1]).outputs
     return output.value or ""
 
 
 def model(store: Store, run: str) -> str:
     """What the training left as its model."""
-    outputs = ended(step_attempts(store, run, "train")[-1]).outputs
+    outputs = ended(read_step_attempts(store, run, "train")[-1]).outputs
     [key] = [output.key for output in outputs if output.name == "model"]
     return store.read(key).decode()
 
 
 def check_starts(store: Store, run: str) -> None:
     """Every attempt started from the newest checkpoint of those before it, and none committed beside another."""
-    commits = commits_of(store, lineage_of(run, "train"))
-    for before, attempt in zip((attempts := step_attempts(store, run, "train")), attempts[1:], strict=False):
+    commits = list_commits(store, lineage_name(run, "train"))
+    for before, attempt in zip((attempts := read_step_attempts(store, run, "train")), attempts[1:], strict=False):
         mine = [ref for ref in commits if ref.attempt == before.claim.attempt]
         newest = max(mine, key=lambda ref: ref.global_step, default=before.claim.starts_from)
         assert attempt.claim.starts_from == newest

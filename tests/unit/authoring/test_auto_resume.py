@@ -6,7 +6,7 @@ import pytest
 
 from hera_pipelines import AutoResume, CronPipeline, Pipeline, step
 from tiphys.errors import UsageError
-from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy, auto_resume_of
+from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy, read_auto_resume_policy
 from tiphys.records import Cause
 
 
@@ -22,8 +22,8 @@ def digits(**fields: Any) -> Pipeline:
 
 
 def test_a_run_goes_on_by_itself_only_where_its_author_asked_for_it() -> None:
-    assert auto_resume_of(digits().compile()) is None
-    assert auto_resume_of(digits(auto_resume=AutoResume()).compile()) == AutoResumePolicy()
+    assert read_auto_resume_policy(digits().compile()) is None
+    assert read_auto_resume_policy(digits(auto_resume=AutoResume()).compile()) == AutoResumePolicy()
 
 
 def test_what_was_asked_for_is_what_the_controller_reads() -> None:
@@ -31,7 +31,7 @@ def test_what_was_asked_for_is_what_the_controller_reads() -> None:
         max_without_progress=5, cooldown="90s", cooldown_cap="10m", retry_after=None, causes=("preemption",)
     )
 
-    assert auto_resume_of(digits(auto_resume=asked).compile()) == AutoResumePolicy(
+    assert read_auto_resume_policy(digits(auto_resume=asked).compile()) == AutoResumePolicy(
         max_without_progress=5,
         cooldown_seconds=90,
         cooldown_cap_seconds=600,
@@ -45,7 +45,7 @@ def test_each_workflow_of_a_schedule_carries_it() -> None:
         prep()
 
     handed_on = nightly.compile()["spec"]["workflowMetadata"]
-    found = auto_resume_of({"metadata": handed_on})
+    found = read_auto_resume_policy({"metadata": handed_on})
     assert found is not None
     assert found.cooldown_seconds == 120
 
@@ -65,4 +65,4 @@ def test_what_makes_no_sense_is_refused_where_it_is_written(asked: AutoResume, s
 
 def test_a_damaged_annotation_is_named() -> None:
     with pytest.raises(UsageError, match=f"annotation {AUTO_RESUME_ANNOTATION} is damaged"):
-        auto_resume_of({"metadata": {"annotations": {AUTO_RESUME_ANNOTATION: '{"max_without_progress": -1}'}}})
+        read_auto_resume_policy({"metadata": {"annotations": {AUTO_RESUME_ANNOTATION: '{"max_without_progress": -1}'}}})

@@ -9,7 +9,7 @@ from hera.workflows.models import ValueFrom
 
 from hera_pipelines import Pipeline, Step, step, train
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, template
+from tiphys.protocol.compiled_workflow import Manifest, find_template
 
 Data = Annotated[Path, Artifact(name="data", path="/tmp/data")]
 
@@ -35,7 +35,7 @@ def report(loss: float) -> None:
 
 def tasks(pipeline: Pipeline) -> dict[str, Manifest]:
     compiled = pipeline.compile()
-    return {t["name"]: t for t in template(compiled, compiled["spec"]["entrypoint"])["dag"]["tasks"]}
+    return {t["name"]: t for t in find_template(compiled, compiled["spec"]["entrypoint"])["dag"]["tasks"]}
 
 
 def given(task: Manifest) -> dict[str, str]:

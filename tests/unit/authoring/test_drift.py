@@ -4,7 +4,7 @@ import pytest
 
 from hera_pipelines import CronPipeline, Drift, Pipeline, Step
 from tiphys.errors import UsageError
-from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftAction, DriftPolicy, drift_policy_of
+from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftAction, DriftPolicy, read_drift_policy
 
 
 def authored(drift: Drift | None) -> Pipeline:
@@ -14,20 +14,20 @@ def authored(drift: Drift | None) -> Pipeline:
 
 
 def test_it_is_stored_with_the_defaults_for_the_rest():
-    policy = drift_policy_of(authored(Drift(image="refuse", parameters="allow")).compile())
+    policy = read_drift_policy(authored(Drift(image="refuse", parameters="allow")).compile())
     assert policy == DriftPolicy(image=DriftAction.REFUSE, parameters=DriftAction.ALLOW)
 
 
 def test_without_a_word_nothing_is_stored_and_the_default_holds():
     manifest = authored(None).compile()
     assert DRIFT_ANNOTATION not in manifest["metadata"]["annotations"]
-    assert drift_policy_of(manifest) == DriftPolicy()
+    assert read_drift_policy(manifest) == DriftPolicy()
 
 
 def test_runs_of_a_cron_workflow_have_it_too():
     with CronPipeline("nightly", schedules=["0 2 * * *"], store="s3://ml/t", drift=Drift(code="refuse")) as pipeline:
         Step(name="prep", image="prep", command=["prep"])()
-    assert drift_policy_of(pipeline.workflow()).code is DriftAction.REFUSE
+    assert read_drift_policy(pipeline.workflow()).code is DriftAction.REFUSE
 
 
 def test_an_action_that_there_is_not_is_named():
@@ -37,4 +37,4 @@ def test_an_action_that_there_is_not_is_named():
 
 def test_a_damaged_annotation_is_named():
     with pytest.raises(UsageError, match=r"annotation tiphys\.dev/drift is damaged"):
-        drift_policy_of({"metadata": {"annotations": {DRIFT_ANNOTATION: "{"}}})
+        read_drift_policy({"metadata": {"annotations": {DRIFT_ANNOTATION: "{"}}})

@@ -17,7 +17,7 @@ from support.authored import train, workflow
 from hera_pipelines import CronPipeline, Pipeline, PluginTemplate, Step, step
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, template
+from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, find_template
 
 
 @step()
@@ -105,7 +105,7 @@ def test_the_body_of_a_foreign_plugin_survives() -> None:
         with DAG(name="main"):
             prep() >> tell(arguments={"text": "done"})
 
-    assert template(pipeline.to_dict(), "tell")["plugin"] == body
+    assert find_template(pipeline.to_dict(), "tell")["plugin"] == body
 
 
 def test_a_body_that_hera_dropped_is_refused() -> None:
@@ -132,7 +132,7 @@ def test_create_sends_the_compiled_workflow_with_its_bodies(argo: ArgoServer) ->
     call = argo.calls[0]
     assert (call.method, call.path, call.token) == ("POST", "/api/v1/workflows/ml", "Bearer secret")
     assert call.body == {"workflow": pipeline.compile() | {"metadata": call.body["workflow"]["metadata"]}}
-    assert template(call.body["workflow"], "prep-admit")["plugin"]["tiphys"]["op"] == "admit"
+    assert find_template(call.body["workflow"], "prep-admit")["plugin"]["tiphys"]["op"] == "admit"
     assert (created.metadata.name, pipeline.name) == ("made-by-server", "made-by-server")
 
 

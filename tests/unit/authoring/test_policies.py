@@ -5,20 +5,20 @@ from typing import Any
 import pytest
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Retries, SharedVolume, Step, Train, step, train
-from hera_pipelines.authoring.policies import Asked
+from hera_pipelines.authoring.policies import TrainOptions
 from hera_pipelines.compile import StepSettings
 from hera_pipelines.compile.gated_step import GatedStep
 from tiphys.errors import UsageError
-from tiphys.protocol.gang import Backend, Gang
+from tiphys.protocol.gang import GangBackend, GangSpec
 from tiphys.protocol.step_spec import (
     STEP_ANNOTATION,
-    Best,
+    BestCheckpoints,
     CheckpointPolicy,
     GpuRequest,
-    Keep,
-    Kind,
-    NodeKind,
+    NodeLabelValue,
+    RetentionPolicy,
     RetryPolicy,
+    StepKind,
     StepSpec,
 )
 
@@ -57,7 +57,7 @@ EVERYTHING: dict[str, Any] = {
 )
 def test_everything_an_author_asks_for_arrives(template: Any) -> None:
     assert settings(template) == StepSettings(
-        kind=Kind.TRAIN,
+        kind=StepKind.TRAIN,
         cache=False,
         share=True,
         retry=RetryPolicy(user_error=1, backoff_seconds=60),
@@ -72,7 +72,7 @@ def test_everything_an_author_asks_for_arrives(template: Any) -> None:
 
 @pytest.mark.parametrize("template", [step()(nothing), Step(name="nothing")], ids=["function", "container"])
 def test_who_asks_for_nothing_gets_the_defaults(template: Any) -> None:
-    assert settings(template) == StepSettings(kind=Kind.STEP)
+    assert settings(template) == StepSettings(kind=StepKind.STEP)
 
 
 def test_the_default_budgets_are_those_of_the_contract() -> None:
@@ -95,7 +95,7 @@ def test_causes_that_came_later_add_nothing_to_a_workflow_that_does_not_mention_
 
 def test_spot_nodes_are_told_to_the_plugin_only_where_they_are_left_after_a_time() -> None:
     left = Train(name="fit", image="i", command=["x"], spot=GKE_SPOT, retries=Retries(on_demand_after=3))
-    assert compiled_spec(left).spot == (NodeKind(label=GKE_SPOT.label, value="true"),)
+    assert compiled_spec(left).spot == (NodeLabelValue(label=GKE_SPOT.label, value="true"),)
     assert compiled_spec(Train(name="fit", image="i", command=["x"], spot=GKE_SPOT)).spot == ()
 
 
@@ -122,10 +122,10 @@ def test_an_interval_may_be_left_to_what_is_measured(every: str, bounds: tuple[f
 def test_what_to_keep_is_written_in_words() -> None:
     policy = Checkpoints(keep_last=5, keep_every="1000 steps", keep_best="loss:min:2", delete_after="1h").policy()
 
-    best = Best(metric="loss", order="min", count=2)
-    assert policy.keep == Keep(last=5, every_steps=1000, best=best, delay_seconds=3600)
+    best = BestCheckpoints(metric="loss", order="min", count=2)
+    assert policy.retention == RetentionPolicy(last=5, every_steps=1000, best=best, delay_seconds=3600)
     assert Checkpoints(keep_every=500).policy().keep_every == 500
-    assert Checkpoints(keep_last=None).policy().keep is None
+    assert Checkpoints(keep_last=None).policy().retention is None
 
 
 def test_a_policy_of_retention_travels_in_the_annotation_and_the_default_adds_nothing() -> None:
@@ -174,7 +174,7 @@ def test_the_authors_annotations_are_kept() -> None:
         (lambda: Checkpoints(metrics="9464").policy(), "Checkpoints(metrics=…): '9464' is not valid: write port:9464"),
         (lambda: Retries(preemption=-1).policy(), "Retries: preemption cannot be -1"),
         (lambda: train(gpus=-1)(nothing), "gpus cannot be -1"),
-        (lambda: train(gpu_type="A100")(nothing), "asks for a type of GPU, but for no GPU"),
+        (lambda: train(gpu_type="A100")(nothing), "has gpu_type or min_gpu_memory_mb, but gpus=0"),
         (lambda: Train(image="i"), "Train(…) needs name=…"),
     ],
 )
@@ -193,16 +193,16 @@ def test_a_misspelt_option_is_not_swallowed() -> None:
 
 
 def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:
-    settings = Asked(Kind.TRAIN, gpus=8, nodes=4).settings("fit")
+    settings = TrainOptions(gpus=8, nodes=4).step_settings("fit")
     assert settings.gpu is not None
-    assert (settings.gpu.gpus, settings.gpu.members, settings.gang) == (32, 4, Gang(members=4))
-    without = Asked(Kind.TRAIN, nodes=2, backend="jobset").settings("fit")
-    assert (without.gpu, without.gang) == (None, Gang(members=2, backend=Backend.JOBSET))
-    assert Asked(Kind.TRAIN, gpus=8).settings("fit").gang is None
-    elastic = Asked(Kind.TRAIN, gpus=8, nodes="2:4").settings("fit")
+    assert (settings.gpu.gpus, settings.gpu.members, settings.gang) == (32, 4, GangSpec(members=4))
+    without = TrainOptions(nodes=2, backend="jobset").step_settings("fit")
+    assert (without.gpu, without.gang) == (None, GangSpec(members=2, backend=GangBackend.JOBSET))
+    assert TrainOptions(gpus=8).step_settings("fit").gang is None
+    elastic = TrainOptions(gpus=8, nodes="2:4").step_settings("fit")
     assert elastic.gpu is not None
     assert (elastic.gpu.gpus, elastic.gpu.members, elastic.gpu.min_members) == (32, 4, 2)
-    assert elastic.gang == Gang(members=4, min_members=2)
+    assert elastic.gang == GangSpec(members=4, min_members=2)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +210,12 @@ def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:
     [
         ({"nodes": 0}, "members cannot be 0"),
         ({"nodes": "two"}, "the fewest and the most as in '2:4'"),
-        ({"nodes": "4:2"}, "leave nothing between"),
-        ({"nodes": "2:4", "backend": "jobset"}, "jobset cannot go on with fewer members"),
+        ({"nodes": "4:2"}, "are no range"),
+        ({"nodes": "2:4", "backend": "jobset"}, "jobset cannot continue with fewer members"),
         ({"nodes": 2, "backend": "mpi"}, "backend cannot be 'mpi'"),
         ({"backend": "jobset"}, "add nodes=2"),
     ],
 )
 def test_a_number_of_nodes_that_makes_no_sense_is_refused(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        Asked(Kind.TRAIN, gpus=1, **asked).settings("fit")
+        TrainOptions(gpus=1, **asked).step_settings("fit")

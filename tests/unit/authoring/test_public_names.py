@@ -10,7 +10,7 @@ import hera_pipelines
 
 def test_every_public_name_can_be_imported() -> None:
     assert all(getattr(hera_pipelines, name) is not None for name in hera_pipelines.__all__)
-    assert set(hera_pipelines._HOMES) == set(hera_pipelines.__all__)
+    assert set(hera_pipelines._MODULE_BY_NAME) == set(hera_pipelines.__all__)
 
 
 def test_a_name_that_is_not_offered_is_an_attribute_error() -> None:

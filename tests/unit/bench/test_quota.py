@@ -11,8 +11,8 @@ from bench.quota_rules import within_limits
 from bench.quota_workloads import GANG, WEIGHTS, saturating, stream, weighted_queues
 from support.ledger import lease
 from tiphys_plugin.quota.lease import Lease
-from tiphys_plugin.quota.simulation.replay import replay
-from tiphys_plugin.quota.simulation.results import outcome
+from tiphys_plugin.quota.simulation.replay import replay_jobs
+from tiphys_plugin.quota.simulation.results import measure_replay
 
 TESTS = Path(__file__).parents[2]
 
@@ -87,7 +87,7 @@ def test_the_stream_leaves_no_moment_without_a_small_job() -> None:
 
 
 def test_queues_that_saturate_get_what_their_weights_promise() -> None:
-    found = outcome(replay(weighted_queues(), saturating(hours=3, seed=1)))
+    found = measure_replay(replay_jobs(weighted_queues(), saturating(hours=3, seed=1)))
     hours = {one.queue: one.gpu_hours for one in found.queues if one.queue in WEIGHTS}
     assert hours["one"] < hours["two"] < hours["four"]
     assert found.fairness["lab"] == pytest.approx(1.0, abs=0.05)

@@ -6,7 +6,7 @@ import pytest
 from bench.quota_attained import TRACE, absent, attained
 from bench.quota_placement import FOLDER
 from bench.quota_preemption import BOUND_SECONDS, GPUS, GRACE_SECONDS, HIGH, jobs_of, preemption
-from tiphys_plugin.quota.simulation.jobs import Costs
+from tiphys_plugin.quota.simulation.jobs import PreemptionCosts
 
 ROWS = """job_id,num_gpu,submit_time,duration
 0,64,0,36000000
@@ -49,4 +49,4 @@ def test_waits_and_losses_are_those_of_the_settings() -> None:
     quick, slow = found["loss_by_save_seconds"].values()
     assert 0 < quick["gpu_seconds"] < quick["gpu_seconds_if_ended_at_once"]
     assert slow["ratio"] > quick["ratio"] == found["loss_ratio"]
-    assert found["checkpoint_every_seconds"] == Costs.checkpoint_every_seconds
+    assert found["checkpoint_every_seconds"] == PreemptionCosts.checkpoint_every_seconds

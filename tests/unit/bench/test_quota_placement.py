@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from bench.quota_placement import FOLDER, NODES, TASKS, absent, allocation, fill, read_nodes, read_tasks, speed
-from tiphys_plugin.quota.placement.model import Ask, Node
+from tiphys_plugin.quota.placement.model import GpuNode, PodRequest
 
 NODE_LIST = """sn,cpu_milli,memory_mib,gpu,model
 n0,32000,262144,0,
@@ -37,18 +37,18 @@ def test_the_trace_is_read_as_it_is(tmp_path: Path) -> None:
         ("n2", 2, 8000),
     ]
     assert read_tasks(files / TASKS) == [
-        Ask(1, gpu_milli=460, cpu_milli=1000, host_memory_mb=1024),
-        Ask(2, cpu_milli=4000, host_memory_mb=1024),
-        Ask(0, cpu_milli=500, host_memory_mb=1024),
+        PodRequest(1, gpu_milli=460, cpu_milli=1000, host_memory_mb=1024),
+        PodRequest(2, cpu_milli=4000, host_memory_mb=1024),
+        PodRequest(0, cpu_milli=500, host_memory_mb=1024),
     ]
 
 
 @pytest.mark.parametrize("policy", ["best-fit", "fragmentation"])
 def test_tasks_arrive_until_they_ask_for_every_gpu(policy: str) -> None:
-    nodes = [Node(name="a", gpu_type="T4", gpus=4), Node(name="b", gpu_type="T4", gpus=4)]
-    whole = fill(nodes, [Ask(1)], policy, seed=1)
+    nodes = [GpuNode(name="a", gpu_type="T4", gpus=4), GpuNode(name="b", gpu_type="T4", gpus=4)]
+    whole = fill(nodes, [PodRequest(1)], policy, seed=1)
     assert (whole.allocated, whole.tasks, whole.unplaced) == (100.0, 8, 0)
-    thirds = fill(nodes, [Ask(3)], policy, seed=1)
+    thirds = fill(nodes, [PodRequest(3)], policy, seed=1)
     assert (thirds.allocated, thirds.tasks, thirds.unplaced) == (75.0, 3, 1)
 
 

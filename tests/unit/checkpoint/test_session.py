@@ -22,10 +22,10 @@ from support.memory import MemoryStore
 from support.sessions import Clock, admitted, newest_shards, open_session, state_at, train
 
 from tiphys import checkpoint
-from tiphys.checkpoint.settings import Every
+from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import FencedError, IntegrityError, NotFoundError, StoreError, UsageError
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, LineageLayout, read_events
 
@@ -141,7 +141,7 @@ def test_a_store_that_does_not_hold_the_attempt_is_not_trusted_to_fence_it(store
         session.restore(default=state_at(0))
     with pytest.raises(NotFoundError, match="check TIPHYS_STORE"):
         session.save(1, state_at(1))
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
 
 
 def test_without_any_checkpoint_the_default_comes_back_as_it_is(store):
@@ -169,7 +169,7 @@ def test_a_corrupt_checkpoint_is_quarantined_told_and_passed_over(store, capsys)
     flip(store, key)
     session = open_session(store, 2, resume_from=ref(1, 3))
     assert session.restore(default=state_at(0))["step"] == 2
-    assert quarantined(store, LINEAGE) == {ref(1, 3)}
+    assert list_quarantined(store, LINEAGE) == {ref(1, 3)}
     (name, message), (_, second) = events(store)
     assert name == "checkpoint.skipped"
     assert message.startswith(f"checkpoint 3 of attempt 1 is corrupt: shard {key} has sha256 ")
@@ -208,7 +208,7 @@ def test_bytes_that_were_wrong_only_on_the_way_do_not_condemn_a_checkpoint(store
     flaky = Flaky(store.objects)
     assert open_session(flaky, 2, resume_from=ref(1, 2)).restore()["step"] == 2
     assert flaky.damaged
-    assert quarantined(flaky, LINEAGE) == set()
+    assert list_quarantined(flaky, LINEAGE) == set()
 
 
 def test_storage_that_does_not_answer_condemns_nothing_and_asks_to_be_tried_again(store):
@@ -218,7 +218,7 @@ def test_storage_that_does_not_answer_condemns_nothing_and_asks_to_be_tried_agai
         session.restore()
     assert exit_.value.code == 69
     store.refuses = lambda operation, key: False
-    assert quarantined(store, LINEAGE) == set()
+    assert list_quarantined(store, LINEAGE) == set()
 
 
 def test_a_checkpoint_of_another_framework_is_refused_not_condemned(store):
@@ -227,7 +227,7 @@ def test_a_checkpoint_of_another_framework_is_refused_not_condemned(store):
     store.objects[key] = resealed(store.objects[key], framework="abacus")
     with pytest.raises(UsageError, match="abacus"):
         open_session(store, 2, resume_from=ref(1, 1)).restore()
-    assert quarantined(store, LINEAGE) == set()
+    assert list_quarantined(store, LINEAGE) == set()
 
 
 def test_a_default_that_cannot_be_saved_is_refused_at_the_start(store):
@@ -236,7 +236,7 @@ def test_a_default_that_cannot_be_saved_is_refused_at_the_start(store):
 
 
 def test_saves_are_due_by_steps(store):
-    with open_session(store, every=Every(10, "steps")) as session:
+    with open_session(store, every=SaveInterval(10, "steps")) as session:
         saved = [step for step in range(1, 31) if session.step(step, state_at(step))]
     assert saved == [10, 20, 30]
 
@@ -244,7 +244,7 @@ def test_saves_are_due_by_steps(store):
 def test_saves_are_due_by_time(store):
     clock = Clock()
     saved = []
-    with open_session(store, every=Every(60, "seconds"), clock=clock) as session:
+    with open_session(store, every=SaveInterval(60, "seconds"), clock=clock) as session:
         for step in range(1, 8):
             clock.advance(25)
             if session.step(step, state_at(step)):
@@ -253,10 +253,10 @@ def test_saves_are_due_by_time(store):
 
 
 def test_a_save_that_was_asked_for_resets_what_is_due(store):
-    with open_session(store, every=Every(10, "steps")) as session:
+    with open_session(store, every=SaveInterval(10, "steps")) as session:
         assert session.save(9, state_at(9)).wait() == ref(1, 9)
         assert session.step(10, state_at(10)).wait() == ref(1, 10)
-    assert [read_manifest(store, r).reason for r in commits_of(store, LINEAGE)] == ["due", "asked"]
+    assert [read_manifest(store, r).reason for r in list_commits(store, LINEAGE)] == ["due", "asked"]
 
 
 def test_a_manifest_tells_where_its_checkpoint_came_from(store):
@@ -309,7 +309,7 @@ def test_metrics_that_are_no_numbers_are_refused(store):
 
 def test_a_full_disk_does_not_stop_the_training(store, capsys):
     store.refuses = lambda operation, key: operation == "create" and "shards/" in key
-    with open_session(store, every=Every(10, "steps")) as session:
+    with open_session(store, every=SaveInterval(10, "steps")) as session:
         assert session.step(10, state_at(10)).wait() is None
         assert session.step(11, state_at(11)) is None
         assert session.failed_saves == 1
@@ -329,7 +329,7 @@ def test_a_manifest_that_cannot_be_written_commits_nothing_and_the_next_save_doe
         assert session.step(1, state_at(1)).wait() is None
         store.refuses = lambda operation, key: False
         assert session.step(2, state_at(2)).wait() == ref(1, 2)
-    assert commits_of(store, LINEAGE) == [ref(1, 2)]
+    assert list_commits(store, LINEAGE) == [ref(1, 2)]
 
 
 def test_events_that_cannot_be_stored_do_not_stop_the_training(store, capsys):
@@ -356,7 +356,7 @@ def test_shards_with_foreign_bytes_under_our_name_are_not_trusted(store):
     flip(store, key)
     session = open_session(store)
     assert session.save(1, state_at(1)).wait() is None
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
 
 
 def test_an_attempt_that_was_replaced_commits_nothing_and_exits_76(store, capsys):
@@ -366,7 +366,7 @@ def test_an_attempt_that_was_replaced_commits_nothing_and_exits_76(store, capsys
         session.step(2, state_at(2))
     assert exit_.value.code == 76
     assert isinstance(exit_.value.__cause__, FencedError)
-    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
     assert "attempt 2 exists" in capsys.readouterr().err
 
 
@@ -375,7 +375,7 @@ def test_an_attempt_whose_end_is_recorded_commits_nothing(store):
     write_end(store, end_of(1))
     with pytest.raises(FencedError, match="its end is recorded"):
         open_session(store).save(1, state_at(1))
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
 
 
 def test_an_attempt_that_was_replaced_restores_nothing(store):
@@ -399,7 +399,7 @@ def test_what_the_claim_says_outweighs_a_late_commit(store):
 
 
 def test_sigterm_saves_at_the_next_step_and_exits_75(store, capsys):
-    with pytest.raises(SystemExit) as exit_, open_session(store, every=Every(100, "steps")) as session:
+    with pytest.raises(SystemExit) as exit_, open_session(store, every=SaveInterval(100, "steps")) as session:
         assert session.step(1, state_at(1)) is None
         os.kill(os.getpid(), signal.SIGTERM)
         assert session.should_stop
@@ -416,16 +416,16 @@ def test_sigterm_tells_how_much_of_the_grace_period_was_spent(store, capsys):
         clock.advance(12)
         os.kill(os.getpid(), signal.SIGTERM)
         session.step(1, state_at(1))
-    assert "told to stop (SIGTERM) 12.0 s of 30 s ago" in capsys.readouterr().err
+    assert "stopped by SIGTERM 12.0 s ago (grace period 30 s)" in capsys.readouterr().err
 
 
 def test_a_second_sigterm_does_not_interrupt_the_save(store):
-    with pytest.raises(SystemExit) as exit_, open_session(store, every=Every(100, "steps")) as session:
+    with pytest.raises(SystemExit) as exit_, open_session(store, every=SaveInterval(100, "steps")) as session:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         session.step(2, state_at(2))
     assert exit_.value.code == 75
-    assert commits_of(store, LINEAGE) == [ref(1, 2)]
+    assert list_commits(store, LINEAGE) == [ref(1, 2)]
 
 
 def test_sigterm_during_a_due_save_exits_right_after_it(store):
@@ -455,7 +455,7 @@ def test_sigterm_while_restoring_does_not_wait_for_the_rest(store):
         os.kill(os.getpid(), signal.SIGTERM)
         session.restore()
     assert exit_.value.code == 75
-    assert quarantined(store, LINEAGE) == set()
+    assert list_quarantined(store, LINEAGE) == set()
 
 
 def test_a_replaced_attempt_that_is_told_to_stop_is_fenced_not_saved(store):
@@ -483,7 +483,7 @@ def test_outside_the_main_thread_the_session_works_but_says_that_sigterm_does_no
     thread = threading.Thread(target=train, args=(store, 1))
     thread.start()
     thread.join()
-    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
     assert "not opened in the main thread" in capsys.readouterr().err
 
 

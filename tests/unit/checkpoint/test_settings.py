@@ -2,9 +2,9 @@
 
 import pytest
 
-from tiphys.checkpoint.settings import Bounds, Every, Settings
+from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
 from tiphys.errors import UsageError
-from tiphys.protocol.step_spec import Best, Keep
+from tiphys.protocol.step_spec import BestCheckpoints, RetentionPolicy
 from tiphys.records import CheckpointRef
 
 GIVEN = {
@@ -17,16 +17,18 @@ GIVEN = {
 
 
 def read(**changes):
-    return Settings.from_environment({**GIVEN, **{f"TIPHYS_{name}": value for name, value in changes.items()}})
+    return CheckpointSettings.from_environment(
+        {**GIVEN, **{f"TIPHYS_{name}": value for name, value in changes.items()}}
+    )
 
 
 @pytest.mark.parametrize("environ", [{}, {**GIVEN, "TIPHYS_LINEAGE": ""}, {"TIPHYS_STORE": "s3://ml"}])
 def test_without_a_lineage_there_are_no_settings(environ):
-    assert Settings.from_environment(environ) is None
+    assert CheckpointSettings.from_environment(environ) is None
 
 
 def test_the_least_that_is_given_has_defaults_for_the_rest():
-    assert read() == Settings(
+    assert read() == CheckpointSettings(
         run="digits-1",
         step="fit",
         attempt=3,
@@ -53,22 +55,26 @@ def test_everything_that_compile_writes_is_read():
     assert found.hang_after_seconds == 1800.0
     assert found.checkpoint_store == "file:///mnt/checkpoints"
     assert found.resume_from == CheckpointRef(lineage="digits-1/fit", attempt=2, global_step=1180)
-    assert (found.save_every, found.keep, found.grace_seconds) == (Every(100, "steps"), Keep(last=3), 120.0)
+    assert (found.save_every, found.keep, found.grace_seconds) == (
+        SaveInterval(100, "steps"),
+        RetentionPolicy(last=3),
+        120.0,
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "every"),
     [
-        ("600s", Every(600, "seconds")),
-        ("0.5s", Every(0.5, "seconds")),
-        ("10m", Every(600, "seconds")),
-        ("1h", Every(3600, "seconds")),
-        ("100 steps", Every(100, "steps")),
-        ("1e+06 steps", Every(1_000_000, "steps")),
-        ("1 step", Every(1, "steps")),
-        ("auto", Every(600, "seconds", auto=Bounds(60, 3600))),
-        ("auto:30s..2m", Every(120, "seconds", auto=Bounds(30, 120))),
-        ("auto:0.5h..2h", Every(1800, "seconds", auto=Bounds(1800, 7200))),
+        ("600s", SaveInterval(600, "seconds")),
+        ("0.5s", SaveInterval(0.5, "seconds")),
+        ("10m", SaveInterval(600, "seconds")),
+        ("1h", SaveInterval(3600, "seconds")),
+        ("100 steps", SaveInterval(100, "steps")),
+        ("1e+06 steps", SaveInterval(1_000_000, "steps")),
+        ("1 step", SaveInterval(1, "steps")),
+        ("auto", SaveInterval(600, "seconds", auto=IntervalBounds(60, 3600))),
+        ("auto:30s..2m", SaveInterval(120, "seconds", auto=IntervalBounds(30, 120))),
+        ("auto:0.5h..2h", SaveInterval(1800, "seconds", auto=IntervalBounds(1800, 7200))),
     ],
 )
 def test_intervals(text, every):
@@ -81,8 +87,8 @@ def test_keeping_all_is_said_by_a_word():
 
 def test_what_else_is_kept_is_read():
     found = read(KEEP_LAST="2", KEEP_EVERY="1000 steps", KEEP_BEST="val:loss:min:2", DELETE_AFTER_SECONDS="90")
-    best = Best(metric="val:loss", order="min", count=2)
-    assert found.keep == Keep(last=2, every_steps=1000, best=best, delay_seconds=90)
+    best = BestCheckpoints(metric="val:loss", order="min", count=2)
+    assert found.keep == RetentionPolicy(last=2, every_steps=1000, best=best, delay_seconds=90)
 
 
 @pytest.mark.parametrize(
@@ -121,4 +127,4 @@ def test_what_is_wrong_is_named(variable, value, words):
 
 
 def test_another_rank_outside_of_tiphys_is_none_of_our_business():
-    assert Settings.from_environment({"RANK": "1"}) is None
+    assert CheckpointSettings.from_environment({"RANK": "1"}) is None

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hera_pipelines.cli.error_messages import EXIT_CODES, RunFailedError, RunInterruptedError, report
+from hera_pipelines.cli.error_messages import EXIT_CODES, RunFailedError, RunInterruptedError, report_error
 from hera_pipelines.cli.screen import Screen
 from tiphys import errors
 
@@ -25,23 +25,23 @@ from tiphys import errors
 def test_expected_errors_are_their_own_sentence(
     error: errors.TiphysError, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report(error, Screen()) == code
+    assert report_error(error, Screen()) == code
     assert capsys.readouterr() == ("", "tiphys: what, where, why\n")
     assert code in EXIT_CODES
 
 
 def test_lines_of_a_message_are_joined(capsys: pytest.CaptureFixture[str]) -> None:
-    report(errors.UsageError("one\n   two"), Screen())
+    report_error(errors.UsageError("one\n   two"), Screen())
     assert capsys.readouterr().err == "tiphys: one two\n"
 
 
 def test_an_interrupt_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(KeyboardInterrupt(), Screen()) == 130
+    assert report_error(KeyboardInterrupt(), Screen()) == 130
     assert capsys.readouterr().err == "tiphys: interrupted\n"
 
 
 def test_the_unexpected_is_called_a_bug_without_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(KeyError("fit"), Screen()) == 1
+    assert report_error(KeyError("fit"), Screen()) == 1
     said = capsys.readouterr().err
     assert said.startswith("tiphys: this is a bug in Tiphys: KeyError: 'fit'; ")
     assert "--verbose" in said
@@ -50,12 +50,15 @@ def test_the_unexpected_is_called_a_bug_without_its_trace(capsys: pytest.Capture
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
 def test_a_full_or_forbidden_disk_is_no_bug(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(OSError(number, os.strerror(number), "/state/x"), Screen()) == 75
-    assert capsys.readouterr().err == f"tiphys: /state/x: {os.strerror(number)}; make room or access, and try again\n"
+    assert report_error(OSError(number, os.strerror(number), "/state/x"), Screen()) == 75
+    assert (
+        capsys.readouterr().err
+        == f"tiphys: /state/x: {os.strerror(number)}; free space or grant access, and try again\n"
+    )
 
 
 def test_any_other_system_error_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(OSError(errno.EBADF, "Bad file descriptor"), Screen()) == 1
+    assert report_error(OSError(errno.EBADF, "Bad file descriptor"), Screen()) == 1
     assert "this is a bug" in capsys.readouterr().err
 
 
@@ -63,7 +66,7 @@ def test_verbose_adds_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         raise KeyError("fit")
     except KeyError as error:
-        report(error, Screen(verbose=True))
+        report_error(error, Screen(verbose=True))
     said = capsys.readouterr().err
     assert "Traceback" in said
-    assert "test_failures.py" in said
+    assert "test_error_messages.py" in said

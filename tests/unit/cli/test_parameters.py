@@ -2,9 +2,9 @@
 
 import pytest
 
-from hera_pipelines.cli.shared_options import parse, require_values, with_parameters
+from hera_pipelines.cli.shared_options import parse_parameters, require_values, with_parameters
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import Manifest, parameters_of
+from tiphys.protocol.compiled_workflow import Manifest, read_workflow_parameters
 
 
 def workflow(*parameters: dict[str, object]) -> Manifest:
@@ -12,19 +12,19 @@ def workflow(*parameters: dict[str, object]) -> Manifest:
 
 
 def test_values_may_hold_equals_signs_and_be_empty() -> None:
-    assert parse(["lr=0.1", "query=a=b", "note="]) == {"lr": "0.1", "query": "a=b", "note": ""}
+    assert parse_parameters(["lr=0.1", "query=a=b", "note="]) == {"lr": "0.1", "query": "a=b", "note": ""}
 
 
 @pytest.mark.parametrize("text", ["lr", "=0.1", ""])
 def test_what_is_no_pair_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"is not NAME=VALUE; write, for example, -p lr=0.1"):
-        parse([text])
+        parse_parameters([text])
 
 
 def test_a_given_value_replaces_the_default_and_others_stay() -> None:
     manifest = workflow({"name": "lr", "value": "0.1"}, {"name": "seed", "value": "7"})
-    assert parameters_of(with_parameters(manifest, {"lr": "0.3"})) == {"lr": "0.3", "seed": "7"}
-    assert parameters_of(manifest) == {"lr": "0.1", "seed": "7"}
+    assert read_workflow_parameters(with_parameters(manifest, {"lr": "0.3"})) == {"lr": "0.3", "seed": "7"}
+    assert read_workflow_parameters(manifest) == {"lr": "0.1", "seed": "7"}
 
 
 def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:

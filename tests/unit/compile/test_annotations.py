@@ -2,7 +2,7 @@
 
 import pytest
 
-from hera_pipelines.compile.workflow import narrate
+from hera_pipelines.compile.workflow import add_description
 
 TITLE, DESCRIPTION = "workflows.argoproj.io/title", "workflows.argoproj.io/description"
 
@@ -12,7 +12,7 @@ TITLE, DESCRIPTION = "workflows.argoproj.io/title", "workflows.argoproj.io/descr
     [({}, "title,description"), ({TITLE: "Mine"}, "description"), ({DESCRIPTION: "Mine"}, "title")],
 )
 def test_what_the_author_gave_stays(given: dict[str, str], ours: str) -> None:
-    told = narrate(given, "digits", "s3://ml/tiphys")
+    told = add_description(given, "digits", "s3://ml/tiphys")
 
     assert told | given == told
     assert told["tiphys.dev/narrated"] == ours
@@ -21,8 +21,8 @@ def test_what_the_author_gave_stays(given: dict[str, str], ours: str) -> None:
 
 def test_nothing_is_ours_where_the_author_gave_both() -> None:
     given = {TITLE: "Mine", DESCRIPTION: "Mine, too"}
-    assert narrate(given, "digits", "s3://ml/tiphys") == given
+    assert add_description(given, "digits", "s3://ml/tiphys") == given
 
 
 def test_a_pipeline_without_a_store_says_nothing_of_one() -> None:
-    assert narrate({}, "digits", "")[DESCRIPTION] == "Pipeline `digits`."
+    assert add_description({}, "digits", "")[DESCRIPTION] == "Pipeline `digits`."

@@ -8,7 +8,7 @@ import pytest
 from support.authored import step, train, workflow
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
-from hera_pipelines.compile.output import commit_of, record_code_version
+from hera_pipelines.compile.output import read_git_commit, record_code_version
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import CheckpointPolicy
 
@@ -32,23 +32,23 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_clean_checkout_is_known_by_its_commit(checkout: Path) -> None:
     (checkout / "untracked").write_text("b")
-    assert commit_of(checkout) == git(checkout, "rev-parse", "HEAD")
+    assert read_git_commit(checkout) == git(checkout, "rev-parse", "HEAD")
 
 
 def test_changed_files_are_told(checkout: Path) -> None:
     (checkout / "train.py").write_text("b")
-    assert commit_of(checkout) == f"{git(checkout, 'rev-parse', 'HEAD')}-dirty"
+    assert read_git_commit(checkout) == f"{git(checkout, 'rev-parse', 'HEAD')}-dirty"
 
 
 def test_code_outside_of_a_checkout_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit_of(tmp_path) == ""
-    assert commit_of(tmp_path / "missing") == ""
+    assert read_git_commit(tmp_path) == ""
+    assert read_git_commit(tmp_path / "missing") == ""
 
 
 def test_a_machine_without_git_knows_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert commit_of(checkout) == ""
+    assert read_git_commit(checkout) == ""
 
 
 def compiled() -> Manifest:

@@ -8,9 +8,9 @@ from support.authored import STORE, by_name, output_artifact, output_parameter, 
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
-from tiphys.checkpoint.settings import Bounds, Every, Settings
+from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.protocol.step_spec import Best, CheckpointPolicy, GpuRequest, Keep
+from tiphys.protocol.step_spec import BestCheckpoints, CheckpointPolicy, GpuRequest, RetentionPolicy
 
 GIVEN = {
     "TIPHYS_STORE": STORE,
@@ -68,13 +68,13 @@ def test_the_program_learns_where_its_metrics_are_to_be_seen() -> None:
 def test_bounds_of_an_interval_arrive_as_they_were_given() -> None:
     compiled = env(train(asked={"checkpoints": CheckpointPolicy(every_bounds=(90, 2_000_000))}))["TIPHYS_SAVE_EVERY"]
     assert compiled == "auto:90s..2e+06s"
-    found = Settings.from_environment({**GIVEN, "TIPHYS_SAVE_EVERY": compiled})
+    found = CheckpointSettings.from_environment({**GIVEN, "TIPHYS_SAVE_EVERY": compiled})
     assert found is not None
-    assert found.save_every == Every(600, "seconds", auto=Bounds(90, 2_000_000))
+    assert found.save_every == SaveInterval(600, "seconds", auto=IntervalBounds(90, 2_000_000))
 
 
 def test_what_else_is_kept_is_told_only_where_somebody_asks_for_it() -> None:
-    best = Best(metric="loss", order="min", count=2)
+    best = BestCheckpoints(metric="loss", order="min", count=2)
     policy = CheckpointPolicy(keep_last=2, keep_every=1000, keep_best=best, delete_after_seconds=90)
 
     told = env(train(asked={"checkpoints": policy}))
@@ -86,9 +86,9 @@ def test_what_else_is_kept_is_told_only_where_somebody_asks_for_it() -> None:
         "TIPHYS_DELETE_AFTER_SECONDS": "90",
     }
     answers = {"TIPHYS_RUN": "a", "TIPHYS_STEP": "fit", "TIPHYS_ATTEMPT": "1", "TIPHYS_RESUME_FROM": ""}
-    settings = Settings.from_environment({**told, **answers})
+    settings = CheckpointSettings.from_environment({**told, **answers})
     assert settings is not None
-    assert settings.keep == policy.keep == Keep(last=2, every_steps=1000, best=best, delay_seconds=90)
+    assert settings.keep == policy.retention == RetentionPolicy(last=2, every_steps=1000, best=best, delay_seconds=90)
 
 
 @pytest.mark.parametrize("template", [step(), train(asked={"checkpoints": None, "gpu": GpuRequest(gpus=1)})])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.compile.references import add_dependencies, fields_used, workflow_parameters
+from hera_pipelines.compile.references import add_dependencies, fields_used, workflow_parameters_used
 
 
 def taking(name: str, value: str, **fields: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_a_task_that_is_awaited_by_way_of_others_is_not_named_again() -> None:
 def test_workflow_parameters_are_found_in_any_spelling() -> None:
     part = ["{{workflow.parameters.a-b}}", {"x": "{{=asInt(workflow.parameters['c'])}}"}, "workflow.parameters.text"]
 
-    assert workflow_parameters(part) == ["a-b", "c"]
+    assert workflow_parameters_used(part) == ["a-b", "c"]
 
 
 def test_uses_do_not_confuse_tasks_of_similar_names() -> None:

@@ -9,10 +9,16 @@ from itertools import product
 
 import pytest
 
-from hera_pipelines.compile.retries import UNLIMITED, UNSEEN, attempts_strategy, retry_expression, step_strategy
+from hera_pipelines.compile.retries import (
+    CAUSES_HIDDEN_FROM_ARGO,
+    UNLIMITED_RETRIES,
+    attempt_retry_strategy,
+    retry_expression,
+    step_retry_strategy,
+)
 from hera_pipelines.local.expressions.evaluate import evaluate
-from hera_pipelines.local.expressions.expr import parse
-from tiphys.failures.classify import Observation, classify
+from hera_pipelines.local.expressions.expr import parse_expression
+from tiphys.failures.classify import AttemptObservation, classify_failure
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import Cause
 
@@ -41,16 +47,16 @@ NOTHING = dict.fromkeys((cause.value for cause in Cause), 0)
 
 def again(policy: RetryPolicy, status: str, exit_code: str, message: str) -> bool:
     last = {"status": status, "exitCode": exit_code, "message": message, "duration": "1"}
-    return bool(evaluate(parse(retry_expression(policy)), {"lastRetry": last}))
+    return bool(evaluate(parse_expression(retry_expression(policy)), {"lastRetry": last}))
 
 
-@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in UNSEEN])
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in CAUSES_HIDDEN_FROM_ARGO])
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: "/".join(end))
 def test_argo_repeats_what_the_classifier_would(cause: Cause, end: tuple[str, str, str]) -> None:
     policy = RetryPolicy(**{**NOTHING, cause.value: 1})
     status, exit_code, message = end
 
-    judged = classify(Observation(status=status, exit_code=int(exit_code), pod_message=message)).cause
+    judged = classify_failure(AttemptObservation(status=status, exit_code=int(exit_code), pod_message=message)).cause
 
     assert again(policy, *end) == (judged is cause), f"{message or status} is {judged}"
 
@@ -70,22 +76,22 @@ def test_by_default_the_world_is_forgiven_and_the_program_is_not(end: tuple[str,
 
 
 def test_every_pair_of_budgets_makes_an_expression_that_parses() -> None:
-    for first, second in product([cause for cause in Cause if cause not in UNSEEN], repeat=2):
-        parse(retry_expression(RetryPolicy(**{**NOTHING, first.value: 1, second.value: 1})))
+    for first, second in product([cause for cause in Cause if cause not in CAUSES_HIDDEN_FROM_ARGO], repeat=2):
+        parse_expression(retry_expression(RetryPolicy(**{**NOTHING, first.value: 1, second.value: 1})))
 
 
 def test_the_limit_is_the_sum_of_the_budgets() -> None:
-    assert step_strategy(RetryPolicy(**{**NOTHING, "preemption": 3, "unknown": 2}))["limit"] == "5"
-    assert step_strategy(RetryPolicy())["limit"] == str(UNLIMITED)
+    assert step_retry_strategy(RetryPolicy(**{**NOTHING, "preemption": 3, "unknown": 2}))["limit"] == "5"
+    assert step_retry_strategy(RetryPolicy())["limit"] == str(UNLIMITED_RETRIES)
     borrowed = {**NOTHING, "infrastructure": 3, "storage": "infrastructure"}
-    assert step_strategy(RetryPolicy(**borrowed))["limit"] == "3"
+    assert step_retry_strategy(RetryPolicy(**borrowed))["limit"] == "3"
 
 
 def test_a_step_that_is_never_repeated_still_counts_its_tries() -> None:
-    assert step_strategy(RetryPolicy(**NOTHING)) == {"limit": "0", "retryPolicy": "Always"}
+    assert step_retry_strategy(RetryPolicy(**NOTHING)) == {"limit": "0", "retryPolicy": "Always"}
 
 
 def test_a_back_off_always_has_a_limit() -> None:
-    for strategy in (step_strategy(RetryPolicy()), attempts_strategy(RetryPolicy())):
+    for strategy in (step_retry_strategy(RetryPolicy()), attempt_retry_strategy(RetryPolicy())):
         assert strategy["backoff"] == {"duration": "5s", "factor": "2", "cap": "300s"}
         assert int(strategy["limit"]) > 0

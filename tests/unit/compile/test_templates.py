@@ -17,8 +17,14 @@ from support.authored import (
 
 from hera_pipelines.compile import CompileOptions, compile_workflow
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.protocol.operations import ADMIT_OUTPUTS, Admit, Conclude, Finalize, Settle
-from tiphys.protocol.step_spec import Kind
+from tiphys.protocol.operations import (
+    ADMIT_OUTPUTS,
+    AdmitOperation,
+    ConcludeOperation,
+    FinalizeOperation,
+    SettleOperation,
+)
+from tiphys.protocol.step_spec import StepKind
 
 OPTIONS = CompileOptions(store=STORE)
 
@@ -85,10 +91,13 @@ def test_bodies_are_operations_that_carry_identity() -> None:
     made = compiled(train("fit", inputs=parameters("lr")))
     bodies = {name: template["plugin"]["tiphys"] for name, template in made.items() if "plugin" in template}
 
-    admit, settle = Admit.model_validate(bodies["fit-admit"]), Settle.model_validate(bodies["fit-settle"])
+    admit, settle = (
+        AdmitOperation.model_validate(bodies["fit-admit"]),
+        SettleOperation.model_validate(bodies["fit-settle"]),
+    )
     conclude, finalize = (
-        Conclude.model_validate(bodies["fit-conclude"]),
-        Finalize.model_validate(bodies["tiphys-finalize"]),
+        ConcludeOperation.model_validate(bodies["fit-conclude"]),
+        FinalizeOperation.model_validate(bodies["tiphys-finalize"]),
     )
 
     for body in (admit, settle, conclude, finalize):
@@ -263,7 +272,7 @@ def test_the_policy_travels_once_in_the_annotation_of_the_wrapper() -> None:
     pipeline = CompiledPipeline.from_manifest(manifest)
     spec = pipeline.step("sweep")
     assert (pipeline.name, pipeline.store) == ("digits", STORE)
-    assert (spec.name, spec.kind, spec.fan_out) == ("sweep", Kind.TRAIN, True)
+    assert (spec.name, spec.kind, spec.fan_out) == ("sweep", StepKind.TRAIN, True)
     assert (spec.parameters, spec.artifacts) == (("loss",), ("model",))
     assert (spec.cache, spec.share, spec.grace_seconds) == (False, True, 91.0)
     assert "{{" not in by_name(manifest)["sweep"]["metadata"]["annotations"]["tiphys.dev/step"]

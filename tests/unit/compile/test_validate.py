@@ -23,7 +23,7 @@ from support.authored import (
 from hera_pipelines.compile import CompileOptions, SharedVolume, Spot, compile_workflow
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.gang import Gang
+from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
 
 OPTIONS = CompileOptions(store=STORE)
@@ -50,7 +50,7 @@ WORKFLOWS: dict[str, tuple[Manifest, str, Manifest]] = {
     ),
     "template defaults that reach plugins": (
         workflow(step(), templateDefaults={"nodeSelector": {}, "timeout": "1m"}),
-        "templateDefaults would reach the plugin templates too, with timeout",
+        "templateDefaults would also apply timeout to the plugin templates",
         workflow(step(), templateDefaults={"nodeSelector": {"disk": "ssd"}}),
     ),
     "templates from elsewhere": (
@@ -232,13 +232,15 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
     ),
     "memory that Argo would forget": (
         step(asked={"retry": LADDER}),
-        "cannot keep memory_ceiling; use @train",
+        "cannot apply memory_ceiling; use @train",
         train(asked={"retry": LADDER}, container={"resources": {"limits": {"memory": "8Gi"}}}),
     ),
     "nodes that several pods would not avoid": (
-        train(asked={"retry": RetryPolicy(avoid_node_after=3), "gang": Gang(members=2)}),
-        "avoid_node_after reaches no pods of a training on several nodes",
-        train(asked={"retry": LADDER, "gang": Gang(members=2)}, container={"resources": {"limits": {"memory": "8Gi"}}}),
+        train(asked={"retry": RetryPolicy(avoid_node_after=3), "gang": GangSpec(members=2)}),
+        "avoid_node_after has no effect on a training on several nodes",
+        train(
+            asked={"retry": LADDER, "gang": GangSpec(members=2)}, container={"resources": {"limits": {"memory": "8Gi"}}}
+        ),
     ),
     "a ceiling for no memory": (
         train(asked={"retry": LADDER}),

@@ -12,8 +12,16 @@ from support.certificates import authority
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.kube_server import KubeServer
-from tiphys_controller import LiveWorkflow, Phase, Shutdown, describe, is_known, resume, start
-from tiphys_controller.argo_server import ArgoServerSubmitter, argo_server
+from tiphys_controller import (
+    LiveWorkflow,
+    RunPhase,
+    ShutdownStrategy,
+    describe_run,
+    is_stable_cluster_name,
+    resume_run,
+    start_run,
+)
+from tiphys_controller.argo_server import ArgoServerSubmitter, connect_argo_server
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import (
@@ -25,10 +33,10 @@ from tiphys.errors import (
     TiphysError,
     UsageError,
 )
-from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.records import SubmissionBound
-from tiphys.store import RunLayout, Store, submissions
+from tiphys.records import SubmissionBinding
+from tiphys.store import RunLayout, Store, read_submissions
 
 RUN = "digits-1"
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"))
@@ -45,13 +53,13 @@ def argo(api: KubeApi) -> Iterator[ArgoRest]:
 @pytest.fixture
 def alone(argo: ArgoRest) -> ArgoServerSubmitter:
     """Of somebody who reaches no API server."""
-    return ArgoServerSubmitter(argo_server(argo.url, {"ARGO_TOKEN": TOKEN}))
+    return ArgoServerSubmitter(connect_argo_server(argo.url, {"ARGO_TOKEN": TOKEN}))
 
 
 @pytest.fixture
 def witnessed(argo: ArgoRest, api: KubeApi) -> ArgoServerSubmitter:
     """Of somebody who has a kubeconfig of its cluster, too."""
-    return ArgoServerSubmitter(argo_server(argo.url, {}, lambda: TOKEN), cluster_name(api), api)
+    return ArgoServerSubmitter(connect_argo_server(argo.url, {}, lambda: TOKEN), identify_cluster(api), api)
 
 
 @pytest.fixture(params=["alone", "witnessed"])
@@ -115,9 +123,9 @@ def test_a_create_that_did_not_arrive_is_told(submitter: ArgoServerSubmitter, ar
         submitter.create(named())
 
 
-@pytest.mark.parametrize("how", list(Shutdown))
+@pytest.mark.parametrize("how", list(ShutdownStrategy))
 def test_a_workflow_is_ended_and_a_namesake_is_not(
-    how: Shutdown, submitter: ArgoServerSubmitter, server: KubeServer
+    how: ShutdownStrategy, submitter: ArgoServerSubmitter, server: KubeServer
 ) -> None:
     created = submitter.create(named())
     with pytest.raises(ConflictError, match="another Workflow has the name ml/digits-1"):
@@ -164,15 +172,17 @@ def test_a_watch_that_is_stopped_ends(alone: ArgoServerSubmitter) -> None:
 def test_an_argo_server_of_another_cluster_is_found_out(
     argo: ArgoRest, server: KubeServer, elsewhere: KubeApi, store: Store
 ) -> None:
-    wrong = ArgoServerSubmitter(argo_server(argo.url, {"ARGO_TOKEN": TOKEN}), cluster_name(elsewhere), elsewhere)
+    wrong = ArgoServerSubmitter(
+        connect_argo_server(argo.url, {"ARGO_TOKEN": TOKEN}), identify_cluster(elsewhere), elsewhere
+    )
     with pytest.raises(UsageError, match=r"belongs to another cluster than API server .* is deleted again"):
-        start(store, wrong, PIPELINE, RUN, namespace="ml")
+        start_run(store, wrong, PIPELINE, RUN, namespace="ml")
     assert not server.objects("workflows")
-    [first] = submissions(store, RUN)
-    assert first.bound is None
+    [first] = read_submissions(store, RUN)
+    assert first.binding is None
 
     put(elsewhere, workflow(name="digits-1"))
-    with pytest.raises(UsageError, match="do not agree"):
+    with pytest.raises(UsageError, match="they return different objects"):
         wrong.find("ml", RUN)
 
 
@@ -206,20 +216,20 @@ def test_what_is_refused_is_told_with_what_to_do(
     if status:
         argo.fail_next("GET", status, body)
     with pytest.raises(kind, match=told):
-        ArgoServerSubmitter(argo_server(f"{argo.url}{path}", environ)).find("ml", RUN)
+        ArgoServerSubmitter(connect_argo_server(f"{argo.url}{path}", environ)).find("ml", RUN)
 
 
 def test_a_server_behind_a_path_is_found(argo: ArgoRest) -> None:
     argo.base = "/argo"
     address = argo.url.removeprefix("http://")
     environ = {"ARGO_TOKEN": TOKEN, "ARGO_SECURE": "false", "ARGO_BASE_HREF": "/argo/"}
-    assert ArgoServerSubmitter(argo_server(address, environ)).find("ml", RUN) is None
+    assert ArgoServerSubmitter(connect_argo_server(address, environ)).find("ml", RUN) is None
     assert argo.requests[-1] == ("GET", "/argo/api/v1/workflows/ml/digits-1")
 
 
 def test_who_speaks_no_tls_is_told_by_which_variables_to_say_so(argo: ArgoRest) -> None:
     with pytest.raises(StoreError, match=r"SSL_CERT_FILE.* set ARGO_SECURE=false"):
-        ArgoServerSubmitter(argo_server(argo.url.removeprefix("http://"), {})).find("ml", RUN)
+        ArgoServerSubmitter(connect_argo_server(argo.url.removeprefix("http://"), {})).find("ml", RUN)
 
 
 def test_a_certificate_is_trusted_by_its_authority_or_by_request(
@@ -228,11 +238,11 @@ def test_a_certificate_is_trusted_by_its_authority_or_by_request(
     certificate, tls = authority(tmp_path)
     with argo_rest.serving(api, tls) as argo:
         with pytest.raises(StoreError, match=r"CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE"):
-            ArgoServerSubmitter(argo_server(argo.url, {})).find("ml", RUN)
+            ArgoServerSubmitter(connect_argo_server(argo.url, {})).find("ml", RUN)
         untrusted = {"ARGO_INSECURE_SKIP_VERIFY": "true"}
-        assert ArgoServerSubmitter(argo_server(argo.url, untrusted)).find("ml", RUN) is None
+        assert ArgoServerSubmitter(connect_argo_server(argo.url, untrusted)).find("ml", RUN) is None
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert ArgoServerSubmitter(argo_server(argo.url, {})).find("ml", RUN) is None
+        assert ArgoServerSubmitter(connect_argo_server(argo.url, {})).find("ml", RUN) is None
 
 
 @pytest.mark.parametrize(
@@ -246,38 +256,40 @@ def test_a_certificate_is_trusted_by_its_authority_or_by_request(
 def test_an_address_is_as_argos_own_command_takes_it_or_a_url(
     given: str, environ: dict[str, str], address: str
 ) -> None:
-    assert argo_server(given, environ).address == address
+    assert connect_argo_server(given, environ).address == address
 
 
 @pytest.mark.parametrize("given", ["", "ftp://argo.example", "argo.example:port", "https://me:pw@argo.example"])
 def test_what_is_no_address_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="give host:port"):
-        argo_server(given, {})
+        connect_argo_server(given, {})
 
 
 def bound_by_its_first_admit(store: Store, uid: str) -> None:
-    bound = SubmissionBound(
+    bound = SubmissionBinding(
         run=RUN, submission=1, cluster="kubernetes:real", namespace="ml", workflow_name=RUN, uid=uid
     )
-    store.create(RunLayout(RUN).submission_bound(1), bound.to_bytes())
+    store.create(RunLayout(RUN).submission_binding(1), bound.to_bytes())
 
 
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
 def test_without_a_name_of_its_cluster_a_uid_decides(
     alone: ArgoServerSubmitter, api: KubeApi, store: Store, phase: str
 ) -> None:
-    started = start(store, alone, PIPELINE, RUN, namespace="ml")
+    started = start_run(store, alone, PIPELINE, RUN, namespace="ml")
     History(store, RUN).done("prep")
-    [first] = submissions(store, RUN)
-    assert (first.bound, is_known(first.claim.cluster)) == (None, False), "only its first admit knows the cluster"
+    [first] = read_submissions(store, RUN)
+    assert (first.binding, is_stable_cluster_name(first.claim.cluster)) == (None, False), (
+        "only its first admit knows the cluster"
+    )
     bound_by_its_first_admit(store, started.uid)
     api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": phase}})
-    assert describe(store, RUN, alone).summary.phase is Phase(phase)
+    assert describe_run(store, RUN, alone).summary.phase is RunPhase(phase)
     if phase == "Running":
         with pytest.raises(ConflictError, match="is still running"):
-            resume(store, alone, RUN)
+            resume_run(store, alone, RUN)
     else:
-        assert resume(store, alone, RUN).submission == 2
+        assert resume_run(store, alone, RUN).submission == 2
         assert [(one["metadata"]["name"]) for one in api.list(WORKFLOWS, "ml").items] == [RUN, f"{RUN}-2"]
 
 
@@ -285,47 +297,47 @@ def test_without_a_name_of_its_cluster_a_uid_decides(
 def test_without_a_name_of_its_cluster_what_is_not_shown_may_be_running(
     alone: ArgoServerSubmitter, api: KubeApi, store: Store, bound: bool
 ) -> None:
-    started = start(store, alone, PIPELINE, RUN, namespace="ml")
+    started = start_run(store, alone, PIPELINE, RUN, namespace="ml")
     History(store, RUN).done("prep")
     if bound:
         bound_by_its_first_admit(store, started.uid)
     api.delete(WORKFLOWS, "ml", RUN)
-    assert describe(store, RUN, alone).summary.phase is Phase.UNKNOWN
+    assert describe_run(store, RUN, alone).summary.phase is RunPhase.UNKNOWN
     with pytest.raises(ConflictError, match="--force"):
-        resume(store, alone, RUN)
-    assert resume(store, alone, RUN, force=True, namespace="ml").submission == 2
+        resume_run(store, alone, RUN)
+    assert resume_run(store, alone, RUN, force=True, namespace="ml").submission == 2
 
 
 def test_a_start_that_died_is_followed_up_without_a_name_of_its_cluster(
     alone: ArgoServerSubmitter, server: KubeServer, store: Store
 ) -> None:
     with dying_at("start.after_create"):
-        start(store, alone, PIPELINE, RUN, namespace="ml")
-    assert resume(store, alone, RUN).submission == 1
+        start_run(store, alone, PIPELINE, RUN, namespace="ml")
+    assert resume_run(store, alone, RUN).submission == 1
     assert len(server.objects("workflows")) == 1
 
 
 def test_a_run_sent_through_an_argo_server_goes_on_at_the_api_server(
     alone: ArgoServerSubmitter, witnessed: ArgoServerSubmitter, api: KubeApi, store: Store
 ) -> None:
-    started = start(store, alone, PIPELINE, RUN, namespace="ml")
+    started = start_run(store, alone, PIPELINE, RUN, namespace="ml")
     History(store, RUN).done("prep")
     bound_by_its_first_admit(store, started.uid)
-    direct = KubernetesSubmitter(api, cluster_name(api))
+    direct = KubernetesSubmitter(api, identify_cluster(api))
     for submitter in (direct, witnessed):
         with pytest.raises(ConflictError, match="is still running"):
-            resume(store, submitter, RUN)
+            resume_run(store, submitter, RUN)
     api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
-    assert resume(store, direct, RUN).submission == 2
+    assert resume_run(store, direct, RUN).submission == 2
 
 
 def test_a_live_workflow_is_what_the_api_server_says_it_is(
     witnessed: ArgoServerSubmitter, api: KubeApi, store: Store
 ) -> None:
-    start(store, witnessed, PIPELINE, RUN, namespace="ml")
-    [first] = submissions(store, RUN)
-    assert first.bound is not None
-    assert first.bound.cluster == cluster_name(api)
-    found = KubernetesSubmitter(api, cluster_name(api)).find("ml", RUN)
+    start_run(store, witnessed, PIPELINE, RUN, namespace="ml")
+    [first] = read_submissions(store, RUN)
+    assert first.binding is not None
+    assert first.binding.cluster == identify_cluster(api)
+    found = KubernetesSubmitter(api, identify_cluster(api)).find("ml", RUN)
     assert isinstance(found, LiveWorkflow)
     assert witnessed.find("ml", RUN) == found

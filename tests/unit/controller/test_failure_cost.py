@@ -16,22 +16,22 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.lineage import LINEAGE, RUN, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 from support.memory import MemoryStore
-from tiphys_controller.failure_cost import Phase, accounts, by_queue
+from tiphys_controller.failure_cost import TimePhase, group_by_queue, measure_time_usage
 
 from tiphys.protocol.step_spec import GpuRequest
 from tiphys.records import (
-    Began,
+    AttemptEndOutcome,
     Cause,
     Event,
-    Outcome,
-    RunSealed,
-    Saved,
-    SubmissionBound,
+    LastCheckpoint,
+    StartTimes,
+    SubmissionBinding,
     SubmissionClaim,
+    SubmissionEnd,
     SubmissionKind,
 )
 from tiphys.store import RunLayout, append_events
-from tiphys.store import claim as claim_record
+from tiphys.store import claim_record as claim_record
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -40,8 +40,8 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def began(opened: float, restored: float | None, first_step: float) -> Began:
-    return Began(
+def began(opened: float, restored: float | None, first_step: float) -> StartTimes:
+    return StartTimes(
         opened_at=at(opened), restored_at=None if restored is None else at(restored), first_step_at=at(first_step)
     )
 
@@ -65,23 +65,23 @@ def ended(store, number, seconds, over=None, saved=None, **fields):
 
 
 def saved(attempt, step, seconds, when):
-    return Saved(checkpoint=ref(attempt, step), at=at(seconds), began=when)
+    return LastCheckpoint(checkpoint=ref(attempt, step), at=at(seconds), began=when)
 
 
 def account(store, now=1000.0):
-    (found,) = accounts(store, [RUN], at(now))
+    (found,) = measure_time_usage(store, [RUN], at(now))
     return found
 
 
 def seconds(entry):
-    return {phase.value: entry.seconds(phase) for phase in Phase if entry.seconds(phase)}
+    return {phase.value: entry.seconds(phase) for phase in TimePhase if entry.seconds(phase)}
 
 
 def test_time_up_to_the_checkpoint_that_was_gone_on_from_is_useful_and_the_rest_is_lost(store):
     opened(store, 1, 0)
     ended(store, 1, 103, over=100, saved=saved(1, 50, 80, began(10, None, 15)))
     opened(store, 2, 110, ref(1, 50))
-    ended(store, 2, 200, outcome=Outcome.DONE, saved=saved(2, 90, 195, began(118, 120, 125)))
+    ended(store, 2, 200, outcome=AttemptEndOutcome.DONE, saved=saved(2, 90, 195, began(118, 120, 125)))
     (step,) = account(store).steps
     first, second = step.entries
     assert seconds(first) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20, "detecting": 3}
@@ -104,10 +104,10 @@ def test_goodput_counts_gpus_and_the_time_that_nobody_held_them(store):
     opened(store, 1, 0)
     ended(store, 1, 103, over=100, saved=saved(1, 50, 80, began(10, None, 15)))
     opened(store, 2, 110, ref(1, 50))
-    ended(store, 2, 200, outcome=Outcome.DONE, saved=saved(2, 90, 195, began(118, 120, 125)))
+    ended(store, 2, 200, outcome=AttemptEndOutcome.DONE, saved=saved(2, 90, 195, began(118, 120, 125)))
     found = account(store)
     assert found.goodput == pytest.approx((65 + 75) / 200)
-    assert found.held == 4 * (103 + 90)
+    assert found.held_gpu_seconds == 4 * (103 + 90)
     cost = found.costs["preemption"]
     assert (cost.failures, cost.lost, cost.recovery) == (1, 4 * (103 - 65), 25)
     assert found.failures == 1
@@ -119,11 +119,11 @@ def test_an_attempt_that_a_later_one_went_back_past_is_lost(store):
     opened(store, 2, 100, ref(1, 50))
     ended(store, 2, 200, over=200, saved=saved(2, 90, 180, began(100, 100, 100)), cause=Cause.USER_ERROR)
     opened(store, 3, 200, ref(1, 50))
-    ended(store, 3, 300, outcome=Outcome.DONE)
+    ended(store, 3, 300, outcome=AttemptEndOutcome.DONE)
     first, second, third = account(store).steps[0].entries
-    assert (first.seconds(Phase.USEFUL), second.seconds(Phase.USEFUL)) == (80, 0)
-    assert second.seconds(Phase.LOST) == 100
-    assert third.seconds(Phase.USEFUL) == 100
+    assert (first.seconds(TimePhase.USEFUL), second.seconds(TimePhase.USEFUL)) == (80, 0)
+    assert second.seconds(TimePhase.LOST) == 100
+    assert third.seconds(TimePhase.USEFUL) == 100
 
 
 def test_what_the_program_restored_goes_before_what_it_was_told_to(store):
@@ -133,7 +133,7 @@ def test_what_the_program_restored_goes_before_what_it_was_told_to(store):
     commit(store, ref(1, 20), written_at=at(30))
     opened(store, 2, 100, ref(1, 50))
     append_events(store, RUN, "trainer", [restored(2, "1-20")])
-    ended(store, 2, 200, outcome=Outcome.DONE)
+    ended(store, 2, 200, outcome=AttemptEndOutcome.DONE)
     first, _ = account(store).steps[0].entries
     assert seconds(first) == {"useful": 30, "lost": 70}
 
@@ -145,9 +145,9 @@ def restored(attempt, checkpoint):
 def test_a_checkpoint_tells_of_an_attempt_whose_end_somebody_else_wrote(store):
     opened(store, 1, 0)
     commit(store, ref(1, 50), written_at=at(80), began=began(10, None, 15))
-    ended(store, 1, 100, outcome=Outcome.FENCED)
+    ended(store, 1, 100, outcome=AttemptEndOutcome.FENCED)
     opened(store, 2, 100, ref(1, 50))
-    ended(store, 2, 200, outcome=Outcome.DONE)
+    ended(store, 2, 200, outcome=AttemptEndOutcome.DONE)
     first, _ = account(store).steps[0].entries
     assert seconds(first) == {"starting": 10, "first_step": 5, "useful": 65, "lost": 20}
 
@@ -156,7 +156,7 @@ def test_an_attempt_that_saved_nothing_is_lost_as_a_whole(store):
     opened(store, 1, 0)
     ended(store, 1, 100, over=90, cause=Cause.INFRASTRUCTURE)
     opened(store, 2, 100)
-    ended(store, 2, 200, outcome=Outcome.DONE)
+    ended(store, 2, 200, outcome=AttemptEndOutcome.DONE)
     assert seconds(account(store).steps[0].entries[0]) == {"lost": 90, "detecting": 10}
 
 
@@ -175,25 +175,25 @@ def test_what_nobody_ended_is_over_with_its_workflow(store):
         run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name="w", namespace="n", written_at=at(0)
     )
     claim_record(store, RunLayout(RUN).submission(1), claim)
-    sealed = RunSealed(run=RUN, submission=1, status="Failed", written_at=at(90))
+    sealed = SubmissionEnd(run=RUN, submission=1, status="Failed", written_at=at(90))
     claim_record(store, RunLayout(RUN).submission_end(1), sealed)
     (step,) = account(store, now=1e6).steps
-    assert step.span == 90
-    assert step.entries[0].seconds(Phase.LOST) == 10
+    assert step.elapsed_seconds == 90
+    assert step.entries[0].seconds(TimePhase.LOST) == 10
 
 
 def test_a_recovery_by_another_submission_tells_deciding_and_submitting_apart(store):
     opened(store, 1, 0)
-    ended(store, 1, 100, over=100, outcome=Outcome.FENCED)
+    ended(store, 1, 100, over=100, outcome=AttemptEndOutcome.FENCED)
     layout = RunLayout(RUN)
     claim = SubmissionClaim(
         run=RUN, submission=2, kind=SubmissionKind.RESUME, workflow_name="w", namespace="n", written_at=at(102)
     )
     claim_record(store, layout.submission(2), claim)
-    bound = SubmissionBound(
+    bound = SubmissionBinding(
         run=RUN, submission=2, cluster="c", namespace="n", workflow_name="w", uid="u", written_at=at(103)
     )
-    claim_record(store, layout.submission_bound(2), bound)
+    claim_record(store, layout.submission_binding(2), bound)
     opened(store, 2, 107, submission=2)
     (recovery,) = account(store).steps[0].recoveries
     assert (recovery.decide, recovery.submit, recovery.wait, recovery.failed_by) == (2, 1, 4, "fenced")
@@ -203,7 +203,7 @@ def test_clocks_that_disagree_make_no_negative_time(store):
     opened(store, 1, 50)
     ended(store, 1, 40, over=200, saved=saved(1, 5, 10, began(500, 400, 300)))
     opened(store, 2, 30, ref(1, 5))
-    ended(store, 2, 60, outcome=Outcome.DONE)
+    ended(store, 2, 60, outcome=AttemptEndOutcome.DONE)
     (step,) = account(store).steps
     assert all(span.seconds > 0 for entry in step.entries for span in entry.spans)
     assert all(value >= 0 for one in step.recoveries for value in one.model_dump().values() if isinstance(value, float))
@@ -211,8 +211,8 @@ def test_clocks_that_disagree_make_no_negative_time(store):
 
 def test_queues_gather_the_steps_that_they_gave_gpus_to(store):
     opened(store, 1, 0)
-    ended(store, 1, 100, outcome=Outcome.DONE)
-    (queue,) = by_queue([account(store), account(store)])
+    ended(store, 1, 100, outcome=AttemptEndOutcome.DONE)
+    (queue,) = group_by_queue([account(store), account(store)])
     assert (queue.name, len(queue.steps), queue.goodput) == ("research", 2, 1.0)
 
 
@@ -222,6 +222,6 @@ def test_a_run_that_never_began_has_no_goodput(store):
 
 def test_lineage_of_another_run_is_not_this_runs_time(store):
     opened(store, 1, 0, ref(7, 10, "parent-1/fit"))
-    ended(store, 1, 100, outcome=Outcome.DONE)
+    ended(store, 1, 100, outcome=AttemptEndOutcome.DONE)
     assert account(store).goodput == 1.0
     assert LINEAGE != "parent-1/fit"

@@ -26,7 +26,7 @@ def test_an_argument_that_is_missing_is_named(
     ("arguments", "sentence"),
     [
         (["--store=s3://ml", "--all-namespaces"], "put {namespace} into the URL"),
-        (["--store=s3://ml", "--namespace=ml"], "no Kubernetes cluster to connect to"),
+        (["--store=s3://ml", "--namespace=ml"], "cannot connect to a Kubernetes cluster"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -38,7 +38,7 @@ def test_what_cannot_work_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     # What they set holds for the whole process, and other tests share it.
-    monkeypatch.setattr(program, "log_json", lambda: None)
+    monkeypatch.setattr(program, "configure_json_logging", lambda: None)
     monkeypatch.setattr(program.signal, "signal", lambda *_: None)
     assert program.main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()

@@ -3,95 +3,95 @@
 import pytest
 from support.compiled import History, gated, pipeline_of
 from support.submitter import FakeSubmitter
-from tiphys_controller import Phase, describe, runs_table, start
+from tiphys_controller import RunPhase, describe_run, list_run_summaries, start_run
 
 from tiphys.errors import NotFoundError
-from tiphys.records import RunSealed
-from tiphys.records.names import item_step
+from tiphys.records import SubmissionEnd
+from tiphys.records.names import item_step_id
 from tiphys.store import RunLayout, Store
 
 PIPELINE = pipeline_of(gated("prep"), gated("fit", depends="prep"), parameters={"lr": "0.1"})
 
 
 def test_a_run_is_summed_up_from_storage(store: Store, submitter: FakeSubmitter) -> None:
-    run = start(store, submitter, PIPELINE, "digits-1").run
+    run = start_run(store, submitter, PIPELINE, "digits-1").run
     History(store, run).done("prep")
 
-    [row] = runs_table(store)
+    [row] = list_run_summaries(store)
 
     assert (row.run, row.pipeline, row.submissions, row.steps_done, row.steps_total) == ("digits-1", "digits", 1, 1, 2)
-    assert row.phase is Phase.UNKNOWN
+    assert row.phase is RunPhase.UNKNOWN
     assert row.last_activity is not None
 
 
 def test_a_step_is_done_although_a_resume_would_run_it_again(store: Store, submitter: FakeSubmitter) -> None:
     """As `validate` of the ready pipeline: without a cache, so that it and what hangs on it would run."""
     first = gated("prep", cache=False)
-    run = start(store, submitter, pipeline_of(first, gated("fit", depends="prep"), gated("end")), "digits-1").run
+    run = start_run(store, submitter, pipeline_of(first, gated("fit", depends="prep"), gated("end")), "digits-1").run
     history = History(store, run)
     history.done("prep")
     history.done("fit")
 
-    [row] = runs_table(store)
+    [row] = list_run_summaries(store)
 
     assert (row.steps_done, row.steps_total) == (2, 3)
 
 
 def test_an_item_that_is_not_done_leaves_its_step_open(store: Store, submitter: FakeSubmitter) -> None:
-    run = start(store, submitter, pipeline_of(gated("fit", withItems=["a", "b"])), "digits-1").run
-    History(store, run).done(item_step("fit", "a", 0))
+    run = start_run(store, submitter, pipeline_of(gated("fit", withItems=["a", "b"])), "digits-1").run
+    History(store, run).done(item_step_id("fit", "a", 0))
 
-    assert runs_table(store)[0].steps_done == 0
+    assert list_run_summaries(store)[0].steps_done == 0
 
 
 def test_the_cluster_at_hand_knows_more(store: Store, submitter: FakeSubmitter) -> None:
-    started = start(store, submitter, PIPELINE, "digits-1")
-    assert runs_table(store, submitter)[0].phase is Phase.RUNNING
+    started = start_run(store, submitter, PIPELINE, "digits-1")
+    assert list_run_summaries(store, submitter)[0].phase is RunPhase.RUNNING
 
     submitter.end(started.workflow_name, "Running")
-    assert runs_table(store, submitter)[0].phase is Phase.INTERRUPTED
+    assert list_run_summaries(store, submitter)[0].phase is RunPhase.INTERRUPTED
 
 
 def test_another_cluster_does_not(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, PIPELINE, "digits-1")
+    start_run(store, submitter, PIPELINE, "digits-1")
     elsewhere = FakeSubmitter(submitter.folder, cluster="east")
 
-    assert runs_table(store, elsewhere)[0].phase is Phase.UNKNOWN
+    assert list_run_summaries(store, elsewhere)[0].phase is RunPhase.UNKNOWN
 
 
 def test_a_workflow_that_took_the_name_is_not_the_runs(store: Store, submitter: FakeSubmitter) -> None:
-    submitter.delete(start(store, submitter, PIPELINE, "digits-1").workflow_name)
+    submitter.delete(start_run(store, submitter, PIPELINE, "digits-1").workflow_name)
     submitter.create({"metadata": {"name": "digits-1", "namespace": "default", "uid": "another"}})
 
-    assert runs_table(store, submitter)[0].phase is Phase.INTERRUPTED
+    assert list_run_summaries(store, submitter)[0].phase is RunPhase.INTERRUPTED
 
 
 def test_one_damaged_run_does_not_hide_the_others(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, PIPELINE, "digits-1")
-    store.create(RunLayout("digits-2").record, b"{garbage")
+    start_run(store, submitter, PIPELINE, "digits-1")
+    store.create(RunLayout("digits-2").run_record, b"{garbage")
 
-    good, bad = runs_table(store)
+    good, bad = list_run_summaries(store)
 
     assert (good.run, good.steps_total) == ("digits-1", 2)
-    assert (bad.run, bad.phase, bad.steps_total) == ("digits-2", Phase.UNKNOWN, 0)
+    assert (bad.run, bad.phase, bad.steps_total) == ("digits-2", RunPhase.UNKNOWN, 0)
     assert "run.json is not a valid RunRecord" in bad.reason
 
 
 def test_an_empty_store_has_no_runs(store: Store) -> None:
-    assert runs_table(store) == []
+    assert list_run_summaries(store) == []
 
 
 def test_everything_about_one_run(store: Store, submitter: FakeSubmitter) -> None:
-    run = start(store, submitter, PIPELINE, "digits-1").run
+    run = start_run(store, submitter, PIPELINE, "digits-1").run
     history = History(store, run)
     history.failed("prep", 1, message="node went away")
     history.done("prep", 2, parameters={"n": "5"}, artifacts={"data": b"x"})
-    sealed = RunSealed(run=run, submission=1, status="Failed")
+    sealed = SubmissionEnd(run=run, submission=1, status="Failed")
     store.create(history.layout.submission_end(1), sealed.to_bytes())
 
-    detail = describe(store, run)
+    detail = describe_run(store, run)
 
-    assert detail.summary.phase is Phase.FAILED
+    assert detail.summary.phase is RunPhase.FAILED
     assert detail.parameters == {"lr": "0.1"}
     [submission] = detail.submissions
     assert (submission.cluster, submission.uid, submission.status) == ("west", "uid-of-digits-1", "Failed")
@@ -106,4 +106,4 @@ def test_everything_about_one_run(store: Store, submitter: FakeSubmitter) -> Non
 
 def test_an_unknown_run_is_named(store: Store) -> None:
     with pytest.raises(NotFoundError, match="digits-9"):
-        describe(store, "digits-9")
+        describe_run(store, "digits-9")

@@ -25,16 +25,16 @@ def manifest(*shards: Shard) -> CheckpointManifest:
 
 
 def test_a_killed_process_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
-    assert sabotage.alive(sleeper.pid)
-    sabotage.freeze(sleeper.pid)
-    assert sabotage.alive(sleeper.pid)
-    sabotage.kill(sleeper.pid)
-    assert sabotage.wait_until_gone(sleeper.pid, 10)
+    assert sabotage.is_process_alive(sleeper.pid)
+    sabotage.freeze_process(sleeper.pid)
+    assert sabotage.is_process_alive(sleeper.pid)
+    sabotage.kill_process(sleeper.pid)
+    assert sabotage.wait_until_dead(sleeper.pid, 10)
     assert sleeper.wait() == -9
 
 
 def test_a_living_process_is_not_called_gone() -> None:
-    assert not sabotage.wait_until_gone(os.getpid(), 0)
+    assert not sabotage.wait_until_dead(os.getpid(), 0)
 
 
 def test_flipping_changes_bytes_of_the_largest_shard_and_no_size(tmp_path: Path) -> None:

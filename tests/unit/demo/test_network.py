@@ -10,18 +10,18 @@ import pytest
 
 from hera_pipelines.demo.network import (
     Array,
+    DatasetSplit,
     Labels,
-    Split,
     TrainingState,
     accuracy,
     initial_state,
     loss_and_gradients,
     read_split,
-    train_step,
+    sgd_step,
     write_split,
 )
-from hera_pipelines.demo.preprocess import split
-from hera_pipelines.demo.validate import findings
+from hera_pipelines.demo.preprocess import split_dataset
+from hera_pipelines.demo.validate import find_data_problems
 
 STEPS = 30
 
@@ -38,7 +38,7 @@ def digits() -> tuple[Array, Labels]:
 def trained(state: TrainingState, until: int) -> TrainingState:
     images, labels = digits()
     while state["step"] < until:
-        train_step(state, images / np.float32(16), labels, STEPS, batch=32)
+        sgd_step(state, images / np.float32(16), labels, STEPS, batch=32)
     return state
 
 
@@ -49,7 +49,7 @@ def bits(state: TrainingState) -> list[bytes]:
 def test_training_lowers_the_loss() -> None:
     images, labels = digits()
     state = initial_state(3, hidden=32)
-    losses = [train_step(state, images / np.float32(16), labels, 300, batch=64) for _ in range(300)]
+    losses = [sgd_step(state, images / np.float32(16), labels, 300, batch=64) for _ in range(300)]
     assert np.mean(losses[-20:]) < 0.5 * np.mean(losses[:20])
 
 
@@ -98,21 +98,21 @@ def test_accuracy_counts_right_answers() -> None:
 def test_the_split_loses_no_image_and_repeats_none() -> None:
     images, labels = digits()
     images = np.arange(400 * 64, dtype=np.float32).reshape(400, 64)
-    made = split(images, labels, seed=2)
+    made = split_dataset(images, labels, seed=2)
     together = np.concatenate([made.train_images, made.test_images])
     assert sorted(map(bytes, together)) == sorted(map(bytes, images / np.float32(16)))
     assert len(made.test_labels) == 80
 
 
 def test_a_split_reads_back_bit_by_bit(tmp_path: Path) -> None:
-    made = split(*digits(), seed=2)
+    made = split_dataset(*digits(), seed=2)
     write_split(tmp_path / "dataset", made)
-    again: Split = read_split(tmp_path / "dataset")
+    again: DatasetSplit = read_split(tmp_path / "dataset")
     assert [array.tobytes() for array in again] == [array.tobytes() for array in made]
 
 
 def test_good_data_has_no_findings() -> None:
-    assert findings(*digits()) == []
+    assert find_data_problems(*digits()) == []
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_good_data_has_no_findings() -> None:
     ],
 )
 def test_damaged_data_is_named(damage: Callable[[Array, Labels], tuple[Array, Labels]], sentence: str) -> None:
-    assert any(sentence in finding for finding in findings(*damage(*digits())))
+    assert any(sentence in finding for finding in find_data_problems(*damage(*digits())))

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from hera_pipelines.demo.facts import Executed, StepLog, executed_again, read_steps, seconds_lost
+from hera_pipelines.demo.facts import ExecutedStep, StepLog, count_repeated_steps, read_steps, seconds_lost
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def executed(attempt: int, steps: range, begins: float) -> list[Executed]:
-    return [Executed(attempt, 7, step, NOON + timedelta(seconds=begins + i)) for i, step in enumerate(steps)]
+def executed(attempt: int, steps: range, begins: float) -> list[ExecutedStep]:
+    return [ExecutedStep(attempt, 7, step, NOON + timedelta(seconds=begins + i)) for i, step in enumerate(steps)]
 
 
 def test_what_is_appended_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_what_is_appended_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("TIPHYS_ATTEMPT", attempt)
         with StepLog(tmp_path) as log:
             log.append(5, NOON)
-    assert [(s.attempt, s.global_step, s.at) for s in read_steps(tmp_path)] == [(1, 5, NOON), (2, 5, NOON)]
+    assert [(s.attempt, s.global_step, s.executed_at) for s in read_steps(tmp_path)] == [(1, 5, NOON), (2, 5, NOON)]
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
         (executed(1, range(1, 11), 0) + executed(2, range(8, 10), 20) + executed(3, range(8, 15), 40), 5),
     ],
 )
-def test_only_repetitions_count(steps: list[Executed], again: int) -> None:
-    assert executed_again(steps) == again
+def test_only_repetitions_count(steps: list[ExecutedStep], again: int) -> None:
+    assert count_repeated_steps(steps) == again
 
 
 def test_lost_seconds_run_until_training_is_back_where_it_was() -> None:

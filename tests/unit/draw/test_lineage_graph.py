@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hera_pipelines.draw import Ending, Place, lineages_of
-from tiphys.lineage import AttemptNode, CheckpointNode, LineageTree, Status, StepLineage
-from tiphys.records import Cause, CheckpointRef, Outcome
+from hera_pipelines.draw import AttemptEnding, CheckpointPosition, build_lineage_graphs
+from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
+from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -26,47 +26,49 @@ def attempt(number: int, **fields: object) -> AttemptNode:
 
 def checkpoint(number: int, step: int, **fields: object) -> CheckpointNode:
     return CheckpointNode.model_validate(
-        {"ref": ref(number, step), "status": Status.COMMITTED, "committed_at": NOON, **fields}
+        {"ref": ref(number, step), "status": CheckpointStatus.COMMITTED, "committed_at": NOON, **fields}
     )
 
 
 def test_the_origin_is_what_the_trainer_really_restored_not_what_admission_proposed() -> None:
     saved = checkpoint(2, 40, parent=ref(1, 20), restored=ref(1, 20))
-    [drawn] = lineages_of(tree(attempt(2, starts_from=ref(1, 30), checkpoints=(saved,))))
-    assert drawn.lanes[0].origin == Place(1, 20)
+    [drawn] = build_lineage_graphs(tree(attempt(2, starts_from=ref(1, 30), checkpoints=(saved,))))
+    assert drawn.lanes[0].origin == CheckpointPosition(1, 20)
 
 
 def test_the_origin_is_known_after_retention_removed_the_first_checkpoints() -> None:
     kept = checkpoint(2, 90, parent=ref(2, 80), restored=ref(1, 20))
-    gone = checkpoint(2, 80, status=Status.REMOVED, committed_at=None)
-    [drawn] = lineages_of(tree(attempt(2, starts_from=ref(1, 30), checkpoints=(gone, kept))))
-    assert drawn.lanes[0].origin == Place(1, 20)
+    gone = checkpoint(2, 80, status=CheckpointStatus.REMOVED, committed_at=None)
+    [drawn] = build_lineage_graphs(tree(attempt(2, starts_from=ref(1, 30), checkpoints=(gone, kept))))
+    assert drawn.lanes[0].origin == CheckpointPosition(1, 20)
 
 
 def test_an_attempt_that_could_use_no_checkpoint_began_from_scratch() -> None:
-    [drawn] = lineages_of(tree(attempt(2, starts_from=ref(1, 30), checkpoints=(checkpoint(2, 10),))))
+    [drawn] = build_lineage_graphs(tree(attempt(2, starts_from=ref(1, 30), checkpoints=(checkpoint(2, 10),))))
     assert drawn.lanes[0].origin is None
 
 
 def test_before_the_first_commit_the_origin_is_what_admission_proposed() -> None:
-    [drawn] = lineages_of(tree(attempt(2, starts_from=ref(1, 30))))
-    assert drawn.lanes[0].origin == Place(1, 30)
+    [drawn] = build_lineage_graphs(tree(attempt(2, starts_from=ref(1, 30))))
+    assert drawn.lanes[0].origin == CheckpointPosition(1, 30)
 
 
 def test_an_attempt_from_scratch_has_no_origin() -> None:
-    [drawn] = lineages_of(tree(attempt(1, checkpoints=(checkpoint(1, 10), checkpoint(1, 20, parent=ref(1, 10))))))
+    [drawn] = build_lineage_graphs(
+        tree(attempt(1, checkpoints=(checkpoint(1, 10), checkpoint(1, 20, parent=ref(1, 10)))))
+    )
     assert drawn.lanes[0].origin is None
 
 
 def test_an_attempt_without_an_end_is_open() -> None:
-    [drawn] = lineages_of(tree(attempt(1)))
-    assert (drawn.lanes[0].ending, drawn.lanes[0].message) == (Ending.OPEN, "")
+    [drawn] = build_lineage_graphs(tree(attempt(1)))
+    assert (drawn.lanes[0].ending, drawn.lanes[0].message) == (AttemptEnding.OPEN, "")
 
 
 def test_a_failed_attempt_says_why() -> None:
-    ended = attempt(1, outcome=Outcome.FAILED, cause=Cause.OUT_OF_MEMORY, message="exit code 137")
-    [drawn] = lineages_of(tree(ended))
-    assert (drawn.lanes[0].ending, drawn.lanes[0].message) == (Ending.FAILED, "out of memory: exit code 137")
+    ended = attempt(1, outcome=AttemptEndOutcome.FAILED, cause=Cause.OUT_OF_MEMORY, message="exit code 137")
+    [drawn] = build_lineage_graphs(tree(ended))
+    assert (drawn.lanes[0].ending, drawn.lanes[0].message) == (AttemptEnding.FAILED, "out of memory: exit code 137")
 
 
 @pytest.mark.parametrize(
@@ -74,19 +76,24 @@ def test_a_failed_attempt_says_why() -> None:
     [(0, ()), (512, ("512 B",)), (1536, ("1.5 KiB",)), (5 << 40, ("5 TiB",)), (5 << 50, ("5120 TiB",))],
 )
 def test_sizes_are_in_binary_units(size_bytes: int, words: tuple[str, ...]) -> None:
-    [drawn] = lineages_of(tree(attempt(1, checkpoints=(checkpoint(1, 10, size_bytes=size_bytes),))))
+    [drawn] = build_lineage_graphs(tree(attempt(1, checkpoints=(checkpoint(1, 10, size_bytes=size_bytes),))))
     assert drawn.lanes[0].dots[0].facts == words
 
 
 def test_a_checkpoint_tells_its_metrics_and_why_it_must_not_be_used() -> None:
     barred = checkpoint(
-        1, 10, status=Status.QUARANTINED, metrics={"loss": 0.123456}, reason="sha256 differs", saved_because="sigterm"
+        1,
+        10,
+        status=CheckpointStatus.QUARANTINED,
+        metrics={"loss": 0.123456},
+        reason="sha256 differs",
+        saved_because="sigterm",
     )
-    [drawn] = lineages_of(tree(attempt(1, checkpoints=(barred,))))
+    [drawn] = build_lineage_graphs(tree(attempt(1, checkpoints=(barred,))))
     assert drawn.lanes[0].dots[0].facts == ("loss 0.1235", "saved after sigterm", "sha256 differs")
-    assert drawn.lanes[0].dots[0].status is Status.QUARANTINED
+    assert drawn.lanes[0].dots[0].status is CheckpointStatus.QUARANTINED
 
 
 def test_what_cannot_be_seen_is_noted() -> None:
-    [drawn] = lineages_of(tree(note="the volume is not mounted here"))
+    [drawn] = build_lineage_graphs(tree(note="the volume is not mounted here"))
     assert drawn.note == "the volume is not mounted here"

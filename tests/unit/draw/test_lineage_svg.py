@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hera_pipelines.draw import Dot, Ending, Lane, Lineage, Place, lineage_svg
-from tiphys.lineage import Status
+from hera_pipelines.draw import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph, render_lineage_svg
+from tiphys.lineage import CheckpointStatus
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -15,23 +15,28 @@ def lane(
     attempt: int,
     steps: list[int],
     origin: tuple[int, int] | None = None,
-    ending: Ending = Ending.FAILED,
+    ending: AttemptEnding = AttemptEnding.FAILED,
     message: str = "",
-    statuses: dict[int, Status] | None = None,
+    statuses: dict[int, CheckpointStatus] | None = None,
 ) -> Lane:
     dots = tuple(
-        Dot(Place(attempt, step), (statuses or {}).get(step, Status.COMMITTED), f"loss {step}", (f"{step} bytes",))
+        Dot(
+            CheckpointPosition(attempt, step),
+            (statuses or {}).get(step, CheckpointStatus.COMMITTED),
+            f"loss {step}",
+            (f"{step} bytes",),
+        )
         for step in steps
     )
-    return Lane(attempt, 1, Place(*origin) if origin else None, ending, message, dots)
+    return Lane(attempt, 1, CheckpointPosition(*origin) if origin else None, ending, message, dots)
 
 
-def lineage(*lanes: Lane, step: str = "train") -> Lineage:
-    return Lineage("digits-7xk2p", step, lanes)
+def lineage(*lanes: Lane, step: str = "train") -> LineageGraph:
+    return LineageGraph("digits-7xk2p", step, lanes)
 
 
-def draw(*lineages: Lineage, title: str = "Lineage") -> ElementTree.Element:
-    return ElementTree.fromstring(lineage_svg(title, lineages))
+def draw(*lineages: LineageGraph, title: str = "Lineage") -> ElementTree.Element:
+    return ElementTree.fromstring(render_lineage_svg(title, lineages))
 
 
 def ids(root: ElementTree.Element) -> set[str]:
@@ -48,7 +53,7 @@ def circles(root: ElementTree.Element, node: str) -> list[str | None]:
 
 
 def test_every_attempt_and_checkpoint_of_a_short_lineage_is_in_the_picture() -> None:
-    root = draw(lineage(lane(1, [10, 20]), lane(2, [20, 30], origin=(1, 10), ending=Ending.DONE)))
+    root = draw(lineage(lane(1, [10, 20]), lane(2, [20, 30], origin=(1, 10), ending=AttemptEnding.DONE)))
     assert ids(root) == {"train-attempt-1", "train-attempt-2", "train-1-10", "train-1-20", "train-2-20", "train-2-30"}
 
 
@@ -59,8 +64,8 @@ def test_all_lineages_of_a_run_are_below_each_other() -> None:
     assert tops[1] - tops[0] > 60
 
 
-@pytest.mark.parametrize("status", list(Status))
-def test_each_status_has_a_form_of_its_own_and_a_place_in_the_legend(status: Status) -> None:
+@pytest.mark.parametrize("status", list(CheckpointStatus))
+def test_each_status_has_a_form_of_its_own_and_a_place_in_the_legend(status: CheckpointStatus) -> None:
     root = draw(lineage(lane(1, [10], statuses={10: status})))
     assert circles(root, "train-1-10") == [status.value]
     assert status.value in texts(root)
@@ -89,7 +94,7 @@ def test_the_same_global_step_of_two_attempts_shares_a_column() -> None:
 
 
 def test_a_long_lineage_collapses_but_keeps_what_matters() -> None:
-    first = lane(1, list(range(10, 1010, 10)), statuses={500: Status.QUARANTINED})
+    first = lane(1, list(range(10, 1010, 10)), statuses={500: CheckpointStatus.QUARANTINED})
     root = draw(lineage(first, lane(2, [1010], origin=(1, 990))))
     assert {"train-1-10", "train-1-500", "train-1-990", "train-1-1000", "train-2-1010"} <= ids(root)
     assert "train-1-250" not in ids(root)
@@ -118,7 +123,7 @@ def test_a_long_message_is_cut_in_the_row_and_whole_in_its_tooltip() -> None:
 
 
 def test_nothing_is_fetched_from_elsewhere() -> None:
-    document = lineage_svg("Lineage", [lineage(lane(1, [10]))])
+    document = render_lineage_svg("Lineage", [lineage(lane(1, [10]))])
     assert "href" not in document
     assert "url(" not in document
 
@@ -128,7 +133,7 @@ def test_a_run_without_attempts_says_so() -> None:
 
 
 def test_a_viewer_in_dark_mode_gets_other_colours() -> None:
-    light, _, dark = lineage_svg("Lineage", []).partition("prefers-color-scheme: dark")
+    light, _, dark = render_lineage_svg("Lineage", []).partition("prefers-color-scheme: dark")
     paper = re.compile(r"\.paper \{ fill: (#\w{6})")
     assert paper.findall(light) != paper.findall(dark)
     assert len(paper.findall(dark)) == 1

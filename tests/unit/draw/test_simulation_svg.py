@@ -5,38 +5,38 @@ from xml.etree import ElementTree
 
 import pytest
 from support.ledger import queues
-from tiphys_plugin.quota.simulation.jobs import Job
-from tiphys_plugin.quota.simulation.replay import replay
+from tiphys_plugin.quota.simulation.jobs import TraceJob
+from tiphys_plugin.quota.simulation.replay import replay_jobs
 
-from hera_pipelines.draw import Rehearsal, largest, rehearsal_of, rehearsal_svg
+from hera_pipelines.draw import SimulationTimeline, build_simulation_timeline, largest_queues, render_simulation_svg
 from hera_pipelines.draw.simulation_svg import (
     CHART_WIDTH,
     COLUMNS,
     HELD_HEIGHT,
     LEFT,
-    MOST_BANDS,
-    OTHERS,
+    MAX_BANDS,
+    OTHER_QUEUES,
     WAITING_HEIGHT,
+    axis_maximum,
     time_marks,
-    top_of,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
 JOBS = (
-    Job("a", 0, 100, 4, "research"),
-    Job("b", 0, 100, 4, "research"),
-    Job("c", 50, 50, 2, "nightly"),
-    Job("d", 10, 20, 1, "nightly"),
+    TraceJob("a", 0, 100, 4, "research"),
+    TraceJob("b", 0, 100, 4, "research"),
+    TraceJob("c", 50, 50, 2, "nightly"),
+    TraceJob("d", 10, 20, 1, "nightly"),
 )
 RULES = queues(research={"*": 4}, nightly={"*": 2})
 
 
-def rehearsal(seconds: float = 200.0) -> Rehearsal:
-    return rehearsal_of("queues.yaml", replay(RULES, JOBS), 0.0, seconds, ["research", "nightly"])
+def rehearsal(seconds: float = 200.0) -> SimulationTimeline:
+    return build_simulation_timeline("queues.yaml", replay_jobs(RULES, JOBS), 0.0, seconds, ["research", "nightly"])
 
 
-def draw(*rehearsals: Rehearsal, title: str = "jobs.csv") -> ElementTree.Element:
-    return ElementTree.fromstring(rehearsal_svg(title, rehearsals))
+def draw(*rehearsals: SimulationTimeline, title: str = "jobs.csv") -> ElementTree.Element:
+    return ElementTree.fromstring(render_simulation_svg(title, rehearsals))
 
 
 def corners(path: str) -> list[tuple[float, float]]:
@@ -71,8 +71,8 @@ def test_columns_hold_the_gpu_seconds_of_each_queue():
 
 
 def test_a_column_shows_the_mean_of_its_time():
-    done = replay(queues(research={"*": 8}), [Job("blink", 30, 1, 8, "research")])
-    (band,) = rehearsal_of("", done, 0.0, 100.0 * COLUMNS, ["research"]).bands
+    done = replay_jobs(queues(research={"*": 8}), [TraceJob("blink", 30, 1, 8, "research")])
+    (band,) = build_simulation_timeline("", done, 0.0, 100.0 * COLUMNS, ["research"]).bands
     assert band.held[0] == pytest.approx(0.08)
     assert sum(band.held) == pytest.approx(0.08)
 
@@ -104,36 +104,39 @@ def texts(root: ElementTree.Element) -> list[str]:
 
 def test_quota_and_inventory_are_lines():
     rules = queues({"A100": {"count": 6}}, research={"A100": 8})
-    done = replay(rules, [Job("a", 0, 10, 4, "research")])
-    assert {"quotas 8", "inventory 6"} <= set(texts(draw(rehearsal_of("", done, 0.0, 10.0, ["research"]))))
-    equal = replay(queues({"A100": {"count": 8}}, research={"A100": 8}), [])
-    assert "quotas and inventory 8" in texts(draw(rehearsal_of("", equal, 0.0, 1.0, ["research"])))
+    done = replay_jobs(rules, [TraceJob("a", 0, 10, 4, "research")])
+    assert {"quotas 8", "inventory 6"} <= set(texts(draw(build_simulation_timeline("", done, 0.0, 10.0, ["research"]))))
+    equal = replay_jobs(queues({"A100": {"count": 8}}, research={"A100": 8}), [])
+    assert "quotas and inventory 8" in texts(draw(build_simulation_timeline("", equal, 0.0, 1.0, ["research"])))
 
 
 def test_names_cannot_break_out_of_the_picture():
-    done = replay(queues(**{"<a&b>": {"*": 1}}), [Job("x", 0, 1, 1, "<a&b>")])
-    assert any("<a&b>" in text for text in texts(draw(rehearsal_of("<h>", done, 0.0, 1.0, ["<a&b>"]), title="<t>")))
+    done = replay_jobs(queues(**{"<a&b>": {"*": 1}}), [TraceJob("x", 0, 1, 1, "<a&b>")])
+    assert any(
+        "<a&b>" in text
+        for text in texts(draw(build_simulation_timeline("<h>", done, 0.0, 1.0, ["<a&b>"]), title="<t>"))
+    )
 
 
 def test_beyond_some_queues_the_smaller_ones_are_drawn_together():
     rules = queues(**{f"q{n:02}": {"*": 4} for n in range(12)})
-    done = replay(rules, [Job(f"j{n}", 0, 10 * (n + 1), 1, f"q{n:02}") for n in range(12)])
-    shown = largest([done])
+    done = replay_jobs(rules, [TraceJob(f"j{n}", 0, 10 * (n + 1), 1, f"q{n:02}") for n in range(12)])
+    shown = largest_queues([done])
     assert shown == [f"q{n:02}" for n in range(5, 12)]
-    bands = rehearsal_of("", done, 0.0, 120.0, shown).bands
-    assert [band.label for band in bands] == [*shown, OTHERS]
-    assert len(bands) == MOST_BANDS
+    bands = build_simulation_timeline("", done, 0.0, 120.0, shown).bands
+    assert [band.label for band in bands] == [*shown, OTHER_QUEUES]
+    assert len(bands) == MAX_BANDS
     assert sum(sum(band.held) for band in bands) * 120 / COLUMNS == pytest.approx(sum(10 * (n + 1) for n in range(12)))
-    assert OTHERS in "".join(texts(draw(rehearsal_of("", done, 0.0, 120.0, shown))))
+    assert OTHER_QUEUES in "".join(texts(draw(build_simulation_timeline("", done, 0.0, 120.0, shown))))
 
 
 def test_an_empty_replay_is_a_picture():
-    draw(rehearsal_of("", replay(queues(), []), 0.0, 1.0, []))
+    draw(build_simulation_timeline("", replay_jobs(queues(), []), 0.0, 1.0, []))
 
 
 @pytest.mark.parametrize(("most", "top"), [(0, 1), (0.3, 1), (1, 1), (3, 4), (9, 10), (10, 10), (64, 80), (101, 200)])
 def test_an_axis_ends_at_a_round_number(most, top):
-    assert top_of(most) == top
+    assert axis_maximum(most) == top
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,16 @@ died of A from the beginning                        A from the beginning        
 import pytest
 from support.lineage import claim_of, end_of, ref
 
-from tiphys.failures.bad_checkpoints import DEATHS, STEPS, death_of, suspect, suspects
-from tiphys.failures.retry_budget import decide
+from tiphys.failures.bad_checkpoints import (
+    MAX_STEPS_AFTER_LOAD,
+    MIN_CRASHES,
+    derive_checkpoint_crash,
+    find_suspect,
+    list_suspects,
+)
+from tiphys.failures.retry_budget import evaluate_retry_budget
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import AttemptEnd, Cause, CheckpointRef, CrashRecord, Death
+from tiphys.records import AttemptEnd, Cause, CheckpointCrash, CheckpointRef, CrashRecord
 from tiphys.store import Attempt
 
 X, Y = ref(1, 20), ref(1, 10)
@@ -30,7 +36,7 @@ UNKNOWN = Cause.UNKNOWN
 def died(
     attempt: int, fingerprint: str = "A", loaded: CheckpointRef = X, steps: int | None = 3, progress: bool = False
 ) -> Attempt:
-    death = Death(loaded=loaded, fingerprint=fingerprint, steps=steps)
+    death = CheckpointCrash(loaded=loaded, fingerprint=fingerprint, steps=steps)
     end = end_of(attempt, Cause.USER_ERROR, progress=progress).model_copy(update={"death": death})
     return Attempt(claim_of(attempt, loaded), end)
 
@@ -42,7 +48,7 @@ def preempted(attempt: int, loaded: CheckpointRef | None = X, progress: bool = F
 def judge(*attempts: Attempt, **limits: int) -> CheckpointRef | None:
     *earlier, newest = attempts
     assert newest.end is not None
-    found = suspect(earlier, newest.end, **limits)
+    found = find_suspect(earlier, newest.end, **limits)
     return found.checkpoint if found else None
 
 
@@ -56,12 +62,12 @@ def judge(*attempts: Attempt, **limits: int) -> CheckpointRef | None:
         ([died(2), preempted(3), died(4)], X),
         ([died(2), preempted(3, progress=True), died(4)], None),
         ([died(2), died(3, progress=True), died(4)], None),
-        ([died(2), died(3, steps=STEPS + 1), died(4)], None),
-        ([died(2), died(3, "B", steps=STEPS + 1), died(4)], None),
+        ([died(2), died(3, steps=MAX_STEPS_AFTER_LOAD + 1), died(4)], None),
+        ([died(2), died(3, "B", steps=MAX_STEPS_AFTER_LOAD + 1), died(4)], None),
         ([died(2, loaded=Y), died(3)], None),
         ([died(2), died(3, loaded=Y), died(4)], X),
-        ([died(2), died(3, steps=STEPS)], X),
-        ([died(2), died(3, steps=STEPS + 1)], None),
+        ([died(2), died(3, steps=MAX_STEPS_AFTER_LOAD)], X),
+        ([died(2), died(3, steps=MAX_STEPS_AFTER_LOAD + 1)], None),
         ([died(2), died(3, progress=True)], None),
         ([died(2), died(3, steps=None)], X),
         ([died(2), preempted(3, loaded=None, progress=True), died(4)], X),
@@ -81,18 +87,18 @@ def test_an_attempt_that_is_still_running_says_nothing():
 
 
 def test_both_limits_can_be_set():
-    assert judge(died(2), died(3), deaths=3) is None
-    assert judge(died(2), died(3), died(4), deaths=3) == X
-    assert judge(died(2), died(3, steps=STEPS + 1), within_steps=STEPS + 1) == X
+    assert judge(died(2), died(3), min_crashes=3) is None
+    assert judge(died(2), died(3), died(4), min_crashes=3) == X
+    assert judge(died(2), died(3, steps=MAX_STEPS_AFTER_LOAD + 1), within_steps=MAX_STEPS_AFTER_LOAD + 1) == X
     assert judge(died(2), died(3), within_steps=2) is None
 
 
 def test_the_reason_says_how_often_when_and_what():
     newest = died(3).end
     assert newest is not None
-    found = suspect([died(2)], newest)
+    found = find_suspect([died(2)], newest)
     assert found is not None
-    assert found.reason == "2 attempts that loaded it died alike, the last one 3 steps after the load: A"
+    assert found.reason == "2 attempts that loaded it crashed in the same way, the last one 3 steps after the load: A"
 
 
 def crash(fingerprint: str = "A", step: int | None = 23, restored: CheckpointRef | None = X) -> CrashRecord:
@@ -105,15 +111,15 @@ def crash(fingerprint: str = "A", step: int | None = 23, restored: CheckpointRef
     ("starts", "cause", "code", "left", "expected"),
     [
         # The program's own account: what it really loaded, and how far it got.
-        (X, Cause.USER_ERROR, 1, crash(), Death(loaded=X, fingerprint="A", steps=3)),
-        (X, Cause.USER_ERROR, 1, crash(restored=Y), Death(loaded=Y, fingerprint="A", steps=13)),
-        (X, Cause.USER_ERROR, 1, crash(step=None, restored=None), Death(loaded=X, fingerprint="A")),
-        (X, Cause.USER_ERROR, 1, crash(step=4), Death(loaded=X, fingerprint="A", steps=0)),
+        (X, Cause.USER_ERROR, 1, crash(), CheckpointCrash(loaded=X, fingerprint="A", steps=3)),
+        (X, Cause.USER_ERROR, 1, crash(restored=Y), CheckpointCrash(loaded=Y, fingerprint="A", steps=13)),
+        (X, Cause.USER_ERROR, 1, crash(step=None, restored=None), CheckpointCrash(loaded=X, fingerprint="A")),
+        (X, Cause.USER_ERROR, 1, crash(step=4), CheckpointCrash(loaded=X, fingerprint="A", steps=0)),
         (None, Cause.USER_ERROR, 1, crash(restored=None), None),
         (X, Cause.USER_ERROR, 1, crash(fingerprint=""), None),
         # Without one: only signals of the program's own making.
-        (X, Cause.USER_ERROR, 139, None, Death(loaded=X, fingerprint="SIGSEGV")),
-        (X, Cause.UNKNOWN, 134, None, Death(loaded=X, fingerprint="SIGABRT")),
+        (X, Cause.USER_ERROR, 139, None, CheckpointCrash(loaded=X, fingerprint="SIGSEGV")),
+        (X, Cause.UNKNOWN, 134, None, CheckpointCrash(loaded=X, fingerprint="SIGABRT")),
         (X, Cause.USER_ERROR, 1, None, None),
         (X, Cause.UNKNOWN, None, None, None),
         (None, Cause.USER_ERROR, 139, None, None),
@@ -124,11 +130,11 @@ def crash(fingerprint: str = "A", step: int | None = 23, restored: CheckpointRef
     ],
 )
 def test_what_an_end_says_about_a_checkpoint(starts, cause, code, left, expected):
-    assert death_of(claim_of(2, starts), cause, code, left, progress=False) == expected
+    assert derive_checkpoint_crash(claim_of(2, starts), cause, code, left, progress=False) == expected
 
 
 def test_a_signal_after_a_commit_says_nothing():
-    assert death_of(claim_of(2, X), Cause.USER_ERROR, 139, None, progress=True) is None
+    assert derive_checkpoint_crash(claim_of(2, X), Cause.USER_ERROR, 139, None, progress=True) is None
 
 
 def end_suspecting(attempt: int, checkpoint: CheckpointRef | None) -> AttemptEnd:
@@ -138,16 +144,16 @@ def end_suspecting(attempt: int, checkpoint: CheckpointRef | None) -> AttemptEnd
 def test_an_end_that_made_a_checkpoint_suspect_is_followed_by_another_try_although_the_budget_is_spent():
     policy = RetryPolicy(user_error=0)
     spent = [end_suspecting(1, None), end_suspecting(2, X)]
-    decision = decide(spent, policy, 1)
-    assert decision.again
+    decision = evaluate_retry_budget(spent, policy, 1)
+    assert decision.retry
     assert decision.message == "checkpoint 1-20 is suspect, so an older one gets a try"
-    assert not decide([*spent, end_suspecting(3, None)], policy, 1).again
+    assert not evaluate_retry_budget([*spent, end_suspecting(3, None)], policy, 1).retry
 
 
 def test_suspects_are_known_from_the_ends():
     attempts = [Attempt(claim_of(1), end_suspecting(1, None)), Attempt(claim_of(2), end_suspecting(2, X))]
-    assert suspects([*attempts, Attempt(claim_of(3), None)]) == {X}
+    assert list_suspects([*attempts, Attempt(claim_of(3), None)]) == {X}
 
 
 def test_two_deaths_are_enough():
-    assert DEATHS == 2
+    assert MIN_CRASHES == 2

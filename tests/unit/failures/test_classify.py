@@ -32,7 +32,7 @@
 
 import pytest
 
-from tiphys.failures.classify import Observation, classify
+from tiphys.failures.classify import AttemptObservation, classify_failure
 from tiphys.records import Cause
 
 SHUTDOWN = "Pod was terminated in response to imminent node shutdown."
@@ -52,141 +52,165 @@ STACKS = 'Thread 0x00007f1c (most recent call first):\n  File "train.py", line 7
 NEVER_STARTED = "Pod failed before main container starts due to UnexpectedAdmissionError"
 
 TABLE = [
-    (Observation("Succeeded", 0), None),
-    (Observation("Succeeded"), None),
-    (Observation("Skipped"), None),
-    (Observation("Omitted"), None),
-    (Observation("Failed", 75), Cause.PREEMPTION),
-    (Observation("", 75, pod_seen=True), Cause.PREEMPTION),
-    (Observation("Error", 75), Cause.PREEMPTION),
-    (Observation("Failed", 143), Cause.PREEMPTION),
-    (Observation("Error", -1, pod_message="pod deleted"), Cause.PREEMPTION),
-    (Observation("", None, pod_reason="Deleted"), Cause.PREEMPTION),
-    (Observation("Failed", 1, pod_message=SHUTDOWN), Cause.PREEMPTION),
-    (Observation("Failed", None, pod_reason="NodeShutdown"), Cause.PREEMPTION),
-    (Observation("Failed", None, pod_reason="Preempting"), Cause.PREEMPTION),
-    (Observation("Failed", 1, pod_reason="Evicted", pod_message=PRESSURE), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 75, pod_reason="Evicted", pod_message=PRESSURE), Cause.INFRASTRUCTURE),
-    (Observation("Failed", None, pod_reason="NodeLost"), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Succeeded", 0), None),
+    (AttemptObservation("Succeeded"), None),
+    (AttemptObservation("Skipped"), None),
+    (AttemptObservation("Omitted"), None),
+    (AttemptObservation("Failed", 75), Cause.PREEMPTION),
+    (AttemptObservation("", 75, pod_seen=True), Cause.PREEMPTION),
+    (AttemptObservation("Error", 75), Cause.PREEMPTION),
+    (AttemptObservation("Failed", 143), Cause.PREEMPTION),
+    (AttemptObservation("Error", -1, pod_message="pod deleted"), Cause.PREEMPTION),
+    (AttemptObservation("", None, pod_reason="Deleted"), Cause.PREEMPTION),
+    (AttemptObservation("Failed", 1, pod_message=SHUTDOWN), Cause.PREEMPTION),
+    (AttemptObservation("Failed", None, pod_reason="NodeShutdown"), Cause.PREEMPTION),
+    (AttemptObservation("Failed", None, pod_reason="Preempting"), Cause.PREEMPTION),
+    (AttemptObservation("Failed", 1, pod_reason="Evicted", pod_message=PRESSURE), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 75, pod_reason="Evicted", pod_message=PRESSURE), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", None, pod_reason="NodeLost"), Cause.INFRASTRUCTURE),
     (
-        Observation("Failed", 1, pod_reason="EvictionByEvictionAPI", pod_message="Eviction API: evicting"),
+        AttemptObservation("Failed", 1, pod_reason="EvictionByEvictionAPI", pod_message="Eviction API: evicting"),
         Cause.PREEMPTION,
     ),
-    (Observation("Failed", 1, pod_reason="DeletionByTaintManager"), Cause.PREEMPTION),
-    (Observation("Failed", 1, pod_reason="PreemptionByScheduler"), Cause.PREEMPTION),
-    (Observation("Failed", None, pod_reason="OutOfnvidia.com/gpu"), Cause.INFRASTRUCTURE),
-    (Observation("Failed", None, pod_reason="TopologyAffinityError"), Cause.INFRASTRUCTURE),
-    (Observation("", None, pod_seen=True, pod_reason="ImagePullBackOff"), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 128, pod_reason="StartError"), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 128), Cause.USER_ERROR),
-    (Observation("Failed", 1, pod_reason="NotErrImagePull"), Cause.USER_ERROR),
-    (Observation("Failed", 137), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 137, pod_reason="OOMKilled"), Cause.OUT_OF_MEMORY),
-    (Observation("Failed", 137, pod_message="main: OOMKilled (exit code 137)"), Cause.OUT_OF_MEMORY),
-    (Observation("Error", None, pod_reason="OOMKilled"), Cause.OUT_OF_MEMORY),
-    (Observation("Failed", 75, pod_message=DEADLINE), Cause.DEADLINE),
-    (Observation("Failed", 143, pod_reason="DeadlineExceeded"), Cause.DEADLINE),
-    (Observation("Failed", 64), Cause.INFRASTRUCTURE),
-    (Observation("Error", 64, pod_message="init: Error (exit code 64): key does not exist"), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 141), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 76), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 69), Cause.STORAGE),
-    (Observation("Failed", 69, account=CUDA), Cause.STORAGE),
-    (Observation("", None, pod_seen=True, pod_reason="ImagePullBackOff", pod_message=NOT_FOUND), Cause.IMAGE),
-    (Observation("", None, pod_seen=True, pod_reason="ErrImagePull", pod_message=DENIED), Cause.IMAGE),
-    (Observation("", None, pod_seen=True, pod_reason="ErrImagePull", pod_message=TIMEOUT), Cause.INFRASTRUCTURE),
-    (Observation("", None, pod_seen=True, pod_reason="InvalidImageName"), Cause.IMAGE),
-    (Observation("Failed", 1, account=CUDA), Cause.GPU_OUT_OF_MEMORY),
-    (Observation("Failed", 1, told=f"Traceback (most recent call last):\n{CUDA}\n"), Cause.GPU_OUT_OF_MEMORY),
-    (Observation("Failed", 137, pod_reason="OOMKilled", account=CUDA), Cause.OUT_OF_MEMORY),
-    (Observation("Failed", 1, account="MemoryError: Unable to allocate 8.00 GiB"), Cause.OUT_OF_MEMORY),
-    (Observation("Failed", 1, account="numpy._core._exceptions._ArrayMemoryError: Unable"), Cause.OUT_OF_MEMORY),
-    (Observation("Failed", 1, account="MyMemoryErrorHandler: no"), Cause.USER_ERROR),
-    (Observation("Failed", 1, account="HostMemoryError: no"), Cause.USER_ERROR),
-    (Observation("Failed", 1, account=WORKER), Cause.OUT_OF_MEMORY),
-    (Observation("Failed", 134, told="memory allocation of 4096 bytes failed"), Cause.OUT_OF_MEMORY),
-    (Observation("Failed", 134, told="terminate called after throwing ... 'std::bad_alloc'"), Cause.OUT_OF_MEMORY),
-    (Observation("Failed", 1, account=ECC), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 1, told=f"{ECC}\n{CUDA}"), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 1, account="ValueError: loss is NaN"), Cause.USER_ERROR),
-    (Observation("Failed", 75, account=CUDA), Cause.PREEMPTION),
-    (Observation("Failed", 143, told=CUDA), Cause.PREEMPTION),
-    (Observation("Failed", 1, account="ValueError: loss is NaN", told=CUDA), Cause.USER_ERROR),
-    (Observation("Failed", 1, pod_message=SHUTDOWN, account=CUDA), Cause.PREEMPTION),
-    (Observation("Failed", 79, account=STUCK, stuck_seconds=900.0), Cause.HANG),
-    (Observation("Failed", 1, account=STUCK, stuck_seconds=900.0), Cause.HANG),
-    (Observation("", None, pod_reason="Deleted", account=STUCK, stuck_seconds=900.0), Cause.PREEMPTION),
-    (Observation("Failed", 79), Cause.HANG),
-    (Observation("Failed", 137, told=STACKS), Cause.HANG),
-    (Observation("Failed", 142, told=STACKS), Cause.HANG),
-    (Observation("Failed", 137, told=f"Fatal Python error: Segmentation fault\n\n{STACKS}"), Cause.USER_ERROR),
-    (Observation("Failed", 1, told=STACKS), Cause.USER_ERROR),
-    (Observation("Error"), Cause.INFRASTRUCTURE),
-    (Observation("Error", -1, pod_message=NEVER_STARTED), Cause.INFRASTRUCTURE),
-    (Observation("Error", 1, pod_message="wait: Error (exit code 1)"), Cause.INFRASTRUCTURE),
-    (Observation("Failed", 1), Cause.USER_ERROR),
-    (Observation("Failed", 139), Cause.USER_ERROR),
-    (Observation("", 2, pod_seen=True), Cause.USER_ERROR),
-    (Observation("Failed", 0), Cause.UNKNOWN),
-    (Observation("", 0, pod_seen=True), Cause.UNKNOWN),
-    (Observation("Failed", -1), Cause.UNKNOWN),
-    (Observation("", None, pod_seen=True), Cause.UNKNOWN),
-    (Observation(), Cause.UNKNOWN),
+    (AttemptObservation("Failed", 1, pod_reason="DeletionByTaintManager"), Cause.PREEMPTION),
+    (AttemptObservation("Failed", 1, pod_reason="PreemptionByScheduler"), Cause.PREEMPTION),
+    (AttemptObservation("Failed", None, pod_reason="OutOfnvidia.com/gpu"), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", None, pod_reason="TopologyAffinityError"), Cause.INFRASTRUCTURE),
+    (AttemptObservation("", None, pod_seen=True, pod_reason="ImagePullBackOff"), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 128, pod_reason="StartError"), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 128), Cause.USER_ERROR),
+    (AttemptObservation("Failed", 1, pod_reason="NotErrImagePull"), Cause.USER_ERROR),
+    (AttemptObservation("Failed", 137), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 137, pod_reason="OOMKilled"), Cause.OUT_OF_MEMORY),
+    (AttemptObservation("Failed", 137, pod_message="main: OOMKilled (exit code 137)"), Cause.OUT_OF_MEMORY),
+    (AttemptObservation("Error", None, pod_reason="OOMKilled"), Cause.OUT_OF_MEMORY),
+    (AttemptObservation("Failed", 75, pod_message=DEADLINE), Cause.DEADLINE),
+    (AttemptObservation("Failed", 143, pod_reason="DeadlineExceeded"), Cause.DEADLINE),
+    (AttemptObservation("Failed", 64), Cause.INFRASTRUCTURE),
+    (
+        AttemptObservation("Error", 64, pod_message="init: Error (exit code 64): key does not exist"),
+        Cause.INFRASTRUCTURE,
+    ),
+    (AttemptObservation("Failed", 141), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 76), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 69), Cause.STORAGE),
+    (AttemptObservation("Failed", 69, crash_error=CUDA), Cause.STORAGE),
+    (AttemptObservation("", None, pod_seen=True, pod_reason="ImagePullBackOff", pod_message=NOT_FOUND), Cause.IMAGE),
+    (AttemptObservation("", None, pod_seen=True, pod_reason="ErrImagePull", pod_message=DENIED), Cause.IMAGE),
+    (AttemptObservation("", None, pod_seen=True, pod_reason="ErrImagePull", pod_message=TIMEOUT), Cause.INFRASTRUCTURE),
+    (AttemptObservation("", None, pod_seen=True, pod_reason="InvalidImageName"), Cause.IMAGE),
+    (AttemptObservation("Failed", 1, crash_error=CUDA), Cause.GPU_OUT_OF_MEMORY),
+    (
+        AttemptObservation("Failed", 1, termination_message=f"Traceback (most recent call last):\n{CUDA}\n"),
+        Cause.GPU_OUT_OF_MEMORY,
+    ),
+    (AttemptObservation("Failed", 137, pod_reason="OOMKilled", crash_error=CUDA), Cause.OUT_OF_MEMORY),
+    (AttemptObservation("Failed", 1, crash_error="MemoryError: Unable to allocate 8.00 GiB"), Cause.OUT_OF_MEMORY),
+    (
+        AttemptObservation("Failed", 1, crash_error="numpy._core._exceptions._ArrayMemoryError: Unable"),
+        Cause.OUT_OF_MEMORY,
+    ),
+    (AttemptObservation("Failed", 1, crash_error="MyMemoryErrorHandler: no"), Cause.USER_ERROR),
+    (AttemptObservation("Failed", 1, crash_error="HostMemoryError: no"), Cause.USER_ERROR),
+    (AttemptObservation("Failed", 1, crash_error=WORKER), Cause.OUT_OF_MEMORY),
+    (
+        AttemptObservation("Failed", 134, termination_message="memory allocation of 4096 bytes failed"),
+        Cause.OUT_OF_MEMORY,
+    ),
+    (
+        AttemptObservation("Failed", 134, termination_message="terminate called after throwing ... 'std::bad_alloc'"),
+        Cause.OUT_OF_MEMORY,
+    ),
+    (AttemptObservation("Failed", 1, crash_error=ECC), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 1, termination_message=f"{ECC}\n{CUDA}"), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 1, crash_error="ValueError: loss is NaN"), Cause.USER_ERROR),
+    (AttemptObservation("Failed", 75, crash_error=CUDA), Cause.PREEMPTION),
+    (AttemptObservation("Failed", 143, termination_message=CUDA), Cause.PREEMPTION),
+    (
+        AttemptObservation("Failed", 1, crash_error="ValueError: loss is NaN", termination_message=CUDA),
+        Cause.USER_ERROR,
+    ),
+    (AttemptObservation("Failed", 1, pod_message=SHUTDOWN, crash_error=CUDA), Cause.PREEMPTION),
+    (AttemptObservation("Failed", 79, crash_error=STUCK, stuck_seconds=900.0), Cause.HANG),
+    (AttemptObservation("Failed", 1, crash_error=STUCK, stuck_seconds=900.0), Cause.HANG),
+    (AttemptObservation("", None, pod_reason="Deleted", crash_error=STUCK, stuck_seconds=900.0), Cause.PREEMPTION),
+    (AttemptObservation("Failed", 79), Cause.HANG),
+    (AttemptObservation("Failed", 137, termination_message=STACKS), Cause.HANG),
+    (AttemptObservation("Failed", 142, termination_message=STACKS), Cause.HANG),
+    (
+        AttemptObservation("Failed", 137, termination_message=f"Fatal Python error: Segmentation fault\n\n{STACKS}"),
+        Cause.USER_ERROR,
+    ),
+    (AttemptObservation("Failed", 1, termination_message=STACKS), Cause.USER_ERROR),
+    (AttemptObservation("Error"), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Error", -1, pod_message=NEVER_STARTED), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Error", 1, pod_message="wait: Error (exit code 1)"), Cause.INFRASTRUCTURE),
+    (AttemptObservation("Failed", 1), Cause.USER_ERROR),
+    (AttemptObservation("Failed", 139), Cause.USER_ERROR),
+    (AttemptObservation("", 2, pod_seen=True), Cause.USER_ERROR),
+    (AttemptObservation("Failed", 0), Cause.UNKNOWN),
+    (AttemptObservation("", 0, pod_seen=True), Cause.UNKNOWN),
+    (AttemptObservation("Failed", -1), Cause.UNKNOWN),
+    (AttemptObservation("", None, pod_seen=True), Cause.UNKNOWN),
+    (AttemptObservation(), Cause.UNKNOWN),
 ]
 
 
 @pytest.mark.parametrize(("seen", "cause"), TABLE)
 def test_the_table_above_holds(seen, cause):
-    assert classify(seen).cause is cause
+    assert classify_failure(seen).cause is cause
 
 
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (Observation("Failed", 1), "exited with 1"),
-        (Observation("Failed", 137), "exit code 137"),
-        (Observation("Failed", 75, pod_message=SHUTDOWN), SHUTDOWN),
-        (Observation("Error", pod_message="wait: broken"), "wait: broken"),
-        (Observation("Skipped"), "did not run"),
-        (Observation(), "its pod is gone"),
-        (Observation(pod_seen=True), "its pod says nothing"),
+        (AttemptObservation("Failed", 1), "exited with 1"),
+        (AttemptObservation("Failed", 137), "exit code 137"),
+        (AttemptObservation("Failed", 75, pod_message=SHUTDOWN), SHUTDOWN),
+        (AttemptObservation("Error", pod_message="wait: broken"), "wait: broken"),
+        (AttemptObservation("Skipped"), "did not run"),
+        (AttemptObservation(), "its pod is gone"),
+        (AttemptObservation(pod_seen=True), "its pod says nothing"),
     ],
 )
 def test_the_evidence_names_what_decided(seen, words):
-    assert words in classify(seen).evidence
+    assert words in classify_failure(seen).evidence
 
 
 @pytest.mark.parametrize(
     ("seen", "rule", "words"),
     [
-        (Observation("Failed", 1, told=f"step 7\n{CUDA}\nbye"), "gpu-out-of-memory", CUDA),
-        (Observation("Failed", 1, pod_reason="Evicted", pod_message=PRESSURE), "pod-given-up", PRESSURE),
-        (Observation("Failed", 137, pod_reason="OOMKilled"), "pod-out-of-memory", "OOMKilled"),
-        (Observation("Failed", 75), "exit-code-75", ""),
-        (Observation("Failed", 3), "program-failed", ""),
-        (Observation(), "nothing-known", ""),
+        (AttemptObservation("Failed", 1, termination_message=f"step 7\n{CUDA}\nbye"), "gpu-out-of-memory", CUDA),
+        (AttemptObservation("Failed", 1, pod_reason="Evicted", pod_message=PRESSURE), "pod-given-up", PRESSURE),
+        (AttemptObservation("Failed", 137, pod_reason="OOMKilled"), "pod-out-of-memory", "OOMKilled"),
+        (AttemptObservation("Failed", 75), "exit-code-75", ""),
+        (AttemptObservation("Failed", 3), "program-failed", ""),
+        (AttemptObservation(), "nothing-known", ""),
     ],
 )
 def test_what_decided_is_kept_as_it_was_found(seen, rule, words):
-    assert classify(seen)[2:] == (rule, words)
+    assert classify_failure(seen)[2:] == (rule, words)
 
 
 def test_every_failure_names_its_rule():
-    assert all(classify(seen).rule for seen, cause in TABLE if cause is not None)
+    assert all(classify_failure(seen).rule for seen, cause in TABLE if cause is not None)
 
 
 def test_a_line_that_is_kept_is_not_endless():
-    assert len(classify(Observation("Failed", 1, told=f"{CUDA}{'x' * 9999}")).words) == 300
+    assert (
+        len(classify_failure(AttemptObservation("Failed", 1, termination_message=f"{CUDA}{'x' * 9999}")).matched_text)
+        == 300
+    )
 
 
 def test_both_faces_of_a_deleted_pod_have_one_cause():
     """Argo's controller and the pod's deletion race: the same event shows in three ways."""
     faces = [
-        Observation("Failed", 143),
-        Observation("Failed", 75),
-        Observation("Error", -1, pod_message="pod deleted"),
+        AttemptObservation("Failed", 143),
+        AttemptObservation("Failed", 75),
+        AttemptObservation("Error", -1, pod_message="pod deleted"),
     ]
-    assert {classify(face).cause for face in faces} == {Cause.PREEMPTION}
+    assert {classify_failure(face).cause for face in faces} == {Cause.PREEMPTION}
 
 
 @pytest.mark.parametrize(
@@ -194,4 +218,9 @@ def test_both_faces_of_a_deleted_pod_have_one_cause():
     [("Segmentation fault", 139), ("Aborted", 134), ("Floating-point exception", 136), ("Cannot recover", 137)],
 )
 def test_which_signal_it_was_is_told_by_the_last_words(words, code):
-    assert Observation("Failed", 137, told=f"Fatal Python error: {words}\n\n{STACKS}").known_exit_code == code
+    assert (
+        AttemptObservation(
+            "Failed", 137, termination_message=f"Fatal Python error: {words}\n\n{STACKS}"
+        ).effective_exit_code
+        == code
+    )

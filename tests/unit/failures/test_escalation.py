@@ -14,9 +14,9 @@ import itertools
 
 from support.lineage import claim_of, end_of
 
-from tiphys.failures.escalation import Situation, escalate
+from tiphys.failures.escalation import AttemptBaseline, compute_escalation
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import AttemptEnd, Cause, Escalation, Evidence, Outcome, Preemption, utc_now
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, Escalation, FailureEvidence, Preemption, utc_now
 from tiphys.store import Attempt
 
 GI = 1024**3
@@ -31,8 +31,8 @@ def run(
     """What the attempt after ``ends`` is given, each of which was given what follows from those before it."""
     attempts: list[Attempt] = []
     for end in [*ends, None]:
-        now = Situation(submission, "k", base)
-        given = escalate(attempts, policy, now)
+        now = AttemptBaseline(submission, "k", base)
+        given = compute_escalation(attempts, policy, now)
         claim = claim_of(len(attempts) + 1).model_copy(update={"escalation": given})
         attempts.append(Attempt(claim, end))
     return attempts[-1].claim.escalation
@@ -44,7 +44,7 @@ def memory(policy: RetryPolicy, *causes: Cause, **more) -> float:
 
 
 def on(node: str, number: int, cause: Cause, rule: str = "program-failed", **more) -> AttemptEnd:
-    return end_of(number, cause, **more).model_copy(update={"evidence": Evidence(rule=rule, node=node)})
+    return end_of(number, cause, **more).model_copy(update={"evidence": FailureEvidence(rule=rule, node=node)})
 
 
 def test_memory_grows_with_each_lack_of_it_up_to_the_ceiling():
@@ -59,7 +59,7 @@ def test_memory_stays_over_evictions_and_submissions():
 def test_who_asks_for_more_by_himself_is_given_no_less_and_no_more_than_that():
     ends = [end_of(1, OOM)]
     attempts = [Attempt(claim_of(1).model_copy(update={"escalation": Escalation(memory_bytes=8 * GI)}), ends[0])]
-    assert escalate(attempts, LADDER, Situation(2, "k", 16 * GI)).memory_bytes == 16 * GI
+    assert compute_escalation(attempts, LADDER, AttemptBaseline(2, "k", 16 * GI)).memory_bytes == 16 * GI
 
 
 def test_without_a_ceiling_or_a_limit_memory_is_left_alone():
@@ -151,7 +151,7 @@ def test_what_is_different_is_said_in_words():
 
 
 def test_attempts_that_are_done_or_open_change_nothing():
-    done = end_of(1, None, outcome=Outcome.DONE)
+    done = end_of(1, None, outcome=AttemptEndOutcome.DONE)
     assert run(LADDER, [done]) == Escalation(memory_bytes=8 * GI)
 
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 from support.lineage import end_of
 
-from tiphys.failures.retry_budget import decide
+from tiphys.failures.retry_budget import evaluate_retry_budget
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import AttemptEnd, Cause, Outcome, Preemption, utc_now
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Cause, Preemption, utc_now
 
 POLICY = RetryPolicy(preemption=None, infrastructure=2, user_error=0, out_of_memory=1)
 INFRA, PREEMPTED, OOM = Cause.INFRASTRUCTURE, Cause.PREEMPTION, Cause.OUT_OF_MEMORY
@@ -15,79 +15,79 @@ INFRA, PREEMPTED, OOM = Cause.INFRASTRUCTURE, Cause.PREEMPTION, Cause.OUT_OF_MEM
 
 def test_a_budget_of_two_allows_two_retries_and_no_third():
     ends = [end_of(k, INFRA) for k in (1, 2, 3)]
-    assert [decide(ends[:n], POLICY, 1).again for n in (1, 2, 3)] == [True, True, False]
+    assert [evaluate_retry_budget(ends[:n], POLICY, 1).retry for n in (1, 2, 3)] == [True, True, False]
 
 
 def test_a_cause_without_a_limit_is_always_tried_again():
-    decision = decide([end_of(k, PREEMPTED) for k in range(1, 500)], POLICY, 1)
+    decision = evaluate_retry_budget([end_of(k, PREEMPTED) for k in range(1, 500)], POLICY, 1)
     assert decision == (True, 499, None, "retries after preemption are not limited")
 
 
 def test_a_budget_of_zero_is_never_tried_again_even_after_progress():
-    decision = decide([end_of(1, Cause.USER_ERROR, progress=True)], POLICY, 1)
-    assert not decision.again
+    decision = evaluate_retry_budget([end_of(1, Cause.USER_ERROR, progress=True)], POLICY, 1)
+    assert not decision.retry
     assert decision.message == "user error is not retried"
 
 
 def test_other_causes_in_between_neither_charge_nor_refund():
     ends = [end_of(1, INFRA), end_of(2, PREEMPTED), end_of(3, OOM), end_of(4, INFRA)]
-    assert decide(ends, POLICY, 1)[:3] == (True, 2, 2)
+    assert evaluate_retry_budget(ends, POLICY, 1)[:3] == (True, 2, 2)
 
 
 def test_progress_refunds_all_that_was_charged_before_it():
     ends = [end_of(1, INFRA), end_of(2, INFRA), end_of(3, INFRA, progress=True)]
-    assert decide(ends, POLICY, 1)[:3] == (True, 1, 2)
+    assert evaluate_retry_budget(ends, POLICY, 1)[:3] == (True, 1, 2)
 
 
 def test_without_progress_the_same_ends_are_given_up():
-    assert not decide([end_of(1, INFRA), end_of(2, INFRA), end_of(3, INFRA)], POLICY, 1).again
+    assert not evaluate_retry_budget([end_of(1, INFRA), end_of(2, INFRA), end_of(3, INFRA)], POLICY, 1).retry
 
 
 def test_the_end_of_the_attempt_that_made_progress_is_the_first_charge():
     ends = [end_of(1, INFRA, progress=True), end_of(2, INFRA), end_of(3, INFRA)]
-    decision = decide(ends, POLICY, 1)
+    decision = evaluate_retry_budget(ends, POLICY, 1)
     assert decision[:3] == (False, 3, 2)
     assert "since the last attempt that saved a checkpoint" in decision.message
 
 
 def test_progress_of_another_cause_refunds_too():
     ends = [end_of(1, OOM), end_of(2, PREEMPTED, progress=True), end_of(3, OOM)]
-    assert decide(ends, POLICY, 1)[:3] == (True, 1, 1)
+    assert evaluate_retry_budget(ends, POLICY, 1)[:3] == (True, 1, 1)
 
 
 def test_other_submissions_are_not_charged_and_do_not_refund():
     ends = [end_of(1, INFRA), end_of(2, INFRA), end_of(3, INFRA, submission=2), end_of(4, INFRA, submission=2)]
-    assert decide(ends, POLICY, 2).charged == 2
-    assert decide(ends, POLICY, 1).charged == 2
+    assert evaluate_retry_budget(ends, POLICY, 2).charged == 2
+    assert evaluate_retry_budget(ends, POLICY, 1).charged == 2
 
 
 def test_order_of_the_ends_does_not_matter():
     ends = [end_of(1, INFRA, progress=True), end_of(2, INFRA), end_of(3, OOM)]
-    assert len({decide(shuffled, POLICY, 1) for shuffled in itertools.permutations(ends)}) == 1
+    assert len({evaluate_retry_budget(shuffled, POLICY, 1) for shuffled in itertools.permutations(ends)}) == 1
 
 
 def test_a_failure_without_a_cause_is_charged_as_unknown():
-    assert decide([end_of(1, None)], POLICY, 1)[:3] == (True, 1, 2)
+    assert evaluate_retry_budget([end_of(1, None)], POLICY, 1)[:3] == (True, 1, 2)
 
 
 def test_before_any_end_there_is_nothing_to_charge():
-    assert decide([], POLICY, 1)[:2] == (True, 0)
+    assert evaluate_retry_budget([], POLICY, 1)[:2] == (True, 0)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.FENCED])
+@pytest.mark.parametrize("outcome", [AttemptEndOutcome.DONE, AttemptEndOutcome.FENCED])
 def test_a_step_that_is_done_or_taken_over_is_not_tried_again(outcome):
-    assert not decide([end_of(1, INFRA), end_of(2, outcome=outcome)], POLICY, 1).again
+    assert not evaluate_retry_budget([end_of(1, INFRA), end_of(2, outcome=outcome)], POLICY, 1).retry
 
 
 def test_the_messages_count_for_a_person():
-    first, last = (decide([end_of(k, INFRA) for k in range(1, n)], POLICY, 1).message for n in (2, 4))
+    first, last = (evaluate_retry_budget([end_of(k, INFRA) for k in range(1, n)], POLICY, 1).message for n in (2, 4))
     assert first == "retry 1 of 2 after infrastructure"
     assert last == "all 2 retries after infrastructure are used up"
 
 
 def test_one_retry_is_spoken_of_as_one():
     policy = RetryPolicy(infrastructure=1)
-    assert decide([end_of(k, INFRA) for k in (1, 2)], policy, 1).message == (
+    assert evaluate_retry_budget([end_of(k, INFRA) for k in (1, 2)], policy, 1).message == (
         "the only retry after infrastructure is used up"
     )
 
@@ -100,17 +100,21 @@ def went(attempt: int, cause: Cause = PREEMPTED) -> AttemptEnd:
 
 def test_going_for_another_by_the_rules_of_the_queue_is_never_charged():
     strict = RetryPolicy(preemption=0)
-    assert decide([went(1)], strict, 1) == (
+    assert evaluate_retry_budget([went(1)], strict, 1) == (
         True,
         0,
         0,
         "its queue gave its GPUs to another, which is not charged",
     )
-    assert decide([went(1), went(2), end_of(3, PREEMPTED)], RetryPolicy(preemption=1), 1)[:3] == (True, 1, 1)
+    assert evaluate_retry_budget([went(1), went(2), end_of(3, PREEMPTED)], RetryPolicy(preemption=1), 1)[:3] == (
+        True,
+        1,
+        1,
+    )
 
 
 def test_a_crash_of_one_that_was_asked_to_go_is_charged():
-    assert not decide([went(1, Cause.USER_ERROR)], RetryPolicy(), 1).again
+    assert not evaluate_retry_budget([went(1, Cause.USER_ERROR)], RetryPolicy(), 1).retry
 
 
 def lost_sight_of(attempt: int, cause: Cause = INFRA) -> AttemptEnd:
@@ -120,9 +124,14 @@ def lost_sight_of(attempt: int, cause: Cause = INFRA) -> AttemptEnd:
 
 def test_unknown_progress_costs_nothing_and_refunds_nothing():
     ends = [end_of(1, INFRA), *(lost_sight_of(k) for k in range(2, 9)), end_of(9, INFRA)]
-    assert [decide(ends[:n], POLICY, 1)[:2] for n in (1, 2, 8, 9)] == [(True, 1), (True, 1), (True, 1), (True, 2)]
-    assert not decide([*ends, end_of(10, INFRA)], POLICY, 1).again
+    assert [evaluate_retry_budget(ends[:n], POLICY, 1)[:2] for n in (1, 2, 8, 9)] == [
+        (True, 1),
+        (True, 1),
+        (True, 1),
+        (True, 2),
+    ]
+    assert not evaluate_retry_budget([*ends, end_of(10, INFRA)], POLICY, 1).retry
 
 
 def test_what_is_never_retried_is_not_retried_for_want_of_knowledge():
-    assert not decide([lost_sight_of(1, Cause.USER_ERROR)], POLICY, 1).again
+    assert not evaluate_retry_budget([lost_sight_of(1, Cause.USER_ERROR)], POLICY, 1).retry

@@ -18,7 +18,7 @@ from support.kube_server import KubeServer, Request
 from urllib3 import PoolManager
 
 from tiphys.errors import ConflictError, ForbiddenError, NotFoundError, ObjectExistsError, StoreError, UsageError
-from tiphys.kube import KubeApi, Object, Patch, Resource
+from tiphys.kube import KubeApi, Object, PatchType, Resource
 from tiphys.kube.api import ExpiredError
 from tiphys.kube.resources import CONFIG_MAPS, GPU_LEDGERS, LEASES, PODS, TOKEN_REVIEWS, WORKFLOWS
 
@@ -46,7 +46,7 @@ def test_only_the_object_that_is_meant_is_deleted(api: KubeApi) -> None:
     made = api.create(PODS, "ml", {"metadata": {"name": "one"}})
     with pytest.raises(ConflictError, match="uid"):
         api.delete(PODS, "ml", "one", uid="of its predecessor")
-    assert api.delete(PODS, "ml", "one", uid=made["metadata"]["uid"], grace=0)
+    assert api.delete(PODS, "ml", "one", uid=made["metadata"]["uid"], grace_seconds=0)
 
 
 def test_a_second_object_of_a_name_is_told_apart_from_a_conflict(api: KubeApi) -> None:
@@ -70,10 +70,10 @@ def test_patches_are_sent_as_what_they_are(api: KubeApi) -> None:
     api.create(CONFIG_MAPS, "ml", {"metadata": {"name": "one"}, "data": {"a": "1", "b": "2"}})
     api.patch(CONFIG_MAPS, "ml", "one", {"data": {"a": None, "c": "3"}})
     operations = [{"op": "test", "path": "/data/b", "value": "2"}, {"op": "replace", "path": "/data/b", "value": "4"}]
-    patched = api.patch(CONFIG_MAPS, "ml", "one", operations, Patch.JSON)
+    patched = api.patch(CONFIG_MAPS, "ml", "one", operations, PatchType.JSON)
     assert patched["data"] == {"b": "4", "c": "3"}
     with pytest.raises(UsageError):
-        api.patch(CONFIG_MAPS, "ml", "one", operations, Patch.JSON)
+        api.patch(CONFIG_MAPS, "ml", "one", operations, PatchType.JSON)
 
 
 def test_the_status_is_written_apart(api: KubeApi) -> None:
@@ -235,7 +235,7 @@ def test_listed_objects_say_what_they_are(api: KubeApi) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "../../secrets/other", "a/b", "%2e%2e"])
 def test_a_name_cannot_lead_to_another_object(api: KubeApi, server: KubeServer, name: str) -> None:
     for call in (lambda: api.get(PODS, "ml", name), lambda: api.delete(PODS, "ml", name), lambda: api.list(PODS, name)):
-        with pytest.raises(UsageError, match="no name"):
+        with pytest.raises(UsageError, match="no valid name"):
             call()
     assert server.requests == []
 
@@ -304,7 +304,7 @@ def test_a_watch_that_breaks_off_says_so(api: KubeApi, server: KubeServer) -> No
     events = api.watch(PODS, "ml", version)
     assert next(events)["type"] == "ADDED"
     server.drop_watches()
-    with pytest.raises(StoreError, match="broke off"):
+    with pytest.raises(StoreError, match="was interrupted"):
         next(events)
 
 
@@ -340,6 +340,6 @@ def test_of_each_object_of_a_list_is_kept_what_is_wanted(api: KubeApi) -> None:
     def odd(pod: Object) -> Object | None:
         return {"name": pod["metadata"]["name"]} if pod["spec"]["index"] % 2 else None
 
-    listing = api.list(PODS, "ml", limit=2, keep=odd)
+    listing = api.list(PODS, "ml", limit=2, transform=odd)
     assert listing.items == [{"name": "pod-1"}, {"name": "pod-3"}]
     assert listing.resource_version

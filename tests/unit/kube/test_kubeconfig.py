@@ -18,8 +18,8 @@ from support.certificates import authority
 from support.kube_server import KubeServer
 
 from tiphys.errors import ForbiddenError, NotFoundError, StoreError, UsageError
-from tiphys.kube import KubeApi, cluster_name, connect
-from tiphys.kube.kubeconfig import connect_from_pod
+from tiphys.kube import KubeApi, connect_to_cluster, identify_cluster
+from tiphys.kube.kubeconfig import connect_in_cluster
 from tiphys.kube.resources import CONFIG_MAPS, PODS
 
 
@@ -69,14 +69,14 @@ def whoever_asks(api: KubeApi, server: KubeServer) -> str:
 
 def test_a_kubeconfig_names_server_namespace_and_user(server: KubeServer, tmp_path: Path) -> None:
     server.tokens["secret"] = "alice"
-    api = connect(kubeconfig(tmp_path, server, {"token": "secret"}))
+    api = connect_to_cluster(kubeconfig(tmp_path, server, {"token": "secret"}))
     assert (api.namespace, api.server) == ("research", server.url)
     assert whoever_asks(api, server) == "alice"
 
 
 @pytest.mark.parametrize(("context", "namespace"), [("desk", "research"), ("bare", "default"), ("empty", "default")])
 def test_the_namespace_is_that_of_the_context(server: KubeServer, tmp_path: Path, context: str, namespace: str) -> None:
-    assert connect(kubeconfig(tmp_path, server, {}), context).namespace == namespace
+    assert connect_to_cluster(kubeconfig(tmp_path, server, {}), context).namespace == namespace
 
 
 def test_the_variable_counts_that_is_set_now(
@@ -84,13 +84,13 @@ def test_the_variable_counts_that_is_set_now(
 ) -> None:
     file = kubeconfig(tmp_path, server, {})
     monkeypatch.setenv("KUBECONFIG", str(file))
-    assert connect().server == server.url
+    assert connect_to_cluster().server == server.url
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'missing'}{os.pathsep}{file}")
-    assert connect().server == server.url
+    assert connect_to_cluster().server == server.url
     (tmp_path / ".kube").mkdir()
     file.rename(tmp_path / ".kube" / "config")
     monkeypatch.setenv("KUBECONFIG", "")  # kubectl takes that as not set
-    assert connect().namespace == "research"
+    assert connect_to_cluster().namespace == "research"
 
 
 @pytest.mark.parametrize(
@@ -109,22 +109,45 @@ def test_the_variable_counts_that_is_set_now(
 def test_a_wrong_kubeconfig_is_named_with_what_is_wrong(tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(text)
-    with pytest.raises(UsageError, match=r"no Kubernetes cluster to connect to by .*kubectl get namespaces") as caught:
-        connect(file)
+    with pytest.raises(
+        UsageError, match=r"cannot connect to a Kubernetes cluster with .*kubectl get namespaces"
+    ) as caught:
+        connect_to_cluster(file)
     assert str(file) in str(caught.value)
     assert named in str(caught.value)
 
 
 def test_no_kubeconfig_at_all_is_said_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"by ~/.kube/config.*set KUBECONFIG or give --context"):
-        connect()
+    with pytest.raises(UsageError, match=r"with ~/.kube/config.*set KUBECONFIG or give --context"):
+        connect_to_cluster()
     with pytest.raises(UsageError, match="missing"):
-        connect(tmp_path / "missing")
+        connect_to_cluster(tmp_path / "missing")
+
+
+@pytest.fixture
+def no_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without the extra ``kubernetes``, as the image for pods is."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+
+
+@pytest.mark.usefixtures("no_client_library")
+def test_a_desk_without_the_client_library_is_given_the_package_to_install(server: KubeServer, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"kubernetes is not installed, .* `pip install 'tiphys\[kubernetes\]'`$"):
+        connect_to_cluster(kubeconfig(tmp_path, server, {}))
+
+
+@pytest.mark.usefixtures("no_client_library")
+def test_a_pod_needs_no_client_library(secure: KubeServer, account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secure.tokens["first"] = "system:serviceaccount:tiphys:plugin"
+    monkeypatch.setattr(sys.modules["tiphys.kube.kubeconfig"], "_SERVICE_ACCOUNT", account)
+    assert whoever_asks(connect_to_cluster(), secure) == "system:serviceaccount:tiphys:plugin"
 
 
 def test_a_context_that_is_not_there_is_named(server: KubeServer, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="elsewhere"):
-        connect(kubeconfig(tmp_path, server, {}), "elsewhere")
+        connect_to_cluster(kubeconfig(tmp_path, server, {}), "elsewhere")
 
 
 @pytest.mark.parametrize("cluster", [{"certificate-authority": "missing.crt"}, {"certificate-authority-data": "?"}])
@@ -132,7 +155,7 @@ def test_a_root_certificate_that_is_none_is_a_wrong_kubeconfig(
     secure: KubeServer, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     with pytest.raises((UsageError, StoreError)) as caught:
-        connect(kubeconfig(tmp_path, secure, {}, **cluster)).get_path("/version")
+        connect_to_cluster(kubeconfig(tmp_path, secure, {}, **cluster)).get_path("/version")
     assert secure.requests == []
     assert caught.value.args[0]
 
@@ -144,11 +167,11 @@ def test_the_server_is_trusted_by_the_root_certificate_of_the_kubeconfig_alone(
     other, _ = authority(tmp_path / "other")
     for variable in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.setenv(variable, str(other))
-    api = connect(kubeconfig(tmp_path, secure, {}, **{"certificate-authority-data": own}))
+    api = connect_to_cluster(kubeconfig(tmp_path, secure, {}, **{"certificate-authority-data": own}))
     assert api.get_path("/version")["major"] == "1"
     api.close()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates[0]))
-    stranger = connect(kubeconfig(tmp_path, secure, {}, **{"certificate-authority": str(other)}))
+    stranger = connect_to_cluster(kubeconfig(tmp_path, secure, {}, **{"certificate-authority": str(other)}))
     with pytest.raises(StoreError, match=r"(?i)certificate verify failed"):
         stranger.get_path("/version")
 
@@ -162,13 +185,13 @@ def test_credentials_made_by_a_program_are_renewed_when_they_expire(server: Kube
         "count=$(($(cat count 2>/dev/null || echo 0) + 1)); echo $count > count",
         f"echo '{json.dumps(answer)}' | sed s/COUNT/$count/",
     )
-    api = connect(kubeconfig(tmp_path, server, by_program(program)))
+    api = connect_to_cluster(kubeconfig(tmp_path, server, by_program(program)))
     assert whoever_asks(api, server) == "alice again"  # the first one had expired at once
 
 
 def test_a_program_that_gives_no_credentials_leads_to_words(server: KubeServer, tmp_path: Path) -> None:
     server.authenticate = True
-    api = connect(kubeconfig(tmp_path, server, by_program(executable(tmp_path, "exit 1"))))
+    api = connect_to_cluster(kubeconfig(tmp_path, server, by_program(executable(tmp_path, "exit 1"))))
     with pytest.raises(ForbiddenError, match="kubectl auth whoami"):
         api.list(PODS, "ml")
     api.close()
@@ -192,9 +215,9 @@ def test_a_proxy_of_the_environment_stands_between_desk_and_cluster(
     file = kubeconfig(tmp_path, server, {})
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
     with pytest.raises(StoreError, match=r"(?i)proxy"):
-        connect(file).get_path("/version")
+        connect_to_cluster(file).get_path("/version")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    api = connect(file)
+    api = connect_to_cluster(file)
     assert api.get_path("/version")
     api.close()
 
@@ -221,7 +244,7 @@ def test_a_pod_finds_its_cluster_by_what_is_mounted(
 ) -> None:
     secure.tokens["first"] = "system:serviceaccount:tiphys:plugin"
     monkeypatch.setattr(sys.modules["tiphys.kube.kubeconfig"], "_SERVICE_ACCOUNT", account)
-    api = connect()
+    api = connect_to_cluster()
     assert (api.namespace, api.server) == ("tiphys", secure.url)
     assert whoever_asks(api, secure) == "system:serviceaccount:tiphys:plugin"
 
@@ -231,15 +254,15 @@ def test_a_kubeconfig_counts_more_than_the_cluster_around_the_pod(
 ) -> None:
     monkeypatch.setattr(sys.modules["tiphys.kube.kubeconfig"], "_SERVICE_ACCOUNT", account)
     file = kubeconfig(tmp_path, server, {})
-    assert connect(file).server == server.url
+    assert connect_to_cluster(file).server == server.url
     monkeypatch.setenv("KUBECONFIG", str(file))
-    assert connect().server == server.url
+    assert connect_to_cluster().server == server.url
 
 
 def test_a_token_that_the_kubelet_has_replaced_is_read_again(secure: KubeServer, account: Path) -> None:
     secure.tokens = {"first": "before", "second": "after"}
     seconds = itertools.chain([0.0, 59.0], itertools.repeat(60.0))
-    api = connect_from_pod(account, lambda: next(seconds))
+    api = connect_in_cluster(account, lambda: next(seconds))
     users = [whoever_asks(api, secure)]
     (account / "token").write_text("second\n")
     users += [whoever_asks(api, secure), whoever_asks(api, secure)]
@@ -249,29 +272,29 @@ def test_a_token_that_the_kubelet_has_replaced_is_read_again(secure: KubeServer,
 def test_an_account_that_is_not_mounted_whole_is_named(account: Path) -> None:
     (account / "token").unlink()
     with pytest.raises(StoreError, match="token of the service account"):
-        connect_from_pod(account).list(PODS, "ml")
+        connect_in_cluster(account).list(PODS, "ml")
     (account / "namespace").unlink()
     with pytest.raises(UsageError, match="namespace"):
-        connect_from_pod(account)
+        connect_in_cluster(account)
 
 
 def test_an_address_of_version_six_is_put_in_brackets(account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    assert connect_from_pod(account).server == "https://[fd00::1]:443"
+    assert connect_in_cluster(account).server == "https://[fd00::1]:443"
 
 
 def test_pod_and_desk_call_their_cluster_by_the_same_name(server: KubeServer) -> None:
-    name = cluster_name(server.api("ml"))
+    name = identify_cluster(server.api("ml"))
     assert name.startswith("kubernetes:")
-    assert cluster_name(server.api("research")) == name
+    assert identify_cluster(server.api("research")) == name
     with kube_server.serving() as other:
         mine = other.api("ml")
         mine.patch(CONFIG_MAPS, "ml", "kube-root-ca.crt", {"data": {"ca.crt": "of another cluster"}})
-        assert cluster_name(mine) != name
+        assert identify_cluster(mine) != name
 
 
 def test_a_namespace_without_root_certificate_is_named(api: KubeApi) -> None:
     api.delete(CONFIG_MAPS, "ml", "kube-root-ca.crt")
     with pytest.raises(NotFoundError, match=r"namespace ml .* choose an existing namespace with -n"):
-        cluster_name(api)
+        identify_cluster(api)

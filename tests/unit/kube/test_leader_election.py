@@ -21,7 +21,7 @@ from support.kube_store import Collection, ObjectStore, Place, RefusedError
 from urllib3 import PoolManager
 
 from tiphys.errors import ConflictError, NotFoundError, ObjectExistsError, StoreError
-from tiphys.kube import KubeApi, LeaderLease, Object, Resource
+from tiphys.kube import KubeApi, LeaderElector, Object, Resource
 from tiphys.kube.resources import LEASES
 
 _LONG = 60.0
@@ -36,8 +36,8 @@ class Clock:
         return self.seconds
 
 
-def candidate(api: KubeApi, name: str, clock: Callable[[], float], **settings: float) -> LeaderLease:
-    return LeaderLease(api, "ml", "tiphys-agent", name, monotonic=clock, **settings)
+def candidate(api: KubeApi, name: str, clock: Callable[[], float], **settings: float) -> LeaderElector:
+    return LeaderElector(api, "ml", "tiphys-agent", name, monotonic=clock, **settings)
 
 
 def spec(server: KubeServer) -> Object:
@@ -48,10 +48,10 @@ def spec(server: KubeServer) -> Object:
 
 def test_the_first_one_leads_and_says_since_when(api: KubeApi, server: KubeServer) -> None:
     moment = datetime(2030, 5, 6, 7, 8, 9, tzinfo=UTC)
-    first = LeaderLease(api, "ml", "tiphys-agent", "one", monotonic=Clock(), now=lambda: moment)
-    assert not first.held
-    assert first.contend()
-    assert first.held
+    first = LeaderElector(api, "ml", "tiphys-agent", "one", monotonic=Clock(), now=lambda: moment)
+    assert not first.is_leader
+    assert first.try_acquire_or_renew()
+    assert first.is_leader
     assert spec(server) == {
         "holderIdentity": "one",
         "leaseDurationSeconds": 15,
@@ -65,8 +65,8 @@ def test_nobody_takes_it_while_it_is_renewed(api: KubeApi) -> None:
     clock, other_clock = Clock(), Clock(offset=5000.0)
     one, two = candidate(api, "one", clock), candidate(api, "two", other_clock)
     for _ in range(10):
-        assert one.contend()
-        assert not two.contend()
+        assert one.try_acquire_or_renew()
+        assert not two.try_acquire_or_renew()
         clock.seconds += 9
         other_clock.seconds += 9
 
@@ -74,90 +74,90 @@ def test_nobody_takes_it_while_it_is_renewed(api: KubeApi) -> None:
 def test_it_is_taken_over_when_it_was_not_renewed_for_its_duration(api: KubeApi, server: KubeServer) -> None:
     clock = Clock()
     one, two = candidate(api, "one", clock), candidate(api, "two", clock)
-    one.contend()
-    two.contend()
+    one.try_acquire_or_renew()
+    two.try_acquire_or_renew()
     clock.seconds += _DURATION - 0.1
-    assert not two.contend()
-    assert not one.held
+    assert not two.try_acquire_or_renew()
+    assert not one.is_leader
     clock.seconds += 0.1
-    assert two.contend()
+    assert two.try_acquire_or_renew()
     assert (spec(server)["holderIdentity"], spec(server)["leaseTransitions"]) == ("two", 1)
-    assert not one.contend()
+    assert not one.try_acquire_or_renew()
 
 
 def test_the_duration_counts_that_the_holder_has_written(api: KubeApi) -> None:
     clock = Clock()
     one, two = candidate(api, "one", clock, duration_seconds=60.0), candidate(api, "two", clock)
-    one.contend()
-    two.contend()
+    one.try_acquire_or_renew()
+    two.try_acquire_or_renew()
     clock.seconds += 59
-    assert not two.contend()
+    assert not two.try_acquire_or_renew()
     clock.seconds += 1
-    assert two.contend()
+    assert two.try_acquire_or_renew()
 
 
 def test_a_leader_that_was_paused_knows_it_before_its_next_write(api: KubeApi) -> None:
     clock = Clock()
     one = candidate(api, "one", clock)
-    one.contend()
+    one.try_acquire_or_renew()
     clock.seconds += _DURATION * 2 / 3 - 0.1
-    assert one.held
+    assert one.is_leader
     clock.seconds += 0.1
-    assert not one.held
-    assert one.contend()  # nobody else was there
+    assert not one.is_leader
+    assert one.try_acquire_or_renew()  # nobody else was there
 
 
 def test_a_leader_that_starts_again_under_its_name_goes_on(api: KubeApi, server: KubeServer) -> None:
-    candidate(api, "one", Clock()).contend()
-    assert candidate(api, "one", Clock()).contend()
+    candidate(api, "one", Clock()).try_acquire_or_renew()
+    assert candidate(api, "one", Clock()).try_acquire_or_renew()
     assert spec(server)["leaseTransitions"] == 0
 
 
 def test_a_leader_without_api_server_leads_until_its_time_is_over(api: KubeApi, server: KubeServer) -> None:
     clock = Clock()
     one = candidate(api, "one", clock)
-    one.contend()
+    one.try_acquire_or_renew()
     server.pause()
     clock.seconds += 9
-    assert one.contend()
+    assert one.try_acquire_or_renew()
     clock.seconds += 2
-    assert not one.contend()
+    assert not one.try_acquire_or_renew()
     server.resume()
-    assert one.contend()
+    assert one.try_acquire_or_renew()
 
 
 def test_a_renewal_whose_answer_is_lost_costs_nothing(api: KubeApi, server: KubeServer) -> None:
     clock = Clock()
     one = candidate(api, "one", clock)
-    one.contend()
+    one.try_acquire_or_renew()
     server.fail_next(0, verb="update", done=True)
     clock.seconds += 2
-    assert one.contend()
+    assert one.try_acquire_or_renew()
     clock.seconds += 7
-    assert one.contend()
+    assert one.try_acquire_or_renew()
 
 
 def test_a_takeover_whose_answer_is_lost_is_found_at_the_next_look(api: KubeApi, server: KubeServer) -> None:
     server.fail_next(0, verb="create", done=True)
     one = candidate(api, "one", Clock())
-    assert not one.contend()
-    assert one.contend()
+    assert not one.try_acquire_or_renew()
+    assert one.try_acquire_or_renew()
     assert spec(server)["holderIdentity"] == "one"
 
 
 def test_somebody_else_who_touches_the_lease_does_not_end_a_leadership(api: KubeApi, server: KubeServer) -> None:
     one = candidate(api, "one", Clock())
-    one.contend()
+    one.try_acquire_or_renew()
     server.fail_next(409, verb="update")
-    assert one.contend()
+    assert one.try_acquire_or_renew()
 
 
 @pytest.mark.parametrize("status", [403, 404, 429, 500])
 def test_a_refusal_is_no_leadership(api: KubeApi, server: KubeServer, status: int) -> None:
     one = candidate(api, "one", Clock())
     server.fail_next(status, verb="create")
-    assert not one.contend()
-    assert one.contend()
+    assert not one.try_acquire_or_renew()
+    assert one.try_acquire_or_renew()
 
 
 def test_two_who_find_no_lease_at_once_do_not_both_lead(api: KubeApi, server: KubeServer) -> None:
@@ -167,12 +167,12 @@ def test_two_who_find_no_lease_at_once_do_not_both_lead(api: KubeApi, server: Ku
     def overtake(request: Request) -> bool:
         if request.verb == "create" and not done:
             done.append(True)
-            done.append(two.contend())
+            done.append(two.try_acquire_or_renew())
         return True
 
     server.authorize = overtake
     one = candidate(api, "one", Clock())
-    assert not one.contend()
+    assert not one.try_acquire_or_renew()
     assert done == [True, True]
 
 
@@ -186,14 +186,14 @@ def test_the_work_of_a_leader_ends_with_stop_and_the_next_one_is_let_in(api: Kub
         at_the_end.append(spec(server)["holderIdentity"])
 
     one = candidate(api, "one", Clock(), renew_seconds=0.01)
-    thread = threading.Thread(target=one.lead, args=(stop, work))
+    thread = threading.Thread(target=one.run, args=(stop, work))
     thread.start()
     assert started.wait(_LONG)
     stop.set()
     thread.join(_LONG)
     assert at_the_end == ["one"]  # given up after the work, not before
-    assert not one.held
-    assert candidate(api, "two", Clock()).contend()
+    assert not one.is_leader
+    assert candidate(api, "two", Clock()).try_acquire_or_renew()
 
 
 def test_the_work_ends_when_the_lease_is_lost_and_begins_anew_when_it_is_back(api: KubeApi, server: KubeServer) -> None:
@@ -206,7 +206,7 @@ def test_the_work_ends_when_the_lease_is_lost_and_begins_anew_when_it_is_back(ap
         ended.release()
 
     one = candidate(api, "one", clock, renew_seconds=0.01)
-    thread = threading.Thread(target=one.lead, args=(stop, work))
+    thread = threading.Thread(target=one.run, args=(stop, work))
     thread.start()
     assert begun.acquire(timeout=_LONG)
     server.pause()
@@ -230,7 +230,7 @@ def test_work_that_fails_is_begun_again(api: KubeApi) -> None:
         again.set()
         over.wait(_LONG)
 
-    thread = threading.Thread(target=candidate(api, "one", Clock(), renew_seconds=0.01).lead, args=(stop, work))
+    thread = threading.Thread(target=candidate(api, "one", Clock(), renew_seconds=0.01).run, args=(stop, work))
     thread.start()
     assert again.wait(_LONG)
     stop.set()
@@ -240,11 +240,11 @@ def test_work_that_fails_is_begun_again(api: KubeApi) -> None:
 
 def test_a_stop_ends_also_who_never_led_or_cannot_give_up(api: KubeApi, server: KubeServer) -> None:
     stop, started = threading.Event(), threading.Event()
-    candidate(api, "two", Clock()).contend()
-    waiting = threading.Thread(target=candidate(api, "one", Clock(), renew_seconds=0.01).lead, args=(stop, print))
+    candidate(api, "two", Clock()).try_acquire_or_renew()
+    waiting = threading.Thread(target=candidate(api, "one", Clock(), renew_seconds=0.01).run, args=(stop, print))
     waiting.start()
     leading = threading.Thread(
-        target=candidate(api, "two", Clock(), renew_seconds=0.01).lead, args=(stop, lambda _: started.set())
+        target=candidate(api, "two", Clock(), renew_seconds=0.01).run, args=(stop, lambda _: started.set())
     )
     leading.start()
     assert started.wait(_LONG)
@@ -262,13 +262,13 @@ class Simulation:
     nobody but one may lead; and whoever writes the Lease, nobody else leads.
     """
 
-    def __init__(self, seed: int, kind: type[LeaderLease]) -> None:
+    def __init__(self, seed: int, kind: type[LeaderElector]) -> None:
         self.random = random.Random(seed)
         self.seconds = 0.0
         self.store = ObjectStore(set())
         self.busy: list[str] = []
         self.takeovers = 0
-        self.candidates: dict[str, LeaderLease] = {}
+        self.candidates: dict[str, LeaderElector] = {}
         for index, offset in enumerate((0.0, -500.0, 1e6)):
             name = f"candidate-{index}"
             clock = lambda offset=offset: self.seconds + offset  # noqa: E731  each has its own
@@ -282,7 +282,7 @@ class Simulation:
     def someone_acts(self) -> None:
         name = self.random.choice(sorted(set(self.candidates) - set(self.busy)))
         self.busy.append(name)
-        self.candidates[name].contend()
+        self.candidates[name].try_acquire_or_renew()
         self.busy.remove(name)
         self.check()
 
@@ -297,7 +297,7 @@ class Simulation:
             self.time_passes()
 
     def check(self, writer: str = "") -> None:
-        leaders = [name for name, one in self.candidates.items() if one.held and name != writer]
+        leaders = [name for name, one in self.candidates.items() if one.is_leader and name != writer]
         assert len(leaders) <= (0 if writer else 1), f"{leaders} lead, while {writer or 'nobody'} writes"
 
 
@@ -347,26 +347,26 @@ _PLACE = Place(Collection(LEASES.group, LEASES.plural), "ml", "lease")
 
 @pytest.mark.parametrize("seed", range(30))
 def test_at_every_moment_of_a_random_schedule_at_most_one_leads(seed: int) -> None:
-    world = Simulation(seed, LeaderLease)
+    world = Simulation(seed, LeaderElector)
     world.run(steps=60)
     assert world.takeovers > 0  # the schedule has tried it
 
 
-class Unaware(LeaderLease):
+class Unaware(LeaderElector):
     """Believes that it leads until it is told otherwise, as a paused leader would."""
 
     @property
-    def held(self) -> bool:
+    def is_leader(self) -> bool:
         return self._renewed_at is not None
 
 
-class Hasty(LeaderLease):
+class Hasty(LeaderElector):
     """Counts from the moment it asked, not from the moment it was answered."""
 
-    def _take(self, asked_at: float) -> bool:
+    def _acquire_or_renew(self, asked_at: float) -> bool:
         clock, self._monotonic = self._monotonic, lambda: asked_at
         try:
-            return super()._take(asked_at)
+            return super()._acquire_or_renew(asked_at)
         finally:
             self._monotonic = clock
 

@@ -20,20 +20,20 @@ import pytest
 from support.kube_server import KubeServer
 
 from tiphys.errors import StoreError, UsageError
-from tiphys.kube import Change, ChangeType, KubeApi, Object, Synced, changes
+from tiphys.kube import KubeApi, ListSnapshot, Object, WatchEvent, WatchEventType, watch_objects
 from tiphys.kube.resources import CONFIG_MAPS, PODS
 
 _LONG = 60.0
 
-Watching = Callable[..., Iterator[Synced | Change]]
+Watching = Callable[..., Iterator[ListSnapshot | WatchEvent]]
 
 
 def pod(name: str, **labels: str) -> Object:
     return {"metadata": {"name": name, "labels": labels}}
 
 
-def names(event: Synced | Change) -> Any:
-    if isinstance(event, Synced):
+def names(event: ListSnapshot | WatchEvent) -> Any:
+    if isinstance(event, ListSnapshot):
         return [one["metadata"]["name"] for one in event.objects]
     return event.type.value, event.object["metadata"]["name"]
 
@@ -43,13 +43,13 @@ def watching(api: KubeApi) -> Iterator[Watching]:
     """Follow the pods of one namespace; closed at the end, because an error that a test keeps keeps its watch open."""
     with ExitStack() as stack:
 
-        def begin(**settings: Any) -> Iterator[Synced | Change]:
-            return stack.enter_context(closing(changes(api, PODS, "ml", **{"pause": lambda _: None, **settings})))
+        def begin(**settings: Any) -> Iterator[ListSnapshot | WatchEvent]:
+            return stack.enter_context(closing(watch_objects(api, PODS, "ml", **{"sleep": lambda _: None, **settings})))
 
         yield begin
 
 
-def take(events: Iterator[Synced | Change], number: int) -> list[Any]:
+def take(events: Iterator[ListSnapshot | WatchEvent], number: int) -> list[Any]:
     return [names(event) for event in islice(events, number)]
 
 
@@ -78,7 +78,7 @@ def test_selectors_hold_for_list_and_watch(api: KubeApi, watching: Watching) -> 
 
 def test_a_broken_watch_goes_on_where_it_was(api: KubeApi, server: KubeServer, watching: Watching) -> None:
     lost: list[StoreError] = []
-    events = watching(lost=lost.append)
+    events = watching(on_error=lost.append)
     assert take(events, 1) == [[]]
     for index in range(3):
         api.create(PODS, "ml", pod(f"pod-{index}"))
@@ -94,7 +94,7 @@ def test_a_watch_that_the_server_ends_goes_on_without_a_word(
     api: KubeApi, server: KubeServer, watching: Watching
 ) -> None:
     lost: list[StoreError] = []
-    events = watching(lost=lost.append, timeout_seconds=0)
+    events = watching(on_error=lost.append, timeout_seconds=0)
     assert take(events, 1) == [[]]
     for index in range(3):
         api.create(PODS, "ml", pod(f"pod-{index}"))
@@ -114,7 +114,7 @@ def test_a_bookmark_moves_a_quiet_watch_past_what_is_forgotten(
             api.create(PODS, "ml", pod("one"))
         return False
 
-    events = watching(timeout_seconds=0, stopped=after_each_event)
+    events = watching(timeout_seconds=0, should_stop=after_each_event)
     assert take(events, 1) == [[]]
     api.create(CONFIG_MAPS, "ml", pod("of another kind"))
     assert take(events, 1) == [("ADDED", "one")]
@@ -145,7 +145,7 @@ def test_a_server_that_is_away_is_asked_again_after_longer_and_longer_pauses(
             server.resume()
 
     server.pause()
-    assert take(watching(pause=pause, lost=lost.append), 1) == [[]]
+    assert take(watching(sleep=pause, on_error=lost.append), 1) == [[]]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert len(lost) == 8
 
@@ -153,7 +153,7 @@ def test_a_server_that_is_away_is_asked_again_after_longer_and_longer_pauses(
 def test_a_kind_that_comes_later_is_found(api: KubeApi, server: KubeServer, watching: Watching) -> None:
     lost: list[StoreError] = []
     server.unknown.add("pods")
-    events = watching(pause=lambda _: server.unknown.clear(), lost=lost.append)
+    events = watching(sleep=lambda _: server.unknown.clear(), on_error=lost.append)
     assert take(events, 1) == [[]]
     assert "does not serve /api/v1/namespaces/ml/pods" in str(lost[0])
 
@@ -163,7 +163,7 @@ def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_pause(
 ) -> None:
     pauses: list[float] = []
     server.fail_next(200, verb="watch", body=b"", times=3)
-    events = watching(pause=pauses.append)
+    events = watching(sleep=pauses.append)
     api.create(PODS, "ml", pod("old"))
     assert take(events, 1) == [["old"]]
     api.create(PODS, "ml", pod("new"))
@@ -176,7 +176,7 @@ def test_a_version_that_expires_again_and_again_is_not_asked_without_pause(
 ) -> None:
     pauses: list[float] = []
     server.fail_next(410, verb="watch", times=3)
-    assert take(watching(pause=pauses.append), 4) == [[]] * 4
+    assert take(watching(sleep=pauses.append), 4) == [[]] * 4
     assert len(pauses) == 3
 
 
@@ -188,14 +188,14 @@ def test_a_wrong_selector_is_an_error_of_the_caller(api: KubeApi, server: KubeSe
 
 def test_stopped_is_asked_after_each_event(api: KubeApi, server: KubeServer, watching: Watching) -> None:
     stop = threading.Event()
-    events = watching(stopped=stop.is_set)
+    events = watching(should_stop=stop.is_set)
     assert take(events, 1) == [[]]
     for name in ("one", "two"):
         api.create(PODS, "ml", pod(name))
     assert take(events, 1) == [("ADDED", "one")]
     stop.set()
     assert take(events, 9) == []
-    assert take(watching(stopped=stop.is_set), 9) == []
+    assert take(watching(should_stop=stop.is_set), 9) == []
 
 
 class Mirror:
@@ -206,17 +206,17 @@ class Mirror:
         self.highest = 0
         self.told: list[tuple[str, str, int]] = []
 
-    def learn(self, event: Synced | Change) -> None:
-        if isinstance(event, Synced):
+    def learn(self, event: ListSnapshot | WatchEvent) -> None:
+        if isinstance(event, ListSnapshot):
             self.versions = {one["metadata"]["name"]: version(one) for one in event.objects}
             self.told.clear()
             return
         name, now = event.object["metadata"]["name"], version(event.object)
         assert now > self.highest, f"{name} at {now} comes again, or too late"
-        assert (name in self.versions) == (event.type is not ChangeType.ADDED), f"{event.type} {name} at {now}"
+        assert (name in self.versions) == (event.type is not WatchEventType.ADDED), f"{event.type} {name} at {now}"
         self.highest = now
         self.told.append((event.type.value, name, now))
-        if event.type is ChangeType.DELETED:
+        if event.type is WatchEventType.DELETED:
             del self.versions[name]
         else:
             self.versions[name] = now
@@ -255,7 +255,7 @@ def test_nothing_is_missed_and_nothing_told_twice(
 ) -> None:
     chance, alive, mirror = random.Random(seed), list[str](), Mirror()
     done = threading.Event()
-    events = watching(stopped=done.is_set, timeout_seconds=chance.choice([0, 300]))
+    events = watching(should_stop=done.is_set, timeout_seconds=chance.choice([0, 300]))
 
     def follow() -> None:
         for event in events:

@@ -13,8 +13,8 @@ import pytest
 from support.counting import CountingStore
 from support.lineage import LINEAGE, attempts_of, commit, ref
 
-from tiphys.lineage.quarantine import quarantine, quarantine_reason, quarantined
-from tiphys.lineage.select import chain, choose
+from tiphys.lineage.quarantine import list_quarantined, quarantine_checkpoint, read_quarantine_reason
+from tiphys.lineage.select import choose_checkpoint, order_candidates
 from tiphys.store import DirectoryStore, LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -26,14 +26,14 @@ def store(tmp_path):
 
 
 def test_without_any_commit_it_is_the_beginning(store):
-    assert choose(store, LINEAGE, attempts_of(None)) == (None, (), ())
-    assert choose(store, LINEAGE, []) == (None, (), ())
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None)) == (None, (), ())
+    assert choose_checkpoint(store, LINEAGE, []) == (None, (), ())
 
 
 def test_the_newest_commit_of_the_newest_attempt_wins(store):
     for step in (10, 20, 100):
         commit(store, ref(1, step))
-    choice = choose(store, LINEAGE, attempts_of(None))
+    choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
     assert choice.checkpoint == ref(1, 100)
     assert choice.candidates == (ref(1, 100), ref(1, 20), ref(1, 10))
     assert choice.skipped == ()
@@ -43,32 +43,32 @@ def test_a_newer_attempt_at_an_earlier_step_beats_an_older_attempt_further_on(st
     commit(store, ref(1, 10))
     commit(store, ref(1, 90))
     commit(store, ref(2, 20))
-    assert choose(store, LINEAGE, attempts_of(None, ref(1, 10))).candidates == (ref(2, 20), ref(1, 10))
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None, ref(1, 10))).candidates == (ref(2, 20), ref(1, 10))
 
 
 def test_attempts_that_died_before_any_commit_lead_back_to_what_they_started_from(store):
     """Counting back by one attempt would lose every checkpoint here."""
     commit(store, ref(1, 10))
     start = ref(1, 10)
-    assert choose(store, LINEAGE, attempts_of(None, start, start, start)).checkpoint == start
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None, start, start, start)).checkpoint == start
 
 
 def test_a_late_commit_is_never_chosen(store):
     commit(store, ref(1, 10))
     commit(store, ref(1, 20))  # after attempt 2 had been told to start from 10
-    assert choose(store, LINEAGE, attempts_of(None, ref(1, 10))).candidates == (ref(1, 10),)
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None, ref(1, 10))).candidates == (ref(1, 10),)
 
 
 def test_a_late_first_commit_is_not_chosen_either(store):
     commit(store, ref(1, 10))
-    assert choose(store, LINEAGE, attempts_of(None, None)).checkpoint is None
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None, None)).checkpoint is None
 
 
 def test_a_quarantined_checkpoint_gives_way_to_the_one_before(store):
     commit(store, ref(1, 10))
     commit(store, ref(1, 20))
-    quarantine(store, ref(1, 20), "shard 0 has the wrong hash", "restore")
-    choice = choose(store, LINEAGE, attempts_of(None))
+    quarantine_checkpoint(store, ref(1, 20), "shard 0 has the wrong hash", "restore")
+    choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
     assert choice.candidates == (ref(1, 10),)
     assert [s.checkpoint for s in choice.skipped] == [ref(1, 20)]
     assert choice.skipped[0].reason == "quarantined by restore: shard 0 has the wrong hash"
@@ -77,8 +77,8 @@ def test_a_quarantined_checkpoint_gives_way_to_the_one_before(store):
 def test_an_older_quarantined_checkpoint_is_no_fallback_but_not_called_skipped(store):
     for step in (10, 20, 30):
         commit(store, ref(1, step))
-    quarantine(store, ref(1, 20), "poison", "ana")
-    choice = choose(store, LINEAGE, attempts_of(None))
+    quarantine_checkpoint(store, ref(1, 20), "poison", "ana")
+    choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
     assert choice.candidates == (ref(1, 30), ref(1, 10))
     assert choice.skipped == ()
 
@@ -131,7 +131,7 @@ DAMAGES = {
     damage_garbage_manifest: "is not a valid CheckpointManifest",
     damage_empty_manifest: "is not a valid CheckpointManifest",
     damage_no_shards: "names no shards",
-    damage_doubled_shard: "one of them twice",
+    damage_doubled_shard: "or a shard twice",
     damage_other_step: "is that of checkpoint 1-21",
     damage_other_lineage: "of other/fit",
     damage_foreign_shards: "belongs to another checkpoint",
@@ -142,7 +142,7 @@ DAMAGES = {
 def test_a_checkpoint_that_is_not_whole_is_skipped_and_the_reason_told(store, damage, words):
     commit(store, ref(1, 10))
     damage(store)
-    choice = choose(store, LINEAGE, attempts_of(None))
+    choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
     assert choice.checkpoint == ref(1, 10)
     assert [s.checkpoint for s in choice.skipped] == [ref(1, 20)]
     assert words in choice.skipped[0].reason
@@ -152,7 +152,7 @@ def test_when_nothing_is_valid_it_is_the_beginning_and_all_reasons_are_told(stor
     for step in (10, 20):
         commit(store, ref(1, step))
         store.delete(f"{LAYOUT.shards(1, step)}0")
-    choice = choose(store, LINEAGE, attempts_of(None))
+    choice = choose_checkpoint(store, LINEAGE, attempts_of(None))
     assert choice.checkpoint is None
     assert len(choice.skipped) == 2
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_removed_between_listing_and_reading_is_passed_over(store):
             return super().read(key)
 
     commit(store, ref(1, 10))
-    choice = choose(Vanishing(store), LINEAGE, attempts_of(None))
+    choice = choose_checkpoint(Vanishing(store), LINEAGE, attempts_of(None))
     assert choice.checkpoint is None
     assert "was removed" in choice.skipped[0].reason
 
@@ -173,27 +173,27 @@ def test_the_choice_costs_four_requests_however_many_checkpoints_there_are(store
     for step in range(40):
         commit(store, ref(1, step))
     counting = CountingStore(store)
-    choose(counting, LINEAGE, attempts_of(None))
+    choose_checkpoint(counting, LINEAGE, attempts_of(None))
     assert counting.requests == {"list": 3, "read": 1}
 
 
 def test_a_chain_does_not_leave_its_lineage_and_ends_in_a_circle():
     commits = [ref(1, 10), ref(2, 20)]
-    assert chain(commits, LINEAGE, {1: None, 2: ref(1, 10, "other/fit")}) == (ref(2, 20),)
-    assert chain(commits, LINEAGE, {1: ref(2, 20), 2: ref(1, 10)}) == (ref(2, 20), ref(1, 10))
-    assert chain(commits, LINEAGE, {2: ref(2, 20)}) == (ref(2, 20),)
+    assert order_candidates(commits, LINEAGE, {1: None, 2: ref(1, 10, "other/fit")}) == (ref(2, 20),)
+    assert order_candidates(commits, LINEAGE, {1: ref(2, 20), 2: ref(1, 10)}) == (ref(2, 20), ref(1, 10))
+    assert order_candidates(commits, LINEAGE, {2: ref(2, 20)}) == (ref(2, 20),)
 
 
 def test_the_first_reason_for_a_quarantine_stands(store):
-    quarantine(store, ref(1, 10), "bad hash", "restore")
-    assert quarantine(store, ref(1, 10), "I dislike it", "ana").reason == "bad hash"
-    assert quarantined(store, LINEAGE) == {ref(1, 10)}
-    assert quarantine_reason(store, ref(1, 10)) == "quarantined by restore: bad hash"
-    assert quarantine_reason(store, ref(1, 11)) == "not quarantined"
+    quarantine_checkpoint(store, ref(1, 10), "bad hash", "restore")
+    assert quarantine_checkpoint(store, ref(1, 10), "I dislike it", "ana").reason == "bad hash"
+    assert list_quarantined(store, LINEAGE) == {ref(1, 10)}
+    assert read_quarantine_reason(store, ref(1, 10)) == "quarantined by restore: bad hash"
+    assert read_quarantine_reason(store, ref(1, 11)) == "not quarantined"
 
 
 def test_keys_that_name_no_checkpoint_are_ignored(store):
     commit(store, ref(1, 10))
     store.create(f"{LAYOUT.manifests}README", b"hello")
-    store.create(f"{LAYOUT.quarantine}README", b"hello")
-    assert choose(store, LINEAGE, attempts_of(None)).candidates == (ref(1, 10),)
+    store.create(f"{LAYOUT.all_quarantined}README", b"hello")
+    assert choose_checkpoint(store, LINEAGE, attempts_of(None)).candidates == (ref(1, 10),)

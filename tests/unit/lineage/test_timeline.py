@@ -6,9 +6,17 @@ import pytest
 from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage import timeline
-from tiphys.lineage.quarantine import quarantine
-from tiphys.records import Cause, Event, Outcome, RunSealed, SubmissionBound, SubmissionClaim, SubmissionKind
+from tiphys.lineage import read_timeline
+from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.records import (
+    AttemptEndOutcome,
+    Cause,
+    Event,
+    SubmissionBinding,
+    SubmissionClaim,
+    SubmissionEnd,
+    SubmissionKind,
+)
 from tiphys.store import DirectoryStore, RunLayout, append_events
 
 LAYOUT = RunLayout(RUN)
@@ -29,7 +37,7 @@ def store(tmp_path):
 
 
 def messages(store, name):
-    return [event.message for event in timeline(store, RUN) if event.name == name]
+    return [event.message for event in read_timeline(store, RUN) if event.name == name]
 
 
 def test_the_story_of_a_preempted_run_is_told_in_order(store):
@@ -38,17 +46,19 @@ def test_the_story_of_a_preempted_run_is_told_in_order(store):
         run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name="wf-1", namespace="default"
     )
     store.create(LAYOUT.submission(1), at(1, claim).to_bytes())
-    bound = SubmissionBound(run=RUN, submission=1, cluster="local", namespace="default", workflow_name="wf-1", uid="u")
-    store.create(LAYOUT.submission_bound(1), at(1, bound).to_bytes())
+    bound = SubmissionBinding(
+        run=RUN, submission=1, cluster="local", namespace="default", workflow_name="wf-1", uid="u"
+    )
+    store.create(LAYOUT.submission_binding(1), at(1, bound).to_bytes())
     write_claim(store, at(2, claim_of(1)))
     commit(store, ref(1, 10), metrics={"loss": 0.5}, written_at=minute(3))
     write_end(store, at(4, end_of(1, Cause.PREEMPTION, progress=True, message="exit code 75")))
     write_claim(store, at(5, claim_of(2, ref(1, 10))))
     restored = Event(name="checkpoint.restored", at=minute(6), step=STEP, attempt=2, message="resumes")
     append_events(store, RUN, "trainer", [restored])
-    write_end(store, at(7, end_of(2, outcome=Outcome.DONE)))
-    store.create(LAYOUT.submission_end(1), at(8, RunSealed(run=RUN, submission=1, status="Succeeded")).to_bytes())
-    assert [(event.name, event.message) for event in timeline(store, RUN)] == [
+    write_end(store, at(7, end_of(2, outcome=AttemptEndOutcome.DONE)))
+    store.create(LAYOUT.submission_end(1), at(8, SubmissionEnd(run=RUN, submission=1, status="Succeeded")).to_bytes())
+    assert [(event.name, event.message) for event in read_timeline(store, RUN)] == [
         ("run.submitted", f"run {RUN} of pipeline digits was submitted"),
         ("submission.bound", "submission 1 (original) runs as workflow wf-1 on local"),
         ("attempt.started", "attempt 1 of fit starts from the beginning"),
@@ -66,7 +76,7 @@ def test_events_are_ordered_by_their_time_wherever_they_were_found(store):
     write_run(store, written_at=minute(0))
     early = Event(name="a.b", at=minute(-60), message="an hour before")
     append_events(store, RUN, "plugin", [early])
-    assert [event.name for event in timeline(store, RUN)] == ["a.b", "run.submitted"]
+    assert [event.name for event in read_timeline(store, RUN)] == ["a.b", "run.submitted"]
 
 
 def test_a_step_without_checkpoints_starts_from_nowhere_in_particular(store):
@@ -81,7 +91,7 @@ def test_quarantine_and_late_commits_are_told(store):
     write_claim(store, claim_of(2))
     commit(store, ref(1, 10), written_at=minute(1))
     commit(store, ref(2, 5), written_at=minute(2))
-    quarantine(store, ref(2, 5), "wrong hash", "restore")
+    quarantine_checkpoint(store, ref(2, 5), "wrong hash", "restore")
     assert messages(store, "checkpoint.quarantined") == [
         "checkpoint 5 of attempt 2 was quarantined: wrong hash (by restore)"
     ]
@@ -91,4 +101,4 @@ def test_quarantine_and_late_commits_are_told(store):
 
 def test_an_unknown_run_is_an_error(store):
     with pytest.raises(NotFoundError):
-        timeline(store, RUN)
+        read_timeline(store, RUN)

@@ -15,40 +15,40 @@ import pytest
 from support.lineage import RUN, claim_of, commit, write_claim
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.lineage import best, tree
-from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.trials import Sweep, TrialState, read_sweep
-from tiphys.protocol.fan_out import SWEEP_ANNOTATION, identified, in_words
+from tiphys.lineage import best, read_lineage_tree
+from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.trials import SweepReport, TrialState, read_sweep
+from tiphys.protocol.fan_out import SWEEP_ANNOTATION, assign_item_ids, format_item_parameters
 from tiphys.protocol.step_spec import (
     PIPELINE_ANNOTATION,
     STEP_ANNOTATION,
-    Best,
+    BestCheckpoints,
     CheckpointPolicy,
     GpuRequest,
-    Kind,
+    StepKind,
     StepSpec,
 )
 from tiphys.records import (
-    AdoptedRecord,
     AttemptEnd,
+    AttemptEndOutcome,
     Cause,
     CheckpointRef,
-    ItemBound,
-    Outcome,
+    ItemBinding,
     Output,
     OutputKind,
     OutputObject,
+    ReuseRecord,
     RunRecord,
     SubmissionClaim,
     SubmissionKind,
-    digest,
-    item_step,
+    item_step_id,
+    json_digest,
     utc_now,
 )
 from tiphys.store import DirectoryStore, RunLayout
 
 ITEMS = [{"lr": 0.1, "name": "a"}, {"lr": 0.2, "name": "b"}, {"lr": 0.3, "name": "c"}]
-STEPS = [item.step for item in identified("fit", ITEMS)]
+STEPS = [item.step_id for item in assign_item_ids("fit", ITEMS)]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def store(tmp_path):
 
 
 def spec(name: str = "fit", **fields: Any) -> StepSpec:
-    return StepSpec(**{"name": name, "kind": Kind.TRAIN, "template": "t", "fan_out": True, **fields})
+    return StepSpec(**{"name": name, "kind": StepKind.TRAIN, "template": "t", "fan_out": True, **fields})
 
 
 def write_run(store, *specs: StepSpec, run: str = RUN, **task: Any) -> None:
@@ -70,8 +70,8 @@ def write_run(store, *specs: StepSpec, run: str = RUN, **task: Any) -> None:
         "metadata": {"annotations": annotations},
         "spec": {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": tasks}}, *templates]},
     }
-    record = RunRecord(run=run, pipeline="digits", workflow=workflow, digest=digest(workflow))
-    store.create(RunLayout(run).record, record.to_bytes())
+    record = RunRecord(run=run, pipeline="digits", workflow=workflow, digest=json_digest(workflow))
+    store.create(RunLayout(run).run_record, record.to_bytes())
 
 
 def saved(step: str, attempt: int, global_step: int) -> CheckpointRef:
@@ -85,8 +85,15 @@ def begin(store, step: str, attempt: int = 1, **metrics: float) -> None:
         commit(store, saved(step, attempt, 10 * attempt), metrics=metrics)
 
 
-def end(store, step: str, attempt: int = 1, outcome: Outcome = Outcome.DONE, run: str = RUN, **outputs: str) -> None:
-    cause = Cause.USER_ERROR if outcome is Outcome.FAILED else None
+def end(
+    store,
+    step: str,
+    attempt: int = 1,
+    outcome: AttemptEndOutcome = AttemptEndOutcome.DONE,
+    run: str = RUN,
+    **outputs: str,
+) -> None:
+    cause = Cause.USER_ERROR if outcome is AttemptEndOutcome.FAILED else None
     made = tuple(
         Output(name=name, kind=OutputKind.PARAMETER, key=f"k/{name}", value=text) for name, text in outputs.items()
     )
@@ -96,11 +103,11 @@ def end(store, step: str, attempt: int = 1, outcome: Outcome = Outcome.DONE, run
     store.create(RunLayout(run).attempt_end(step, attempt), record.to_bytes())
 
 
-def read(store, metric: str | None = "loss", mode: Any = None, step: str = "") -> Sweep:
+def read(store, metric: str | None = "loss", mode: Any = None, step: str = "") -> SweepReport:
     return read_sweep(store, RUN, step, metric, mode, utc_now())
 
 
-def values(sweep: Sweep) -> list[tuple[str, float | None, str]]:
+def values(sweep: SweepReport) -> list[tuple[str, float | None, str]]:
     return [(trial.parameters["name"], trial.value, trial.value_from) for trial in sweep.trials]
 
 
@@ -137,11 +144,11 @@ def test_an_output_speaks_of_what_came_out_in_the_end(store):
 def test_the_best_of_all_attempts_counts_and_none_that_may_not_be_used(store):
     write_run(store, spec())
     begin(store, STEPS[0], loss=0.5)
-    end(store, STEPS[0], outcome=Outcome.FAILED)
+    end(store, STEPS[0], outcome=AttemptEndOutcome.FAILED)
     write_claim(store, claim_of(2, saved(STEPS[0], 1, 10), step=STEPS[0]))
     commit(store, saved(STEPS[0], 2, 20), metrics={"loss": 0.8})
     commit(store, saved(STEPS[0], 2, 30), metrics={"loss": 0.2})
-    quarantine(store, saved(STEPS[0], 2, 30), "bytes", by="verify")
+    quarantine_checkpoint(store, saved(STEPS[0], 2, 30), "bytes", by="verify")
 
     assert values(read(store))[0] == ("a", 0.5, "1-10")
 
@@ -166,7 +173,7 @@ def test_of_equals_the_first_is_taken(store):
 
 
 def test_what_the_step_keeps_its_best_checkpoints_by_is_what_trials_are_compared_by(store):
-    keep = CheckpointPolicy(keep_best=Best(metric="accuracy", order="max"))
+    keep = CheckpointPolicy(keep_best=BestCheckpoints(metric="accuracy", order="max"))
     write_run(store, spec(checkpoints=keep))
     found = [read(store, None), read(store, "accuracy"), read(store, "accuracy", "min"), read(store, "loss")]
     assert [(one.metric, one.mode) for one in found] == [
@@ -188,9 +195,9 @@ def test_without_a_metric_trials_are_told_in_their_order(store):
 def test_attempts_and_gpu_hours_are_counted(store):
     write_run(store, spec(gpu=GpuRequest(gpus=4)))
     begin(store, STEPS[0])
-    end(store, STEPS[0], outcome=Outcome.FAILED)
+    end(store, STEPS[0], outcome=AttemptEndOutcome.FAILED)
     begin(store, STEPS[0], 2)
-    end(store, STEPS[0], 2, outcome=Outcome.FENCED)
+    end(store, STEPS[0], 2, outcome=AttemptEndOutcome.FENCED)
     begin(store, STEPS[1])
 
     later = utc_now() + timedelta(hours=1)
@@ -206,7 +213,7 @@ def test_attempts_and_gpu_hours_are_counted(store):
 def test_a_result_of_another_run_counts_as_this_ones(store):
     write_run(store, spec())
     end(store, "other", 3, run="other-run", loss="0.25")
-    adopted = AdoptedRecord(
+    adopted = ReuseRecord(
         run=RUN,
         submission=1,
         step=STEPS[1],
@@ -215,15 +222,15 @@ def test_a_result_of_another_run_counts_as_this_ones(store):
         source_step="other",
         source_attempt=3,
     )
-    store.create(RunLayout(RUN).adopted(1, STEPS[1]), adopted.to_bytes())
+    store.create(RunLayout(RUN).reused(1, STEPS[1]), adopted.to_bytes())
     first = read(store).trials[0]
     assert (first.step, first.state, first.value, first.attempts) == (STEPS[1], TrialState.DONE, 0.25, 0)
 
 
 def test_items_that_a_step_made_are_known_by_how_argo_displays_them(store):
     write_run(store, spec(), withParam="{{tasks.propose.outputs.parameters.lrs}}")
-    step = item_step("fit", "0.5", 0)
-    bound = ItemBound(run=RUN, submission=1, step=step, instance="wf.fit(0:0.5)", label="fit(0:0.5)")
+    step = item_step_id("fit", "0.5", 0)
+    bound = ItemBinding(run=RUN, submission=1, step=step, instance="wf.fit(0:0.5)", label="fit(0:0.5)")
     sent = SubmissionClaim(run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name=RUN, namespace="default")
     store.create(RunLayout(RUN).submission(1), sent.to_bytes())
     store.create(RunLayout(RUN).item(1, step), bound.to_bytes())
@@ -235,7 +242,7 @@ def test_items_that_a_step_made_are_known_by_how_argo_displays_them(store):
 def test_the_lineage_names_items_by_what_they_were_given(store):
     write_run(store, spec(checkpoints=CheckpointPolicy()))
     begin(store, STEPS[1], loss=0.5)
-    assert [(one.step, one.item) for one in tree(store, RUN).steps] == [(STEPS[1], "lr=0.2 name=b")]
+    assert [(one.step, one.item) for one in read_lineage_tree(store, RUN).steps] == [(STEPS[1], "lr=0.2 name=b")]
 
 
 def test_a_run_without_a_sweep_or_with_several_says_so(store):
@@ -246,7 +253,7 @@ def test_a_run_without_a_sweep_or_with_several_says_so(store):
     with pytest.raises(UsageError, match="no sweep 'nope'"):
         read(store, step="nope")
     write_run(store, spec(fan_out=False), run="plain", when="true")
-    with pytest.raises(UsageError, match="no step of it is fanned out"):
+    with pytest.raises(UsageError, match="none of its steps fans out"):
         read_sweep(store, "plain", "", None, None, utc_now())
 
 
@@ -289,7 +296,7 @@ class TestBest:
             step=step,
             attempt=1,
             submission=1,
-            outcome=Outcome.DONE,
+            outcome=AttemptEndOutcome.DONE,
             outputs=(value, made("model", "artifacts/model"), made("logs", "artifacts/logs/a/b", "artifacts/logs/c")),
         )
         store.create(layout.attempt_end(step, 1), record.to_bytes())
@@ -306,7 +313,7 @@ class TestBest:
         assert self.path(tmp_path, "MODEL").read_bytes() == STEPS[1].encode()
         logs = self.path(tmp_path, "LOGS")
         assert ((logs / "a/b").read_bytes(), (logs / "c").read_bytes()) == (b"1", b"2")
-        assert capsys.readouterr().out == f"{STEPS[1]} {in_words(ITEMS[1])}: loss 0.4\n"
+        assert capsys.readouterr().out == f"{STEPS[1]} {format_item_parameters(ITEMS[1])}: loss 0.4\n"
 
     def test_without_a_value_it_fails_and_says_what_there_is(self, store, monkeypatch, tmp_path, capsys):
         write_run(store, spec())
@@ -314,7 +321,7 @@ class TestBest:
         end(store, STEPS[0])
         assert self.run(store, monkeypatch, tmp_path) == NotFoundError.exit_code
         assert "has a finite 'loss'" in (told := capsys.readouterr().err)
-        assert "recorded are: accuracy" in told
+        assert "recorded metrics are: accuracy" in told
 
     def test_a_damaged_output_is_not_handed_on(self, store, monkeypatch, tmp_path, capsys):
         write_run(store, spec())

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support.workflows import shell, workflow
 
-from hera_pipelines.local.arguments import Scope, bind, outputs_of, resolve_arguments
-from hera_pipelines.local.nodes import Outputs
-from hera_pipelines.local.workflow_object import Definitions, merge
+from hera_pipelines.local.arguments import VariableScope, bind_arguments, collect_outputs, resolve_arguments
+from hera_pipelines.local.nodes import WorkflowNodeOutputs
+from hera_pipelines.local.workflow_object import WorkflowDefinition, merge_defaults
 from tiphys.errors import UsageError
 
-SCOPE = Scope(
+SCOPE = VariableScope(
     {"steps.make.outputs.parameters.x": "1", "steps.gone.outputs.parameters.x": None, "inputs.parameters.p": "in"},
     {"steps.make.outputs.artifacts.m": {"name": "m", "path": "/there", "s3": {"key": "k"}, "optional": True}},
 )
@@ -50,35 +50,35 @@ def args_of(bound: dict[str, Any]) -> str:
     ],
 )
 def test_inputs_take_arguments_before_defaults(declared: dict[str, Any], given: dict[str, Any], value: str) -> None:
-    bound = bind(template(parameters=[declared]), arguments(**given), {"workflow.name": "wf"})
+    bound = bind_arguments(template(parameters=[declared]), arguments(**given), {"workflow.name": "wf"})
     assert args_of(bound) == f"{value} wf"
 
 
 def test_an_input_without_a_value_is_named() -> None:
     with pytest.raises(UsageError, match=r"inputs\.parameters\.a was not supplied and has no default"):
-        bind(template(parameters=[{"name": "a"}]), {}, {})
+        bind_arguments(template(parameters=[{"name": "a"}]), {}, {})
 
 
 def test_an_argument_that_looks_like_a_tag_stays_a_text() -> None:
-    bound = bind(template(parameters=[{"name": "a"}]), arguments(a="{{inputs.parameters.b}}"), {})
+    bound = bind_arguments(template(parameters=[{"name": "a"}]), arguments(a="{{inputs.parameters.b}}"), {})
     assert args_of(bound).startswith("{{inputs.parameters.b}}")
 
 
 def test_input_artifacts_keep_their_own_path_and_take_the_place_of_the_bytes() -> None:
     given = {"artifacts": [{"name": "d", "s3": {"key": "given"}, "path": "/theirs"}]}
-    bound = bind(template(artifacts=[{"name": "d", "path": "/mine", "s3": {"key": "own"}}]), given, {})
+    bound = bind_arguments(template(artifacts=[{"name": "d", "path": "/mine", "s3": {"key": "own"}}]), given, {})
     assert bound["inputs"]["artifacts"] == [{"name": "d", "path": "/mine", "s3": {"key": "given"}}]
 
 
 def test_an_input_artifact_may_name_its_own_place() -> None:
-    bound = bind(template(artifacts=[{"name": "d", "path": "/mine", "s3": {"key": "own"}}]), {}, {})
+    bound = bind_arguments(template(artifacts=[{"name": "d", "path": "/mine", "s3": {"key": "own"}}]), {}, {})
     assert bound["inputs"]["artifacts"][0]["s3"] == {"key": "own"}
 
 
 def test_a_missing_artifact_is_named_unless_it_is_optional() -> None:
     with pytest.raises(UsageError, match=r"inputs\.artifacts\.d was not supplied"):
-        bind(template(artifacts=[{"name": "d", "path": "/d"}]), {}, {})
-    bound = bind(template(artifacts=[{"name": "d", "path": "/d", "optional": True}]), {}, {})
+        bind_arguments(template(artifacts=[{"name": "d", "path": "/d"}]), {}, {})
+    bound = bind_arguments(template(artifacts=[{"name": "d", "path": "/d", "optional": True}]), {}, {})
     assert "s3" not in bound["inputs"]["artifacts"][0]
 
 
@@ -96,7 +96,7 @@ def test_artifacts_are_handed_on_by_their_key_alone() -> None:
 
 def test_an_artifact_that_was_not_made_is_named_unless_it_is_optional() -> None:
     missing = {"name": "a", "from": "{{steps.gone.outputs.artifacts.m}}"}
-    with pytest.raises(UsageError, match=r"artifact a: \{\{steps\.gone\.outputs\.artifacts\.m\}\} was not made"):
+    with pytest.raises(UsageError, match=r"artifact a: \{\{steps\.gone\.outputs\.artifacts\.m\}\} does not exist"):
         resolve_arguments({"artifacts": [missing]}, SCOPE)
     assert resolve_arguments({"artifacts": [{**missing, "optional": True}]}, SCOPE)["artifacts"] == []
 
@@ -115,7 +115,7 @@ def test_an_artifact_that_was_not_made_is_named_unless_it_is_optional() -> None:
 )
 def test_outputs_of_a_composite(source: dict[str, str], value: str) -> None:
     declared = {"outputs": {"parameters": [{"name": "o", "valueFrom": source}]}}
-    assert outputs_of(declared, SCOPE) == Outputs({"o": value})
+    assert collect_outputs(declared, SCOPE) == WorkflowNodeOutputs({"o": value})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_outputs_of_a_composite(source: dict[str, str], value: str) -> None:
 )
 def test_an_output_without_a_value_is_an_error(source: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        outputs_of({"outputs": {"parameters": [{"name": "o", "valueFrom": source}]}}, SCOPE)
+        collect_outputs({"outputs": {"parameters": [{"name": "o", "valueFrom": source}]}}, SCOPE)
 
 
 def test_output_artifacts_of_a_composite() -> None:
@@ -131,22 +131,25 @@ def test_output_artifacts_of_a_composite() -> None:
         {"name": "a", "from": "{{steps.make.outputs.artifacts.m}}"},
         {"name": "b", "from": "{{steps.gone.outputs.artifacts.m}}", "optional": True},
     ]
-    assert outputs_of({"outputs": {"artifacts": declared}}, SCOPE) == Outputs(
+    assert collect_outputs({"outputs": {"artifacts": declared}}, SCOPE) == WorkflowNodeOutputs(
         artifacts={"a": {"name": "a", "s3": {"key": "k"}}}
     )
 
 
 def test_a_composite_without_outputs_has_none() -> None:
-    assert outputs_of({}, SCOPE) is None
+    assert collect_outputs({}, SCOPE) is None
 
 
 def test_defaults_are_merged_below_what_a_template_says() -> None:
-    assert merge({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"x": 3}, "b": [2]}) == {"a": {"x": 3, "y": 2}, "b": [2]}
+    assert merge_defaults({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"x": 3}, "b": [2]}) == {
+        "a": {"x": 3, "y": 2},
+        "b": [2],
+    }
 
 
 def test_defaults_of_another_type_do_not_change_a_templates_type() -> None:
     defaults = {"container": {"image": "default"}, "script": {"image": "s"}}
     manifest = workflow(shell("true", "a"), {"name": "p", "plugin": {"x": {}}}, templateDefaults=defaults)
-    definitions = Definitions(manifest)
+    definitions = WorkflowDefinition(manifest)
     assert "script" not in definitions.template("a")
     assert definitions.template("p").keys() == {"name", "plugin"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.local.dag_state import Graph, TaskState
+from hera_pipelines.local.dag_state import TaskState, TemplateDag
 from hera_pipelines.local.nodes import NodePhase
 from tiphys.errors import UsageError
 
@@ -22,8 +22,8 @@ SUCCEEDED, FAILED, ERROR = NodePhase.SUCCEEDED, NodePhase.FAILED, NodePhase.ERRO
 SKIPPED, OMITTED = NodePhase.SKIPPED, NodePhase.OMITTED
 
 
-def graph(*tasks: dict[str, Any], target: str = "") -> Graph:
-    return Graph(tasks, target)
+def graph(*tasks: dict[str, Any], target: str = "") -> TemplateDag:
+    return TemplateDag(tasks, target)
 
 
 def states(**phases: NodePhase) -> dict[str, TaskState]:
@@ -51,7 +51,7 @@ def states(**phases: NodePhase) -> dict[str, TaskState]:
 )
 def test_depends(depends: str, a: NodePhase, b: NodePhase, runs: bool) -> None:
     tasks = graph({"name": "a"}, {"name": "b"}, {"name": "c", "depends": depends})
-    assert tasks.runs("c", states(a=a, b=b)) is runs
+    assert tasks.should_run("c", states(a=a, b=b)) is runs
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_a_tolerated_failure_counts_as_success_for_a_bare_name(
     go_on: dict[str, bool], phase: NodePhase, runs: bool
 ) -> None:
     tasks = graph({"name": "a-1", "continueOn": go_on}, {"name": "b", "dependencies": ["a-1"]})
-    assert tasks.runs("b", states(a_1=phase)) is runs
-    assert not tasks.runs("b", states(a_1=OMITTED))
+    assert tasks.should_run("b", states(a_1=phase)) is runs
+    assert not tasks.should_run("b", states(a_1=OMITTED))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_tolerated_failure_counts_as_success_for_a_bare_name(
 def test_results_of_a_fan_out(items: tuple[NodePhase, ...], any_succeeded: bool, all_failed: bool) -> None:
     tasks = graph({"name": "a"}, {"name": "x", "depends": "a.AnySucceeded"}, {"name": "y", "depends": "a.AllFailed"})
     seen = {"a": TaskState(FAILED, items)}
-    assert (tasks.runs("x", seen), tasks.runs("y", seen)) == (any_succeeded, all_failed)
+    assert (tasks.should_run("x", seen), tasks.should_run("y", seen)) == (any_succeeded, all_failed)
 
 
 CHAIN = graph({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c", "depends": "b"})
@@ -127,7 +127,7 @@ def test_a_tolerated_failure_at_the_end_does_not_fail_the_dag() -> None:
 
 def test_a_target_needs_only_what_leads_to_it() -> None:
     tasks = graph({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}, target="b")
-    assert tasks.needed == ("a", "b")
+    assert tasks.needed_tasks == ("a", "b")
     assert tasks.targets == ("b",)
 
 
@@ -141,9 +141,15 @@ def test_ancestors_come_in_the_order_written() -> None:
     [
         ([{"name": "a", "depends": "gone"}], "'gone', which is no task"),
         ([{"name": "a", "dependencies": ["gone"]}], "'gone', which is no task"),
-        ([{"name": "a"}, {"name": "b", "depends": "a.Done"}], "a.Done is not a result"),
-        ([{"name": "a", "depends": "b"}, {"name": "b", "depends": "a"}], "waits for itself"),
-        ([{"name": "a"}, {"name": "b", "depends": "a &&"}], "cannot be read"),
+        (
+            [{"name": "a"}, {"name": "b", "depends": "a.Done"}],
+            "task b: depends 'a.Done' cannot be read: 'Done' is no result",
+        ),
+        ([{"name": "a", "depends": "b"}, {"name": "b", "depends": "a"}], "depends on itself"),
+        (
+            [{"name": "a"}, {"name": "b", "depends": "a &&"}],
+            "task b: depends .* cannot be read: a task is missing at the end",
+        ),
     ],
 )
 def test_a_graph_that_cannot_run_is_refused(tasks: list[dict[str, Any]], words: str) -> None:

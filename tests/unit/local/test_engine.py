@@ -82,7 +82,7 @@ def test_a_plain_exit_code_that_is_missing_is_an_error_instead_of_a_hang(bench: 
         [call("b", "say", {"x": "{{steps.a.exitCode}}"})],
     )
     assert bench.run(workflow(groups, shell("echo {{inputs.parameters.x}}", "say", "x"))) == "Failed"
-    assert "on a cluster this workflow would wait for it for ever" in bench.last("wf[1]").message
+    assert "on a cluster this workflow would wait for it forever" in bench.last("wf[1]").message
 
 
 def test_a_false_condition_skips_and_counts_as_success(bench: Bench) -> None:
@@ -511,7 +511,7 @@ def test_an_argument_that_is_missing_is_an_error_of_the_node(bench: Bench) -> No
 def test_a_condition_without_an_answer_is_an_error_of_the_node(bench: Bench) -> None:
     task = call("a", "good", when="{{workflow.name}}-1 == wf")
     assert bench.run(workflow(dag(task), shell("true", "good"))) == "Error"
-    assert "cannot be decided" in bench.last("wf.a").message
+    assert "cannot be evaluated" in bench.last("wf.a").message
 
 
 def test_a_retry_expression_without_an_answer_gives_up(bench: Bench) -> None:

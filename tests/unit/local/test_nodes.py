@@ -11,11 +11,10 @@
 
 import pytest
 
-from hera_pipelines.local.dag_state import items_of
+from hera_pipelines.local.dag_state import expand_items
 from hera_pipelines.local.expressions.evaluate import go_json
 from hera_pipelines.local.nodes import display_name, node_id, pod_name
 from tiphys.errors import UsageError
-from tiphys.protocol.quantities import seconds
 
 
 @pytest.mark.parametrize(
@@ -31,12 +30,12 @@ from tiphys.protocol.quantities import seconds
     ],
 )
 def test_an_item_is_named_and_written_as_argo_does(value: object, name: str, text: str) -> None:
-    [item] = items_of({"name": "sweep", "withItems": [value]})
+    [item] = expand_items({"name": "sweep", "withItems": [value]})
     assert (item.name, item.variables["item"]) == (name, text)
 
 
 def test_fields_of_an_item_are_variables() -> None:
-    [_, item] = items_of({"name": "s", "withItems": [{"a": 1}, {"a": "x", "b": 0.5}]})
+    [_, item] = expand_items({"name": "s", "withItems": [{"a": 1}, {"a": "x", "b": 0.5}]})
     assert item.name == "s(1:a:x,b:0.5)"
     assert (item.variables["item.a"], item.variables["item.b"]) == ("x", "0.5")
 
@@ -52,7 +51,7 @@ def test_fields_of_an_item_are_variables() -> None:
     ],
 )
 def test_a_sequence_counts_as_argo_does(sequence: dict[str, object], items: list[str]) -> None:
-    found = items_of({"name": "s", "withSequence": sequence})
+    found = expand_items({"name": "s", "withSequence": sequence})
     assert [item.variables["item"] for item in found] == items
 
 
@@ -69,7 +68,7 @@ def test_a_sequence_counts_as_argo_does(sequence: dict[str, object], items: list
 )
 def test_items_that_cannot_be_read_are_refused_with_the_name_of_the_task(task: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="fan"):
-        items_of({"name": "fan", **task})
+        expand_items({"name": "fan", **task})
 
 
 @pytest.mark.parametrize(
@@ -78,17 +77,6 @@ def test_items_that_cannot_be_read_are_refused_with_the_name_of_the_task(task: d
 )
 def test_numbers_are_written_as_go_does(value: float, text: str) -> None:
     assert go_json(value) == text
-
-
-@pytest.mark.parametrize(("text", "value"), [("10s", 10), ("1h30m", 5400), ("7", 7), ("200ms", 0.2), ("1.5m", 90)])
-def test_durations(text: str, value: float) -> None:
-    assert seconds(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["", "s", "10 minutes", "1x", "-3s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a duration"):
-        seconds(text)
 
 
 def test_ids_are_fnv_hashes_of_names() -> None:

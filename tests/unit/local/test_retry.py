@@ -8,15 +8,24 @@ from typing import Any
 import pytest
 
 from hera_pipelines.local.nodes import NodePhase
-from hera_pipelines.local.retry import Again, GiveUp, Observation, RetryStrategy, Wait, attempt_variables
+from hera_pipelines.local.retry import (
+    BackoffWait,
+    NextAttempt,
+    NoRetry,
+    RetryObservation,
+    RetryStrategy,
+    attempt_variables,
+)
 from tiphys.errors import UsageError
 
-FAILED = Observation(1, NodePhase.FAILED, "main: Error (exit code 1)", "1", duration=2.0, elapsed=2.0)
+FAILED = RetryObservation(
+    1, NodePhase.FAILED, "main: Error (exit code 1)", "1", duration_seconds=2.0, elapsed_seconds=2.0
+)
 ERROR = FAILED._replace(phase=NodePhase.ERROR, message="pod deleted", exit_code=None)
 
 
-def after(strategy: dict[str, Any], seen: Observation) -> object:
-    return RetryStrategy.read(strategy).after(seen)
+def after(strategy: dict[str, Any], seen: RetryObservation) -> object:
+    return RetryStrategy.parse(strategy).decide(seen)
 
 
 @pytest.mark.parametrize(
@@ -31,16 +40,16 @@ def after(strategy: dict[str, Any], seen: Observation) -> object:
     ],
 )
 def test_the_policy_decides_by_phase_and_an_expression_makes_it_always(
-    policy: dict[str, str], seen: Observation, again: bool
+    policy: dict[str, str], seen: RetryObservation, again: bool
 ) -> None:
-    expected = Again() if again else GiveUp(seen.message)
+    expected = NextAttempt() if again else NoRetry(seen.message)
     assert after({"limit": "3", **policy}, seen) == expected
 
 
 def test_the_limit_counts_retries_and_not_attempts() -> None:
-    assert after({"limit": 2}, FAILED._replace(attempts=2)) == Again()
-    assert after({"limit": 2}, FAILED._replace(attempts=3)) == GiveUp("No more retries left")
-    assert after({}, FAILED._replace(attempts=1000)) == Again()
+    assert after({"limit": 2}, FAILED._replace(attempts=2)) == NextAttempt()
+    assert after({"limit": 2}, FAILED._replace(attempts=3)) == NoRetry("No more retries left")
+    assert after({}, FAILED._replace(attempts=1000)) == NextAttempt()
 
 
 @pytest.mark.parametrize(
@@ -53,8 +62,8 @@ def test_the_limit_counts_retries_and_not_attempts() -> None:
         ("lastRetry.message matches 'deleted'", ERROR, True),
     ],
 )
-def test_the_expression_sees_the_last_attempt(expression: str, seen: Observation, again: bool) -> None:
-    expected = Again() if again else GiveUp("retryStrategy.expression evaluated to false")
+def test_the_expression_sees_the_last_attempt(expression: str, seen: RetryObservation, again: bool) -> None:
+    expected = NextAttempt() if again else NoRetry("retryStrategy.expression evaluated to false")
     assert after({"limit": 3, "expression": expression}, seen) == expected
 
 
@@ -64,41 +73,41 @@ BACKOFF = {"limit": 10, "backoff": {"duration": "2s", "factor": "3", "cap": "20s
 @pytest.mark.parametrize(("attempts", "wait"), [(1, 2), (2, 6), (3, 18), (4, 20), (10, 20)])
 def test_back_off_grows_to_its_cap(attempts: int, wait: float) -> None:
     decision = after(BACKOFF, FAILED._replace(attempts=attempts))
-    assert decision == Wait(wait, f"Backoff for {wait} seconds")
-    assert after(BACKOFF, FAILED._replace(attempts=attempts, waited=True)) == Again()
+    assert decision == BackoffWait(wait, f"Backoff for {wait} seconds")
+    assert after(BACKOFF, FAILED._replace(attempts=attempts, has_waited=True)) == NextAttempt()
 
 
 def test_without_a_limit_there_is_no_back_off() -> None:
-    assert after({"backoff": {"duration": "2s"}}, FAILED) == Again()
+    assert after({"backoff": {"duration": "2s"}}, FAILED) == NextAttempt()
 
 
 def test_even_what_is_not_retried_waits_first() -> None:
     strategy = {**BACKOFF, "retryPolicy": "OnError"}
-    assert isinstance(after(strategy, FAILED), Wait)
-    assert after(strategy, FAILED._replace(waited=True)) == GiveUp(FAILED.message)
+    assert isinstance(after(strategy, FAILED), BackoffWait)
+    assert after(strategy, FAILED._replace(has_waited=True)) == NoRetry(FAILED.message)
 
 
 def test_after_the_last_retry_nothing_is_waited_for() -> None:
-    assert after({"limit": 1, "backoff": {"duration": "1h"}}, FAILED._replace(attempts=2)) == GiveUp(
+    assert after({"limit": 1, "backoff": {"duration": "1h"}}, FAILED._replace(attempts=2)) == NoRetry(
         "No more retries left"
     )
 
 
 def test_the_longest_duration_ends_it() -> None:
     strategy = {"limit": 9, "backoff": {"duration": "2s", "maxDuration": "10s"}}
-    assert after(strategy, FAILED._replace(elapsed=11.0)) == GiveUp("Max duration limit exceeded")
-    assert after(strategy, FAILED._replace(elapsed=9.0)) == GiveUp("Backoff would exceed max duration limit")
-    assert after(strategy, FAILED._replace(elapsed=4.0, waited=True)) == Again(6.0)
+    assert after(strategy, FAILED._replace(elapsed_seconds=11.0)) == NoRetry("Max duration limit exceeded")
+    assert after(strategy, FAILED._replace(elapsed_seconds=9.0)) == NoRetry("Backoff would exceed max duration limit")
+    assert after(strategy, FAILED._replace(elapsed_seconds=4.0, has_waited=True)) == NextAttempt(6.0)
 
 
 def test_shutdown_comes_before_everything() -> None:
-    assert after(BACKOFF, FAILED._replace(stopped="Stopped with strategy 'Stop'")) == GiveUp(
+    assert after(BACKOFF, FAILED._replace(stop_reason="Stopped with strategy 'Stop'")) == NoRetry(
         "Stopped with strategy 'Stop'"
     )
 
 
 def test_a_back_off_of_many_attempts_does_not_overflow() -> None:
-    assert RetryStrategy.read(BACKOFF).wait_seconds(10_000) == 20
+    assert RetryStrategy.parse(BACKOFF).backoff_seconds(10_000) == 20
 
 
 @pytest.mark.parametrize(
@@ -111,7 +120,7 @@ def test_a_back_off_of_many_attempts_does_not_overflow() -> None:
 )
 def test_a_strategy_that_cannot_be_honoured_is_refused(strategy: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        RetryStrategy.read(strategy)
+        RetryStrategy.parse(strategy)
 
 
 def test_variables_of_an_attempt() -> None:

@@ -12,7 +12,12 @@
 
 import pytest
 
-from hera_pipelines.local.arguments import UnresolvedError, is_absent, substitute, substitute_all
+from hera_pipelines.local.arguments import (
+    UnresolvedError,
+    is_absent_output,
+    substitute_all_variables,
+    substitute_variables,
+)
 from tiphys.errors import UsageError
 
 KNOWN = {
@@ -43,53 +48,55 @@ ROOTS = ("steps", "tasks")
     ],
 )
 def test_known_tags_are_replaced_and_unknown_ones_stay(text: str, result: str) -> None:
-    assert substitute(text, KNOWN) == result
+    assert substitute_variables(text, KNOWN) == result
 
 
 def test_keys_and_nested_values_are_filled_in_and_other_types_kept() -> None:
-    assert substitute({"{{a}}": ["{{a}}", 2, None, {"b": "{{a}}"}]}, KNOWN) == {"1": ["1", 2, None, {"b": "1"}]}
+    assert substitute_variables({"{{a}}": ["{{a}}", 2, None, {"b": "{{a}}"}]}, KNOWN) == {
+        "1": ["1", 2, None, {"b": "1"}]
+    }
 
 
 def test_a_value_is_not_filled_in_again() -> None:
-    assert substitute("{{a}}", {"a": "{{b}}", "b": "2"}) == "{{b}}"
+    assert substitute_variables("{{a}}", {"a": "{{b}}", "b": "2"}) == "{{b}}"
 
 
 def test_a_tag_within_a_tag_gives_the_outer_one_its_name() -> None:
-    assert substitute("{{inputs.{{which}}}}", {"which": "a"}) == "{{inputs.a}}"
+    assert substitute_variables("{{inputs.{{which}}}}", {"which": "a"}) == "{{inputs.a}}"
 
 
 def test_a_plain_tag_that_would_hang_a_cluster_is_named_with_the_way_out() -> None:
     with pytest.raises(
-        UnresolvedError, match=r"\{\{steps.run.exitCode\}\} has no value; on a cluster .* for ever"
+        UnresolvedError, match=r"\{\{steps.run.exitCode\}\} has no value; on a cluster .* forever"
     ) as error:
-        substitute({"value": "{{steps.run.exitCode}}"}, KNOWN, ROOTS)
+        substitute_variables({"value": "{{steps.run.exitCode}}"}, KNOWN, ROOTS)
     assert "{{=steps['run'].exitCode ?? ''}}" in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["{{=steps['none'].id}}", "{{=tasks.x.id ?? 'a'}}", "{{=asInt(steps.run.status)}}"])
 def test_a_strict_expression_must_have_a_value(text: str) -> None:
     with pytest.raises(UsageError):
-        substitute(text, KNOWN, ROOTS)
+        substitute_variables(text, KNOWN, ROOTS)
 
 
 def test_roots_are_whole_words() -> None:
-    assert substitute("{{stepsize}}", KNOWN, ROOTS) == "{{stepsize}}"
+    assert substitute_variables("{{stepsize}}", KNOWN, ROOTS) == "{{stepsize}}"
 
 
 def test_references_to_artifacts_are_left_for_later() -> None:
     reference = "{{steps.x.outputs.artifacts.m}}"
-    assert substitute(reference, KNOWN, ROOTS) == reference
+    assert substitute_variables(reference, KNOWN, ROOTS) == reference
 
 
 def test_an_output_that_was_never_made_is_no_text() -> None:
     with pytest.raises(UnresolvedError, match=r"its step was skipped, and it has no default"):
-        substitute("x-{{steps.gone.outputs.parameters.y}}", KNOWN)
+        substitute_variables("x-{{steps.gone.outputs.parameters.y}}", KNOWN)
 
 
 def test_items_leave_no_tag_behind() -> None:
-    assert substitute_all("{{item}}", {"item": "v"}) == "v"
+    assert substitute_all_variables("{{item}}", {"item": "v"}) == "v"
     with pytest.raises(UnresolvedError, match=r"\{\{unknown\}\} has no value here"):
-        substitute_all("{{unknown}}", {"item": "v"})
+        substitute_all_variables("{{unknown}}", {"item": "v"})
 
 
 @pytest.mark.parametrize(
@@ -103,4 +110,4 @@ def test_items_leave_no_tag_behind() -> None:
     ],
 )
 def test_only_a_bare_reference_counts_as_not_given(text: str, absent: bool) -> None:
-    assert is_absent(text, KNOWN) is absent
+    assert is_absent_output(text, KNOWN) is absent

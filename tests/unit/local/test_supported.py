@@ -8,7 +8,7 @@ import pytest
 import yaml
 from support.workflows import Bench, call, dag, plugin, shell, steps, workflow
 
-from hera_pipelines.local.supported import check, refusals
+from hera_pipelines.local.supported import check_supported, find_unsupported
 from tiphys.errors import UsageError
 
 GOLDEN = sorted((Path(__file__).parents[3] / "examples" / "golden").glob("*.yaml"))
@@ -49,19 +49,19 @@ CASES: list[tuple[str, Any]] = [
     ("env.TOKEN.valueFrom", lambda m: template(m)["container"].update(env=[{"name": "TOKEN", "valueFrom": {"x": 1}}])),
     ("volumeMounts.v", lambda m: template(m)["container"].update(volumeMounts=[{"name": "v", "mountPath": "/v"}])),
     ("calls jsonpath", lambda m: template(m)["container"].update(args=["{{=jsonpath('', '')}}"])),
-    ("cannot be read", lambda m: template(m)["container"].update(args=["{{=1 +}}"])),
+    ("is invalid", lambda m: template(m)["container"].update(args=["{{=1 +}}"])),
     ("retryPolicy 'OnTransientError'", lambda m: template(m).update(retryStrategy={"retryPolicy": "OnTransientError"})),
     ("timeout on a dag", lambda m: m["spec"]["templates"][0].update(timeout="1h")),
     ("'soon' is not a duration", lambda m: template(m).update(timeout="soon")),
     (
-        "podSpecPatch: the local engine cannot honour hostNetwork",
+        "podSpecPatch: the local engine does not support hostNetwork",
         lambda m: template(m).update(podSpecPatch="hostNetwork: true"),
     ),
     ("task a: there is no template 'gone'", lambda m: task(m).update(template="gone")),
     ("task a.templateRef", lambda m: task(m).update(templateRef={"name": "x"})),
     ("task a.onExit", lambda m: task(m).update(onExit="b")),
     ("task a depends on 'gone'", lambda m: task(m).update(depends="gone")),
-    ("waits for itself", lambda m: task(m).update(depends="b")),
+    ("depends on itself", lambda m: task(m).update(depends="b")),
     ("invalid 'when'", lambda m: task(m).update(when="{{workflow.name}} ==")),
     ("outputs.artifacts.m.s3.bucket", lambda m: template(m).update(outputs=_output(s3={"key": "k", "bucket": "b"}))),
     (
@@ -75,7 +75,7 @@ CASES: list[tuple[str, Any]] = [
         "outputs.parameters.p.valueFrom.jqFilter",
         lambda m: template(m).update(outputs=_parameter(valueFrom={"jqFilter": "."})),
     ),
-    ("output artifact m: its path /out stands in no command", lambda m: template(m).update(outputs=_output())),
+    ("output artifact m: its path /out occurs in no command", lambda m: template(m).update(outputs=_output())),
     (
         "is none of dag, steps, container, script, plugin",
         lambda m: m["spec"]["templates"].append({"name": "s", "suspend": {}}),
@@ -95,16 +95,16 @@ def _parameter(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_plain_workflow_is_accepted() -> None:
-    assert list(refusals(good())) == []
+    assert list(find_unsupported(good())) == []
 
 
 @pytest.mark.parametrize(("words", "spoil"), CASES, ids=[words for words, _ in CASES])
 def test_what_cannot_be_run_is_named(words: str, spoil: Any) -> None:
     manifest = copy.deepcopy(good())
     spoil(manifest)
-    assert any(words in line for line in refusals(manifest))
+    assert any(words in line for line in find_unsupported(manifest))
     with pytest.raises(UsageError, match="the local engine cannot run this workflow"):
-        check(manifest)
+        check_supported(manifest)
 
 
 def test_everything_is_said_at_once_and_nothing_starts(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_only_places_or_keeps_a_pod_is_let_pass() -> None:
     )
     template(manifest).update(nodeSelector={"gpu": "a100"}, tolerations=[{"key": "spot"}])
     template(manifest)["container"].update(resources={"limits": {"nvidia.com/gpu": 4}}, imagePullPolicy="Always")
-    assert list(refusals(manifest)) == []
+    assert list(find_unsupported(manifest)) == []
 
 
 @pytest.mark.parametrize(
@@ -141,19 +141,19 @@ def test_a_path_that_the_program_is_told_can_be_moved(told: dict[str, Any]) -> N
     manifest = good()
     template(manifest)["outputs"] = _output()
     template(manifest)["container"].update(told)
-    assert list(refusals(manifest)) == []
+    assert list(find_unsupported(manifest)) == []
 
 
 def test_a_longer_path_is_not_the_declared_one() -> None:
     manifest = good()
     template(manifest)["outputs"] = _output()
     template(manifest)["container"]["args"] = ["/outer /out.bak s3://bucket/out"]
-    assert any("/out stands in no" in line for line in refusals(manifest))
+    assert any("/out occurs in no" in line for line in find_unsupported(manifest))
 
 
 def test_steps_are_checked_like_tasks() -> None:
     manifest = workflow(steps([call("a", "gone", when="{{x}} =")]), plugin("p", op="admit"))
-    found = list(refusals(manifest))
+    found = list(find_unsupported(manifest))
     assert any("step a: there is no template 'gone'" in line for line in found)
     assert any("invalid 'when'" in line for line in found)
 
@@ -162,10 +162,10 @@ def test_steps_are_checked_like_tasks() -> None:
 def test_what_compile_emits_is_accepted_or_refused_for_a_plain_reason(path: Path) -> None:
     manifest = yaml.safe_load(path.read_text())
     allowed = ("kind ",)
-    assert [line for line in refusals(manifest) if not line.startswith(allowed)] == []
+    assert [line for line in find_unsupported(manifest) if not line.startswith(allowed)] == []
 
 
 def test_a_container_that_can_do_without_a_secret_runs_without_it() -> None:
     manifest = good()
     template(manifest)["container"]["envFrom"] = [{"secretRef": {"name": "tiphys-store", "optional": True}}]
-    check(manifest)
+    check_supported(manifest)

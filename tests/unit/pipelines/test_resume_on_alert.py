@@ -6,7 +6,7 @@ import yaml
 from hera.workflows import models
 from tiphys_controller.kubernetes import resume_once
 
-from hera_pipelines.pipelines.resume_on_alert import NAME
+from hera_pipelines.pipelines.resume_on_alert import RESUME_OBJECT_NAME
 from tiphys.protocol.compiled_workflow import Manifest
 
 FOLDER = Path(__file__).parents[3] / "templates" / "events"
@@ -27,7 +27,9 @@ def test_heras_models_of_argo_know_every_field() -> None:
 
 def test_the_binding_gives_the_template_what_it_asks_for() -> None:
     binding, template = committed("resume-on-alert.yaml"), committed("resume.yaml")
-    assert binding["spec"]["submit"]["workflowTemplateRef"]["name"] == template["metadata"]["name"] == NAME
+    assert (
+        binding["spec"]["submit"]["workflowTemplateRef"]["name"] == template["metadata"]["name"] == RESUME_OBJECT_NAME
+    )
     declared = {one["name"]: one for one in template["spec"]["arguments"]["parameters"]}
     given = {one["name"] for one in binding["spec"]["submit"]["arguments"]["parameters"]}
     assert given <= declared.keys()

@@ -9,9 +9,9 @@ from hera.workflows import Env
 from hera_pipelines import Checkpoints, Pipeline, grid
 from hera_pipelines.pipelines import Program, Training, sweep_pipeline, train_pipeline
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline, template
-from tiphys.protocol.gang import Gang
-from tiphys.protocol.step_spec import Kind
+from tiphys.protocol.compiled_workflow import CompiledPipeline, find_template
+from tiphys.protocol.gang import GangSpec
+from tiphys.protocol.step_spec import StepKind
 
 
 def program(name: str, **options: Any) -> Program:
@@ -75,7 +75,7 @@ def test_a_sweep_trains_many_times_on_the_same_data_and_registers_the_best() -> 
         "{{tasks.best.outputs.artifacts.model}}",
         "{{tasks.best.outputs.artifacts.metrics}}",
     }
-    assert template(made.manifest, "main")["parallelism"] == 2
+    assert find_template(made.manifest, "main")["parallelism"] == 2
 
 
 def test_a_sweep_keeps_the_checkpoint_that_a_trial_is_compared_by() -> None:
@@ -97,7 +97,7 @@ def test_only_validation_is_repeated_when_nothing_changed() -> None:
         "train": True,
         "register": True,
     }
-    assert {name for name, spec in steps.items() if spec.kind is Kind.TRAIN} == {"train"}
+    assert {name for name, spec in steps.items() if spec.kind is StepKind.TRAIN} == {"train"}
 
 
 def test_the_needs_of_training_are_the_training_steps() -> None:
@@ -112,7 +112,7 @@ def test_the_needs_of_training_are_the_training_steps() -> None:
 
 def test_it_trains_on_several_nodes() -> None:
     pipeline = ready(training=Training(gpus=8, nodes=4))
-    assert CompiledPipeline.from_manifest(pipeline.compile()).step("train").gang == Gang(members=4)
+    assert CompiledPipeline.from_manifest(pipeline.compile()).step("train").gang == GangSpec(members=4)
 
 
 def test_parameters_and_container_options_arrive() -> None:
@@ -122,7 +122,7 @@ def test_parameters_and_container_options_arrive() -> None:
 
     compiled = pipeline.compile()
     assert {"name": "lr", "value": "0.1"} in compiled["spec"]["arguments"]["parameters"]
-    assert template(compiled, "train-run")["container"]["env"][0] == {"name": "SEED", "value": "1"}
+    assert find_template(compiled, "train-run")["container"]["env"][0] == {"name": "SEED", "value": "1"}
 
 
 def test_a_value_that_makes_no_sense_is_refused() -> None:
@@ -133,7 +133,7 @@ def test_a_value_that_makes_no_sense_is_refused() -> None:
 def test_a_program_that_is_not_root_can_make_the_folder_of_its_outputs() -> None:
     """Kubernetes makes every folder on the way to an input as root; none of them may be one of an output."""
     manifest = ready().compile()
-    for made in (template(manifest, name) for name in ("train-run", "register-run")):
+    for made in (find_template(manifest, name) for name in ("train-run", "register-run")):
         inputs = [Path(artifact["path"]) for artifact in made["inputs"]["artifacts"]]
         outputs = [Path(artifact["path"]) for artifact in made["outputs"]["artifacts"]]
         by_root = {folder for path in inputs for folder in path.parents} - {Path("/"), Path("/tmp")}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tiphys.errors import UsageError
-from tiphys.protocol.compiled_workflow import CompiledPipeline, parameters_of, template
-from tiphys.protocol.step_spec import Kind, StepSpec
+from tiphys.protocol.compiled_workflow import CompiledPipeline, find_template, read_workflow_parameters
+from tiphys.protocol.step_spec import StepKind, StepSpec
 
 
 def manifest(*templates: dict[str, Any], **metadata: Any) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def gated(spec: StepSpec) -> dict[str, Any]:
     return {"name": spec.name, "metadata": {"annotations": {"tiphys.dev/step": spec.model_dump_json()}}}
 
 
-FIT = StepSpec(name="fit", kind=Kind.TRAIN, template="t1")
-PREP = StepSpec(name="prep", kind=Kind.STEP, template="t2", artifacts=("data",))
+FIT = StepSpec(name="fit", kind=StepKind.TRAIN, template="t1")
+PREP = StepSpec(name="prep", kind=StepKind.STEP, template="t2", artifacts=("data",))
 
 
 def test_a_compiled_workflow_tells_its_name_store_and_steps() -> None:
@@ -79,7 +79,7 @@ def test_an_entry_point_that_is_no_dag_has_no_tasks() -> None:
 
 
 def test_a_template_is_found_by_its_name() -> None:
-    assert template(manifest({"name": "plain", "container": {}}), "plain") == {"name": "plain", "container": {}}
+    assert find_template(manifest({"name": "plain", "container": {}}), "plain") == {"name": "plain", "container": {}}
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_a_template_is_found_by_its_name() -> None:
 def test_workflow_parameters_are_text_and_only_those_with_a_value(
     arguments: dict[str, Any] | None, expected: dict[str, str]
 ) -> None:
-    assert parameters_of({"spec": {"arguments": arguments}}) == expected
+    assert read_workflow_parameters({"spec": {"arguments": arguments}}) == expected

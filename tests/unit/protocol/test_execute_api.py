@@ -7,12 +7,12 @@ from tiphys.protocol.execute_api import (
     NOT_MINE,
     ArtifactValue,
     ExecuteRequest,
-    Outputs,
+    NodeOutputs,
     ParameterValue,
     S3Location,
-    failed,
-    pending,
-    succeeded,
+    failed_reply,
+    pending_reply,
+    succeeded_reply,
 )
 
 
@@ -22,24 +22,24 @@ def test_a_body_of_somebody_else_is_answered_with_nothing() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(10, "10s"), (2.5, "2.5s"), (300.0, "300s")])
 def test_pending_says_why_and_when_to_ask_again(seconds: float, text: str) -> None:
-    assert pending("Deferred: queue research is full", seconds).to_json() == {
+    assert pending_reply("Deferred: queue research is full", seconds).to_json() == {
         "node": {"phase": "Pending", "message": "Deferred: queue research is full"},
         "requeue": text,
     }
 
 
-@pytest.mark.parametrize("reply", [succeeded("done"), failed("done")])
+@pytest.mark.parametrize("reply", [succeeded_reply("done"), failed_reply("done")])
 def test_a_final_answer_never_asks_to_be_called_again(reply: object) -> None:
     assert "requeue" not in reply.to_json()  # type: ignore[attr-defined]
 
 
 def test_success_carries_outputs_as_argo_spells_them() -> None:
-    outputs = Outputs(
+    outputs = NodeOutputs(
         parameters=[ParameterValue(name="run", value="true")],
         artifacts=[ArtifactValue(name="model", s3=S3Location(key="p/model"))],
     )
 
-    assert succeeded("adopted", outputs).to_json() == {
+    assert succeeded_reply("adopted", outputs).to_json() == {
         "node": {
             "phase": "Succeeded",
             "message": "adopted",
@@ -52,7 +52,7 @@ def test_success_carries_outputs_as_argo_spells_them() -> None:
 
 
 def test_failure_says_why() -> None:
-    assert failed("no such queue").to_json() == {"node": {"phase": "Failed", "message": "no such queue"}}
+    assert failed_reply("no such queue").to_json() == {"node": {"phase": "Failed", "message": "no such queue"}}
 
 
 def test_a_request_may_say_more_than_we_read() -> None:

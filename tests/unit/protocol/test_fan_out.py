@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tiphys.errors import UsageError
-from tiphys.protocol.fan_out import aggregate, is_fan_out, values
+from tiphys.protocol.fan_out import aggregate_outputs, is_fan_out, item_values
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from tiphys.protocol.fan_out import aggregate, is_fan_out, values
 )
 def test_items(source: dict[str, Any], expected: list[Any]) -> None:
     assert is_fan_out({"name": "s", **source})
-    assert values({"name": "s", **source}) == expected
+    assert item_values({"name": "s", **source}) == expected
 
 
 @pytest.mark.parametrize("task", [{"name": "s"}, {"name": "s", "withItems": []}])
@@ -52,13 +52,13 @@ def test_a_task_without_items_is_one_task(task: dict[str, Any]) -> None:
 )
 def test_what_has_no_items_is_refused(source: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError) as caught:
-        values({"name": "s", **source})
+        item_values({"name": "s", **source})
 
     assert str(caught.value).startswith(what)
 
 
 def test_a_fan_in_reads_all_parameters_and_each_by_name_in_order() -> None:
-    found = aggregate([{"acc": "0.1", "n": "1"}, {"acc": "0.2", "n": "2"}])
+    found = aggregate_outputs([{"acc": "0.1", "n": "1"}, {"acc": "0.2", "n": "2"}])
 
     assert {path: json.loads(text) for path, text in found.items()} == {
         "outputs.parameters": [{"acc": "0.1", "n": "1"}, {"acc": "0.2", "n": "2"}],
@@ -77,8 +77,8 @@ def test_a_fan_in_reads_all_parameters_and_each_by_name_in_order() -> None:
     ],
 )
 def test_only_objects_and_lists_are_taken_as_json(texts: list[str], expected: list[Any]) -> None:
-    assert json.loads(aggregate([{"n": text} for text in texts])["outputs.parameters.n"]) == expected
+    assert json.loads(aggregate_outputs([{"n": text} for text in texts])["outputs.parameters.n"]) == expected
 
 
 def test_items_without_parameters_are_left_out() -> None:
-    assert aggregate([{}, {"n": "1"}])["outputs.parameters"] == '[{"n":"1"}]'
+    assert aggregate_outputs([{}, {"n": "1"}])["outputs.parameters"] == '[{"n":"1"}]'

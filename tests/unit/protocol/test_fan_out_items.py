@@ -2,15 +2,15 @@
 
 import pytest
 
-from tiphys.protocol.fan_out import given_by, identified, in_words, written_items
-from tiphys.records import item_step
+from tiphys.protocol.fan_out import assign_item_ids, format_item_parameters, parse_item_parameters, static_items
+from tiphys.records import item_step_id
 
 
 def test_items_are_known_by_their_value_wherever_they_stand_and_however_they_are_spelled() -> None:
-    first, second, third = identified("fit", [{"lr": 1, "w": "a"}, {"w": "a", "lr": 1.0}, "x"])
-    assert first.step == item_step("fit", '{"w":"a","lr":1}', 0)
-    assert second.step == item_step("fit", '{"lr":1.0,"w":"a"}', 1)
-    assert third == (item_step("fit", "x", 0), "x")
+    first, second, third = assign_item_ids("fit", [{"lr": 1, "w": "a"}, {"w": "a", "lr": 1.0}, "x"])
+    assert first.step_id == item_step_id("fit", '{"w":"a","lr":1}', 0)
+    assert second.step_id == item_step_id("fit", '{"lr":1.0,"w":"a"}', 1)
+    assert third == (item_step_id("fit", "x", 0), "x")
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_items_are_known_by_their_value_wherever_they_stand_and_however_they_are
     ],
 )
 def test_items_that_only_a_run_can_tell_are_not_guessed(task: dict[str, object]) -> None:
-    assert written_items(task) is None
+    assert static_items(task) is None
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ def test_items_that_only_a_run_can_tell_are_not_guessed(task: dict[str, object])
     ],
 )
 def test_an_item_in_words(text: str, words: str) -> None:
-    assert in_words(given_by(text)) == words
+    assert format_item_parameters(parse_item_parameters(text)) == words

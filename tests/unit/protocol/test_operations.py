@@ -14,27 +14,29 @@ from pydantic import TypeAdapter, ValidationError
 
 from tiphys.protocol.operations import (
     ADMIT_OUTPUTS,
-    Admit,
-    Conclude,
-    Finalize,
+    AdmitOperation,
+    ConcludeOperation,
+    FinalizeOperation,
     Operation,
-    Settle,
-    attempt_of,
-    instance_of,
-    retry_of,
+    SettleOperation,
+    attempt_node_name,
+    retry_number,
+    step_instance_name,
 )
 
-OPERATION: TypeAdapter[Admit | Settle | Conclude | Finalize] = TypeAdapter(Operation)
+OPERATION: TypeAdapter[AdmitOperation | SettleOperation | ConcludeOperation | FinalizeOperation] = TypeAdapter(
+    Operation
+)
 IDENTITY = {"run": "digits", "submission": "1", "uid": "u-1", "node": "wf.fit[0].admit"}
 
 
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        ({"op": "admit", "step": "fit", "inputs": {"lr": "0.1"}}, Admit),
-        ({"op": "settle", "step": "fit", "status": "Failed", "exit_code": "75"}, Settle),
-        ({"op": "conclude", "step": "fit", "status": "Succeeded"}, Conclude),
-        ({"op": "finalize", "status": "Failed", "failures": "[]"}, Finalize),
+        ({"op": "admit", "step": "fit", "inputs": {"lr": "0.1"}}, AdmitOperation),
+        ({"op": "settle", "step": "fit", "status": "Failed", "exit_code": "75"}, SettleOperation),
+        ({"op": "conclude", "step": "fit", "status": "Succeeded"}, ConcludeOperation),
+        ({"op": "finalize", "status": "Failed", "failures": "[]"}, FinalizeOperation),
     ],
 )
 def test_a_body_is_the_operation_that_it_names(body: dict[str, object], kind: type) -> None:
@@ -89,9 +91,9 @@ def test_a_bare_submit_leaves_run_and_submission_empty() -> None:
     ],
 )
 def test_a_nodes_name_tells_its_step_and_its_try(node: str, instance: str, retry: int, attempt: str | None) -> None:
-    assert instance_of(node) == instance
-    assert retry_of(node) == retry
-    assert attempt_of(node) == attempt
+    assert step_instance_name(node) == instance
+    assert retry_number(node) == retry
+    assert attempt_node_name(node) == attempt
 
 
 @given(st.text(), st.integers(0, 10**6))
@@ -100,8 +102,10 @@ def test_whatever_the_item_contains_all_nodes_of_a_step_name_it(item: str, retry
 
     tried = [f"{step}[0].attempts({retry})[{group}].{op}" for group, op in enumerate(("admit", "run", "settle"))]
 
-    assert {instance_of(tried[0]), instance_of(tried[2]), instance_of(f"{step}[1].conclude")} == {step}
-    assert {retry_of(tried[0]), retry_of(tried[2])} == {retry}
+    assert {step_instance_name(tried[0]), step_instance_name(tried[2]), step_instance_name(f"{step}[1].conclude")} == {
+        step
+    }
+    assert {retry_number(tried[0]), retry_number(tried[2])} == {retry}
 
 
 def test_admits_answers_are_distinct_parameter_names() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tiphys.protocol.compiled_workflow import placeholders
+from tiphys.protocol.compiled_workflow import find_placeholders
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from tiphys.protocol.compiled_workflow import placeholders
     ],
 )
 def test_placeholders_are_found(part: Any, found: list[tuple[str, bool]]) -> None:
-    assert [tuple(placeholder) for placeholder in placeholders(part)] == found
+    assert [tuple(placeholder) for placeholder in find_placeholders(part)] == found

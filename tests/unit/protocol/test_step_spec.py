@@ -6,12 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from tiphys.protocol.environment import EX_FENCED, EX_TEMPFAIL, input_path_variable, output_path_variable
-from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, Kind, RetryPolicy, StepSpec
+from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy, StepKind, StepSpec
 from tiphys.records import Cause
 
 SPEC = StepSpec(
     name="fit",
-    kind=Kind.TRAIN,
+    kind=StepKind.TRAIN,
     template="digest",
     artifacts=("model",),
     retry=RetryPolicy(infrastructure=None, user_error=2),

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiphys.errors import UsageError
-from tiphys.records import canonical_json, check_run, check_step, digest, item_hash, item_step, run_name
+from tiphys.records import (
+    canonical_json,
+    check_run_name,
+    check_step_id,
+    item_hash,
+    item_step_id,
+    json_digest,
+    make_run_name,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -19,18 +27,18 @@ json_values = st.recursive(
 
 @pytest.mark.parametrize("run", ["a", "digits-7xk2p", "a.b", "0", "x" * 63])
 def test_a_dns_name_may_name_a_run(run: str) -> None:
-    assert check_run(run) == run
+    assert check_run_name(run) == run
 
 
 @pytest.mark.parametrize("run", ["", "A", "-a", "a-", ".", "..", "a/b", "a b", "a\n", "x" * 64, "ä"])
 def test_anything_else_may_not_name_a_run(run: str) -> None:
     with pytest.raises(UsageError, match="use lower-case letters"):
-        check_run(run)
+        check_run_name(run)
 
 
 @pytest.mark.parametrize("step", ["fit", "fit-2", "x" * 63, "fit.0123456789ab.0", "fit.0123456789ab.12"])
 def test_a_label_or_an_item_of_it_may_name_a_step(step: str) -> None:
-    assert check_step(step) == step
+    assert check_step_id(step) == step
 
 
 @pytest.mark.parametrize(
@@ -38,7 +46,7 @@ def test_a_label_or_an_item_of_it_may_name_a_step(step: str) -> None:
 )
 def test_anything_else_may_not_name_a_step(step: str) -> None:
     with pytest.raises(UsageError, match="use a DNS label"):
-        check_step(step)
+        check_step_id(step)
 
 
 def test_canonical_json_has_one_form() -> None:
@@ -46,7 +54,7 @@ def test_canonical_json_has_one_form() -> None:
 
 
 def test_a_digest_is_the_sha256_of_the_canonical_form() -> None:
-    assert digest({"b": 1, "a": 2}) == hashlib.sha256(b'{"a":2,"b":1}').hexdigest()
+    assert json_digest({"b": 1, "a": 2}) == hashlib.sha256(b'{"a":2,"b":1}').hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +80,7 @@ def test_different_items_differ(one: str, other: str) -> None:
 @given(json_values)
 def test_any_item_has_a_name_that_a_key_can_hold(value: object) -> None:
     for text in (json.dumps(value), json.dumps(value, indent=1, sort_keys=True), str(value)):
-        assert check_step(item_step("fit", text, 3)).endswith(".3")
+        assert check_step_id(item_step_id("fit", text, 3)).endswith(".3")
     assert item_hash(json.dumps(value)) == item_hash(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -82,8 +90,8 @@ def test_a_strange_item_has_a_name_too(item: str) -> None:
 
 
 def test_equal_items_are_told_apart_by_their_ordinal() -> None:
-    assert item_step("fit", "0.1", 0) == f"fit.{item_hash('0.1')}.0"
-    assert item_step("fit", "0.1", 1) != item_step("fit", "0.1", 0)
+    assert item_step_id("fit", "0.1", 0) == f"fit.{item_hash('0.1')}.0"
+    assert item_step_id("fit", "0.1", 1) != item_step_id("fit", "0.1", 0)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +108,6 @@ def test_equal_items_are_told_apart_by_their_ordinal() -> None:
 def test_run_names_are_made_valid(text: str, name: str | None) -> None:
     if name is None:
         with pytest.raises(UsageError, match="has no letter or digit"):
-            run_name(text)
+            make_run_name(text)
     else:
-        assert run_name(text) == name
+        assert make_run_name(text) == name

@@ -10,26 +10,26 @@ import tiphys.records
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
+    AttemptEndOutcome,
     Cause,
     CheckpointManifest,
     CheckpointRef,
     Event,
     EventBatch,
-    Outcome,
     Output,
     OutputKind,
     OutputObject,
     QuarantineRecord,
     RunRecord,
-    RunSealed,
     Shard,
     StoredRecord,
+    SubmissionEnd,
     utc_now,
 )
 
 
-def sealed(**fields: object) -> RunSealed:
-    return RunSealed.model_validate({"run": "digits", "submission": 1, "status": "Failed", **fields})
+def sealed(**fields: object) -> SubmissionEnd:
+    return SubmissionEnd.model_validate({"run": "digits", "submission": 1, "status": "Failed", **fields})
 
 
 def test_stored_times_sort_as_text() -> None:
@@ -56,7 +56,7 @@ def test_the_stored_form_is_sorted_json_with_a_final_newline() -> None:
 
 
 def test_what_is_not_known_is_not_stored() -> None:
-    end = AttemptEnd(run="digits", step="fit", attempt=1, submission=1, outcome=Outcome.FENCED)
+    end = AttemptEnd(run="digits", step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
 
     assert {"cause", "exit_code"}.isdisjoint(json.loads(end.to_bytes()))
 
@@ -69,7 +69,7 @@ def test_what_is_not_known_is_not_stored() -> None:
             step="fit",
             attempt=2,
             submission=1,
-            outcome=Outcome.DONE,
+            outcome=AttemptEndOutcome.DONE,
             cause=Cause.OUT_OF_MEMORY,
             exit_code=137,
             outputs=(
@@ -110,7 +110,7 @@ def test_a_record_reads_back_as_it_was_written(record: StoredRecord) -> None:
 def test_a_field_that_was_added_later_is_ignored() -> None:
     document = json.loads(sealed().to_bytes()) | {"new": {"field": 1}}
 
-    assert RunSealed.model_validate_json(json.dumps(document)) == RunSealed.model_validate(document)
+    assert SubmissionEnd.model_validate_json(json.dumps(document)) == SubmissionEnd.model_validate(document)
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None])
@@ -118,7 +118,7 @@ def test_another_schema_version_is_refused_and_named(version: object) -> None:
     document = json.loads(sealed().to_bytes()) | {"version": version}
 
     with pytest.raises(ValidationError, match=f"it has schema version {json.dumps(version)}"):
-        RunSealed.model_validate_json(json.dumps(document))
+        SubmissionEnd.model_validate_json(json.dumps(document))
 
 
 def test_a_record_never_changes() -> None:
@@ -170,7 +170,7 @@ def test_the_package_offers_every_record() -> None:
 
 @pytest.mark.parametrize("cause", list(Cause))
 def test_a_cause_that_came_later_is_a_broader_one_for_readers_of_an_older_version(cause: Cause) -> None:
-    end = AttemptEnd(run="digits", step="fit", attempt=1, submission=1, outcome=Outcome.FAILED, cause=cause)
+    end = AttemptEnd(run="digits", step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FAILED, cause=cause)
     stored = json.loads(end.to_bytes())
 
     assert stored["cause"] in (
@@ -183,6 +183,6 @@ def test_a_cause_that_only_a_later_version_knows_is_read_as_the_broader_one() ->
     document = {"run": "digits", "step": "fit", "attempt": 1, "submission": 1, "outcome": "failed"}
     told = {**document, "cause": "infrastructure", "exact_cause": "solar_flare"}
 
-    end = AttemptEnd.model_validate_json(json.dumps({**told, "seal": tiphys.records.base.seal(told)}))
+    end = AttemptEnd.model_validate_json(json.dumps({**told, "seal": tiphys.records.base.compute_seal(told)}))
 
     assert end.cause is Cause.INFRASTRUCTURE

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tiphys.errors import IntegrityError, ObjectExistsError, ObjectMissingError, StoreError
-from tiphys.records import RunSealed
-from tiphys.store import DirectoryStore, claim, find_record, read_record
+from tiphys.records import SubmissionEnd
+from tiphys.store import DirectoryStore, claim_record, find_record, read_record
 
 
 class LosesReplies(DirectoryStore):
@@ -27,54 +27,54 @@ def store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(tmp_path)
 
 
-def seal() -> RunSealed:
-    return RunSealed(run="digits", submission=1, status="Failed")
+def seal() -> SubmissionEnd:
+    return SubmissionEnd(run="digits", submission=1, status="Failed")
 
 
 def test_the_first_claim_wins_and_is_stored(store: DirectoryStore) -> None:
-    outcome = claim(store, "end.json", mine := seal())
+    outcome = claim_record(store, "end.json", mine := seal())
 
     assert outcome == (mine, True)
-    assert read_record(store, "end.json", RunSealed) == mine
+    assert read_record(store, "end.json", SubmissionEnd) == mine
 
 
 def test_the_second_claim_loses_and_learns_who_won(store: DirectoryStore) -> None:
-    claim(store, "end.json", first := seal())
+    claim_record(store, "end.json", first := seal())
 
-    outcome = claim(store, "end.json", seal())
+    outcome = claim_record(store, "end.json", seal())
 
     assert outcome == (first, False)
-    assert read_record(store, "end.json", RunSealed) == first
+    assert read_record(store, "end.json", SubmissionEnd) == first
 
 
 def test_a_record_that_says_the_same_is_still_somebody_elses(store: DirectoryStore) -> None:
     first = seal()
     twin = first.model_copy(update={"nonce": "other"})
-    claim(store, "end.json", first)
+    claim_record(store, "end.json", first)
 
-    assert not claim(store, "end.json", twin).won
+    assert not claim_record(store, "end.json", twin).is_ours
 
 
 def test_a_claim_whose_reply_was_lost_has_won(tmp_path: Path) -> None:
-    assert claim(LosesReplies(tmp_path), "end.json", mine := seal()) == (mine, True)
+    assert claim_record(LosesReplies(tmp_path), "end.json", mine := seal()) == (mine, True)
 
 
 def test_the_same_claim_again_still_has_won(store: DirectoryStore) -> None:
-    claim(store, "end.json", mine := seal())
+    claim_record(store, "end.json", mine := seal())
 
-    assert claim(store, "end.json", mine).won
+    assert claim_record(store, "end.json", mine).is_ours
 
 
 def test_an_outcome_that_is_unknown_is_neither_won_nor_lost(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="out of reach"):
-        claim(OutOfReach(tmp_path), "end.json", seal())
+        claim_record(OutOfReach(tmp_path), "end.json", seal())
 
 
 def test_a_key_that_holds_something_else_is_damage(store: DirectoryStore) -> None:
     store.create("end.json", b"{}")
 
-    with pytest.raises(IntegrityError, match="is not a valid RunSealed"):
-        claim(store, "end.json", seal())
+    with pytest.raises(IntegrityError, match="is not a valid SubmissionEnd"):
+        claim_record(store, "end.json", seal())
 
 
 @pytest.mark.parametrize("data", [b"", b"not json", b"[]", b'{"run": 1}', b'{"run": "digits"}', b"\xff"])
@@ -82,19 +82,19 @@ def test_bytes_that_are_no_such_record_are_damage_that_says_what_to_do(store: Di
     store.create("end.json", data)
 
     with pytest.raises(IntegrityError, match="records are never edited: restore the object or remove the run"):
-        read_record(store, "end.json", RunSealed)
+        read_record(store, "end.json", SubmissionEnd)
     with pytest.raises(IntegrityError):
-        find_record(store, "end.json", RunSealed)
+        find_record(store, "end.json", SubmissionEnd)
 
 
 def test_a_record_that_is_absent_is_missing_or_none(store: DirectoryStore) -> None:
     with pytest.raises(ObjectMissingError):
-        read_record(store, "end.json", RunSealed)
-    assert find_record(store, "end.json", RunSealed) is None
+        read_record(store, "end.json", SubmissionEnd)
+    assert find_record(store, "end.json", SubmissionEnd) is None
 
 
 def test_a_plain_write_to_a_taken_key_is_refused(store: DirectoryStore) -> None:
-    claim(store, "end.json", seal())
+    claim_record(store, "end.json", seal())
 
     with pytest.raises(ObjectExistsError):
         store.create("end.json", b"")

@@ -93,8 +93,8 @@ class TestWriteErrors:
             (errno.EACCES, f"Permission denied; give uid {os.geteuid()} write access"),
             (errno.EROFS, "Read-only file system; give uid"),
             (errno.EPERM, "use a file system with hard links"),
-            (errno.EOPNOTSUPP, "one file system that knows hard links"),
-            (errno.EXDEV, "one file system that knows hard links"),
+            (errno.EOPNOTSUPP, "one file system that supports hard links"),
+            (errno.EXDEV, "one file system that supports hard links"),
             (errno.EIO, "Input/output error; check the disk and the mount"),
         ],
     )
@@ -146,7 +146,7 @@ class TestWriteErrors:
         store.create("a", b"")
         (root / ".tmp" / "left").touch()
 
-        with pytest.raises(UsageError, match=r"\.tmp/ is where the store writes"):
+        with pytest.raises(UsageError, match=r"\.tmp/ is reserved for temporary files"):
             store.create(".tmp/x", b"")
         assert list(store.list(".tmp/")) == list(store.list(".tmp")) == list(store.prefixes("")) == []
 

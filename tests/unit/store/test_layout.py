@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
 from tiphys.store import check_key, layout
-from tiphys.store.layout import LineageLayout, RunLayout, lineage_of, memo_key
+from tiphys.store.layout import LineageLayout, RunLayout, lineage_name, memo_key
 
 RUN = RunLayout("digits-7xk2p")
 LINEAGE = LineageLayout("digits-7xk2p/fit")
@@ -30,25 +30,25 @@ def test_the_documented_layout() -> None:
     item = "sweep.0123456789ab.0"
 
     assert [
-        RUN.record,
+        RUN.run_record,
         RUN.submission(1),
-        RUN.submission_bound(1),
+        RUN.submission_binding(1),
         RUN.submission_end(1),
         RUN.item(2, item),
-        RUN.adopted(2, "fit"),
-        RUN.adopted_attempt(2, "fit", 3),
+        RUN.reused(2, "fit"),
+        RUN.reused_attempt(2, "fit", 3),
         RUN.attempt("fit", 3),
         RUN.attempt_end("fit", 3),
         RUN.outputs("fit", 3),
-        RUN.done_projection("fit", 3, DIGEST),
+        RUN.done_marker("fit", 3, DIGEST),
         RUN.event_batch(7),
         memo_key(DIGEST),
-        RUN.automatic(2),
-        RUN.left_alone(2),
+        RUN.auto_resume(2),
+        RUN.manual_stop(2),
         layout.alert_key("ab" * 16, "done"),
         LINEAGE.shards(3, 1200),
         LINEAGE.pin(3, 1200, "release-1"),
-        LINEAGE.expiry(3, 1200),
+        LINEAGE.tombstone(3, 1200),
     ] == [
         "runs/digits-7xk2p/run.json",
         "runs/digits-7xk2p/submissions/000000001.json",
@@ -76,19 +76,19 @@ def test_the_documented_layout() -> None:
 def test_every_key_fits_every_store_and_lies_below_its_run(run: str, step: str, number: int, other: int) -> None:
     place = RunLayout(run)
     keys = [
-        place.record,
+        place.run_record,
         place.submission(number),
-        place.submission_bound(number),
+        place.submission_binding(number),
         place.submission_end(number),
-        place.automatic(number),
-        place.left_alone(number),
+        place.auto_resume(number),
+        place.manual_stop(number),
         place.item(number, step),
-        place.adopted(number, step),
-        place.adopted_attempt(number, step, other),
+        place.reused(number, step),
+        place.reused_attempt(number, step, other),
         place.attempt(step, number),
         place.attempt_end(step, number),
         place.outputs(step, number) + "artifacts/x",
-        place.done_projection(step, number, DIGEST),
+        place.done_marker(step, number, DIGEST),
         place.event_batch(number),
     ]
 
@@ -105,20 +105,44 @@ def test_an_attempt_is_read_from_its_key(step: str, attempt: int, end: bool) -> 
 
 @given(numbers)
 def test_a_submission_is_read_from_its_key(number: int) -> None:
-    keys = (RUN.submission(number), RUN.submission_bound(number), RUN.submission_end(number))
+    keys = (RUN.submission(number), RUN.submission_binding(number), RUN.submission_end(number))
 
     assert [layout.parse_submission(key) for key in keys] == [(number, "claim"), (number, "bound"), (number, "end")]
 
 
 @given(steps, numbers)
 def test_results_are_read_from_their_keys(step: str, number: int) -> None:
-    assert layout.parse_done(RUN.done_projection(step, number, DIGEST)) == (step, number, DIGEST)
+    assert layout.parse_done(RUN.done_marker(step, number, DIGEST)) == (step, number, DIGEST)
     assert layout.parse_output(RUN.outputs(step, number) + "a/b") == (RUN.run, step, number, "a/b")
-    assert layout.parse_adopted(RUN.adopted(number, step)) == (number, step)
-    assert layout.parse_adopted(RUN.adopted_attempt(number, step, 3)) is None
-    assert layout.parse_adopted_attempt(RUN.adopted_attempt(number, step, 3)) == (number, step, 3)
-    assert layout.parse_adopted_attempt(RUN.adopted(number, step)) is None
+    assert layout.parse_reused(RUN.reused(number, step)) == (number, step)
+    assert layout.parse_reused(RUN.reused_attempt(number, step, 3)) is None
+    assert layout.parse_reused_attempt(RUN.reused_attempt(number, step, 3)) == (number, step, 3)
+    assert layout.parse_reused_attempt(RUN.reused(number, step)) is None
     assert layout.parse_event_batch(RUN.event_batch(number)) == number
+
+
+@given(steps, numbers)
+def test_each_key_of_a_run_listing_has_one_typed_form(step: str, number: int) -> None:
+    typed = {
+        RUN.attempt(step, number): layout.AttemptRecordKey(step, number, is_end=False),
+        RUN.attempt_end(step, number): layout.AttemptRecordKey(step, number, is_end=True),
+        RUN.outputs(step, number) + "a/b": layout.OutputKey(RUN.run, step, number, "a/b"),
+        RUN.done_marker(step, number, DIGEST): layout.DoneMarkerKey(step, number, DIGEST),
+        RUN.reused(number, step): layout.ReuseRecordKey(number, step),
+        RUN.reused_attempt(number, step, 3): layout.ReusedAttemptKey(number, step, 3),
+    }
+
+    listed = {key: layout.parse_listed_key(key) for key in typed}
+
+    assert listed == typed
+    assert [type(one) for one in listed.values()] == [type(one) for one in typed.values()]
+
+
+@pytest.mark.parametrize(
+    "key", [RUN.run_record, RUN.submission(1), RUN.attempt_crash("fit", 1), RUN.prefix, "runs", "alerts/a/b/c", ""]
+)
+def test_other_keys_have_no_listed_form(key: str) -> None:
+    assert layout.parse_listed_key(key) is None
 
 
 @given(numbers, global_steps)
@@ -129,21 +153,21 @@ def test_a_checkpoint_is_read_from_its_keys(attempt: int, step: int) -> None:
     assert LINEAGE.parse_checkpoint(LINEAGE.quarantined(attempt, step)) == ref
     assert LINEAGE.parse_shard(LINEAGE.shard(attempt, step, 0, DIGEST, "npz")) == ref
     assert LINEAGE.parse_pin(LINEAGE.pin(attempt, step, "release-1.2")) == (ref, "release-1.2")
-    assert LINEAGE.parse_expired(LINEAGE.expiry(attempt, step)) == (ref, "")
-    assert LINEAGE.parse_expired(LINEAGE.deletion(attempt, step, "0123beef")) == (ref, "0123beef")
+    assert LINEAGE.parse_tombstone(LINEAGE.tombstone(attempt, step)) == (ref, "")
+    assert LINEAGE.parse_tombstone(LINEAGE.deletion_notice(attempt, step, "0123beef")) == (ref, "0123beef")
 
 
 @given(numbers, global_steps, numbers, global_steps)
 def test_mark_and_announcements_of_a_checkpoint_are_listed_together_and_the_mark_comes_last(
     attempt: int, step: int, other_attempt: int, other_step: int
 ) -> None:
-    prefix = LINEAGE.expiries(attempt, step)
-    keys = [LINEAGE.deletion(attempt, step, "0beef"), LINEAGE.deletion(attempt, step, "ffff")]
+    prefix = LINEAGE.tombstones(attempt, step)
+    keys = [LINEAGE.deletion_notice(attempt, step, "0beef"), LINEAGE.deletion_notice(attempt, step, "ffff")]
 
-    assert all(key.startswith(prefix) for key in [*keys, LINEAGE.expiry(attempt, step)])
-    assert sorted([LINEAGE.expiry(attempt, step), *keys])[-1] == LINEAGE.expiry(attempt, step)
+    assert all(key.startswith(prefix) for key in [*keys, LINEAGE.tombstone(attempt, step)])
+    assert sorted([LINEAGE.tombstone(attempt, step), *keys])[-1] == LINEAGE.tombstone(attempt, step)
     same = (attempt, step) == (other_attempt, other_step)
-    assert LINEAGE.expiry(other_attempt, other_step).startswith(prefix) == same
+    assert LINEAGE.tombstone(other_attempt, other_step).startswith(prefix) == same
 
 
 @pytest.mark.parametrize(
@@ -167,7 +191,7 @@ def test_any_other_key_is_nothing(key: str) -> None:
     assert LINEAGE.parse_checkpoint(key) is None
     assert LINEAGE.parse_shard(key) is None
     assert LINEAGE.parse_pin(key) is None
-    assert LINEAGE.parse_expired(key) is None
+    assert LINEAGE.parse_tombstone(key) is None
 
 
 @given(st.lists(st.tuples(numbers, global_steps), min_size=2, unique=True))
@@ -195,13 +219,13 @@ def test_a_run_that_cannot_be_a_key_is_refused(run: str) -> None:
 def test_a_step_that_cannot_be_a_key_is_refused(step: str) -> None:
     for key_of in (
         RUN.step_attempts,
-        RUN.step_done,
+        RUN.step_done_markers,
         lambda name: RUN.item(1, name),
-        lambda name: lineage_of("a", name),
+        lambda name: lineage_name("a", name),
     ):
         with pytest.raises(UsageError, match="step id"):
             key_of(step)
 
 
 def test_a_lineage_belongs_to_one_step_of_one_run() -> None:
-    assert LineageLayout(lineage_of("digits", "fit")).prefix == "lineages/digits/fit/"
+    assert LineageLayout(lineage_name("digits", "fit")).prefix == "lineages/digits/fit/"

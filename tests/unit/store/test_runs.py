@@ -9,28 +9,29 @@ from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.records import (
     AttemptClaim,
     AttemptEnd,
+    AttemptEndOutcome,
     Event,
     EventBatch,
-    Outcome,
     RunRecord,
-    RunSealed,
     StoredRecord,
-    SubmissionBound,
+    SubmissionBinding,
     SubmissionClaim,
+    SubmissionEnd,
     SubmissionKind,
 )
 from tiphys.store import (
     DirectoryStore,
     ObjectInfo,
     RunLayout,
-    all_attempts,
     append_events,
+    fence_attempt,
     list_runs,
-    listing_digest,
+    outputs_digest,
+    read_all_attempts,
     read_events,
     read_run,
-    step_attempts,
-    submissions,
+    read_step_attempts,
+    read_submissions,
 )
 from tiphys.store import runs as runs_module
 
@@ -53,7 +54,7 @@ def attempt(step: str, number: int) -> AttemptClaim:
 
 
 def end(step: str, number: int) -> AttemptEnd:
-    return AttemptEnd(run="digits", step=step, attempt=number, submission=1, outcome=Outcome.FAILED)
+    return AttemptEnd(run="digits", step=step, attempt=number, submission=1, outcome=AttemptEndOutcome.FAILED)
 
 
 def submission(number: int) -> SubmissionClaim:
@@ -70,6 +71,41 @@ def messages(store: DirectoryStore) -> list[str]:
     return [event.message for event in read_events(store, "digits")]
 
 
+class TestFences:
+    """
+    | Attempt              | End afterwards          |
+    |----------------------|-------------------------|
+    | claimed, without end | fenced, with the reason |
+    | ended before         | the earlier end         |
+    | never claimed        | none                    |
+    """
+
+    def test_an_open_attempt_ends_as_fenced(self, store: DirectoryStore) -> None:
+        put(store, LAYOUT.attempt("fit", 2), attempt("fit", 2))
+
+        fence = fence_attempt(store, "digits", "fit", 2, "its node was lost")
+
+        assert fence == read_step_attempts(store, "digits", "fit")[0].end
+        assert (fence.outcome, fence.message) == (AttemptEndOutcome.FENCED, "its node was lost")
+        assert (fence.attempt, fence.submission, fence.step_key) == (2, 1, "k")
+
+    def test_an_attempt_that_has_ended_keeps_its_end(self, store: DirectoryStore) -> None:
+        put(store, LAYOUT.attempt("fit", 1), attempt("fit", 1))
+        put(store, LAYOUT.attempt_end("fit", 1), first := end("fit", 1))
+
+        assert fence_attempt(store, "digits", "fit", 1, "too late") == first
+
+    def test_an_attempt_that_was_never_claimed_gets_no_end(self, store: DirectoryStore) -> None:
+        assert fence_attempt(store, "digits", "fit", 1, "no such attempt") is None
+        assert not list(store.list(LAYOUT.attempts))
+
+    def test_a_damaged_claim_is_an_error(self, store: DirectoryStore) -> None:
+        store.create(LAYOUT.attempt("fit", 1), b"{}")
+
+        with pytest.raises(IntegrityError, match="not a valid AttemptClaim"):
+            fence_attempt(store, "digits", "fit", 1, "its node was lost")
+
+
 class TestRuns:
     def test_lists_each_run_once_in_order(self, store: DirectoryStore) -> None:
         for run in ("b", "a", "a.b"):
@@ -84,7 +120,7 @@ class TestRuns:
 
     def test_reads_a_run(self, store: DirectoryStore) -> None:
         record = RunRecord(run="digits", pipeline="digits", workflow={"spec": {}}, digest="d")
-        put(store, LAYOUT.record, record)
+        put(store, LAYOUT.run_record, record)
 
         assert read_run(store, "digits") == record
 
@@ -105,30 +141,30 @@ class TestRuns:
 
 class TestSubmissions:
     def test_come_in_order_with_what_is_known_of_each(self, store: DirectoryStore) -> None:
-        bound = SubmissionBound(
+        bound = SubmissionBinding(
             run="digits", submission=1, cluster="c", namespace="ml", workflow_name="digits-1", uid="u"
         )
-        sealed = RunSealed(run="digits", submission=1, status="Failed")
+        sealed = SubmissionEnd(run="digits", submission=1, status="Failed")
         put(store, LAYOUT.submission(1), submission(1))
-        put(store, LAYOUT.submission_bound(1), bound)
+        put(store, LAYOUT.submission_binding(1), bound)
         put(store, LAYOUT.submission_end(1), sealed)
         put(store, LAYOUT.submission(2), submission(2))
 
-        first, second = submissions(store, "digits")
+        first, second = read_submissions(store, "digits")
 
-        assert (first.claim.submission, first.bound, first.end) == (1, bound, sealed)
-        assert (second.claim.submission, second.bound, second.end) == (2, None, None)
+        assert (first.claim.submission, first.binding, first.end) == (1, bound, sealed)
+        assert (second.claim.submission, second.binding, second.end) == (2, None, None)
 
     def test_are_none_for_a_run_without_any(self, store: DirectoryStore) -> None:
         put(store, "runs/digits2/submissions/000000001.json", submission(1))
 
-        assert submissions(store, "digits") == []
+        assert read_submissions(store, "digits") == []
 
     def test_an_end_without_its_claim_is_damage(self, store: DirectoryStore) -> None:
-        put(store, LAYOUT.submission_end(3), RunSealed(run="digits", submission=3, status="Failed"))
+        put(store, LAYOUT.submission_end(3), SubmissionEnd(run="digits", submission=3, status="Failed"))
 
         with pytest.raises(IntegrityError, match="run digits: submission 3 has records but no claim"):
-            submissions(store, "digits")
+            read_submissions(store, "digits")
 
 
 class TestAttempts:
@@ -137,7 +173,7 @@ class TestAttempts:
             put(store, LAYOUT.attempt("fit", number), attempt("fit", number))
         put(store, LAYOUT.attempt_end("fit", 1), end("fit", 1))
 
-        found = step_attempts(store, "digits", "fit")
+        found = read_step_attempts(store, "digits", "fit")
 
         assert [a.claim.attempt for a in found] == [1, 2, 10]
         assert [a.end is not None for a in found] == [True, False, False]
@@ -145,7 +181,7 @@ class TestAttempts:
     def test_of_a_step_leave_out_steps_whose_name_begins_alike(self, store: DirectoryStore) -> None:
         put(store, LAYOUT.attempt("fit-more", 1), attempt("fit-more", 1))
 
-        assert step_attempts(store, "digits", "fit") == []
+        assert read_step_attempts(store, "digits", "fit") == []
 
     def test_of_all_steps_are_told_apart(self, store: DirectoryStore) -> None:
         item = "sweep.0123456789ab.0"
@@ -153,7 +189,7 @@ class TestAttempts:
             put(store, LAYOUT.attempt(step, number), attempt(step, number))
         put(store, LAYOUT.attempt_end(item, 1), end(item, 1))
 
-        found = all_attempts(store, "digits")
+        found = read_all_attempts(store, "digits")
 
         assert {step: [a.claim.attempt for a in tries] for step, tries in found.items()} == {"fit": [1, 2], item: [1]}
         assert found[item][0].end is not None
@@ -162,38 +198,38 @@ class TestAttempts:
         put(store, LAYOUT.attempt_end("fit", 1), end("fit", 1))
 
         with pytest.raises(IntegrityError, match="attempt of fit 1 has records but no claim"):
-            all_attempts(store, "digits")
+            read_all_attempts(store, "digits")
 
     def test_a_record_that_is_no_record_is_damage(self, store: DirectoryStore) -> None:
         store.create(LAYOUT.attempt("fit", 1), b"{}")
 
         with pytest.raises(IntegrityError, match="not a valid AttemptClaim"):
-            step_attempts(store, "digits", "fit")
+            read_step_attempts(store, "digits", "fit")
 
     def test_foreign_objects_are_left_out(self, store: DirectoryStore) -> None:
         store.create(f"{LAYOUT.step_attempts('fit')}README", b"")
 
-        assert all_attempts(store, "digits") == {}
+        assert read_all_attempts(store, "digits") == {}
 
 
 class TestListingDigest:
     ROWS = [("artifacts/data", 3), ("parameters/loss", 4)]
 
     def test_does_not_depend_on_the_order_of_rows(self) -> None:
-        assert listing_digest(self.ROWS) == listing_digest(iter(reversed(self.ROWS)))
+        assert outputs_digest(self.ROWS) == outputs_digest(iter(reversed(self.ROWS)))
 
     @pytest.mark.parametrize(
         "rows",
         [[], ROWS[:1], [("artifacts/data", 3), ("parameters/loss", 5)], [("artifacts/dat", 3), ("parameters/loss", 4)]],
     )
     def test_differs_when_a_row_differs(self, rows: list[tuple[str, int]]) -> None:
-        assert listing_digest(rows) != listing_digest(self.ROWS)
+        assert outputs_digest(rows) != outputs_digest(self.ROWS)
 
     def test_takes_rows_of_a_listing_as_they_come(self) -> None:
-        assert listing_digest([ObjectInfo(key, size) for key, size in self.ROWS]) == listing_digest(self.ROWS)
+        assert outputs_digest([ObjectInfo(key, size) for key, size in self.ROWS]) == outputs_digest(self.ROWS)
 
     def test_is_stable_because_it_is_stored(self) -> None:
-        assert listing_digest([("a", 1)]) == hashlib.sha256(b'[["a",1]]').hexdigest()
+        assert outputs_digest([("a", 1)]) == hashlib.sha256(b'[["a",1]]').hexdigest()
 
 
 class TestEvents:
@@ -234,5 +270,5 @@ class TestEvents:
         for number in (1, 2, 3):
             put(store, LAYOUT.event_batch(number), batch.model_copy(update={"nonce": str(number)}))
 
-        with pytest.raises(StoreError, match="3 numbers for events of run digits were taken"):
+        with pytest.raises(StoreError, match="other writers claimed 3 event numbers of run digits"):
             append_events(Stale(store._root), "digits", "plugin", [event("mine")])

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hera_pipelines import choice, grid, integers, log_uniform, random_search, uniform
-from hera_pipelines.sweeps import Sweep
+from hera_pipelines.sweeps import SweepSpec
 from tiphys.errors import UsageError
-from tiphys.protocol.fan_out import identified
+from tiphys.protocol.fan_out import assign_item_ids
 
 SPACE = {"lr": log_uniform(1e-4, 1e-1), "width": choice(64, 128)}
 
 
-def search(trials: int, seed: int = 7, **space: Any) -> Sweep:
+def search(trials: int, seed: int = 7, **space: Any) -> SweepSpec:
     return random_search(trials, space or SPACE, seed=seed)
 
 
@@ -52,8 +52,8 @@ def test_the_same_seed_draws_the_same_trials_whatever_else_is_asked() -> None:
     assert search(10).trials[:3] == search(3).trials
     assert search(3, seed=8).trials != search(3).trials
     reordered = search(3, width=SPACE["width"], lr=SPACE["lr"])
-    assert [identified("fit", [trial]) for trial in reordered.trials] == [
-        identified("fit", [trial]) for trial in search(3).trials
+    assert [assign_item_ids("fit", [trial]) for trial in reordered.trials] == [
+        assign_item_ids("fit", [trial]) for trial in search(3).trials
     ]
     with_more = search(3, **SPACE, decay=uniform(0, 1))
     assert [trial["lr"] for trial in with_more.trials] == [trial["lr"] for trial in search(3).trials]
@@ -96,12 +96,12 @@ def test_how_trials_came_about_can_be_read() -> None:
         ({"lr": [1, 1.0]}, "grid: lr has 1.0 twice"),
         ({"lr": [math.nan]}, "grid: lr cannot be nan"),
         ({"lr": [np.float64("inf")]}, "grid: lr cannot be inf"),
-        ({"lr": "0.1"}, r"grid: lr is '0.1', which is no list of values; write \['0.1'\]"),
-        ({"lr": 0.1}, "no list of values"),
+        ({"lr": "0.1"}, r"grid: lr is '0.1', which is not a list of values; write \['0.1'\]"),
+        ({"lr": 0.1}, "not a list of values"),
         ({"layers": [[64, 64]]}, "write a list as a text"),
-        ({"seed": [2**63]}, "Kubernetes keeps no whole number of that size"),
+        ({"seed": [2**63]}, "Kubernetes stores no whole number of that size"),
         ({"lr": [None]}, "grid: lr cannot be None"),
-        ({"name": ["{{workflow.name}}"]}, "a tag of its own"),
+        ({"name": ["{{workflow.name}}"]}, "replace the braces as a tag"),
         ({"a": range(1000), "b": range(1000)}, "grid has 1000000 trials, and one Workflow holds 500"),
         ({"a": (n for n in range(501))}, "grid has 501 trials"),
     ],
@@ -114,13 +114,13 @@ def test_a_grid_that_makes_no_sense_is_refused(space: dict[str, Any], complaint:
 @pytest.mark.parametrize(
     ("trials", "space", "complaint"),
     [
-        (0, SPACE, "0 is no number of trials"),
-        (2.5, SPACE, "2.5 is no number of trials"),
-        (True, SPACE, "True is no number of trials"),
+        (0, SPACE, "0 is not a number of trials"),
+        (2.5, SPACE, "2.5 is not a number of trials"),
+        (True, SPACE, "True is not a number of trials"),
         (1_000_000, SPACE, "random_search has 1000000 trials, and one Workflow holds 500"),
         (3, {}, "no parameters"),
-        (3, {"lr": [0.1, 0.2]}, r"lr is \[0.1, 0.2\], which nothing can be drawn from"),
-        (3, {"width": choice(64, 128)}, "there are only 2 different trials, and 3 are asked for"),
+        (3, {"lr": [0.1, 0.2]}, r"lr is \[0.1, 0.2\], which is not a distribution"),
+        (3, {"width": choice(64, 128)}, "there are only 2 different trials for trials=3"),
         (9, {"x": uniform(1, 1.0001)}, "too few different trials"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_search_that_makes_no_sense_is_refused(trials: Any, space: dict[str, A
         (lambda: uniform("0", 1), "its bounds are numbers"),
         (lambda: log_uniform(0, 1), "begins above 0"),
         (lambda: integers(0.5, 2), "whole numbers"),
-        (lambda: random_search(1, seed=0.5, lr=uniform(0, 1)), "seed is a whole number"),
+        (lambda: random_search(1, seed=0.5, lr=uniform(0, 1)), "seed must be a whole number"),
         (lambda: grid({"lr": [1]}, lr=[2]), "lr is given twice"),
     ],
 )

@@ -1,1 +1,1 @@
-"""One module for each framework. Each needs that framework, so none is imported from here."""
+"""Adapters to training frameworks, one module each; nothing is imported here, since each needs its framework."""

@@ -1,4 +1,4 @@
-"""``torch.distributed.checkpoint`` (DCP) whose checkpoints are verified, committed at once, and fallen back from.
+"""Checkpoints of ``torch.distributed.checkpoint`` (DCP) with atomic commits, verification and fallback.
 
     from tiphys.checkpoint.adapters import dcp as checkpoints
 
@@ -9,9 +9,9 @@
             train_one_step()
             session.step(step, state)
 
-Who calls ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` himself takes
-`DistributedSession.writer` and `DistributedSession.reader`. Outside of a
-compiled step the session does nothing, as `tiphys.checkpoint.session` does.
+A program that calls ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` itself
+uses `DistributedSession.writer` and `DistributedSession.reader`. Outside of a
+compiled step the session does nothing, like `tiphys.checkpoint.session`.
 """
 
 import os
@@ -20,32 +20,38 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from tiphys.checkpoint.adapters.dcp_storage import ShardReader, ShardWriter
-from tiphys.checkpoint.adapters.ranks import Ranks
+from tiphys.checkpoint.adapters.dcp_storage import DcpReader, DcpWriter
+from tiphys.checkpoint.adapters.ranks import RankAgreement
 from tiphys.checkpoint.save.result import Save
-from tiphys.checkpoint.settings import Settings, open_stores
+from tiphys.checkpoint.settings import CheckpointSettings, open_stores
 from tiphys.checkpoint.telemetry.metrics import open_metrics
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointRef
 
-# ruff: noqa: ARG002  the session that keeps nothing uses nothing of what it is given
+# ruff: noqa: ARG002  a session that keeps nothing ignores its arguments
 
 
 class DistributedSession:
-    """The checkpoints of one attempt, as each of its ranks sees them; this class keeps none.
+    """The checkpoints of one attempt, opened in each of its ranks.
 
-    Every rank makes the same calls in the same order.
+    Every rank makes the same calls in the same order. This base class is used
+    outside of Tiphys and neither restores nor saves.
     """
 
     def restore(self, state: dict[str, Any]) -> int:
-        """Load the newest valid checkpoint into ``state``, as ``dcp.load`` does; the steps completed by then, or 0.
+        """Load the newest valid checkpoint into ``state``, as ``dcp.load`` does.
 
-        Nothing reaches ``state`` before every rank has verified all that it
-        reads. A checkpoint that is damaged is quarantined, and the one before it
-        taken, in all ranks alike. The world may have another size than when it was saved.
+        ``state`` does not change before every rank has verified everything that
+        it reads. A damaged checkpoint is quarantined, and all ranks load the
+        previous one. The world size may differ from that of the save.
+
+        Returns:
+            The steps that the checkpoint has completed; 0 if there is no checkpoint.
 
         Raises:
-            UsageError: the checkpoint is not one of DCP.
+            UsageError: DCP did not write the checkpoint.
+            FencedError: another attempt replaced this one.
+            StoreError: storage failed.
         """
         return 0
 
@@ -58,14 +64,24 @@ class DistributedSession:
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        """Tell that ``global_step`` steps are complete; saves ``state`` behind the training when that is due.
+        """Report that ``global_step`` steps are complete, and save ``state`` in the background if a save is due.
 
-        The ranks agree first whether to save, and whether some rank was told to
-        stop by SIGTERM: then all of them save and exit with code 75. That costs
-        one small message between all ranks, on the CPU.
+        The ranks first agree whether to save, and whether a rank received SIGTERM;
+        then all of them save and exit with code 75. This costs one small
+        all-reduce on the CPU.
+
+        Args:
+            global_step: Steps that are complete.
+            state: The state, as ``dcp.save`` takes it.
+            metrics: Numbers that describe this state, such as its loss.
+            epoch: Passes over the data that are complete.
+            data_position: Where in the data the next step continues, in names of your own.
 
         Returns:
-            The save that was begun; None if none was due, or the one before is still under way.
+            The save that was started; None if none was due, or a running save postponed it.
+
+        Raises:
+            FencedError: an earlier save found that another attempt replaced this one.
         """
         return None
 
@@ -78,38 +94,39 @@ class DistributedSession:
         epoch: int | None = None,
         data_position: Mapping[str, int | float | str] | None = None,
     ) -> Save | None:
-        """Save ``state``: returns once it is copied, after waiting for a save that is under way.
+        """Save ``state`` now, after a running save ended; return once the state is copied.
 
-        A save that fails does not stop the training; it is counted in `failed_saves`.
+        A save that fails does not stop the training; it is counted in
+        `failed_saves`. The arguments are those of `step`.
 
         Raises:
-            FencedError: another attempt took this one's place. Leaving the
-                session's ``with`` block turns it into exit code 76.
+            FencedError: another attempt replaced this one. Leaving the session's
+                ``with`` block turns the error into exit code 76.
         """
         return None
 
-    def writer(self, global_step: int, metrics: Mapping[str, float] | None = None) -> ShardWriter:
-        """A storage writer for ``dcp.save`` or ``dcp.async_save``; the checkpoint exists once that has returned.
+    def writer(self, global_step: int, metrics: Mapping[str, float] | None = None) -> DcpWriter:
+        """Return a storage writer for ``dcp.save`` or ``dcp.async_save``, which commits at its end.
 
         Raises:
-            UsageError: this program does not run in a compiled step, so there is no place for checkpoints.
+            UsageError: this program does not run in a compiled step, so there is no checkpoint store.
         """
-        raise UsageError("there is no place for checkpoints outside of a compiled step; give dcp.save a folder there")
+        raise UsageError("there is no checkpoint store outside of a compiled step; pass a folder to dcp.save there")
 
-    def reader(self) -> ShardReader | None:
-        """A storage reader of the newest checkpoint for ``dcp.load``; None if there is none.
+    def reader(self) -> DcpReader | None:
+        """Return a storage reader of the newest checkpoint for ``dcp.load``; None if there is none.
 
-        ``dcp.load`` fails where a shard is damaged, and the next reader is of the checkpoint before.
+        ``dcp.load`` fails if a shard is damaged; the next reader is of the previous checkpoint.
         """
         return None
 
     def flush(self) -> CheckpointRef | None:
-        """Wait until no save is under way; the newest checkpoint that this attempt has committed."""
+        """Wait until no save is running; return the newest checkpoint that this attempt committed."""
         return None
 
     @property
     def should_stop(self) -> bool:
-        """Whether SIGTERM has arrived in this rank; the next `step` tells the others."""
+        """Whether SIGTERM arrived in this rank; the next `step` informs the other ranks."""
         return False
 
     @property
@@ -119,12 +136,12 @@ class DistributedSession:
 
     @property
     def failed_saves(self) -> int:
-        """How many saves have failed so far."""
+        """Number of saves that failed."""
         return 0
 
     @property
     def skipped_saves(self) -> int:
-        """How often a save was due while the one before was still under way."""
+        """How often a due save was postponed because another save was running."""
         return 0
 
     def __enter__(self) -> Self:
@@ -133,7 +150,7 @@ class DistributedSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to leave behind."""
+        """Do nothing: this class opens nothing."""
 
 
 def session(
@@ -144,20 +161,24 @@ def session(
 ) -> DistributedSession:
     """Open the session of this attempt, in every rank and after ``init_process_group``.
 
-    Raises like `tiphys.checkpoint.session`, but lets `StoreError` through.
+    Raises as `tiphys.checkpoint.session` does, but a `StoreError` instead of `SystemExit`.
+
+    Args:
+        total_steps: Steps of the whole training, for the progress that Argo shows.
+        environ: Environment with the ``TIPHYS_*`` variables.
+        clock: Seconds since any fixed moment, for saves that are due by time.
     """
-    # Here every rank opens one, and all of them save together.
-    settings = Settings.from_environment({**environ, "RANK": "0"})
+    settings = CheckpointSettings.from_environment(environ)
     if settings is None:
         return DistributedSession()
-    from tiphys.checkpoint.adapters.dcp_session import TrackedRanks
+    from tiphys.checkpoint.adapters.dcp_session import TrackedDistributedSession
 
     run_store, store = open_stores(settings)
-    return TrackedRanks(
+    return TrackedDistributedSession(
         settings,
         run_store=run_store,
         store=store,
-        ranks=Ranks(),
+        ranks=RankAgreement(),
         environ=environ,
         clock=clock,
         metrics=open_metrics(environ),

@@ -1,4 +1,4 @@
-"""All that a PyTorch training is: weights, optimizer, schedule, position in the data, and every random generator.
+"""Captures and restores a PyTorch training: weights, optimizer, schedule, data position and random generators.
 
     from tiphys import checkpoint
     from tiphys.checkpoint.adapters import pytorch
@@ -13,10 +13,9 @@
             now = step
             session.step(now, lambda: pytorch.capture(model, optimizer=optimizer, scheduler=scheduler, step=now))
 
-A run that resumes from such a state goes on bit by bit as if it had not been
-interrupted, as far as its kernels are deterministic.
-
-Every random generator that a training draws from unasked: Python's, NumPy's, PyTorch's on each device.
+A resumed run equals an uninterrupted one bit for bit, as far as its kernels are
+deterministic. The captured generators are the global ones of Python and NumPy,
+and those of PyTorch on each device.
 """
 
 import random
@@ -25,12 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from tiphys.checkpoint.adapters.tensors import decode, encode
+from tiphys.checkpoint.adapters.tensors import decode_tensors, encode_tensors
 from tiphys.errors import UsageError
 
 
 def random_state() -> dict[str, Any]:
-    """Where they stand; `set_random_state` puts them back there."""
+    """Return the states of all global random generators, for `set_random_state`."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -40,7 +39,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Go on drawing where `random_state` was asked. Devices that this machine lacks are passed over."""
+    """Set all global random generators to ``state``; devices that this machine lacks are skipped."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
@@ -60,27 +59,31 @@ def capture(
     scaler: Any = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """The state of a training, for `tiphys.checkpoint.Session.step` and ``save``.
+    """Return the state of a training, for `tiphys.checkpoint.Session.step` and ``save``.
 
-    Tensors on the CPU are not copied, so give it to the session before the next
-    step changes them.
+    Tensors on the CPU are not copied, so pass the state to the session before the
+    next step changes them.
 
     Args:
-        model: A module, or anything else that has ``state_dict()``.
-        optimizer: The same, and so are the next three; None where there is none.
-        scheduler: Of the learning rate.
-        sampler: Where in the data the next step goes on, such as torchdata's ``StatefulDataLoader``.
-        scaler: Of mixed precision.
-        extra: More of them, or plain values such as a step count.
+        model: A module, or any other object with ``state_dict()``.
+        optimizer: The optimizer; None for none.
+        scheduler: The learning rate scheduler; None for none.
+        sampler: The position in the data, such as torchdata's ``StatefulDataLoader``; None for none.
+        scaler: The gradient scaler of mixed precision; None for none.
+        extra: More objects with ``state_dict()``, or plain values such as a step count.
 
     Raises:
-        UsageError: a tensor is of a kind that cannot be kept exactly.
+        UsageError: a tensor cannot be saved exactly, or ``extra`` uses a reserved name.
     """
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler}
     parts = {name: part for name, part in parts.items() if part is not None} | extra
     if _RANDOM in parts:
-        raise UsageError(f"the name {_RANDOM!r} is taken by the state of the random generators; choose another one")
-    state: dict[str, Any] = encode({name: _state_of(part) for name, part in parts.items()} | {_RANDOM: random_state()})
+        raise UsageError(
+            f"the name {_RANDOM!r} is reserved for the state of the random generators; choose another name"
+        )
+    state: dict[str, Any] = encode_tensors(
+        {name: _state_of(part) for name, part in parts.items()} | {_RANDOM: random_state()}
+    )
     return state
 
 
@@ -94,24 +97,35 @@ def load(
     scaler: Any = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Put a state of `capture` back into the objects it was taken from; answer its plain values by name.
+    """Load a state of `capture` into the same objects and return its plain values by name.
+
+    Args:
+        state: The restored state.
+        model: The module.
+        optimizer: The optimizer; None for none.
+        scheduler: The learning rate scheduler; None for none.
+        sampler: The position in the data; None for none.
+        scaler: The gradient scaler; None for none.
+        extra: The further objects that were captured, by the same names.
 
     Raises:
-        UsageError: an object was given whose state was not captured, or the other way round.
+        UsageError: an object has no captured state, or a captured state has no object.
     """
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler, "scaler": scaler}
     parts = {name: part for name, part in parts.items() if part is not None} | extra
-    held: dict[str, Any] = decode(state)
-    generators = held.pop(_RANDOM)
+    remaining: dict[str, Any] = decode_tensors(state)
+    generators = remaining.pop(_RANDOM)
     for name, part in parts.items():
-        if name not in held:
-            raise UsageError(f"the checkpoint has no state of {name}; it has {', '.join(held)}")
-        part.load_state_dict(held.pop(name))
-    forgotten = [name for name in ("optimizer", "scheduler", "sampler", "scaler") if name in held]
-    if forgotten:
-        raise UsageError(f"the checkpoint has a state of {', '.join(forgotten)}, for which no object was given")
-    set_random_state(generators)  # last, for whatever the objects above drew
-    return held
+        if name not in remaining:
+            raise UsageError(f"the checkpoint has no state of {name}; it has {', '.join(remaining)}")
+        part.load_state_dict(remaining.pop(name))
+    unused = [name for name in ("optimizer", "scheduler", "sampler", "scaler") if name in remaining]
+    if unused:
+        raise UsageError(
+            f"the checkpoint has a state of {', '.join(unused)}, for which no object was given; pass them to load()"
+        )
+    set_random_state(generators)  # last, because loading the objects may draw random numbers
+    return remaining
 
 
 def _state_of(part: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What the processes of one training decide together.
+"""Agreement between the ranks of one training through ``torch.distributed``.
 
-A save, a restore and an exit are taken by all ranks or by none: one that saves
-alone waits for ever for the others. So each rank tells what it sees, and all of
-them act on the same answer. Without ``torch.distributed`` there is one rank.
+All ranks save, restore and exit together: a rank that saves alone waits for the
+others for ever. So every rank contributes its observation, and all ranks act on
+the same answer. Without ``torch.distributed`` there is one rank.
 """
 
 from collections.abc import Callable
@@ -16,52 +16,52 @@ from tiphys.errors import TiphysError
 T = TypeVar("T")
 
 
-class Ranks:
-    """The processes that train together; make it in all of them at the same place of the program.
+class RankAgreement:
+    """Collective decisions of all ranks; every rank must create it at the same point of the program.
 
-    Decisions and saves have groups of their own, on the CPU: a save in the
-    background must not get between the messages of the training.
+    Decisions and saves use their own process groups on the CPU, so that a
+    background save does not interfere with the collectives of the training.
     """
 
     def __init__(self) -> None:
-        self.together = bool(dist.is_available() and dist.is_initialized())
-        self.rank: int = dist.get_rank() if self.together else 0
-        self.world_size: int = dist.get_world_size() if self.together else 1
-        self.saves: Any = dist.new_group(backend="gloo") if self.together else None
-        self._decisions: Any = dist.new_group(backend="gloo") if self.together else None
+        self.is_distributed = bool(dist.is_available() and dist.is_initialized())
+        self.rank: int = dist.get_rank() if self.is_distributed else 0
+        self.world_size: int = dist.get_world_size() if self.is_distributed else 1
+        self.save_group: Any = dist.new_group(backend="gloo") if self.is_distributed else None
+        self._decision_group: Any = dist.new_group(backend="gloo") if self.is_distributed else None
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def any(self, *mine: bool) -> list[bool]:
-        """For each question, whether some rank says yes."""
-        if not self.together:
-            return list(mine)
-        answers = torch.tensor(mine, dtype=torch.uint8)
-        dist.all_reduce(answers, op=dist.ReduceOp.MAX, group=self._decisions)
+    def any_rank(self, *own: bool) -> list[bool]:
+        """Return for each flag whether it is set in any rank."""
+        if not self.is_distributed:
+            return list(own)
+        answers = torch.tensor(own, dtype=torch.uint8)
+        dist.all_reduce(answers, op=dist.ReduceOp.MAX, group=self._decision_group)
         return [bool(answer) for answer in answers.tolist()]
 
-    def all(self, mine: T) -> list[T]:
-        """What each rank says, in their order."""
-        if not self.together:
-            return [mine]
+    def gather_all(self, own: T) -> list[T]:
+        """Return the values of all ranks in their order."""
+        if not self.is_distributed:
+            return [own]
         answers: list[Any] = [None] * self.world_size
-        dist.all_gather_object(answers, mine, group=self._decisions)
+        dist.all_gather_object(answers, own, group=self._decision_group)
         return answers
 
-    def first(self, decide: Callable[[], T]) -> T:
-        """What the first rank decides; an error of Tiphys that it meets is raised in every rank."""
-        answer: list[Any] = [_outcome(decide) if self.is_first else None]
-        if self.together:
-            dist.broadcast_object_list(answer, src=0, group=self._decisions)
+    def decide_on_first(self, decide: Callable[[], T]) -> T:
+        """Call ``decide`` in rank 0 and return its result in every rank; a `TiphysError` is raised in every rank."""
+        answer: list[Any] = [_run_decision(decide) if self.is_first else None]
+        if self.is_distributed:
+            dist.broadcast_object_list(answer, src=0, group=self._decision_group)
         value, error = answer[0]
         if error is not None:
             raise error
         return value  # type: ignore[no-any-return]
 
 
-def _outcome(decide: Callable[[], T]) -> tuple[T | None, TiphysError | None]:
+def _run_decision(decide: Callable[[], T]) -> tuple[T | None, TiphysError | None]:
     try:
         return decide(), None
     except TiphysError as error:

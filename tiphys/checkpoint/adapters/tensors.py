@@ -1,9 +1,9 @@
-"""Tensors as NumPy arrays and back, bit for bit.
+"""Converts tensors to NumPy arrays and back, bit for bit.
 
-NumPy has no bfloat16 and no 8-bit floats, and does not know that a picture's
-channels may lie last in memory. So a tensor travels as an array of its bits,
-with what NumPy cannot say beside it. Nothing is copied that lies together on
-the CPU, and tensors that share their memory, such as tied weights, are one array.
+NumPy has no bfloat16, no 8-bit floats and no channels-last memory format. So a
+tensor is saved as an array of its bits, together with the properties that NumPy
+lacks. Dense tensors on the CPU are not copied. Tensors that share memory, such
+as tied weights, become one array.
 """
 
 import pickle
@@ -32,14 +32,16 @@ _PLAIN = {
     torch.complex64,
     torch.complex128,
 }
-"""What NumPy knows as well; all else travels as whole numbers of the same width."""
+"""Types that NumPy has too; all other types are saved as integers of the same width."""
 
 
-def encode(value: Any, *, pickled: bool = False) -> Any:
-    """``value`` with every tensor in it as a small dict around an array; mappings become plain dicts.
+def encode_tensors(value: Any, *, pickled: bool = False) -> Any:
+    """Replace every tensor in ``value`` by a dict with its array; mappings become plain dicts.
 
-    With ``pickled``, what is no plain value is pickled, as torch.save would do;
-    without, it is left for the session to refuse.
+    Args:
+        value: A nesting of containers, tensors and plain values.
+        pickled: Whether to pickle other values, as torch.save does; otherwise
+            they are returned unchanged, and the session refuses them.
 
     Raises:
         UsageError: a tensor is sparse, quantized, distributed or without memory.
@@ -47,15 +49,15 @@ def encode(value: Any, *, pickled: bool = False) -> Any:
     return _Encoder(pickled).encode(value, "state")
 
 
-def decode(value: Any) -> Any:
-    """The inverse of `encode`; tensors are on the CPU."""
+def decode_tensors(value: Any) -> Any:
+    """Invert `encode_tensors`; all tensors are on the CPU."""
     return _Decoder().decode(value)
 
 
 class _Encoder:
     def __init__(self, pickled: bool) -> None:
         self._pickled = pickled
-        self._known: dict[Any, tuple[dict[str, Any], Any]] = {}
+        self._forms: dict[Any, tuple[dict[str, Any], Any]] = {}
 
     def encode(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
@@ -82,21 +84,21 @@ class _Encoder:
             tensor.stride(),
             tensor.requires_grad,
         )
-        if tensor.numel() and key in self._known:
-            return self._known[key][0]
+        if tensor.numel() and key in self._forms:
+            return self._forms[key][0]
         bits, order = _bits(tensor.detach())
         form = {_TENSOR: str(tensor.dtype).removeprefix("torch."), "bits": bits}
         if order != sorted(order):
             form["order"] = order
         if tensor.requires_grad:
             form["requires_grad"] = True
-        self._known[key] = form, tensor  # the tensor is kept, so that its address is not used again
+        self._forms[key] = form, tensor  # the reference keeps the address from being reused
         return form
 
 
 class _Decoder:
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}
+        self._tensors: dict[int, tuple[Any, Any]] = {}
 
     def decode(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -109,7 +111,7 @@ class _Decoder:
         if _TENSOR in value:
             return self._tensor(value)
         if _PICKLE in value:
-            # Its hash was compared with the manifest's; who can write the store could also change the program.
+            # The hash of these bytes was verified; write access to the store already allows changing the program.
             return pickle.loads(value[_PICKLE].tobytes())  # noqa: S301
         if _COUNTER in value:
             return Counter(dict(value[_COUNTER]))
@@ -121,14 +123,14 @@ class _Decoder:
 
     def _tensor(self, form: dict[str, Any]) -> Any:
         bits = form["bits"]
-        if id(bits) in self._known:  # shared memory stays shared
-            return self._known[id(bits)][0]
+        if id(bits) in self._tensors:  # shared memory stays shared
+            return self._tensors[id(bits)][0]
         tensor = torch.from_numpy(bits).view(getattr(torch, form[_TENSOR]))
         if "order" in form:
             order = form["order"]
             tensor = tensor.permute([order.index(axis) for axis in range(len(order))])
         tensor.requires_grad_(form.get("requires_grad", False))
-        self._known[id(bits)] = tensor, bits
+        self._tensors[id(bits)] = tensor, bits
         return tensor
 
 
@@ -136,15 +138,15 @@ def _check(tensor: Any, path: str) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or hasattr(tensor, "placements"):
         raise UsageError(
             f"{path}: a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device} cannot be saved as one array; "
-            "give a dense tensor, and distributed ones to tiphys.checkpoint.adapters.dcp"
+            "pass a dense tensor, and save distributed tensors with tiphys.checkpoint.adapters.dcp"
         )
 
 
 def _bits(tensor: Any) -> tuple[Any, list[int]]:
-    """The array of a tensor, and the axes of the tensor in the order of the array's."""
+    """Return the array of a tensor, and the tensor's axes in the order of the array's axes."""
     order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
     dense = tensor.permute(order)
-    if not dense.is_contiguous():  # neither one after the other in any order, as in a slice
+    if not dense.is_contiguous():  # not dense in any order of the axes, such as a slice
         dense, order = tensor.contiguous(), list(range(tensor.dim()))
     dense = dense.cpu().resolve_conj().resolve_neg()
     return (dense if tensor.dtype in _PLAIN else dense.view(_BITS[tensor.itemsize])).numpy(), order

@@ -1,4 +1,4 @@
-"""The command line of ``tiphys-exec``: what of a folder is a checkpoint, and when it is whole."""
+"""The command line of ``tiphys-exec``: which files are a checkpoint, and when it is complete."""
 
 import argparse
 import re
@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiphys.errors import UsageError
+from tiphys.protocol.quantities import parse_duration_seconds
 
-IGNORED = ("*.tmp", ".nfs*", "lost+found")
-"""Names that are not yet, or never, part of a checkpoint."""
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
-_SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
+DEFAULT_IGNORED_PATTERNS = ("*.tmp", ".nfs*", "lost+found")
+"""Patterns of names that are never part of a checkpoint, such as files that are still being written."""
 
 _EPILOG = """\
 examples:
@@ -20,68 +18,73 @@ examples:
   tiphys-exec --dir /ckpt --checkpoint 'epoch-*' --quiet 30s -- ./train.sh --epochs 90
   tiphys-exec --dir /ckpt -- trainer --save-to /ckpt/last.bin
 
-exit codes: the program's own, but 75 after SIGTERM (try again), 76 when another attempt took its place,
-69 when storage was out of reach before it started, 126 and 127 as a shell has them.
-Outside of a compiled training step the program runs as if tiphys-exec were not there.
+exit codes: the program's own; 75 after SIGTERM (retry), 76 if another attempt replaced this one,
+69 if storage was out of reach before the program started, 126 and 127 as in a shell.
+Outside of a compiled training step the program runs without tiphys-exec.
 """
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the caller asked for."""
+class ExecOptions:
+    """The parsed command line."""
 
     folder: Path
     command: tuple[str, ...]
     checkpoint: str = ""
-    """Pattern of the folders or files that are a checkpoint each; empty: everything together is one."""
+    """Pattern of the folders or files that are one checkpoint each; empty: the whole folder is one checkpoint."""
     marker: str = ""
-    """Pattern of the file that says that the checkpoint beside it is whole; empty: quiet time says so."""
+    """Pattern of the file that marks the checkpoint beside it as complete; empty: it is complete after a quiet time."""
     quiet_seconds: float = 5.0
+    """Without a marker, a checkpoint is complete after this time without a change."""
     step_from: re.Pattern[str] | None = None
-    ignored: tuple[str, ...] = IGNORED
+    """Finds the global step in the name of a checkpoint; None: commits are counted."""
+    ignored: tuple[str, ...] = DEFAULT_IGNORED_PATTERNS
     interval_seconds: float = 1.0
+    """Time between two scans of the folder."""
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse_options(arguments: Sequence[str]) -> ExecOptions:
     """Read the command line.
 
     Raises:
-        UsageError: it makes no sense; the message says why.
+        UsageError: an option is invalid, or two options contradict each other.
     """
-    own, command = _split(arguments)
-    given = _parser().parse_args(own)
-    if given.marker and (given.checkpoint or given.quiet is not None):
-        raise UsageError("--marker says what a checkpoint is and when it is whole; leave out --checkpoint and --quiet")
-    for pattern in (given.marker, given.checkpoint):
+    options, command = _split_command(arguments)
+    parsed = _parser().parse_args(options)
+    if parsed.marker and (parsed.checkpoint or parsed.quiet is not None):
+        raise UsageError(
+            "--marker defines what a checkpoint is and when it is complete; leave out --checkpoint and --quiet"
+        )
+    for pattern in (parsed.marker, parsed.checkpoint):
         if pattern.startswith("/") or ".." in pattern.split("/"):
-            raise UsageError(f"{pattern!r} must be relative to --dir, as 'checkpoint-*/DONE' is")
-    quiet = 5.0 if given.quiet is None else given.quiet
-    return Options(
-        folder=given.dir.absolute(),
+            raise UsageError(f"{pattern!r} must be relative to --dir, such as 'checkpoint-*/DONE'")
+    quiet = 5.0 if parsed.quiet is None else parsed.quiet
+    return ExecOptions(
+        folder=parsed.dir.absolute(),
         command=command,
-        checkpoint=given.marker.rpartition("/")[0] or given.checkpoint,
-        marker=given.marker,
+        checkpoint=parsed.marker.rpartition("/")[0] or parsed.checkpoint,
+        marker=parsed.marker,
         quiet_seconds=quiet,
-        step_from=given.step_from,
-        ignored=(*IGNORED, *given.ignore),
-        interval_seconds=given.interval,
+        step_from=parsed.step_from,
+        ignored=(*DEFAULT_IGNORED_PATTERNS, *parsed.ignore),
+        interval_seconds=parsed.interval,
     )
 
 
-def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def _split_command(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     if "--" not in arguments:
-        if any(word in ("-h", "--help") for word in arguments):
+        if any(argument in ("-h", "--help") for argument in arguments):
             return list(arguments), ()
-        raise UsageError("write -- and the program behind the options: tiphys-exec --dir /ckpt -- python train.py")
-    place = list(arguments).index("--")
-    command = tuple(arguments[place + 1 :])
+        raise UsageError("write -- and the program after the options: tiphys-exec --dir /ckpt -- python train.py")
+    separator = list(arguments).index("--")
+    command = tuple(arguments[separator + 1 :])
     if not command:
-        raise UsageError("there is no program behind --; write tiphys-exec --dir /ckpt -- python train.py")
-    return list(arguments[:place]), command
+        raise UsageError("there is no program after --; write tiphys-exec --dir /ckpt -- python train.py")
+    return list(arguments[:separator]), command
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]  # this one returns to its caller, as an error
+    def error(self, message: str) -> None:  # type: ignore[override]  # raises instead of exiting
         raise UsageError(f"{message}; see tiphys-exec --help")
 
 
@@ -89,40 +92,55 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tiphys-exec",
         usage="tiphys-exec --dir DIR [options] -- PROGRAM [ARGS…]",
-        description="Run a program that writes checkpoints as files, and keep them as Tiphys keeps its own.",
+        description="Run a program that writes checkpoints as files; commit, verify and restore them.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="the folder that the program writes")
+    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="folder that the program writes to")
     parser.add_argument(
-        "--checkpoint", default="", metavar="GLOB", help="each of these is a checkpoint; default: DIR as a whole"
+        "--checkpoint", default="", metavar="GLOB", help="each match is one checkpoint; default: DIR as a whole"
     )
     parser.add_argument(
-        "--marker", default="", metavar="GLOB", help="a checkpoint is whole once this file is there, last of all"
+        "--marker", default="", metavar="GLOB", help="file that the program writes last: its checkpoint is complete"
     )
     parser.add_argument(
-        "--quiet", type=_seconds, metavar="TIME", help="it is whole when nothing changed for so long; default: 5s"
+        "--quiet",
+        type=_parse_time,
+        metavar="TIME",
+        help="a checkpoint is complete after this time without a change; default: 5s",
     )
     parser.add_argument(
-        "--step-from", type=_pattern, metavar="REGEX", help="global step in the name; default: commits are counted"
+        "--step-from",
+        type=_parse_pattern,
+        metavar="REGEX",
+        help="global step in the name; default: a count of the commits",
     )
     parser.add_argument(
-        "--ignore", action="append", default=[], metavar="GLOB", help=f"names to leave out, besides {' '.join(IGNORED)}"
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help=f"names to ignore, besides {' '.join(DEFAULT_IGNORED_PATTERNS)}",
     )
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="TIME", help="between looks; default: 1s")
+    parser.add_argument(
+        "--interval", type=_parse_time, default=1.0, metavar="TIME", help="time between two scans of DIR; default: 1s"
+    )
     return parser
 
 
-def _seconds(text: str) -> float:
-    match = _DURATION.fullmatch(text.strip())
-    if not match or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0; write 500ms, 5s or 2m")
-    return float(match[1]) * _SECONDS[match[2]]
+def _parse_time(text: str) -> float:
+    try:
+        seconds = parse_duration_seconds(text)
+    except UsageError:
+        seconds = 0.0
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time above 0; write 500ms, 5s or 2m")
+    return seconds
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _parse_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error

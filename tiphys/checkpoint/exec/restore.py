@@ -1,8 +1,8 @@
-"""Filling the folder before the program starts, with bytes that were all verified.
+"""Restores the folder of the program before it starts, from verified shards only.
 
-Everything is written below a folder of our own first, and only takes its place
-once every hash was compared: the program never sees half a checkpoint, nor one
-that is mixed from two.
+`restore_files` writes everything into a staging folder and moves it into place
+only after every hash was verified: the program never sees half a checkpoint,
+nor a mixture of two.
 """
 
 import os
@@ -11,84 +11,95 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tiphys.checkpoint.exec.files import Entry, Index, Span, read_index
+from tiphys.checkpoint.exec.files import CheckpointIndex, FileEntry, FileSpan, read_index
 from tiphys.checkpoint.restore.shard_reader import ShardReader
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Store
-from tiphys.threads import in_parallel
+from tiphys.threads import map_parallel
 
-_ARRIVING = ".tiphys-restore"
-ASIDE = ".tiphys-set-aside"
-"""Where things go that were in the way; what an earlier attempt had put there goes for good."""
+_STAGING_FOLDER = ".tiphys-restore"
+SET_ASIDE_FOLDER = ".tiphys-set-aside"
+"""Folder for files that a restore moves aside; the next restore deletes it."""
 
 _THREADS = 4
 
 
-def restore(
+def restore_files(
     store: Store,
     manifest: CheckpointManifest,
     root: Path,
     before_shard: Callable[[], None],
-    in_the_way: Sequence[str] = (),
+    obsolete_names: Sequence[str] = (),
 ) -> None:
-    """Write the files of a checkpoint below ``root``. ``before_shard`` may raise to give up.
+    """Write the files of a checkpoint into ``root``.
 
-    What has the same name, and the names ``in_the_way``, are moved out of the
-    program's sight, to `ASIDE`; what an attempt before had put there is deleted.
+    Files of the same names, and ``obsolete_names``, are moved to
+    `SET_ASIDE_FOLDER`, whose content from an earlier attempt is deleted.
+
+    Args:
+        store: Store of the checkpoints.
+        manifest: The checkpoint.
+        root: Folder of the program.
+        before_shard: Called before each shard is read; may raise to cancel.
+        obsolete_names: Names in ``root`` to move aside.
 
     Raises:
-        IntegrityError: some shard is damaged or missing; ``root`` is as it was.
+        IntegrityError: a shard is damaged or missing; ``root`` is unchanged.
         StoreError: storage did not answer, or the disk is full.
     """
-    arriving = root / _ARRIVING
-    with _explained(root):
-        shutil.rmtree(arriving, ignore_errors=True)
-        arriving.mkdir()
+    staging = root / _STAGING_FOLDER
+    with _translate_os_errors(root):
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
     try:
         reader = ShardReader(store)
         index = read_index(bytes(reader.read(manifest.shards[0])))
-        _fetch(reader, manifest.shards[1:], index, arriving, before_shard)
-        with _explained(root):
-            _take_place(arriving, root, index, in_the_way)
+        _fetch_files(reader, manifest.shards[1:], index, staging, before_shard)
+        with _translate_os_errors(root):
+            _move_into_place(staging, root, index, obsolete_names)
     finally:
-        shutil.rmtree(arriving, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _fetch(
-    reader: ShardReader, shards: Sequence[Shard], index: Index, arriving: Path, before_shard: Callable[[], None]
+def _fetch_files(
+    reader: ShardReader,
+    shards: Sequence[Shard],
+    index: CheckpointIndex,
+    staging: Path,
+    before_shard: Callable[[], None],
 ) -> None:
     if [sum(span.size for span in spans) for spans in index.pieces] != [shard.size for shard in shards]:
-        raise IntegrityError("the shards are not those that the index tells of")
-    with _explained(arriving):
+        raise IntegrityError("the sizes of the shards do not match the index")
+    with _translate_os_errors(staging):
         for path, entry in index.entries.items():
-            _make(arriving / path, entry)
+            _create_entry(staging / path, entry)
 
-    def fetch(_: int, job: tuple[tuple[Span, ...], Shard]) -> None:
+    def fetch(_: int, job: tuple[tuple[FileSpan, ...], Shard]) -> None:
         before_shard()
         spans, shard = job
         content = reader.read(shard)
-        with _explained(arriving):
-            _write(arriving, spans, content)
+        with _translate_os_errors(staging):
+            _write_spans(staging, spans, content)
 
-    in_parallel(fetch, list(zip(index.pieces, shards, strict=True)), _THREADS)
-    with _explained(arriving):
+    map_parallel(fetch, list(zip(index.pieces, shards, strict=True)), _THREADS)
+    with _translate_os_errors(staging):
         for path, entry in index.entries.items():
-            _dress(arriving / path, entry)
+            _apply_metadata(staging / path, entry)
 
 
-def _make(place: Path, entry: Entry) -> None:
+def _create_entry(path: Path, entry: FileEntry) -> None:
     if entry.kind == "folder":
-        place.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     elif entry.kind == "file":
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.touch()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 
 
-def _write(arriving: Path, spans: Sequence[Span], content: memoryview) -> None:
+def _write_spans(staging: Path, spans: Sequence[FileSpan], content: memoryview) -> None:
     start = 0
     for span in spans:
-        with (arriving / span.path).open("r+b", buffering=0) as stream:
+        with (staging / span.path).open("r+b", buffering=0) as stream:
             stream.seek(span.offset)
             rest = content[start : start + span.size]
             while rest:
@@ -96,41 +107,41 @@ def _write(arriving: Path, spans: Sequence[Span], content: memoryview) -> None:
         start += span.size
 
 
-def _dress(place: Path, entry: Entry) -> None:
+def _apply_metadata(path: Path, entry: FileEntry) -> None:
     if entry.kind == "link":
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(entry.target)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(entry.target)
     elif entry.kind == "file":
-        os.utime(place, ns=(entry.modified_ns, entry.modified_ns))
-        place.chmod(entry.mode)
+        os.utime(path, ns=(entry.modified_ns, entry.modified_ns))
+        path.chmod(entry.mode)
 
 
-def _take_place(arriving: Path, root: Path, index: Index, in_the_way: Sequence[str]) -> None:
+def _move_into_place(staging: Path, root: Path, index: CheckpointIndex, obsolete_names: Sequence[str]) -> None:
     names = [index.checkpoint] if index.checkpoint else sorted({path.partition("/")[0] for path in index.entries})
-    _set_aside(root, sorted({*in_the_way, *names}))
+    _set_aside(root, sorted({*obsolete_names, *names}))
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (arriving / name).rename(root / name)
-    # The innermost first, and last of all: a folder that may not be written cannot be moved either.
+        (staging / name).rename(root / name)
+    # Modes are set last and innermost first: a folder without write permission can neither be moved nor filled.
     for path, entry in reversed(index.entries.items()):
         if entry.kind == "folder":
             (root / path).chmod(entry.mode)
 
 
 def _set_aside(root: Path, names: Sequence[str]) -> None:
-    shutil.rmtree(root / ASIDE, ignore_errors=True)
+    shutil.rmtree(root / SET_ASIDE_FOLDER, ignore_errors=True)
     for name in names:
-        if os.path.lexists(root / name):  # it may have gone with the folder that it was in
-            place = root / ASIDE / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            (root / name).rename(place)
+        if os.path.lexists(root / name):  # an entry inside a folder has moved with that folder
+            target = root / SET_ASIDE_FOLDER / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (root / name).rename(target)
 
 
 @contextmanager
-def _explained(place: Path) -> Iterator[None]:
+def _translate_os_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise StoreError(
-            f"the checkpoint cannot be restored into {place}: {error.strerror}; see to space and permissions there"
+            f"the checkpoint cannot be restored into {folder}: {error.strerror}; check free space and permissions there"
         ) from error

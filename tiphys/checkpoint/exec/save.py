@@ -1,78 +1,117 @@
-"""One commit at a time, behind the program's back.
+"""Commits of files on a background thread, one at a time.
 
-A look at the folder must not wait for an upload, nor a signal for storage that
-does not answer, so bytes travel on a thread that never keeps us from ending.
+Scans of the folder must not wait for an upload, and signals must not wait for
+storage that does not answer. So a daemon thread uploads: the wrapper can exit
+without waiting for it.
 """
 
 from collections.abc import Callable
 
-from tiphys.checkpoint.exec.detect import Found, checkpoints_in
-from tiphys.checkpoint.exec.files import ChangedMeanwhileError, look, shards_of
-from tiphys.checkpoint.exec.options import Options
-from tiphys.checkpoint.exec.store import Keeper
-from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.exec.detect import FolderCheckpoint, find_checkpoints
+from tiphys.checkpoint.exec.files import ContentShard, FileChangedError, IndexShard, build_shards, scan_folder
+from tiphys.checkpoint.exec.options import ExecOptions
+from tiphys.checkpoint.exec.store import FileCheckpointStore
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import FencedError, StoreError, TiphysError
-from tiphys.threads import Background, in_background
+from tiphys.threads import BackgroundThread, start_background_thread
 
-_RETRY_SECONDS, _RETRY_MOST_SECONDS = 5.0, 120.0
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 5.0, 120.0
 
 
-class Saving:
-    """The commit that is under way, and what became of the last one."""
+class FolderSnapshot:
+    """A checkpoint of the folder as one scan listed it; its files may change while they are stored."""
 
-    def __init__(self, keeper: Keeper, options: Options, clock: Callable[[], float]) -> None:
-        self._keeper = keeper
+    def __init__(self, checkpoint: FolderCheckpoint, options: ExecOptions) -> None:
+        self._checkpoint = checkpoint
+        self._options = options
+
+    def build_shards(self) -> list[IndexShard | ContentShard]:
+        """Return the shards of the listed files; raises `UsageError` if one of them cannot be kept."""
+        return build_shards(self._options.folder, self._checkpoint.name, self._checkpoint.entries)
+
+    def check_unchanged(self) -> None:
+        """Scan the folder again; raises `FileChangedError` if the checkpoint is not the same any more."""
+        rescanned = find_checkpoints(scan_folder(self._options.folder, self._options.ignored), self._options)
+        name, entries = self._checkpoint.name, self._checkpoint.entries
+        if not any(checkpoint.name == name and checkpoint.entries == entries for checkpoint in rescanned):
+            raise FileChangedError(f"{name or self._options.folder} was written to while it was stored")
+
+
+class BackgroundCommit:
+    """Runs one commit at a time, and keeps the outcome of the last one."""
+
+    def __init__(self, checkpoints: FileCheckpointStore, options: ExecOptions, clock: Callable[[], float]) -> None:
+        self._checkpoints = checkpoints
         self._options = options
         self._clock = clock
-        self._thread: Background | None = None
-        self._wait_seconds = _RETRY_SECONDS
-        self._not_before = clock()
+        self._thread: BackgroundThread | None = None
+        self._retry_seconds = _RETRY_SECONDS
+        self._retry_at = clock()
         self.fenced: FencedError | None = None
-        self.last_seconds = 0.0
-        """How long the last commit took."""
+        self.last_commit_seconds = 0.0
+        """Duration of the last successful commit."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
+        """Whether a commit is running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def ready(self) -> bool:
-        """Whether a commit can begin: none is under way, and storage was not out of reach just now."""
-        return not self.busy and self._clock() >= self._not_before
+    def is_ready(self) -> bool:
+        """Whether a commit can start: none is running, and the pause after the last failure is over."""
+        return not self.is_busy and self._clock() >= self._retry_at
 
-    def start(self, found: Found, global_step: int, reason: str, settled: Callable[[Found], None]) -> None:
-        """Commit ``found``; ``settled`` is called once it is of no more interest as it is."""
-        self._thread = in_background(lambda: self._run(found, global_step, reason, settled))
+    def start(
+        self,
+        checkpoint: FolderCheckpoint,
+        global_step: int,
+        reason: str,
+        on_settled: Callable[[FolderCheckpoint], None],
+    ) -> None:
+        """Start to commit ``checkpoint``.
+
+        Args:
+            checkpoint: Files of a complete checkpoint.
+            global_step: Steps that are complete.
+            reason: ``due`` or ``sigterm``.
+            on_settled: Called on the background thread once ``checkpoint`` is
+                committed, or can never be as it is.
+        """
+        self._thread = start_background_thread(lambda: self._run(checkpoint, global_step, reason, on_settled))
         if self._thread is None:
-            tell(f"no thread could be started to store {found.name or self._options.folder}; it is tried again")
-            self._put_off()
+            log_message(
+                f"no thread could be started to store {checkpoint.name or self._options.folder}; the next try follows "
+                f"in {self._retry_seconds:g} s"
+            )
+            self._back_off()
 
-    def _run(self, found: Found, global_step: int, reason: str, settled: Callable[[Found], None]) -> None:
+    def _run(
+        self,
+        checkpoint: FolderCheckpoint,
+        global_step: int,
+        reason: str,
+        on_settled: Callable[[FolderCheckpoint], None],
+    ) -> None:
         started = self._clock()
         try:
-            shards = shards_of(self._options.folder, found.name, found.entries)
-            self._keeper.commit(global_step, shards, reason, lambda: self._check_unchanged(found))
+            snapshot = FolderSnapshot(checkpoint, self._options)
+            self._checkpoints.commit(global_step, snapshot.build_shards(), reason, snapshot.check_unchanged)
         except FencedError as error:
             self.fenced = error
-        except ChangedMeanwhileError as error:
-            tell(f"{error}; it is looked at again once it is whole")
+        except FileChangedError as error:
+            log_message(f"{error}, so it was not committed; it is stored once it is complete again")
         except StoreError as error:
-            self._keeper.failed(global_step, error)
-            self._put_off()
+            self._checkpoints.on_failed(global_step, error)
+            self._back_off()
         except TiphysError as error:
-            # Nothing but another content can help.
-            self._keeper.failed(global_step, error)
-            settled(found)
+            # Retries cannot help until the files change.
+            self._checkpoints.on_failed(global_step, error)
+            on_settled(checkpoint)
         else:
-            self._wait_seconds = _RETRY_SECONDS
-            self.last_seconds = self._clock() - started
-            settled(found)
+            self._retry_seconds = _RETRY_SECONDS
+            self.last_commit_seconds = self._clock() - started
+            on_settled(checkpoint)
 
-    def _put_off(self) -> None:
-        self._not_before = self._clock() + self._wait_seconds
-        self._wait_seconds = min(2 * self._wait_seconds, _RETRY_MOST_SECONDS)
-
-    def _check_unchanged(self, found: Found) -> None:
-        now = checkpoints_in(look(self._options.folder, self._options.ignored), self._options)
-        if not any(one.name == found.name and one.entries == found.entries for one in now):
-            raise ChangedMeanwhileError(f"{found.name or self._options.folder} was written to while it was stored")
+    def _back_off(self) -> None:
+        self._retry_at = self._clock() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)

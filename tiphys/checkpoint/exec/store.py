@@ -1,124 +1,137 @@
-"""Where the wrapper meets storage: choose and restore, commit, and tell what happened."""
+"""The checkpoints of a wrapped program in storage: which one to restore, how to commit one, what to report."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tiphys.checkpoint.exec.files import FRAMEWORK
-from tiphys.checkpoint.exec.restore import restore
-from tiphys.checkpoint.restore.candidates import Ancestry
-from tiphys.checkpoint.restore.shard_reader import manifest_of
-from tiphys.checkpoint.save.commit import ShardSource, Uploads, check_fence
-from tiphys.checkpoint.save.commit_policy import Commits
-from tiphys.checkpoint.save.interval import Interval
-from tiphys.checkpoint.settings import Settings
-from tiphys.checkpoint.telemetry.events import Journal
+from tiphys.checkpoint.exec.restore import restore_files
+from tiphys.checkpoint.lifecycle.preemption import StopSignal
+from tiphys.checkpoint.restore.candidates import RestoreCandidates
+from tiphys.checkpoint.restore.shard_reader import load_manifest
+from tiphys.checkpoint.save.commit import AttemptFence, ShardSource, ShardUploader, complete_manifest
+from tiphys.checkpoint.save.commit_policy import CheckpointCommitter
+from tiphys.checkpoint.save.interval import SaveIntervalController
+from tiphys.checkpoint.settings import CheckpointSettings
+from tiphys.checkpoint.telemetry.events import EventLog
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
-from tiphys.checkpoint.telemetry.provenance import gather
+from tiphys.checkpoint.telemetry.provenance import gather_provenance
 from tiphys.errors import IntegrityError
-from tiphys.lineage.quarantine import quarantine
-from tiphys.records import CheckpointManifest, CheckpointRef, Event, Skipped
+from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.records import CheckpointManifest, CheckpointRef, Event, SkippedCheckpoint
 from tiphys.store import Store
 
 
-class Keeper:
-    """The checkpoints of one attempt, as files. ``in_a_hurry`` tells whether SIGTERM has come."""
+class FileCheckpointStore:
+    """Restores and commits the checkpoints of one attempt, whose program writes files.
+
+    Args:
+        settings: Identity of the attempt.
+        environ: Environment that the provenance of each checkpoint is read from.
+        run_store: Store of the run: attempts and events.
+        store: Store of the checkpoints.
+        metrics: Receives the times of saves and restores.
+        stop_signal: Requested once SIGTERM arrived.
+    """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CheckpointSettings,
         environ: Mapping[str, str],
         *,
         run_store: Store,
         store: Store,
         metrics: NoMetrics,
-        in_a_hurry: Callable[[], bool],
+        stop_signal: StopSignal,
     ) -> None:
         self._settings = settings
         self._environ = environ
-        self._run_store = run_store
         self._store = store
         self._metrics = metrics
-        self._ancestry = Ancestry(settings, run_store, store)
-        self._check_unchanged: Callable[[], None] | None = None
-        self.journal = Journal(run_store, settings.run, settings.step, settings.attempt)
-        self._commits = Commits(
+        self._candidates = RestoreCandidates(settings, run_store, store)
+        self._fence = AttemptFence(run_store, settings.run, settings.step, settings.attempt)
+        self.event_log = EventLog(run_store, settings.run, settings.step, settings.attempt)
+        self._committer = CheckpointCommitter(
             settings,
             run_store=run_store,
             store=store,
-            journal=self.journal,
+            event_log=self.event_log,
             metrics=metrics,
-            # The program alone decides when it writes; there is no interval that could be adjusted.
-            interval=Interval(replace(settings.save_every, auto=None)),
-            ancestry=self._ancestry,
-            check_fence=self._check_fence,
-            in_a_hurry=in_a_hurry,
+            # The program decides when it writes a checkpoint, so there is no interval to adjust.
+            interval=SaveIntervalController(replace(settings.save_every, auto=None)),
+            candidates=self._candidates,
+            fence=self._fence,
+            stop_signal=stop_signal,
         )
 
     @property
-    def base(self) -> CheckpointRef | None:
-        """What a failure now would go back to."""
-        return self._commits.base
+    def base_checkpoint(self) -> CheckpointRef | None:
+        """The checkpoint that a retry would resume from; None if there is none."""
+        return self._committer.base_checkpoint
 
-    def restore(self, root: Path, in_the_way: Sequence[str], before_shard: Callable[[], None]) -> None:
-        """Fill ``root`` with the newest valid checkpoint, if there is any; what is damaged is passed over.
+    def restore(self, root: Path, obsolete_names: Sequence[str], before_shard: Callable[[], None]) -> None:
+        """Restore the newest valid checkpoint into ``root``, if there is one; quarantine damaged ones.
+
+        Args:
+            root: Folder of the program.
+            obsolete_names: Names in ``root`` to move aside, besides those that the checkpoint contains.
+            before_shard: Called before each shard is read; may raise to cancel.
 
         Raises:
-            FencedError: another attempt took this one's place.
-            UsageError: a session, and not this wrapper, wrote the checkpoints.
+            FencedError: another attempt replaced this one.
+            UsageError: a session wrote the checkpoints, not this wrapper.
             StoreError: storage did not answer, or the folder cannot be written.
         """
-        self._check_fence()
+        self._fence.check()
         events: list[Event] = []
-        for ref in self._ancestry.candidates():
+        for ref in self._candidates.iter_newest_first():
             started = time.monotonic()
             try:
-                manifest = manifest_of(self._store, ref, FRAMEWORK, "and tiphys-exec")
-                restore(self._store, manifest, root, before_shard, in_the_way)
+                manifest = load_manifest(self._store, ref, FRAMEWORK, "and tiphys-exec")
+                restore_files(self._store, manifest, root, before_shard, obsolete_names)
             except IntegrityError as error:
-                events.append(self._passed_over(ref, error))
+                events.append(self._skip_damaged(ref, error))
                 continue
-            self._commits.restored_from(ref)
-            self._metrics.restored(time.monotonic() - started, manifest.size_bytes, ref.global_step)
-            events.append(self.journal.restored(ref))
+            self._committer.record_restore(ref)
+            self._metrics.record_restore(time.monotonic() - started, manifest.size_bytes, ref.global_step)
+            events.append(self.event_log.restored_event(ref))
             break
-        self.journal.record(events)
+        self.event_log.record(events)
 
     def commit(
         self, global_step: int, shards: Sequence[ShardSource], reason: str, check_unchanged: Callable[[], None]
     ) -> CheckpointManifest:
-        """Store ``shards`` and commit them, unless ``check_unchanged`` raises once all of them have arrived.
+        """Store ``shards`` and commit them as the checkpoint of ``global_step``.
+
+        Args:
+            global_step: Steps that are complete.
+            shards: The files of the checkpoint.
+            reason: ``due`` or ``sigterm``.
+            check_unchanged: Called once all shards are stored; raises if the
+                files changed meanwhile, which prevents the commit.
 
         Raises:
-            FencedError: another attempt took this one's place.
-            StoreError, IntegrityError: it could not be stored; another try may help.
+            FencedError: another attempt replaced this one.
+            IntegrityError: a shard's key exists with other content.
+            StoreError: storage failed; another try may help.
         """
-        draft = self._commits.draft(global_step, FRAMEWORK, gather(self._environ), reason=reason)
-        with self._before_publishing(check_unchanged):
-            manifest = self._commits.commit(draft, shards, Uploads())
-        self._commits.committed(manifest)
+        provenance = gather_provenance(self._environ, claim=self._committer.read_claim())
+        draft = self._committer.draft_manifest(global_step, FRAMEWORK, provenance, reason=reason)
+        before = time.perf_counter()
+        stored = ShardUploader().store(self._store, draft, shards)
+        check_unchanged()
+        manifest = self._committer.publish(complete_manifest(draft, stored, time.perf_counter() - before))
+        self._committer.on_committed(manifest)
         return manifest
 
-    def failed(self, global_step: int, error: Exception) -> None:
-        """Count and tell a commit that did not come about."""
-        self._commits.failed(global_step, error)
+    def on_failed(self, global_step: int, error: Exception) -> None:
+        """Count and report a commit that failed."""
+        self._committer.on_failed(global_step, error)
 
-    @contextlib.contextmanager
-    def _before_publishing(self, check: Callable[[], None]) -> Iterator[None]:
-        self._check_unchanged = check
-        try:
-            yield
-        finally:
-            self._check_unchanged = None
-
-    def _check_fence(self) -> None:
-        if self._check_unchanged:
-            self._check_unchanged()
-        check_fence(self._run_store, self._settings.run, self._settings.step, self._settings.attempt)
-
-    def _passed_over(self, ref: CheckpointRef, error: IntegrityError) -> Event:
-        quarantine(self._store, ref, str(error), by="restore")
-        self._metrics.verify_failed()
-        return self.journal.skipped(Skipped(checkpoint=ref, reason=str(error)), "the one before it is looked at")
+    def _skip_damaged(self, ref: CheckpointRef, error: IntegrityError) -> Event:
+        quarantine_checkpoint(self._store, ref, str(error), by="restore")
+        self._metrics.record_verify_failure()
+        return self.event_log.skipped_event(
+            SkippedCheckpoint(checkpoint=ref, reason=str(error)), "the previous checkpoint is tried next"
+        )

@@ -1,28 +1,19 @@
-"""Ends a training that completes no step any more, so that another attempt can.
+"""Ends a training that completes no more steps, so that a retry can start, and records signals that crash it.
 
-A rank that waits for a lost peer, or a reader for a dead mount, waits for ever,
-and holds its GPUs while it does. Only the program's own past can say what is
-too long for a step. Saving and restoring are not counted, for they have limits
-of their own; neither is what comes before the first step, such as compiling.
+A rank that waits for a lost peer, or a reader of a dead mount, waits for ever
+and holds its GPUs. How long a step may take follows from the program's own
+steps. Saves and restores are excluded, because they have limits of their own;
+so is the time before the first step, such as compiling.
 
-A thread looks, because it can tell storage what has happened. Behind it stands
-the kernel (`tiphys.checkpoint.lifecycle.hang_watchdog`): it rings if the thread has put it off no
-more, because no thread runs.
+`HangWatchdog` checks on a thread, which can report to storage. `KernelAlarm` is
+the last resort: C code that never returns and holds Python's global lock stops
+every Python thread, the watchdog included. The thread postpones the alarm while
+it runs; if it stops, SIGALRM arrives. faulthandler's handler, in C, writes the
+stacks of all threads, and the default action of SIGALRM ends the process.
 
-Where a program that dies of what it does leaves the signal that it dies of.
-
-Argo's executor tells every signal as exit code 137, the one of SIGKILL. So
-faulthandler's dump of a crash goes to the file from which kubelet takes the
-termination message, which whoever judges the end reads: its first line names
-the signal.
-
-The last resort against a program so stuck that not even a thread of it runs: the kernel's alarm.
-
-C code that never returns and holds Python's global lock stops every Python
-thread, the one that watches included. SIGALRM needs none: faulthandler's
-handler, in C, writes the stacks of all threads, and the default action of the
-signal, which it hands on to, ends the process. The stacks go where kubelet
-takes the termination message from, so that whoever judges the end finds them.
+Argo's executor reports every signal as exit code 137, that of SIGKILL. So
+`CrashLog` writes faulthandler's dump to the file of the termination message,
+whose first line names the signal; the plugin reads it to classify the failure.
 """
 
 import contextlib
@@ -38,80 +29,83 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tiphys.checkpoint.telemetry.events import tell
-from tiphys.threads import in_background
+from tiphys.checkpoint.telemetry.events import log_message
+from tiphys.threads import start_background_thread
 
 TERMINATION_LOG = Path("/dev/termination-log")
-"""Where a container leaves its last words, by default (Kubernetes, ``terminationMessagePath``)."""
+"""Default file of a container's termination message (Kubernetes, ``terminationMessagePath``)."""
 
 
-def open_log(path: Path = TERMINATION_LOG) -> int | None:
-    """A file descriptor to add to the log; None where there is no such file, as outside of a container."""
+def open_termination_log(path: Path = TERMINATION_LOG) -> int | None:
+    """Open the log for appending and return the file descriptor; None if there is no log, as outside of a container."""
     with contextlib.suppress(OSError):
         return os.open(path, os.O_WRONLY | os.O_APPEND)
     return None
 
 
-class LastWords:
-    """Does nothing outside of a container, or where the program uses faulthandler for its own ends."""
+class CrashLog:
+    """Writes fatal signals to the termination log; does nothing outside of a container.
+
+    A program that has enabled faulthandler itself keeps its own settings.
+    """
 
     def __init__(self, path: Path = TERMINATION_LOG) -> None:
         self._path = path
         self._descriptor: int | None = None
 
     def open(self) -> None:
-        """From now on, a crash is noted."""
+        """Enable faulthandler for the termination log."""
         if faulthandler.is_enabled():
             return
-        self._descriptor = open_log(self._path)
+        self._descriptor = open_termination_log(self._path)
         if self._descriptor is not None:
             faulthandler.enable(self._descriptor, all_threads=False)
 
-    def note(self, words: bytes) -> None:
-        """Add ``words`` to what a crash would leave."""
+    def append(self, data: bytes) -> None:
+        """Append ``data`` to the termination log."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
-                os.write(self._descriptor, words)
+                os.write(self._descriptor, data)
 
     def close(self) -> None:
-        """No more."""
+        """Disable faulthandler, if `open` enabled it."""
         if self._descriptor is not None:
             faulthandler.disable()
             os.close(self._descriptor)
             self._descriptor = None
 
 
-class Alarm:
-    """Set again before it is due, it never rings."""
+class KernelAlarm:
+    """Ends the process by SIGALRM unless it is armed again in time."""
 
     def __init__(self, termination_log: Path = TERMINATION_LOG) -> None:
-        self._log = termination_log
+        self._termination_log = termination_log
         self._descriptor: int | None = None
         self._installed = False
 
     def install(self) -> bool:
-        """Take SIGALRM; False if that is impossible outside of the main thread, or the program uses it itself."""
+        """Handle SIGALRM; return False outside of the main thread, or if the program uses SIGALRM itself."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL or signal.getitimer(signal.ITIMER_REAL)[0]:
             return False
-        self._descriptor = open_log(self._log)
+        self._descriptor = open_termination_log(self._termination_log)
         try:
-            where = sys.__stderr__ if self._descriptor is None else self._descriptor
-            faulthandler.register(signal.SIGALRM, file=where, all_threads=True, chain=True)  # type: ignore[arg-type]
-        except (OSError, ValueError, RuntimeError, AttributeError):  # a standard error that is no file, as in notebooks
+            target = sys.__stderr__ if self._descriptor is None else self._descriptor
+            faulthandler.register(signal.SIGALRM, file=target, all_threads=True, chain=True)  # type: ignore[arg-type]
+        except (OSError, ValueError, RuntimeError, AttributeError):  # standard error is not a file, as in notebooks
             self._close()
             return False
         self._installed = True
         return True
 
-    def ring_in(self, seconds: float) -> None:
-        """End the process after ``seconds``, unless it is set again; 0: not at all."""
+    def arm(self, seconds: float) -> None:
+        """End the process after ``seconds`` unless this is called again before; 0 disarms the alarm."""
         if self._installed:
             signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def uninstall(self) -> None:
-        """Give SIGALRM back."""
+        """Disarm the alarm and restore the default action of SIGALRM."""
         if self._installed:
             self._installed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -124,141 +118,149 @@ class Alarm:
             self._descriptor = None
 
 
-FACTOR = 10.0
-"""So many times its own longest step a step may take."""
-RECENT = 100
-"""As many steps count; what was slow long ago, such as the first ones, is forgotten."""
-_LOOKS = 20
-"""How often within the limit it is looked."""
-_LONGEST_LOOK_SECONDS = 5.0
+LIMIT_FACTOR = 10.0
+"""A step may take this many times the longest recent step."""
+REMEMBERED_STEPS = 100
+"""Number of recent steps that count, so that slow first steps are forgotten."""
+_CHECKS_PER_LIMIT = 20
+"""Checks within the time limit of a step."""
+_MAX_CHECK_SECONDS = 5.0
 _STACK_CHARACTERS = 20_000
 
 
-class Stuck(NamedTuple):
-    """No step was completed for ``seconds``, and the longest before took ``longest_seconds``."""
+class HangReport(NamedTuple):
+    """A training that completes no more steps."""
 
     seconds: float
+    """Time without a completed step."""
     longest_seconds: float
+    """Longest recent step; 0 if none was measured."""
     stacks: str
-    """Where its threads are."""
+    """Stacks of all threads."""
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         before = f", and the longest before took {self.longest_seconds:.1f} s" if self.longest_seconds else ""
         return f"it completed no step in {self.seconds:.0f} s{before}"
 
 
-def limit_seconds(least_seconds: float, longest_seconds: float) -> float:
-    """How long a step may take."""
-    return max(least_seconds, FACTOR * longest_seconds)
+def step_limit_seconds(min_seconds: float, longest_seconds: float) -> float:
+    """Return how long a step may take: `LIMIT_FACTOR` times the longest recent one, at least ``min_seconds``."""
+    return max(min_seconds, LIMIT_FACTOR * longest_seconds)
 
 
-class NoWatch:
-    """Lets a training take as long as it likes."""
+class NoHangWatchdog:
+    """Watches nothing, for a training without a limit."""
 
     def open(self) -> None:
-        """Begin to look."""
+        """Start watching."""
 
-    def stepped(self) -> None:
-        """A step is complete."""
+    def record_step(self) -> None:
+        """Record that a step is complete."""
 
     @contextlib.contextmanager
-    def not_counted(self) -> Iterator[None]:
-        """What happens in here is no part of a step."""
+    def paused(self) -> Iterator[None]:
+        """Exclude the block, such as a save, from the time of the step."""
         yield
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
 
 
-class Watch(NoWatch):
-    """Calls ``end`` if no step is completed for too long.
+class HangWatchdog(NoHangWatchdog):
+    """Calls ``on_hang`` if no step is completed for too long.
 
-    While ``excused`` says so, as for a save that is under way, it does not. The
-    thread counts the time in which it could look, so that a machine with too
-    much to do is not taken for a training that is stuck.
+    The thread counts only the time in which it could run, so that an overloaded
+    machine is not mistaken for a training that is stuck.
+
+    Args:
+        min_limit_seconds: Shortest limit of a step.
+        on_hang: Called once, on the watchdog's thread; expected to end the process.
+        clock: Monotonic clock, in seconds.
+        is_excused: Returns True while the training may stand still, such as during a save.
+        alarm: The alarm behind this thread; None for SIGALRM.
     """
 
     def __init__(
         self,
-        least_seconds: float,
-        end: Callable[[Stuck], None],
+        min_limit_seconds: float,
+        on_hang: Callable[[HangReport], None],
         *,
         clock: Callable[[], float],
-        excused: Callable[[], bool],
-        alarm: Alarm | None = None,
+        is_excused: Callable[[], bool],
+        alarm: KernelAlarm | None = None,
     ) -> None:
-        self._least = least_seconds
-        self._end = end
+        self._min_limit_seconds = min_limit_seconds
+        self._on_hang = on_hang
         self._clock = clock
-        self._excused = excused
-        self._alarm = alarm or Alarm()
-        self._gaps: deque[float] = deque(maxlen=RECENT)
-        self._depth = 0
+        self._is_excused = is_excused
+        self._alarm = alarm or KernelAlarm()
+        self._step_seconds: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+        self._pause_depth = 0
         self._steps = 0
-        self._left_at = clock()
-        self._limit = least_seconds
-        self._seen_steps = 0
-        self._idle = 0.0
-        self._over = threading.Event()
+        self._counted_from = clock()
+        self._limit_seconds = min_limit_seconds
+        self._checked_steps = 0
+        self._idle_seconds = 0.0
+        self._closed = threading.Event()
 
     def open(self) -> None:
-        if in_background(self._run):
+        if start_background_thread(self._run):
             self._alarm.install()
         else:
-            tell("no thread could be started, so nobody looks whether the training completes steps")
+            log_message("no thread could be started, so a training that hangs is not detected")
 
-    def stepped(self) -> None:
+    def record_step(self) -> None:
         if self._steps:
-            self._gaps.append(self._clock() - self._left_at)
+            self._step_seconds.append(self._clock() - self._counted_from)
         self._steps += 1
 
     @contextlib.contextmanager
-    def not_counted(self) -> Iterator[None]:
-        self._depth += 1
+    def paused(self) -> Iterator[None]:
+        self._pause_depth += 1
         try:
             yield
         finally:
-            self._depth -= 1
-            self._left_at = self._clock()
+            self._pause_depth -= 1
+            self._counted_from = self._clock()
             if self._steps:
-                self._alarm.ring_in(2 * self._limit)  # the thread may never get to look
+                self._alarm.arm(2 * self._limit_seconds)  # the watchdog's thread may never run again
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
         self._alarm.uninstall()
 
-    def look(self, elapsed_seconds: float) -> None:
-        """Judge the ``elapsed_seconds`` since the last look."""
-        steps, longest = self._steps, max(tuple(self._gaps), default=0.0)
-        self._limit = limit_seconds(self._least, longest)
-        if not steps or self._depth or self._excused():
-            self._alarm.ring_in(0)
-            self._idle = 0.0
+    def check(self, elapsed_seconds: float) -> None:
+        """Check for a hang, ``elapsed_seconds`` after the last check."""
+        steps, longest = self._steps, max(tuple(self._step_seconds), default=0.0)
+        self._limit_seconds = step_limit_seconds(self._min_limit_seconds, longest)
+        if not steps or self._pause_depth or self._is_excused():
+            self._alarm.arm(0)
+            self._idle_seconds = 0.0
             return
-        self._alarm.ring_in(2 * self._limit)
-        self._idle = self._idle + elapsed_seconds if steps == self._seen_steps else 0.0
-        self._seen_steps = steps
-        if self._idle >= self._limit:
-            self._over.set()
-            self._alarm.ring_in(0)
-            self._end(Stuck(self._idle, longest, stacks()))
+        self._alarm.arm(2 * self._limit_seconds)
+        self._idle_seconds = self._idle_seconds + elapsed_seconds if steps == self._checked_steps else 0.0
+        self._checked_steps = steps
+        if self._idle_seconds >= self._limit_seconds:
+            self._closed.set()
+            self._alarm.arm(0)
+            self._on_hang(HangReport(self._idle_seconds, longest, dump_stacks()))
 
     def _run(self) -> None:
-        pause = min(self._least / _LOOKS, _LONGEST_LOOK_SECONDS)
-        looked_at = self._clock()
-        while not self._over.is_set():
+        pause = min(self._min_limit_seconds / _CHECKS_PER_LIMIT, _MAX_CHECK_SECONDS)
+        checked_at = self._clock()
+        while not self._closed.is_set():
             try:
-                if not self._over.wait(pause):
+                if not self._closed.wait(pause):
                     now = self._clock()
-                    self.look(min(now - looked_at, 2 * pause))
-                    looked_at = now
-            except MemoryError:  # who survives it is looked after as before
+                    self.check(min(now - checked_at, 2 * pause))
+                    checked_at = now
+            except MemoryError:  # a program that survives it stays watched
                 time.sleep(pause)
 
 
-def stacks() -> str:
-    """Where every thread of this process is, the newest call first."""
+def dump_stacks() -> str:
+    """Return the stacks of all threads of this process, the newest call first."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.seek(0)

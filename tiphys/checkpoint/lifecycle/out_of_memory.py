@@ -1,11 +1,11 @@
-"""What helps a session whose program has run out of memory: room to end in, and an end in any case.
+"""Lets a session end after the program ran out of memory, and advises smaller batches after a GPU did.
 
-Telling storage what has happened takes memory, and so does the save that is
-under way. So address space is put aside while there is some, which costs no
-memory as long as nobody touches it. Where even that does not help, such as in a
-library that waits for a thread that died, the kernel ends the program.
+Recording the error takes memory, and so does the save that is running. So
+`MemoryReserve` reserves address space early, which takes no memory until it is
+touched. If even that does not help, such as in a library that waits for a thread
+that died, `OutOfMemoryGuard` has the kernel end the program.
 
-How much of its usual batch a program is advised to take, because a GPU was too small for it before.
+`batch_scale` returns the share of its usual batch that a program should use.
 """
 
 import contextlib
@@ -15,66 +15,71 @@ import traceback
 from collections.abc import Mapping
 from types import TracebackType
 
-from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm, LastWords
-from tiphys.checkpoint.settings import Settings
-from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog, KernelAlarm
+from tiphys.checkpoint.settings import CheckpointSettings
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.environment import BATCH_SCALE, EX_UNAVAILABLE
 from tiphys.records import AttemptClaim
 from tiphys.store import RunLayout, find_record, open_store
 
 RESERVE_BYTES = 64 << 20
-"""The stacks of some threads, a few requests, and what they need in between."""
-PATIENCE_SECONDS = 300.0
-"""How long a save that is under way at the end may go without any of its shards arriving."""
-_LAST_WORDS = b"MemoryError: the program ran out of memory\n"
+"""Enough for the stacks of some threads and for a few requests to storage."""
+DRAIN_TIMEOUT_SECONDS = 300.0
+"""How long the last save may go without storing a shard."""
+_OUT_OF_MEMORY_MESSAGE = b"MemoryError: the program ran out of memory\n"
 
 
-class Reserve:
-    """Address space put aside, where a process is limited in it (``ulimit -v``), or the machine in what it promises."""
+class MemoryReserve:
+    """Reserved address space, for limits of a process (``ulimit -v``) and for machines without overcommit."""
 
     def __init__(self) -> None:
-        self._held: mmap.mmap | None = None
+        self._reserve: mmap.mmap | None = None
 
-    def put_aside(self) -> None:
-        """Take it; do without where there is none."""
+    def allocate(self) -> None:
+        """Reserve the address space; does nothing if there is none."""
         with contextlib.suppress(OSError, MemoryError):
-            self._held = mmap.mmap(-1, RESERVE_BYTES)
+            self._reserve = mmap.mmap(-1, RESERVE_BYTES)
 
-    def give_back(self) -> None:
-        """It is needed now."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+    def release(self) -> None:
+        """Free the address space for the end of the session."""
+        if self._reserve is not None:
+            self._reserve.close()
+            self._reserve = None
 
 
-class Ending:
-    """Around the end of a session. After a `MemoryError` the kernel ends a process that stands still in here.
+class OutOfMemoryGuard:
+    """Context manager for the end of a session: after a `MemoryError` the kernel ends a process that hangs in it.
 
-    What the program held on its way to the error is of no more use, and let go of
-    first. A program that catches the error outside of its session goes on.
+    It first frees the local variables of the frames that the error left. A
+    program that catches the error outside of its session continues.
+
+    Args:
+        error: The error that ends the session; None if it ends well.
+        crash_log: Receives the reason.
+        alarm: Ends the process; None for SIGALRM.
     """
 
-    def __init__(self, error: BaseException | None, last_words: LastWords, alarm: Alarm | None = None) -> None:
+    def __init__(self, error: BaseException | None, crash_log: CrashLog, alarm: KernelAlarm | None = None) -> None:
         self._error = error
-        self._last_words = last_words
-        self._alarm = alarm or Alarm()
+        self._crash_log = crash_log
+        self._alarm = alarm or KernelAlarm()
 
     @property
-    def out_of_memory(self) -> bool:
+    def is_out_of_memory(self) -> bool:
         return isinstance(self._error, MemoryError)
 
-    def __enter__(self) -> "Ending":
-        if self.out_of_memory and self._error:
+    def __enter__(self) -> "OutOfMemoryGuard":
+        if self.is_out_of_memory and self._error:
             traceback.clear_frames(self._error.__traceback__)
-            self._last_words.note(_LAST_WORDS)
+            self._crash_log.append(_OUT_OF_MEMORY_MESSAGE)
             self._alarm.install()
-            self.put_off()
+            self.extend_deadline()
         return self
 
-    def put_off(self) -> None:
-        """It moves."""
-        self._alarm.ring_in(2 * PATIENCE_SECONDS)
+    def extend_deadline(self) -> None:
+        """Restart the time limit."""
+        self._alarm.arm(2 * DRAIN_TIMEOUT_SECONDS)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,36 +88,43 @@ class Ending:
 
 
 def batch_scale(environ: Mapping[str, str] = os.environ) -> float:
-    """1.0 as a rule, and outside of Tiphys; 0.5, then 0.25 in the attempts after a GPU ran out of memory.
+    """Return the share of its usual batch that the program should use on each GPU.
 
-    A program that takes ``int(batch * batch_scale())`` samples at once, and
-    adds up gradients over as many more micro-batches, trains as before. Every
-    rank of an attempt is told the same. Costs a read in all attempts but the first.
+    It is 1.0 by default and outside of Tiphys; 0.5, then 0.25 in the attempts
+    after a GPU ran out of memory. A program that takes ``int(batch *
+    batch_scale())`` samples at once, and accumulates gradients over
+    correspondingly more micro-batches, trains as before. All ranks of an attempt
+    get the same value. Costs one read from storage in all attempts except the first.
+
+    Args:
+        environ: Environment with the ``TIPHYS_*`` variables.
 
     Raises:
-        UsageError: the variable was set by somebody else, to what is no such share.
-        SystemExit: with code 69, storage is out of reach; the attempt is tried again.
+        UsageError: ``TIPHYS_BATCH_SCALE`` is not a number above 0 and at most 1.
+        SystemExit: with code 69 if storage is out of reach; the attempt is retried.
     """
     if text := environ.get(BATCH_SCALE):
-        return _share(text)
-    settings = Settings.from_environment(environ)
+        return _parse_scale(text)
+    settings = CheckpointSettings.from_environment(environ)
     if settings is None or settings.attempt == 1:
         return 1.0
-    # No variable reaches the pods of a training on several nodes.
+    # The pods of a training on several nodes do not get the variable, so the claim has the value.
     key = RunLayout(settings.run).attempt(settings.step, settings.attempt)
     try:
         claim = find_record(open_store(settings.store, must_exist=True), key, AttemptClaim)
     except StoreError as error:
-        tell(str(error))
+        log_message(str(error))
         raise SystemExit(EX_UNAVAILABLE) from error
     return claim.escalation.batch_scale if claim is not None and claim.escalation is not None else 1.0
 
 
-def _share(text: str) -> float:
+def _parse_scale(text: str) -> float:
     try:
         scale = float(text)
     except ValueError:
         scale = 0.0
     if not 0 < scale <= 1:
-        raise UsageError(f"{BATCH_SCALE}={text!r} is not valid: it is a share of the batch, above 0 and at most 1")
+        raise UsageError(
+            f"{BATCH_SCALE}={text!r} is not valid: set a share above 0 and at most 1, or remove the variable"
+        )
     return scale

@@ -1,16 +1,14 @@
-"""The report card of a SIGTERM: what was tried in the time that was left, and what came of it. Pure.
-
-SIGTERM as a flag.
+"""SIGTERM and the grace period: noticing it, choosing what to save before SIGKILL, and reporting the outcome.
 
 Argo and Kubernetes announce the end of a pod by SIGTERM and kill it after the
-grace period. The handler only takes note: saving from inside it could meet a
-state that is half updated. It also outlasts a second SIGTERM, which Argo sends.
+grace period. The handler of `StopSignal` only sets a flag: a save inside the
+handler could meet a state that is half updated. The flag also makes a second
+SIGTERM, which Argo sends, harmless.
 
-What to do with the seconds between SIGTERM and SIGKILL. Pure.
-
-A save that does not land is worth nothing, and may cost the one before it that
-was still on its way. So what is tried is what the measured bandwidth says will
-arrive; where nobody has measured yet, the newest state is tried.
+A save that is not committed in time is worthless, and may also cost the save
+before it that is still uploading. So `choose_preemption_save` starts only what
+can be committed at the measured bandwidth; while the bandwidth is unknown, it
+saves the newest state.
 """
 
 import os
@@ -29,7 +27,7 @@ _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox")
 
 
 class StopSignal:
-    """Whether and when SIGTERM has arrived since `install`, by ``clock``."""
+    """Whether SIGTERM arrived since `install`, and when by ``clock``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -38,37 +36,37 @@ class StopSignal:
         self._installed = False
 
     @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         return self.requested_at is not None
 
     def install(self) -> bool:
-        """Listen, unless this is not the main thread, where Python allows no handler; answer whether it does."""
+        """Handle SIGTERM; return False outside of the main thread, where Python allows no handler."""
         if threading.current_thread() is not threading.main_thread():
             return False
-        self._previous = signal.signal(signal.SIGTERM, self._note)
+        self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._installed = True
         return True
 
     def request(self) -> None:
-        """Take note as if SIGTERM had arrived, unless it has."""
+        """Record the time of the request; later calls do nothing."""
         if self.requested_at is None:
             self.requested_at = self._clock()
 
     def uninstall(self) -> None:
-        """Give SIGTERM back to whoever had it before."""
+        """Restore the previous handler of SIGTERM."""
         if self._installed:
             self._installed = False
             signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  given by the interpreter
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  signature of a signal handler
         self.request()
 
 
-def shell_above() -> str | None:
-    """Name of the shell that started this program and still waits for it; None if there is none, or nobody knows.
+def find_parent_shell() -> str | None:
+    """Return the name of the shell that started this program and waits for it; None if there is none or it is unknown.
 
-    Argo sends SIGTERM to all processes of a container. A shell with more to do
-    dies of it at once, and the container, with what it has not saved, after it.
+    Argo sends SIGTERM to all processes of a container. A waiting shell dies of it
+    at once, and the container ends with the shell, before the program has saved.
     """
     try:
         name = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
@@ -77,105 +75,107 @@ def shell_above() -> str | None:
     return name if name in _SHELLS else None
 
 
-_CAUTION = 1.25
-"""Bandwidth is shared, and a node that empties itself is busy."""
-_HOPELESS = 3
-"""A save under way is given up only if it would take so many times what is left: to wait for it costs nothing else."""
+_SAFETY_FACTOR = 1.25
+"""Bandwidth is shared, and a node that is being drained is busy."""
+_WAIT_FACTOR = 3
+"""A running save is abandoned only if it would take this many times the time left: waiting costs nothing else."""
 _COMMIT_SECONDS = 0.5
-"""The fence, the manifest, and what the program does until it is gone."""
+"""Time for the fence, the manifest and the exit of the program."""
 
 
-class Choice(StrEnum):
-    """What is done after SIGTERM."""
+class PreemptionSaveChoice(StrEnum):
+    """What to save after SIGTERM."""
 
     SAVE = "save"
-    """Let the save under way finish, then save the newest state."""
+    """Let the running save finish, then save the newest state."""
     REPLACE = "replace"
-    """Give up the save under way; the newest state lands, both would not."""
+    """Abandon the running save: only the newest state can be committed in time, not both."""
     FINISH = "finish"
-    """Let the save under way finish, and no more."""
+    """Let the running save finish, and start none."""
     LEAVE = "leave"
-    """Nothing would land: leave at once with what is committed."""
+    """Exit at once: no save can be committed in time."""
 
 
-class Approach(NamedTuple):
-    """What is known when the choice is made. None means unknown."""
+class PreemptionSaveInputs(NamedTuple):
+    """Inputs of `choose_preemption_save`. None means unknown."""
 
     seconds_left: float | None
     bytes_per_second: float | None
     state_bytes: int
     running_bytes: int
-    """What the save under way has still to send; 0 if there is none."""
+    """Bytes that the running save has not stored yet; 0 if there is none."""
 
 
-def land(seen: Approach) -> Choice:
-    """The most that is expected to be committed in time."""
-    if seen.seconds_left is None or not seen.bytes_per_second:
-        return Choice.SAVE
-    both = _seconds(seen.running_bytes + seen.state_bytes, seen.bytes_per_second)
-    newest = _seconds(seen.state_bytes, seen.bytes_per_second)
-    running = _seconds(seen.running_bytes, seen.bytes_per_second)
-    if both <= seen.seconds_left:
-        return Choice.SAVE
-    if newest <= seen.seconds_left:
-        return Choice.REPLACE
-    if seen.running_bytes:
-        return Choice.FINISH if running <= _HOPELESS * seen.seconds_left else Choice.LEAVE
-    # Estimates err; what has a chance is tried, since there is nothing to lose.
-    return Choice.SAVE if newest <= _CAUTION * seen.seconds_left else Choice.LEAVE
+def choose_preemption_save(inputs: PreemptionSaveInputs) -> PreemptionSaveChoice:
+    """Return the choice that is expected to commit the most in time. Pure."""
+    if inputs.seconds_left is None or not inputs.bytes_per_second:
+        return PreemptionSaveChoice.SAVE
+    both = _estimate_seconds(inputs.running_bytes + inputs.state_bytes, inputs.bytes_per_second)
+    newest = _estimate_seconds(inputs.state_bytes, inputs.bytes_per_second)
+    running = _estimate_seconds(inputs.running_bytes, inputs.bytes_per_second)
+    if both <= inputs.seconds_left:
+        return PreemptionSaveChoice.SAVE
+    if newest <= inputs.seconds_left:
+        return PreemptionSaveChoice.REPLACE
+    if inputs.running_bytes:
+        return (
+            PreemptionSaveChoice.FINISH if running <= _WAIT_FACTOR * inputs.seconds_left else PreemptionSaveChoice.LEAVE
+        )
+    # Estimates err: a save that has a chance is tried, since there is nothing to lose.
+    return PreemptionSaveChoice.SAVE if newest <= _SAFETY_FACTOR * inputs.seconds_left else PreemptionSaveChoice.LEAVE
 
 
-def _seconds(size_bytes: int, bytes_per_second: float) -> float:
-    return _CAUTION * size_bytes / bytes_per_second + _COMMIT_SECONDS
+def _estimate_seconds(size_bytes: int, bytes_per_second: float) -> float:
+    return _SAFETY_FACTOR * size_bytes / bytes_per_second + _COMMIT_SECONDS
 
 
 @dataclass(frozen=True)
-class ReportCard:
+class PreemptionReport:
     """What happened between SIGTERM and the end of the program."""
 
-    choice: Choice
+    choice: PreemptionSaveChoice
     global_step: int
-    """The step that the training had completed when it came by."""
+    """The step that the training had completed when it noticed SIGTERM."""
     state_bytes: int
     grace_seconds: float | None
     noticed_seconds: float
-    """From SIGTERM until the training came by."""
+    """From SIGTERM until the training noticed it."""
     staged_seconds: float
-    """From SIGTERM until the newest state was on its way, or was given up."""
+    """From SIGTERM until the save of the newest state started, or was ruled out."""
     ended_seconds: float
-    """From SIGTERM until the commit, or until there was no more time to wait for it."""
+    """From SIGTERM until the commit, or until no time was left to wait for it."""
     bytes_per_second: float | None
     committed: CheckpointRef | None
-    """What was committed since SIGTERM."""
+    """The checkpoint that was committed after SIGTERM; None if there is none."""
     newest_step: int
-    """Step of the newest checkpoint there is; 0 if there is none."""
+    """Step of the newest checkpoint; 0 if there is none."""
 
     @property
     def steps_lost(self) -> int:
-        """Steps that are trained again."""
+        """Steps that the next attempt trains again."""
         return self.global_step - self.newest_step
 
     @property
     def spare_seconds(self) -> float | None:
-        """Between the end and the kill; None when nobody said how long the grace period is."""
+        """Seconds between the end and the kill; None if the grace period is unknown."""
         return None if self.grace_seconds is None else self.grace_seconds - self.ended_seconds
 
     def message(self) -> str:
-        """For a person who reads the log or the lineage."""
+        """Return a sentence for the log and the lineage."""
         again = f"{self.steps_lost} {'step is' if self.steps_lost == 1 else 'steps are'} trained again"
         if not self.steps_lost:
             spare = "" if self.spare_seconds is None else f", {self.spare_seconds:.1f} s before the kill"
             outcome = f"it was committed {self.ended_seconds:.1f} s after SIGTERM{spare}"
-        elif self.choice is Choice.LEAVE:
+        elif self.choice is PreemptionSaveChoice.LEAVE:
             outcome = f"there was no time to save its {self.state_bytes:,} bytes; {again}"
         elif self.committed:
-            outcome = f"there was time for the save under way, of step {self.newest_step}; {again}"
+            outcome = f"there was time only for the running save, of step {self.newest_step}; {again}"
         else:
             outcome = f"nothing was committed within {self.ended_seconds:.1f} s; {again}"
-        return f"told to stop at step {self.global_step}: {outcome}"
+        return f"stopped by SIGTERM at step {self.global_step}: {outcome}"
 
     def data(self) -> dict[str, Any]:
-        """For a program; seconds count from SIGTERM."""
+        """Return the report as JSON values; seconds count from SIGTERM."""
         return {
             "choice": self.choice.value,
             "global_step": self.global_step,

@@ -1,1 +1,1 @@
-"""What the ranks of one training agree on: barriers, the step to save at, step times."""
+"""Agreement between the ranks of one training: barriers, the step to save at, and step times."""

@@ -1,9 +1,9 @@
-"""The processes of one attempt, which save, restore and stop together or not at all.
+"""Coordinates the ranks of one attempt, which save, restore and stop together or not at all.
 
-They meet in storage, so that no other service, and no library of collectives,
-is needed to agree. A rank says what it has by an object that only it creates;
-the others look for it. Every wait has an end: a rank that has died must not
-keep the others from being tried again.
+The ranks meet in storage, so that they need neither another service nor a
+library for collectives. A rank publishes its state by creating an object that
+only it creates; the other ranks list these objects. Every wait has a timeout: a
+rank that died must not block the retry of the others.
 """
 
 import secrets
@@ -11,75 +11,86 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tiphys.checkpoint.save.commit import LostSaveError
-from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import ObjectExistsError, StoreError, UsageError
-from tiphys.lineage.quarantine import quarantined
+from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol import environment
-from tiphys.records import CheckpointManifest, CheckpointRef, RankPart, SaveCall, SaveLost, Shard
-from tiphys.store import LineageLayout, Store, claim, find_record, read_record
+from tiphys.records import CheckpointManifest, CheckpointRef, RankShardsRecord, SaveAbandonedRecord, SaveRequest, Shard
+from tiphys.store import LineageLayout, Store, claim_record, find_record, read_record
 
-PATIENCE_SECONDS = 600.0
-"""How long a rank waits for the others: storage may be slow, and ranks start minutes apart."""
+BARRIER_TIMEOUT_SECONDS = 600.0
+"""How long a rank waits for the others. Storage may be slow, and ranks may start minutes apart."""
 _HINT_SECONDS = 30.0
-_ELASTIC = frozenset({environment.ELASTIC, "TORCHELASTIC_RUN_ID"})
-"""What a program finds below the torchrun of an elastic training."""
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
+_ELASTIC_VARIABLES = frozenset({environment.ELASTIC, "TORCHELASTIC_RUN_ID"})
+"""Variables that a program has under torchrun in an elastic training."""
+_MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 1.0
+
+
+class SaveAbandonedError(StoreError):
+    """Another rank does not take part in this save, so a retry cannot help."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which of the processes that train together this one is, as torchrun and its like tell in the environment."""
+class RankInfo:
+    """Position of this process among the ranks of a training, as launchers such as torchrun set it."""
 
     rank: int = 0
     world_size: int = 1
     incarnation: int = 0
-    """How often the launcher has started the processes anew within the attempt."""
+    """Identifies one start of the processes within the attempt: a restart count, or a port if elastic."""
     local_world_size: int = 1
     """Processes on this node."""
     is_elastic: bool = False
-    """Whether the launcher goes on with fewer ranks when some are lost, in processes that it starts anew."""
+    """Whether the launcher restarts the training with fewer ranks after some are lost."""
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> "Place":
-        """Read ``RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, and what tells one start of the processes from another.
+    def from_environment(cls, environ: Mapping[str, str]) -> "RankInfo":
+        """Read ``RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE`` and the incarnation.
 
         Raises:
-            UsageError: one of them is no whole number, or the rank is not below the world size, or an elastic
-                training does not tell its ranks or its starts apart.
+            UsageError: a variable is not a whole number, or the rank is not
+                below the world size, or an elastic training was not started by
+                torchrun as the compiled step configures it.
         """
-        is_elastic = environ.keys() >= _ELASTIC
+        is_elastic = environ.keys() >= _ELASTIC_VARIABLES
         if environment.ELASTIC in environ and not is_elastic and environ.get("NODE_RANK", "0") != "0":
             raise UsageError(
-                "nodes of which some may be lost are told who they are by torchrun, and this program was not started "
-                "by it: each node would train for itself; have the command of the step begin with torchrun"
+                "in an elastic training torchrun assigns the ranks, but it did not start this program, so each node "
+                "would train alone; start the command of the step with torchrun"
             )
-        place = cls(
-            rank=_whole(environ, "RANK", 0),
-            world_size=_whole(environ, "WORLD_SIZE", 1),
-            incarnation=_meeting(environ) if is_elastic else _whole(environ, "TORCHELASTIC_RESTART_COUNT", 0),
-            local_world_size=_whole(environ, "LOCAL_WORLD_SIZE", 1),
+        rank_info = cls(
+            rank=_read_whole_number(environ, "RANK", 0),
+            world_size=_read_whole_number(environ, "WORLD_SIZE", 1),
+            incarnation=_rendezvous_port(environ)
+            if is_elastic
+            else _read_whole_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+            local_world_size=_read_whole_number(environ, "LOCAL_WORLD_SIZE", 1),
             is_elastic=is_elastic,
         )
-        if place.rank >= place.world_size:
+        if rank_info.rank >= rank_info.world_size:
             raise UsageError(
-                f"RANK={place.rank} is not below WORLD_SIZE={place.world_size}; the launcher of the processes sets both"
+                f"RANK={rank_info.rank} is not below WORLD_SIZE={rank_info.world_size}; the launcher sets both, so "
+                "remove other settings of them"
             )
-        return place
+        return rank_info
 
 
-ALONE = Place()
+SINGLE_RANK = RankInfo()
 
 
-class Gang:
-    """The ranks of one attempt, seen from one of them.
+class RankBarrier:
+    """One rank's view of the coordination between the ranks of its attempt.
 
     Args:
-        store: The store of the checkpoints, which all of them reach.
-        sharded: Whether each rank saves a state of its own; else the first saves for all.
-        check_fence: Raises `FencedError` once the attempt was replaced.
-        pause: Waits so many seconds; may raise to end the wait.
+        store: The store of the checkpoints, which all ranks reach.
+        lineage: Lineage of the checkpoints.
+        attempt: Number of the attempt.
+        rank_info: Position of this rank.
+        sharded: Whether each rank saves a state of its own; otherwise rank 0 saves for all.
+        check_fence: Raises `FencedError` once another attempt replaced this one.
+        clock: Monotonic clock, in seconds.
+        sleep: Waits for a number of seconds; may raise to end the wait.
     """
 
     def __init__(
@@ -87,172 +98,187 @@ class Gang:
         store: Store,
         lineage: str,
         attempt: int,
-        place: Place,
+        rank_info: RankInfo,
         *,
         sharded: bool,
         check_fence: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], object] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._store = store
         self._layout = LineageLayout(lineage)
         self._attempt = attempt
-        self.place = place
+        self.rank_info = rank_info
         self.sharded = sharded
         self._check_fence = check_fence
         self._clock = clock
-        self._pause = pause
+        self._sleep = sleep
 
     def open(self) -> None:
-        """Begin; no rank has said anything yet in this incarnation.
+        """Claim the incarnation of an elastic training, which no earlier start may have used.
 
         Raises:
-            StoreError: an earlier one of the attempt has left its word under the same number.
+            StoreError: an earlier start of the processes used the same incarnation.
         """
-        if not (self.place.is_elastic and self.is_first):
+        if not (self.rank_info.is_elastic and self.is_first):
             return
-        key, mine = self._layout.opened(self._attempt, self.place.incarnation), secrets.token_bytes(8)
+        key, nonce = self._layout.gang_opened(self._attempt, self.rank_info.incarnation), secrets.token_bytes(8)
         try:
-            self._store.create(key, mine)
+            self._store.create(key, nonce)
         except ObjectExistsError as error:
-            if self._store.read(key) == mine:  # by a reply that was lost
+            if self._store.read(key) == nonce:  # this process created it, and the reply was lost
                 return
             raise StoreError(
-                f"torchrun has started the processes of attempt {self._attempt} twice on port "
-                f"{self.place.incarnation}, by which they are told apart; it starts them once more"
+                f"torchrun started the processes of attempt {self._attempt} twice on port "
+                f"{self.rank_info.incarnation}, so the two starts cannot be distinguished; it restarts them once more"
             ) from error
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank commits."""
-        return self.place.rank == 0
+        """Whether this is rank 0, which commits."""
+        return self.rank_info.rank == 0
 
-    def agree(self, ref: CheckpointRef) -> bool:
-        """Say that this rank has read ``ref`` and found it valid; whether all ranks say so.
+    def vote_valid(self, ref: CheckpointRef) -> bool:
+        """Vote that ``ref`` is valid, and wait for the votes of the other ranks.
 
-        False as soon as one of them has quarantined it.
+        Returns:
+            True once all ranks voted; False as soon as a rank quarantined ``ref``.
 
         Raises:
-            LostSaveError: some rank says nothing.
+            SaveAbandonedError: a rank did not vote within `BARRIER_TIMEOUT_SECONDS`.
         """
-        votes = self._layout.votes(self._attempt, self.place.incarnation, ref)
-        self._create(f"{votes}{self.place.rank:05d}")
-        verdict: list[bool] = []
+        votes = self._layout.votes(self._attempt, self.rank_info.incarnation, ref)
+        self._create(f"{votes}{self.rank_info.rank:05d}")
+        is_quarantined = False
 
-        def decided() -> list[int]:
-            if ref in quarantined(self._store, ref.lineage):
-                verdict.append(False)
-                return []
-            missing = self._missing(votes)
-            if not missing:
-                verdict.append(True)
-            return missing
+        def missing_votes() -> list[int]:
+            nonlocal is_quarantined
+            is_quarantined = ref in list_quarantined(self._store, ref.lineage)
+            return [] if is_quarantined else self._missing_ranks(votes)
 
-        self._wait(decided, f"restore checkpoint {ref}")
-        return verdict[-1]
+        self._wait_for_ranks(missing_votes, f"restore checkpoint {ref}")
+        return not is_quarantined
 
-    def store_part(self, manifest: CheckpointManifest, shards: list[Shard]) -> None:
-        """Say that this rank's share of a checkpoint is stored; raises `StoreError` if an earlier one stands."""
-        part = RankPart(rank=self.place.rank, global_step=manifest.global_step, shards=tuple(shards))
-        held, won = claim(self._store, self._part_key(manifest.global_step, self.place.rank), part)
-        if not won and held.shards != part.shards:
-            raise StoreError(f"rank {part.rank} has stored another state as step {part.global_step}; that one stands")
+    def store_rank_shards(self, manifest: CheckpointManifest, shards: list[Shard]) -> None:
+        """Publish the shards that this rank stored; raises `StoreError` if it published others for this step before."""
+        record = RankShardsRecord(rank=self.rank_info.rank, global_step=manifest.global_step, shards=tuple(shards))
+        key = self._rank_shards_key(manifest.global_step, self.rank_info.rank)
+        stored, created = claim_record(self._store, key, record)
+        if not created and stored.shards != record.shards:
+            raise StoreError(
+                f"rank {record.rank} has already stored another state of step {record.global_step}, which is kept; the "
+                "next step can be saved"
+            )
 
-    def give_up(self, global_step: int, reason: str) -> None:
-        """Say that this rank has no share in the checkpoint of ``global_step``, so that nobody waits for it."""
-        lost = SaveLost(rank=self.place.rank, global_step=global_step, reason=reason)
-        claim(self._store, self._lost_key(global_step), lost)
+    def abandon_save(self, global_step: int, reason: str) -> None:
+        """Publish that this rank does not save ``global_step``, so that no rank waits for its shards."""
+        record = SaveAbandonedRecord(rank=self.rank_info.rank, global_step=global_step, reason=reason)
+        claim_record(self._store, self._abandoned_key(global_step), record)
 
-    def collect(self, manifest: CheckpointManifest) -> list[Shard]:
-        """Wait for every rank's share; all shards by rank.
+    def collect_shards(self, manifest: CheckpointManifest) -> list[Shard]:
+        """Wait until every rank published its shards, and return all shards in the order of the ranks.
 
         Raises:
-            LostSaveError: a rank has given the save up, or says nothing.
-            FencedError: as from ``check_fence``.
+            SaveAbandonedError: a rank abandoned the save, or did not publish within `BARRIER_TIMEOUT_SECONDS`.
+            FencedError: another attempt replaced this one.
         """
         step = manifest.global_step
-        parts = self._layout.parts(self._attempt, step, self.place.incarnation)
-        self._wait(lambda: self._missing(parts), f"store their shards of step {step}", step)
-        found = [read_record(self._store, info.key, RankPart) for info in self._store.list(parts)]
-        return [shard for part in sorted(found, key=lambda part: part.rank) for shard in part.shards]
+        prefix = self._layout.rank_parts(self._attempt, step, self.rank_info.incarnation)
+        self._wait_for_ranks(lambda: self._missing_ranks(prefix), f"store their shards of step {step}", step)
+        records = [read_record(self._store, info.key, RankShardsRecord) for info in self._store.list(prefix)]
+        return [shard for record in sorted(records, key=lambda record: record.rank) for shard in record.shards]
 
     def await_commit(self, ref: CheckpointRef) -> CheckpointManifest:
-        """Wait until the first rank has committed ``ref``; raises as `collect` does."""
+        """Wait until rank 0 committed ``ref``, and return the manifest; raises as `collect_shards` does."""
         key, step = self._layout.manifest(ref.attempt, ref.global_step), ref.global_step
-        self._wait(lambda: [] if next(self._store.list(key), None) else [0], f"commit step {step}", step)
+        self._wait_for_ranks(lambda: [] if next(self._store.list(key), None) else [0], f"commit step {step}", step)
         return read_manifest(self._store, ref)
 
-    def call(self, global_step: int, *, stop: bool) -> SaveCall:
-        """Ask all ranks to save after ``global_step`` steps; the call that stands, which may be another rank's."""
-        record = SaveCall(rank=self.place.rank, global_step=global_step, stop=stop)
-        number = len(self.calls()) + 1
-        return claim(self._store, self._layout.call(self._attempt, self.place.incarnation, number), record).record
+    def request_save(self, global_step: int, *, stop: bool) -> SaveRequest:
+        """Request that all ranks save after ``global_step`` steps, and stop then if ``stop`` is set.
 
-    def calls(self) -> list[SaveCall]:
-        """All calls so far, in their order; costs a listing, and a read for each."""
-        listed = self._store.list(self._layout.calls(self._attempt, self.place.incarnation))
-        return [read_record(self._store, info.key, SaveCall) for info in listed]
+        Returns:
+            The request that was stored, which is another rank's if that was first.
+        """
+        record = SaveRequest(rank=self.rank_info.rank, global_step=global_step, stop=stop)
+        number = len(self.read_save_requests()) + 1
+        return claim_record(
+            self._store, self._layout.save_request(self._attempt, self.rank_info.incarnation, number), record
+        ).record
 
-    def _part_key(self, global_step: int, rank: int) -> str:
-        return self._layout.part(self._attempt, global_step, self.place.incarnation, rank)
+    def read_save_requests(self) -> list[SaveRequest]:
+        """Return all save requests in their order; costs a listing, and a read for each request."""
+        listed = self._store.list(self._layout.save_requests(self._attempt, self.rank_info.incarnation))
+        return [read_record(self._store, info.key, SaveRequest) for info in listed]
+
+    def _rank_shards_key(self, global_step: int, rank: int) -> str:
+        return self._layout.rank_part(self._attempt, global_step, self.rank_info.incarnation, rank)
 
     def _create(self, key: str) -> None:
         try:
             self._store.create(key, b"")
         except ObjectExistsError:
-            return  # by a reply that was lost
+            return  # this rank created it, and the reply was lost
 
-    def _missing(self, prefix: str) -> list[int]:
-        """Ranks without an object whose key ends with their number."""
+    def _missing_ranks(self, prefix: str) -> list[int]:
+        """Return the ranks that have no object below ``prefix``; keys end with the rank."""
         present = {int(info.key.removesuffix(".json")[-5:]) for info in self._store.list(prefix)}
-        return [rank for rank in range(self.place.world_size) if rank not in present]
+        return [rank for rank in range(self.rank_info.world_size) if rank not in present]
 
-    def _lost_key(self, global_step: int) -> str:
-        return self._layout.lost(self._attempt, global_step, self.place.incarnation)
+    def _abandoned_key(self, global_step: int) -> str:
+        return self._layout.abandoned_save(self._attempt, global_step, self.rank_info.incarnation)
 
-    def _check_lost(self, global_step: int) -> None:
-        if lost := find_record(self._store, self._lost_key(global_step), SaveLost):
-            raise LostSaveError(f"step {global_step} was given up by rank {lost.rank}: {lost.reason}")
+    def _raise_if_abandoned(self, global_step: int) -> None:
+        if record := find_record(self._store, self._abandoned_key(global_step), SaveAbandonedRecord):
+            raise SaveAbandonedError(f"step {global_step} was abandoned by rank {record.rank}: {record.reason}")
 
-    def _wait(self, missing: Callable[[], list[int]], what: str, global_step: int | None = None) -> None:
-        """Wait until no rank is ``missing``, looking ever less often; for a save, while it can still succeed."""
-        began, pause, hinted = self._clock(), _FIRST_PAUSE_SECONDS, False
-        while absent := missing():
+    def _wait_for_ranks(self, missing: Callable[[], list[int]], action: str, global_step: int | None = None) -> None:
+        """Poll ``missing`` with growing pauses until it returns no rank.
+
+        With ``global_step``, the wait also ends once that save cannot succeed any more.
+        """
+        started_at, pause, hinted = self._clock(), _MIN_POLL_SECONDS, False
+        while missing_ranks := missing():
             if global_step is not None:
-                self._check_lost(global_step)
+                self._raise_if_abandoned(global_step)
                 self._check_fence()
-            waited = self._clock() - began
-            if waited >= PATIENCE_SECONDS:
-                raise LostSaveError(f"{_ranks(absent)} did not {what} within {waited:.0f} s; see their logs")
+            waited = self._clock() - started_at
+            if waited >= BARRIER_TIMEOUT_SECONDS:
+                raise SaveAbandonedError(
+                    f"{_format_ranks(missing_ranks)} did not {action} within {waited:.0f} s; check their logs"
+                )
             if waited >= _HINT_SECONDS and not hinted:
                 hinted = True
-                tell(f"waiting for {_ranks(absent)} to {what}; every rank opens a session, or one does with alone=True")
-            self._pause(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                log_message(
+                    f"waiting for {_format_ranks(missing_ranks)} to {action}; every rank must open a session, or only "
+                    "one with alone=True"
+                )
+            self._sleep(pause)
+            pause = min(2 * pause, _MAX_POLL_SECONDS)
 
 
-def _ranks(numbers: list[int]) -> str:
+def _format_ranks(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
 
 
-def _meeting(environ: Mapping[str, str]) -> int:
-    """A number on which all ranks of an elastic training agree, and those of an earlier start have another.
+def _rendezvous_port(environ: Mapping[str, str]) -> int:
+    """Return a number that all ranks of one elastic start share, and that differs from those of earlier starts.
 
-    Each node counts its own restarts, and each may have seen another number of
-    them. Where torchrun's store is not shared with the program, every meeting of
-    the nodes gets a free port for the ranks to meet.
+    Restart counts do not work: each node counts its own restarts. If torchrun
+    does not share its store with the program, each rendezvous chooses a free
+    port for the ranks, which identifies it.
     """
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         raise UsageError(
-            "torchrun shares its store with the program, so one start of the ranks cannot be told from the next; leave "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and PET_RDZV_BACKEND=c10d as the compiled step has them"
+            "torchrun shares its store with the program, so two starts of the ranks cannot be distinguished; keep "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and PET_RDZV_BACKEND=c10d as the compiled step sets them"
         )
-    return _whole(environ, "MASTER_PORT", 0)
+    return _read_whole_number(environ, "MASTER_PORT", 0)
 
 
-def _whole(environ: Mapping[str, str], variable: str, default: int) -> int:
+def _read_whole_number(environ: Mapping[str, str], variable: str, default: int) -> int:
     text = environ.get(variable) or str(default)
     if text.isascii() and text.isdigit():
         return int(text)
-    raise UsageError(f"{variable}={text!r} is not a whole number; the launcher of the processes sets it")
+    raise UsageError(f"{variable}={text!r} is not a whole number; the launcher sets it, so remove other settings of it")

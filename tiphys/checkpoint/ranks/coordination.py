@@ -1,13 +1,11 @@
-"""When do all ranks save, although each has a clock of its own? At a step that one of them called in advance.
+"""Decides when to save and to stop: in this process alone, or at the same step in all ranks of a training.
 
-A call names a step far enough ahead for every rank to hear of it before it gets
-there. So a save that is due by time, and a SIGTERM that reached one rank only,
-meet all ranks at the same step. A rank that hears too late says so, and the
-save is given up rather than waited for.
-
-Who decides when to save and to stop: this process alone, or all ranks of a training together.
-
-Both have one face, so that the session need not know how many it is.
+Each rank has its own clock, so a rank requests a save at a step ahead, early
+enough for every rank to read the request before it reaches that step. A save
+that is due by time, and a SIGTERM that only one rank received, therefore reach
+all ranks at the same step. A rank that reads a request too late says so, and
+the save is abandoned. `SingleProcessCoordinator` and `DistributedCoordinator`
+have one interface, so that the session does not depend on the number of ranks.
 """
 
 import math
@@ -15,196 +13,207 @@ import threading
 import time
 from collections.abc import Callable
 
-from tiphys.checkpoint.lifecycle.preemption import Approach, Choice, StopSignal, land
-from tiphys.checkpoint.ranks.barrier import Gang, Place
-from tiphys.checkpoint.settings import Unit
-from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.lifecycle.preemption import (
+    PreemptionSaveChoice,
+    PreemptionSaveInputs,
+    StopSignal,
+    choose_preemption_save,
+)
+from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
+from tiphys.checkpoint.settings import IntervalUnit
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import StoreError, TiphysError, UsageError
-from tiphys.records import CheckpointRef, SaveCall
-from tiphys.threads import in_background
+from tiphys.records import CheckpointRef, SaveRequest
+from tiphys.threads import start_background_thread
 
 POLL_SECONDS = 1.0
-_CAUTION = 2.5
-"""Polls that a call has time to be heard in."""
+_SAFETY_FACTOR = 2.5
+"""Number of poll intervals between a request and its step."""
 
 
 def steps_ahead(step_seconds: float, poll_seconds: float) -> int:
-    """How many steps later a call has been heard by everybody who trains at this pace."""
-    return max(1, math.ceil(_CAUTION * poll_seconds / max(step_seconds, 1e-6)))
+    """Return after how many steps every rank that trains at this pace has read a request."""
+    return max(1, math.ceil(_SAFETY_FACTOR * poll_seconds / max(step_seconds, 1e-6)))
 
 
-class Calls:
-    """The calls that this rank has heard of; a thread listens while the session is open."""
+class SaveRequestListener:
+    """The save requests that this rank has read; a thread polls storage while the session is open."""
 
-    def __init__(self, gang: Gang, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gang = gang
+    def __init__(self, barrier: RankBarrier, clock: Callable[[], float] = time.monotonic) -> None:
+        self._barrier = barrier
         self._clock = clock
-        # A listing for each rank and poll: a thousand ranks ask ten times less often than a hundred.
-        self._poll_seconds = POLL_SECONDS * max(1.0, gang.place.world_size / 100)
+        # Each poll of each rank is one listing, so larger trainings poll less often: 1000 ranks every 10 s.
+        self._poll_seconds = POLL_SECONDS * max(1.0, barrier.rank_info.world_size / 100)
         self._lock = threading.Lock()
-        self._heard: dict[str, SaveCall] = {}
-        self._passed = -1
-        self._over = threading.Event()
-        self._since: tuple[int, float] | None = None
+        self._requests: dict[str, SaveRequest] = {}
+        self._last_step = -1
+        self._closed = threading.Event()
+        self._measured_from: tuple[int, float] | None = None
         self._step_seconds: float | None = None
 
     def open(self) -> None:
-        """Begin to listen; raises `UsageError` if no thread can be started for it."""
-        if in_background(self._keep_listening) is None:
+        """Start the polling thread; raises `UsageError` if no thread can be started."""
+        if start_background_thread(self._poll_until_closed) is None:
             raise UsageError(
-                f"rank {self._gang.place.rank} cannot start a thread to hear when all ranks save; leave it room for "
-                "some threads and their stacks (limits of processes and of address space)"
+                f"rank {self._barrier.rank_info.rank} cannot start the thread that reads save requests; raise its "
+                "limits of processes (ulimit -u) and of address space (ulimit -v)"
             )
 
     def close(self) -> None:
-        """Listen no more."""
-        self._over.set()
+        """Stop the polling thread."""
+        self._closed.set()
 
     @property
-    def stop(self) -> SaveCall | None:
-        """The call to stop, if one was heard."""
+    def stop_request(self) -> SaveRequest | None:
+        """The request to stop; None if this rank has read none."""
         with self._lock:
-            return next((call for call in self._heard.values() if call.stop), None)
+            return next((request for request in self._requests.values() if request.stop), None)
 
-    def passes(self, global_step: int) -> bool:
-        """The training has completed this step; whether all ranks were called to save it.
+    def complete_step(self, global_step: int) -> bool:
+        """Record that the training completed this step; return whether all ranks are requested to save it.
 
-        A call for it that is heard later comes too late.
+        A request for it that this rank reads later is too late.
         """
         with self._lock:
-            self._passed = global_step
-            return any(call.global_step == global_step for call in self._heard.values())
+            self._last_step = global_step
+            return any(request.global_step == global_step for request in self._requests.values())
 
-    def is_pending(self, global_step: int) -> bool:
-        """Whether a call for a later step was heard."""
+    def has_pending(self, global_step: int) -> bool:
+        """Return whether this rank has read a request for a later step."""
         with self._lock:
-            return any(call.global_step > global_step for call in self._heard.values())
+            return any(request.global_step > global_step for request in self._requests.values())
 
-    def call(self, global_step: int, *, stop: bool = False) -> None:
-        """Call for a step ahead of ``global_step``; another rank's call may be heard instead.
+    def request_save(self, global_step: int, *, stop: bool = False) -> None:
+        """Request a save some steps after ``global_step``; the request of another rank may win.
 
-        Does nothing until the pace of the training is known, which takes a poll.
+        Does nothing until the step time is measured, which takes one poll interval.
         """
         if self._step_seconds is None:
             return
         target = global_step + steps_ahead(self._step_seconds, self._poll_seconds)
-        self._hear(self._gang.call(target, stop=stop))
+        self._receive(self._barrier.request_save(target, stop=stop))
 
-    def listen(self) -> None:
-        """Hear of the calls that are in storage."""
-        for call in self._gang.calls():
-            self._hear(call)
+    def poll(self) -> None:
+        """Read the requests in storage once."""
+        for request in self._barrier.read_save_requests():
+            self._receive(request)
 
-    def _keep_listening(self) -> None:
-        while not self._over.is_set():
+    def _poll_until_closed(self) -> None:
+        while not self._closed.is_set():
             try:
-                if not self._over.wait(self._poll_seconds):
-                    self._listen_again()
-            except MemoryError:  # who survives it goes on to hear of the others
+                if not self._closed.wait(self._poll_seconds):
+                    self._poll_once()
+            except MemoryError:  # memory may be free again at the next poll
                 time.sleep(self._poll_seconds)
 
-    def _listen_again(self) -> None:
+    def _poll_once(self) -> None:
         try:
-            self.listen()
+            self.poll()
         except TiphysError as error:
-            tell(f"calls of other ranks could not be read, the next try is in {self._poll_seconds:g} s: {error}")
+            log_message(
+                f"save requests of other ranks could not be read; the next try is in {self._poll_seconds:g} s: {error}"
+            )
 
-    def _hear(self, call: SaveCall) -> None:
+    def _receive(self, request: SaveRequest) -> None:
         with self._lock:
-            late = call.nonce not in self._heard and call.global_step <= self._passed
-            self._heard[call.nonce] = call
+            late = request.nonce not in self._requests and request.global_step <= self._last_step
+            self._requests[request.nonce] = request
         if late:
-            self._gang.give_up(call.global_step, "it had passed the step when the call was heard")
+            self._barrier.abandon_save(request.global_step, "it had passed the step when it read the request")
 
-    def keep_pace(self, global_step: int) -> None:
-        """Seconds per step over the last poll or more; the first steps of a training are often its slowest."""
+    def measure_step_time(self, global_step: int) -> None:
+        """Update the step time, averaged over at least one poll interval, because single steps vary."""
         now = self._clock()
-        if self._since is None:
-            self._since = global_step, now
-        step, began = self._since
-        if global_step > step and now - began >= min(self._poll_seconds, POLL_SECONDS):
-            self._step_seconds = (now - began) / (global_step - step)
-            self._since = global_step, now
+        if self._measured_from is None:
+            self._measured_from = global_step, now
+        first_step, started_at = self._measured_from
+        if global_step > first_step and now - started_at >= min(self._poll_seconds, POLL_SECONDS):
+            self._step_seconds = (now - started_at) / (global_step - first_step)
+            self._measured_from = global_step, now
 
 
-class Alone:
-    """One process, which decides for itself."""
+class SingleProcessCoordinator:
+    """Decides for a single process."""
 
-    place = Place()
-    saves = True
+    rank_info = RankInfo()
+    has_state = True
     """Whether this process has a state to save."""
-    may_skip = True
-    """Whether it may put a save off to another step."""
-    reports = True
-    """Whether it tells the run's events what happened."""
+    can_skip = True
+    """Whether this process may postpone a save to another step."""
+    reports_events = True
+    """Whether this process stores events of the run."""
 
     def open(self) -> None:
-        """The session begins."""
+        """Start the coordination; called when the session opens."""
 
     def close(self) -> None:
-        """The session is over."""
+        """End the coordination; called when the session closes."""
 
-    def agree(self, ref: CheckpointRef) -> bool:  # noqa: ARG002  nobody else is asked
-        """This process has read ``ref`` and found it valid; whether it is restored."""
+    def vote_valid(self, ref: CheckpointRef) -> bool:  # noqa: ARG002  there are no other ranks
+        """Vote that ``ref`` is valid; return whether all ranks agree, so that it is restored."""
         return True
 
-    def stops_at(self, global_step: int, stop: StopSignal, seconds_left: float | None) -> bool:  # noqa: ARG002
-        """Whether the training ends after this step."""
-        return stop.requested
+    def should_stop_at(self, global_step: int, stop: StopSignal, seconds_left: float | None) -> bool:  # noqa: ARG002
+        """Return whether the training ends after this step. ``seconds_left`` is None before SIGTERM."""
+        return stop.is_requested
 
-    def saves_at(self, global_step: int, due: bool, unit: Unit) -> bool:  # noqa: ARG002
-        """Whether a save is made after this step, which is ``due`` by this process's own clock or count."""
+    def should_save_at(self, global_step: int, due: bool, unit: IntervalUnit) -> bool:  # noqa: ARG002
+        """Return whether to save after this step, which is ``due`` by this process's own clock or step count."""
         return due
 
-    def choose(self, seen: Approach, global_step: int) -> Choice:  # noqa: ARG002
-        """What to do with the rest of the grace period."""
-        return land(seen)
+    def choose_save(self, inputs: PreemptionSaveInputs, global_step: int) -> PreemptionSaveChoice:  # noqa: ARG002
+        """Choose what to save in the rest of the grace period."""
+        return choose_preemption_save(inputs)
 
 
-class Together(Alone):
-    """One of several ranks: what one of them does, all do at the same step."""
+class DistributedCoordinator(SingleProcessCoordinator):
+    """Decides for one of several ranks, so that all ranks save and stop at the same step."""
 
-    may_skip = False
+    can_skip = False
 
-    def __init__(self, gang: Gang, calls: Calls) -> None:
-        self._gang = gang
-        self._calls = calls
-        self.place = gang.place
-        self.saves = gang.sharded or gang.is_first
-        self.reports = gang.is_first
+    def __init__(self, barrier: RankBarrier, save_requests: SaveRequestListener) -> None:
+        self._barrier = barrier
+        self._save_requests = save_requests
+        self.rank_info = barrier.rank_info
+        self.has_state = barrier.sharded or barrier.is_first
+        self.reports_events = barrier.is_first
 
     def open(self) -> None:
-        self._gang.open()
-        self._calls.open()
+        self._barrier.open()
+        self._save_requests.open()
 
     def close(self) -> None:
-        self._calls.close()
+        self._save_requests.close()
 
-    def agree(self, ref: CheckpointRef) -> bool:
-        """As `Gang.agree`."""
-        return self._gang.agree(ref)
+    def vote_valid(self, ref: CheckpointRef) -> bool:
+        """As `RankBarrier.vote_valid`."""
+        return self._barrier.vote_valid(ref)
 
-    def stops_at(self, global_step: int, stop: StopSignal, seconds_left: float | None) -> bool:
-        self._calls.keep_pace(global_step)
-        if stop.requested and self._calls.stop is None:
+    def should_stop_at(self, global_step: int, stop: StopSignal, seconds_left: float | None) -> bool:
+        self._save_requests.measure_step_time(global_step)
+        if stop.is_requested and self._save_requests.stop_request is None:
             try:
-                self._calls.call(global_step, stop=True)
+                self._save_requests.request_save(global_step, stop=True)
             except StoreError as error:
-                tell(f"the other ranks could not be told to stop, the next step tries again: {error}")
-        if self._calls.stop:
+                log_message(f"the request that all ranks stop could not be stored; the next step tries again: {error}")
+        if self._save_requests.stop_request:
             stop.request()
-            return global_step >= self._calls.stop.global_step or seconds_left == 0
+            return global_step >= self._save_requests.stop_request.global_step or seconds_left == 0
         return seconds_left == 0
 
-    def saves_at(self, global_step: int, due: bool, unit: Unit) -> bool:
-        called = self._calls.passes(global_step)
+    def should_save_at(self, global_step: int, due: bool, unit: IntervalUnit) -> bool:
+        requested = self._save_requests.complete_step(global_step)
         if unit == "steps":
-            return due or called
-        if due and self._gang.is_first and not self._calls.is_pending(global_step):
-            self._calls.call(global_step)
-        return called
+            return due or requested
+        if due and self._barrier.is_first and not self._save_requests.has_pending(global_step):
+            self._save_requests.request_save(global_step)
+        return requested
 
-    def choose(self, seen: Approach, global_step: int) -> Choice:
-        # What one rank leaves out, no rank has saved; so all of them try, or none that has passed the step.
-        call = self._calls.stop
-        return Choice.SAVE if call and call.global_step == global_step and seen.seconds_left != 0 else Choice.LEAVE
+    def choose_save(self, inputs: PreemptionSaveInputs, global_step: int) -> PreemptionSaveChoice:
+        # Without the shards of every rank nothing is committed, so all ranks save the requested step or none does.
+        request = self._save_requests.stop_request
+        return (
+            PreemptionSaveChoice.SAVE
+            if request and request.global_step == global_step and inputs.seconds_left != 0
+            else PreemptionSaveChoice.LEAVE
+        )

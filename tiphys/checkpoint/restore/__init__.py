@@ -1,1 +1,1 @@
-"""From a committed checkpoint to a state in memory: which one, reading and verifying it, looking into it."""
+"""From a committed checkpoint to a state in memory: choosing, reading, verifying and inspecting it."""

@@ -1,73 +1,85 @@
-"""Which checkpoints this attempt may go on from: its ancestors, and no late commit of another branch.
+"""Lists the checkpoints that an attempt may resume from: its ancestors, without late commits of other branches.
 
-Usually claims say what every attempt started from, since the plugin chose it. A
-volume that only pods mount is out of the plugin's sight; there the training
-program finds it out from the manifests.
+The plugin usually chooses the start checkpoint of each attempt, and the claims
+record the choices. The plugin cannot read a volume that only pods mount; there
+the training program infers the starts from the manifests.
 """
 
 from collections.abc import Iterator
 
-from tiphys.checkpoint.settings import Settings
-from tiphys.failures.bad_checkpoints import suspects
-from tiphys.lineage.fork_history import before, origin_of
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import StartsFrom, chain, commits_of, starts_of, starts_on_volume
+from tiphys.checkpoint.settings import CheckpointSettings
+from tiphys.failures.bad_checkpoints import list_suspects
+from tiphys.lineage.fork_history import find_fork_origin, iter_fork_history
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import (
+    StartCheckpoints,
+    infer_starts_from_volume,
+    list_commits,
+    order_candidates,
+    starts_from_claims,
+)
 from tiphys.records import CheckpointRef
-from tiphys.store import Store, step_attempts
+from tiphys.store import Store, read_step_attempts
 
 
-class Ancestry:
-    """Read once: claims never change, and a newer attempt than this one fences it."""
+class RestoreCandidates:
+    """The restore candidates of one attempt.
 
-    def __init__(self, settings: Settings, run_store: Store, store: Store) -> None:
+    Claims are read once: they never change, and a newer attempt fences this one.
+    """
+
+    def __init__(self, settings: CheckpointSettings, run_store: Store, store: Store) -> None:
         self._settings = settings
         self._run_store = run_store
         self._store = store
-        self._starts: StartsFrom | None = None
+        self._start_checkpoints: StartCheckpoints | None = None
         self._suspects: set[CheckpointRef] = set()
 
-    def candidates(self) -> Iterator[CheckpointRef]:
-        """Checkpoints to restore, best first, without those in quarantine.
+    def iter_newest_first(self) -> Iterator[CheckpointRef]:
+        """Yield the checkpoints to restore, the best first, without quarantined ones.
 
-        Costs two listings however many checkpoints there are; what older
-        attempts started from, and what lies in another run, is read only by who
-        asks for more.
+        Costs two listings, whatever the number of checkpoints. The claims of
+        older attempts, and the checkpoints of a forked run, are read only when
+        the caller asks for more candidates.
         """
         settings, lineage = self._settings, self._settings.lineage
-        passed = quarantined(self._store, lineage)
-        commits = commits_of(self._store, lineage)
-        if not settings.has_volume:  # the plugin has chosen, and barred what is suspect
-            nearest = chain(commits, lineage, {settings.attempt: settings.resume_from})
-            yield from (ref for ref in nearest if ref not in passed)
-            passed.update(nearest)
-        starts = self.starts()
-        passed |= self._suspects
-        own = chain(commits, lineage, starts)
-        yield from (ref for ref in own if ref not in passed)
-        if (origin := origin_of(lineage, starts)) is not None:
-            yield from self._of_other_runs(origin, passed)
+        excluded = list_quarantined(self._store, lineage)
+        commits = list_commits(self._store, lineage)
+        if not settings.has_own_store:  # the plugin has chosen, and has excluded suspects
+            nearest = order_candidates(commits, lineage, {settings.attempt: settings.resume_from})
+            yield from (ref for ref in nearest if ref not in excluded)
+            excluded.update(nearest)
+        starts = self.start_checkpoints()
+        excluded |= self._suspects
+        own = order_candidates(commits, lineage, starts)
+        yield from (ref for ref in own if ref not in excluded)
+        if (origin := find_fork_origin(lineage, starts)) is not None:
+            yield from self._iter_fork_history(origin, excluded)
 
-    def _of_other_runs(self, origin: CheckpointRef, passed: set[CheckpointRef]) -> Iterator[CheckpointRef]:
-        """What the run that this one is a fork of had, beginning with the checkpoint that the fork began with."""
-        barred: dict[str, set[CheckpointRef]] = {}
-        for ref in before(self._run_store, self._store, origin):
-            if ref.lineage not in barred:
-                barred[ref.lineage] = quarantined(self._store, ref.lineage)
-            if ref not in passed | barred[ref.lineage]:
+    def _iter_fork_history(self, origin: CheckpointRef, excluded: set[CheckpointRef]) -> Iterator[CheckpointRef]:
+        """Yield the checkpoints of the original run, starting with the one that the fork started from."""
+        quarantined: dict[str, set[CheckpointRef]] = {}
+        for ref in iter_fork_history(self._run_store, self._store, origin):
+            if ref.lineage not in quarantined:
+                quarantined[ref.lineage] = list_quarantined(self._store, ref.lineage)
+            if ref not in excluded | quarantined[ref.lineage]:
                 yield ref
 
-    def starts(self) -> StartsFrom:
-        """What every attempt started from, this one included."""
-        if self._starts is None:
+    def start_checkpoints(self) -> StartCheckpoints:
+        """Return the start checkpoint of every attempt, including this one."""
+        if self._start_checkpoints is None:
             settings = self._settings
-            claimed = step_attempts(self._run_store, settings.run, settings.step)
-            self._suspects = suspects(claimed)
-            attempts = {settings.attempt: settings.resume_from, **starts_of(claimed)}
-            found = starts_on_volume(self._store, settings.lineage, attempts) if settings.has_volume else attempts
-            self._starts = found
-        return self._starts
+            claimed = read_step_attempts(self._run_store, settings.run, settings.step)
+            self._suspects = list_suspects(claimed)
+            attempts = {settings.attempt: settings.resume_from, **starts_from_claims(claimed)}
+            self._start_checkpoints = (
+                infer_starts_from_volume(self._store, settings.lineage, attempts)
+                if settings.has_own_store
+                else attempts
+            )
+        return self._start_checkpoints
 
     @property
-    def start(self) -> CheckpointRef | None:
-        """What this attempt was to start from."""
-        return self.starts()[self._settings.attempt]
+    def start_checkpoint(self) -> CheckpointRef | None:
+        """The checkpoint that this attempt was to start from; None for the beginning."""
+        return self.start_checkpoints()[self._settings.attempt]

@@ -1,15 +1,14 @@
-"""What two checkpoints differ in: for the question of why a run went another way from there.
+"""Inspects stored checkpoints without the program that wrote them: lists their values, and compares two of them.
 
-Facts and metrics come from the manifests, arrays are compared by the hash of
-their bytes. How far numbers lie apart is computed for one array at a time, since
-two whole models may not fit into memory.
+A comparison shows why two runs diverged. Provenance and metrics come from the
+manifests; arrays are compared by the hash of their bytes. Numeric differences
+are computed for one array at a time, because two whole models may not fit into
+memory.
 
-What a stored checkpoint holds, by name, for whoever wants to look at it without the program that made it.
-
-This is the one place beside the writer that knows the stored form: for each
-rank a JSON document first, then safetensors files whose tensors are named
-``<path>@<index of the array>.<offset in bytes>``. Every byte is verified on the
-way. Only `numbers` needs NumPy.
+Besides the writer this is the only module that knows the stored form: for each
+rank a JSON document, then safetensors files whose tensors are named
+``<path>@<index of the array>.<offset in bytes>``. Every byte is verified. Only
+`CheckpointContents.read_array` and `compute_statistics` need NumPy.
 """
 
 import hashlib
@@ -30,20 +29,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-READABLE = ("numpy",)
-"""Frameworks whose checkpoints have this form."""
+READABLE_FRAMEWORKS = ("numpy",)
+"""Frameworks whose checkpoints have the form that this module reads."""
 _FORMAT = 1
 
 
-class Leaf(NamedTuple):
+class StateLeaf(NamedTuple):
     """One array, or one other value, of a state."""
 
     path: str
-    """Such as ``state.layers.0``; of all ranks but the first with ``rank 1:`` before it."""
+    """Such as ``state.layers.0``; with the prefix ``rank 1:`` for ranks above 0."""
     form: str
     """``float32[16, 4]`` for an array; the JSON of any other value."""
     sha256: str = ""
-    """Of the bytes of an array; empty for any other value."""
+    """Hash of the bytes of an array; empty for any other value."""
     size_bytes: int = 0
 
 
@@ -61,16 +60,20 @@ class _Array:
     pieces: list[_Piece] = field(default_factory=list)
 
 
-class Contents:
-    """The leaves of one checkpoint. Making one reads every byte once and keeps no numbers.
+class CheckpointContents:
+    """The leaves of one checkpoint. The constructor reads every byte once and keeps no array.
+
+    Args:
+        store: Store of the checkpoint.
+        manifest: The checkpoint.
 
     Raises:
-        IntegrityError: bytes do not match the manifest.
-        UsageError: another framework, or another version, wrote it in a form that is not known here.
+        IntegrityError: a shard does not match the manifest.
+        UsageError: another framework or a newer version wrote the checkpoint.
     """
 
     def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
-        if manifest.framework not in READABLE:
+        if manifest.framework not in READABLE_FRAMEWORKS:
             raise UsageError(
                 f"checkpoint {manifest.ref} of {manifest.lineage} was written by the framework "
                 f"{manifest.framework!r}, whose arrays Tiphys cannot name; compare sizes and facts with "
@@ -79,12 +82,12 @@ class Contents:
         self._reader = ShardReader(store)
         self._arrays: dict[tuple[int, int], _Array] = {}
         self._paths: dict[str, tuple[int, int]] = {}
-        self.leaves: dict[str, Leaf] = {}
-        for rank, shards in _by_rank(manifest).items():
+        self.leaves: dict[str, StateLeaf] = {}
+        for rank, shards in _shards_by_rank(manifest).items():
             self._read_rank(rank, shards)
 
-    def numbers(self, path: str) -> "NDArray[Any]":
-        """The array at ``path``, read again; needs NumPy and memory for that array and one shard."""
+    def read_array(self, path: str) -> "NDArray[Any]":
+        """Read the array at ``path`` again; needs NumPy, and memory for the array and one shard."""
         import numpy as np
 
         array = self._arrays[self._paths[path]]
@@ -101,8 +104,8 @@ class Contents:
         for shard in shards[1:]:
             self._read_shard(rank, shard)
         start = "state" if rank == 0 else f"rank {rank}: state"
-        for path, node in _walk(document["state"], start):
-            self._add(rank, path, node)
+        for path, node in _walk_leaves(document["state"], start):
+            self._add_leaf(rank, path, node)
 
     def _read_shard(self, rank: int, shard: Shard) -> None:
         data = self._reader.read(shard)
@@ -113,31 +116,33 @@ class Contents:
             index, offset = (int(number) for number in name.rpartition("@")[2].split("."))
             array = self._arrays.get((rank, index))
             if array is None or offset != array.size_bytes:
-                raise IntegrityError(f"{shard.key} holds {name!r}, which does not follow what came before")
-            start, end = (begin + place for place in entry["data_offsets"])
+                raise IntegrityError(f"{shard.key} contains {name!r}, which does not continue its array")
+            start, end = (begin + offset_in_data for offset_in_data in entry["data_offsets"])
             array.digest.update(data[start:end])
             array.size_bytes += end - start
             array.pieces.append(_Piece(shard, start, end))
 
-    def _add(self, rank: int, path: str, node: Any) -> None:
+    def _add_leaf(self, rank: int, path: str, node: Any) -> None:
         if isinstance(node, dict) and ("array" in node or "scalar" in node):
-            place = rank, int(node["array"] if "array" in node else node["scalar"])
-            array = self._arrays[place]
-            self._paths[path] = place
-            self.leaves[path] = Leaf(path, _form(array.description), array.digest.hexdigest(), array.size_bytes)
+            array_key = rank, int(node["array"] if "array" in node else node["scalar"])
+            array = self._arrays[array_key]
+            self._paths[path] = array_key
+            self.leaves[path] = StateLeaf(
+                path, _format_array(array.description), array.digest.hexdigest(), array.size_bytes
+            )
         else:
-            self.leaves[path] = Leaf(path, json.dumps(node, ensure_ascii=False))
+            self.leaves[path] = StateLeaf(path, json.dumps(node, ensure_ascii=False))
 
 
-def _by_rank(manifest: CheckpointManifest) -> Mapping[int, list[Shard]]:
+def _shards_by_rank(manifest: CheckpointManifest) -> Mapping[int, list[Shard]]:
     ranks: dict[int, list[Shard]] = {}
     for shard in manifest.shards:
         ranks.setdefault(shard.rank, []).append(shard)
     return dict(sorted(ranks.items()))
 
 
-def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Leaves of a state's tree; an empty container is a leaf, so that it can be seen."""
+def _walk_leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a state's tree; an empty container is a leaf, so that it is listed."""
     members: list[tuple[Any, Any]] = []
     if isinstance(node, list):
         members = list(enumerate(node))
@@ -150,16 +155,16 @@ def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     if not members:
         yield path, node
     for key, item in members:
-        yield from _walk(item, f"{path}.{key}")
+        yield from _walk_leaves(item, f"{path}.{key}")
 
 
-def _form(description: dict[str, Any]) -> str:
-    """``<f4`` and a shape as ``float32[16, 4]``, with the memory order where it is not the usual one."""
+def _format_array(description: dict[str, Any]) -> str:
+    """Format ``<f4`` and a shape as ``float32[16, 4]``, with the memory order if it is Fortran's."""
     order = " in Fortran order" if description["order"] == "F" else ""
-    return f"{_dtype(description['dtype'])}{description['shape']}{order}"
+    return f"{_format_dtype(description['dtype'])}{description['shape']}{order}"
 
 
-def _dtype(text: str) -> str:
+def _format_dtype(text: str) -> str:
     kinds = {"f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool"}
     kind, size = text[1:2], text[2:]
     if text[:1] not in "<|=" or kind not in kinds or not size.isdecimal():
@@ -167,7 +172,7 @@ def _dtype(text: str) -> str:
     return "bool" if kind == "b" else f"{kinds[kind]}{8 * int(size)}"
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """How a leaf of the state differs."""
 
     ADDED = "added"
@@ -175,103 +180,110 @@ class Kind(StrEnum):
     FORM = "form"
     """Another type or shape."""
     VALUE = "value"
-    """The same form with other bytes, or another number or text."""
+    """The same form with other content."""
 
 
-class Statistics(Record):
-    """How far the numbers of two arrays of one form lie apart, over those that are finite in both."""
+class ArrayStatistics(Record):
+    """Numeric differences of two arrays of one form, over the elements that are finite in both."""
 
     changed: int
-    """Elements that differ at all."""
+    """Elements that differ."""
     total: int
     largest: Metric
     """Largest absolute difference."""
     mean: Metric
     """Mean absolute difference."""
     relative: Metric
-    """Norm of the difference over the norm of the first."""
+    """Norm of the difference, divided by the norm of the first array."""
     not_finite: int
-    """Elements of the second that are NaN or infinite."""
+    """Elements of the second array that are NaN or infinite."""
 
 
-class Change(Record):
+class LeafDifference(Record):
     """One leaf that differs."""
 
     path: str
-    kind: Kind
+    kind: DifferenceKind
     before: str = ""
     after: str = ""
-    statistics: Statistics | None = None
+    statistics: ArrayStatistics | None = None
 
 
-class Pair(Record):
-    """One fact or metric in both; None where it is not known."""
+class ValueDifference(Record):
+    """A fact or metric of both checkpoints; None if it is unknown."""
 
     name: str
     before: Any = None
     after: Any = None
 
 
-class Difference(Record):
-    """``facts`` and ``metrics`` hold those that differ; so do ``changes``, beside ``same`` leaves that do not."""
+class CheckpointDifference(Record):
+    """The differences of two checkpoints; ``same`` counts the leaves that are equal."""
 
     before: CheckpointRef
     after: CheckpointRef
-    facts: tuple[Pair, ...]
-    metrics: tuple[Pair, ...]
-    size_bytes: Pair
-    changes: tuple[Change, ...] = ()
+    facts: tuple[ValueDifference, ...]
+    metrics: tuple[ValueDifference, ...]
+    size_bytes: ValueDifference
+    changes: tuple[LeafDifference, ...] = ()
     same: int = 0
     note: str = ""
-    """Why there are no ``changes``, where the states could not be compared."""
+    """Why the states could not be compared; empty if they were."""
 
 
-def difference(
+def compare_checkpoints(
     before: tuple[Store, CheckpointManifest], after: tuple[Store, CheckpointManifest], *, values: bool = False
-) -> Difference:
-    """Compare two checkpoints; reads every byte of both, with ``values`` of arrays that differ twice.
+) -> CheckpointDifference:
+    """Compare two checkpoints; reads every byte of both.
+
+    Args:
+        before: The first checkpoint and its store.
+        after: The second checkpoint and its store.
+        values: Whether to compute `ArrayStatistics`, which reads the arrays that differ again.
 
     Raises:
-        IntegrityError: bytes of one do not match its manifest.
-        UsageError: another version of Tiphys wrote one in a form that is not known here.
+        IntegrityError: a shard does not match its manifest.
+        UsageError: a newer version of Tiphys wrote one of them.
     """
-    one, other = before[1], after[1]
-    result = Difference(
-        before=one.ref,
-        after=other.ref,
-        facts=pairs(facts_of(one), facts_of(other)),
-        metrics=pairs(one.metrics, other.metrics),
-        size_bytes=Pair(name="size_bytes", before=one.size_bytes, after=other.size_bytes),
+    first, second = before[1], after[1]
+    result = CheckpointDifference(
+        before=first.ref,
+        after=second.ref,
+        facts=compare_values(flatten_provenance(first), flatten_provenance(second)),
+        metrics=compare_values(first.metrics, second.metrics),
+        size_bytes=ValueDifference(name="size_bytes", before=first.size_bytes, after=second.size_bytes),
     )
-    unknown = {manifest.framework for manifest in (one, other)}.difference(READABLE)
-    if unknown:
-        return result.model_copy(update={"note": f"the states were written by {', '.join(sorted(unknown))}"})
-    left, right = Contents(*before), Contents(*after)
-    changes = compare(left.leaves, right.leaves)
+    unreadable = {manifest.framework for manifest in (first, second)}.difference(READABLE_FRAMEWORKS)
+    if unreadable:
+        return result.model_copy(update={"note": f"the states were written by {', '.join(sorted(unreadable))}"})
+    old, new = CheckpointContents(*before), CheckpointContents(*after)
+    changes = compare_leaves(old.leaves, new.leaves)
     if values:
-        changes = [_with_statistics(change, left, right) for change in changes]
-    same = len(left.leaves.keys() & right.leaves.keys()) - sum(c.kind in (Kind.FORM, Kind.VALUE) for c in changes)
+        changes = [_with_statistics(change, old, new) for change in changes]
+    same = len(old.leaves.keys() & new.leaves.keys()) - sum(
+        change.kind in (DifferenceKind.FORM, DifferenceKind.VALUE) for change in changes
+    )
     return result.model_copy(update={"changes": tuple(changes), "same": same})
 
 
-def compare(before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> list[Change]:
-    """Leaves that differ, by path. Pure."""
+def compare_leaves(before: Mapping[str, StateLeaf], after: Mapping[str, StateLeaf]) -> list[LeafDifference]:
+    """Return the leaves that differ, in the order of their paths. Pure."""
     changes = []
     for path in sorted(before.keys() | after.keys()):
-        one, other = before.get(path), after.get(path)
-        if one is None and other is not None:
-            changes.append(Change(path=path, kind=Kind.ADDED, after=other.form))
-        elif other is None and one is not None:
-            changes.append(Change(path=path, kind=Kind.REMOVED, before=one.form))
-        elif one is not None and other is not None and one != other:
-            same_form = bool(one.sha256) == bool(other.sha256) and (one.form == other.form or not one.sha256)
-            kind = Kind.VALUE if same_form else Kind.FORM
-            changes.append(Change(path=path, kind=kind, before=one.form, after=other.form))
+        old, new = before.get(path), after.get(path)
+        if old is None and new is not None:
+            changes.append(LeafDifference(path=path, kind=DifferenceKind.ADDED, after=new.form))
+        elif new is None and old is not None:
+            changes.append(LeafDifference(path=path, kind=DifferenceKind.REMOVED, before=old.form))
+        elif old is not None and new is not None and old != new:
+            same_form = bool(old.sha256) == bool(new.sha256) and (old.form == new.form or not old.sha256)
+            kind = DifferenceKind.VALUE if same_form else DifferenceKind.FORM
+            changes.append(LeafDifference(path=path, kind=kind, before=old.form, after=new.form))
     return changes
 
 
-def facts_of(manifest: CheckpointManifest) -> dict[str, Any]:
-    """What a manifest says that its checkpoint was made with, flat; what is not known is left out."""
+def flatten_provenance(manifest: CheckpointManifest) -> dict[str, Any]:
+    """Return the provenance of a manifest as a flat mapping, without unknown values."""
     facts = manifest.facts.model_dump(mode="json")
     nested = {f"versions.{name}": version for name, version in facts.pop("versions").items()}
     nested |= {f"data_position.{name}": value for name, value in facts.pop("data_position").items()}
@@ -280,45 +292,45 @@ def facts_of(manifest: CheckpointManifest) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if value not in (None, "")}
 
 
-def pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Pair, ...]:
-    """Names whose values differ, in the order of ``before``, then of ``after``. Pure."""
+def compare_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[ValueDifference, ...]:
+    """Return the names whose values differ, in the order of ``before``, then of ``after``. Pure."""
     names = dict.fromkeys([*before, *after])
     return tuple(
-        Pair(name=name, before=before.get(name), after=after.get(name))
+        ValueDifference(name=name, before=before.get(name), after=after.get(name))
         for name in names
-        if not _equal(before.get(name), after.get(name))
+        if not _is_equal(before.get(name), after.get(name))
     )
 
 
-def statistics(before: "NDArray[Any]", after: "NDArray[Any]") -> Statistics | None:
-    """How far two arrays of one shape lie apart; None if they hold no numbers."""
+def compute_statistics(before: "NDArray[Any]", after: "NDArray[Any]") -> ArrayStatistics | None:
+    """Compute the numeric differences of two arrays of one shape; None if they are empty or not numeric."""
     import numpy as np
 
     if before.dtype.kind not in "biufc" or after.dtype.kind not in "biufc" or not before.size:
         return None
     wide = np.complex128 if "c" in (before.dtype.kind, after.dtype.kind) else np.float64
-    one, other = before.astype(wide), after.astype(wide)
-    finite = np.isfinite(one) & np.isfinite(other)
-    apart = np.abs(other[finite] - one[finite])
-    norm = float(np.linalg.norm(one[finite]))
-    distance = float(np.linalg.norm(apart))
-    return Statistics(
+    old, new = before.astype(wide), after.astype(wide)
+    finite = np.isfinite(old) & np.isfinite(new)
+    distances = np.abs(new[finite] - old[finite])
+    norm = float(np.linalg.norm(old[finite]))
+    distance = float(np.linalg.norm(distances))
+    return ArrayStatistics(
         changed=int(np.count_nonzero((before != after) & ~((before != before) & (after != after)))),
         total=before.size,
-        largest=float(apart.max(initial=0.0)),
-        mean=float(apart.mean()) if apart.size else 0.0,
+        largest=float(distances.max(initial=0.0)),
+        mean=float(distances.mean()) if distances.size else 0.0,
         relative=distance / norm if norm else (math.inf if distance else 0.0),
-        not_finite=int(np.count_nonzero(~np.isfinite(other))),
+        not_finite=int(np.count_nonzero(~np.isfinite(new))),
     )
 
 
-def _with_statistics(change: Change, before: Contents, after: Contents) -> Change:
+def _with_statistics(change: LeafDifference, before: CheckpointContents, after: CheckpointContents) -> LeafDifference:
     leaf = before.leaves.get(change.path)
-    if change.kind is not Kind.VALUE or leaf is None or not leaf.sha256:
+    if change.kind is not DifferenceKind.VALUE or leaf is None or not leaf.sha256:
         return change
-    found = statistics(before.numbers(change.path), after.numbers(change.path))
-    return change.model_copy(update={"statistics": found})
+    statistics = compute_statistics(before.read_array(change.path), after.read_array(change.path))
+    return change.model_copy(update={"statistics": statistics})
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return bool(one == other) or (one != one and other != other)
+def _is_equal(before: Any, after: Any) -> bool:
+    return bool(before == after) or (before != before and after != after)  # NaN equals NaN here

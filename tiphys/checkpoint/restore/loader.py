@@ -1,24 +1,25 @@
-"""Reading a checkpoint of NumPy arrays, several shards at a time."""
+"""Loads a checkpoint of NumPy arrays into memory, several shards at a time."""
 
 from collections.abc import Callable
 from typing import Any
 
-from tiphys.checkpoint.ranks.barrier import ALONE, Place
-from tiphys.checkpoint.restore.shard_reader import NodeCache, ShardReader, manifest_of
-from tiphys.checkpoint.state.shards import FRAMEWORK, Assembly
+from tiphys.checkpoint.ranks.barrier import SINGLE_RANK, RankInfo
+from tiphys.checkpoint.restore.shard_reader import NodeCache, ShardReader, load_manifest
+from tiphys.checkpoint.state.shards import FRAMEWORK, StateAssembly
 from tiphys.errors import UsageError
 from tiphys.records import CheckpointManifest, CheckpointRef, Shard
 from tiphys.store import Store
-from tiphys.threads import in_parallel
+from tiphys.threads import map_parallel
 
 
-class Loader:
-    """Reads checkpoints of ``store``.
+class CheckpointLoader:
+    """Loads checkpoints of one store.
 
     Args:
-        cache: Where shards are looked for first, and left for the next reader on this node.
-        stopping: Asked before each shard; a load is given up once it answers yes.
-        threads: Shards read at a time.
+        store: Store of the checkpoints.
+        cache: Cache of the node, read before the store and filled from it; None for no cache.
+        should_stop: Called before each shard; True cancels the load.
+        threads: Shards that are read at once.
     """
 
     def __init__(
@@ -26,46 +27,52 @@ class Loader:
         store: Store,
         *,
         cache: NodeCache | None = None,
-        stopping: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
         threads: int = 4,
     ) -> None:
         self._store = store
         self._cache = cache
-        self._stopping = stopping
+        self._should_stop = should_stop
         self._threads = threads
 
-    def manifest(self, ref: CheckpointRef) -> CheckpointManifest:
-        """The manifest of ``ref``, if its shards hold NumPy arrays; raises as `manifest_of` does."""
-        return manifest_of(self._store, ref, FRAMEWORK)
+    def read_manifest(self, ref: CheckpointRef) -> CheckpointManifest:
+        """Read the manifest of ``ref``, whose shards must hold NumPy arrays; raises as `load_manifest` does."""
+        return load_manifest(self._store, ref, FRAMEWORK)
 
-    def load(self, manifest: CheckpointManifest, like: Any = None, place: Place = ALONE) -> Any:
-        """The state that the rank at ``place`` saved, or that one saved for all.
+    def load(self, manifest: CheckpointManifest, like: Any = None, rank_info: RankInfo = SINGLE_RANK) -> Any:
+        """Load the state of one rank, or the state that rank 0 saved for all ranks.
 
-        ``like`` is what `tiphys.checkpoint.state.serialization.unflatten` takes classes from.
+        Args:
+            manifest: The checkpoint.
+            like: State with the classes to build, as in `tiphys.checkpoint.state.serialization.unflatten_state`.
+            rank_info: Position of this rank.
 
         Raises:
-            IntegrityError: the manifest or some shard is damaged or missing.
-            UsageError: the program's classes are not those of the state, or as
-                many ranks as there are now did not save it.
-            StoreError: storage did not answer; that says nothing about the checkpoint.
-            LoadStoppedError: ``stopping`` answered yes.
+            IntegrityError: a shard is damaged or missing.
+            UsageError: the program's classes differ from those of the state, or
+                another number of ranks saved it.
+            StoreError: storage did not answer; the checkpoint may be valid.
+            LoadStoppedError: ``should_stop`` returned True.
         """
-        document, *shards = _shards_of(manifest, place)
-        reader = ShardReader(self._store, cache=self._cache, stopping=self._stopping)  # its buffers go with it
-        assembly = Assembly(bytes(reader.read(document)))
-        in_parallel(lambda _, shard: assembly.add(reader.read(shard)), shards, self._threads)
+        document, *shards = _shards_for_rank(manifest, rank_info)
+        reader = ShardReader(
+            self._store, cache=self._cache, should_stop=self._should_stop
+        )  # one reader per load, so that its buffers are freed
+        assembly = StateAssembly(bytes(reader.read(document)))
+        map_parallel(lambda _, shard: assembly.add_shard(reader.read(shard)), shards, self._threads)
         if self._cache:
             self._cache.trim({shard.sha256 for shard in manifest.shards})
         return assembly.state(like)
 
 
-def _shards_of(manifest: CheckpointManifest, place: Place) -> list[Shard]:
+def _shards_for_rank(manifest: CheckpointManifest, rank_info: RankInfo) -> list[Shard]:
     writers = {shard.rank for shard in manifest.shards}
     if writers == {0}:
-        return list(manifest.shards)  # one state for everybody
-    if len(writers) != place.world_size:
+        return list(manifest.shards)  # one state for all ranks
+    if len(writers) != rank_info.world_size:
         raise UsageError(
-            f"checkpoint {manifest.ref} holds the states of {len(writers)} ranks, and there are {place.world_size} "
-            "now; NumPy states are not divided anew: start as many, or save with tiphys.checkpoint.adapters.dcp"
+            f"checkpoint {manifest.ref} contains the states of {len(writers)} ranks, but {rank_info.world_size} are "
+            "running, and NumPy states cannot be resharded: start the same number, or save with "
+            "tiphys.checkpoint.adapters.dcp"
         )
-    return [shard for shard in manifest.shards if shard.rank == place.rank]
+    return [shard for shard in manifest.shards if shard.rank == rank_info.rank]

@@ -1,13 +1,12 @@
-"""Reading shards: no byte reaches the program before its hash was compared.
+"""Reads shards and verifies them: no byte reaches the program before its hash was compared.
 
-Storage that returns wrong bytes does so quietly. Every shard is read in pieces,
-hashed while it arrives, and only then decoded, by each thread in a buffer of its
-own, so that a state is never in memory twice.
+Storage may return wrong bytes without an error. So `ShardReader` hashes every
+shard while it arrives, and returns it only if the hash matches. Each thread
+reuses one buffer, so that a state is never in memory twice.
 
-Shards on the disk of a node, so that they cross the network once for all ranks, and not again after a restart.
-
-A file is named by the SHA-256 of what it should hold and believed no further
-than that: whoever reads it compares the hash. A cache that is full, read-only
+`NodeCache` keeps shards on the disk of a node, so that they cross the network
+once for all its ranks, and not again after a restart. A cached file is named by
+its SHA-256 and verified like any other shard. A cache that is full, read-only
 or broken costs time and nothing else.
 """
 
@@ -20,7 +19,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import IntegrityError, ObjectMissingError, UsageError
 from tiphys.lineage.validity import read_manifest
 from tiphys.records import CheckpointManifest, CheckpointRef, Shard
@@ -30,30 +29,30 @@ _LIMIT_BYTES = 64 << 30
 
 
 class NodeCache:
-    """Files below ``folder``, which is made when it is needed.
+    """A cache of shards as files in ``folder``, which is created on first use.
 
     Args:
         folder: Shared by the processes of a node, such as a host path or an ``emptyDir``.
-        limit_bytes: What `trim` leaves at most, besides the checkpoint just read.
+        limit_bytes: Size that `trim` reduces the cache to, except for the shards in use.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._folder = folder
-        self._limit = limit_bytes
+        self._limit_bytes = limit_bytes
         self._broken = False
 
     @contextlib.contextmanager
-    def one_reader(self, sha256: str) -> Iterator[None]:
-        """Let one process of the node at a time fetch this shard; the next one finds it here."""
+    def fetch_lock(self, sha256: str) -> Iterator[None]:
+        """Return a lock so that one process of the node fetches this shard, and the others read it from the cache."""
         with contextlib.ExitStack() as stack:
-            with self._forgiving():
+            with self._ignore_os_errors():
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 lock = stack.enter_context((self._folder / f"{sha256}.lock").open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def read_into(self, sha256: str, buffer: memoryview) -> bool:
-        """Fill ``buffer``; whether there was a file of its size. Its content is unverified."""
+        """Fill ``buffer`` with unverified content; return whether the cache had a file of its size."""
         path = self._folder / sha256
         try:
             with path.open("rb", buffering=0) as stream:
@@ -67,29 +66,29 @@ class NodeCache:
         except OSError:
             return False
 
-    def keep(self, sha256: str, data: memoryview) -> None:
-        """Leave a copy of ``data`` for the next reader, if that can be done."""
+    def add(self, sha256: str, data: memoryview) -> None:
+        """Store a copy of ``data``; does nothing if the cache is broken."""
         temporary = self._folder / f"{secrets.token_hex(8)}.tmp"
-        with self._forgiving():
+        with self._ignore_os_errors():
             try:
                 temporary.write_bytes(data)
                 temporary.replace(self._folder / sha256)
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def drop(self, sha256: str) -> None:
-        """Remove a file whose content is not what its name says."""
-        tell(f"{self._folder / sha256} does not hold what its name says; it is fetched again")
-        with self._forgiving():
+    def discard(self, sha256: str) -> None:
+        """Delete a file whose content does not match the hash in its name."""
+        log_message(f"{self._folder / sha256} does not match the hash in its name; the shard is fetched again")
+        with self._ignore_os_errors():
             (self._folder / sha256).unlink(missing_ok=True)
 
     def trim(self, in_use: Collection[str]) -> None:
-        """Remove the files used longest ago until the others fit; those ``in_use`` stay."""
-        with self._forgiving():
+        """Delete the least recently used files until the limit is met, except for the hashes ``in_use``."""
+        with self._ignore_os_errors():
             files = [(path.stat(), path) for path in self._folder.iterdir() if path.suffix != ".lock"]
             total = sum(status.st_size for status, _ in files)
             for status, path in sorted(files, key=lambda file: file[0].st_mtime):
-                if total <= self._limit:
+                if total <= self._limit_bytes:
                     return
                 if path.name not in in_use:
                     path.unlink(missing_ok=True)
@@ -97,30 +96,38 @@ class NodeCache:
                     total -= status.st_size
 
     @contextlib.contextmanager
-    def _forgiving(self) -> Iterator[None]:
+    def _ignore_os_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if not self._broken:
                 self._broken = True
-                tell(f"the cache in {self._folder} cannot be used, so shards are fetched each time: {error.strerror}")
+                log_message(
+                    f"the cache in {self._folder} cannot be used, so shards are fetched each time: {error.strerror}"
+                )
 
 
 _PIECE_BYTES = 1 << 20
-"""Read, hashed and copied while it is in the processor's cache."""
+"""Size of a piece that is read, hashed and copied while it is in the processor's cache."""
 
 
 class LoadStoppedError(Exception):
-    """The load was given up, because the program was told to stop."""
+    """The load was cancelled because the program must stop."""
 
 
-def manifest_of(store: Store, ref: CheckpointRef, framework: str, reader: str = "this program") -> CheckpointManifest:
-    """The manifest of ``ref``, if ``reader``, which reads ``framework``, can read its shards.
+def load_manifest(store: Store, ref: CheckpointRef, framework: str, reader: str = "this program") -> CheckpointManifest:
+    """Read the manifest of ``ref``, whose shards must be of ``framework``.
+
+    Args:
+        store: Store of the checkpoints.
+        ref: The checkpoint.
+        framework: Framework that the caller can read.
+        reader: Name of the caller for the error message.
 
     Raises:
-        IntegrityError: it is damaged or missing.
-        UsageError: another framework wrote it.
-        StoreError: storage did not answer; that says nothing about the checkpoint.
+        IntegrityError: the manifest is damaged or missing.
+        UsageError: another framework wrote the checkpoint.
+        StoreError: storage did not answer; the checkpoint may be valid.
     """
     try:
         manifest = read_manifest(store, ref)
@@ -131,47 +138,48 @@ def manifest_of(store: Store, ref: CheckpointRef, framework: str, reader: str = 
 
 
 def check_framework(manifest: CheckpointManifest, framework: str, reader: str = "this program") -> None:
-    """Raise `UsageError` if ``reader``, which reads ``framework``, cannot read the shards of ``manifest``."""
+    """Raise `UsageError` unless ``manifest`` is of ``framework``, which ``reader`` can read."""
     if manifest.framework != framework:
         raise UsageError(
             f"checkpoint {manifest.ref} of {manifest.lineage} was written by the framework {manifest.framework!r}, "
-            f"{reader} reads {framework!r}; start a new run"
+            f"{reader} reads {framework!r}; use the framework that wrote it, or start a new run"
         )
 
 
 class ShardReader:
-    """Verified shards of ``store``.
+    """Reads and verifies shards of one store.
 
     Args:
-        cache: Where shards are looked for first, and left for the next reader on this node.
-        stopping: Asked before each shard; a load is given up once it answers yes.
+        store: Store of the checkpoints.
+        cache: Cache of the node, read before the store and filled from it; None for no cache.
+        should_stop: Called before each shard; True cancels the load.
     """
 
     def __init__(
-        self, store: Store, *, cache: NodeCache | None = None, stopping: Callable[[], bool] = lambda: False
+        self, store: Store, *, cache: NodeCache | None = None, should_stop: Callable[[], bool] = lambda: False
     ) -> None:
         self._store = store
         self._cache = cache
-        self._stopping = stopping
-        self._own = threading.local()
+        self._should_stop = should_stop
+        self._thread_buffers = threading.local()
 
     def read(self, shard: Shard) -> memoryview:
-        """The bytes of ``shard``, until the same thread asks for the next.
+        """Return the verified bytes of ``shard``; valid until the same thread calls this again.
 
         Raises:
-            IntegrityError: they are not those of the manifest, or missing.
-            StoreError: storage did not answer; that says nothing about the checkpoint.
-            LoadStoppedError: ``stopping`` answered yes.
+            IntegrityError: the shard is missing, or does not match its hash or size.
+            StoreError: storage did not answer; the checkpoint may be valid.
+            LoadStoppedError: ``should_stop`` returned True.
         """
-        if self._stopping():
+        if self._should_stop():
             raise LoadStoppedError
         if self._cache is None:
-            return self._fetched(shard)
-        with self._cache.one_reader(shard.sha256):
+            return self._fetch(shard)
+        with self._cache.fetch_lock(shard.sha256):
             cached = self._from_cache(self._cache, shard)
             if cached is None:
-                cached = self._fetched(shard)
-                self._cache.keep(shard.sha256, cached)
+                cached = self._fetch(shard)
+                self._cache.add(shard.sha256, cached)
         return cached
 
     def _from_cache(self, cache: NodeCache, shard: Shard) -> memoryview | None:
@@ -179,15 +187,15 @@ class ShardReader:
         if not cache.read_into(shard.sha256, buffer):
             return None
         if hashlib.sha256(buffer).hexdigest() != shard.sha256:
-            cache.drop(shard.sha256)
+            cache.discard(shard.sha256)
             return None
         return buffer
 
-    def _fetched(self, shard: Shard) -> memoryview:
+    def _fetch(self, shard: Shard) -> memoryview:
         try:
             return self._read(shard)
         except IntegrityError:
-            # Once more: a checkpoint must not be condemned for what went wrong on the way.
+            # A second try: damage in transit must not quarantine a checkpoint that is intact in storage.
             return self._read(shard)
 
     def _read(self, shard: Shard) -> memoryview:
@@ -214,8 +222,8 @@ class ShardReader:
         return buffer
 
     def _buffer(self, size_bytes: int) -> memoryview:
-        """Memory of this thread, which is kept from shard to shard."""
-        kept: bytearray = getattr(self._own, "buffer", bytearray())
-        if len(kept) < size_bytes:
-            kept = self._own.buffer = bytearray(size_bytes)
-        return memoryview(kept)[:size_bytes]
+        """Return a buffer of this thread, which reuses its memory from shard to shard."""
+        buffer: bytearray = getattr(self._thread_buffers, "buffer", bytearray())
+        if len(buffer) < size_bytes:
+            buffer = self._thread_buffers.buffer = bytearray(size_bytes)
+        return memoryview(buffer)[:size_bytes]

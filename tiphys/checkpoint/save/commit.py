@@ -1,15 +1,13 @@
-"""Writing a checkpoint: shards, then the fence, then the manifest, whose creation is the commit.
+"""The commit protocol: store the shards, check the fence, then create the manifest, whose creation is the commit.
 
-Until the manifest exists there is no checkpoint, so a process may die at any
-point before it and leave nothing but bytes that retention sweeps up. Shards are
-named by their content: a repeated save meets its own shards and never others.
-Several travel at once, each hashed by the thread that sends it.
+A checkpoint exists only once its manifest exists, so a process may die at any
+point before that and leave only objects that retention deletes. The key of a
+shard contains the hash of its content, so a repeated save finds its own shards
+and overwrites no others.
 
-May this attempt still commit?
-
-A node that lost its network goes on training while its replacement does the
-same. The number of the attempt is its fence: once a higher one is claimed, or
-the attempt's end is recorded, nothing it writes counts.
+A node that lost its network keeps training while its replacement does the same.
+The number of the attempt is the fencing token: once a higher number is claimed,
+or the end of the attempt is recorded, the attempt can commit no more.
 """
 
 import hashlib
@@ -21,13 +19,13 @@ from typing import Protocol
 from tiphys.errors import FencedError, IntegrityError, NotFoundError, ObjectExistsError, StoreError
 from tiphys.faults import failpoint
 from tiphys.records import CheckpointManifest, Shard
-from tiphys.store import LineageLayout, RunLayout, Store, claim
+from tiphys.store import LineageLayout, RunLayout, Store, claim_record
 from tiphys.store.layout import parse_attempt
-from tiphys.threads import in_parallel
+from tiphys.threads import map_parallel
 
 
 class ShardSource(Protocol):
-    """Bytes of one shard, made when they are wanted. ``suffix`` names their format."""
+    """One shard before it is stored. ``suffix`` is its file extension; ``data`` produces its bytes on demand."""
 
     @property
     def suffix(self) -> str: ...
@@ -36,127 +34,198 @@ class ShardSource(Protocol):
     def data(self) -> bytes | bytearray: ...
 
 
-class Uploads:
-    """How shards travel: ``threads`` at a time, told of each that has arrived.
+class ShardUploader:
+    """Uploads the shards of one save in parallel.
 
-    ``arrived`` is called with the bytes of a shard that is stored. ``cancel``
-    ends a save between two shards with `UploadCancelledError`.
+    Args:
+        threads: Shards that are uploaded at once.
+        on_stored: Called with the size of each shard in bytes once it is stored,
+            on the thread that uploaded it.
     """
 
-    def __init__(self, threads: int = 4, arrived: Callable[[int], object] | None = None) -> None:
+    def __init__(self, threads: int = 4, on_stored: Callable[[int], object] | None = None) -> None:
         self.threads = threads
-        self._arrived = arrived
+        self._on_stored = on_stored
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
+        """Stop before the next shard; `store` raises `UploadCancelledError`. Any thread may call this."""
         self._cancelled.set()
 
     def store(
         self, store: Store, draft: CheckpointManifest, shards: Sequence[ShardSource], rank: int = 0
     ) -> list[Shard]:
-        """Store ``shards`` in parallel; answer them in their order."""
+        """Store ``shards`` as rank ``rank`` and return their records in the same order.
+
+        Raises:
+            UploadCancelledError: `cancel` was called before all shards were stored.
+            IntegrityError: a shard's key exists with other content.
+            StoreError: storage failed.
+        """
         layout = LineageLayout(draft.lineage)
 
-        def send(index: int, shard: ShardSource) -> Shard:
+        def upload(index: int, shard: ShardSource) -> Shard:
             if self._cancelled.is_set():
-                raise UploadCancelledError("the save was given up for a newer one")
+                raise UploadCancelledError("the save was cancelled before its upload was complete")
             data = shard.data()
             sha256 = hashlib.sha256(data).hexdigest()
             key = layout.shard(draft.attempt, draft.global_step, index, sha256, shard.suffix, rank=rank)
             failpoint("checkpoint.before_shard")
             _store_shard(store, key, data, sha256)
             failpoint("checkpoint.after_shard")
-            if self._arrived:
-                self._arrived(len(data))
+            if self._on_stored:
+                self._on_stored(len(data))
             return Shard(key=key, size=len(data), sha256=sha256, rank=rank)
 
-        return in_parallel(send, shards, self.threads)
+        return map_parallel(upload, shards, self.threads)
 
 
 class UploadCancelledError(StoreError):
-    """The save was given up before it was committed; what had arrived is swept up later."""
+    """The save was cancelled before its commit; retention deletes the shards that it stored."""
 
 
-class LostSaveError(StoreError):
-    """Another rank has no share in this save, so that trying it again would not help."""
+class CommitSink(Protocol):
+    """Commits the saves of one attempt and receives the outcome of each.
+
+    The saver's thread (`tiphys.checkpoint.save.saver.Saver`) and DCP's writer
+    (`tiphys.checkpoint.adapters.dcp_storage.DcpWriter`) depend on this protocol
+    only. `tiphys.checkpoint.save.commit_policy.CheckpointCommitter` implements it
+    for every session.
+    """
+
+    def commit(
+        self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
+    ) -> CheckpointManifest:
+        """Store ``shards`` and commit ``draft`` with them, as the child of the previous commit.
+
+        The caller reports the outcome afterwards: `on_committed` after a return,
+        `on_failed` once it gives up after errors. A repeated call is safe: shards
+        that are stored already are not stored again.
+
+        Returns:
+            The manifest that is stored, which the same attempt may have committed before.
+
+        Raises:
+            FencedError: another attempt replaced this one; nothing was committed.
+            UploadCancelledError: ``uploader`` was cancelled; nothing was committed.
+            IntegrityError: a shard's key exists with other content.
+            StoreError: storage failed. The manifest may exist if only the answer to the last write was lost.
+        """
+
+    def publish(self, manifest: CheckpointManifest) -> CheckpointManifest:
+        """Check the fence and create ``manifest``, whose shards are all stored; this is the commit.
+
+        Returns:
+            The manifest that is stored.
+
+        Raises:
+            FencedError: another attempt replaced this one; nothing was committed.
+            StoreError: storage failed, or this step of the attempt is committed with other shards.
+        """
+
+    def on_committed(self, manifest: CheckpointManifest) -> None:
+        """Acknowledge a commit, adjust the save interval and run retention. Called once per committed save.
+
+        Raises:
+            FencedError: retention found that another attempt replaced this one.
+        """
+
+    def on_failed(self, global_step: int, error: Exception) -> None:
+        """Count and report that the save of ``global_step`` failed with ``error`` and is not retried.
+
+        Not called for saves that were cancelled, nor for `FencedError`, which ends the program.
+        """
 
 
-def commit(
+class AttemptFence:
+    """The fence of one attempt, whose claim and end are in ``run_store``."""
+
+    def __init__(self, run_store: Store, run: str, step: str, attempt: int) -> None:
+        self._run_store = run_store
+        self._run = run
+        self._step = step
+        self._attempt = attempt
+
+    def check(self) -> None:
+        """Return if the attempt may still commit; raises as `check_fence` does."""
+        check_fence(self._run_store, self._run, self._step, self._attempt)
+
+
+def commit_checkpoint(
     store: Store,
     draft: CheckpointManifest,
     shards: Sequence[ShardSource],
     check_fence: Callable[[], None],
-    uploads: Uploads | None = None,
+    uploader: ShardUploader | None = None,
 ) -> CheckpointManifest:
-    """Store ``shards`` and commit ``draft`` with them; answer the manifest that stands.
+    """Store ``shards``, commit ``draft`` with them and return the stored manifest.
 
-    A second commit of the same step by the same attempt answers the first.
+    A second commit of the same step by the same attempt returns the first one.
 
     Raises:
         FencedError: from ``check_fence``; nothing was committed.
-        StoreError: storage failed; whether the commit stands is unknown only if
-            the last write got no answer.
+        StoreError: storage failed. The manifest may exist if only the answer to the last write was lost.
     """
     before = time.perf_counter()
-    stored = (uploads or Uploads(threads=1)).store(store, draft, shards)
-    return publish(store, complete(draft, stored, time.perf_counter() - before), check_fence)
+    stored = (uploader or ShardUploader(threads=1)).store(store, draft, shards)
+    return publish_manifest(store, complete_manifest(draft, stored, time.perf_counter() - before), check_fence)
 
 
-def publish(store: Store, manifest: CheckpointManifest, check_fence: Callable[[], None]) -> CheckpointManifest:
-    """Create the manifest of shards that are stored, which commits them; raises as `commit` does."""
+def publish_manifest(store: Store, manifest: CheckpointManifest, check_fence: Callable[[], None]) -> CheckpointManifest:
+    """Create ``manifest``, whose shards are all stored; this is the commit. Raises as `commit_checkpoint` does."""
     check_fence()
     failpoint("checkpoint.before_manifest")
     key = LineageLayout(manifest.lineage).manifest(manifest.attempt, manifest.global_step)
-    held, won = claim(store, key, manifest.sealed())
+    stored, created = claim_record(store, key, manifest.with_seal())
     failpoint("checkpoint.after_manifest")
-    if not won and held.shards != manifest.shards:
+    if not created and stored.shards != manifest.shards:
         raise StoreError(
             f"checkpoint {manifest.global_step} of attempt {manifest.attempt} exists with other content, written by an "
-            "earlier process of this attempt; it stands, and the next step can be saved"
+            "earlier process of this attempt; it is kept, and the next step can be saved"
         )
-    return held
+    return stored
 
 
-def complete(draft: CheckpointManifest, stored: Sequence[Shard], upload_seconds: float) -> CheckpointManifest:
-    """``draft`` with the shards that are stored now, and how long that took."""
-    return draft.model_copy(update={"shards": tuple(stored), "upload_seconds": round(upload_seconds, 6)})
+def complete_manifest(draft: CheckpointManifest, shards: Sequence[Shard], upload_seconds: float) -> CheckpointManifest:
+    """Return ``draft`` with its stored shards and the duration of the upload."""
+    return draft.model_copy(update={"shards": tuple(shards), "upload_seconds": round(upload_seconds, 6)})
 
 
 def _store_shard(store: Store, key: str, data: bytes | bytearray, sha256: str) -> None:
     try:
         store.create(key, data, sha256=sha256)
     except ObjectExistsError:
-        # An earlier try of this save wrote it. Its name is its content's; trust it no further than that.
+        # An earlier try of this save stored it. The hash in the key does not prove the content: compare the bytes.
         if store.read(key) != data:
             raise IntegrityError(
-                f"{store.url}: {key} holds other bytes than its name says, so this step cannot be saved"
+                f"{store.url}: the content of {key} does not match the hash in its name, so this step cannot be saved"
             ) from None
 
 
 def check_fence(store: Store, run: str, step: str, attempt: int) -> None:
-    """Return if attempt ``attempt`` is the live one; costs one listing.
+    """Return if attempt ``attempt`` may still commit; costs one listing.
 
-    ``store`` is the one that holds the run.
+    ``store`` is the store of the run.
 
     Raises:
-        FencedError: a newer attempt exists, or this one's end is recorded.
-        NotFoundError: the store does not hold this attempt, so it can fence nobody.
+        FencedError: a newer attempt exists, or the end of this one is recorded.
+        NotFoundError: the store does not contain this attempt, so it is not the store of the run.
     """
     claimed = False
     for info in store.list(RunLayout(run).step_attempts(step)):
-        if (place := parse_attempt(info.key)) is None:
+        if (parsed := parse_attempt(info.key)) is None:
             continue
-        _, number, is_end = place
+        _, number, is_end = parsed
         claimed = claimed or (number == attempt and not is_end)
         if number > attempt or (number == attempt and is_end):
             why = f"its end is recorded in {info.key}" if is_end and number == attempt else f"attempt {number} exists"
             raise FencedError(
                 f"attempt {attempt} of {run}/{step} may not commit: {why}; "
-                "this process must stop, whatever it has is superseded"
+                "this process must stop, because nothing that it writes counts any more"
             )
     if not claimed:
-        # Another store than the run's would let every writer through, and keep what nobody finds again.
+        # A store without attempts would fence no attempt, and no resume would look for checkpoints in it.
         raise NotFoundError(
             f"{store.url} does not hold attempt {attempt} of {run}/{step}, so this is not the store of the run; check "
-            "TIPHYS_STORE, and that the volume it lies on is mounted"
+            "TIPHYS_STORE, and that its volume is mounted"
         )

@@ -1,89 +1,123 @@
-"""What an attempt commits, and what follows a commit or a failure; all of it away from the training.
+"""The commits of one attempt, and the actions after a commit or a failed save; all off the training thread.
 
-A commit is acknowledged only after its manifest stands, and retention runs only
-after that. What fails costs a line in the log and not the training.
+A commit is acknowledged only after its manifest is stored, and retention runs
+only after the acknowledgement. Failures of storage are logged and counted, and
+never stop the training.
 """
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from tiphys.checkpoint.ranks.barrier import Gang
-from tiphys.checkpoint.restore.candidates import Ancestry
-from tiphys.checkpoint.save.commit import ShardSource, Uploads, commit, complete, publish
-from tiphys.checkpoint.save.interval import Interval
-from tiphys.checkpoint.settings import Settings
-from tiphys.checkpoint.telemetry.events import Journal, tell
-from tiphys.checkpoint.telemetry.metrics import NoMetrics, cause_of
+from tiphys.checkpoint.lifecycle.preemption import StopSignal
+from tiphys.checkpoint.ranks.barrier import RankBarrier
+from tiphys.checkpoint.restore.candidates import RestoreCandidates
+from tiphys.checkpoint.save.commit import (
+    AttemptFence,
+    CommitSink,
+    ShardSource,
+    ShardUploader,
+    commit_checkpoint,
+    complete_manifest,
+    publish_manifest,
+)
+from tiphys.checkpoint.save.interval import SaveIntervalController
+from tiphys.checkpoint.settings import CheckpointSettings
+from tiphys.checkpoint.telemetry.events import EventLog, log_message
+from tiphys.checkpoint.telemetry.metrics import NoMetrics, classify_save_failure
 from tiphys.errors import IntegrityError, ObjectExistsError, StoreError, TiphysError, UsageError
 from tiphys.lineage.retention.delete import Retention
-from tiphys.records import AttemptClaim, Began, CheckpointManifest, CheckpointRef, Facts, utc_now
+from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Provenance, StartTimes, utc_now
 from tiphys.store import RunLayout, Store, find_record
 
 
-class Commits:
-    """The checkpoints of one attempt. Its methods are called on the thread that saves."""
+class CheckpointCommitter(CommitSink):
+    """The commit sink of every session: commits the checkpoints of one attempt and acts on each outcome.
+
+    The path of a checkpoint is ``session.step()`` → `Saver.start` → `commit` on
+    the saver's thread → `publish`, which creates the manifest → `on_committed`.
+
+    Args:
+        settings: Identity of the attempt, and its retention rules.
+        run_store: Store of the run: attempts and progress.
+        store: Store of the checkpoints.
+        event_log: Receives the events of failures and interval changes.
+        metrics: Receives upload times and failures.
+        interval: Adjusted after each commit.
+        candidates: Checkpoints that the attempt may restore, which retention protects.
+        fence: Checked before each commit and each deletion.
+        stop_signal: After SIGTERM a commit triggers neither retention nor an interval
+            change, and a failure is not stored as an event.
+        barrier: Coordinates the ranks of a distributed training; None if this process saves alone.
+    """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CheckpointSettings,
         *,
         run_store: Store,
         store: Store,
-        journal: Journal,
+        event_log: EventLog,
         metrics: NoMetrics,
-        interval: Interval,
-        ancestry: Ancestry,
-        check_fence: Callable[[], None],
-        in_a_hurry: Callable[[], bool],
-        gang: Gang | None = None,
+        interval: SaveIntervalController,
+        candidates: RestoreCandidates,
+        fence: AttemptFence,
+        stop_signal: StopSignal,
+        barrier: RankBarrier | None = None,
     ) -> None:
         self._settings = settings
         self._run_store = run_store
         self._store = store
-        self._journal = journal
+        self._event_log = event_log
         self._metrics = metrics
         self._interval = interval
-        self._ancestry = ancestry
-        self._check_fence = check_fence
-        self._in_a_hurry = in_a_hurry
-        self._gang = gang
-        self._retention = Retention(store, settings.lineage, settings.keep, recheck=check_fence)
+        self._candidates = candidates
+        self._fence = fence
+        self._stop_signal = stop_signal
+        self._barrier = barrier
+        self._retention = Retention(store, settings.lineage, settings.keep, recheck=fence.check)
         self._claim: AttemptClaim | None = None
-        self._progress_noted = False
+        self._progress_recorded = False
         self.restored: CheckpointRef | None = None
-        self.newest: CheckpointRef | None = None
-        self.failures = 0
-        self._began = Began(opened_at=utc_now())
+        self.newest_committed: CheckpointRef | None = None
+        self.failed_saves = 0
+        self._start_times = StartTimes(opened_at=utc_now())
 
     @property
-    def base(self) -> CheckpointRef | None:
-        """The newest checkpoint that holds what this attempt knows."""
-        return self.newest or self.restored
+    def base_checkpoint(self) -> CheckpointRef | None:
+        """The newest checkpoint with the progress of this attempt: its last commit, else the restored one."""
+        return self.newest_committed or self.restored
 
-    def restored_from(self, ref: CheckpointRef) -> None:
-        """The attempt goes on from ``ref``, whose every hash was compared."""
+    def record_restore(self, ref: CheckpointRef) -> None:
+        """Record that the attempt continues from ``ref``, whose hashes were all verified."""
         self.restored = ref
-        self._began = self._began.model_copy(update={"restored_at": utc_now()})
+        self._start_times = self._start_times.model_copy(update={"restored_at": utc_now()})
         self._retention.trust(ref)
 
-    def stepped(self) -> None:
-        """Note that a step is complete; only the first one counts."""
-        if self._began.first_step_at is None:
-            self._began = self._began.model_copy(update={"first_step_at": utc_now()})
+    def record_step(self) -> None:
+        """Record the time of the first completed step; later calls do nothing."""
+        if self._start_times.first_step_at is None:
+            self._start_times = self._start_times.model_copy(update={"first_step_at": utc_now()})
 
-    def draft(
+    def draft_manifest(
         self,
         global_step: int,
         framework: str,
-        facts: Facts,
+        provenance: Provenance,
         metrics: Mapping[str, float] | None = None,
         reason: str = "due",
     ) -> CheckpointManifest:
-        """The manifest of a save of this step, but for what only the save can know.
+        """Return the manifest of a save, without shards and without the times that the save measures.
+
+        Args:
+            global_step: Steps that are complete.
+            framework: Adapter that can read the shards.
+            provenance: Code, data and versions that the state was made with.
+            metrics: Numbers that describe the state.
+            reason: ``due``, ``asked`` or ``sigterm``.
 
         Raises:
-            UsageError: ``metrics`` are no numbers.
+            UsageError: a value of ``metrics`` is not a number.
         """
         return CheckpointManifest(
             lineage=self._settings.lineage,
@@ -92,110 +126,118 @@ class Commits:
             attempt=self._settings.attempt,
             global_step=global_step,
             shards=(),
-            parent=self.base,
+            parent=self.base_checkpoint,
             restored=self.restored,
-            metrics=_numbers(metrics or {}),
-            facts=facts,
+            metrics=_metric_values(metrics or {}),
+            facts=provenance,
             framework=framework,
             reason=reason,
-            began=self._began,
+            began=self._start_times,
         )
 
-    def claim(self) -> AttemptClaim | None:
-        """The claim of this attempt, read once; it knows what no process of the attempt does."""
+    def read_claim(self) -> AttemptClaim | None:
+        """Return the claim of this attempt, read once; it holds facts that the environment does not."""
         if self._claim is None:
             key = RunLayout(self._settings.run).attempt(self._settings.step, self._settings.attempt)
             self._claim = find_record(self._run_store, key, AttemptClaim)
         return self._claim
 
-    def commit(self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploads: Uploads) -> CheckpointManifest:
-        """Store ``shards`` and commit them as the child of what was committed before; raises as `commit` does."""
-        whole = draft.model_copy(update={"parent": self.base, "facts": self._facts(draft)})
-        if self._gang is None:
-            return commit(self._store, whole, shards, self._check_fence, uploads)
-        return self._commit_together(self._gang, whole, shards, uploads)
+    def commit(
+        self, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
+    ) -> CheckpointManifest:
+        draft = draft.model_copy(update={"parent": self.base_checkpoint, "facts": self._provenance(draft)})
+        if self._barrier is None:
+            return commit_checkpoint(self._store, draft, shards, self._fence.check, uploader)
+        return self._commit_with_ranks(self._barrier, draft, shards, uploader)
 
-    def committed(self, manifest: CheckpointManifest) -> None:
-        """Acknowledge a commit, then see to what may follow it."""
-        self.newest = manifest.ref
-        self._metrics.uploaded(manifest.upload_seconds, manifest.size_bytes)
-        self._metrics.saved(manifest.global_step)
-        if self._gang and not self._gang.is_first:
+    def publish(self, manifest: CheckpointManifest) -> CheckpointManifest:
+        return publish_manifest(self._store, manifest, self._fence.check)
+
+    def on_committed(self, manifest: CheckpointManifest) -> None:
+        self.newest_committed = manifest.ref
+        self._metrics.record_upload(manifest.upload_seconds, manifest.size_bytes)
+        self._metrics.record_save(manifest.global_step)
+        if self._barrier and not self._barrier.is_first:
             return
-        self._note_progress()
-        if not self._in_a_hurry():
+        self._record_progress()
+        if not self._stop_signal.is_requested:
             self._adjust_interval(manifest)
             self._retain(manifest.ref)
 
-    def failed(self, global_step: int, error: Exception) -> None:
-        """Count and tell a save that will not be tried again."""
-        self.failures += 1
-        why = str(error) or type(error).__name__
-        self.leave_out(global_step, why)
-        self._metrics.failed(cause_of(error))
-        message = f"step {global_step} could not be saved: {why}"
-        event = self._journal.event("checkpoint.save_failed", message, failed_saves=self.failures)
-        # Storage has just failed: while the grace period runs, no more time is given to it.
-        self._journal.record([event], store=not self._in_a_hurry())
+    def on_failed(self, global_step: int, error: Exception) -> None:
+        self.failed_saves += 1
+        reason = str(error) or type(error).__name__
+        self.abandon_save(global_step, reason)
+        self._metrics.record_failure(classify_save_failure(error))
+        message = f"step {global_step} could not be saved: {reason}"
+        event = self._event_log.make_event("checkpoint.save_failed", message, failed_saves=self.failed_saves)
+        # Storage has just failed: the rest of the grace period is not spent on storing the event.
+        self._event_log.record([event], store=not self._stop_signal.is_requested)
 
-    def leave_out(self, global_step: int, reason: str) -> None:
-        """Tell the other ranks, if there are any, that this one has no share in the checkpoint of ``global_step``."""
-        if self._gang is None:
+    def abandon_save(self, global_step: int, reason: str) -> None:
+        """Tell the other ranks that this rank stores no shards of ``global_step``, so that they stop waiting."""
+        if self._barrier is None:
             return
         try:
-            self._gang.give_up(global_step, reason)
+            self._barrier.abandon_save(global_step, reason)
         except TiphysError as error:
-            tell(f"the other ranks could not be told, and will wait for step {global_step}: {error}")
+            log_message(
+                f"the other ranks wait for step {global_step} until their timeout, because storage did not accept the "
+                f"message that this rank does not save it: {error}"
+            )
 
-    def _commit_together(
-        self, gang: Gang, whole: CheckpointManifest, shards: Sequence[ShardSource], uploads: Uploads
+    def _commit_with_ranks(
+        self, barrier: RankBarrier, draft: CheckpointManifest, shards: Sequence[ShardSource], uploader: ShardUploader
     ) -> CheckpointManifest:
         before = time.perf_counter()
-        stored = uploads.store(self._store, whole, shards, rank=gang.place.rank)
-        if gang.sharded:
-            gang.store_part(whole, stored)
-        if not gang.is_first:
-            return gang.await_commit(whole.ref)
-        together = gang.collect(whole) if gang.sharded else stored
-        return publish(self._store, complete(whole, together, time.perf_counter() - before), self._check_fence)
+        own_shards = uploader.store(self._store, draft, shards, rank=barrier.rank_info.rank)
+        if barrier.sharded:
+            barrier.store_rank_shards(draft, own_shards)
+        if not barrier.is_first:
+            return barrier.await_commit(draft.ref)
+        all_shards = barrier.collect_shards(draft) if barrier.sharded else own_shards
+        return self.publish(complete_manifest(draft, all_shards, time.perf_counter() - before))
 
-    def _facts(self, draft: CheckpointManifest) -> Facts:
-        """The facts of ``draft``, and those that only the attempt's claim knows."""
-        claim = self.claim()
+    def _provenance(self, draft: CheckpointManifest) -> Provenance:
+        """Return the provenance of ``draft``, completed with the data and parameters from the attempt's claim."""
+        claim = self.read_claim()
         if claim is None:
             return draft.facts
         return draft.facts.model_copy(update={"dataset": claim.dataset, "parameters": claim.parameters})
 
-    def _note_progress(self) -> None:
-        """Leave with the run, once, that this attempt got on: retry budgets depend on it, and nobody else can see."""
-        if self._progress_noted or not self._settings.has_volume:
+    def _record_progress(self) -> None:
+        """Store a progress marker with the run, once per attempt.
+
+        Retry budgets depend on progress, and the plugin may not reach a separate checkpoint store.
+        """
+        if self._progress_recorded or not self._settings.has_own_store:
             return
         key = RunLayout(self._settings.run).progress(self._settings.step, self._settings.attempt)
         try:
-            with contextlib.suppress(ObjectExistsError):  # an earlier process of this attempt did
+            with contextlib.suppress(ObjectExistsError):  # an earlier process of this attempt stored it
                 self._run_store.create(key, b"")
         except StoreError as error:
-            tell(f"the next save notes again that checkpoints are made, since it could not be stored: {error}")
+            log_message(f"the progress marker of this attempt could not be stored; the next save tries again: {error}")
         else:
-            self._progress_noted = True
+            self._progress_recorded = True
 
     def _adjust_interval(self, manifest: CheckpointManifest) -> None:
         size = manifest.size_bytes
         if change := self._interval.observe_save(manifest.stage_seconds, manifest.upload_seconds, size):
-            self._journal.record([self._journal.event("checkpoint.interval", change.message, **change.data)])
+            self._event_log.record([self._event_log.make_event("checkpoint.interval", change.message, **change.data)])
 
     def _retain(self, committed: CheckpointRef) -> None:
         if self._settings.keep is None:
             return
         try:
             self._retention.trust(committed)
-            protected = {ref for ref in (self._ancestry.start, self.restored) if ref}
-            self._retention.apply(self._ancestry.starts(), protected)
+            protected = {ref for ref in (self._candidates.start_checkpoint, self.restored) if ref}
+            self._retention.apply(self._candidates.start_checkpoints(), protected)
         except (StoreError, IntegrityError) as error:
-            tell(f"old checkpoints could not be removed: {error}")
+            log_message(f"old checkpoints could not be removed; the next commit tries again: {error}")
 
 
-def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+def _metric_values(metrics: Mapping[str, float]) -> dict[str, float]:
     try:
         return {name: float(value) for name, value in metrics.items()}
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a save gives the training program at once, while its bytes are still on their way."""
+"""The handle of a save, which the training program gets while the save still runs in the background."""
 
 import threading
 
@@ -6,7 +6,7 @@ from tiphys.records import CheckpointRef
 
 
 class Save:
-    """A save that was begun. `wait` for it, or go on training."""
+    """A save that was started. Call `wait` to block until it ended, or continue training."""
 
     def __init__(self, global_step: int) -> None:
         self.global_step = global_step
@@ -15,15 +15,15 @@ class Save:
 
     @property
     def done(self) -> bool:
-        """Whether it is over: committed, failed, or given up."""
+        """Whether the save ended: committed, failed or cancelled."""
         return self._over.is_set()
 
     def wait(self, timeout_seconds: float | None = None) -> CheckpointRef | None:
-        """The checkpoint once it is committed; None if it was not, or not yet after ``timeout_seconds``."""
+        """Wait for the end; return the checkpoint, or None if it was not committed within ``timeout_seconds``."""
         self._over.wait(timeout_seconds)
         return self._checkpoint
 
     def end(self, checkpoint: CheckpointRef | None) -> None:
-        """Say how it ended; the session does."""
+        """Record the outcome; called by the session. ``checkpoint`` is None if nothing was committed."""
         self._checkpoint = checkpoint
         self._over.set()

@@ -1,15 +1,14 @@
-"""Saves that go on behind the training: copied at once, hashed, uploaded and committed by a thread of their own.
+"""Asynchronous saves: training waits for a copy in memory; a background thread hashes, uploads and commits it.
 
-One save is under way at a time, so that commits keep the order of their steps.
-A save that fails is tried again from its copy, and then counted and told; what
-must stop the training, that another attempt has taken its place, waits for the
-training to come by.
+One save is committed at a time, so that commits keep the order of their steps.
+A save that fails is retried from its copy, and then reported to the
+`CommitSink`. An error that must stop the training, such as `FencedError`, is
+raised by the next call of the training.
 
-A copy of the state in memory that is kept from save to save, so that training waits for a memcpy and no more.
-
-Memory that was touched before takes bytes some eight times as fast as fresh
-memory, whose pages the kernel first has to find and clear. So the buffers stay,
-and are touched ahead of the first save where somebody has time for it.
+The copies reuse their buffers from save to save: copying into pages that were
+touched before is about eight times as fast as into fresh memory, whose pages
+the kernel first has to find and clear. `StagingBuffers.preallocate` touches the
+pages before the first save.
 """
 
 import contextlib
@@ -22,22 +21,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tiphys.checkpoint.save.commit import LostSaveError, ShardSource, UploadCancelledError, Uploads
+from tiphys.checkpoint.ranks.barrier import SaveAbandonedError
+from tiphys.checkpoint.save.commit import CommitSink, ShardSource, ShardUploader, UploadCancelledError
 from tiphys.checkpoint.save.result import Save
 from tiphys.checkpoint.state.shards import ShardPlan
-from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.faults import failpoint
 from tiphys.records import CheckpointManifest
-from tiphys.threads import Background, in_background, in_parallel
+from tiphys.threads import BackgroundThread, map_parallel, start_background_thread
 
 _PAGE_BYTES = 4096
 _THREADS = min(4, os.cpu_count() or 1)
-"""One core alone does not use all of a machine's memory bandwidth."""
+"""Threads that copy: one core alone does not use all of a machine's memory bandwidth."""
 
 
 class StagedShard(NamedTuple):
-    """A shard whose bytes stand in the staging buffer until the save is over."""
+    """A shard whose bytes are in a staging buffer until its save ends."""
 
     suffix: str
     buffer: bytearray
@@ -50,40 +50,40 @@ class StagedShard(NamedTuple):
         return self.buffer
 
 
-class Staging:
-    """Buffers for one copy of the state; in use by one save at a time."""
+class StagingBuffers:
+    """Buffers for one copy of the state, used by one save at a time."""
 
     def __init__(self) -> None:
         self._buffers: list[bytearray] = []
-        self._warming: Background | None = None
+        self._preallocation: BackgroundThread | None = None
 
     def stage(self, plans: Sequence[ShardPlan]) -> list[StagedShard]:
-        """Copy what the plans name; later changes of the state do not reach the copy.
+        """Copy the arrays of ``plans``; later changes of the state do not change the copy.
 
         Raises:
-            MemoryError: there is no room for a second copy of the state.
+            MemoryError: there is no memory for a second copy of the state.
         """
-        self._fit(plans)
-        in_parallel(lambda index, plan: plan.write_into(self._buffers[index]), plans, _THREADS)
+        self._resize(plans)
+        map_parallel(lambda index, plan: plan.write_into(self._buffers[index]), plans, _THREADS)
         return [StagedShard(plan.suffix, buffer) for plan, buffer in zip(plans, self._buffers, strict=True)]
 
-    def warm(self, plans: Sequence[ShardPlan]) -> None:
-        """Make room for such shards in the background, ahead of the first `stage`."""
-        if self._warming is None and not self._buffers:
+    def preallocate(self, plans: Sequence[ShardPlan]) -> None:
+        """Allocate buffers for ``plans`` in the background, before the first `stage`; later calls do nothing."""
+        if self._preallocation is None and not self._buffers:
             sizes = [plan.size_bytes for plan in plans]
-            self._warming = in_background(lambda: self._touch(sizes))
+            self._preallocation = start_background_thread(lambda: self._touch_pages(sizes))
 
-    def _touch(self, sizes: Sequence[int]) -> None:
-        with contextlib.suppress(MemoryError):  # `stage` says so, if there is none then either
+    def _touch_pages(self, sizes: Sequence[int]) -> None:
+        with contextlib.suppress(MemoryError):  # `stage` raises it if memory is still short then
             for size in sizes:
                 buffer = bytearray(size)
                 np.frombuffer(buffer, dtype=np.uint8)[::_PAGE_BYTES] = 0
                 self._buffers.append(buffer)
 
-    def _fit(self, plans: Sequence[ShardPlan]) -> None:
-        if self._warming is not None:
-            self._warming.join()
-            self._warming = None
+    def _resize(self, plans: Sequence[ShardPlan]) -> None:
+        if self._preallocation is not None:
+            self._preallocation.join()
+            self._preallocation = None
         for index, plan in enumerate(plans):
             if index == len(self._buffers):
                 self._buffers.append(bytearray(plan.size_bytes))
@@ -93,119 +93,123 @@ class Staging:
 
 
 PAUSES_SECONDS = (5.0, 20.0)
-"""Between tries of a save, each of which has already tried every request several times."""
-_SCARCE_SECONDS = 0.1
-"""Until it is looked whether there is memory again."""
+"""Pauses between tries of a save. They are long, because the store has already retried each request several times."""
+_MEMORY_RETRY_SECONDS = 0.1
+"""Pause before the end of a save is reported again after a `MemoryError`."""
 
 
-class _Job:
-    def __init__(self, save: Save, draft: CheckpointManifest, shards: Sequence[ShardSource], staging: Staging | None):
+class _SaveJob:
+    """A save with its shards, and the progress of its upload. ``staging`` is None if the state was not copied."""
+
+    def __init__(
+        self, save: Save, draft: CheckpointManifest, shards: Sequence[ShardSource], staging: StagingBuffers | None
+    ):
         self.save = save
         self.draft = draft
         self.shards = shards
         self.staging = staging
         self.size_bytes = sum(shard.size_bytes for shard in shards)
         self.largest_bytes = max((shard.size_bytes for shard in shards), default=0)
-        self.arrived_bytes = 0
+        self.stored_bytes = 0
 
     def progress_bytes(self, threads: int) -> float | None:
-        """What has been sent, where shards that are on their way count half; None as long as that tells nothing.
+        """Bytes uploaded so far, with half of the shards in flight; None while too few are stored to measure.
 
-        The first shard is a small document that may arrive at once, or late.
+        The first shard is a small document whose upload time says nothing about
+        bandwidth, so at least the bytes of the largest shard must be stored.
         """
-        if not 0 < self.largest_bytes <= self.arrived_bytes:
+        if not 0 < self.largest_bytes <= self.stored_bytes:
             return None
-        travelling = min(self.size_bytes - self.arrived_bytes, threads * self.largest_bytes)
-        return self.arrived_bytes + travelling / 2
-
-
-Commit = Callable[[CheckpointManifest, Sequence[ShardSource], Uploads], CheckpointManifest]
+        in_flight = min(self.size_bytes - self.stored_bytes, threads * self.largest_bytes)
+        return self.stored_bytes + in_flight / 2
 
 
 class Saver:
-    """The saves of one session.
+    """Runs the saves of one session.
 
     Args:
-        commit: Stores shards and commits them, as `tiphys.checkpoint.save.commit.commit` does.
-        committed: Told of each commit, on the thread that made it.
-        failed: Told of each save that failed for good: its step and why.
-        asynchronous: Whether saves go on behind the training. Otherwise nothing
-            is copied, and the training waits.
-        copies: Copies of the state that may exist; the second waits while the first is under way.
-        threads: Shards that travel at once.
+        sink: Commits each save and receives its outcome, on the thread that saves.
+        asynchronous: Whether a background thread saves a copy of the state.
+            Otherwise the state is not copied, and the training waits for each save.
+        copies: Copies of the state that may exist; a second one waits in the queue while the first is saved.
+        threads: Shards that are uploaded at once.
     """
 
     def __init__(
         self,
-        commit: Commit,
-        committed: Callable[[CheckpointManifest], None],
-        failed: Callable[[int, Exception], None],
+        sink: CommitSink,
         *,
         asynchronous: bool = True,
         copies: int = 1,
         threads: int = 4,
     ) -> None:
-        self._commit = commit
-        self._committed = committed
-        self._failed = failed
+        self._sink = sink
         self.asynchronous = asynchronous
-        self._free = [Staging() for _ in range(copies)]
+        self._free = [StagingBuffers() for _ in range(copies)]
         self._threads = threads
         self._pauses: Sequence[float] = PAUSES_SECONDS if asynchronous else ()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_SaveJob | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._pending: list[_Job] = []
-        self._running: Uploads | None = None
-        self._given_up = threading.Event()
+        self._pending: list[_SaveJob] = []
+        self._running: ShardUploader | None = None
+        self._abandoned = threading.Event()
         self._error: Exception | None = None
-        self._worker: Background | None = None
+        self._worker: BackgroundThread | None = None
         self._closed = False
         self._measured: float | None = None
         self._begun_at = 0.0
 
     @property
-    def busy(self) -> bool:
-        """Whether a save would have to wait for one that is under way."""
+    def is_busy(self) -> bool:
+        """Whether a new save would have to wait for a running one."""
         return self.asynchronous and not self._free
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Bandwidth of the save under way once enough of it has arrived, else of the newest that was committed."""
+        """Bandwidth of the running save once enough of it is stored, else of the newest commit; None if unknown."""
         with self._changed:
             for job in self._pending:
-                if (sent := job.progress_bytes(self._threads)) is not None:
-                    return sent / max(time.perf_counter() - self._begun_at, 1e-6)
+                if (uploaded := job.progress_bytes(self._threads)) is not None:
+                    return uploaded / max(time.perf_counter() - self._begun_at, 1e-6)
             return self._measured
 
     @property
-    def given_up(self) -> bool:
-        """Whether what is under way is to end without a commit."""
-        return self._given_up.is_set()
+    def is_abandoned(self) -> bool:
+        """Whether running and queued saves are to end without a commit."""
+        return self._abandoned.is_set()
 
     @property
     def running_bytes(self) -> int:
-        """What saves under way have still to send."""
+        """Bytes that running and queued saves have not stored yet."""
         with self._changed:
-            return sum(job.size_bytes - job.arrived_bytes for job in self._pending)
+            return sum(job.size_bytes - job.stored_bytes for job in self._pending)
 
-    def warm(self, plans: Sequence[ShardPlan]) -> None:
-        """Make room for such a state ahead of its first save."""
+    def preallocate(self, plans: Sequence[ShardPlan]) -> None:
+        """Allocate the copy of a state with the shards ``plans`` in the background, before its first save."""
         if self.asynchronous:
-            self._free[0].warm(plans)
+            self._free[0].preallocate(plans)
 
     def start(self, draft: CheckpointManifest, plans: Sequence[ShardPlan], *, copy: bool = True) -> Save:
-        """Begin a save; returns once the state is copied, or was committed if this is not asynchronous.
+        """Start a save; return once the state is copied, or once the save ended if this saver is synchronous.
 
-        Waits while the saves under way hold every copy. ``copy=False`` promises
-        that the state will not change until the save is over.
+        Waits while earlier saves use all copies.
+
+        Args:
+            draft: The manifest without shards.
+            plans: The shards of the state.
+            copy: False promises that the state does not change until the save ends, so that it is not copied.
+
+        Raises:
+            MemoryError: there is no memory for a copy of the state.
+            FencedError: a synchronous save found that another attempt replaced this one.
         """
         save = Save(draft.global_step)
         if not self.asynchronous:
-            self._carry_out(_Job(save, draft, plans, None))
-            self.check()
+            self._run_job(_SaveJob(save, draft, plans, None))
+            self.raise_error()
             return save
         if not copy:
-            return self._enqueue(_Job(save, draft, plans, None))
+            return self._enqueue(_SaveJob(save, draft, plans, None))
         with self._changed:
             self._changed.wait_for(lambda: self._free)
             staging = self._free.pop()
@@ -217,48 +221,51 @@ class Saver:
             raise
         failpoint("checkpoint.after_stage")
         draft = draft.model_copy(update={"stage_seconds": round(time.perf_counter() - before, 6)})
-        return self._enqueue(_Job(save, draft, staged, staging))
+        return self._enqueue(_SaveJob(save, draft, staged, staging))
 
-    def wait_turn(self, timeout_seconds: float) -> None:
-        """Wait until a save can be begun at once, or time runs out."""
+    def wait_until_free(self, timeout_seconds: float) -> None:
+        """Wait until a save can start at once, or until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._free, timeout_seconds)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until no save is under way; whether that is so."""
+        """Wait until no save is running or queued; return False after ``timeout_seconds``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout_seconds)
 
-    def drain(self, patience_seconds: float, moved: Callable[[], object]) -> bool:
-        """Wait as `wait` does, while a shard arrives every ``patience_seconds``; ``moved`` is called for each time."""
-        before = None
-        while (now := self.running_bytes) != before:
-            before = now
-            moved()
-            if self.wait(patience_seconds):
+    def drain(self, stall_timeout_seconds: float, on_progress: Callable[[], object]) -> bool:
+        """Wait until no save is running or queued; return False if nothing was stored for ``stall_timeout_seconds``.
+
+        ``on_progress`` is called at the start and after each period in which shards were stored.
+        """
+        bytes_before = None
+        while (bytes_left := self.running_bytes) != bytes_before:
+            bytes_before = bytes_left
+            on_progress()
+            if self.wait(stall_timeout_seconds):
                 return True
         return False
 
-    def expect(self, manifest: CheckpointManifest) -> None:
-        """Take the bandwidth that ``manifest`` was saved with, until a save of this session has measured it."""
+    def assume_bandwidth(self, manifest: CheckpointManifest) -> None:
+        """Use the bandwidth that ``manifest`` was saved with until the next commit of this session."""
         if manifest.upload_seconds > 0:
             self._measured = manifest.size_bytes / manifest.upload_seconds
 
-    def give_up(self, timeout_seconds: float | None) -> None:
-        """End the saves under way before their next shard, try none again, and wait until they are over.
+    def abandon(self, timeout_seconds: float | None) -> None:
+        """Cancel all saves before their next shard, without retries, and wait until they ended.
 
-        If that takes too long, saves that are begun later end at once, too.
+        After ``timeout_seconds`` the saver stays abandoned: saves that start later are cancelled too.
         """
-        self._given_up.set()
+        self._abandoned.set()
         with self._changed:
             if self._running:
                 self._running.cancel()
             self._changed.notify_all()
         if self.wait(timeout_seconds):
-            self._given_up.clear()
+            self._abandoned.clear()
 
     def close(self) -> None:
-        """Begin no save any more, and give the memory of the copies back once none is under way."""
+        """End the worker after the queued saves, and free the memory of the copies."""
         if self._worker:
             self._jobs.put(None)
             self._worker = None
@@ -267,32 +274,32 @@ class Saver:
             self._free.clear()
             self._changed.notify_all()
 
-    def check(self) -> None:
-        """Raise what a save has met that must stop the training, such as `FencedError`."""
+    def raise_error(self) -> None:
+        """Raise the error of a save that must stop the training, such as `FencedError`; return if there is none."""
         if self._error:
             raise self._error
 
-    def _enqueue(self, job: _Job) -> Save:
+    def _enqueue(self, job: _SaveJob) -> Save:
         if self._worker is None:
-            # A daemon, so that a program which must be gone need not wait for storage; `wait` is how to wait.
-            self._worker = in_background(self._work)
+            # A daemon thread: a program that must exit does not wait for storage. `wait` is how to wait.
+            self._worker = start_background_thread(self._work)
         with self._changed:
             self._pending.append(job)
         if self._worker:
             self._jobs.put(job)
         else:
-            tell("no thread could be started, so the training waits for this save")
-            self._see_through(job)
+            log_message("no thread could be started, so the training waits for this save")
+            self._finish_job(job)
         return job.save
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._see_through(job)
+            self._finish_job(job)
 
-    def _see_through(self, job: _Job) -> None:
-        """Carry ``job`` out; whoever waits for it hears of its end, if need be once there is memory for that."""
+    def _finish_job(self, job: _SaveJob) -> None:
+        """Run ``job`` and end its `Save`, so that no caller waits forever; retries that while memory is short."""
         with contextlib.suppress(MemoryError):
-            self._carry_out(job)
+            self._run_job(job)
         while True:
             try:
                 if not job.save.done:
@@ -300,66 +307,69 @@ class Saver:
                 self._give_back(job.staging, job)
                 return
             except MemoryError:
-                time.sleep(_SCARCE_SECONDS)
+                time.sleep(_MEMORY_RETRY_SECONDS)
 
-    def _give_back(self, staging: Staging | None, job: _Job | None = None) -> None:
+    def _give_back(self, staging: StagingBuffers | None, job: _SaveJob | None = None) -> None:
         with self._changed:
             if job:
-                self._running = None  # which knows of the job, and so of its copy
+                self._running = None  # the uploader references the job, and through it the copy
             if staging and not self._closed and staging not in self._free:
                 self._free.append(staging)
             if job in self._pending:
                 self._pending.remove(job)
             self._changed.notify_all()
 
-    def _carry_out(self, job: _Job) -> None:
+    def _run_job(self, job: _SaveJob) -> None:
         try:
-            manifest = self._try(job)
+            manifest = self._commit_with_retries(job)
         except UploadCancelledError:
             job.save.end(None)
         except (StoreError, IntegrityError, MemoryError) as error:
-            self._failed(job.draft.global_step, error)
+            self._sink.on_failed(job.draft.global_step, error)
             job.save.end(None)
-        except Exception as error:  # noqa: BLE001  the worker goes on; the training raises it: fenced, or a bug
+        except Exception as error:  # noqa: BLE001  the training raises it in its next call: fenced, or a bug
             self._error = error
             job.save.end(None)
         else:
-            self.expect(manifest)
+            self.assume_bandwidth(manifest)
             job.save.end(manifest.ref)
-            self._follow_up(manifest)
+            self._acknowledge(manifest)
 
-    def _follow_up(self, manifest: CheckpointManifest) -> None:
+    def _acknowledge(self, manifest: CheckpointManifest) -> None:
         try:
-            self._committed(manifest)
+            self._sink.on_committed(manifest)
         except MemoryError:
-            tell(f"no memory for what follows the commit of step {manifest.global_step}; the next commit sees to it")
+            log_message(
+                f"there was no memory for retention and events after the commit of step {manifest.global_step}; "
+                "they follow after the next commit"
+            )
         except Exception as error:  # noqa: BLE001  as above
             self._error = error
 
-    def _try(self, job: _Job) -> CheckpointManifest:
+    def _commit_with_retries(self, job: _SaveJob) -> CheckpointManifest:
         pauses = iter(self._pauses)
         while True:
-            job.arrived_bytes, self._begun_at = 0, time.perf_counter()
-            uploads = Uploads(self._threads, lambda size: self._arrived(job, size))
+            job.stored_bytes, self._begun_at = 0, time.perf_counter()
+            uploader = ShardUploader(self._threads, lambda size_bytes: self._on_shard_stored(job, size_bytes))
             with self._changed:
-                self._running = uploads
-            if self._given_up.is_set():
-                uploads.cancel()
+                self._running = uploader
+            if self._abandoned.is_set():
+                uploader.cancel()
             try:
-                return self._commit(job.draft, job.shards, uploads)
-            except (UploadCancelledError, LostSaveError):
+                return self._sink.commit(job.draft, job.shards, uploader)
+            except (UploadCancelledError, SaveAbandonedError):
                 raise
             except (StoreError, MemoryError):
                 pause = next(pauses, None)
-                if pause is None or self._given_up_within(pause):
+                if pause is None or self._is_abandoned_within(pause):
                     raise
 
-    def _given_up_within(self, seconds: float) -> bool:
-        """Wait before the next try, which is the last chance once the session is over."""
+    def _is_abandoned_within(self, seconds: float) -> bool:
+        """Pause before the next try and return whether the saver was abandoned; a closed saver does not pause."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self.given_up, seconds)
-        return self.given_up
+            self._changed.wait_for(lambda: self._closed or self.is_abandoned, seconds)
+        return self.is_abandoned
 
-    def _arrived(self, job: _Job, size_bytes: int) -> None:
+    def _on_shard_stored(self, job: _SaveJob, size_bytes: int) -> None:
         with self._changed:
-            job.arrived_bytes += size_bytes
+            job.stored_bytes += size_bytes

@@ -1,10 +1,10 @@
-"""A state as a sequence of shards of bounded size, and back.
+"""Splits a state into shards of bounded size, and puts it together again.
 
 The first shard is the JSON document; the others are safetensors files, which
-any tool of the field can open. What a shard will hold is planned before a byte
-is copied, so that a copy of the state can be laid out as the very bytes that
-are uploaded. Large arrays are cut into pieces.
-Source of the format: safetensors, "Format" (8 bytes of length, a JSON header, the numbers).
+other tools can open. `plan_shards` plans every shard before a byte is copied, so
+that a copy of the state is laid out as the bytes that are uploaded. Large arrays
+are cut into pieces.
+Source of the format: safetensors, "Format" (8 bytes of length, a JSON header, the data).
 """
 
 import json
@@ -14,16 +14,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tiphys.checkpoint.state.serialization import Array, Bytes, Flat, contiguous, flat_bytes, read_document, unflatten
+from tiphys.checkpoint.state.serialization import (
+    Array,
+    Bytes,
+    FlatState,
+    flat_bytes,
+    read_document,
+    to_contiguous,
+    unflatten_state,
+)
 from tiphys.errors import IntegrityError
 
 FRAMEWORK = "numpy"
 SHARD_BYTES = 32 << 20
-_LEAST_BYTES = 4 << 20
-_FEWEST_SHARDS, _MOST_SHARDS = 64, 2_000
+_MIN_SHARD_BYTES = 4 << 20
+_MIN_SHARDS, _MAX_SHARDS = 64, 2_000
 _ALIGNMENT = 8
 
-_NAMES = {
+_SAFETENSORS_DTYPES = {
     np.dtype("?"): "BOOL",
     np.dtype("i1"): "I8",
     np.dtype("u1"): "U8",
@@ -32,10 +40,10 @@ _NAMES = {
     **{np.dtype(f"<f{size}"): f"F{8 * size}" for size in (2, 4, 8)},
     np.dtype("<c8"): "C64",
 }
-"""What safetensors knows by name; everything else is kept as its bytes."""
+"""Types that safetensors has names for; arrays of other types are stored as bytes."""
 
 
-class Piece(NamedTuple):
+class ArrayPiece(NamedTuple):
     """Consecutive bytes of one array, named ``<path>@<index of the array>.<offset in bytes>``."""
 
     array: Array
@@ -48,11 +56,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One shard to be: what it begins with, and the pieces that follow. ``suffix`` names its format."""
+    """A planned shard: its header, and the pieces that follow. ``suffix`` is its file extension."""
 
     suffix: str
     header: bytes
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[ArrayPiece, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -69,73 +77,79 @@ class ShardPlan:
             offset += piece.nbytes
 
     def data(self) -> bytearray:
-        """The shard's bytes, in memory of their own."""
+        """Return the bytes of the shard in a new buffer."""
         buffer = bytearray(self.size_bytes)
         self.write_into(buffer)
         return buffer
 
 
-def plan_shards(state: Flat, shard_bytes: int | None = None) -> list[ShardPlan]:
-    """Shards of at most about ``shard_bytes`` each; the same state gives the same bytes.
+def plan_shards(state: FlatState, shard_bytes: int | None = None) -> list[ShardPlan]:
+    """Plan the shards of a state; equal states give equal bytes.
 
-    By default 32 MiB: less where only a few would travel at a time, and more
-    where there would be thousands.
+    Args:
+        state: The flattened state.
+        shard_bytes: Approximate size of a shard. None for 32 MiB: less if there
+            would be too few shards to upload in parallel, more if there would be
+            thousands.
     """
-    usual = min(SHARD_BYTES, max(_LEAST_BYTES, state.nbytes // _FEWEST_SHARDS))
-    size = shard_bytes or max(usual, state.nbytes // _MOST_SHARDS)
-    batches = _batches(_pieces(state, size), size)
-    return [ShardPlan("json", state.document()), *(ShardPlan("safetensors", _header(b), tuple(b)) for b in batches)]
+    usual = min(SHARD_BYTES, max(_MIN_SHARD_BYTES, state.nbytes // _MIN_SHARDS))
+    size = shard_bytes or max(usual, state.nbytes // _MAX_SHARDS)
+    batches = _batch_pieces(_split_arrays(state, size), size)
+    return [
+        ShardPlan("json", state.encode_document()),
+        *(ShardPlan("safetensors", _encode_header(b), tuple(b)) for b in batches),
+    ]
 
 
-class Assembly:
-    """A state that is put together from its shards, in any order after the first."""
+class StateAssembly:
+    """Rebuilds a state from its shards, in any order after the document."""
 
     def __init__(self, document: bytes) -> None:
         self._tree, self._arrays = read_document(document)
         self._targets = [flat_bytes(array) for array in self._arrays]
-        self._missing = [len(target) for target in self._targets]
+        self._missing_bytes = [len(target) for target in self._targets]
 
-    def add(self, shard: bytes | bytearray | memoryview) -> None:
-        """Copy the numbers of one safetensors shard to where they belong.
+    def add_shard(self, shard: bytes | bytearray | memoryview) -> None:
+        """Copy the pieces of one safetensors shard into the arrays.
 
         Raises:
-            IntegrityError: it holds what this state has no place for.
+            IntegrityError: a piece is outside of the arrays of this state.
         """
         for index, offset, numbers in _read_pieces(shard):
             if index >= len(self._targets) or offset + len(numbers) > len(self._targets[index]):
-                raise IntegrityError("a shard holds numbers that the state has no place for")
+                raise IntegrityError("a shard contains data outside of the arrays of the state")
             np.copyto(self._targets[index][offset : offset + len(numbers)], numbers)
-            self._missing[index] -= len(numbers)
+            self._missing_bytes[index] -= len(numbers)
 
     def state(self, like: Any = None) -> Any:
-        """The state, once every shard was added.
+        """Return the state after every shard was added; ``like`` as in `unflatten_state`.
 
         Raises:
-            IntegrityError: shards are missing, or are not those of one state.
+            IntegrityError: shards are missing, or belong to another state.
             UsageError: the classes of the state differ from those in ``like``.
         """
-        if any(self._missing):
+        if any(self._missing_bytes):
             raise IntegrityError("the shards do not hold every number of the state")
-        return unflatten(self._tree, self._arrays, like)
+        return unflatten_state(self._tree, self._arrays, like)
 
 
-def _pieces(state: Flat, shard_bytes: int) -> Iterator[Piece]:
-    for index, (path, given) in enumerate(state.arrays):
-        array = contiguous(given)
+def _split_arrays(state: FlatState, shard_bytes: int) -> Iterator[ArrayPiece]:
+    for index, (path, original) in enumerate(state.arrays):
+        array = to_contiguous(original)
         name = f"{path.encode(errors='replace').decode()}@{index}"
-        dtype = _NAMES.get(array.dtype)
+        dtype = _SAFETENSORS_DTYPES.get(array.dtype)
         if dtype and array.nbytes <= shard_bytes and not array.flags.fnc:
-            yield Piece(array, 0, array.nbytes, f"{name}.0", dtype, list(array.shape))
+            yield ArrayPiece(array, 0, array.nbytes, f"{name}.0", dtype, list(array.shape))
             continue
         unit = array.itemsize if dtype else 1
         length = max(1, shard_bytes // unit) * unit
         for start in range(0, array.nbytes, length):
             size = min(length, array.nbytes - start)
-            yield Piece(array, start, size, f"{name}.{start}", dtype or "U8", [size // unit])
+            yield ArrayPiece(array, start, size, f"{name}.{start}", dtype or "U8", [size // unit])
 
 
-def _batches(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batch_pieces(pieces: Iterable[ArrayPiece], shard_bytes: int) -> Iterator[list[ArrayPiece]]:
+    batch: list[ArrayPiece] = []
     size = 0
     for piece in pieces:
         if batch and size + piece.nbytes > shard_bytes:
@@ -147,7 +161,7 @@ def _batches(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[list[Piece]]
         yield batch
 
 
-def _header(pieces: Sequence[Piece]) -> bytes:
+def _encode_header(pieces: Sequence[ArrayPiece]) -> bytes:
     entries: dict[str, Any] = {}
     offset = 0
     for piece in pieces:
@@ -160,7 +174,7 @@ def _header(pieces: Sequence[Piece]) -> bytes:
 
 
 def _read_pieces(shard: bytes | bytearray | memoryview) -> Iterator[tuple[int, int, Bytes]]:
-    """(index of the array, offset in its bytes, bytes) of each piece of a safetensors file."""
+    """Yield (index of the array, offset in bytes, content) of each piece of a safetensors file."""
     numbers = np.frombuffer(shard, dtype=np.uint8)
     begin = 8 + int.from_bytes(numbers[:8].tobytes(), "little")
     for name, entry in json.loads(numbers[8:begin].tobytes()).items():

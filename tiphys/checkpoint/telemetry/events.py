@@ -1,6 +1,7 @@
-"""What the training program has to tell: to its log at once, and to the run's events if storage lets it.
+"""What a session reports: log lines on standard error, events of the run, and the progress file of Argo.
 
-``step/total`` for the progress bar of Argo, through the file that it reads.
+A line is logged at once; an event is stored if storage accepts it in time.
+Reporting never fails, because it must not stop a training.
 """
 
 import contextlib
@@ -10,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from tiphys.errors import TiphysError
-from tiphys.records import CheckpointRef, Event, Skipped
+from tiphys.records import CheckpointRef, Event, SkippedCheckpoint
 from tiphys.store import Store, append_events
-from tiphys.threads import in_background
+from tiphys.threads import start_background_thread
 
-SOURCE = "trainer"
+EVENT_SOURCE = "trainer"
 
 
-def tell(message: str) -> None:
-    """Write one line to standard error, where the pod's log takes it."""
+def log_message(message: str) -> None:
+    """Write one line to standard error, which is the log of the pod."""
     sys.stderr.write(f"tiphys: {message}\n")
     sys.stderr.flush()
 
 
-class Journal:
-    """Events of one attempt. Telling never fails: it must not be what stops a training."""
+class EventLog:
+    """Logs and stores the events of one attempt; a failure of storage is only logged."""
 
     def __init__(self, store: Store, run: str, step: str, attempt: int) -> None:
         self._store = store
@@ -32,47 +33,53 @@ class Journal:
         self._step = step
         self._attempt = attempt
 
-    def event(self, name: str, message: str, **data: Any) -> Event:
-        """An event of this attempt, for `record`."""
+    def make_event(self, name: str, message: str, **data: Any) -> Event:
+        """Return an event of this attempt, for `record`."""
         return Event(name=name, step=self._step, attempt=self._attempt, message=message, data=data)
 
-    def restored(self, ref: CheckpointRef) -> Event:
-        """The attempt goes on from ``ref``."""
-        message = f"attempt {self._attempt} resumes from step {ref.global_step} ({ref.words})"
-        return self.event("checkpoint.restored", message, checkpoint=str(ref))
+    def restored_event(self, ref: CheckpointRef) -> Event:
+        """Return the event that the attempt resumes from ``ref``."""
+        message = f"attempt {self._attempt} resumes from step {ref.global_step} ({ref.display_name})"
+        return self.make_event("checkpoint.restored", message, checkpoint=str(ref))
 
-    def skipped(self, skip: Skipped, instead: str) -> Event:
-        """A checkpoint was passed over; ``instead`` says what is done."""
-        message = f"{skip.checkpoint.words} is corrupt: {skip.reason}; {instead}"
-        return self.event("checkpoint.skipped", message, checkpoint=str(skip.checkpoint))
+    def skipped_event(self, skip: SkippedCheckpoint, fallback: str) -> Event:
+        """Return the event that a corrupt checkpoint was skipped; ``fallback`` says what happens instead."""
+        message = f"{skip.checkpoint.display_name} is corrupt: {skip.reason}; {fallback}"
+        return self.make_event("checkpoint.skipped", message, checkpoint=str(skip.checkpoint))
 
     def record(self, events: Sequence[Event], *, store: bool = True, timeout_seconds: float | None = None) -> None:
-        """Tell ``events``, and store them unless there is no time for it; wait at most ``timeout_seconds``."""
+        """Log ``events`` and store them with the run. Never raises.
+
+        Args:
+            events: Events of this attempt.
+            store: False logs them only, such as when no time is left.
+            timeout_seconds: Longest time to wait for storage; None waits until it answers.
+        """
         for event in events:
-            tell(event.message)
+            log_message(event.message)
         if not store or not events:
             return
         if timeout_seconds is None:
             self._store_events(events)
             return
-        # A thread that the interpreter does not wait for.
-        if writer := in_background(lambda: self._store_events(events)):
+        # A daemon thread, so that storage without an answer does not keep the program alive.
+        if writer := start_background_thread(lambda: self._store_events(events)):
             writer.join(timeout_seconds)
         else:
-            tell("the events above were not stored, since no thread could be started to do it in time")
+            log_message("the events above were not stored, because no thread could be started to store them in time")
 
     def _store_events(self, events: Sequence[Event]) -> None:
         try:
-            append_events(self._store, self._run, SOURCE, events)
+            append_events(self._store, self._run, EVENT_SOURCE, events)
         except TiphysError as error:
-            tell(f"the events above could not be stored: {error}")
+            log_message(f"the events above could not be stored: {error}")
 
 
 _INTERVAL_SECONDS = 1.0
 
 
-class Progress:
-    """Writes the file at most once a second; does nothing without a path or a total."""
+class ProgressFile:
+    """Writes ``step/total`` to Argo's progress file at most once a second; does nothing without a path or a total."""
 
     def __init__(self, path: str, total_steps: int | None, clock: Callable[[], float]) -> None:
         self._path = Path(path) if path and total_steps else None
@@ -80,8 +87,8 @@ class Progress:
         self._clock = clock
         self._written_at: float | None = None
 
-    def report(self, global_step: int) -> None:
-        """Note that ``global_step`` steps are complete."""
+    def write_step(self, global_step: int) -> None:
+        """Record that ``global_step`` steps are complete."""
         if self._path is None:
             return
         now = self._clock()
@@ -89,5 +96,5 @@ class Progress:
         if recent and global_step < self._total:
             return
         self._written_at = now
-        with contextlib.suppress(OSError):  # a progress bar is not worth a training
+        with contextlib.suppress(OSError):  # a progress bar must not stop a training
             self._path.write_text(f"{min(global_step, self._total)}/{self._total}\n")

@@ -1,12 +1,10 @@
-"""What the training loop tells Prometheus, declared in one place.
+"""The Prometheus metrics of the training loop: their declarations, and how they are exported.
 
-No label takes a run, a step or a user, whose number has no bound; ``rank`` is on
-every series, so that the processes of one training stay apart.
-
-Where the metrics of the training loop can be seen.
-
-A training image need not hold prometheus-client, and no training may fail for
-its metrics: what cannot be shown is told once and left out.
+No label contains a run, a step or a user, because their number is unbounded.
+Every series has the label ``rank``, so that the processes of one training stay
+apart. A training image need not contain prometheus-client, and no training may
+fail because of metrics: `open_metrics` logs a problem once and returns
+`NoMetrics`.
 """
 
 import re
@@ -18,23 +16,23 @@ from os import getpid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tiphys.checkpoint.telemetry.events import tell
+from tiphys.checkpoint.telemetry.events import log_message
 from tiphys.errors import FencedError, ForbiddenError, IntegrityError, StoreError, UsageError
 from tiphys.protocol import environment
-from tiphys.threads import in_background
+from tiphys.threads import start_background_thread
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-_STALLS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
-_TRANSFERS = (0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800)
+_STALL_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
+_TRANSFER_BUCKETS = (0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800)
 
-CAUSES = ("storage", "forbidden", "integrity", "state", "fenced", "timeout", "other")
-"""Why a save failed; any other word counts as ``other``."""
+SAVE_FAILURE_CAUSES = ("storage", "forbidden", "integrity", "state", "fenced", "timeout", "other")
+"""Values of the label ``cause``; any other value counts as ``other``."""
 
 
-class Declared(NamedTuple):
+class MetricDeclaration(NamedTuple):
     """One metric. Counters get Prometheus' suffix ``_total``."""
 
     name: str
@@ -44,25 +42,44 @@ class Declared(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
-DECLARED = (
-    Declared("tiphys_train_steps", "counter", "Optimizer steps completed by this process."),
-    Declared("tiphys_train_steps_since_checkpoint", "gauge", "Steps that would have to be done again after a failure."),
-    Declared("tiphys_checkpoint_stall_seconds", "histogram", "How long a save stopped the training.", (), _STALLS),
-    Declared(
-        "tiphys_checkpoint_upload_seconds", "histogram", "From the end of the stall to the commit.", (), _TRANSFERS
+METRIC_DECLARATIONS = (
+    MetricDeclaration("tiphys_train_steps", "counter", "Optimizer steps completed by this process."),
+    MetricDeclaration(
+        "tiphys_train_steps_since_checkpoint", "gauge", "Steps that would have to be done again after a failure."
     ),
-    Declared("tiphys_checkpoint_upload_bytes", "counter", "Bytes of committed checkpoints."),
-    Declared("tiphys_checkpoint_saves", "counter", "Saves by result: committed, failed, skipped (busy).", ("result",)),
-    Declared("tiphys_checkpoint_save_failures", "counter", f"Failed saves by cause: {', '.join(CAUSES)}.", ("cause",)),
-    Declared("tiphys_checkpoint_restore_seconds", "histogram", "Time to restore, checks included.", (), _TRANSFERS),
-    Declared("tiphys_checkpoint_restore_bytes", "counter", "Bytes of restored checkpoints."),
-    Declared("tiphys_checkpoint_verify_failures", "counter", "Checkpoints whose bytes were not those of the manifest."),
+    MetricDeclaration(
+        "tiphys_checkpoint_stall_seconds", "histogram", "How long a save stopped the training.", (), _STALL_BUCKETS
+    ),
+    MetricDeclaration(
+        "tiphys_checkpoint_upload_seconds",
+        "histogram",
+        "From the end of the stall to the commit.",
+        (),
+        _TRANSFER_BUCKETS,
+    ),
+    MetricDeclaration("tiphys_checkpoint_upload_bytes", "counter", "Bytes of committed checkpoints."),
+    MetricDeclaration(
+        "tiphys_checkpoint_saves", "counter", "Saves by result: committed, failed, skipped (busy).", ("result",)
+    ),
+    MetricDeclaration(
+        "tiphys_checkpoint_save_failures",
+        "counter",
+        f"Failed saves by cause: {', '.join(SAVE_FAILURE_CAUSES)}.",
+        ("cause",),
+    ),
+    MetricDeclaration(
+        "tiphys_checkpoint_restore_seconds", "histogram", "Time to restore, checks included.", (), _TRANSFER_BUCKETS
+    ),
+    MetricDeclaration("tiphys_checkpoint_restore_bytes", "counter", "Bytes of restored checkpoints."),
+    MetricDeclaration(
+        "tiphys_checkpoint_verify_failures", "counter", "Checkpoints whose bytes were not those of the manifest."
+    ),
 )
 
 
-def cause_of(error: BaseException) -> str:
-    """The word of `CAUSES` for an error that ended a save."""
-    known: tuple[tuple[type[BaseException], str], ...] = (
+def classify_save_failure(error: BaseException) -> str:
+    """Return the value of `SAVE_FAILURE_CAUSES` for an error that ended a save."""
+    causes: tuple[tuple[type[BaseException], str], ...] = (
         (FencedError, "fenced"),
         (ForbiddenError, "forbidden"),
         (IntegrityError, "integrity"),
@@ -70,106 +87,106 @@ def cause_of(error: BaseException) -> str:
         (TimeoutError, "timeout"),
         (StoreError, "storage"),
     )
-    return next((word for kind, word in known if isinstance(error, kind)), "other")
+    return next((cause for error_type, cause in causes if isinstance(error, error_type)), "other")
 
 
 class NoMetrics:
-    """Takes every number and shows none; what a session uses where no metrics were asked for."""
+    """Ignores every measurement, for a session without metrics."""
 
-    def step(self, global_step: int) -> None:
-        """``global_step`` optimizer steps are complete."""
+    def record_step(self, global_step: int) -> None:
+        """Record that ``global_step`` optimizer steps are complete."""
 
-    def stalled(self, seconds: float) -> None:
-        """A save stopped the training for so long."""
+    def record_stall(self, seconds: float) -> None:
+        """Record how long a save stopped the training."""
 
-    def uploaded(self, seconds: float, size_bytes: int) -> None:
-        """The bytes of a checkpoint have travelled."""
+    def record_upload(self, seconds: float, size_bytes: int) -> None:
+        """Record that the shards of a checkpoint were uploaded."""
 
-    def saved(self, global_step: int | None = None) -> None:
-        """A checkpoint is committed; None: that of the newest step told."""
+    def record_save(self, global_step: int | None = None) -> None:
+        """Record a committed checkpoint of ``global_step``; None for the newest recorded step."""
 
-    def failed(self, cause: str) -> None:
-        """A save failed; ``cause`` is one of `CAUSES`."""
+    def record_failure(self, cause: str) -> None:
+        """Record a failed save; ``cause`` is one of `SAVE_FAILURE_CAUSES`."""
 
-    def skipped(self) -> None:
-        """A save that was due was left out, because another was under way."""
+    def record_skip(self) -> None:
+        """Record that a due save was skipped because another was running."""
 
-    def restored(self, seconds: float, size_bytes: int, global_step: int | None = None) -> None:
-        """A checkpoint was restored; steps count from its ``global_step`` on."""
+    def record_restore(self, seconds: float, size_bytes: int, global_step: int | None = None) -> None:
+        """Record a restored checkpoint; steps are counted from its ``global_step``."""
 
-    def verify_failed(self) -> None:
-        """A checkpoint was passed over because its bytes were wrong."""
+    def record_verify_failure(self) -> None:
+        """Record that a checkpoint was skipped because its bytes do not match its manifest."""
 
     def close(self) -> None:
-        """Show no more."""
+        """Stop the export."""
 
 
-class LoopMetrics(NoMetrics):
+class TrainingMetrics(NoMetrics):
     """The metrics of one process, in a registry of their own; methods may be called from any thread."""
 
     def __init__(self, rank: str = "0") -> None:
-        """Raises ImportError where prometheus-client is not installed."""
+        """Raises ImportError if prometheus-client is not installed."""
         from prometheus_client import CollectorRegistry
 
         self.registry: CollectorRegistry = CollectorRegistry()
-        self._metrics = {declared.name: _made(declared, self.registry) for declared in DECLARED}
+        self._metrics = {declared.name: _make_metric(declared, self.registry) for declared in METRIC_DECLARATIONS}
         self._rank = rank
         self._global_step: int | None = None
         self._saved_step: int | None = None
         self._lock = threading.Lock()
-        self.changed: Callable[[bool], None] = lambda at_once: None  # noqa: ARG005
-        """Called after each change; the argument says whether it is worth showing at once."""
-        self.shut: Callable[[], None] = lambda: None
+        self.on_change: Callable[[bool], None] = lambda at_once: None  # noqa: ARG005
+        """Called after each change; the argument is True if the change is to be exported at once."""
+        self.on_close: Callable[[], None] = lambda: None
 
-    def step(self, global_step: int) -> None:
+    def record_step(self, global_step: int) -> None:
         with self._lock:
-            if self._global_step is None:  # the first step told is one step from where the process began
+            if self._global_step is None:  # the first recorded step counts as one step of this process
                 self._global_step = self._saved_step = global_step - 1
             self._series("tiphys_train_steps").inc(max(0, global_step - self._global_step))
             self._global_step = global_step
-            self._show_distance()
-        self.changed(False)
+            self._set_steps_since_checkpoint()
+        self.on_change(False)
 
-    def stalled(self, seconds: float) -> None:
+    def record_stall(self, seconds: float) -> None:
         self._series("tiphys_checkpoint_stall_seconds").observe(seconds)
 
-    def uploaded(self, seconds: float, size_bytes: int) -> None:
+    def record_upload(self, seconds: float, size_bytes: int) -> None:
         self._series("tiphys_checkpoint_upload_seconds").observe(seconds)
         self._series("tiphys_checkpoint_upload_bytes").inc(size_bytes)
 
-    def saved(self, global_step: int | None = None) -> None:
+    def record_save(self, global_step: int | None = None) -> None:
         with self._lock:
             self._saved_step = self._global_step if global_step is None else global_step
-            self._show_distance()
-        self._result("committed")
+            self._set_steps_since_checkpoint()
+        self._count_save("committed")
 
-    def failed(self, cause: str) -> None:
-        known = cause if cause in CAUSES else "other"
-        self._series("tiphys_checkpoint_save_failures", cause=known).inc()
-        self._result("failed")
+    def record_failure(self, cause: str) -> None:
+        label = cause if cause in SAVE_FAILURE_CAUSES else "other"
+        self._series("tiphys_checkpoint_save_failures", cause=label).inc()
+        self._count_save("failed")
 
-    def skipped(self) -> None:
-        self._result("skipped")
+    def record_skip(self) -> None:
+        self._count_save("skipped")
 
-    def restored(self, seconds: float, size_bytes: int, global_step: int | None = None) -> None:
+    def record_restore(self, seconds: float, size_bytes: int, global_step: int | None = None) -> None:
         with self._lock:
             self._global_step = self._saved_step = global_step
         self._series("tiphys_checkpoint_restore_seconds").observe(seconds)
         self._series("tiphys_checkpoint_restore_bytes").inc(size_bytes)
-        self.changed(True)
+        self.on_change(True)
 
-    def verify_failed(self) -> None:
+    def record_verify_failure(self) -> None:
         self._series("tiphys_checkpoint_verify_failures").inc()
-        self.changed(True)
+        self.on_change(True)
 
     def close(self) -> None:
-        self.shut()
+        self.on_close()
 
-    def _result(self, result: str) -> None:
+    def _count_save(self, result: str) -> None:
         self._series("tiphys_checkpoint_saves", result=result).inc()
-        self.changed(True)
+        self.on_change(True)
 
-    def _show_distance(self) -> None:
+    def _set_steps_since_checkpoint(self) -> None:
         if self._global_step is not None and self._saved_step is not None:
             since = max(0, self._global_step - self._saved_step)
             self._series("tiphys_train_steps_since_checkpoint").set(since)
@@ -178,16 +195,16 @@ class LoopMetrics(NoMetrics):
         return self._metrics[name].labels(rank=self._rank, **labels)
 
 
-def table() -> str:
-    """The declarations as the table of the documentation."""
+def metrics_table() -> str:
+    """Return the declarations as the Markdown table of the documentation."""
     rows = ["| metric | kind | meaning |", "|---|---|---|"]
-    for declared in DECLARED:
-        shown = declared.name + ("_total" if declared.kind == "counter" else "")
-        rows.append(f"| `{shown}` | {declared.kind} | {declared.meaning} |")
+    for declared in METRIC_DECLARATIONS:
+        exported_name = declared.name + ("_total" if declared.kind == "counter" else "")
+        rows.append(f"| `{exported_name}` | {declared.kind} | {declared.meaning} |")
     return "\n".join(rows) + "\n"
 
 
-def _made(declared: Declared, registry: "CollectorRegistry") -> Any:
+def _make_metric(declared: MetricDeclaration, registry: "CollectorRegistry") -> Any:
     from prometheus_client import Counter, Gauge, Histogram
 
     labels = ("rank", *declared.labels)
@@ -202,83 +219,96 @@ _TEXTFILE_SECONDS = 10.0
 _SHUT_SECONDS = 30.0
 
 
-class Exposure(NamedTuple):
-    """Where the metrics can be seen: an HTTP endpoint, or a folder of node-exporter's textfile collector."""
+class MetricsEndpoint(NamedTuple):
+    """Where metrics are exported: an HTTP endpoint, or a folder of node-exporter's textfile collector."""
 
     address: str = ""
     port: int = 0
     folder: Path | None = None
 
     @classmethod
-    def parse(cls, text: str, where: str = f"{environment.METRICS}=") -> "Exposure":
+    def parse(cls, text: str, error_prefix: str = f"{environment.METRICS}=") -> "MetricsEndpoint":
         """Read ``port:9464``, ``port:127.0.0.1:9464``, ``port:[::1]:9464`` or ``textfile:/absolute/folder``.
 
-        ``where`` begins the message of the error.
+        Args:
+            text: The value of the setting.
+            error_prefix: Beginning of the error message.
 
         Raises:
-            UsageError: it is none of them.
+            UsageError: ``text`` has none of these forms.
         """
         if match := re.fullmatch(r"port:(?:\[([0-9a-fA-F:.]+)\]:|([^:\[\]]+):)?(\d{1,5})", text):
             if 0 < (port := int(match[3])) < 1 << 16:
-                return cls(address=match[1] or match[2] or "0.0.0.0", port=port)  # noqa: S104  Prometheus is elsewhere
+                return cls(address=match[1] or match[2] or "0.0.0.0", port=port)  # noqa: S104  Prometheus runs on another machine
         elif text.startswith("textfile:/"):
             return cls(folder=Path(text.removeprefix("textfile:")))
-        raise UsageError(f"{where}{text!r} is not valid: write port:9464, port:127.0.0.1:9464 or textfile:/folder")
+        raise UsageError(
+            f"{error_prefix}{text!r} is not valid: write port:9464, port:127.0.0.1:9464 or textfile:/folder"
+        )
 
 
 def open_metrics(environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> NoMetrics:
-    """The metrics that ``TIPHYS_METRICS`` asks for. Local ranks serve on ports of their own, one after the other.
+    """Open the metrics that ``TIPHYS_METRICS`` configures; `NoMetrics` if they cannot be exported.
+
+    Each local rank serves on its own port: the configured one plus ``LOCAL_RANK``.
+
+    Args:
+        environ: Environment of the program.
+        clock: Monotonic clock, in seconds.
 
     Raises:
         UsageError: the variable is not valid.
     """
-    asked = environ.get(environment.METRICS, "")
-    if not asked:
+    setting = environ.get(environment.METRICS, "")
+    if not setting:
         return NoMetrics()
-    exposure = Exposure.parse(asked)
+    endpoint = MetricsEndpoint.parse(setting)
     try:
-        metrics = LoopMetrics(rank=environ.get("RANK") or "0")
-        if exposure.folder is None:
-            _serve(metrics, exposure.address, exposure.port + int(environ.get("LOCAL_RANK") or 0))
+        metrics = TrainingMetrics(rank=environ.get("RANK") or "0")
+        if endpoint.folder is None:
+            _serve_metrics(metrics, endpoint.address, endpoint.port + int(environ.get("LOCAL_RANK") or 0))
         else:
-            _write(metrics, exposure.folder, clock)
+            _write_textfile(metrics, endpoint.folder, clock)
     except ImportError:
-        tell(f"no metrics, although {environment.METRICS}={asked}: this image lacks prometheus-client; tiphys[metrics]")
+        log_message(
+            f"no metrics, although {environment.METRICS}={setting}: this image lacks prometheus-client; install "
+            "tiphys[metrics]"
+        )
         return NoMetrics()
-    except (OSError, OverflowError, ValueError, RuntimeError) as error:  # the last: no thread can be started
-        tell(f"no metrics, although {environment.METRICS}={asked}: {error}; the training goes on")
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
+        log_message(f"no metrics, although {environment.METRICS}={setting}: {error}; the training continues")
         return NoMetrics()
     return metrics
 
 
-def _serve(metrics: LoopMetrics, address: str, port: int) -> None:
+def _serve_metrics(metrics: TrainingMetrics, address: str, port: int) -> None:
     from prometheus_client import start_http_server
 
     server, thread = start_http_server(port, addr=address, registry=metrics.registry)
 
-    def shut() -> None:
-        # Both wait for a thread of another library, which may have died for want of memory.
-        if closing := in_background(server.shutdown):
-            closing.join(_SHUT_SECONDS)
+    def stop_server() -> None:
+        # The waits have a timeout: the server's own thread may have died without memory.
+        if shutdown := start_background_thread(server.shutdown):
+            shutdown.join(_SHUT_SECONDS)
         server.server_close()
         thread.join(_SHUT_SECONDS)
 
-    metrics.shut = shut
+    metrics.on_close = stop_server
 
 
-def _write(metrics: LoopMetrics, folder: Path, clock: Callable[[], float]) -> None:
-    # Pods of one node share the folder, so the host's name is that of the pod; it stays out of the series.
+def _write_textfile(metrics: TrainingMetrics, folder: Path, clock: Callable[[], float]) -> None:
+    # Pods of one node share the folder; the host name, which is the pod's, separates their files.
     path = folder / f"tiphys-{socket.gethostname()}-{getpid()}.prom"
     if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder that exists")
-    writer = _TextFile(path, metrics.registry, clock)
-    metrics.changed = writer.changed
-    metrics.shut = writer.remove
-    writer.changed(True)
+        raise NotADirectoryError(f"{folder} is not an existing folder")
+    writer = _TextfileExporter(path, metrics.registry, clock)
+    metrics.on_change = writer.on_change
+    metrics.on_close = writer.remove
+    writer.on_change(True)
 
 
-class _TextFile:
-    """Written anew at most every few seconds while steps pass, and at once when a checkpoint is concerned."""
+class _TextfileExporter:
+    """Writes the file at most every `_TEXTFILE_SECONDS`, and at once after an event of a checkpoint."""
 
     def __init__(self, path: Path, registry: "CollectorRegistry", clock: Callable[[], float]) -> None:
         self._path = path
@@ -286,25 +316,27 @@ class _TextFile:
         self._clock = clock
         self._written_at: float | None = None
         self._lock = threading.Lock()
-        self._works = True
+        self._is_open = True
 
-    def changed(self, at_once: bool) -> None:
+    def on_change(self, at_once: bool) -> None:
         from prometheus_client import write_to_textfile
 
         with self._lock:
             now = self._clock()
             recent = self._written_at is not None and now - self._written_at < _TEXTFILE_SECONDS
-            if not self._works or (recent and not at_once):
+            if not self._is_open or (recent and not at_once):
                 return
             self._written_at = now
             try:
                 write_to_textfile(str(self._path), self._registry)
             except OSError as error:
-                self._works = False
-                tell(f"no more metrics: {self._path} cannot be written: {error.strerror}; the training goes on")
+                self._is_open = False
+                log_message(
+                    f"no more metrics: {self._path} cannot be written: {error.strerror}; the training continues"
+                )
 
     def remove(self) -> None:
-        """A file that stays would be read as the state of a training that is over."""
+        """Delete the file, which would otherwise be read as the state of a training that has ended."""
         with self._lock:
-            self._works = False
+            self._is_open = False
             self._path.unlink(missing_ok=True)

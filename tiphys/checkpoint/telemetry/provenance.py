@@ -1,8 +1,8 @@
-"""What a checkpoint was made with, gathered where it is made.
+"""Gathers what a checkpoint was made with: code, data position, versions and world size.
 
-After a resume under other code, data or versions a loss curve can bend, and
-weeks later nobody remembers why. The manifest does. Nothing is imported for it
-and nothing is asked twice, so that a save does not wait for it.
+After a resume with other code, data or versions a loss curve can bend, and weeks
+later the manifest is the only record of the cause. Gathering imports no package
+and caches every lookup, so that a save does not wait for it.
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any
 
 from tiphys.errors import UsageError
 from tiphys.protocol import environment
-from tiphys.records import AttemptClaim, Facts
+from tiphys.records import AttemptClaim, Provenance
 
 PACKAGES = {
     "accelerate": "accelerate",
@@ -37,80 +37,84 @@ PACKAGES = {
     "transformers": "transformers",
     "xgboost": "xgboost",
 }
-"""Modules whose version can change what a training computes, and the packages that they come from."""
+"""Modules whose version can change the result of a training, and the packages that contain them."""
 
 _COMMIT_VARIABLES = (environment.GIT_COMMIT, "GIT_COMMIT", "SOURCE_COMMIT", "GITHUB_SHA", "CI_COMMIT_SHA")
-"""Where the commit is found, first one first: what compile gives, then what builders of images leave in them."""
+"""Variables of the Git commit by priority: the one that compile sets, then those that image builders set."""
 
 
-def gather(
+def gather_provenance(
     environ: Mapping[str, str],
     *,
     epoch: int | None = None,
     data_position: Mapping[str, Any] | None = None,
     world_size: int | None = None,
     claim: AttemptClaim | None = None,
-) -> Facts:
-    """The facts of a save that is being made now; costs microseconds after the first time.
+) -> Provenance:
+    """Return the provenance of a save; takes microseconds after the first call.
 
-    ``world_size`` is that of the launcher (``WORLD_SIZE``) where it is None.
-    ``claim`` is the attempt's own, which knows its parameters and its data.
+    Args:
+        environ: Environment of the program.
+        epoch: Passes over the data that are complete.
+        data_position: Where in the data the next step continues.
+        world_size: Processes that train together; None for the launcher's ``WORLD_SIZE``.
+        claim: Claim of the attempt, with its parameters and data; None leaves both empty.
 
     Raises:
-        UsageError: ``epoch`` or ``data_position`` is not made of numbers and text.
+        UsageError: ``epoch`` or ``data_position`` contains other values than numbers and text.
     """
-    return Facts(
-        epoch=_epoch(epoch),
-        data_position={str(name): _plain(name, value) for name, value in (data_position or {}).items()},
-        world_size=world_size if world_size is not None else _world_size(environ),
+    return Provenance(
+        epoch=_check_epoch(epoch),
+        data_position={str(name): _plain_position(name, value) for name, value in (data_position or {}).items()},
+        world_size=world_size if world_size is not None else _launcher_world_size(environ),
         git_commit=next((environ[name] for name in _COMMIT_VARIABLES if environ.get(name)), ""),
         image=environ.get(environment.IMAGE, ""),
         dataset=claim.dataset if claim else "",
         parameters=claim.parameters if claim else "",
-        versions=versions(),
+        versions=package_versions(),
     )
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of those `PACKAGES` that are loaded by now."""
-    loaded = {package: _version(package) for module, package in PACKAGES.items() if module in sys.modules}
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of those `PACKAGES` that are imported."""
+    loaded = {package: _package_version(package) for module, package in PACKAGES.items() if module in sys.modules}
     return {"python": platform.python_version(), **{name: version for name, version in loaded.items() if version}}
 
 
 @functools.cache
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return ""  # a module of that name which no package brought
+        return ""  # the module of this name belongs to no package
 
 
-def _epoch(epoch: Any) -> int | None:
+def _check_epoch(epoch: Any) -> int | None:
     if epoch is None:
         return None
-    plain = _scalar(epoch)
+    plain = _python_scalar(epoch)
     if isinstance(plain, bool) or not isinstance(plain, int):
-        raise UsageError(f"epoch {epoch!r} is not a whole number; give the number of the epoch, or leave it out")
+        raise UsageError(f"epoch {epoch!r} is not a whole number; pass the number of the epoch, or omit it")
     return plain
 
 
-def _plain(name: Any, value: Any) -> int | float | str:
-    plain = _scalar(value)
+def _plain_position(name: Any, value: Any) -> int | float | str:
+    plain = _python_scalar(value)
     if isinstance(plain, float) and not math.isfinite(plain):
         return str(plain)
     if isinstance(plain, int | float | str):
         return plain
     raise UsageError(
-        f"data_position[{name!r}] is a {type(value).__name__}; give numbers and text, such as "
-        '{"epoch": 3, "sample": 51200}, and put larger things into the state'
+        f"data_position[{name!r}] is a {type(value).__name__}; pass numbers and text, such as "
+        '{"epoch": 3, "sample": 51200}, and put larger values into the state'
     )
 
 
-def _scalar(value: Any) -> Any:
-    """The Python form of a scalar of NumPy or PyTorch."""
+def _python_scalar(value: Any) -> Any:
+    """Convert a scalar of NumPy or PyTorch to Python."""
     return value.item() if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1 else value
 
 
-def _world_size(environ: Mapping[str, str]) -> int:
+def _launcher_world_size(environ: Mapping[str, str]) -> int:
     text = environ.get("WORLD_SIZE", "")
     return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else 1

@@ -1,1 +1,1 @@
-"""`tiphys verify`: compares records and bytes of a run with each other and names each damage."""
+"""Audit of a run (`tiphys verify`): compares its records and bytes with each other, and reports each damage."""

@@ -1,17 +1,14 @@
-"""Is everything that a run relies on what was recorded? The work behind ``tiphys verify``.
+"""Audit of a run, the implementation of ``tiphys verify``.
 
-Every record is read and has to be byte for byte what its writer stored, of this
-run and of this place; every object that a record vouches for has to be listed
-with its size, and with ``deep`` to hold the bytes. Records also vouch for each
-other: attempts are numbered without a gap, all but the newest have ended, and
-what the newest started from is still there.
+Every record must be byte for byte what its writer stored, and belong to its run
+and key. Every object that a record names must be listed with its size. Attempts
+must be numbered without a gap, all but the newest must have ended, and the start
+checkpoint of the newest must exist.
 
-Reading every byte that records vouch for, as fast as the machine can hash.
-
-A disk or a bucket can answer with other bytes of the right length, and nothing
-but their hash tells. Objects are read in pieces of 1 MiB by several threads:
-hashing releases the interpreter's lock, so that cores add up, and a piece that
-stays in the processor's cache is hashed as fast as it arrives.
+A deep audit also reads all bytes, because a disk or a bucket can return wrong
+bytes of the right length. Several threads read pieces of 1 MiB: hashing releases
+the interpreter lock, so that all cores work, and a piece fits into the
+processor's cache.
 """
 
 import hashlib
@@ -23,186 +20,225 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from tiphys.errors import NotFoundError, ObjectMissingError
 from tiphys.lineage.audit.checks import (
     AttemptRecords,
+    AuditReader,
     LineageAudit,
-    Reader,
     audit_attempts,
-    belongs,
-    checkpoint_stores,
-    is_gone,
+    checkpoint_store_resolver,
+    is_deleted,
+    is_step_or_item,
 )
-from tiphys.lineage.audit.findings import OF_CHECKPOINTS, Audit, Barred, Damage, Wanted, damage, size_damage
-from tiphys.lineage.quarantine import quarantine
+from tiphys.lineage.audit.findings import (
+    CHECKPOINT_LAYERS,
+    AuditFinding,
+    AuditReport,
+    ExpectedObject,
+    QuarantinedCheckpoint,
+    check_size,
+    make_finding,
+)
+from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.records import CheckpointRef
 from tiphys.store import LineageLayout, Store, read_run
 from tiphys.store.layout import LINEAGES
 
-PIECE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 class _StoppedError(Exception):
-    """Somebody gave up waiting for the result."""
+    """The caller no longer waits for the result."""
 
 
 def check_bytes(
-    wanted: Sequence[Wanted], *, run: str, jobs: int, barred: frozenset[CheckpointRef], advance: Callable[[int], None]
-) -> list[Damage]:
-    """Read and hash every object with ``jobs`` threads; what does not match its record, in the order of ``wanted``.
+    expected_objects: Sequence[ExpectedObject],
+    *,
+    run: str,
+    threads: int,
+    quarantined: frozenset[CheckpointRef],
+    on_bytes_read: Callable[[int], None],
+) -> list[AuditFinding]:
+    """Hash every object and return the mismatches, in the order of ``expected_objects``.
 
-    ``advance`` is told of bytes as they are read, from any thread. An exception,
-    also Ctrl-C, ends the threads within one piece each.
+    An exception, also Ctrl-C, ends each thread after its current piece.
+
+    Args:
+        expected_objects: The objects, with their recorded sizes and hashes.
+        run: Name of the run.
+        threads: Number of threads.
+        quarantined: Checkpoints in quarantine.
+        on_bytes_read: Called with the number of bytes of each piece, from any thread.
 
     Raises:
-        StoreError: storage did not answer; that says nothing about the objects.
+        StoreError: storage did not answer, so the state of the objects is unknown.
     """
     stop = threading.Event()
-    found: dict[int, Damage] = {}
-    # The largest first, so that the last thread is not left alone with one of them.
-    order = sorted(range(len(wanted)), key=lambda index: -wanted[index].size)
-    with ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="verify") as pool:
-        futures = {pool.submit(_check, wanted[index], run, barred, advance, stop): index for index in order}
+    findings: dict[int, AuditFinding] = {}
+    # The largest objects first, so that no thread is left with a large object at the end.
+    order = sorted(range(len(expected_objects)), key=lambda index: -expected_objects[index].size)
+    with ThreadPoolExecutor(max_workers=max(1, threads), thread_name_prefix="verify") as pool:
+        futures = {
+            pool.submit(_check_object, expected_objects[index], run, quarantined, on_bytes_read, stop): index
+            for index in order
+        }
         try:
             for future in as_completed(futures):
                 if (fault := future.result()) is not None:
-                    found[futures[future]] = fault
+                    findings[futures[future]] = fault
         except BaseException:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return [found[index] for index in sorted(found)]
+    return [findings[index] for index in sorted(findings)]
 
 
-def _check(
-    wanted: Wanted, run: str, barred: frozenset[CheckpointRef], advance: Callable[[int], None], stop: threading.Event
-) -> Damage | None:
-    is_barred = wanted.place.checkpoint in barred
-    size, sha256 = _read(wanted, advance, stop)
-    if (size, sha256) != (wanted.size, wanted.sha256):
-        # Once more: nothing must be condemned for what went wrong on the way.
-        size, sha256 = _read(wanted, lambda _: None, stop)
-    if size != wanted.size:
-        return size_damage(wanted, size, run=run, barred=is_barred)
-    if sha256 == wanted.sha256:
+def _check_object(
+    expected: ExpectedObject,
+    run: str,
+    quarantined: frozenset[CheckpointRef],
+    on_bytes_read: Callable[[int], None],
+    stop: threading.Event,
+) -> AuditFinding | None:
+    is_quarantined = expected.location.checkpoint in quarantined
+    size, sha256 = _hash_object(expected, on_bytes_read, stop)
+    if (size, sha256) != (expected.size, expected.sha256):
+        # Read again, because the first mismatch may be an error of the transfer.
+        size, sha256 = _hash_object(expected, lambda _: None, stop)
+    if size != expected.size:
+        return check_size(expected, size, run=run, is_quarantined=is_quarantined)
+    if sha256 == expected.sha256:
         return None
-    fault = f"its sha256 is {sha256[:12]}…, its record says {wanted.sha256[:12]}…"
-    return damage(wanted.place, wanted.key, fault, f"within 0-{size - 1}", run=run, barred=is_barred)
+    fault = f"its sha256 is {sha256[:12]}…, its record says {expected.sha256[:12]}…"
+    return make_finding(
+        expected.location, expected.key, fault, f"within 0-{size - 1}", run=run, is_quarantined=is_quarantined
+    )
 
 
-def _read(wanted: Wanted, advance: Callable[[int], None], stop: threading.Event) -> tuple[int | None, str]:
-    """Bytes and hash of what storage holds; no size where there is no such object."""
+def _hash_object(
+    expected: ExpectedObject, on_bytes_read: Callable[[int], None], stop: threading.Event
+) -> tuple[int | None, str]:
+    """Size in bytes and SHA-256 of the stored object; no size if it does not exist."""
     digest = hashlib.sha256()
     size = 0
     try:
-        for piece in wanted.store.chunks(wanted.key, PIECE_BYTES):
+        for piece in expected.store.chunks(expected.key, CHUNK_BYTES):
             if stop.is_set():
                 raise _StoppedError
             digest.update(piece)
             size += len(piece)
-            advance(len(piece))
+            on_bytes_read(len(piece))
     except ObjectMissingError:
         return None, ""
     return size, digest.hexdigest()
 
 
-def _nobody_listens(_: int) -> None:
-    """Progress that is not shown."""
+def _ignore_progress(_: int) -> None:
+    """Discard progress."""
 
 
-def audit(
+def audit_run(
     store: Store,
     run: str,
     step: str = "",
     *,
     deep: bool = False,
-    jobs: int | None = None,
-    begin: Callable[[int], None] = _nobody_listens,
-    advance: Callable[[int], None] = _nobody_listens,
-) -> Audit:
-    """Verify ``run``, or one step of it with all its items.
+    threads: int | None = None,
+    on_total_bytes: Callable[[int], None] = _ignore_progress,
+    on_bytes_read: Callable[[int], None] = _ignore_progress,
+) -> AuditReport:
+    """Audit a run, or one step of it with all its items.
 
-    Without ``deep`` it costs two reads for each record, and a listing for each
-    lineage and each finished attempt; with it, every byte is read by ``jobs``
-    threads, by default as many as there are cores. ``begin`` is told how many
-    bytes that will be, ``advance`` of bytes as they are read, from any thread.
+    Costs a read for each record, and a listing for each lineage and each finished
+    attempt; with ``deep`` all bytes are read in addition.
+
+    Args:
+        store: The store of the run.
+        run: Name of the run.
+        step: Id of the step; empty for all steps.
+        deep: Whether to read and hash all bytes.
+        threads: Number of threads that read bytes; None for the number of cores.
+        on_total_bytes: Called once with the number of bytes that will be read.
+        on_bytes_read: Called with the number of bytes of each piece, from any thread.
 
     Raises:
-        NotFoundError: the store has no such run, or the run no such step.
+        NotFoundError: the store has no such run, or the run has no such step.
         StoreError: storage did not answer.
     """
-    found, wanted = survey(store, run, step)
+    report, expected_objects = audit_without_bytes(store, run, step)
     if not deep:
-        return found
-    broken = {one.key for one in found.damage}
-    left = [one for one in wanted if one.key not in broken]
-    begin(sum(one.size for one in left))
-    barred = frozenset(one.checkpoint for one in found.quarantined)
-    damaged = check_bytes(left, run=run, jobs=jobs or os.cpu_count() or 1, barred=barred, advance=advance)
-    stores = {one.key: one.store for one in left}
-    lasting = tuple(one for one in damaged if not _is_removed(stores[one.key], one))
-    return found.model_copy(update={"deep": True, "damage": (*found.damage, *lasting)})
+        return report
+    damaged_keys = {finding.key for finding in report.damage}
+    unchecked = [expected for expected in expected_objects if expected.key not in damaged_keys]
+    on_total_bytes(sum(expected.size for expected in unchecked))
+    quarantined = frozenset(entry.checkpoint for entry in report.quarantined)
+    findings = check_bytes(
+        unchecked, run=run, threads=threads or os.cpu_count() or 1, quarantined=quarantined, on_bytes_read=on_bytes_read
+    )
+    stores = {expected.key: expected.store for expected in unchecked}
+    damage = tuple(finding for finding in findings if not _is_checkpoint_removed(stores[finding.key], finding))
+    return report.model_copy(update={"deep": True, "damage": (*report.damage, *damage)})
 
 
-def survey(store: Store, run: str, step: str = "") -> tuple[Audit, list[Wanted]]:
-    """Everything but the bytes, and the objects that records vouch for. Raises like `audit`."""
-    reader = Reader(store, run)
-    record = reader.run_record()
-    if record is None and not reader.found:
+def audit_without_bytes(store: Store, run: str, step: str = "") -> tuple[AuditReport, list[ExpectedObject]]:
+    """Audit everything except the bytes; also return the objects that records name. Raises like `audit_run`."""
+    reader = AuditReader(store, run)
+    record = reader.read_run_record()
+    if record is None and not reader.findings:
         read_run(store, run)  # raises, and names similar runs
     reader.check_submissions()
     attempts = audit_attempts(reader, step)
-    names = _lineages(store, run, attempts, step)
+    names = _list_lineages(store, run, attempts, step)
     if step and not attempts and not names:
         raise NotFoundError(f"run {run} has no step {step!r} that was ever started; `tiphys get {run}` lists its steps")
-    store_of = checkpoint_stores(store, record)
-    barred: list[Barred] = []
+    store_of = checkpoint_store_resolver(store, record)
+    quarantined: list[QuarantinedCheckpoint] = []
     checkpoints = 0
     for name in names:
         try:
-            place = Reader(store_of(name), run)
+            lineage_reader = AuditReader(store_of(name), run)
         except NotFoundError as error:
-            reader.notes.append(f"the checkpoints of {name} cannot be seen from here: {error}")
+            reader.notes.append(f"the checkpoints of {name} cannot be read from this machine: {error}")
             continue
-        lineage = LineageAudit(place, name, attempts.get(name, AttemptRecords()))
+        lineage = LineageAudit(lineage_reader, name, attempts.get(name, AttemptRecords()))
         lineage.check()
-        reader.found += place.found
-        reader.wanted += place.wanted
-        barred += lineage.barred.values()
+        reader.findings += lineage_reader.findings
+        reader.expected_objects += lineage_reader.expected_objects
+        quarantined += lineage.quarantined.values()
         checkpoints += len(lineage.commits)
-    found = Audit(
+    report = AuditReport(
         run=run,
         deep=False,
         attempts=sum(len(records.claimed) for records in attempts.values()),
         checkpoints=checkpoints,
-        objects=len(reader.wanted),
-        size_bytes=sum(one.size for one in reader.wanted),
-        damage=tuple(reader.found),
-        quarantined=tuple(barred),
+        objects=len(reader.expected_objects),
+        size_bytes=sum(expected.size for expected in reader.expected_objects),
+        damage=tuple(reader.findings),
+        quarantined=tuple(quarantined),
         notes=tuple(reader.notes),
     )
-    return found, reader.wanted
+    return report, reader.expected_objects
 
 
-def bar(store: Store, found: Audit) -> list[CheckpointRef]:
-    """Quarantine every checkpoint that was found damaged and was not barred; which ones."""
-    store_of = checkpoint_stores(store, Reader(store, found.run).run_record())
-    faults: dict[CheckpointRef, Damage] = {}
-    for one in found.damage:
-        if one.layer in OF_CHECKPOINTS and one.checkpoint is not None and not one.barred:
-            faults.setdefault(one.checkpoint, one)
-    for ref, one in faults.items():
-        quarantine(store_of(one.step), ref, f"{one.key}: {one.fault}", by="verify")
-    return list(faults)
+def quarantine_damaged(store: Store, report: AuditReport) -> list[CheckpointRef]:
+    """Quarantine the damaged checkpoints of ``report`` that are not in quarantine; return them."""
+    store_of = checkpoint_store_resolver(store, AuditReader(store, report.run).read_run_record())
+    first_findings: dict[CheckpointRef, AuditFinding] = {}
+    for finding in report.damage:
+        if finding.layer in CHECKPOINT_LAYERS and finding.checkpoint is not None and not finding.barred:
+            first_findings.setdefault(finding.checkpoint, finding)
+    for ref, finding in first_findings.items():
+        quarantine_checkpoint(store_of(finding.step), ref, f"{finding.key}: {finding.fault}", by="verify")
+    return list(first_findings)
 
 
-def _lineages(store: Store, run: str, attempts: Mapping[str, AttemptRecords], step: str) -> list[str]:
-    """Step ids that have checkpoints in the run's store, or attempts that keep some anywhere."""
+def _list_lineages(store: Store, run: str, attempts: Mapping[str, AttemptRecords], step: str) -> list[str]:
+    """Step ids with checkpoints in the run's store, or with attempts that have a lineage."""
     stored = (prefix.removeprefix(f"{LINEAGES}{run}/").rstrip("/") for prefix in store.prefixes(f"{LINEAGES}{run}/"))
     claimed = (name for name, records in attempts.items() if any(c.lineage for c in records.claims.values()))
-    return sorted(name for name in {*stored, *claimed} if belongs(name, step))
+    return sorted(name for name in {*stored, *claimed} if is_step_or_item(name, step))
 
 
-def _is_removed(store: Store, found: Damage) -> bool:
-    """Whether retention removed the checkpoint while it was read."""
-    if found.checkpoint is None:
+def _is_checkpoint_removed(store: Store, finding: AuditFinding) -> bool:
+    """Whether retention removed the checkpoint during the audit."""
+    if finding.checkpoint is None:
         return False
-    ref = found.checkpoint
-    return is_gone(store, LineageLayout(ref.lineage).manifest(ref.attempt, ref.global_step))
+    ref = finding.checkpoint
+    return is_deleted(store, LineageLayout(ref.lineage).manifest(ref.attempt, ref.global_step))

@@ -1,4 +1,4 @@
-"""What `verify` finds: which object is wrong, in which bytes, and what a person does about it."""
+"""Findings and report of an audit: each names the damaged object, its damaged bytes, and the remedy."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from tiphys.records import CheckpointRef, Record
 from tiphys.store import Store
 
 
-class Layer(StrEnum):
-    """What an object is for. It decides what its loss costs, and the remedy."""
+class AuditLayer(StrEnum):
+    """Purpose of an object. It determines the remedy."""
 
     RUN = "run"
-    """The run's own record, or that of a submission."""
+    """The record of the run, or of a submission."""
     CLAIM = "claim"
     END = "end"
     QUARANTINE = "quarantine"
@@ -20,45 +20,45 @@ class Layer(StrEnum):
     OUTPUT = "output"
 
 
-OF_CHECKPOINTS = (Layer.MANIFEST, Layer.SHARD)
+CHECKPOINT_LAYERS = (AuditLayer.MANIFEST, AuditLayer.SHARD)
 
 
-class Place(NamedTuple):
-    """Where an object belongs."""
+class ObjectLocation(NamedTuple):
+    """Purpose of an object, and the step, attempt and checkpoint to which it belongs."""
 
-    layer: Layer
+    layer: AuditLayer
     step: str = ""
     attempt: int | None = None
     checkpoint: CheckpointRef | None = None
 
 
-class Wanted(NamedTuple):
-    """An object whose bytes a record vouches for."""
+class ExpectedObject(NamedTuple):
+    """An object whose size and hash a record holds."""
 
-    place: Place
+    location: ObjectLocation
     store: Store
     key: str
     size: int
     sha256: str
 
 
-class Damage(Record):
-    """One object that is not what was recorded."""
+class AuditFinding(Record):
+    """One object that differs from its record, or is missing."""
 
-    layer: Layer
+    layer: AuditLayer
     step: str = ""
     attempt: int | None = None
     checkpoint: CheckpointRef | None = None
     key: str
     fault: str
     damaged_bytes: str
-    """``all``, ``from <first>``, or ``within 0-<last>`` where one hash covers them all."""
+    """``all``, ``from <first>``, or ``within 0-<last>`` if one hash covers them all."""
     remedy: str
     barred: bool = False
-    """Whether its checkpoint was in quarantine before: known, and loaded by nobody."""
+    """Whether its checkpoint was already in quarantine, so that no attempt loads it."""
 
 
-class Barred(Record):
+class QuarantinedCheckpoint(Record):
     """A checkpoint in quarantine."""
 
     checkpoint: CheckpointRef
@@ -66,61 +66,71 @@ class Barred(Record):
     by: str
 
 
-class Audit(Record):
-    """The result of a verification. ``deep`` says whether bytes were read, or only records and sizes."""
+class AuditReport(Record):
+    """The result of an audit. ``deep`` says whether bytes were read, or only records and sizes."""
 
     run: str
     deep: bool
     attempts: int
     checkpoints: int
     objects: int
-    """Objects that records vouch for: shards and outputs."""
+    """Objects that records name: shards and outputs."""
     size_bytes: int
-    damage: tuple[Damage, ...] = ()
-    quarantined: tuple[Barred, ...] = ()
+    damage: tuple[AuditFinding, ...] = ()
+    quarantined: tuple[QuarantinedCheckpoint, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
-    def sound(self) -> bool:
-        """Whether nothing is damaged that could still be used."""
-        return all(found.barred for found in self.damage)
+    def is_sound(self) -> bool:
+        """Whether all damage is in quarantined checkpoints."""
+        return all(finding.barred for finding in self.damage)
 
 
-def damage(place: Place, key: str, fault: str, damaged_bytes: str = "all", *, run: str, barred: bool = False) -> Damage:
-    """A finding with the remedy that goes with its layer."""
-    return Damage(
-        **place._asdict(),
+def make_finding(
+    location: ObjectLocation,
+    key: str,
+    fault: str,
+    damaged_bytes: str = "all",
+    *,
+    run: str,
+    is_quarantined: bool = False,
+) -> AuditFinding:
+    """Create a finding with the remedy of its layer."""
+    return AuditFinding(
+        **location._asdict(),
         key=key,
         fault=fault,
         damaged_bytes=damaged_bytes,
-        remedy=_remedy(place, run, barred=barred),
-        barred=barred,
+        remedy=_remedy(location, run, is_quarantined=is_quarantined),
+        barred=is_quarantined,
     )
 
 
-def size_damage(wanted: Wanted, size: int | None, *, run: str, barred: bool = False) -> Damage | None:
-    """What a listed size says against an object (None: it is not listed); None if nothing."""
-    if size == wanted.size:
+def check_size(
+    expected: ExpectedObject, size: int | None, *, run: str, is_quarantined: bool = False
+) -> AuditFinding | None:
+    """The finding for an object with the listed ``size``, None if not listed; None if the size is right."""
+    if size == expected.size:
         return None
     if size is None:
-        fault, which = "it is missing", "all"
+        fault, damaged_bytes = "it is missing", "all"
     else:
-        fault = f"it has {size} bytes, its record says {wanted.size}"
-        which = f"from {min(size, wanted.size)}"
-    return damage(wanted.place, wanted.key, fault, which, run=run, barred=barred)
+        fault = f"it has {size} bytes, its record says {expected.size}"
+        damaged_bytes = f"from {min(size, expected.size)}"
+    return make_finding(expected.location, expected.key, fault, damaged_bytes, run=run, is_quarantined=is_quarantined)
 
 
-def _remedy(place: Place, run: str, *, barred: bool) -> str:
-    match place.layer:
-        case Layer.MANIFEST | Layer.SHARD if barred:
+def _remedy(location: ObjectLocation, run: str, *, is_quarantined: bool) -> str:
+    match location.layer:
+        case AuditLayer.MANIFEST | AuditLayer.SHARD if is_quarantined:
             return "nothing: it is in quarantine, and no attempt loads it"
-        case Layer.MANIFEST | Layer.SHARD:
-            return (
-                f"attempts fall back to an older checkpoint; `tiphys verify {run} --quarantine` bars this one for good"
-            )
-        case Layer.OUTPUT:
-            return f"restore the object, or delete it and let `tiphys resume {run}` make it again"
-        case Layer.QUARANTINE:
-            return "delete the record, and bar the checkpoint again if it is damaged"
+        case AuditLayer.MANIFEST | AuditLayer.SHARD:
+            return f"attempts fall back to an older checkpoint; `tiphys verify {run} --quarantine` quarantines this one"
+        case AuditLayer.OUTPUT:
+            return f"restore the object, or delete it and let `tiphys resume {run}` produce it again"
+        case AuditLayer.QUARANTINE:
+            return "delete the record, and quarantine the checkpoint again if it is damaged"
         case _:
-            return "restore the object from a copy of the store: records are never edited, and this one decides things"
+            return (
+                "restore the object from a copy of the store: records are never edited, and resumes depend on this one"
+            )

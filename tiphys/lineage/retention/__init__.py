@@ -1,1 +1,1 @@
-"""Which checkpoints stay and which are deleted: policy, pins, two-phase deletion, offline collection."""
+"""Retention of checkpoints: policy, pins, two-phase deletion, and collection outside of training programs."""

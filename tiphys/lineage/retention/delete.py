@@ -1,19 +1,16 @@
-"""Removing old checkpoints without ever removing the last good one.
+"""Two-phase deletion of expired checkpoints, which never deletes the last valid one.
 
-Retention is the only deletion of the whole system. It runs after a commit, and
-in `tiphys gc`; a process killed anywhere in it has lost nothing that it had
-promised. A checkpoint goes in two steps. First it is marked, and stays as good
-as any other for a while. When the delay is over its deletion is announced, all
-references are read once more, and only then does it go: manifest before shards,
-so that one that is half removed is no checkpoint. The clock decides when,
-never whether: what something refers to stays, however late or early it is.
+Retention runs after a commit and in `tiphys gc`, and tolerates a kill at any
+point. First an expired checkpoint is marked with a tombstone; it stays usable
+during the delay. After the delay the process announces the deletion, reads all
+references again, and deletes only what is still unreferenced: manifest before
+shards, so that a partly deleted checkpoint is no checkpoint. The clock decides
+only when a checkpoint is deleted; a referenced checkpoint is never deleted.
 
-What is to be deleted, as storage remembers it: marks, and announcements of who deletes now.
-
-A mark begins the delay and survives the process that made it; it goes last, so
-that a deletion that died half way is found and finished. An announcement is
-written before the last look for references. It carries the nonce of its author,
-who alone takes it back: if others did, he could delete what they just rescued.
+A tombstone outlives its process and is removed last, so that a later process
+finds and completes an interrupted deletion. An announcement carries the nonce of
+its author. Only the author withdraws it: if another process did, the author
+could delete a checkpoint that was just rescued.
 """
 
 import contextlib
@@ -24,144 +21,152 @@ from typing import NamedTuple
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, StoreError
 from tiphys.faults import failpoint
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.retention.policy import Observed, Verdict, age, judge, newest, pins_of
-from tiphys.lineage.select import StartsFrom, chain, commits_of
-from tiphys.lineage.validity import Validity
-from tiphys.protocol.step_spec import Keep
-from tiphys.records import CheckpointRef, ExpiryRecord, utc_now
-from tiphys.store import LineageLayout, ObjectInfo, Store, claim, read_record
-from tiphys.store.runs import concurrently
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.retention.policy import (
+    LineageSnapshot,
+    RetentionVerdict,
+    age_key,
+    evaluate_retention,
+    list_pins,
+    select_newest_valid,
+)
+from tiphys.lineage.select import StartCheckpoints, list_commits, order_candidates
+from tiphys.lineage.validity import CheckpointValidity
+from tiphys.protocol.step_spec import RetentionPolicy
+from tiphys.records import CheckpointRef, TombstoneRecord, utc_now
+from tiphys.store import LineageLayout, ObjectInfo, Store, claim_record, read_record
+from tiphys.store.runs import read_concurrently
 
 
-class Marks:
-    """The marks of one lineage."""
+class Tombstones:
+    """Tombstones (marks) and deletion announcements of one lineage."""
 
     def __init__(self, store: Store, lineage: str, now: Callable[[], datetime]) -> None:
         self._store = store
         self._now = now
         self._layout = LineageLayout(lineage)
         self._nonce = secrets.token_hex(8)
-        self._since: dict[CheckpointRef, datetime] = {}
+        self._marked_at: dict[CheckpointRef, datetime] = {}
         self._damaged: set[CheckpointRef] = set()
 
     def read(self) -> dict[CheckpointRef, datetime | None]:
-        """What is marked, and since when; None where the mark is damaged, or only an announcement was left behind.
+        """Time of each mark; None if the mark is damaged or only an announcement exists.
 
-        Costs one listing, and a read for each mark that was not seen before.
+        Costs one listing, and a read for each new mark.
         """
-        listed = [place for info in self._store.list(self._layout.expired) if (place := self._parse(info.key))]
+        listed = [parsed for info in self._store.list(self._layout.all_tombstones) if (parsed := self._parse(info.key))]
         marked = {ref for ref, nonce in listed if not nonce}
-        new = sorted(marked.difference(self._since), key=str)
-        read = zip(new, concurrently(self._read, new), strict=True)
-        self._since = {ref: self._since[ref] for ref in marked.intersection(self._since)}
-        self._since |= {ref: since for ref, since in read if since is not None}
-        return {ref: self._since.get(ref) for ref, _ in listed}
+        new = sorted(marked.difference(self._marked_at), key=str)
+        new_times = zip(new, read_concurrently(self._read, new), strict=True)
+        self._marked_at = {ref: self._marked_at[ref] for ref in marked.intersection(self._marked_at)}
+        self._marked_at |= {ref: since for ref, since in new_times if since is not None}
+        return {ref: self._marked_at.get(ref) for ref, _ in listed}
 
-    def since(self, ref: CheckpointRef) -> datetime | None:
-        """When ``ref`` was marked, as last read or written; None if it was not."""
-        return self._since.get(ref)
+    def marked_at(self, ref: CheckpointRef) -> datetime | None:
+        """When ``ref`` was marked, as of the last read or write; None if it was not."""
+        return self._marked_at.get(ref)
 
     def mark(self, ref: CheckpointRef) -> None:
-        """Begin the delay of ``ref``."""
+        """Mark ``ref``, which starts its delay."""
         failpoint("retention.before_mark")
-        if ref in self._damaged:  # it says nothing but a time, so it can be written again
+        if ref in self._damaged:  # a mark holds only a time, so a damaged one can be replaced
             self._store.delete(self._key(ref))
             self._damaged.discard(ref)
-        record = ExpiryRecord(checkpoint=ref, written_at=self._now())
-        self._since[ref] = claim(self._store, self._key(ref), record).record.written_at
+        record = TombstoneRecord(checkpoint=ref, written_at=self._now())
+        self._marked_at[ref] = claim_record(self._store, self._key(ref), record).record.written_at
         failpoint("retention.after_mark")
 
-    def rescue(self, ref: CheckpointRef) -> None:
-        """Take the mark away, so that the delay begins anew should it expire again."""
-        self._since.pop(ref, None)
+    def unmark(self, ref: CheckpointRef) -> None:
+        """Remove the mark. If ``ref`` expires again, its delay starts again."""
+        self._marked_at.pop(ref, None)
         self._store.delete(self._key(ref))
         failpoint("retention.after_rescue")
 
-    def announce(self, refs: Iterable[CheckpointRef]) -> None:
-        """Say that these are deleted now, before the last look for references."""
+    def announce_deletion(self, refs: Iterable[CheckpointRef]) -> None:
+        """Announce the deletion of ``refs``, before references are read for the last time."""
         for ref in refs:
-            claim(self._store, self._announcement(ref), ExpiryRecord(checkpoint=ref))
+            claim_record(self._store, self._announcement_key(ref), TombstoneRecord(checkpoint=ref))
             failpoint("retention.after_announcement")
 
-    def withdraw(self, refs: Iterable[CheckpointRef]) -> None:
-        """Take back what this process announced, and no other's announcement."""
+    def withdraw_announcement(self, refs: Iterable[CheckpointRef]) -> None:
+        """Withdraw the announcements of this process for ``refs``."""
         for ref in refs:
-            self._store.delete(self._announcement(ref))
+            self._store.delete(self._announcement_key(ref))
 
-    def clear(self, ref: CheckpointRef) -> None:
-        """Forget ``ref``, nothing of which is left: announcements list first, the mark goes last."""
+    def remove_all(self, ref: CheckpointRef) -> None:
+        """Remove all announcements of the deleted checkpoint ``ref``, then its mark, which is listed last."""
         failpoint("retention.before_clear")
-        for info in list(self._store.list(self._layout.expiries(ref.attempt, ref.global_step))):
+        for info in list(self._store.list(self._layout.tombstones(ref.attempt, ref.global_step))):
             self._store.delete(info.key)
             failpoint("retention.after_clear")
-        self._since.pop(ref, None)
+        self._marked_at.pop(ref, None)
 
     def _read(self, ref: CheckpointRef) -> datetime | None:
         try:
-            return read_record(self._store, self._key(ref), ExpiryRecord).written_at
-        except ObjectMissingError:  # only announcements are left, or somebody was faster
+            return read_record(self._store, self._key(ref), TombstoneRecord).written_at
+        except ObjectMissingError:  # another process removed it after it was listed
             return None
         except IntegrityError:
             self._damaged.add(ref)
             return None
 
     def _parse(self, key: str) -> tuple[CheckpointRef, str] | None:
-        return self._layout.parse_expired(key)
+        return self._layout.parse_tombstone(key)
 
     def _key(self, ref: CheckpointRef) -> str:
-        return self._layout.expiry(ref.attempt, ref.global_step)
+        return self._layout.tombstone(ref.attempt, ref.global_step)
 
-    def _announcement(self, ref: CheckpointRef) -> str:
-        return self._layout.deletion(ref.attempt, ref.global_step, self._nonce)
-
-
-_IN_PASSING = 16
-"""Checkpoints that one pass after a commit marks or deletes: saves wait for it, and another pass follows soon."""
-
-Recheck = Callable[[], Collection[CheckpointRef] | None]
+    def _announcement_key(self, ref: CheckpointRef) -> str:
+        return self._layout.deletion_notice(ref.attempt, ref.global_step, self._nonce)
 
 
-class Outlook(NamedTuple):
-    """What would be done now."""
+_MAX_PER_PASS = 16
+"""Maximum of checkpoints that one pass after a commit marks or deletes, because the next save waits for the pass."""
+
+RecheckReferences = Callable[[], Collection[CheckpointRef] | None]
+
+
+class RetentionPlan(NamedTuple):
+    """The state of a lineage and the decision about its checkpoints."""
 
     marked: dict[CheckpointRef, datetime | None]
-    """Marks that were there, and since when."""
-    seen: Observed
-    verdict: Verdict
-    barred: set[CheckpointRef]
+    """Existing marks and their times."""
+    snapshot: LineageSnapshot
+    verdict: RetentionVerdict
+    quarantined: set[CheckpointRef]
 
 
-class Outcome(NamedTuple):
-    """What was done. ``swept_bytes`` lay in shards that no manifest names."""
+class RetentionResult(NamedTuple):
+    """The result of one pass."""
 
-    outlook: Outlook
+    plan: RetentionPlan
     marked: dict[CheckpointRef, datetime]
-    """Since when each expired one has been marked, those included that this pass has marked."""
+    """Times of the marks of all expired checkpoints, including marks of this pass."""
     deleted: list[CheckpointRef]
-    swept_bytes: int
+    orphan_bytes: int
+    """Bytes of the deleted shards that no manifest names."""
 
 
 class Retention:
-    """Keeps what ``keep`` wants of a lineage, and whatever something refers to; None keeps everything.
+    """Applies a retention policy to one lineage. Referenced checkpoints are always kept.
 
     Args:
-        store: The store that holds the checkpoints.
-        lineage: The lineage to clean.
-        keep: What its author wants.
-        recheck: Called between announcement and deletion. It answers what must
-            stay besides, as read at that moment, or raises `FencedError` (or
-            that its store is not the run's) for nothing to be deleted.
-        now: Tells the time, for the delay alone.
+        store: The store with the checkpoints.
+        lineage: The lineage.
+        keep: The policy; None keeps everything.
+        recheck: Called between announcement and deletion. Returns further
+            checkpoints to keep, or raises `ConflictError` (such as
+            `FencedError`) or `NotFoundError` if nothing may be deleted.
+        now: Clock for the delay.
     """
 
     def __init__(
         self,
         store: Store,
         lineage: str,
-        keep: Keep | None,
+        keep: RetentionPolicy | None,
         *,
-        recheck: Recheck = tuple,
+        recheck: RecheckReferences = tuple,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._store = store
@@ -170,118 +175,124 @@ class Retention:
         self._keep = keep
         self._recheck = recheck
         self._now = now
-        self._marks = Marks(store, lineage, now)
-        self._validity = Validity(store, lineage)
-        self._swept = False
+        self._tombstones = Tombstones(store, lineage, now)
+        self._validity = CheckpointValidity(store, lineage)
+        self._orphans_deleted = False
 
     def trust(self, ref: CheckpointRef) -> None:
-        """Take ``ref`` as valid without another look: it was just written, or read with every hash compared."""
+        """Count ``ref`` as valid without a check: it was just written, or read with all hashes verified."""
         self._validity.trust(ref)
 
-    def apply(self, starts_from: StartsFrom, protected: Collection[CheckpointRef]) -> list[CheckpointRef]:
-        """Mark what has expired, delete what was marked long enough; answer what was deleted.
+    def apply(self, starts_from: StartCheckpoints, protected: Collection[CheckpointRef]) -> list[CheckpointRef]:
+        """Mark expired checkpoints, and delete those whose delay is over; return the deleted ones.
 
-        ``protected`` are references of the newest attempt. Quarantined and
-        pinned checkpoints stay; nothing goes while too few valid ones remain.
+        Quarantined and pinned checkpoints stay. Nothing expires while there are
+        fewer valid checkpoints than the policy keeps.
+
+        Args:
+            starts_from: Start checkpoints of all attempts.
+            protected: Checkpoints that the newest attempt refers to.
         """
-        return [] if self._keep is None else self.collect(starts_from, protected, at_most=_IN_PASSING).deleted
+        return [] if self._keep is None else self.collect(starts_from, protected, limit=_MAX_PER_PASS).deleted
 
-    def look(self, starts_from: StartsFrom, protected: Collection[CheckpointRef]) -> Outlook:
-        """What `collect` would go by; writes nothing. Costs four listings, once all that is valid is known."""
-        marked = self._marks.read()  # before the commits, so that a mark without one is that of a deletion
-        commits = commits_of(self._store, self._lineage)
-        barred = quarantined(self._store, self._lineage)
-        usable = [ref for ref in chain(commits, self._lineage, starts_from) if ref not in barred]
-        held: dict[CheckpointRef, list[str]] = {ref: ["quarantined"] for ref in barred}
+    def plan(self, starts_from: StartCheckpoints, protected: Collection[CheckpointRef]) -> RetentionPlan:
+        """The plan of `collect`; writes nothing. Costs four listings if the validity of all checkpoints is cached."""
+        marked = self._tombstones.read()  # before the commits, so that a mark without a commit means a deletion
+        commits = list_commits(self._store, self._lineage)
+        quarantined = list_quarantined(self._store, self._lineage)
+        usable = [ref for ref in order_candidates(commits, self._lineage, starts_from) if ref not in quarantined]
+        references: dict[CheckpointRef, list[str]] = {ref: ["quarantined"] for ref in quarantined}
         for ref in protected:
-            held.setdefault(ref, []).append(f"attempt {max(starts_from, default=1)} started from it")
-        for ref, names in pins_of(self._store, self._lineage).items():
-            held.setdefault(ref, []).extend(f"pinned {name}" for name in names)
-        seen = Observed(commits, usable, self._valid(usable), held)
-        return Outlook(marked, seen, judge(self._keep, seen), barred)
+            references.setdefault(ref, []).append(f"attempt {max(starts_from, default=1)} started from it")
+        for ref, names in list_pins(self._store, self._lineage).items():
+            references.setdefault(ref, []).extend(f"pinned {name}" for name in names)
+        snapshot = LineageSnapshot(commits, usable, self._valid(usable), references)
+        return RetentionPlan(marked, snapshot, evaluate_retention(self._keep, snapshot), quarantined)
 
     def collect(
-        self, starts_from: StartsFrom, protected: Collection[CheckpointRef], at_most: int | None = None
-    ) -> Outcome:
-        """Like `apply`, and answer all that was seen and done; ``at_most`` so many are marked, and deleted."""
-        outlook = self.look(starts_from, protected)
-        self._settle_marks(outlook, at_most)
-        marked = {ref: since for ref in outlook.verdict.expired if (since := self._marks.since(ref)) is not None}
-        deleted = self._delete(self.due(outlook.verdict)[:at_most], starts_from, protected)
-        return Outcome(outlook, marked, deleted, self._sweep(outlook))
+        self, starts_from: StartCheckpoints, protected: Collection[CheckpointRef], limit: int | None = None
+    ) -> RetentionResult:
+        """Like `apply`, with a full result; ``limit`` is the maximum number of marks and of deletions."""
+        plan = self.plan(starts_from, protected)
+        self._reconcile_marks(plan, limit)
+        marked = {ref: since for ref in plan.verdict.expired if (since := self._tombstones.marked_at(ref)) is not None}
+        deleted = self._delete(self.select_due(plan.verdict)[:limit], starts_from, protected)
+        return RetentionResult(plan, marked, deleted, self._delete_orphans(plan))
 
-    def due(self, verdict: Verdict) -> list[CheckpointRef]:
-        """Which of the expired ones a pass deletes now, oldest first, by the marks that were last read."""
+    def select_due(self, verdict: RetentionVerdict) -> list[CheckpointRef]:
+        """Expired checkpoints whose delay is over, oldest first, by the marks of the last read."""
         if self._keep is None or not self._keep.delay_seconds:
-            # Without a delay the clock has no say at all: another machine's may be ahead of ours.
+            # Without a delay no clock is compared: the marking machine's clock may be ahead.
             return list(verdict.expired)
         now, delay = self._now(), timedelta(seconds=self._keep.delay_seconds)
-        marked = [(ref, since) for ref in verdict.expired if (since := self._marks.since(ref)) is not None]
+        marked = [(ref, since) for ref in verdict.expired if (since := self._tombstones.marked_at(ref)) is not None]
         return [ref for ref, since in marked if now - since >= delay]
 
-    def orphans(self, outlook: Outlook) -> list[ObjectInfo]:
-        """Shards that no manifest names and that nobody can be about to commit; costs one listing of all shards."""
-        recent = newest(self._keep, outlook.seen) if self._keep else []
+    def list_orphans(self, plan: RetentionPlan) -> list[ObjectInfo]:
+        """Shards that no manifest names and that are too old for a pending commit; costs one listing of all shards."""
+        recent = select_newest_valid(self._keep, plan.snapshot) if self._keep else []
         if self._keep is None or len(recent) < self._keep.last:
             return []
-        named = {*outlook.seen.commits, *outlook.barred}
-        youngest = max(map(age, recent))
-        places = ((info, self._layout.parse_shard(info.key)) for info in self._store.list(self._layout.all_shards))
-        return [info for info, ref in places if ref is not None and ref not in named and age(ref) < youngest]
+        named = {*plan.snapshot.commits, *plan.quarantined}
+        youngest = max(map(age_key, recent))
+        shards = ((info, self._layout.parse_shard(info.key)) for info in self._store.list(self._layout.all_shards))
+        return [info for info, ref in shards if ref is not None and ref not in named and age_key(ref) < youngest]
 
     def _valid(self, usable: list[CheckpointRef]) -> dict[CheckpointRef, dict[str, float]]:
         if self._keep is None:
             return {}
         needs_all = self._keep.every_steps is not None or self._keep.best is not None
-        found = self._validity.all(usable) if needs_all else self._validity.newest(usable, self._keep.last)
-        return {ref: dict(metrics) for ref, metrics in found.items()}
+        valid = self._validity.all_valid(usable) if needs_all else self._validity.newest_valid(usable, self._keep.last)
+        return {ref: dict(metrics) for ref, metrics in valid.items()}
 
-    def _settle_marks(self, outlook: Outlook, at_most: int | None) -> None:
-        """Marks are brought in line with the verdict, and deletions that somebody did not finish are finished."""
-        commits, expired = set(outlook.seen.commits), set(outlook.verdict.expired)
-        for ref, since in outlook.marked.items():
+    def _reconcile_marks(self, plan: RetentionPlan, limit: int | None) -> None:
+        """Complete interrupted deletions, unmark checkpoints that no longer expire, and mark those that do."""
+        commits, expired = set(plan.snapshot.commits), set(plan.verdict.expired)
+        for ref, since in plan.marked.items():
             if ref not in commits:
                 self._remove_shards(ref)
             elif ref not in expired and since is not None:
-                self._marks.rescue(ref)
-        for ref in [ref for ref in outlook.verdict.expired if outlook.marked.get(ref) is None][:at_most]:
-            self._marks.mark(ref)
+                self._tombstones.unmark(ref)
+        for ref in [ref for ref in plan.verdict.expired if plan.marked.get(ref) is None][:limit]:
+            self._tombstones.mark(ref)
 
     def _delete(
-        self, due: list[CheckpointRef], starts_from: StartsFrom, protected: Collection[CheckpointRef]
+        self, due: list[CheckpointRef], starts_from: StartCheckpoints, protected: Collection[CheckpointRef]
     ) -> list[CheckpointRef]:
         if not due:
             return []
-        self._marks.announce(due)
+        self._tombstones.announce_deletion(due)
         try:
-            still = set(self.look(starts_from, {*protected, *(self._recheck() or ())}).verdict.expired)
-        except (ConflictError, NotFoundError):  # whoever saves next is told; tidying is no place to end a program
-            still = set()
+            still_expired = set(self.plan(starts_from, {*protected, *(self._recheck() or ())}).verdict.expired)
+        except (ConflictError, NotFoundError):  # the next save reports this; retention must not end the program
+            still_expired = set()
         except StoreError:
             with contextlib.suppress(StoreError):
-                self._marks.withdraw(due)
+                self._tombstones.withdraw_announcement(due)
             raise
-        self._marks.withdraw([ref for ref in due if ref not in still])
-        gone = [ref for ref in due if ref in still]
-        for ref in gone:
+        self._tombstones.withdraw_announcement([ref for ref in due if ref not in still_expired])
+        deleted = [ref for ref in due if ref in still_expired]
+        for ref in deleted:
             self._store.delete(self._layout.manifest(ref.attempt, ref.global_step))
             failpoint("retention.after_manifest_delete")
             self._remove_shards(ref)
-        return gone
+        return deleted
 
     def _remove_shards(self, ref: CheckpointRef) -> None:
         for info in list(self._store.list(self._layout.shards(ref.attempt, ref.global_step))):
             self._store.delete(info.key)
             failpoint("retention.after_shard_delete")
-        self._marks.clear(ref)
+        self._tombstones.remove_all(ref)
 
-    def _sweep(self, outlook: Outlook) -> int:
-        """Once, delete what saves left behind that died; answer how many bytes that was."""
-        if self._swept:
+    def _delete_orphans(self, plan: RetentionPlan) -> int:
+        """Delete the shards of interrupted saves, once per instance; return their bytes."""
+        if self._orphans_deleted:
             return 0
-        left = self.orphans(outlook)
-        for info in left:
+        orphans = self.list_orphans(plan)
+        for info in orphans:
             self._store.delete(info.key)
             failpoint("retention.after_sweep")
-        self._swept = self._keep is not None and len(newest(self._keep, outlook.seen)) == self._keep.last
-        return sum(info.size for info in left)
+        self._orphans_deleted = (
+            self._keep is not None and len(select_newest_valid(self._keep, plan.snapshot)) == self._keep.last
+        )
+        return sum(info.size for info in orphans)

@@ -1,8 +1,8 @@
-"""Retention from outside of the training programs: of runs that have ended, or with another policy than theirs.
+"""Retention outside of training programs: for runs that have ended, or with another policy.
 
-It goes by the same rule as a training program, reads the policy from the run's
-own record, and finds out from claims and manifests what a program that may
-still be running refers to.
+It applies the same rule as a training program. The policy comes from the record
+of the run, and the references of a program that may still run come from claims
+and manifests.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,106 +13,123 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage.retention.delete import Outlook, Retention
-from tiphys.lineage.retention.policy import age
-from tiphys.lineage.select import StartsFrom, commits_of, restored_by, starts_of, starts_on_volume
-from tiphys.lineage.validity import readable
+from tiphys.lineage.retention.delete import Retention, RetentionPlan
+from tiphys.lineage.retention.policy import age_key
+from tiphys.lineage.select import (
+    StartCheckpoints,
+    infer_starts_from_volume,
+    list_commits,
+    restored_by_attempt,
+    starts_from_claims,
+)
+from tiphys.lineage.validity import read_valid_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.protocol.step_spec import Keep
+from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.records import CheckpointRef
-from tiphys.store import Attempt, LineageLayout, Store, all_attempts, current_workflow, open_store, step_attempts
+from tiphys.store import (
+    Attempt,
+    LineageLayout,
+    Store,
+    open_store,
+    read_all_attempts,
+    read_current_workflow,
+    read_step_attempts,
+)
 
 
-class Action(StrEnum):
-    """What becomes of a checkpoint in one pass."""
+class RetentionAction(StrEnum):
+    """Action of one pass for a checkpoint."""
 
     KEEP = "keep"
     MARK = "mark"
     WAIT = "wait"
-    """It was marked before, and its delay is not over."""
+    """It is marked, and its delay is not over."""
     DELETE = "delete"
 
 
-class Fate(NamedTuple):
-    """One checkpoint, what becomes of it and why."""
+class RetentionDecision(NamedTuple):
+    """One checkpoint, the action for it, and the reasons."""
 
     checkpoint: CheckpointRef
-    action: Action
+    action: RetentionAction
     reasons: tuple[str, ...]
     """Why it is kept; empty if it is not."""
     marked_at: datetime | None
     size_bytes: int
 
 
-class Account(NamedTuple):
-    """What a pass does with one lineage, the newest checkpoint first."""
+class CollectionReport(NamedTuple):
+    """The decisions of a pass for one lineage, the newest checkpoint first."""
 
     lineage: "RunLineage"
-    fates: tuple[Fate, ...]
-    swept_bytes: int
+    decisions: tuple[RetentionDecision, ...]
+    orphan_bytes: int
     """Bytes of shards that no manifest names."""
 
     @property
     def freed_bytes(self) -> int:
-        return self.swept_bytes + sum(fate.size_bytes for fate in self.fates if fate.action is Action.DELETE)
+        return self.orphan_bytes + sum(
+            decision.size_bytes for decision in self.decisions if decision.action is RetentionAction.DELETE
+        )
 
 
 @dataclass(frozen=True)
 class RunLineage:
-    """The checkpoints of one training step of a run, and where they lie."""
+    """The lineage of one training step of a run, with its stores and policy."""
 
     run_store: Store
     store: Store
     run: str
     step: str
     lineage: str
-    keep: Keep | None
+    keep: RetentionPolicy | None
     on_volume: bool
 
-    def foresee(self) -> Account:
-        """What `collect` would do; writes nothing."""
+    def preview(self) -> CollectionReport:
+        """The report that `collect` would return; writes nothing."""
         sizes, retention = self._sizes(), self._retention()
-        outlook = retention.look(*self._references())
-        swept = sum(info.size for info in retention.orphans(outlook))
-        return Account(self, _fates(outlook, retention.due(outlook.verdict), sizes), swept)
+        plan = retention.plan(*self._references())
+        orphan_bytes = sum(info.size for info in retention.list_orphans(plan))
+        decisions = _retention_decisions(plan, retention.select_due(plan.verdict), sizes)
+        return CollectionReport(self, decisions, orphan_bytes)
 
-    def collect(self) -> Account:
-        """Mark what has expired, and delete what was marked long enough ago."""
+    def collect(self) -> CollectionReport:
+        """Mark expired checkpoints, and delete those whose delay is over."""
         sizes = self._sizes()
-        outlook, marked, deleted, swept = self._retention().collect(*self._references())
-        return Account(self, _fates(outlook, deleted, sizes, marked), swept)
+        plan, marked, deleted, orphan_bytes = self._retention().collect(*self._references())
+        return CollectionReport(self, _retention_decisions(plan, deleted, sizes, marked), orphan_bytes)
 
     def _sizes(self) -> dict[CheckpointRef, int]:
         """Bytes of each checkpoint; costs one listing of all shards."""
         layout = LineageLayout(self.lineage)
-        found: dict[CheckpointRef, int] = {}
+        sizes: dict[CheckpointRef, int] = {}
         for info in self.store.list(layout.all_shards):
             if (ref := layout.parse_shard(info.key)) is not None:
-                found[ref] = found.get(ref, 0) + info.size
-        return found
+                sizes[ref] = sizes.get(ref, 0) + info.size
+        return sizes
 
     def _retention(self) -> Retention:
         return Retention(self.store, self.lineage, self.keep, recheck=lambda: self._references()[1])
 
-    def _references(self) -> tuple[StartsFrom, set[CheckpointRef]]:
-        """What each attempt started from; and what the newest one refers to, which may be running."""
-        attempts = step_attempts(self.run_store, self.run, self.step)
+    def _references(self) -> tuple[StartCheckpoints, set[CheckpointRef]]:
+        """Start checkpoints of all attempts, and the references of the newest attempt, which may be running."""
+        attempts = read_step_attempts(self.run_store, self.run, self.step)
         starts = self._starts(attempts)
-        live = max(starts, default=0)
-        newest = next((ref for ref in commits_of(self.store, self.lineage) if ref.attempt == live), None)
-        manifest = readable(self.store, newest) if newest else None
-        restored = restored_by([manifest] if manifest else ())
-        return starts, {ref for ref in (starts.get(live), restored.get(live)) if ref is not None}
+        newest = max(starts, default=0)
+        newest_commit = next((ref for ref in list_commits(self.store, self.lineage) if ref.attempt == newest), None)
+        manifest = read_valid_manifest(self.store, newest_commit) if newest_commit else None
+        restored = restored_by_attempt([manifest] if manifest else ())
+        return starts, {ref for ref in (starts.get(newest), restored.get(newest)) if ref is not None}
 
-    def _starts(self, attempts: list[Attempt]) -> StartsFrom:
+    def _starts(self, attempts: list[Attempt]) -> StartCheckpoints:
         if self.on_volume:
-            return starts_on_volume(self.store, self.lineage, [attempt.claim.attempt for attempt in attempts])
-        return starts_of(attempts)
+            return infer_starts_from_volume(self.store, self.lineage, [attempt.claim.attempt for attempt in attempts])
+        return starts_from_claims(attempts)
 
 
 @dataclass(frozen=True)
-class OutOfSight:
-    """A lineage whose store cannot be reached from here, and why."""
+class UnreachableLineage:
+    """A lineage whose store cannot be reached from this machine, and why."""
 
     run: str
     step: str
@@ -120,43 +137,43 @@ class OutOfSight:
     reason: str
 
 
-def run_lineages(
-    store: Store, run: str, change: Callable[[Keep | None], Keep | None]
-) -> Iterator[RunLineage | OutOfSight]:
-    """Every lineage of ``run``, with the policy of its step as ``change`` alters it.
+def iter_run_lineages(
+    store: Store, run: str, alter_policy: Callable[[RetentionPolicy | None], RetentionPolicy | None]
+) -> Iterator[RunLineage | UnreachableLineage]:
+    """All lineages of ``run``. ``alter_policy`` maps the policy of each step to the policy to apply.
 
     Raises:
         NotFoundError: the store has no such run.
     """
-    pipeline = CompiledPipeline.from_manifest(current_workflow(store, run))
-    for step, attempts in sorted(all_attempts(store, run).items()):
+    pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
+    for step, attempts in sorted(read_all_attempts(store, run).items()):
         lineage, name = attempts[-1].claim.lineage, step.partition(".")[0]
         if not lineage:
             continue
-        volume, spec = pipeline.volume(name), pipeline.steps.get(name)
-        keep = change(spec.checkpoints.keep if spec and spec.checkpoints else None)
+        volume, spec = pipeline.checkpoint_volume_url(name), pipeline.steps.get(name)
+        keep = alter_policy(spec.checkpoints.retention if spec and spec.checkpoints else None)
         try:
-            place = open_store(volume, must_exist=True) if volume else store
+            checkpoint_store = open_store(volume, must_exist=True) if volume else store
         except NotFoundError as error:
-            yield OutOfSight(run, step, lineage, str(error))
+            yield UnreachableLineage(run, step, lineage, str(error))
         else:
-            yield RunLineage(store, place, run, step, lineage, keep, on_volume=bool(volume))
+            yield RunLineage(store, checkpoint_store, run, step, lineage, keep, on_volume=bool(volume))
 
 
-def _fates(
-    outlook: Outlook,
+def _retention_decisions(
+    plan: RetentionPlan,
     deleted: Collection[CheckpointRef],
     sizes: Mapping[CheckpointRef, int],
     marked: Mapping[CheckpointRef, datetime] = MappingProxyType({}),
-) -> tuple[Fate, ...]:
-    def fate(ref: CheckpointRef) -> Fate:
-        reasons, since = outlook.verdict.kept.get(ref, ()), outlook.marked.get(ref)
+) -> tuple[RetentionDecision, ...]:
+    def decide(ref: CheckpointRef) -> RetentionDecision:
+        reasons, since = plan.verdict.kept.get(ref, ()), plan.marked.get(ref)
         if reasons:
-            action = Action.KEEP
+            action = RetentionAction.KEEP
         elif ref in deleted:
-            action = Action.DELETE
+            action = RetentionAction.DELETE
         else:
-            action = Action.WAIT if since else Action.MARK
-        return Fate(ref, action, reasons, since or marked.get(ref), sizes.get(ref, 0))
+            action = RetentionAction.WAIT if since else RetentionAction.MARK
+        return RetentionDecision(ref, action, reasons, since or marked.get(ref), sizes.get(ref, 0))
 
-    return tuple(fate(ref) for ref in sorted(outlook.seen.commits, key=age, reverse=True))
+    return tuple(decide(ref) for ref in sorted(plan.snapshot.commits, key=age_key, reverse=True))

@@ -1,4 +1,4 @@
-"""Says what the loop did about a run: an Event beside its Workflow, a line in the log, and metrics."""
+"""Reports automatic resumes: an Event of the Workflow, a log entry, and metrics."""
 
 from collections.abc import Callable
 
@@ -7,29 +7,40 @@ import structlog
 from tiphys.errors import TiphysError
 from tiphys.records import utc_now
 from tiphys.store import Store
-from tiphys_controller.auto_resume.act import Attended
-from tiphys_controller.auto_resume.decide import Action
-from tiphys_controller.auto_resume.state import Limits, Mode, Observed, RunKey, Standing
-from tiphys_controller.failure_cost import Phase, accounts
-from tiphys_controller.kubernetes.auto_resume_loop import Followed
-from tiphys_controller.kubernetes.events.messages import News, not_resumed, resumed_by_itself, would_resume
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.workflow_view import SeenWorkflow
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys_controller.auto_resume.act import ReconcileResult
+from tiphys_controller.auto_resume.decide import AutoResumeAction
+from tiphys_controller.auto_resume.state import (
+    AutomationMode,
+    AutoResumeLimits,
+    RunKey,
+    RunObservation,
+    SubmissionStatus,
+)
+from tiphys_controller.failure_cost import TimePhase, measure_time_usage
+from tiphys_controller.kubernetes.auto_resume_loop import TrackedRun
+from tiphys_controller.kubernetes.events.messages import (
+    EventMessage,
+    auto_resumed_message,
+    dry_run_message,
+    resume_declined_message,
+)
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.workflow_view import WorkflowView
+from tiphys_controller.kubernetes.writer import ClusterWriter
 
-_NO_NEWS = ("Runs", "Succeeded", "Elsewhere", "NotAsked", "NotSureYet", "RateLimited", "NothingMissing")
+_UNREPORTED_REASONS = ("Runs", "Succeeded", "Elsewhere", "NotAsked", "NotSureYet", "RateLimited", "NothingMissing")
 _log = structlog.get_logger()
 
 
-class ResumeNews:
-    """A `Teller` on a cluster. Tells each thing once; the API server knows what was told before it was started."""
+class AutoResumeRecorder:
+    """The `AutoResumeReporter` of a cluster. Records each Event once; event names make that hold across restarts."""
 
     def __init__(
         self,
-        writer: Writer,
+        writer: ClusterWriter,
         stores: Callable[[str], Store],
-        metrics: Metrics,
-        limits: Limits,
+        metrics: ControllerMetrics,
+        limits: AutoResumeLimits,
         monotonic: Callable[[], float],
     ) -> None:
         self._writer = writer
@@ -37,69 +48,75 @@ class ResumeNews:
         self._metrics = metrics
         self._limits = limits
         self._monotonic = monotonic
-        self._told: set[tuple[RunKey, str]] = set()
-        self._open: set[RunKey] = set()
+        self._recorded: set[tuple[RunKey, str]] = set()
+        self._open_breakers: set[RunKey] = set()
 
-    def attended(self, run: Followed, attended: Attended) -> None:
-        self._count(run, attended)
-        news = self._news(run, attended)
-        if news is None or (run.key, news.key) in self._told:
+    def report_result(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
+        self._count(tracked_run, result)
+        message = self._build_message(tracked_run, result)
+        if message is None or (tracked_run.key, message.key) in self._recorded:
             return
-        self._told.add((run.key, news.key))
-        _log.info("resume.decided", namespace=run.key[0], run=run.key[1], reason=news.reason, message=news.message)
-        if run.workflow is not None:
-            self._tell(run.workflow, news)
+        self._recorded.add((tracked_run.key, message.key))
+        _log.info(
+            "resume.decided",
+            namespace=tracked_run.key[0],
+            run=tracked_run.key[1],
+            reason=message.reason,
+            message=message.message,
+        )
+        if tracked_run.workflow is not None:
+            self._record_event(tracked_run.workflow, message)
 
-    def failed(self, what: str) -> None:
+    def report_failure(self, what: str) -> None:
         self._metrics.failures.labels(what).inc()
 
-    def _news(self, run: Followed, attended: Attended) -> News | None:
-        decision, seen = attended.decision, attended.seen
-        if attended.resumed and attended.resumed.submission is not None:
-            return resumed_by_itself(attended.resumed.submission, decision.message)
-        if decision.action is Action.RESUME and self._limits.mode is Mode.DRY_RUN:
-            return would_resume(seen.next_submission, decision.message)
-        if decision.action is Action.RESUME or decision.reason in _NO_NEWS:
+    def _build_message(self, tracked_run: TrackedRun, result: ReconcileResult) -> EventMessage | None:
+        decision, observation = result.decision, result.observation
+        if result.resumed and result.resumed.submission is not None:
+            return auto_resumed_message(result.resumed.submission, decision.message)
+        if decision.action is AutoResumeAction.RESUME and self._limits.mode is AutomationMode.DRY_RUN:
+            return dry_run_message(observation.next_submission, decision.message)
+        if decision.action is AutoResumeAction.RESUME or decision.reason in _UNREPORTED_REASONS:
             return None
-        command = f"`tiphys resume {run.key[1]} --store {self._stores(run.key[0]).url}`"
-        return not_resumed(seen.submission, decision.reason, decision.message, command)
+        command = f"`tiphys resume {tracked_run.key[1]} --store {self._stores(tracked_run.key[0]).url}`"
+        return resume_declined_message(observation.submission, decision.reason, decision.message, command)
 
-    def _tell(self, workflow: SeenWorkflow, news: News) -> None:
+    def _record_event(self, workflow: WorkflowView, message: EventMessage) -> None:
         try:
-            self._writer.tell(workflow, news)
-        except TiphysError as error:  # what was done stays done, and is told by the run's own events
+            self._writer.record_event(workflow, message)
+        except TiphysError as error:  # the resume is done; the run's own events record it
             _log.warning("resume.not_told", namespace=workflow.namespace, workflow=workflow.name, error=str(error))
 
-    def _count(self, run: Followed, attended: Attended) -> None:
-        metrics, decision = self._metrics, attended.decision
-        (self._open.add if decision.reason == "BreakerOpen" else self._open.discard)(run.key)
-        metrics.breakers.set(len(self._open))
-        if decision.action is not Action.RESUME:
+    def _count(self, tracked_run: TrackedRun, result: ReconcileResult) -> None:
+        metrics, decision = self._metrics, result.decision
+        (self._open_breakers.add if decision.reason == "BreakerOpen" else self._open_breakers.discard)(tracked_run.key)
+        metrics.open_breakers.set(len(self._open_breakers))
+        if decision.action is not AutoResumeAction.RESUME:
             metrics.not_resumed.labels(decision.reason).inc()
-        elif attended.resumed is None:
-            metrics.would_resume.labels(_cause(attended.seen)).inc()
+        elif result.resumed is None:
+            metrics.would_resume.labels(_cause_label(result.observation)).inc()
         else:
-            metrics.resumed.labels(_cause(attended.seen)).inc()
-            metrics.note_plan(attended.resumed.plan)
-            self._count_lost(run.key, attended.seen.submission)
-            if run.ended_at is not None:
-                metrics.resume_seconds.observe(max(self._monotonic() - run.ended_at, 0.0))
+            metrics.resumed.labels(_cause_label(result.observation)).inc()
+            metrics.observe_plan(result.resumed.plan)
+            self._count_lost(tracked_run.key, result.observation.submission)
+            if tracked_run.ended_at is not None:
+                metrics.resume_seconds.observe(max(self._monotonic() - tracked_run.ended_at, 0.0))
 
     def _count_lost(self, key: RunKey, submission: int) -> None:
-        """What the failures of a submission have cost, once it is over and another follows."""
+        """Count the GPU-seconds that the failures of an ended submission have cost."""
         try:
-            [account] = accounts(self._stores(key[0]), [key[1]], utc_now())
-        except TiphysError as error:  # the run goes on all the same, and `tiphys report` tells it
+            [usage] = measure_time_usage(self._stores(key[0]), [key[1]], utc_now())
+        except TiphysError as error:  # the resume is done; `tiphys report` shows the cost
             _log.warning("resume.not_accounted", namespace=key[0], run=key[1], error=str(error))
             return
-        for step in account.steps:
+        for step in usage.steps:
             for entry in step.entries if step.gpus else ():
                 if entry.submission == submission and entry.failed_by:
-                    lost = max(entry.held - entry.seconds(Phase.USEFUL), 0.0)
+                    lost = max(entry.held_seconds - entry.seconds(TimePhase.USEFUL), 0.0)
                     self._metrics.lost_gpu_seconds.labels(entry.failed_by).inc(step.gpus * lost)
 
 
-def _cause(seen: Observed) -> str:
-    if seen.standing in (Standing.GONE, Standing.UNSENT):
-        return seen.standing.value
-    return seen.cause.value if seen.cause else "unknown"
+def _cause_label(observation: RunObservation) -> str:
+    if observation.status in (SubmissionStatus.WORKFLOW_GONE, SubmissionStatus.UNSENT):
+        return observation.status.value
+    return observation.cause.value if observation.cause else "unknown"

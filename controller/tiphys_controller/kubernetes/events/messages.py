@@ -1,8 +1,8 @@
-"""What there is to tell about a Workflow, as sentences for the Events beside it: a pure function of what was read.
+"""Builds the texts that people read on a Workflow: Events, title and description.
 
-What Argo shows by itself is left out: that a step has begun, and that it is done.
-
-Title and description of a Workflow for Argo's pages (Markdown): where its run stands and what to do next. Pure.
+Pure functions of what was read from storage. Events leave out what Argo shows
+itself, such as the start and success of a step. Argo's pages render title and
+description as Markdown.
 """
 
 from collections import Counter
@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tiphys.kube import Object
-from tiphys.records import AlertDone, Event, Outcome
-from tiphys_controller.kubernetes.events.run_log import AttemptKey, Ended, Opened, RunLog
-from tiphys_controller.kubernetes.workflow_view import Place, SeenWorkflow
+from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event
+from tiphys_controller.kubernetes.events.run_log import AttemptKey, AttemptOutcome, AttemptStart, RunLog
+from tiphys_controller.kubernetes.workflow_view import SubmissionRef, WorkflowView
 
-_TOLD_EVENTS = {
+_REPORTED_EVENTS = {
     "checkpoint.skipped": ("CheckpointSkipped", True),
     "checkpoint.save_failed": ("CheckpointNotSaved", True),
     "run.resumed": ("RunResumed", False),
@@ -23,180 +23,202 @@ _TOLD_EVENTS = {
 }
 
 
-class News(NamedTuple):
-    """One thing to tell. ``key`` is the same whenever it is found again."""
+class EventMessage(NamedTuple):
+    """One Event to record. ``key`` identifies it, so that it is recorded once."""
 
     key: str
     reason: str
-    """PascalCase, as Kubernetes wants it."""
+    """Reason code in PascalCase, as Kubernetes requires."""
     message: str
-    warning: bool = False
-    at: datetime | None = None
-    """When it was recorded; None for what the Workflow object itself says."""
+    is_warning: bool = False
+    recorded_at: datetime | None = None
+    """Time of the record it reports; None if it is read from the Workflow object."""
 
 
-def news_of(workflow: SeenWorkflow, place: Place | None, log: RunLog | None, resume: str) -> list[News]:
-    """Everything there is to tell, told before or not. ``resume`` is the command that goes on with the run."""
-    told = [*_of_attempts(place, log), *_of_events(place, log)] if place and log else []
-    return [*sorted(told, key=_recorded), *_of_workflow(workflow, resume)]
+def build_event_messages(
+    workflow: WorkflowView, submission_ref: SubmissionRef | None, log: RunLog | None, resume_command: str
+) -> list[EventMessage]:
+    """All Events of a Workflow, recorded before or not. ``resume_command`` is the command that resumes the run."""
+    run_messages = (
+        [*_attempt_messages(submission_ref, log), *_run_event_messages(submission_ref, log)]
+        if submission_ref and log
+        else []
+    )
+    return [*sorted(run_messages, key=_sort_time), *_workflow_messages(workflow, resume_command)]
 
 
-def deleted(resume: str) -> News:
-    """The Workflow was deleted before it was over."""
-    return News(
-        "deleted", "WorkflowDeleted", f"the Workflow was deleted; what is finished is kept: go on with {resume}", True
+def workflow_deleted_message(resume_command: str) -> EventMessage:
+    """Event for a Workflow that was deleted before it finished."""
+    return EventMessage(
+        "deleted",
+        "WorkflowDeleted",
+        f"the Workflow was deleted; finished steps are kept: go on with {resume_command}",
+        True,
     )
 
 
-def agent_deleted(pod: str, uid: str, why: str) -> News:
-    """Its agent pod did not work, and was deleted."""
+def agent_pod_deleted_message(pod: str, uid: str, why: str) -> EventMessage:
+    """Event for a deleted agent pod."""
     message = f"agent pod {pod} did not work ({why}) and was deleted, so that Argo makes another"
-    return News(f"agent/{uid}", "AgentPodDeleted", message, warning=True)
+    return EventMessage(f"agent/{uid}", "AgentPodDeleted", message, is_warning=True)
 
 
-def leaving(lease: Object) -> News:
-    """A training was asked to save and go; ``lease`` as the ledger stores it."""
-    asked, deadline = (datetime.fromisoformat(lease["leaving"][when]) for when in ("askedAt", "deadline"))
+def preempted_message(lease: Object) -> EventMessage:
+    """Event for a preempted training; ``lease`` as the ledger stores it."""
+    asked_at, deadline = (datetime.fromisoformat(lease["leaving"][when]) for when in ("askedAt", "deadline"))
     message = (
-        f"{lease['step']}: attempt {lease['attempt']} was asked to save and go, because another step needs its "
-        f"{lease['gpus']} GPUs and goes before it; it is ended at {deadline:%H:%M:%S %Z} at the latest"
+        f"{lease['step']}: attempt {lease['attempt']} was asked to save and stop, because another step has "
+        f"precedence and needs its {lease['gpus']} GPUs; it is ended at {deadline:%H:%M:%S %Z} at the latest"
     )
-    return News(f"leaving/{lease['id']}/{lease['leaving']['askedAt']}", "AttemptPreempted", message, True, asked)
+    return EventMessage(
+        f"leaving/{lease['id']}/{lease['leaving']['askedAt']}", "AttemptPreempted", message, True, asked_at
+    )
 
 
-def resumed_by_itself(submission: int, why: str) -> News:
-    """The controller has made the next submission without being asked."""
-    return News(f"automatic/{submission}", "AutoResumed", f"submission {submission} goes on by itself: {why}")
+def auto_resumed_message(submission: int, why: str) -> EventMessage:
+    """Event for an automatic resume."""
+    return EventMessage(
+        f"automatic/{submission}", "AutoResumed", f"resumed automatically as submission {submission}: {why}"
+    )
 
 
-def would_resume(submission: int, why: str) -> News:
-    """The same, if it were allowed to."""
-    message = f"submission {submission} would go on by itself, were this no dry run: {why}"
-    return News(f"automatic/{submission}/dry-run", "WouldResume", message)
+def dry_run_message(submission: int, why: str) -> EventMessage:
+    """Event for an automatic resume that a dry run did not make."""
+    message = f"dry run: would resume automatically as submission {submission}: {why}"
+    return EventMessage(f"automatic/{submission}/dry-run", "WouldResume", message)
 
 
-def not_resumed(submission: int, reason: str, why: str, resume: str) -> News:
-    """The controller does not go on after this submission, or not now."""
-    message = f"not resumed by itself: {why}; {resume} does it now"
-    return News(f"not-resumed/{submission}/{reason}", f"AutoResume{reason}", message, warning=True)
+def resume_declined_message(submission: int, reason: str, why: str, resume_command: str) -> EventMessage:
+    """Event for a run that is not resumed automatically, or not yet."""
+    message = f"not resumed automatically: {why}; {resume_command} resumes it now"
+    return EventMessage(f"not-resumed/{submission}/{reason}", f"AutoResume{reason}", message, is_warning=True)
 
 
-def alert_handled(alert: str, name: str, done: AlertDone) -> News:
-    """What came of an alert about this run."""
-    return News(f"alert/{alert}", "AlertHandled", f"alert {name or alert}: {done.outcome}: {done.message}")
+def alert_handled_message(alert: str, name: str, done: AlertResultRecord) -> EventMessage:
+    """Event for the outcome of an alert about this run."""
+    return EventMessage(f"alert/{alert}", "AlertHandled", f"alert {name or alert}: {done.outcome}: {done.message}")
 
 
-def _recorded(news: News) -> datetime:
-    return news.at or datetime.max.replace(tzinfo=UTC)
+def _sort_time(message: EventMessage) -> datetime:
+    return message.recorded_at or datetime.max.replace(tzinfo=UTC)
 
 
-def _of_attempts(place: Place, log: RunLog) -> Iterator[News]:
-    for attempt, opened in sorted(log.opened.items()):
-        if opened.submission == place.submission:
-            yield from _opened(attempt, opened)
-            if (ended := log.ended.get(attempt)) is not None:
-                yield from _ended(attempt, ended)
+def _attempt_messages(submission_ref: SubmissionRef, log: RunLog) -> Iterator[EventMessage]:
+    for attempt, opened in sorted(log.attempt_starts.items()):
+        if opened.submission == submission_ref.submission:
+            yield from _attempt_started_messages(attempt, opened)
+            if (ended := log.attempt_outcomes.get(attempt)) is not None:
+                yield from _attempt_ended_messages(attempt, ended)
 
 
-def _opened(attempt: AttemptKey, opened: Opened) -> Iterator[News]:
+def _attempt_started_messages(attempt: AttemptKey, opened: AttemptStart) -> Iterator[EventMessage]:
     step, number = attempt
     if number > 1 or opened.starts_from:
         start = f"from {opened.starts_from}" if opened.starts_from else "from the beginning"
-        yield News(
-            f"opened/{step}/{number}", "AttemptStarted", f"{step}: attempt {number} starts {start}", at=opened.at
+        yield EventMessage(
+            f"opened/{step}/{number}",
+            "AttemptStarted",
+            f"{step}: attempt {number} starts {start}",
+            recorded_at=opened.opened_at,
         )
-    for index, sentence in enumerate(opened.skipped):
+    for index, sentence in enumerate(opened.skipped_checkpoints):
         key = f"skipped/{step}/{number}/{index}"
-        yield News(key, "CheckpointSkipped", f"{step}: {sentence}", warning=True, at=opened.at)
+        yield EventMessage(
+            key, "CheckpointSkipped", f"{step}: {sentence}", is_warning=True, recorded_at=opened.opened_at
+        )
 
 
-def _ended(attempt: AttemptKey, ended: Ended) -> Iterator[News]:
+def _attempt_ended_messages(attempt: AttemptKey, ended: AttemptOutcome) -> Iterator[EventMessage]:
     step, number = attempt
-    if ended.outcome is Outcome.DONE:
+    if ended.outcome is AttemptEndOutcome.DONE:
         return
     cause = f" by {ended.cause.value.replace('_', ' ')}" if ended.cause else ""
-    told = f": {ended.message}" if ended.message else ""
-    how = "was taken away" if ended.outcome is Outcome.FENCED else "ended"
-    reason = "AttemptFenced" if ended.outcome is Outcome.FENCED else "AttemptFailed"
-    message = f"{step}: attempt {number} {how}{cause}{told}"
-    yield News(f"ended/{step}/{number}", reason, message, warning=True, at=ended.at)
+    details = f": {ended.message}" if ended.message else ""
+    how = "was fenced" if ended.outcome is AttemptEndOutcome.FENCED else "ended"
+    reason = "AttemptFenced" if ended.outcome is AttemptEndOutcome.FENCED else "AttemptFailed"
+    message = f"{step}: attempt {number} {how}{cause}{details}"
+    yield EventMessage(f"ended/{step}/{number}", reason, message, is_warning=True, recorded_at=ended.ended_at)
 
 
-def _of_events(place: Place, log: RunLog) -> Iterator[News]:
+def _run_event_messages(submission_ref: SubmissionRef, log: RunLog) -> Iterator[EventMessage]:
     for number, events in sorted(log.events.items()):
         for index, event in enumerate(events):
-            if event.name in _TOLD_EVENTS and _submission(event, log) == place.submission:
-                reason, warning = _TOLD_EVENTS[event.name]
+            if event.name in _REPORTED_EVENTS and _find_event_submission(event, log) == submission_ref.submission:
+                reason, warning = _REPORTED_EVENTS[event.name]
                 about = f"{event.step}: " if event.step else ""
-                yield News(f"event/{number}/{index}", reason, f"{about}{event.message}", warning, event.at)
+                yield EventMessage(f"event/{number}/{index}", reason, f"{about}{event.message}", warning, event.at)
 
 
-def _submission(event: Event, log: RunLog) -> int | None:
-    """The submission in which it happened; None where nothing says."""
+def _find_event_submission(event: Event, log: RunLog) -> int | None:
+    """Submission of an event; None if unknown."""
     if "submission" in event.data:
         return int(event.data["submission"])
-    opened = log.opened.get((event.step, event.attempt or 0))
+    opened = log.attempt_starts.get((event.step, event.attempt or 0))
     return opened.submission if opened else None
 
 
-def _of_workflow(workflow: SeenWorkflow, resume: str) -> Iterator[News]:
+def _workflow_messages(workflow: WorkflowView, resume_command: str) -> Iterator[EventMessage]:
     for wait, message in sorted(workflow.waits.items()):
-        # Each reason once for each attempt: the message of the node has the numbers of this moment.
-        yield News(f"waits/{wait.node}/{wait.reason}", wait.reason, f"{wait.step} waits for GPUs: {message}")
+        # The key omits the message, whose numbers change with each retry.
+        yield EventMessage(f"waits/{wait.node}/{wait.reason}", wait.reason, f"{wait.step} waits for GPUs: {message}")
     if workflow.shutdown:
         how = "terminated" if workflow.shutdown == "Terminate" else "stopped"
-        message = f"the Workflow is being {how}; what is finished is kept: go on with {resume} once it has ended"
-        yield News(f"shutdown/{workflow.shutdown}", "WorkflowStopped", message)
+        message = f"the Workflow is being {how}; finished steps are kept: go on with {resume_command} once it has ended"
+        yield EventMessage(f"shutdown/{workflow.shutdown}", "WorkflowStopped", message)
     if workflow.finished and workflow.phase != "Succeeded":
         why = f": {workflow.message}" if workflow.message else ""
-        yield News(
+        yield EventMessage(
             "failed",
             "RunFailed",
-            f"it ended as {workflow.phase}{why}; what is missing runs with {resume}",
-            warning=True,
+            f"the Workflow ended as {workflow.phase}{why}; run the missing steps with {resume_command}",
+            is_warning=True,
         )
 
 
 _LONGEST_LIST = 6
 
 
-def narration(workflow: SeenWorkflow, place: Place, log: RunLog, resume: str) -> dict[str, str]:
-    """``title`` and ``description``. ``resume`` is the command that goes on with the run."""
-    number = f" (submission {place.submission})" if place.submission > 1 else ""
+def describe_workflow(
+    workflow: WorkflowView, submission_ref: SubmissionRef, log: RunLog, resume_command: str
+) -> dict[str, str]:
+    """``title`` and ``description`` of a Workflow. ``resume_command`` is the command that resumes the run."""
+    number = f" (submission {submission_ref.submission})" if submission_ref.submission > 1 else ""
     parts = [
-        f"Run `{place.run}` of pipeline `{workflow.pipeline}`, submission {place.submission}.",
-        _standing(place, log),
-        _next(workflow, resume),
+        f"Run `{submission_ref.run}` of pipeline `{workflow.pipeline}`, submission {submission_ref.submission}.",
+        _describe_progress(submission_ref, log),
+        _describe_next(workflow, resume_command),
     ]
-    return {"title": f"{place.run}{number}", "description": " ".join(part for part in parts if part)}
+    return {"title": f"{submission_ref.run}{number}", "description": " ".join(part for part in parts if part)}
 
 
-def _standing(place: Place, log: RunLog) -> str:
-    done = _by_task({step for (step, _), end in log.ended.items() if end.outcome is Outcome.DONE})
+def _describe_progress(submission_ref: SubmissionRef, log: RunLog) -> str:
+    done = _group_by_task(
+        {step for (step, _), end in log.attempt_outcomes.items() if end.outcome is AttemptEndOutcome.DONE}
+    )
     open_attempts = sorted(
         attempt
-        for attempt, opened in log.opened.items()
-        if attempt not in log.ended and opened.submission == place.submission
+        for attempt, opened in log.attempt_starts.items()
+        if attempt not in log.attempt_outcomes and opened.submission == submission_ref.submission
     )
     under_way = [f"{step} (attempt {number})" if number > 1 else step for step, number in open_attempts]
-    sentences = [f"Done: {_listed(done)}."] if done else []
-    sentences += [f"Under way: {_listed(under_way)}."] if under_way else []
-    return " ".join([*sentences, *_last_failure(place, log)])
+    sentences = [f"Done: {_join_names(done)}."] if done else []
+    sentences += [f"Under way: {_join_names(under_way)}."] if under_way else []
+    return " ".join([*sentences, *_describe_last_failure(submission_ref, log)])
 
 
-def _by_task(steps: set[str]) -> list[str]:
-    """Items of a fan-out are counted: their step ids tell nobody anything."""
+def _group_by_task(steps: set[str]) -> list[str]:
+    """Task names; items of a fan-out are counted, because their step ids mean nothing to people."""
     tasks = Counter(step.partition(".")[0] for step in sorted(steps))
     return [task if task in steps else f"{task} ({count} items)" for task, count in tasks.items()]
 
 
-def _last_failure(place: Place, log: RunLog) -> list[str]:
+def _describe_last_failure(submission_ref: SubmissionRef, log: RunLog) -> list[str]:
     failed = [
-        (end.at, step, number, end)
-        for (step, number), end in log.ended.items()
-        if end.outcome is Outcome.FAILED
-        and (opened := log.opened.get((step, number))) is not None
-        and opened.submission == place.submission
+        (end.ended_at, step, number, end)
+        for (step, number), end in log.attempt_outcomes.items()
+        if end.outcome is AttemptEndOutcome.FAILED
+        and (opened := log.attempt_starts.get((step, number))) is not None
+        and opened.submission == submission_ref.submission
     ]
     if not failed:
         return []
@@ -205,14 +227,14 @@ def _last_failure(place: Place, log: RunLog) -> list[str]:
     return [f"Attempt {number} of {step} ended{cause}."]
 
 
-def _next(workflow: SeenWorkflow, resume: str) -> str:
+def _describe_next(workflow: WorkflowView, resume_command: str) -> str:
     if workflow.finished and workflow.phase != "Succeeded":
-        return f"It ended as {workflow.phase}: go on with {resume}."
+        return f"It ended as {workflow.phase}: go on with {resume_command}."
     if workflow.finished:
         return "It succeeded."
-    return f"It is being stopped; then go on with {resume}." if workflow.shutdown else ""
+    return f"It is being stopped; then go on with {resume_command}." if workflow.shutdown else ""
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     more = len(names) - _LONGEST_LIST
     return ", ".join(names[:_LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")

@@ -1,6 +1,7 @@
-"""Tells people what happens to a run: as Events beside its Workflow, and in its title and description.
+"""Records what happens to a run: Events of its Workflow, its title and its description.
 
-When to look at the storage of a Workflow's run: a pure decision, so that a busy cluster costs little.
+A Workflow's run is read from storage when the Workflow changed, and at intervals
+while it runs, so that a busy cluster costs few reads.
 """
 
 import threading
@@ -14,53 +15,60 @@ import structlog
 
 from tiphys.errors import FencedError, StoreError, TiphysError
 from tiphys.store import Store
-from tiphys_controller.kubernetes.events.messages import News, deleted, narration, news_of
+from tiphys_controller.kubernetes.events.messages import (
+    EventMessage,
+    build_event_messages,
+    describe_workflow,
+    workflow_deleted_message,
+)
 from tiphys_controller.kubernetes.events.run_log import RunLog
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.workflow_view import Place, SeenWorkflow, candidates, find_place
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.workflow_view import SubmissionRef, WorkflowView, find_submission, possible_run_names
+from tiphys_controller.kubernetes.writer import ClusterWriter
 
-AFTER_CHANGE_SECONDS = 3.0
+LOOK_AFTER_CHANGE_SECONDS = 3.0
 """Argo changes a Workflow several times within a second."""
-WHILE_LIVE_SECONDS = 30.0
-"""What a training program tells changes nothing on the Workflow."""
-NEWS_LASTS = timedelta(hours=1)
-"""The API server forgets Events after an hour; what is older is not told again."""
+LOOK_WHILE_RUNNING_SECONDS = 30.0
+"""Events of a training program do not change the Workflow object."""
+EVENT_LIFETIME = timedelta(hours=1)
+"""The API server keeps Events for an hour; older ones are not recorded again."""
 
 
-class Look(NamedTuple):
-    """The last look: when, by a monotonic clock, at which state, and whether everything was read and told."""
+class StorageLook(NamedTuple):
+    """The last read of a run: monotonic time, Workflow state, and whether everything was read and recorded."""
 
-    at: float
-    workflow: SeenWorkflow
-    complete: bool
+    looked_at: float
+    workflow: WorkflowView
+    is_complete: bool
 
 
-def is_due(workflow: SeenWorkflow, last: Look | None, monotonic: float) -> bool:
-    """Whether to look now."""
+def is_look_due(workflow: WorkflowView, last: StorageLook | None, monotonic: float) -> bool:
+    """Whether the run of a Workflow is due to be read."""
     if last is None:
         return True
-    waited = monotonic - last.at
-    if not last.complete or _facts(workflow) != _facts(last.workflow):
-        return waited >= AFTER_CHANGE_SECONDS
-    return not workflow.finished and waited >= WHILE_LIVE_SECONDS
+    waited = monotonic - last.looked_at
+    if not last.is_complete or _stable_fields(workflow) != _stable_fields(last.workflow):
+        return waited >= LOOK_AFTER_CHANGE_SECONDS
+    return not workflow.finished and waited >= LOOK_WHILE_RUNNING_SECONDS
 
 
-def is_past(workflow: SeenWorkflow, now: datetime) -> bool:
-    """Whether the Workflow was over so long ago that nobody waits for news of it."""
+def is_long_finished(workflow: WorkflowView, now: datetime) -> bool:
+    """Whether the Workflow finished longer ago than Events are kept."""
     return (
-        workflow.finished and bool(workflow.finished_at) and is_old(datetime.fromisoformat(workflow.finished_at), now)
+        workflow.finished
+        and bool(workflow.finished_at)
+        and is_expired(datetime.fromisoformat(workflow.finished_at), now)
     )
 
 
-def is_old(at: datetime, now: datetime) -> bool:
-    """Whether this is no news any more."""
-    return now - at > NEWS_LASTS
+def is_expired(at: datetime, now: datetime) -> bool:
+    """Whether an Event of this time would be older than Events are kept."""
+    return now - at > EVENT_LIFETIME
 
 
-def _facts(workflow: SeenWorkflow) -> SeenWorkflow:
-    # Our own annotations change the object, too, and who waits is told other numbers all the time.
+def _stable_fields(workflow: WorkflowView) -> WorkflowView:
+    # The recorder itself writes annotations, and messages of waits change with each retry.
     return workflow._replace(annotations={}, waits=dict.fromkeys(workflow.waits, ""))
 
 
@@ -71,33 +79,33 @@ _log = structlog.get_logger()
 
 
 @dataclass
-class _Followed:
-    """What is known of one Workflow's run, and what was told of it."""
+class _RecordedWorkflow:
+    """What was read of one Workflow's run, and which Events were recorded."""
 
-    place: Place | None = None
+    submission_ref: SubmissionRef | None = None
     log: RunLog | None = None
-    told: set[str] = field(default_factory=set)
-    last: Look | None = None
+    recorded_keys: set[str] = field(default_factory=set)
+    last_look: StorageLook | None = None
 
 
-class Narrator:
-    """Looks at the run of each Workflow when `is_due` says so.
+class EventRecorder:
+    """Reads the run of each Workflow when `is_look_due`, and records what is new.
 
     Args:
-        view: What the watches see.
-        stores: Store of a namespace.
-        writer: Where Events and annotations go.
+        view: The watch cache.
+        stores: Returns the store of a namespace.
+        writer: Writes Events and annotations.
         metrics: Counters.
-        now: Time of day.
-        monotonic: A clock in seconds that never jumps.
+        now: Wall clock.
+        monotonic: Monotonic clock in seconds.
     """
 
     def __init__(
         self,
-        view: ClusterView,
+        view: WatchCache,
         stores: Callable[[str], Store],
-        writer: Writer,
-        metrics: Metrics,
+        writer: ClusterWriter,
+        metrics: ControllerMetrics,
         now: Callable[[], datetime],
         monotonic: Callable[[], float],
     ) -> None:
@@ -107,104 +115,108 @@ class Narrator:
         self._metrics = metrics
         self._now = now
         self._monotonic = monotonic
-        self._followed: dict[str, _Followed] = {}
-        self.trouble = ""
-        """Why storage or API server could not be used when that was tried last; empty if they could."""
+        self._recorded: dict[str, _RecordedWorkflow] = {}
+        self.last_error = ""
+        """Error of the last request to storage or API server; empty if it succeeded."""
 
-    def run(self, over: threading.Event) -> None:
-        """Work until ``over``."""
+    def run(self, stop: threading.Event) -> None:
+        """Work until ``stop``."""
         version = -1
         with ThreadPoolExecutor(_AT_ONCE, "tiphys-narrator") as pool:
-            while not over.is_set():
+            while not stop.is_set():
                 version = self._view.wait(version, _ROUND_SECONDS)
-                self.round(pool, over)
+                self.run_round(pool, stop)
 
-    def round(self, pool: ThreadPoolExecutor, over: threading.Event) -> None:
-        """Look at whatever is due, and tell of what was deleted."""
-        for gone in self._view.take_deleted():
-            self._guarded(gone, self._tell_deleted)
+    def run_round(self, pool: ThreadPoolExecutor, stop: threading.Event) -> None:
+        """Record every Workflow that is due, and deletions."""
+        for deleted in self._view.pop_deleted_workflows():
+            self._guarded(deleted, self._record_deletion)
         workflows = self._view.workflows()
         self._metrics.workflows.set(sum(not one.finished for one in workflows))
         present = {one.uid for one in workflows}
-        for uid in self._followed.keys() - present:
-            del self._followed[uid]
+        for uid in self._recorded.keys() - present:
+            del self._recorded[uid]
         moment, now = self._monotonic(), self._now()
         due = [one for one in workflows if self._is_due(one, moment, now)]
-        list(pool.map(lambda one: None if over.is_set() else self._guarded(one, self._look), due))
+        list(pool.map(lambda one: None if stop.is_set() else self._guarded(one, self._record_run), due))
 
-    def _is_due(self, workflow: SeenWorkflow, moment: float, now: datetime) -> bool:
-        followed = self._followed.get(workflow.uid)
-        if followed is None:
-            if is_past(workflow, now):
+    def _is_due(self, workflow: WorkflowView, moment: float, now: datetime) -> bool:
+        recorded = self._recorded.get(workflow.uid)
+        if recorded is None:
+            if is_long_finished(workflow, now):
                 return False
-            followed = self._followed[workflow.uid] = _Followed()
-        return is_due(workflow, followed.last, moment)
+            recorded = self._recorded[workflow.uid] = _RecordedWorkflow()
+        return is_look_due(workflow, recorded.last_look, moment)
 
-    def _guarded(self, workflow: SeenWorkflow, action: Callable[[SeenWorkflow], None]) -> None:
+    def _guarded(self, workflow: WorkflowView, action: Callable[[WorkflowView], None]) -> None:
         try:
             action(workflow)
-            self.trouble = ""
+            self.last_error = ""
         except FencedError:
-            return  # whoever leads now tells it
+            return  # the new leader records it
         except TiphysError as error:
-            self.trouble = str(error) if isinstance(error, StoreError) else ""
+            self.last_error = str(error) if isinstance(error, StoreError) else ""
             self._failed(workflow, str(error))
         except Exception:  # noqa: BLE001  the worker loop: a bug about one Workflow must not silence all others
             _log.exception("look.crashed", namespace=workflow.namespace, workflow=workflow.name)
-            self._failed(workflow, "a bug; the log has the trace")
+            self._failed(workflow, "internal error; the log has the traceback")
 
-    def _failed(self, workflow: SeenWorkflow, reason: str) -> None:
+    def _failed(self, workflow: WorkflowView, reason: str) -> None:
         self._metrics.failures.labels("look").inc()
         _log.warning("look.failed", namespace=workflow.namespace, workflow=workflow.name, error=reason)
-        if (followed := self._followed.get(workflow.uid)) is not None:
-            followed.last = Look(self._monotonic(), workflow, complete=False)
+        if (recorded := self._recorded.get(workflow.uid)) is not None:
+            recorded.last_look = StorageLook(self._monotonic(), workflow, is_complete=False)
 
-    def _look(self, workflow: SeenWorkflow) -> None:
-        followed = self._followed[workflow.uid]
+    def _record_run(self, workflow: WorkflowView) -> None:
+        recorded = self._recorded[workflow.uid]
         self._metrics.looks.inc()
         store = self._stores(workflow.namespace)
-        self._read(followed, workflow, store)
-        resume = _resume(followed.place, workflow, store)
-        left = self._tell(followed, workflow, resume)
-        if followed.place and followed.log:
-            self._describe(workflow, narration(workflow, followed.place, followed.log, resume))
-        complete = not left and (followed.log is None or followed.log.complete)
-        followed.last = Look(self._monotonic(), workflow, complete)
+        self._read_run(recorded, workflow, store)
+        resume = _resume_command(recorded.submission_ref, workflow, store)
+        has_more = self._record_events(recorded, workflow, resume)
+        if recorded.submission_ref and recorded.log:
+            self._describe(workflow, describe_workflow(workflow, recorded.submission_ref, recorded.log, resume))
+        complete = not has_more and (recorded.log is None or recorded.log.is_complete)
+        recorded.last_look = StorageLook(self._monotonic(), workflow, complete)
 
-    def _read(self, followed: _Followed, workflow: SeenWorkflow, store: Store) -> None:
+    def _read_run(self, recorded: _RecordedWorkflow, workflow: WorkflowView, store: Store) -> None:
         if workflow.store.rstrip("/") not in ("", store.url.rstrip("/")):
-            return  # compiled for another store: the plugin refuses it, and says so
-        followed.place = followed.place or find_place(store, workflow)
-        if followed.place is not None:
-            followed.log = followed.log or RunLog(followed.place.run)
-            followed.log.read(store)
+            return  # compiled for another store: the plugin refuses it with a message
+        recorded.submission_ref = recorded.submission_ref or find_submission(store, workflow)
+        if recorded.submission_ref is not None:
+            recorded.log = recorded.log or RunLog(recorded.submission_ref.run)
+            recorded.log.read(store)
 
-    def _tell(self, followed: _Followed, workflow: SeenWorkflow, resume: str) -> bool:
-        """Make the Events that are new; whether some are left for the next look."""
+    def _record_events(self, recorded: _RecordedWorkflow, workflow: WorkflowView, resume_command: str) -> bool:
+        """Record new Events; returns whether some remain for the next read."""
         now = self._now()
-        news = [one for one in news_of(workflow, followed.place, followed.log, resume) if one.key not in followed.told]
-        fresh = [one for one in news if one.at is None or not is_old(one.at, now)]
-        for one in fresh[:_EVENTS_PER_LOOK]:
-            self._writer.tell(workflow, one)
-            followed.told.add(one.key)
-        return len(fresh) > _EVENTS_PER_LOOK
+        unrecorded = [
+            one
+            for one in build_event_messages(workflow, recorded.submission_ref, recorded.log, resume_command)
+            if one.key not in recorded.recorded_keys
+        ]
+        recent = [one for one in unrecorded if one.recorded_at is None or not is_expired(one.recorded_at, now)]
+        for one in recent[:_EVENTS_PER_LOOK]:
+            self._writer.record_event(workflow, one)
+            recorded.recorded_keys.add(one.key)
+        return len(recent) > _EVENTS_PER_LOOK
 
-    def _describe(self, workflow: SeenWorkflow, texts: dict[str, str]) -> None:
+    def _describe(self, workflow: WorkflowView, texts: dict[str, str]) -> None:
         changed = {
             name: text
             for name, text in texts.items()
-            if name in workflow.narrated and workflow.annotations.get(name) != text
+            if name in workflow.narrated_annotations and workflow.annotations.get(name) != text
         }
         if changed:
-            self._writer.describe(workflow, changed)
+            self._writer.annotate(workflow, changed)
 
-    def _tell_deleted(self, workflow: SeenWorkflow) -> None:
-        followed = self._followed.get(workflow.uid) or _Followed()
+    def _record_deletion(self, workflow: WorkflowView) -> None:
+        recorded = self._recorded.get(workflow.uid) or _RecordedWorkflow()
         store = self._stores(workflow.namespace)
-        news: News = deleted(_resume(followed.place, workflow, store))
-        self._writer.tell(workflow, news)
+        message: EventMessage = workflow_deleted_message(_resume_command(recorded.submission_ref, workflow, store))
+        self._writer.record_event(workflow, message)
 
 
-def _resume(place: Place | None, workflow: SeenWorkflow, store: Store) -> str:
-    run = place.run if place else next(iter(candidates(workflow)), workflow.name)
+def _resume_command(submission_ref: SubmissionRef | None, workflow: WorkflowView, store: Store) -> str:
+    run = submission_ref.run if submission_ref else next(iter(possible_run_names(workflow)), workflow.name)
     return f"`tiphys resume {run} --store {store.url}`"

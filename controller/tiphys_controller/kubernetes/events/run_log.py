@@ -1,8 +1,8 @@
-"""What storage says of the run of one Workflow, read piece by piece.
+"""Reads the records of one run incrementally.
 
-Records never change, so each is read once and its facts are kept. A look costs
-two listings and at most `READS` reads, however long the run is; what is left
-over comes with the next look.
+Records never change, so each is read once. A call of `RunLog.read` costs two
+listings and at most `READS` reads, however long the run is; the rest follows
+with the next call.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,10 +10,10 @@ from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, Event, EventBatch, Outcome
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, Event, EventBatch
 from tiphys.store import RunLayout, Store, read_record
 from tiphys.store.layout import parse_attempt, parse_event_batch
-from tiphys.store.runs import concurrently
+from tiphys.store.runs import read_concurrently
 
 READS = 64
 
@@ -21,55 +21,55 @@ AttemptKey = tuple[str, int]
 """Step id and number of an attempt."""
 
 
-class Opened(NamedTuple):
-    """Of an attempt's claim, what people are told."""
+class AttemptStart(NamedTuple):
+    """Fields of an attempt's claim that Events report."""
 
     submission: int
-    at: datetime
+    opened_at: datetime
     starts_from: str
-    """The checkpoint in words; empty for none."""
-    skipped: tuple[str, ...]
-    """Checkpoints that were passed over, and why."""
+    """Description of the checkpoint; empty for none."""
+    skipped_checkpoints: tuple[str, ...]
+    """Checkpoints that were skipped, each with the reason."""
 
 
-class Ended(NamedTuple):
+class AttemptOutcome(NamedTuple):
     """How an attempt ended."""
 
-    at: datetime
-    outcome: Outcome
+    ended_at: datetime
+    outcome: AttemptEndOutcome
     cause: Cause | None
     message: str
 
 
 class RunLog:
-    """The facts of one run that have been read so far."""
+    """The records of one run that have been read so far."""
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self.opened: dict[AttemptKey, Opened] = {}
-        self.ended: dict[AttemptKey, Ended] = {}
+        self.attempt_starts: dict[AttemptKey, AttemptStart] = {}
+        self.attempt_outcomes: dict[AttemptKey, AttemptOutcome] = {}
         self.events: dict[int, tuple[Event, ...]] = {}
-        self.complete = False
-        """False while there is more to read."""
+        self.is_complete = False
+        """Whether the last `read` reached the end."""
         self._layout = RunLayout(run)
 
     def read(self, store: Store) -> None:
-        """Read what is new, up to `READS` records.
+        """Read new records, up to `READS`.
 
         Raises:
             StoreError: storage is out of reach.
             IntegrityError: a record is damaged.
         """
-        wanted = [*self._attempts(store), *self._events(store)]
-        concurrently(lambda read: read(), wanted[:READS])
-        self.complete = len(wanted) <= READS
+        unread = [*self._attempts(store), *self._events(store)]
+        read_concurrently(lambda read: read(), unread[:READS])
+        self.is_complete = len(unread) <= READS
 
     def _attempts(self, store: Store) -> Iterator[Callable[[], None]]:
         for info in store.list(self._layout.attempts):
-            if (place := parse_attempt(info.key)) is None:
+            if (record_key := parse_attempt(info.key)) is None:
                 continue
-            step, attempt, is_end = place
-            if (step, attempt) not in (self.ended if is_end else self.opened):
+            step, attempt, is_end = record_key
+            if (step, attempt) not in (self.attempt_outcomes if is_end else self.attempt_starts):
                 keep = self._keep_end if is_end else self._keep_claim
                 yield partial(keep, store, (step, attempt), info.key)
 
@@ -79,23 +79,22 @@ class RunLog:
             if number is not None and number not in self.events:
                 yield partial(self._keep_events, store, number, info.key)
 
-    def _keep_claim(self, store: Store, place: AttemptKey, key: str) -> None:
+    def _keep_claim(self, store: Store, attempt: AttemptKey, key: str) -> None:
         claim = read_record(store, key, AttemptClaim)
         start = claim.starts_from
-        self.opened[place] = Opened(
+        self.attempt_starts[attempt] = AttemptStart(
             submission=claim.submission,
-            at=claim.written_at,
+            opened_at=claim.written_at,
             starts_from=f"checkpoint {start.global_step} of attempt {start.attempt}" if start else "",
-            skipped=tuple(
-                f"checkpoint {one.checkpoint.global_step} of attempt {one.checkpoint.attempt} was passed over: "
-                f"{one.reason}"
+            skipped_checkpoints=tuple(
+                f"checkpoint {one.checkpoint.global_step} of attempt {one.checkpoint.attempt} was skipped: {one.reason}"
                 for one in claim.skipped
             ),
         )
 
-    def _keep_end(self, store: Store, place: AttemptKey, key: str) -> None:
+    def _keep_end(self, store: Store, attempt: AttemptKey, key: str) -> None:
         end = read_record(store, key, AttemptEnd)
-        self.ended[place] = Ended(end.written_at, end.outcome, end.cause, end.message)
+        self.attempt_outcomes[attempt] = AttemptOutcome(end.written_at, end.outcome, end.cause, end.message)
 
     def _keep_events(self, store: Store, number: int, key: str) -> None:
         self.events[number] = read_record(store, key, EventBatch).events

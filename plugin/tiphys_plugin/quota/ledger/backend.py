@@ -1,9 +1,8 @@
-"""What all ledgers do alike: each call is one transition of the book, whatever keeps the book.
+"""The part that all ledgers share: each call is one transition of the GPU ledger state.
 
-So a ledger says no more than how it reads its book, and how it puts another in
-its place in one step. The rules cannot differ from one to the other.
-
-The ledger of a process that keeps nothing: for tests and rehearsals of whoever embeds the plugin.
+A ledger only implements how it reads the state and how it replaces it
+atomically, so the rules cannot differ between ledgers. `MemoryLedger` keeps
+the state in memory, for tests and for programs that embed the plugin.
 """
 
 import secrets
@@ -14,24 +13,24 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tiphys.records import utc_now
-from tiphys_plugin.quota.lease import Admission, Lease, LeaseRequest, Snapshot
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit, mark
+from tiphys_plugin.quota.lease import Admission, Lease, LeaseRequest, LedgerSnapshot
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue, mark_victims
 from tiphys_plugin.quota.queues import QueueRules
 
 _Answer = TypeVar("_Answer")
-Transition = Callable[[Book, QueueRules], tuple[Book, _Answer]]
+Transition = Callable[[LedgerState, QueueRules], tuple[LedgerState, _Answer]]
 CHECK_EVERY = timedelta(seconds=30)
-"""A lease is looked at by a `sweep` at most this often."""
+"""Shortest time between two checks of one lease by `BaseLedger.release_dead_leases`."""
 
 
-class BookLedger(ABC):
-    """`AdmissionBackend` over a book.
+class BaseLedger(ABC):
+    """`AdmissionBackend` over a GPU ledger state.
 
-    No time takes a lease away: only a `sweep` that finds it gone does, and it asks
-    about each lease at most once in ``check_every``. A waiting request that has
-    not asked for ``forget_after`` no longer stands in anybody's way; it keeps its
-    place in case it comes back.
+    A lease never expires by time: `release_dead_leases` ends it after a check
+    found it gone, and checks each lease at most once in ``check_every``. A pending
+    request that was not repeated for ``forget_after`` delays no others; it keeps
+    its place in case it comes back.
     """
 
     def __init__(
@@ -45,62 +44,64 @@ class BookLedger(ABC):
         self._forget_after = forget_after
 
     @abstractmethod
-    def _take(self, transition: Transition[_Answer]) -> _Answer:
-        """Apply ``transition`` to the newest book; its answer, once the book that it gave is stored.
+    def _transact(self, transition: Transition[_Answer]) -> _Answer:
+        """Apply ``transition`` to the newest state, and return its answer once the new state is stored.
 
-        It may be applied several times, until nobody was faster.
+        ``transition`` may be applied several times, because a concurrent writer may win.
         """
 
     @abstractmethod
-    def _read(self) -> tuple[Book, QueueRules]:
-        """The newest book, and the queues that a decision goes by."""
+    def _read(self) -> tuple[LedgerState, QueueRules]:
+        """The newest state, and the queues under which the scheduler decides."""
 
     def request(self, request: LeaseRequest) -> Admission:
         lease = secrets.token_hex(8)
-        return self._take(lambda book, rules: admit(book, rules, request, self._clock(), lease, self._forget_after))
-
-    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
-        self._change(lambda book, rules: book.restore(lease, request, gpu_type, nodes, rules, self._clock()))
-
-    def withdraw(self, uid: str) -> None:
-        self._change(lambda book, _: book.withdraw(uid))
-
-    def release(self, lease: str) -> None:
-        self._change(lambda book, rules: book.release(lease, rules, self._clock()))
-
-    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
-        self._change(lambda book, rules: book.shrink(lease, members, nodes, rules, self._clock()))
-
-    def release_workflow(self, uid: str) -> None:
-        self._change(lambda book, _: book.release_workflow(uid, self._clock()))
-
-    def ask_to_leave(self, waiting: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
-        return self._take(
-            lambda book, rules: mark(book, rules, waiting, grace_seconds, self._clock(), self._forget_after)
+        return self._transact(
+            lambda state, rules: admit_or_queue(state, rules, request, self._clock(), lease, self._forget_after)
         )
 
-    def sweep(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
-        # The question goes to the cluster, so it is asked between two steps of the book and not within one.
+    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
+        self._update(lambda state, rules: state.restore(lease, request, gpu_type, nodes, rules, self._clock()))
+
+    def withdraw(self, uid: str) -> None:
+        self._update(lambda state, _: state.withdraw(uid))
+
+    def release(self, lease: str) -> None:
+        self._update(lambda state, rules: state.release(lease, rules, self._clock()))
+
+    def shrink(self, lease: str, members: int, nodes: tuple[str, ...] = ()) -> None:
+        self._update(lambda state, rules: state.shrink(lease, members, nodes, rules, self._clock()))
+
+    def release_workflow(self, uid: str) -> None:
+        self._update(lambda state, _: state.release_workflow(uid, self._clock()))
+
+    def mark_preempted(self, preemptor: tuple[str, str], grace_seconds: Mapping[str, float]) -> tuple[Lease, ...]:
+        return self._transact(
+            lambda state, rules: mark_victims(state, rules, preemptor, grace_seconds, self._clock(), self._forget_after)
+        )
+
+    def release_dead_leases(self, is_gone: Callable[[Lease], bool]) -> list[Lease]:
+        # `is_gone` calls the cluster, so it runs between two transactions and not within one.
         now = self._clock()
-        due = self._read()[0].due(now, self._check_every)
+        due = self._read()[0].leases_due_for_check(now, self._check_every)
         gone = [lease for lease in due if is_gone(lease)]
         if due:
-            self._change(lambda book, rules: book.checked(due, gone, now + self._check_every, rules, now))
+            self._update(lambda state, rules: state.record_check(due, gone, now + self._check_every, rules, now))
         return gone
 
-    def snapshot(self) -> Snapshot:
-        book, rules = self._read()
-        return book.snapshot(rules)
+    def snapshot(self) -> LedgerSnapshot:
+        state, rules = self._read()
+        return state.snapshot(rules)
 
-    def _change(self, transition: Callable[[Book, QueueRules], Book]) -> None:
-        self._take(lambda book, rules: (transition(book, rules), None))
+    def _update(self, transition: Callable[[LedgerState, QueueRules], LedgerState]) -> None:
+        self._transact(lambda state, rules: (transition(state, rules), None))
 
 
-class MemoryLedger(BookLedger):
-    """Safe to use from many threads; gone with the process. ``queues`` None means that nothing is limited.
+class MemoryLedger(BaseLedger):
+    """A thread-safe ledger that ends with its process. ``queues`` None means that nothing is limited.
 
     Attributes:
-        book: What is held and who waits. It may be exchanged, as if another service had written.
+        state: The ledger state. Tests may replace it, as if another service had written.
     """
 
     def __init__(
@@ -113,12 +114,12 @@ class MemoryLedger(BookLedger):
         super().__init__(clock, check_every, forget_after)
         self._queues = queues
         self._lock = threading.Lock()
-        self.book = Book()
+        self.state = LedgerState()
 
-    def _take(self, transition: Transition[_Answer]) -> _Answer:
+    def _transact(self, transition: Transition[_Answer]) -> _Answer:
         with self._lock:
-            self.book, answer = transition(self.book, self._queues)
+            self.state, answer = transition(self.state, self._queues)
             return answer
 
-    def _read(self) -> tuple[Book, QueueRules]:
-        return self.book, self._queues
+    def _read(self) -> tuple[LedgerState, QueueRules]:
+        return self.state, self._queues

@@ -1,25 +1,16 @@
-"""The ledger as one `GPULedger` object, on which any number of services decide together.
+"""The ledger in one `GPULedger` object, shared by any number of plugin services.
 
-The API of Kubernetes has no transaction over several objects, so there is one:
-its spec holds the quotas, its status the book. A decision reads the object,
-applies one transition, and replaces the status under the version that was read.
-If somebody was faster the API server refuses, and it is decided again on what
-is there now. A lease whose answer got lost is found again by the rule that a
-node gets the lease that it holds.
+The Kubernetes API has no transaction over several objects, so the spec of one
+object holds the quotas and its status the ledger state. A decision reads the
+object, applies one transition, and replaces the status under the resourceVersion
+that was read (optimistic concurrency). After a conflict the service decides again
+on the newest state. If an answer got lost, the repeated request finds its lease.
 
-Gaps between writes, without which the quickest of several services keeps the others out.
-
-Each decides on what it has read and loses if somebody else writes meanwhile. One
-that writes without a pause makes every other lose that takes as long as itself,
-again and again. It cannot know of them, for it never meets a write of theirs. So
-whoever writes once more right after a write leaves a gap first. Little is lost
-by it: those who come in the meantime share the next write.
-
-Many threads want to change one book, and one write can store what all of them want.
-
-Whoever comes while another writes waits. Who goes on then takes everybody along
-that has come in the meantime: their transitions are applied one after the other
-to the same book, and stored together.
+`WriteBatcher`: calls that arrive during a write wait; the next write applies and
+stores their transitions together. `WriteBackoff`: a replica that writes
+back-to-back starves slower ones under compare-and-swap, so each waits a random
+back-off after a write. The back-off costs little, because calls that arrive
+meanwhile share the next write.
 """
 
 import random
@@ -34,47 +25,48 @@ from typing import Any, Generic, TypeVar
 from tiphys.errors import ConflictError, StoreError
 from tiphys.faults import failpoint
 from tiphys.kube.api import KubeApi
-from tiphys.kube.resources import LEDGER_NAME
+from tiphys.kube.resources import DEFAULT_LEDGER_NAME
 from tiphys.records import utc_now
-from tiphys_plugin.quota.lease import Admission, Deferred, LeaseRequest, Reason
-from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BookLedger, Transition
-from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError, StoredBook, Version
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit
+from tiphys_plugin.quota.lease import Admission, AdmissionReason, Deferred, LeaseRequest
+from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
+from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError, LedgerObject, LedgerVersion
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
 from tiphys_plugin.quota.queues import QueueRules
 
 
-class Gaps:
-    """One service's gaps, each up to as long as its last round of reading, deciding and writing took.
+class WriteBackoff:
+    """Random back-off after a write, at most as long as the last round of reading, deciding and writing.
 
     Args:
-        pause: Waits for so many seconds.
-        clock: Seconds since any fixed moment.
+        pause: Sleeps for a number of seconds.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, pause: Callable[[float], object], clock: Callable[[], float] = time.monotonic) -> None:
         self._pause = pause
         self._clock = clock
         self._ended_at = float("-inf")
-        self._took = 0.0
+        self._last_duration_seconds = 0.0
 
-    def leave(self) -> None:
-        """Wait, unless nothing was written for that long anyway."""
-        idle = self._clock() - self._ended_at
-        if (gap := random.uniform(0, self._took) - idle) > 0:  # noqa: S311  two services must not keep step
-            self._pause(gap)
+    def wait(self) -> None:
+        """Sleep for the rest of a random back-off since the last write."""
+        idle_seconds = self._clock() - self._ended_at
+        backoff_seconds = random.uniform(0, self._last_duration_seconds)  # noqa: S311  services must not keep in step
+        if backoff_seconds > idle_seconds:
+            self._pause(backoff_seconds - idle_seconds)
 
-    def wrote(self, took_seconds: float) -> None:
-        """A round is over, and its write was in time."""
+    def record_write(self, duration_seconds: float) -> None:
+        """Note that a round of ``duration_seconds`` ended now with a successful write."""
         self._ended_at = self._clock()
-        self._took = took_seconds
+        self._last_duration_seconds = duration_seconds
 
 
 _Answer = TypeVar("_Answer")
 
 
-class Turn(Generic[_Answer]):
-    """One who waits for the book. If ``transition`` makes the line longer, ``spare_bytes`` must be left."""
+class QueuedWrite(Generic[_Answer]):
+    """A transition that waits for its write. If it adds a pending request, ``spare_bytes`` must remain free."""
 
     def __init__(self, transition: Transition[_Answer], spare_bytes: int) -> None:
         self.transition = transition
@@ -82,99 +74,103 @@ class Turn(Generic[_Answer]):
         self.answer: Future[_Answer] = Future()
 
 
-class Turns:
-    """Gives everybody a turn.
+class WriteBatcher:
+    """Combines the writes of concurrent threads.
 
     Args:
-        apply: The answers to these turns in their order, once all of them are stored.
-        patience_seconds: How long one waits for the others.
-        what: Whose turns, for the error.
+        apply: Stores a batch of writes, and returns their answers in order.
+        wait_seconds: Longest time that a call waits for the batch before it.
+        ledger_name: Name of the ledger in errors.
     """
 
     def __init__(
-        self, apply: Callable[[Sequence[Turn[Any]]], list[Any]], patience_seconds: float, what: object
+        self, apply: Callable[[Sequence[QueuedWrite[Any]]], list[Any]], wait_seconds: float, ledger_name: object
     ) -> None:
         self._apply = apply
-        self._patience_seconds = patience_seconds
-        self._what = what
+        self._wait_seconds = wait_seconds
+        self._ledger_name = ledger_name
         self._changed = threading.Condition()
-        self._is_serving = False
-        self._waiting: list[Turn[Any]] = []
+        self._is_writing = False
+        self._waiting: list[QueuedWrite[Any]] = []
 
-    def take(self, transition: Transition[_Answer], spare_bytes: int = 0) -> _Answer:
-        """The answer of ``transition``, once it is stored.
+    def submit(self, transition: Transition[_Answer], spare_bytes: int = 0) -> _Answer:
+        """Apply ``transition`` with the next batch, and return its answer once it is stored.
+
+        Args:
+            transition: The change of the ledger state.
+            spare_bytes: Bytes that must remain free in the status if the transition adds a pending request.
 
         Raises:
-            StoreError: the others do not come to an end; or what ``apply`` raises.
+            StoreError: the batch before it did not end in time; or an error of ``apply``.
         """
-        turn = Turn(transition, spare_bytes)
-        if turns := self._when_free(turn):
+        write = QueuedWrite(transition, spare_bytes)
+        if batch := self._wait_for_batch(write):
             try:
-                self._serve(turns)
+                self._write_batch(batch)
             finally:
                 with self._changed:
-                    self._is_serving = False
+                    self._is_writing = False
                     self._changed.notify_all()
-        return turn.answer.result()
+        return write.answer.result()
 
-    def _when_free(self, turn: Turn[Any]) -> list[Turn[Any]]:
-        """Everybody who waits, to be served by the caller; nobody if another has served it in the meantime."""
+    def _wait_for_batch(self, write: QueuedWrite[Any]) -> list[QueuedWrite[Any]]:
+        """The queued writes, which the caller must write; empty if another thread has written ``write``."""
         with self._changed:
-            self._waiting.append(turn)
-            if not self._changed.wait_for(lambda: turn.answer.done() or not self._is_serving, self._patience_seconds):
-                if turn in self._waiting:  # else it is being decided, and found by who asks again
-                    self._waiting.remove(turn)
-                waited = f"others have waited for the API server for {self._patience_seconds:g} s"
-                raise StoreError(f"{self._what} is busy: {waited}")
-            if turn.answer.done():
+            self._waiting.append(write)
+            if not self._changed.wait_for(lambda: write.answer.done() or not self._is_writing, self._wait_seconds):
+                if write in self._waiting:  # else another thread is writing it; a repeated request finds the result
+                    self._waiting.remove(write)
+                waited = f"others have waited for the API server for {self._wait_seconds:g} s"
+                raise StoreError(f"{self._ledger_name} is busy: {waited}")
+            if write.answer.done():
                 return []
-            self._is_serving, turns, self._waiting = True, self._waiting, []
-            return turns
+            self._is_writing, batch, self._waiting = True, self._waiting, []
+            return batch
 
-    def _serve(self, turns: Sequence[Turn[Any]]) -> None:
+    def _write_batch(self, writes: Sequence[QueuedWrite[Any]]) -> None:
         try:
-            answers = self._apply(turns)
+            answers = self._apply(writes)
         except LedgerFullError as full:
-            if len(turns) == 1:
-                turns[0].answer.set_exception(full)
+            if len(writes) == 1:
+                writes[0].answer.set_exception(full)
                 return
-            for turn in turns:  # what has no room together with others may have it alone
-                self._serve([turn])
-        except Exception as error:  # noqa: BLE001 - it belongs to those who asked
-            for turn in turns:
-                turn.answer.set_exception(error)
+            for write in writes:  # a write that does not fit together with others may fit alone
+                self._write_batch([write])
+        except Exception as error:  # noqa: BLE001 - every waiting caller raises it
+            for write in writes:
+                write.answer.set_exception(error)
         else:
-            for turn, answer in zip(turns, answers, strict=True):
-                turn.answer.set_result(answer)
+            for write, answer in zip(writes, answers, strict=True):
+                write.answer.set_result(answer)
 
 
-_TRIES = 16
-_LONGEST_PAUSE_SECONDS = 0.5
-_TURN_SECONDS = 15.0
-"""How long a call waits for the others of this process; Argo gives up on a call after 30 s."""
-_SPARE_BYTES = 200_000
-"""Left free by those who come to wait, so that there is room for their leases."""
+_MAX_TRIES = 16
+_MAX_BACKOFF_SECONDS = 0.5
+_BATCH_WAIT_SECONDS = 15.0
+"""Longest time that a call waits for the batch before it; Argo gives up on a call after 30 s."""
+_RESERVED_BYTES = 200_000
+"""Free bytes that a new pending request must leave in the status, so that there is room for the leases."""
 
 
-class KubernetesLedger(BookLedger):
+class KubernetesLedger(BaseLedger):
     """`AdmissionBackend` over the object ``name`` in ``namespace``; safe to use from many threads.
 
-    A decision costs one GET, and one PUT if it changes more than a sign of life;
-    those who come while another writes are decided together and share both.
-    Those who wait ask again every few seconds. That they did is remembered here
-    and stored with the next change, at the latest when a third of ``forget_after``
-    has passed: another service may therefore think that somebody has gone after
-    two thirds of it.
+    A decision costs one GET, and one PUT if it changes more than a ``seen_at``;
+    calls that arrive during a write share the next GET and PUT. Pending requests
+    are repeated every few seconds. The service keeps their ``seen_at`` in memory
+    and stores them with the next change, at the latest after a third of
+    ``forget_after``. Another service may therefore ignore a pending request
+    after two thirds of ``forget_after``.
 
     Args:
         api: The API server.
         namespace: Namespace of the object.
         name: Name of the object.
         clock: Time of day.
-        check_every: A lease is looked at by a `sweep` at most this often.
-        forget_after: A waiting request that has not asked for so long stands in nobody's way.
-        pause: Waits between two tries.
-        rules: The queues that a decision goes by, from those that were declared.
+        check_every: Shortest time between two checks of one lease.
+        forget_after: Age at which pending requests no longer delay others.
+        pause: Sleeps between two tries.
+        rules: Maps the declared queues to those under which the scheduler decides.
 
     Raises:
         StoreError: the API server does not answer, or the object must not be trusted.
@@ -184,7 +180,7 @@ class KubernetesLedger(BookLedger):
         self,
         api: KubeApi,
         namespace: str,
-        name: str = LEDGER_NAME,
+        name: str = DEFAULT_LEDGER_NAME,
         *,
         clock: Callable[[], datetime] = utc_now,
         check_every: timedelta = CHECK_EVERY,
@@ -193,68 +189,68 @@ class KubernetesLedger(BookLedger):
         rules: Callable[[QueueRules], QueueRules] = lambda declared: declared,
     ) -> None:
         super().__init__(clock, check_every, forget_after)
-        self._stored = StoredBook(api, namespace, name)
+        self._ledger_object = LedgerObject(api, namespace, name)
         self._pause = pause
-        self._gaps = Gaps(pause)
+        self._backoff = WriteBackoff(pause)
         self._rules = rules
-        self._asked: dict[tuple[str, str, str], datetime] = {}
-        self._turns = Turns(self._apply, _TURN_SECONDS, self._stored)
+        self._last_asked: dict[tuple[str, str, str], datetime] = {}
+        self._write_batcher = WriteBatcher(self._apply_batch, _BATCH_WAIT_SECONDS, self._ledger_object)
 
     def request(self, request: LeaseRequest) -> Admission:
         lease = secrets.token_hex(8)
 
-        def decide(book: Book, rules: QueueRules) -> tuple[Book, Admission]:
-            now = self._asked[request.key] = self._clock()
-            return admit(book, rules, request, now, lease, self._forget_after)
+        def decide(state: LedgerState, rules: QueueRules) -> tuple[LedgerState, Admission]:
+            now = self._last_asked[request.key] = self._clock()
+            return admit_or_queue(state, rules, request, now, lease, self._forget_after)
 
         try:
-            return self._turns.take(decide, _SPARE_BYTES)
+            return self._write_batcher.submit(decide, _RESERVED_BYTES)
         except LedgerFullError as full:
-            return Deferred(Reason.LEDGER_FULL, str(full), position=len(self.snapshot().waiting) + 1)
+            return Deferred(AdmissionReason.LEDGER_FULL, str(full), position=len(self.snapshot().pending) + 1)
 
-    def _take(self, transition: Transition[_Answer]) -> _Answer:
-        return self._turns.take(transition)
+    def _transact(self, transition: Transition[_Answer]) -> _Answer:
+        return self._write_batcher.submit(transition)
 
-    def _read(self) -> tuple[Book, QueueRules]:
-        version = self._stored.read()
-        return version.book, self._rules(version.rules)
+    def _read(self) -> tuple[LedgerState, QueueRules]:
+        version = self._ledger_object.read()
+        return version.state, self._rules(version.rules)
 
-    def _apply(self, turns: Sequence[Turn[Any]]) -> list[Any]:
-        """The answers to ``turns``, one after the other, once all of them are stored."""
-        self._gaps.leave()
-        for tried in range(_TRIES):
-            if (answers := self._try(turns)) is not None:
+    def _apply_batch(self, writes: Sequence[QueuedWrite[Any]]) -> list[Any]:
+        """Apply ``writes`` in order, store the result, and return the answers."""
+        self._backoff.wait()
+        for failed_tries in range(_MAX_TRIES):
+            if (answers := self._try_batch(writes)) is not None:
                 return answers
-            self._pause(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, 0.01 * 2**tried)))  # noqa: S311
-        raise StoreError(f"{self._stored} was changed by others {_TRIES} times in a row; ask again")
+            self._pause(random.uniform(0, min(_MAX_BACKOFF_SECONDS, 0.01 * 2**failed_tries)))  # noqa: S311
+        raise StoreError(f"{self._ledger_object} was changed by others {_MAX_TRIES} times in a row; ask again")
 
-    def _try(self, turns: Sequence[Turn[Any]]) -> list[Any] | None:
-        """The answers, if nobody else has written while they were made."""
+    def _try_batch(self, writes: Sequence[QueuedWrite[Any]]) -> list[Any] | None:
+        """The answers; None if another service has written meanwhile."""
         began = time.monotonic()
-        version = self._stored.read()
+        version = self._ledger_object.read()
         rules = self._rules(version.rules)
-        after, spare_bytes, answers = version.book.asked_again(self._asked), 0, []
-        for turn in turns:
+        after, spare_bytes, answers = version.state.with_seen_at(self._last_asked), 0, []
+        for write in writes:
             before = after
-            after, answer = turn.transition(before, rules)
+            after, answer = write.transition(before, rules)
             answers.append(answer)
-            if len(after.waiting) > len(before.waiting):
-                spare_bytes = max(spare_bytes, turn.spare_bytes)
-        if not after.differs(version.book, self._forget_after / 3):
+            if len(after.pending) > len(before.pending):
+                spare_bytes = max(spare_bytes, write.spare_bytes)
+        if not after.needs_write(version.state, self._forget_after / 3):
             return answers
         if not self._write(version, after, spare_bytes):
             return None
-        self._gaps.wrote(time.monotonic() - began)
+        self._backoff.record_write(time.monotonic() - began)
         return answers
 
-    def _write(self, version: Version, after: Book, spare_bytes: int) -> bool:
-        """Whether ``version`` was still the newest."""
+    def _write(self, version: LedgerVersion, after: LedgerState, spare_bytes: int) -> bool:
+        """Store ``after``; whether ``version`` was still the newest."""
         failpoint("ledger.before_commit")
         try:
-            self._stored.write(version, after, spare_bytes)
+            self._ledger_object.write(version, after, spare_bytes)
         except ConflictError:
             return False
         failpoint("ledger.after_commit")
-        waiting = {one.request.key for one in after.waiting}
-        self._asked = {key: seen for key, seen in self._asked.items() if key in waiting}
+        pending_keys = {one.request.key for one in after.pending}
+        self._last_asked = {key: seen_at for key, seen_at in self._last_asked.items() if key in pending_keys}
         return True

@@ -1,8 +1,8 @@
-"""One `GPULedger` object: read it, replace its status, and notice when it is no longer the one it was.
+"""Reads a `GPULedger` object, replaces its status, and detects that it was lost or damaged.
 
-What is missing, damaged or exchanged for another object is never taken for an
-empty book: that would hand out GPUs that are held. Only a service that starts
-may begin with an empty one, because it looks at the live pods first.
+A missing, damaged or recreated object is never taken for an empty ledger state:
+that would grant GPUs that are held. Only a service that starts may begin with an
+empty state, because it restores the leases of live pods first.
 """
 
 import json
@@ -21,79 +21,84 @@ from tiphys.errors import (
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import GPU_LEDGERS
 from tiphys_plugin.quota.ledger import status_codec as status
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.queues import Misconfigured, QueueRules, parse_queues
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, parse_queues
 
-STATUS_BYTES = 1_300_000
+MAX_STATUS_BYTES = 1_300_000
 """Largest status. etcd takes 1.5 MiB for a whole object; the rest is for the spec and what the API server adds."""
 
 
 class LedgerFullError(StoreError):
-    """The book has no room for what should be written."""
+    """The status of the object has no room for the new ledger state."""
 
 
 @dataclass(frozen=True)
-class Version:
-    """What one version of the object says."""
+class LedgerVersion:
+    """The parsed content of one resourceVersion of the object."""
 
-    object: Object
+    manifest: Object
     rules: QueueRules
-    book: Book
+    state: LedgerState
 
     @property
-    def identity(self) -> tuple[str, str]:
-        return _identity(self.object)
+    def object_version(self) -> tuple[str, str]:
+        return _object_version(self.manifest)
 
     @property
-    def earlier(self) -> status.Earlier | None:
-        """What the next version will mostly be."""
-        return (self.object["status"], self.book) if "status" in self.object else None
+    def decoded_status(self) -> status.DecodedStatus | None:
+        """Status and state, from which the codec reuses unchanged entries; None without a status."""
+        return (self.manifest["status"], self.state) if "status" in self.manifest else None
 
 
-class StoredBook:
-    """The object ``name`` in ``namespace``, made empty if there is none."""
+class LedgerObject:
+    """The object ``name`` in ``namespace``, created empty if it does not exist."""
 
     def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
         self._api = api
         self._namespace = namespace
         self._name = name
-        self.known: Version | None = None
-        """The last version that was read or written; others may have written since."""
+        self.last_version: LedgerVersion | None = None
+        """The last version that this service read or wrote; other services may have written since."""
 
     def __str__(self) -> str:
         return f"GPULedger {self._namespace}/{self._name}"
 
-    def read(self) -> Version:
-        """The newest version, by one request.
+    def read(self) -> LedgerVersion:
+        """Read the newest version, by one request.
 
         Raises:
-            StoreError: it cannot be had, or must not be trusted; the message says what to do.
+            StoreError: it cannot be read, or must not be trusted; the message says what to do.
         """
-        found = self._get() or self._create()
-        if self.known is None or self.known.identity != _identity(found):
-            self.known = self._understood(found)
-        return self.known
+        manifest = self._get() or self._create()
+        if self.last_version is None or self.last_version.object_version != _object_version(manifest):
+            self.last_version = self._parse_version(manifest)
+        return self.last_version
 
-    def write(self, version: Version, book: Book, spare_bytes: int = 0) -> None:
-        """Store ``book`` in the place of ``version``, and leave at least ``spare_bytes`` of room.
+    def write(self, version: LedgerVersion, ledger_state: LedgerState, spare_bytes: int = 0) -> None:
+        """Replace ``version`` with ``ledger_state``.
+
+        Args:
+            version: The version that the state was derived from.
+            ledger_state: The new state.
+            spare_bytes: Bytes that must remain free in the status.
 
         Raises:
             ConflictError: ``version`` is not the newest one; nothing was written.
-            LedgerFullError: there is not so much room; nothing was written.
-            StoreError: no answer; it may have been written.
+            LedgerFullError: fewer bytes would remain free; nothing was written.
+            StoreError: no answer; the state may have been written.
         """
-        content = status.encode(book, version.earlier)
-        self._check_room(book, content, spare_bytes)
-        metadata = {key: version.object["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
-        kept = {key: value for key, value in version.object.items() if key in ("apiVersion", "kind", "spec")}
-        body = {**kept, "metadata": metadata, "status": content}
+        content = status.encode_status(ledger_state, version.decoded_status)
+        self._check_room(ledger_state, content, spare_bytes)
+        metadata = {key: version.manifest["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
+        unchanged = {key: value for key, value in version.manifest.items() if key in ("apiVersion", "kind", "spec")}
+        body = {**unchanged, "metadata": metadata, "status": content}
         try:
             written = self._api.replace(GPU_LEDGERS, self._namespace, body, "status")
         except NotFoundError as error:
             raise ConflictError(f"{self} is gone, or its kind has no status: {error}") from error
         except UsageError as error:
             raise StoreError(f"{self}: {error}; bring its kind up to date with the chart") from error
-        self.known = Version(written, version.rules, book)
+        self.last_version = LedgerVersion(written, version.rules, ledger_state)
 
     def _get(self) -> Object | None:
         try:
@@ -102,15 +107,15 @@ class StoredBook:
             raise StoreError(f"{self} cannot be read: {error}") from error
 
     def _create(self) -> Object:
-        if self.known is not None:
-            raise self._lost("was deleted")
+        if self.last_version is not None:
+            raise self._lost_error("was deleted")
         try:
             return self._api.create(GPU_LEDGERS, self._namespace, {"metadata": {"name": self._name}})
         except ObjectExistsError:
-            found = self._get()  # another service was faster
-            if found is None:
-                raise self._lost("was made and deleted again") from None
-            return found
+            manifest = self._get()  # another service has created it meanwhile
+            if manifest is None:
+                raise self._lost_error("was made and deleted again") from None
+            return manifest
         except (NotFoundError, UsageError) as error:
             raise StoreError(
                 f"{self} cannot be made: {error}; install the chart of Tiphys, which brings the kind GPULedger, "
@@ -122,16 +127,16 @@ class StoredBook:
                 f"`tiphys queues apply -f FILE -n {self._namespace}`, or by the chart"
             ) from error
 
-    def _understood(self, found: Object) -> Version:
-        if self.known is not None and found["metadata"]["uid"] != self.known.identity[0]:
-            raise self._lost("is another object of the same name")
-        if "status" not in found:
-            if self.known is not None and "status" in self.known.object:
-                raise self._lost("has lost its status")
-            return Version(found, self._rules(found), Book())
+    def _parse_version(self, manifest: Object) -> LedgerVersion:
+        if self.last_version is not None and manifest["metadata"]["uid"] != self.last_version.object_version[0]:
+            raise self._lost_error("is another object of the same name")
+        if "status" not in manifest:
+            if self.last_version is not None and "status" in self.last_version.manifest:
+                raise self._lost_error("has lost its status")
+            return LedgerVersion(manifest, self._rules(manifest), LedgerState())
         try:
-            earlier = self.known.earlier if self.known is not None else None
-            return Version(found, self._rules(found), status.decode(found["status"], earlier))
+            previous = self.last_version.decoded_status if self.last_version is not None else None
+            return LedgerVersion(manifest, self._rules(manifest), status.decode_status(manifest["status"], previous))
         except IntegrityError as error:
             raise StoreError(
                 f"the status of {self} is damaged: {error}. Nothing is granted until it is repaired: with "
@@ -139,37 +144,38 @@ class StoredBook:
                 "object, apply its queues again and restart the services, which record the leases of live pods"
             ) from error
 
-    def _rules(self, found: Object) -> QueueRules:
-        """The same object while the spec is the same, since much is remembered for it."""
-        if self.known is not None and self.known.object.get("spec") == found.get("spec"):
-            return self.known.rules
-        return rules_of(found)
+    def _rules(self, manifest: Object) -> QueueRules:
+        """The queues of the spec; the same object for an unchanged spec, because it holds caches."""
+        if self.last_version is not None and self.last_version.manifest.get("spec") == manifest.get("spec"):
+            return self.last_version.rules
+        return parse_ledger_queues(manifest)
 
-    def _lost(self, what: str) -> StoreError:
+    def _lost_error(self, how: str) -> StoreError:
         return StoreError(
-            f"{self} {what} while leases were kept in it; apply its queues again and restart the services, "
+            f"{self} {how} while leases were kept in it; apply its queues again and restart the services, "
             "which record the leases of live pods"
         )
 
-    def _check_room(self, book: Book, content: dict[str, Any], spare_bytes: int) -> None:
+    def _check_room(self, ledger_state: LedgerState, content: dict[str, Any], spare_bytes: int) -> None:
         size = len(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode())
-        if size + spare_bytes > STATUS_BYTES:
+        if size + spare_bytes > MAX_STATUS_BYTES:
             raise LedgerFullError(
-                f"{self} has no room for more: {len(book.leases)} leases and {len(book.waiting)} waiting requests "
-                f"take {size} of {STATUS_BYTES} bytes; fewer steps with GPUs at the same time, or release some"
+                f"{self} has no room for more: {len(ledger_state.leases)} leases and "
+                f"{len(ledger_state.pending)} waiting requests "
+                f"take {size} of {MAX_STATUS_BYTES} bytes; start fewer steps with GPUs at once, or release some"
             )
 
 
-def rules_of(found: Object) -> QueueRules:
-    """The queues in the spec of a `GPULedger`; None if it has none."""
-    if found.get("spec") is None:
+def parse_ledger_queues(manifest: Object) -> QueueRules:
+    """The queues in the spec of a `GPULedger` manifest; None without a spec."""
+    if manifest.get("spec") is None:
         return None
-    namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
+    namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
     try:
-        return parse_queues(found["spec"], f"the spec of GPULedger {namespace}/{name}")
+        return parse_queues(manifest["spec"], f"the spec of GPULedger {namespace}/{name}")
     except UsageError as error:
-        return Misconfigured(f"{error}; repair it with `tiphys queues apply -f FILE -n {namespace}`")
+        return MisconfiguredQueues(f"{error}; repair it with `tiphys queues apply -f FILE -n {namespace}`")
 
 
-def _identity(found: Object) -> tuple[str, str]:
-    return found["metadata"]["uid"], found["metadata"]["resourceVersion"]
+def _object_version(manifest: Object) -> tuple[str, str]:
+    return manifest["metadata"]["uid"], manifest["metadata"]["resourceVersion"]

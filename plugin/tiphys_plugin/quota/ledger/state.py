@@ -1,9 +1,10 @@
-"""The book of the ledger: who holds GPUs and who waits, and what may happen to it.
+"""The GPU ledger state and its transitions: leases, pending requests and usage history.
 
-Every rule about leases that is not the decision itself stands here and in
-`admission`, as a function from one book to the next. Time and new names are
-given. The backends only load a book, apply one transition, and store the
-difference in one step; a transition that changes nothing gives an equal book.
+Every rule about leases except the scheduling decision is here or in
+`tiphys_plugin.quota.ledger.transitions`, as a pure function from one state to
+the next. Callers pass in the time and new lease ids. A backend only loads the
+state, applies one transition, and stores the difference atomically; a
+transition without an effect returns an equal state.
 """
 
 from collections import Counter
@@ -11,30 +12,30 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, Snapshot, Waiting
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, LedgerSnapshot, PendingRequest
 from tiphys_plugin.quota.queues import QueueRules
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.fair_share import Consumed, ended
+from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage
 
 
 @dataclass(frozen=True)
-class Book:
-    """``waiting`` is in order of arrival. Nobody has two leases for one node, or two places for one step.
+class LedgerState:
+    """Leases, pending requests in order of arrival, and the decayed usage of ended leases.
 
-    ``history`` is what leases that are over have left in the means of their queues.
+    A replay key has at most one lease, and a step of a workflow at most one pending request.
     """
 
     leases: tuple[Lease, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
-    history: tuple[Consumed, ...] = ()
+    pending: tuple[PendingRequest, ...] = ()
+    history: tuple[EndedUsage, ...] = ()
 
     @property
     def next_arrival(self) -> int:
-        """Number of whoever comes next. Numbers order those who wait, so one that nobody has may come again."""
-        return self.waiting[-1].arrival + 1 if self.waiting else 1
+        """Arrival number of the next pending request. The number of a request that left the end may be reused."""
+        return self.pending[-1].arrival + 1 if self.pending else 1
 
-    def snapshot(self, rules: QueueRules) -> Snapshot:
-        return Snapshot(self.leases, self.waiting, rules, self.history)
+    def snapshot(self, rules: QueueRules) -> LedgerSnapshot:
+        return LedgerSnapshot(self.leases, self.pending, rules, self.history)
 
     def restore(
         self,
@@ -44,93 +45,105 @@ class Book:
         nodes: tuple[str, ...],
         rules: QueueRules,
         now: datetime,
-    ) -> "Book":
-        """Record a lease that was given before, whether or not it fits; the same book if it is recorded."""
-        if any(known.id == lease or known.request.key == request.key for known in self.leases):
+    ) -> "LedgerState":
+        """Record a lease that was granted before, even beyond a quota; the same state if it is recorded already."""
+        if any(recorded.id == lease or recorded.request.key == request.key for recorded in self.leases):
             return self
-        pool = gpu_type or pools.counted_against(rules, request, None)
+        pool = gpu_type or pools.find_pool_of_request(rules, request, None)
         restored = Lease(lease, request, pool, granted_at=now, check_at=now, nodes=nodes)
         return replace(self, leases=(*self.leases, restored))
 
-    def withdraw(self, uid: str) -> "Book":
-        """Take the requests of a workflow out of the line."""
-        return replace(self, waiting=tuple(one for one in self.waiting if one.request.uid != uid))
+    def withdraw(self, uid: str) -> "LedgerState":
+        """Drop the pending requests of a workflow."""
+        return replace(self, pending=tuple(one for one in self.pending if one.request.uid != uid))
 
-    def release(self, lease: str, rules: QueueRules, now: datetime) -> "Book":
-        """Give the GPUs of a lease back."""
-        return self._without([one for one in self.leases if one.id == lease], rules, now)
+    def release(self, lease: str, rules: QueueRules, now: datetime) -> "LedgerState":
+        """Release a lease; the same state if there is no such lease."""
+        return self._without_leases([one for one in self.leases if one.id == lease], rules, now)
 
-    def shrink(self, lease: str, members: int, nodes: tuple[str, ...], rules: QueueRules, now: datetime) -> "Book":
-        """Give back what a lease holds for more than ``members``, which are left on ``nodes``."""
-        held = next((one for one in self.leases if one.id == lease), None)
-        if held is None or not 0 < members < held.request.members:
+    def shrink(
+        self, lease: str, members: int, nodes: tuple[str, ...], rules: QueueRules, now: datetime
+    ) -> "LedgerState":
+        """Release the GPUs of lost members of an elastic gang, of which ``members`` remain on ``nodes``."""
+        before = next((one for one in self.leases if one.id == lease), None)
+        if before is None or not 0 < members < before.request.members:
             return self
-        if held.nodes and (len(nodes) != members or Counter(nodes) - Counter(held.nodes)):
+        if before.nodes and (len(nodes) != members or Counter(nodes) - Counter(before.nodes)):
             return self
-        done = held.leaving is not None and held.leaving.keeps is not None and members <= held.leaving.keeps
-        left = replace(
-            held,
-            request=held.request.of(members),
-            nodes=nodes if held.nodes else (),
-            leaving=None if done else held.leaving,
+        notice = before.preemption
+        has_shrunk_enough = notice is not None and notice.keeps is not None and members <= notice.keeps
+        remaining = replace(
+            before,
+            request=before.request.with_members(members),
+            nodes=nodes if before.nodes else (),
+            preemption=None if has_shrunk_enough else notice,
         )
-        over = replace(held, request=held.request.of(held.request.members - members))
-        leases = tuple(left if one is held else one for one in self.leases)
-        return replace(self._promising([over], now), leases=leases, history=ended(self.history, [over], rules, now))
+        released = replace(before, request=before.request.with_members(before.request.members - members))
+        return replace(
+            self._promise_freed_gpus([released], now),
+            leases=tuple(remaining if one is before else one for one in self.leases),
+            history=add_ended_usage(self.history, [released], rules, now),
+        )
 
-    def release_workflow(self, uid: str, now: datetime) -> "Book":
-        """Withdraw a workflow and have its leases checked at once."""
+    def release_workflow(self, uid: str, now: datetime) -> "LedgerState":
+        """Drop the pending requests of a workflow, and make its leases due for a check."""
         leases = tuple(replace(one, check_at=now) if one.request.uid == uid else one for one in self.leases)
         return replace(self.withdraw(uid), leases=leases)
 
-    def due(self, now: datetime, check_every: timedelta) -> list[Lease]:
-        """Leases to look at. A check further away than any that is ever set: the clock was put back since."""
+    def leases_due_for_check(self, now: datetime, check_every: timedelta) -> list[Lease]:
+        """Leases whose check is due. A check later than ``check_every`` ahead is due too: the clock was set back."""
         return [one for one in self.leases if one.check_at <= now or one.check_at > now + check_every]
 
-    def checked(
-        self, due: Collection[Lease], gone: Sequence[Lease], check_at: datetime, rules: QueueRules, now: datetime
-    ) -> "Book":
-        """Drop the leases that were found gone, and look at the others of ``due`` again at ``check_at``."""
-        looked_at = {one.id for one in due}
-        # One that serves another attempt by now is not the one that was looked at.
-        over = {one.id: one.request for one in gone}
-        kept = self._without([one for one in self.leases if over.get(one.id) == one.request], rules, now)
-        leases = tuple(replace(one, check_at=check_at) if one.id in looked_at else one for one in kept.leases)
-        return replace(kept, leases=leases)
+    def record_check(
+        self, checked: Collection[Lease], gone: Sequence[Lease], check_at: datetime, rules: QueueRules, now: datetime
+    ) -> "LedgerState":
+        """Release the leases ``gone``, and set the next check of the other ``checked`` leases to ``check_at``."""
+        checked_ids = {one.id for one in checked}
+        # A lease that was transferred to another attempt since the check is kept: its request differs.
+        gone_requests = {one.id: one.request for one in gone}
+        ended = [one for one in self.leases if gone_requests.get(one.id) == one.request]
+        remaining = self._without_leases(ended, rules, now)
+        leases = tuple(replace(one, check_at=check_at) if one.id in checked_ids else one for one in remaining.leases)
+        return replace(remaining, leases=leases)
 
-    def asked_again(self, seen_at: Mapping[tuple[str, str, str], datetime]) -> "Book":
-        """Those who wait, as seen at these times, by key, where that is later."""
+    def with_seen_at(self, seen_at: Mapping[tuple[str, str, str], datetime]) -> "LedgerState":
+        """The state with later ``seen_at`` times of pending requests, by replay key."""
 
-        def latest(one: Waiting) -> Waiting:
-            seen = seen_at.get(one.request.key, one.seen_at)
-            return replace(one, seen_at=seen) if seen > one.seen_at else one
+        def update(one: PendingRequest) -> PendingRequest:
+            latest = seen_at.get(one.request.key, one.seen_at)
+            return replace(one, seen_at=latest) if latest > one.seen_at else one
 
-        return replace(self, waiting=tuple(map(latest, self.waiting)))
+        return replace(self, pending=tuple(map(update, self.pending)))
 
-    def _without(self, over: Sequence[Lease], rules: QueueRules, now: datetime) -> "Book":
-        if not over:
+    def _without_leases(self, ended_leases: Sequence[Lease], rules: QueueRules, now: datetime) -> "LedgerState":
+        if not ended_leases:
             return self
-        gone = {one.id for one in over}
-        leases = tuple(one for one in self.leases if one.id not in gone)
-        return replace(self._promising(over, now), leases=leases, history=ended(self.history, over, rules, now))
+        ended_ids = {one.id for one in ended_leases}
+        return replace(
+            self._promise_freed_gpus(ended_leases, now),
+            leases=tuple(one for one in self.leases if one.id not in ended_ids),
+            history=add_ended_usage(self.history, ended_leases, rules, now),
+        )
 
-    def _promising(self, over: Sequence[Lease], now: datetime) -> "Book":
-        """With what comes free kept for those for whom others were asked to leave, who ask only every few seconds."""
-        heirs = {(one.leaving.uid, one.leaving.step) for one in over if one.leaving is not None}
-        if not heirs:
+    def _promise_freed_gpus(self, ended_leases: Sequence[Lease], now: datetime) -> "LedgerState":
+        """Keep the GPUs of ended victims for their preemptors, which repeat their requests only every few seconds."""
+        preemptors = {one.preemption.preemptor for one in ended_leases if one.preemption is not None}
+        if not preemptors:
             return self
 
-        def kept(one: Waiting) -> Waiting:
-            return replace(one, promised_at=now) if (one.request.uid, one.request.step) in heirs else one
+        def promise(one: PendingRequest) -> PendingRequest:
+            return replace(one, promised_at=now) if one.request.workflow_step in preemptors else one
 
-        return replace(self, waiting=tuple(map(kept, self.waiting)))
+        return replace(self, pending=tuple(map(promise, self.pending)))
 
-    def differs(self, earlier: "Book", patience: timedelta) -> bool:
-        """Whether there is more to store than signs of life that are younger by less than ``patience``."""
-        if self.leases != earlier.leases or len(self.waiting) != len(earlier.waiting):
+    def needs_write(self, earlier: "LedgerState", refresh_after: timedelta) -> bool:
+        """Whether the state differs from ``earlier`` by more than ``seen_at`` times that moved less than
+        ``refresh_after``.
+        """
+        if self.leases != earlier.leases or len(self.pending) != len(earlier.pending):
             return True
         return any(
-            replace(one, seen_at=other.seen_at) != other or abs(one.seen_at - other.seen_at) >= patience
-            for one, other in zip(self.waiting, earlier.waiting, strict=True)
+            replace(one, seen_at=other.seen_at) != other or abs(one.seen_at - other.seen_at) >= refresh_after
+            for one, other in zip(self.pending, earlier.pending, strict=True)
             if one is not other
         )

@@ -1,7 +1,8 @@
-"""The book as the status of a `GPULedger` object.
+"""Encodes the GPU ledger state as the status of a `GPULedger` object, and decodes it.
 
-Other versions of Tiphys and people with an editor write there too. What is not
-exactly a book is refused: taken as empty, it would hand out GPUs that are held.
+Other versions of Tiphys and `kubectl edit` write the status too. The decoder
+refuses every deviation: a damaged status that is taken as empty would grant GPUs
+that are held.
 """
 
 from collections import Counter
@@ -15,112 +16,117 @@ from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
 from tiphys.protocol.step_spec import SpotUse
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, Leaving, Waiting
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.scheduler.fair_share import Consumed
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.ledger.state import LedgerState
 
-VERSION = 4
-_NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
+STATUS_VERSION = 4
+_JSON_NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
 _DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1), ("spot", "no"), ("attained", 0.0))
 _Time = Annotated[AwareDatetime, Field(strict=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
 _Entry = TypeVar("_Entry")
-Content = Mapping[str, Any]
-Earlier = tuple[Content, Book]
-"""A status, and the book in it, of which most is the same in the next."""
-_NOTHING: Earlier = ({"leases": [], "waiting": []}, Book())
+JsonObject = Mapping[str, Any]
+DecodedStatus = tuple[JsonObject, LedgerState]
+"""A status and its decoded state. Codec calls for the next version reuse its unchanged entries."""
+_EMPTY_STATUS: DecodedStatus = ({"leases": [], "waiting": []}, LedgerState())
 
 
-def encode(book: Book, earlier: Earlier | None = None) -> dict[str, Any]:
-    """The status for ``book``, the same for equal books; fields without a value are left out.
+def encode_status(ledger_state: LedgerState, previous: DecodedStatus | None = None) -> dict[str, Any]:
+    """The status for ``ledger_state``; fields without a value are left out.
 
-    ``summary`` is for the columns of `kubectl get gpuledgers`, and is not read back.
+    ``summary`` is for the columns of `kubectl get gpuledgers`, and is not read back. Entries of ``previous`` whose
+    objects did not change are reused.
     """
-    before, old = earlier or _NOTHING
+    before, old = previous or _EMPTY_STATUS
     leases = {id(one): raw for raw, one in zip(before["leases"], old.leases, strict=True)}
-    waiting = {id(one): raw for raw, one in zip(before["waiting"], old.waiting, strict=True)}
+    waiting = {id(one): raw for raw, one in zip(before["waiting"], old.pending, strict=True)}
     return {
-        "version": _least_version(book),
-        "summary": _summary(book),
-        "leases": [leases.get(id(one)) or _lease(one) for one in book.leases],
-        "waiting": [waiting.get(id(one)) or _place(one) for one in book.waiting],
+        "version": _oldest_version_for(ledger_state),
+        "summary": _encode_summary(ledger_state),
+        "leases": [leases.get(id(one)) or _encode_lease(one) for one in ledger_state.leases],
+        "waiting": [waiting.get(id(one)) or _encode_pending(one) for one in ledger_state.pending],
         "history": [
-            {"queue": one.queue, "pool": one.pool, "gpus": one.gpus, "at": _time(one.at)} for one in book.history
+            {"queue": one.queue, "pool": one.pool, "gpus": one.gpus, "at": _format_timestamp(one.measured_at)}
+            for one in ledger_state.history
         ],
     }
 
 
-def decode(status: object, earlier: Earlier | None = None) -> Book:
-    """The book in a status that is there; what is as ``earlier`` gives the objects that it gave then.
+def decode_status(status: object, previous: DecodedStatus | None = None) -> LedgerState:
+    """The ledger state in ``status``. Entries that equal those of ``previous`` yield the same objects again.
 
     Raises:
-        IntegrityError: it is not exactly what `encode` writes; the message names the field.
+        IntegrityError: `encode_status` writes no such status; the message names the field.
     """
-    if isinstance(status, dict) and isinstance(version := status.get("version"), int) and version > VERSION:
-        raise IntegrityError(f"it has format {version}, this Tiphys knows up to {VERSION}; upgrade Tiphys")
-    before, old = earlier or _NOTHING
+    if isinstance(status, dict) and isinstance(version := status.get("version"), int) and version > STATUS_VERSION:
+        raise IntegrityError(f"it has format {version}, this Tiphys knows up to {STATUS_VERSION}; upgrade Tiphys")
+    before, old = previous or _EMPTY_STATUS
     try:
-        read = _Status.model_validate(status)
+        document = _StatusDocument.model_validate(status)
     except ValidationError as error:
-        raise _damaged(error) from error
+        raise _integrity_error(error) from error
     leases = zip(before["leases"], old.leases, strict=True)
-    waiting = zip(before["waiting"], old.waiting, strict=True)
-    book = Book(
-        _entries("leases", read.leases, "id", leases, lambda raw: _Lease.model_validate(raw).lease()),
-        _entries("waiting", read.waiting, "arrival", waiting, lambda raw: _Waiting.model_validate(raw).place()),
-        tuple(Consumed(one.queue, one.pool, one.gpus, one.at) for one in read.history),
+    waiting = zip(before["waiting"], old.pending, strict=True)
+    ledger_state = LedgerState(
+        _decode_entries(
+            "leases", document.leases, "id", leases, lambda raw: _LeaseModel.model_validate(raw).to_lease()
+        ),
+        _decode_entries(
+            "waiting", document.waiting, "arrival", waiting, lambda raw: _PendingModel.model_validate(raw).to_pending()
+        ),
+        tuple(EndedUsage(one.queue, one.pool, one.gpus, one.at) for one in document.history),
     )
-    _check_that_nothing_is_there_twice(book)
-    return book
+    _check_no_duplicates(ledger_state)
+    return ledger_state
 
 
-def _entries(
-    part: str,
-    raws: Sequence[Content],
-    name: str,
-    known: Iterable[tuple[Content, _Entry]],
-    read: Callable[[Content], _Entry],
+def _decode_entries(
+    section: str,
+    raw_entries: Sequence[JsonObject],
+    key: str,
+    previous: Iterable[tuple[JsonObject, _Entry]],
+    decode: Callable[[JsonObject], _Entry],
 ) -> tuple[_Entry, ...]:
-    objects = {raw[name]: (raw, one) for raw, one in known}
-    found: list[_Entry] = []
-    for number, raw in enumerate(raws):
-        before = objects.get(raw.get(name))
+    previous_by_key = {raw[key]: (raw, entry) for raw, entry in previous}
+    entries: list[_Entry] = []
+    for number, raw in enumerate(raw_entries):
+        before = previous_by_key.get(raw.get(key))
         try:
-            found.append(before[1] if before is not None and before[0] == raw else read(raw))
+            entries.append(before[1] if before is not None and before[0] == raw else decode(raw))
         except ValidationError as error:
-            raise _damaged(error, part, number) from error
-    return tuple(found)
+            raise _integrity_error(error, section, number) from error
+    return tuple(entries)
 
 
-def _damaged(error: ValidationError, *where: object) -> IntegrityError:
+def _integrity_error(error: ValidationError, *path: object) -> IntegrityError:
     first = error.errors()[0]
-    field = ".".join(str(part) for part in (*where, *first["loc"])) or "the whole"
+    field = ".".join(str(part) for part in (*path, *first["loc"])) or "the whole"
     return IntegrityError(f"{field}: {first['msg']}")
 
 
-def _check_that_nothing_is_there_twice(book: Book) -> None:
-    _once("lease", (one.id for one in book.leases))
-    _once("lease of node", (one.request.key for one in book.leases))
-    _once("place in the line of step", ((one.request.uid, one.request.step) for one in book.waiting))
-    _once("mean of queue", ((one.queue, one.pool) for one in book.history))
-    arrivals = [one.arrival for one in book.waiting]
+def _check_no_duplicates(ledger_state: LedgerState) -> None:
+    _check_unique("lease", (one.id for one in ledger_state.leases))
+    _check_unique("lease of node", (one.request.key for one in ledger_state.leases))
+    _check_unique("pending request of step", (one.request.workflow_step for one in ledger_state.pending))
+    _check_unique("usage history of queue", ((one.queue, one.pool) for one in ledger_state.history))
+    arrivals = [one.arrival for one in ledger_state.pending]
     if arrivals != sorted(set(arrivals)):
         raise IntegrityError("the whole: the waiting requests are not in order of arrival")
 
 
-def _once(what: str, names: Iterable[object]) -> None:
+def _check_unique(description: str, names: Iterable[object]) -> None:
     name, times = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
     if times > 1:
-        raise IntegrityError(f"the whole: {what} {name!r} is there twice")
+        raise IntegrityError(f"the whole: {description} {name!r} is there twice")
 
 
-class _Wire(BaseModel):
+class _StatusModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
 
-class _Request(_Wire):
+class _RequestModel(_StatusModel):
     uid: str
     step: str
     node: str
@@ -143,11 +149,11 @@ class _Request(_Wire):
     min_members: PositiveInt | None = None
     max_members: PositiveInt | None = None
 
-    def request(self) -> LeaseRequest:
-        return LeaseRequest(**{name: getattr(self, name) for name in _NAMES})
+    def to_request(self) -> LeaseRequest:
+        return LeaseRequest(**{name: getattr(self, name) for name in _JSON_NAMES})
 
 
-class _Leaving(_Wire):
+class _PreemptionModel(_StatusModel):
     uid: str
     step: str
     asked_at: _Time
@@ -155,96 +161,104 @@ class _Leaving(_Wire):
     keeps: PositiveInt | None = None
 
 
-class _Lease(_Request):
+class _LeaseModel(_RequestModel):
     id: str
     pool: str
     granted_at: _Time
     check_at: _Time
     nodes: list[str] = []
-    leaving: _Leaving | None = None
+    leaving: _PreemptionModel | None = None
 
-    def lease(self) -> Lease:
-        gone = Leaving(**dict(self.leaving)) if self.leaving is not None else None
-        return Lease(self.id, self.request(), self.pool, self.granted_at, self.check_at, tuple(self.nodes), gone)
+    def to_lease(self) -> Lease:
+        notice = PreemptionNotice(**dict(self.leaving)) if self.leaving is not None else None
+        return Lease(self.id, self.to_request(), self.pool, self.granted_at, self.check_at, tuple(self.nodes), notice)
 
 
-class _Waiting(_Request):
+class _PendingModel(_RequestModel):
     arrival: PositiveInt
     since: _Time
     seen_at: _Time
     promised_at: _Time | None = None
 
-    def place(self) -> Waiting:
-        return Waiting(self.request(), self.arrival, self.since, self.seen_at, self.promised_at)
+    def to_pending(self) -> PendingRequest:
+        return PendingRequest(self.to_request(), self.arrival, self.since, self.seen_at, self.promised_at)
 
 
-class _Consumed(_Wire):
+class _EndedUsageModel(_StatusModel):
     queue: str
     pool: str
     gpus: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
     at: _Time
 
 
-class _Status(_Wire):
+class _StatusDocument(_StatusModel):
     version: Literal[1, 2, 3, 4]
     summary: dict[str, Any] = {}
     leases: list[dict[str, Any]]
     waiting: list[dict[str, Any]]
-    history: list[_Consumed] = []
-    """Format 1 had none."""
+    history: list[_EndedUsageModel] = []
+    """Missing in format 1."""
 
 
-def _lease(one: Lease) -> dict[str, Any]:
-    times = {"grantedAt": _time(one.granted_at), "checkAt": _time(one.check_at)}
-    return {"id": one.id, "pool": one.pool, **times, **_request(one.request), **_whereabouts(one)}
-
-
-def _place(one: Waiting) -> dict[str, Any]:
-    times = {"since": _time(one.since), "seenAt": _time(one.seen_at)}
-    if one.promised_at is not None:
-        times["promisedAt"] = _time(one.promised_at)
-    return {"arrival": one.arrival, **times, **_request(one.request)}
-
-
-def _summary(book: Book) -> dict[str, Any]:
-    held: Counter[str] = Counter()
-    for lease in book.leases:
-        held[lease.request.queue] += lease.request.gpus
+def _encode_lease(one: Lease) -> dict[str, Any]:
+    times = {"grantedAt": _format_timestamp(one.granted_at), "checkAt": _format_timestamp(one.check_at)}
     return {
-        "leases": len(book.leases),
-        "gpus": sum(held.values()),
-        "held": ", ".join(f"{queue} {gpus}" for queue, gpus in sorted(held.items())),
-        "waiting": len(book.waiting),
+        "id": one.id,
+        "pool": one.pool,
+        **times,
+        **_encode_request(one.request),
+        **_encode_nodes_and_preemption(one),
     }
 
 
-def _least_version(book: Book) -> int:
-    """The oldest format that can say it: services of the version before read on while nobody needs more."""
-    requests = [one.request for one in book.leases] + [one.request for one in book.waiting]
+def _encode_pending(one: PendingRequest) -> dict[str, Any]:
+    times = {"since": _format_timestamp(one.since), "seenAt": _format_timestamp(one.seen_at)}
+    if one.promised_at is not None:
+        times["promisedAt"] = _format_timestamp(one.promised_at)
+    return {"arrival": one.arrival, **times, **_encode_request(one.request)}
+
+
+def _encode_summary(ledger_state: LedgerState) -> dict[str, Any]:
+    held: Counter[str] = Counter()
+    for lease in ledger_state.leases:
+        held[lease.request.queue] += lease.request.gpus
+    return {
+        "leases": len(ledger_state.leases),
+        "gpus": sum(held.values()),
+        "held": ", ".join(f"{queue} {gpus}" for queue, gpus in sorted(held.items())),
+        "waiting": len(ledger_state.pending),
+    }
+
+
+def _oldest_version_for(ledger_state: LedgerState) -> int:
+    """The oldest format that can represent the state, so that older services can read it as long as possible."""
+    requests = [one.request for one in ledger_state.leases] + [one.request for one in ledger_state.pending]
     if any(request.spot != "no" or request.min_members is not None for request in requests):
-        return VERSION
-    if any(one.promised_at is not None for one in book.waiting):
-        return VERSION
-    return 3 if any(map(_needs_third, requests)) or any(map(_whereabouts, book.leases)) else 2
+        return STATUS_VERSION
+    if any(one.promised_at is not None for one in ledger_state.pending):
+        return STATUS_VERSION
+    return (
+        3 if any(map(_needs_version_3, requests)) or any(map(_encode_nodes_and_preemption, ledger_state.leases)) else 2
+    )
 
 
-def _needs_third(request: LeaseRequest) -> bool:
+def _needs_version_3(request: LeaseRequest) -> bool:
     return request.members > 1 or request.attained > 0 or request.first_start is not None
 
 
-def _request(request: LeaseRequest) -> dict[str, Any]:
-    values = {told: getattr(request, name) for name, told in _NAMES.items()}
-    return {told: value for told, value in values.items() if value is not None and (told, value) not in _DEFAULTS}
+def _encode_request(request: LeaseRequest) -> dict[str, Any]:
+    values = {key: getattr(request, name) for name, key in _JSON_NAMES.items()}
+    return {key: value for key, value in values.items() if value is not None and (key, value) not in _DEFAULTS}
 
 
-def _whereabouts(lease: Lease) -> dict[str, Any]:
-    said: dict[str, Any] = {"nodes": list(lease.nodes)} if lease.nodes else {}
-    if (leaving := lease.leaving) is not None:
-        times = {"askedAt": _time(leaving.asked_at), "deadline": _time(leaving.deadline)}
-        keeps = {} if leaving.keeps is None else {"keeps": leaving.keeps}
-        said["leaving"] = {"uid": leaving.uid, "step": leaving.step, **times, **keeps}
-    return said
+def _encode_nodes_and_preemption(lease: Lease) -> dict[str, Any]:
+    fields: dict[str, Any] = {"nodes": list(lease.nodes)} if lease.nodes else {}
+    if (notice := lease.preemption) is not None:
+        times = {"askedAt": _format_timestamp(notice.asked_at), "deadline": _format_timestamp(notice.deadline)}
+        keeps = {} if notice.keeps is None else {"keeps": notice.keeps}
+        fields["leaving"] = {"uid": notice.uid, "step": notice.step, **times, **keeps}
+    return fields
 
 
-def _time(moment: datetime) -> str:
+def _format_timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -1,12 +1,10 @@
-"""A request meets the book: take over what was left, or queue up, decide and record.
+"""Transitions of the GPU ledger state that need a decision: admit a request, and mark victims.
 
-Split from `decide` because this is about who asks (again), and that about who
-may have how many.
-
-Marking those who leave: one step of the book, which goes by what the book says at that instant.
-
-Between a choice and its mark others start, end and go. So the laws are asked
-again of the newest book, and nobody is marked unless they hold there as well.
+`admit_or_queue` finds an existing lease or queue place of a repeated request,
+lets `decide_admission` decide, and records the result. `mark_victims` records
+the choice of a preemption loop. Leases start and end between the choice and
+the mark, so `mark_victims` checks the rules of preemption again on the newest
+state.
 """
 
 from collections import defaultdict
@@ -14,155 +12,190 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, LeaseRequest, Waiting
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.preemption.victims import asked, is_part, objection, whole, with_parts
+from tiphys_plugin.quota.lease import Admission, Admitted, Deferred, Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.preemption.victims import (
+    find_objection,
+    is_member_id,
+    lease_id_of,
+    mark_lease_preempted,
+    split_elastic_leases,
+)
 from tiphys_plugin.quota.queues import QueueRules, Queues
-from tiphys_plugin.quota.scheduler.decide import State, decide
-from tiphys_plugin.quota.scheduler.fair_share import as_it_counts
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.fair_share import drop_unused_attained
 
 FORGET_AFTER = timedelta(minutes=2)
-"""Who waits and has not asked for so long stands in nobody's way."""
+"""A pending request that was not repeated for this long no longer delays others."""
 
 
-def admit(
-    book: Book, rules: QueueRules, request: LeaseRequest, now: datetime, lease: str, forget_after: timedelta
-) -> tuple[Book, Admission]:
-    """Decide on ``request``; the book with the decision in it. ``lease`` is the name of the lease if one is given.
+def admit_or_queue(
+    ledger_state: LedgerState,
+    rules: QueueRules,
+    request: LeaseRequest,
+    now: datetime,
+    lease_id: str,
+    forget_after: timedelta,
+) -> tuple[LedgerState, Admission]:
+    """Decide on ``request`` and record the decision.
 
-    A waiting request that has not asked for ``forget_after`` stands in nobody's
-    way; it keeps its place in case it comes back.
+    A pending request that was not repeated for ``forget_after`` delays no others. It keeps its place in case it
+    comes back.
+
+    Args:
+        ledger_state: State before the decision.
+        rules: Queues under which the scheduler decides.
+        request: A new or repeated request.
+        now: Time of the decision.
+        lease_id: Id of the lease if one is granted.
+        forget_after: Age at which pending requests are ignored.
     """
-    after, answer = _answer(book, rules, request, now, lease, forget_after)
-    if isinstance(answer, Admitted) and isinstance(rules, Queues):
-        answer = replace(answer, flavor=rules.kinds.by_name.get(answer.pool))
-    return after, answer
+    after, admission = _decide_and_record(ledger_state, rules, request, now, lease_id, forget_after)
+    if isinstance(admission, Admitted) and isinstance(rules, Queues):
+        admission = replace(admission, flavor=rules.flavor_set.by_name.get(admission.pool))
+    return after, admission
 
 
-def _answer(
-    book: Book, rules: QueueRules, request: LeaseRequest, now: datetime, lease: str, forget_after: timedelta
-) -> tuple[Book, Admission]:
-    request = as_it_counts(rules, request)
-    if (held := _left_for(book, request)) is not None:
-        return _hand_over(book, held, request), _given(held)
-    mine = _place(book, request, now)
-    others = tuple(one for one in book.waiting if _step(one.request) != _step(request))
-    alive = in_line(others, now, forget_after)
-    taken, answer = _as_many_as_fit(State(rules, book.leases, alive, book.history), mine, now)
-    match answer:
+def _decide_and_record(
+    ledger_state: LedgerState,
+    rules: QueueRules,
+    request: LeaseRequest,
+    now: datetime,
+    lease_id: str,
+    forget_after: timedelta,
+) -> tuple[LedgerState, Admission]:
+    request = drop_unused_attained(rules, request)
+    if (existing := _find_existing_lease(ledger_state, request)) is not None:
+        return _transfer_lease(ledger_state, existing, request), _admitted_with_lease(existing)
+    pending = _find_or_create_pending(ledger_state, request, now)
+    others = tuple(one for one in ledger_state.pending if one.request.workflow_step != request.workflow_step)
+    active = select_active(others, now, forget_after)
+    sized_request, admission = _decide_largest_fit(
+        SchedulingState(rules, ledger_state.leases, active, ledger_state.history), pending, now
+    )
+    match admission:
         case Admitted():
-            given = Lease(lease, taken, answer.pool, granted_at=now, check_at=now, nodes=answer.nodes)
-            waited = (now - mine.since).total_seconds()
-            return replace(book, leases=(*book.leases, given), waiting=others), replace(
-                _given(given), waited_seconds=waited
+            lease = Lease(lease_id, sized_request, admission.pool, granted_at=now, check_at=now, nodes=admission.nodes)
+            waited_seconds = (now - pending.since).total_seconds()
+            return replace(ledger_state, leases=(*ledger_state.leases, lease), pending=others), replace(
+                _admitted_with_lease(lease), waited_seconds=waited_seconds
             )
         case Deferred():
-            line = tuple(sorted((*others, mine), key=lambda one: one.arrival))
-            return replace(book, waiting=line), answer
-    return replace(book, waiting=others), answer
+            by_arrival = tuple(sorted((*others, pending), key=lambda one: one.arrival))
+            return replace(ledger_state, pending=by_arrival), admission
+    return replace(ledger_state, pending=others), admission
 
 
-def _as_many_as_fit(state: State, mine: Waiting, now: datetime) -> tuple[LeaseRequest, Admission]:
-    """Decide on a request; an elastic one that may start takes as many members as may start at once.
+def _decide_largest_fit(
+    state: SchedulingState, pending: PendingRequest, now: datetime
+) -> tuple[LeaseRequest, Admission]:
+    """Decide on a request; an elastic gang that may start gets the most members that fit at once.
 
-    It waits as the fewest that it can do with: nobody has to leave, and nothing
-    is kept, for those that it would only like to have.
+    An elastic gang queues with its fewest members, so there is no reservation and no victim for optional members.
     """
-    answer = decide(state, mine.request, mine.arrival, now, mine.promised_at)
-    if isinstance(answer, Admitted):
-        for larger in mine.request.larger:
-            if isinstance(more := decide(state, larger, mine.arrival, now, mine.promised_at), Admitted):
-                return larger, more
-    return mine.request, answer
+    admission = decide_admission(state, pending.request, pending.arrival, now, pending.promised_at)
+    if isinstance(admission, Admitted):
+        for larger in pending.request.larger_sizes:
+            larger_admission = decide_admission(state, larger, pending.arrival, now, pending.promised_at)
+            if isinstance(larger_admission, Admitted):
+                return larger, larger_admission
+    return pending.request, admission
 
 
-def _given(lease: Lease) -> Admitted:
+def _admitted_with_lease(lease: Lease) -> Admitted:
     members = lease.request.members if lease.request.max_members is not None else None
     return Admitted(lease=lease.id, pool=lease.pool, nodes=lease.nodes, members=members)
 
 
-def in_line(waiting: Iterable[Waiting], now: datetime, forget_after: timedelta) -> tuple[Waiting, ...]:
-    """Those who have asked lately."""
-    return tuple(one for one in waiting if now - one.seen_at <= forget_after)
+def select_active(
+    pending: Iterable[PendingRequest], now: datetime, forget_after: timedelta
+) -> tuple[PendingRequest, ...]:
+    """The pending requests that were repeated within ``forget_after``."""
+    return tuple(one for one in pending if now - one.seen_at <= forget_after)
 
 
-def _left_for(book: Book, request: LeaseRequest) -> Lease | None:
-    """The lease that this node was given before, or that another node of this attempt left behind.
+def _find_existing_lease(ledger_state: LedgerState, request: LeaseRequest) -> Lease | None:
+    """The lease of this admit node, or the orphaned lease of another admit node of the same attempt.
 
-    A node that dies between its lease and its claim leaves GPUs that nobody
-    uses and that no look at pods can find. The next try asks for the same
-    attempt, and would wait for them until its own workflow ends.
+    An admit node that dies between its lease and its claim leaves a lease without pods, which no check of pods
+    finds. The retry requests GPUs for the same attempt, and would wait for this lease until its workflow ends.
     """
-    leases = [lease for lease in book.leases if _step(lease.request) == _step(request)]
-    own = [lease for lease in leases if lease.request.node == request.node]
-    left = [lease for lease in leases if lease.request.attempt == request.attempt]
-    return next(iter(own + left), None)
+    leases = [lease for lease in ledger_state.leases if lease.request.workflow_step == request.workflow_step]
+    same_node = [lease for lease in leases if lease.request.node == request.node]
+    same_attempt = [lease for lease in leases if lease.request.attempt == request.attempt]
+    return next(iter(same_node + same_attempt), None)
 
 
-def _hand_over(book: Book, held: Lease, request: LeaseRequest) -> Book:
-    """Attempt and node of a lease are what its pods and its end are looked up by."""
-    now_for = replace(held.request, node=request.node, attempt=request.attempt)
-    if now_for == held.request:
-        return book
-    taken = replace(held, request=now_for)
-    return replace(book, leases=tuple(taken if one is held else one for one in book.leases))
+def _transfer_lease(ledger_state: LedgerState, lease: Lease, request: LeaseRequest) -> LedgerState:
+    """The state in which ``lease`` has the attempt and the node of ``request``, by which its pods are found."""
+    current_request = replace(lease.request, node=request.node, attempt=request.attempt)
+    if current_request == lease.request:
+        return ledger_state
+    transferred = replace(lease, request=current_request)
+    return replace(ledger_state, leases=tuple(transferred if one is lease else one for one in ledger_state.leases))
 
 
-def _place(book: Book, request: LeaseRequest, now: datetime) -> Waiting:
-    """The place of the request in the line; a new try of the step keeps that of the one before."""
-    before = next((one for one in book.waiting if _step(one.request) == _step(request)), None)
+def _find_or_create_pending(ledger_state: LedgerState, request: LeaseRequest, now: datetime) -> PendingRequest:
+    """The pending request of the step; a retry keeps the arrival number of the attempt before it."""
+    before = next((one for one in ledger_state.pending if one.request.workflow_step == request.workflow_step), None)
     if before is None:
-        return Waiting(request, book.next_arrival, since=now, seen_at=now)
-    # The very same object is known to want the same as before, see `same`.
+        return PendingRequest(request, ledger_state.next_arrival, since=now, seen_at=now)
+    # An equal request keeps its object: `PendingQueues` detects changes by identity.
     return replace(before, request=before.request if before.request == request else request, seen_at=now)
 
 
-def _step(request: LeaseRequest) -> tuple[str, str]:
-    return (request.uid, request.step)
-
-
-def mark(
-    book: Book,
+def mark_victims(
+    ledger_state: LedgerState,
     rules: QueueRules,
-    waiting: tuple[str, str],
+    preemptor: tuple[str, str],
     grace_seconds: Mapping[str, float],
     now: datetime,
     forget_after: timedelta,
-) -> tuple[Book, tuple[Lease, ...]]:
-    """The book in which these leases leave for the step (uid, step) that waits, and the leases; else the same and none.
+) -> tuple[LedgerState, tuple[Lease, ...]]:
+    """Mark leases as victims of ``preemptor``: the new state and the marked leases, or the same state and no leases.
 
-    ``grace_seconds`` names the leases, or members that they can spare, by id, and how long each may take.
+    Args:
+        ledger_state: State before the mark.
+        rules: Queues whose rules of preemption apply.
+        preemptor: `LeaseRequest.workflow_step` of the preemptor.
+        grace_seconds: Termination grace period by id of a lease, or of a member that an elastic gang can spare.
+        now: Time of the mark.
+        forget_after: Age at which pending requests are ignored.
     """
-    found = case_of(book, rules, waiting, now, forget_after)
-    if found is None:
-        return book, ()
-    state, mine = found
-    if any(map(is_part, grace_seconds)):
-        state = with_parts(state)
+    preemptor_case = find_preemptor(ledger_state, rules, preemptor, now, forget_after)
+    if preemptor_case is None:
+        return ledger_state, ()
+    state, pending = preemptor_case
+    if any(map(is_member_id, grace_seconds)):
+        state = split_elastic_leases(state)
     victims = [one for one in state.leases if one.id in grace_seconds]
-    if len(victims) < len(grace_seconds) or objection(state, mine, victims, now) is not None:
-        return book, ()
-    going: defaultdict[str, list[Lease]] = defaultdict(list)
+    if len(victims) < len(grace_seconds) or find_objection(state, pending, victims, now) is not None:
+        return ledger_state, ()
+    victims_by_lease: defaultdict[str, list[Lease]] = defaultdict(list)
     for victim in victims:
-        going[whole(victim.id)].append(victim)
+        victims_by_lease[lease_id_of(victim.id)].append(victim)
 
-    def marked(one: Lease) -> Lease:
-        if one.id not in going:
-            return one
-        grace = timedelta(seconds=max(grace_seconds[victim.id] for victim in going[one.id]))
-        return asked(one, going[one.id], waiting, now, grace)
+    def mark(lease: Lease) -> Lease:
+        if lease.id not in victims_by_lease:
+            return lease
+        grace = timedelta(seconds=max(grace_seconds[victim.id] for victim in victims_by_lease[lease.id]))
+        return mark_lease_preempted(lease, victims_by_lease[lease.id], preemptor, now, grace)
 
-    after = replace(book, leases=tuple(map(marked, book.leases)))
-    return after, tuple(one for one in after.leases if one.id in going)
+    after = replace(ledger_state, leases=tuple(map(mark, ledger_state.leases)))
+    return after, tuple(one for one in after.leases if one.id in victims_by_lease)
 
 
-def case_of(
-    book: Book, rules: QueueRules, waiting: tuple[str, str], now: datetime, forget_after: timedelta
-) -> tuple[State, Waiting] | None:
-    """A request that waits and those around it; None if it does not wait, or has not asked lately."""
-    alive = in_line(book.waiting, now, forget_after)
-    mine = next((one for one in alive if (one.request.uid, one.request.step) == waiting), None)
-    if mine is None:
+def find_preemptor(
+    ledger_state: LedgerState,
+    rules: QueueRules,
+    preemptor_step: tuple[str, str],
+    now: datetime,
+    forget_after: timedelta,
+) -> tuple[SchedulingState, PendingRequest] | None:
+    """The pending request of a step, and the scheduling state without it; None if it is not pending and active."""
+    active = select_active(ledger_state.pending, now, forget_after)
+    preemptor = next((one for one in active if one.request.workflow_step == preemptor_step), None)
+    if preemptor is None:
         return None
-    others = tuple(one for one in alive if one is not mine)
-    return State(rules, book.leases, others, book.history), mine
+    others = tuple(one for one in active if one is not preemptor)
+    return SchedulingState(rules, ledger_state.leases, others, ledger_state.history), preemptor

@@ -1,81 +1,81 @@
-"""What each queue may hold, holds and waits for: the numbers that people look at."""
+"""Quota, held GPUs and pending GPUs of each queue, for tables and metrics."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiphys_plugin.quota.lease import LeaseRequest
-from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 
-_Sums = Counter[tuple[str, str]]
+_GpuSums = Counter[tuple[str, str]]
 """GPUs by queue and pool."""
 
 
 @dataclass(frozen=True)
-class Usage:
-    """GPUs of one flavor or type, or of all types that the queue does not name (``*``)."""
+class QueueUsage:
+    """GPUs of one pool of a queue: a flavor, a type, or all types that the queue does not name (``*``)."""
 
     queue: str
     gpu_type: str
     quota: int | None
-    """None: no such quota is declared."""
+    """None: the queue declares no quota of this pool."""
     held: int
-    waiting: int
-    most: int | None = None
-    """What may be held if the cohort lends it; None without a quota."""
+    pending: int
+    max_gpus: int | None = None
+    """Most GPUs that the queue may hold if its cohort lends enough; None without a quota."""
     stopped: bool = False
 
     @property
     def borrowed(self) -> int:
-        """What is held beyond the quota."""
+        """GPUs that are held beyond the quota."""
         return max(0, self.held - (self.quota or 0))
 
     @property
-    def exceeded(self) -> bool:
-        """More is held than may be; so it stays until leases end."""
-        return self.held > (self.most or 0)
+    def is_over_limit(self) -> bool:
+        """Whether more is held than allowed, because the quota was lowered; lasts until leases end."""
+        return self.held > (self.max_gpus or 0)
 
 
-def usage(rules: QueueRules, book: Book) -> list[Usage]:
-    """Every declared quota, in the order of the queue file, and whatever else is held or waited for.
+def compute_queue_usage(rules: QueueRules, ledger_state: LedgerState) -> list[QueueUsage]:
+    """Usage of every declared quota in the order of the queue file, then of pools without a quota.
 
-    Under rules that cannot be read no quota is known, as if none were declared.
+    `MisconfiguredQueues` count as no declared quotas.
     """
-    held, waiting = _held(rules, book), _waiting(rules, book)
-    declared = list(_declared(rules, held, waiting)) if isinstance(rules, Queues) else []
-    known = {(one.queue, one.gpu_type) for one in declared}
-    rest = sorted((held.keys() | waiting.keys()) - known)
-    return [*declared, *(Usage(*place, None, held[place], waiting[place]) for place in rest)]
+    held, pending = _sum_held(rules, ledger_state), _sum_pending(rules, ledger_state)
+    declared = list(_declared_usage(rules, held, pending)) if isinstance(rules, Queues) else []
+    declared_pools = {(one.queue, one.gpu_type) for one in declared}
+    undeclared_pools = sorted((held.keys() | pending.keys()) - declared_pools)
+    return [*declared, *(QueueUsage(*key, None, held[key], pending[key]) for key in undeclared_pools)]
 
 
-def _declared(rules: Queues, held: _Sums, waiting: _Sums) -> Iterator[Usage]:
+def _declared_usage(rules: Queues, held: _GpuSums, pending: _GpuSums) -> Iterator[QueueUsage]:
     for queue in rules.queues:
         for pool, quota in queue.gpus.items():
-            place = (queue.name, pool)
-            most = rules.most(queue, pool)
-            yield Usage(*place, quota, held[place], waiting[place], most, queue.stopped)
+            key = (queue.name, pool)
+            max_gpus = rules.max_gpus(queue, pool)
+            yield QueueUsage(*key, quota, held[key], pending[key], max_gpus, queue.stopped)
 
 
-def _held(rules: QueueRules, book: Book) -> _Sums:
-    return _sum(rules, [(lease.request, lease.pool) for lease in book.leases])
+def _sum_held(rules: QueueRules, ledger_state: LedgerState) -> _GpuSums:
+    return _sum_gpus(rules, [(lease.request, lease.pool) for lease in ledger_state.leases])
 
 
-def _waiting(rules: QueueRules, book: Book) -> _Sums:
-    return _sum(rules, [(one.request, _first_choice(rules, one.request)) for one in book.waiting])
+def _sum_pending(rules: QueueRules, ledger_state: LedgerState) -> _GpuSums:
+    return _sum_gpus(rules, [(one.request, _first_eligible_pool(rules, one.request)) for one in ledger_state.pending])
 
 
-def _first_choice(rules: QueueRules, request: LeaseRequest) -> str | None:
-    """The flavor that a request would rather have than the others; None where it draws from none by name."""
+def _first_eligible_pool(rules: QueueRules, request: LeaseRequest) -> str | None:
+    """The flavor that a request prefers; None without flavors, or if it has no eligible pool."""
     queue = rules.find(request.queue) if isinstance(rules, Queues) and rules.flavors else None
     if not isinstance(rules, Queues) or queue is None:
         return None
-    return next(iter(pools.of(rules, queue, request)), None)
+    return next(iter(pools.find_eligible_pools(rules, queue, request)), None)
 
 
-def _sum(rules: QueueRules, requests: list[tuple[LeaseRequest, str | None]]) -> _Sums:
-    gpus: _Sums = Counter()
-    for request, chosen in requests:
-        gpus[request.queue, pools.counted_against(rules, request, chosen)] += request.gpus
+def _sum_gpus(rules: QueueRules, requests: list[tuple[LeaseRequest, str | None]]) -> _GpuSums:
+    gpus: _GpuSums = Counter()
+    for request, gpu_kind in requests:
+        gpus[request.queue, pools.find_pool_of_request(rules, request, gpu_kind)] += request.gpus
     return gpus

@@ -1,9 +1,8 @@
-"""All nodes, in the order of GPU type and topology, so that what is near is a range of numbers.
+"""The nodes of a cluster, sorted by GPU type and topology, and their free capacity at one instant.
 
-NVLink domains, racks and blocks are then ranges of the list, and how much fits
-into each of them follows from running sums over it.
-
-What is free of an inventory at one instant, now or later.
+In this order NVLink domains, racks and blocks are ranges of node numbers, so prefix
+sums over the list give the room in each domain. `ClusterFreeCapacity` groups the
+nodes by equal free capacity.
 """
 
 import math
@@ -13,166 +12,191 @@ from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 from typing import NamedTuple
 
-from tiphys_plugin.quota.placement.model import Hole, Node, Placement, empty, less, more
+from tiphys_plugin.quota.placement.model import (
+    GpuNode,
+    NodeFreeCapacity,
+    Placement,
+    add_back_pod,
+    empty_node_capacity,
+    subtract_pod,
+)
 
 
-class Domain(NamedTuple):
-    """Nodes from number ``start`` to before ``stop``. ``known`` if they were declared to be in one domain."""
+class TopologyDomain(NamedTuple):
+    """Nodes from number ``start`` to before ``stop``. ``is_declared`` if the nodes name this domain."""
 
     start: int
     stop: int
-    known: bool = True
+    is_declared: bool = True
 
 
 @dataclass(frozen=True)
-class Level:
+class TopologyLevel:
     """The domains of one level of the topology, side by side: NVLink domains, racks or blocks."""
 
-    domains: tuple[Domain, ...]
+    domains: tuple[TopologyDomain, ...]
 
-    def within(self, home: Domain) -> Sequence[Domain]:
-        """Those of a domain of a higher level."""
-        first, beyond = (bisect_left(self.domains, (edge,)) for edge in (home.start, home.stop))
+    def domains_within(self, domain: TopologyDomain) -> Sequence[TopologyDomain]:
+        """The domains of this level within a domain of a higher level."""
+        first, beyond = (bisect_left(self.domains, (edge,)) for edge in (domain.start, domain.stop))
         return self.domains[first:beyond]
 
 
 @dataclass(frozen=True)
-class Fleet:
+class GpuTypeInventory:
     """The nodes of one GPU type."""
 
     gpu_type: str
     memory_mb: float
-    """The largest memory of a GPU among them; infinite where one is not declared."""
-    whole: Domain
-    links: Level
-    """NVLink domains; a node of which none is known is one by itself."""
-    levels: tuple[Level, ...]
+    """Largest memory of a GPU of these nodes; infinite if a node does not declare it."""
+    all_nodes: TopologyDomain
+    nvlink_level: TopologyLevel
+    """NVLink domains; a node without a declared domain is a domain by itself."""
+    topology_levels: tuple[TopologyLevel, ...]
     """From the smallest domains to the largest."""
 
 
-class Inventory:
-    """The nodes of a cluster, which do not change. What is free of them is a `Free`.
+class NodeInventory:
+    """The nodes of a cluster, immutable; `ClusterFreeCapacity` has their free capacity.
 
     Raises:
         ValueError: two nodes have the same name.
     """
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self.nodes = tuple(sorted(nodes, key=lambda node: (_type(node), *_path(node), node.name)))
-        self.number = {node.name: number for number, node in enumerate(self.nodes)}
-        if len(self.number) < len(self.nodes):
+    def __init__(self, nodes: Iterable[GpuNode]) -> None:
+        self.nodes = tuple(sorted(nodes, key=lambda node: (_gpu_type_of(node), *_topology_path(node), node.name)))
+        self.node_numbers = {node.name: number for number, node in enumerate(self.nodes)}
+        if len(self.node_numbers) < len(self.nodes):
             names = sorted(node.name for node in self.nodes)
-            twice = next(name for name, following in pairwise(names) if name == following)
-            raise ValueError(f"node {twice!r} is declared twice")
+            duplicate = next(name for name, following in pairwise(names) if name == following)
+            raise ValueError(f"node {duplicate!r} is declared twice")
         self.cordoned = frozenset(number for number, node in enumerate(self.nodes) if node.cordoned)
-        everything = Domain(0, len(self.nodes))
-        fleets = (self._fleet(one) for one in self._domains(everything, lambda node: (_type(node),)))
-        self.fleets = {fleet.gpu_type: fleet for fleet in fleets if fleet.gpu_type}
+        all_nodes = TopologyDomain(0, len(self.nodes))
+        inventories = (
+            self._build_type_inventory(domain)
+            for domain in self._find_domains(all_nodes, lambda node: (_gpu_type_of(node),))
+        )
+        self.by_gpu_type = {inventory.gpu_type: inventory for inventory in inventories if inventory.gpu_type}
 
-    def _fleet(self, whole: Domain) -> Fleet:
+    def _build_type_inventory(self, whole: TopologyDomain) -> GpuTypeInventory:
         levels = (
-            Level(self._domains(whole, _path)),
-            Level(self._domains(whole, lambda node: _path(node)[:2])),
-            Level(self._domains(whole, lambda node: _path(node)[:1])),
+            TopologyLevel(self._find_domains(whole, _topology_path)),
+            TopologyLevel(self._find_domains(whole, lambda node: _topology_path(node)[:2])),
+            TopologyLevel(self._find_domains(whole, lambda node: _topology_path(node)[:1])),
         )
         members = self.nodes[whole.start : whole.stop]
-        return Fleet(
-            _type(members[0]),
+        return GpuTypeInventory(
+            _gpu_type_of(members[0]),
             max(math.inf if node.memory_mb is None else node.memory_mb for node in members),
             whole,
-            Level(self._domains(whole, lambda node: (*_path(node), "" if node.nvlink_domain else node.name))),
+            TopologyLevel(
+                self._find_domains(whole, lambda node: (*_topology_path(node), "" if node.nvlink_domain else node.name))
+            ),
             levels,
         )
 
-    def _domains(self, within: Domain, key: Callable[[Node], tuple[str, ...]]) -> tuple[Domain, ...]:
-        """Neighbours that have the same key; the last part of it is the name of their domain."""
-        found: list[Domain] = []
+    def _find_domains(
+        self, within: TopologyDomain, key: Callable[[GpuNode], tuple[str, ...]]
+    ) -> tuple[TopologyDomain, ...]:
+        """Ranges of nodes with the same key; the last part of the key is the name of the domain."""
+        domains: list[TopologyDomain] = []
         start = within.start
         for value, nodes in groupby(self.nodes[within.start : within.stop], key):
             stop = start + sum(1 for _ in nodes)
-            found.append(Domain(start, stop, value[-1] != ""))
+            domains.append(TopologyDomain(start, stop, value[-1] != ""))
             start = stop
-        return tuple(found)
+        return tuple(domains)
 
 
-def _type(node: Node) -> str:
-    """Nodes without GPUs are of no type."""
+def _gpu_type_of(node: GpuNode) -> str:
+    """GPU type of a node; empty for a node without GPUs."""
     return node.gpu_type if node.gpus else ""
 
 
-def _path(node: Node) -> tuple[str, str, str]:
-    """Where it stands, from the largest domain to the smallest. A name counts within the domain above it."""
+def _topology_path(node: GpuNode) -> tuple[str, str, str]:
+    """Block, rack and NVLink domain of a node. A name is unique only within the domain above it."""
     return node.block, node.rack, node.nvlink_domain
 
 
-class Free:
-    """Holes, and the nodes that have them.
+class ClusterFreeCapacity:
+    """Free capacities of the nodes, and for each distinct free capacity the nodes that have it.
 
-    Nodes that are cordoned keep their books and offer nothing, and GPUs that
-    others use are not free, unless ``cordoned_too`` asks what the cluster could
-    do with all its nodes to itself. Nodes that are not of the inventory are
-    passed over: what ran there is no longer of its GPUs.
+    Leases on cordoned nodes are counted, but these nodes offer nothing, and GPUs of
+    foreign pods are not free. ``include_cordoned`` ignores cordons and foreign pods,
+    to find what the empty cluster could hold. Placements on nodes outside the
+    inventory are ignored, because their GPUs are not part of it any more.
     """
 
-    def __init__(self, inventory: Inventory, *, cordoned_too: bool = False) -> None:
+    def __init__(self, inventory: NodeInventory, *, include_cordoned: bool = False) -> None:
         self.inventory = inventory
-        self.withheld = frozenset() if cordoned_too else inventory.cordoned
-        """Numbers of the nodes that offer nothing."""
-        self.holes = [empty(node) if cordoned_too else _open(node) for node in inventory.nodes]
-        """By number of the node, those of cordoned nodes included."""
-        self._at: dict[str, dict[Hole, list[int]]] = {}
-        for number, hole in enumerate(self.holes):
-            if number not in self.withheld:
-                self._at.setdefault(hole.gpu_type, {}).setdefault(hole, []).append(number)
+        self.unschedulable = frozenset() if include_cordoned else inventory.cordoned
+        """Numbers of the nodes that offer no GPUs."""
+        self.node_capacities = [
+            empty_node_capacity(node) if include_cordoned else _schedulable_capacity(node) for node in inventory.nodes
+        ]
+        """By node number, cordoned nodes included."""
+        self._nodes_by_capacity: dict[str, dict[NodeFreeCapacity, list[int]]] = {}
+        for number, capacity in enumerate(self.node_capacities):
+            if number not in self.unschedulable:
+                self._nodes_by_capacity.setdefault(capacity.gpu_type, {}).setdefault(capacity, []).append(number)
 
-    def offered(self, gpu_type: str | None = None) -> Iterable[Hole]:
-        """The different holes of nodes with GPUs of a type; those of all nodes if it does not matter."""
+    def distinct_capacities(self, gpu_type: str | None = None) -> Iterable[NodeFreeCapacity]:
+        """Distinct free capacities of the nodes with a GPU type; None: of all nodes."""
         if gpu_type is not None:
-            return self._at.get(gpu_type, {}).keys()
-        return chain.from_iterable(self._at.values())
+            return self._nodes_by_capacity.get(gpu_type, {}).keys()
+        return chain.from_iterable(self._nodes_by_capacity.values())
 
-    def nodes_with(self, hole: Hole) -> Sequence[int]:
-        """Numbers of the nodes that offer ``hole``, from the lowest."""
-        return self._at[hole.gpu_type][hole]
+    def nodes_with_capacity(self, capacity: NodeFreeCapacity) -> Sequence[int]:
+        """Numbers of the nodes with this free capacity, in rising order."""
+        return self._nodes_by_capacity[capacity.gpu_type][capacity]
 
-    def copy(self) -> "Free":
-        """The same, to be changed without changing this; it costs some microseconds for each thousand nodes."""
-        twin = Free.__new__(Free)
-        twin.inventory, twin.withheld, twin.holes = self.inventory, self.withheld, self.holes.copy()
-        twin._at = {kind: {hole: at.copy() for hole, at in of_kind.items()} for kind, of_kind in self._at.items()}
+    def copy(self) -> "ClusterFreeCapacity":
+        """An independent copy; takes some microseconds per thousand nodes."""
+        twin = ClusterFreeCapacity.__new__(ClusterFreeCapacity)
+        twin.inventory, twin.unschedulable, twin.node_capacities = (
+            self.inventory,
+            self.unschedulable,
+            self.node_capacities.copy(),
+        )
+        twin._nodes_by_capacity = {
+            gpu_type: {capacity: numbers.copy() for capacity, numbers in nodes_by_capacity.items()}
+            for gpu_type, nodes_by_capacity in self._nodes_by_capacity.items()
+        }
         return twin
 
-    def take(self, placement: Placement) -> None:
-        """Count its GPUs as used, whether or not they were free."""
+    def allocate(self, placement: Placement) -> None:
+        """Count the GPUs of ``placement`` as used, even if they are not free."""
         for number in self._numbers(placement):
-            self._change(number, less(self.holes[number], placement.gang.member, placement.device_milli))
+            self._set_capacity(
+                number, subtract_pod(self.node_capacities[number], placement.gang.pod, placement.device_free_milli)
+            )
 
-    def give_back(self, placement: Placement) -> None:
-        """The opposite of `take`.
+    def release(self, placement: Placement) -> None:
+        """Undo `allocate`.
 
         Raises:
-            ValueError: it holds a share of a GPU; of which one is not kept.
+            ValueError: the placement is a share of a GPU, whose device is not recorded.
         """
         for number in self._numbers(placement):
-            self._change(number, more(self.holes[number], placement.gang.member))
+            self._set_capacity(number, add_back_pod(self.node_capacities[number], placement.gang.pod))
 
     def _numbers(self, placement: Placement) -> Iterator[int]:
-        known = self.inventory.number
-        return (known[name] for name in placement.nodes if name in known)
+        node_numbers = self.inventory.node_numbers
+        return (node_numbers[name] for name in placement.nodes if name in node_numbers)
 
-    def _change(self, number: int, hole: Hole) -> None:
-        before, self.holes[number] = self.holes[number], hole
-        if number in self.withheld:
+    def _set_capacity(self, number: int, capacity: NodeFreeCapacity) -> None:
+        before, self.node_capacities[number] = self.node_capacities[number], capacity
+        if number in self.unschedulable:
             return
-        of_kind = self._at[hole.gpu_type]
-        numbers = of_kind[before]
+        nodes_by_capacity = self._nodes_by_capacity[capacity.gpu_type]
+        numbers = nodes_by_capacity[before]
         del numbers[bisect_left(numbers, number)]
         if not numbers:
-            del of_kind[before]
-        insort(of_kind.setdefault(hole, []), number)
+            del nodes_by_capacity[before]
+        insort(nodes_by_capacity.setdefault(capacity, []), number)
 
 
-def _open(node: Node) -> Hole:
-    """The hole of a node that nobody uses but others."""
-    hole = empty(node)
-    return hole._replace(whole=hole.whole - node.foreign_gpus) if node.foreign_gpus else hole
+def _schedulable_capacity(node: GpuNode) -> NodeFreeCapacity:
+    """Free capacity of a node without leases: all GPUs but those of foreign pods."""
+    capacity = empty_node_capacity(node)
+    return capacity._replace(free_gpus=capacity.free_gpus - node.foreign_gpus) if node.foreign_gpus else capacity

@@ -1,16 +1,11 @@
-"""What is free on a node. Nodes of one kind with the same free are all the same to a request.
+"""Records of placement: nodes, their free capacity, and the requests of pods and gangs.
 
-A cluster of thousands of nodes has a few dozen different holes, so what is
-worked out for a hole is worked out once, and a placement looks at holes and
-not at nodes.
+A cluster of thousands of nodes has a few dozen distinct free capacities. Placement
+scores each distinct `NodeFreeCapacity` once instead of each node.
 
-What is asked of nodes: so much for one pod, for so many pods at once.
-
-A node with GPUs as somebody declared it: what it has, and where it stands.
-
-The words of the topology are those of Kueue's topology-aware scheduling (block,
-rack, host) and of NVIDIA's multi-node NVLink (domain). What is not known is
-left empty, and no two nodes are taken to be near each other because of it.
+The topology uses the terms of Kueue's topology-aware scheduling (block, rack, host)
+and of NVIDIA's multi-node NVLink (domain). Unknown topology is empty, and nodes
+with empty topology never count as near each other.
 """
 
 import math
@@ -20,21 +15,21 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 WHOLE_GPU = 1000
-"""A GPU is counted in thousandths, so that a share of one can be asked for."""
+"""Thousandths of one GPU; GPU shares are requested in this unit."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What one pod needs on its node.
+class PodRequest:
+    """Resources that one pod needs on its node.
 
-    The service asks for whole GPUs, with a type or a least memory of each. A
-    share of one GPU (``gpu_milli`` below a thousand) and what is needed of the
-    host exist to rehearse clusters that share GPUs.
+    The service requests whole GPUs, optionally with a type or a minimum memory. A
+    share of one GPU (``gpu_milli`` below 1000), CPUs and host memory exist for
+    simulations of clusters that share GPUs.
     """
 
     gpus: int
     gpu_type: str | None = None
-    """None: of any type."""
+    """None: any type."""
     min_gpu_memory_mb: int | None = None
     gpu_milli: int = WHOLE_GPU
     cpu_milli: int = 0
@@ -42,16 +37,18 @@ class Ask:
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or self.cpu_milli < 0 or self.host_memory_mb < 0:
-            raise ValueError(f"less than nothing is asked for: {self}")
+            raise ValueError(f"a pod request must not be negative: {self}")
         if not 0 < self.gpu_milli <= WHOLE_GPU or (self.gpu_milli < WHOLE_GPU and self.gpus != 1):
-            raise ValueError(f"a share is a part of one GPU: {self.gpus} × {self.gpu_milli}/{WHOLE_GPU} is not")
+            raise ValueError(
+                f"a GPU share must be a part of one GPU, but the request is {self.gpus} × {self.gpu_milli}/{WHOLE_GPU}"
+            )
 
     @property
-    def is_share(self) -> bool:
+    def is_fractional(self) -> bool:
         return self.gpu_milli < WHOLE_GPU
 
-    def times(self, pods: int) -> "Ask":
-        """As much as so many pods need on one node; shares of GPUs do not add up."""
+    def multiplied_by(self, pods: int) -> "PodRequest":
+        """The resources of ``pods`` pods on one node; not for shares of GPUs."""
         if pods == 1:
             return self
         return replace(
@@ -60,29 +57,29 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Gang:
-    """Pods that start together or not at all; a plain request is a gang of one.
+class GangRequest:
+    """Pods that start together or not at all; a single pod is a gang of one.
 
-    A member never spans nodes. All members get GPUs of one type. ``tensor_parallel``
-    members after one another form a group that stays in one NVLink domain.
+    A member never spans nodes. All members get GPUs of one type. Groups of
+    ``tensor_parallel`` consecutive members stay within one NVLink domain.
     """
 
-    member: Ask
+    pod: PodRequest
     members: int = 1
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.members < 1 or self.tensor_parallel < 1 or self.members % self.tensor_parallel:
             raise ValueError(f"{self.members} members cannot form groups of {self.tensor_parallel}")
-        if self.members > 1 and (self.member.is_share or not self.member.gpus):
+        if self.members > 1 and (self.pod.is_fractional or not self.pod.gpus):
             raise ValueError("each member of a gang gets whole GPUs, at least one")
 
     @property
     def gpus(self) -> int:
-        return self.members * self.member.gpus
+        return self.members * self.pod.gpus
 
     @property
-    def groups(self) -> int:
+    def group_count(self) -> int:
         return self.members // self.tensor_parallel
 
 
@@ -90,68 +87,68 @@ class Gang:
 class Placement:
     """The node of each member, in the order of their ranks."""
 
-    gang: Gang
+    gang: GangRequest
     nodes: tuple[str, ...]
-    device_milli: int = WHOLE_GPU
-    """What was free of the GPU that a share is taken from."""
+    device_free_milli: int = WHOLE_GPU
+    """Free thousandths of the GPU that a share is taken from, before the placement."""
 
 
-_MOST_GPUS = 1024
+_MAX_GPUS = 1024
 
 
-class Node(BaseModel):
-    """One host. ``memory_mb`` is the memory of each of its GPUs; None if not declared, and then taken as enough.
+class GpuNode(BaseModel):
+    """A declared node. ``memory_mb`` is the memory of each of its GPUs; None: not declared, counts as enough.
 
-    ``cordoned`` nodes keep what runs on them and get nothing new. ``cpu_milli``
-    and ``host_memory_mb`` limit only requests that say how much they need.
+    ``cordoned`` nodes keep their running pods and get no new ones. ``cpu_milli`` and
+    ``host_memory_mb`` limit only requests that state these resources.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(min_length=1)]
     gpu_type: str = ""
-    gpus: Annotated[int, Field(ge=0, le=_MOST_GPUS)]
+    gpus: Annotated[int, Field(ge=0, le=_MAX_GPUS)]
     memory_mb: PositiveInt | None = None
     block: str = ""
     rack: str = ""
     nvlink_domain: str = ""
-    """Nodes whose GPUs reach each other over NVLink; empty: no further than those of one node."""
+    """Name shared by nodes whose GPUs are connected by NVLink; empty: NVLink stays within the node."""
     labels: dict[str, str] = {}
-    """Labels of the node by which flavors are told apart."""
+    """Node labels that select the flavor."""
     cordoned: bool = False
     foreign_gpus: NonNegativeInt = 0
-    """GPUs that are used by what Tiphys did not start."""
+    """GPUs of pods that Tiphys did not start."""
     cpu_milli: NonNegativeInt | None = None
     host_memory_mb: NonNegativeInt | None = None
 
     @model_validator(mode="after")
-    def _gpus_have_a_type(self) -> "Node":
+    def _gpus_have_a_type(self) -> "GpuNode":
         if self.gpus and not self.gpu_type:
             raise ValueError(f"node {self.name!r} has GPUs of no type; add `gpu_type: NAME`")
         return self
 
 
-class Hole(NamedTuple):
-    """Free GPUs of a node, and of its host what was declared (else infinite)."""
+class NodeFreeCapacity(NamedTuple):
+    """Free GPUs, CPUs and memory of a node; infinite where the node declares nothing."""
 
     gpu_type: str
     gpu_memory_mb: float
-    whole: int
-    """GPUs that nobody uses; negative where more was handed out than there is."""
-    parts: tuple[int, ...]
-    """What is free of each GPU that is shared, in thousandths, in order."""
+    free_gpus: int
+    """GPUs without any user; negative if more GPUs are leased than exist."""
+    shared_gpu_free_milli: tuple[int, ...]
+    """Free thousandths of each shared GPU, in rising order."""
     cpu_milli: float
     host_memory_mb: float
 
     @property
-    def milli(self) -> int:
-        """All that is free of GPUs, in thousandths."""
-        return WHOLE_GPU * self.whole + sum(self.parts)
+    def free_gpu_milli(self) -> int:
+        """Free thousandths of all GPUs."""
+        return WHOLE_GPU * self.free_gpus + sum(self.shared_gpu_free_milli)
 
 
-def empty(node: Node) -> Hole:
-    """The hole of a node that nobody uses."""
-    return Hole(
+def empty_node_capacity(node: GpuNode) -> NodeFreeCapacity:
+    """Free capacity of a node without pods."""
+    return NodeFreeCapacity(
         node.gpu_type if node.gpus else "",
         _or_infinite(node.memory_mb),
         node.gpus,
@@ -165,58 +162,68 @@ def _or_infinite(amount: int | None) -> float:
     return math.inf if amount is None else amount
 
 
-def suits(hole: Hole, ask: Ask) -> bool:
-    """Whether the GPUs are of the wanted kind, free or not; a pod without GPUs may run anywhere."""
-    return ask.gpus == 0 or (
-        ask.gpu_type in (None, hole.gpu_type) and hole.gpu_memory_mb >= (ask.min_gpu_memory_mb or 0)
+def has_matching_gpus(capacity: NodeFreeCapacity, pod: PodRequest) -> bool:
+    """Whether the GPUs have the type and memory of the request, free or not; true for a pod without GPUs."""
+    return pod.gpus == 0 or (
+        pod.gpu_type in (None, capacity.gpu_type) and capacity.gpu_memory_mb >= (pod.min_gpu_memory_mb or 0)
     )
 
 
-def fits(hole: Hole, ask: Ask) -> bool:
-    """Whether one pod finds room."""
-    if hole.cpu_milli < ask.cpu_milli or hole.host_memory_mb < ask.host_memory_mb or not suits(hole, ask):
+def can_fit_pod(capacity: NodeFreeCapacity, pod: PodRequest) -> bool:
+    """Whether the pod fits."""
+    if (
+        capacity.cpu_milli < pod.cpu_milli
+        or capacity.host_memory_mb < pod.host_memory_mb
+        or not has_matching_gpus(capacity, pod)
+    ):
         return False
-    return bool(devices(hole, ask)) if ask.is_share else hole.whole >= ask.gpus
+    return bool(list_shareable_devices(capacity, pod)) if pod.is_fractional else capacity.free_gpus >= pod.gpus
 
 
-def devices(hole: Hole, ask: Ask) -> list[int]:
-    """What is free of each GPU that a share could come from, the fullest first."""
-    shared = sorted({part for part in hole.parts if part >= ask.gpu_milli})
-    return [*shared, WHOLE_GPU] if hole.whole > 0 else shared
+def list_shareable_devices(capacity: NodeFreeCapacity, pod: PodRequest) -> list[int]:
+    """Free thousandths of each GPU that could provide the share, the fullest GPU first."""
+    shared = sorted({part for part in capacity.shared_gpu_free_milli if part >= pod.gpu_milli})
+    return [*shared, WHOLE_GPU] if capacity.free_gpus > 0 else shared
 
 
-def less(hole: Hole, ask: Ask, device_milli: int = WHOLE_GPU) -> Hole:
-    """The hole after it was asked, whether or not it was large enough; a share comes from a GPU of ``device_milli``."""
-    kind, memory, whole, parts, cpu, host_memory = hole
-    if ask.is_share:
-        left = list(parts)
-        if device_milli == WHOLE_GPU:
-            whole -= 1
+def subtract_pod(capacity: NodeFreeCapacity, pod: PodRequest, device_free_milli: int = WHOLE_GPU) -> NodeFreeCapacity:
+    """Free capacity after the pod, even if negative; a share comes from a GPU with ``device_free_milli`` free."""
+    kind, memory, free_gpus, shared, cpu, host_memory = capacity
+    if pod.is_fractional:
+        remaining = list(shared)
+        if device_free_milli == WHOLE_GPU:
+            free_gpus -= 1
         else:
-            left.remove(device_milli)
-        if device_milli > ask.gpu_milli:
-            left.append(device_milli - ask.gpu_milli)
-        parts = tuple(sorted(left))
+            remaining.remove(device_free_milli)
+        if device_free_milli > pod.gpu_milli:
+            remaining.append(device_free_milli - pod.gpu_milli)
+        shared = tuple(sorted(remaining))
     else:
-        whole -= ask.gpus
-    return Hole(kind, memory, whole, parts, cpu - ask.cpu_milli, host_memory - ask.host_memory_mb)
+        free_gpus -= pod.gpus
+    return NodeFreeCapacity(kind, memory, free_gpus, shared, cpu - pod.cpu_milli, host_memory - pod.host_memory_mb)
 
 
-def more(hole: Hole, ask: Ask) -> Hole:
-    """The opposite of `less`, for whole GPUs."""
-    if ask.is_share:
-        raise ValueError("a share cannot be given back: of which GPU it was is not kept")
-    kind, memory, whole, parts, cpu, host_memory = hole
-    return Hole(kind, memory, whole + ask.gpus, parts, cpu + ask.cpu_milli, host_memory + ask.host_memory_mb)
+def add_back_pod(capacity: NodeFreeCapacity, pod: PodRequest) -> NodeFreeCapacity:
+    """Undo `subtract_pod`, for whole GPUs.
+
+    Raises:
+        ValueError: the pod holds a share of a GPU, whose device is not recorded.
+    """
+    if pod.is_fractional:
+        raise ValueError("a GPU share cannot be released, because its device is not recorded")
+    kind, memory, free_gpus, shared, cpu, host_memory = capacity
+    return NodeFreeCapacity(
+        kind, memory, free_gpus + pod.gpus, shared, cpu + pod.cpu_milli, host_memory + pod.host_memory_mb
+    )
 
 
-def members_in(hole: Hole, ask: Ask) -> int:
-    """How many pods of ``ask``, which wants whole GPUs and at least one, find room in the hole."""
-    if not suits(hole, ask):
+def count_fitting_pods(capacity: NodeFreeCapacity, pod: PodRequest) -> int:
+    """Number of pods ``pod`` that fit; the pod must request whole GPUs, at least one."""
+    if not has_matching_gpus(capacity, pod):
         return 0
-    room: float = hole.whole // ask.gpus
-    if ask.cpu_milli:
-        room = min(room, hole.cpu_milli // ask.cpu_milli)
-    if ask.host_memory_mb:
-        room = min(room, hole.host_memory_mb // ask.host_memory_mb)
+    room: float = capacity.free_gpus // pod.gpus
+    if pod.cpu_milli:
+        room = min(room, capacity.cpu_milli // pod.cpu_milli)
+    if pod.host_memory_mb:
+        room = min(room, capacity.host_memory_mb // pod.host_memory_mb)
     return max(0, int(room))

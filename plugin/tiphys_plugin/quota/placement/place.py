@@ -1,13 +1,11 @@
-"""Many pods on many nodes: as near to each other as they find room, all of them or none.
+"""Finds the nodes of a gang, all or nothing, or explains why there are none.
 
-The smallest domain that holds all of them is taken, and of those that are
-equally small the one with the least room to spare. Within it they go to as few
-domains of the next level as possible, and so on down to the hosts. Source of
-the rule: Kueue, "Topology Aware Scheduling".
-
-Why a request finds no place, with numbers: what is free, and how it is scattered.
-
-Where a request goes, or what it lacks: a pure function of what is free.
+Placement is a pure function of the free capacity. The gang goes to the smallest
+topology domain that holds all of it; of equally small domains to the one with the
+least room to spare. Within the domain it uses as few domains of the next level as
+possible, and so on down to the hosts. Source of the rule: Kueue, "Topology Aware
+Scheduling". `explain_placement_failure` gives the numbers of free GPUs and of
+their fragmentation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,120 +13,143 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
-from tiphys_plugin.quota.placement.inventory import Domain, Fleet, Free
-from tiphys_plugin.quota.placement.model import Ask, Gang, Hole, Placement, members_in, suits
-from tiphys_plugin.quota.placement.scoring import Policy
+from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, GpuTypeInventory, TopologyDomain
+from tiphys_plugin.quota.placement.model import (
+    GangRequest,
+    NodeFreeCapacity,
+    Placement,
+    PodRequest,
+    count_fitting_pods,
+    has_matching_gpus,
+)
+from tiphys_plugin.quota.placement.scoring import PlacementPolicy
 
 
-def spread(free: Free, gang: Gang, policy: Policy) -> tuple[int, ...] | None:
-    """Number of the node of each member, in the order of the topology; None if they do not fit."""
-    kind = gang.member.gpu_type
-    fleets = [fleet for fleet in free.inventory.fleets.values() if kind in (None, fleet.gpu_type)]
-    large = [fleet for fleet in fleets if members_in_all(free, fleet, gang.member) >= gang.members]
-    rooms = [room for fleet in large if (room := Room(free, fleet, gang)).groups >= gang.groups]
-    if not rooms:
+def spread_over_topology(
+    free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
+) -> tuple[int, ...] | None:
+    """Node number of each member, in topology order; None if the gang does not fit."""
+    gpu_type = gang.pod.gpu_type
+    inventories = [one for one in free_capacity.inventory.by_gpu_type.values() if gpu_type in (None, one.gpu_type)]
+    candidates = [
+        GangCapacity(free_capacity, one, gang)
+        for one in inventories
+        if count_fitting_pods_of_type(free_capacity, one, gang.pod) >= gang.members
+    ]
+    fitting = [one for one in candidates if one.group_count >= gang.group_count]
+    if not fitting:
         return None
-    return tuple(sorted(min(rooms, key=lambda room: room.rank).fill(policy)))
+    return tuple(sorted(min(fitting, key=lambda one: one.sort_key).assign_nodes(policy)))
 
 
-def members_in_all(free: Free, fleet: Fleet, ask: Ask) -> int:
-    """Pods that find room on the nodes of ``fleet``, wherever these stand."""
-    return sum(members_in(hole, ask) * len(free.nodes_with(hole)) for hole in free.offered(fleet.gpu_type))
+def count_fitting_pods_of_type(
+    free_capacity: ClusterFreeCapacity, type_inventory: GpuTypeInventory, pod: PodRequest
+) -> int:
+    """Number of pods that fit on the nodes of ``type_inventory``, regardless of topology."""
+    return sum(
+        count_fitting_pods(capacity, pod) * len(free_capacity.nodes_with_capacity(capacity))
+        for capacity in free_capacity.distinct_capacities(type_inventory.gpu_type)
+    )
 
 
-class Room:
-    """How many members find room on each node of a fleet, and how many groups of them in each domain."""
+class GangCapacity:
+    """Members of a gang that fit on each node of a GPU type, and groups of members that fit in each domain."""
 
-    def __init__(self, free: Free, fleet: Fleet, gang: Gang) -> None:
-        self._free = free
-        self._fleet = fleet
+    def __init__(self, free_capacity: ClusterFreeCapacity, type_inventory: GpuTypeInventory, gang: GangRequest) -> None:
+        self._free_capacity = free_capacity
+        self._type_inventory = type_inventory
         self._gang = gang
-        self._start = fleet.whole.start
-        self._members = self._count()
-        self._running = list(accumulate(self._members, initial=0))
+        self._start = type_inventory.all_nodes.start
+        self._members_by_node = self._count_members()
+        self._prefix_sums = list(accumulate(self._members_by_node, initial=0))
         if gang.tensor_parallel > 1:
-            self._running = list(accumulate(self._count_groups(), initial=0))
+            self._prefix_sums = list(accumulate(self._count_groups(), initial=0))
 
     @property
-    def groups(self) -> int:
-        return self._running[-1]
+    def group_count(self) -> int:
+        return self._prefix_sums[-1]
 
     @property
-    def rank(self) -> tuple[int, float, int, str]:
-        """Which of several fleets should serve the gang: the nearer, the smaller, the fuller one."""
-        level, home = self._home()
-        return level, self._fleet.memory_mb, self._in(home), self._fleet.gpu_type
+    def sort_key(self) -> tuple[int, float, int, str]:
+        """Order of GPU types for the gang: smallest topology level, least GPU memory, least room."""
+        level, home = self._smallest_domain()
+        return level, self._type_inventory.memory_mb, self._groups_in(home), self._type_inventory.gpu_type
 
-    def fill(self, policy: Policy) -> Iterator[int]:
-        """A node for each member; they fit."""
-        level, home = self._home()
-        return self._fill(level, home, self._gang.groups, policy)
+    def assign_nodes(self, policy: PlacementPolicy) -> Iterator[int]:
+        """Node number of each member; the gang must fit."""
+        level, home = self._smallest_domain()
+        return self._fill_domain(level, home, self._gang.group_count, policy)
 
-    def _count(self) -> list[int]:
-        found = [0] * (self._fleet.whole.stop - self._start)
-        for hole in self._free.offered(self._fleet.gpu_type):
-            if room := members_in(hole, self._gang.member):
-                for number in self._free.nodes_with(hole):
-                    found[number - self._start] = room
-        return found
+    def _count_members(self) -> list[int]:
+        members_by_node = [0] * (self._type_inventory.all_nodes.stop - self._start)
+        for capacity in self._free_capacity.distinct_capacities(self._type_inventory.gpu_type):
+            if members := count_fitting_pods(capacity, self._gang.pod):
+                for number in self._free_capacity.nodes_with_capacity(capacity):
+                    members_by_node[number - self._start] = members
+        return members_by_node
 
     def _count_groups(self) -> list[int]:
-        """Groups in each NVLink domain, at its first node."""
-        found = [0] * len(self._members)
-        for link in self._fleet.links.domains:
-            found[link.start - self._start] = self._in(link) // self._gang.tensor_parallel
-        return found
+        """Groups in each NVLink domain, counted at its first node."""
+        groups_by_node = [0] * len(self._members_by_node)
+        for domain in self._type_inventory.nvlink_level.domains:
+            groups_by_node[domain.start - self._start] = self._groups_in(domain) // self._gang.tensor_parallel
+        return groups_by_node
 
-    def _in(self, domain: Domain) -> int:
-        return self._running[domain.stop - self._start] - self._running[domain.start - self._start]
+    def _groups_in(self, domain: TopologyDomain) -> int:
+        return self._prefix_sums[domain.stop - self._start] - self._prefix_sums[domain.start - self._start]
 
-    def _home(self) -> tuple[int, Domain]:
-        """The smallest domain that holds the gang, and its level; the last is the whole fleet."""
-        for level, one in enumerate(self._fleet.levels):
-            known = [(self._in(domain), domain) for domain in one.domains if domain.known]
-            if large := [found for found in known if found[0] >= self._gang.groups]:
-                return level, min(large)[1]
-        return len(self._fleet.levels), self._fleet.whole
+    def _smallest_domain(self) -> tuple[int, TopologyDomain]:
+        """The smallest domain that holds the gang, and its level; the last level is all nodes of the GPU type."""
+        for level, topology_level in enumerate(self._type_inventory.topology_levels):
+            declared = [(self._groups_in(domain), domain) for domain in topology_level.domains if domain.is_declared]
+            if large_enough := [pair for pair in declared if pair[0] >= self._gang.group_count]:
+                return level, min(large_enough)[1]
+        return len(self._type_inventory.topology_levels), self._type_inventory.all_nodes
 
-    def _fill(self, level: int, home: Domain, groups: int, policy: Policy) -> Iterator[int]:
+    def _fill_domain(self, level: int, home: TopologyDomain, groups: int, policy: PlacementPolicy) -> Iterator[int]:
         if level > 0:
-            for domain, part in self._fewest(self._fleet.levels[level - 1].within(home), groups):
-                yield from self._fill(level - 1, domain, part, policy)
+            for domain, part in self._fill_fewest_domains(
+                self._type_inventory.topology_levels[level - 1].domains_within(home), groups
+            ):
+                yield from self._fill_domain(level - 1, domain, part, policy)
         elif self._gang.tensor_parallel > 1:
-            for link, part in self._fewest(self._fleet.links.within(home), groups):
-                yield from self._hosts(link, part * self._gang.tensor_parallel, policy)
+            nvlink_domains = self._type_inventory.nvlink_level.domains_within(home)
+            for domain, part in self._fill_fewest_domains(nvlink_domains, groups):
+                yield from self._fill_hosts(domain, part * self._gang.tensor_parallel, policy)
         else:
-            yield from self._hosts(home, groups, policy)
+            yield from self._fill_hosts(home, groups, policy)
 
-    def _fewest(self, domains: Sequence[Domain], groups: int) -> Iterator[tuple[Domain, int]]:
-        """The largest first; what is left then goes where it leaves the least room."""
-        inside = [(room, domain) for domain in domains if (room := self._in(domain))]
-        inside.sort(key=lambda found: (-found[0], found[1]))
-        for number, (room, domain) in enumerate(inside):
+    def _fill_fewest_domains(
+        self, domains: Sequence[TopologyDomain], groups: int
+    ) -> Iterator[tuple[TopologyDomain, int]]:
+        """Domains and the groups in each: the largest domains first, the rest in the one with the least room."""
+        by_room = [(room, domain) for domain in domains if (room := self._groups_in(domain))]
+        by_room.sort(key=lambda pair: (-pair[0], pair[1]))
+        for index, (room, domain) in enumerate(by_room):
             if room >= groups:
-                yield min(found for found in inside[number:] if found[0] >= groups)[1], groups
+                yield min(pair for pair in by_room[index:] if pair[0] >= groups)[1], groups
                 return
             yield domain, room
             groups -= room
 
-    def _hosts(self, home: Domain, members: int, policy: Policy) -> Iterator[int]:
-        """The same for hosts, where the policy says which of those that hold the rest should."""
-        numbers = [number for number in range(home.start, home.stop) if self._members[number - self._start]]
-        numbers.sort(key=lambda number: -self._members[number - self._start])
+    def _fill_hosts(self, domain: TopologyDomain, members: int, policy: PlacementPolicy) -> Iterator[int]:
+        """Node numbers of the members: the largest hosts first, the rest on a host that the policy chooses."""
+        numbers = [number for number in range(domain.start, domain.stop) if self._members_by_node[number - self._start]]
+        numbers.sort(key=lambda number: -self._members_by_node[number - self._start])
         for position, number in enumerate(numbers):
-            if (room := self._members[number - self._start]) < members:
+            if (room := self._members_by_node[number - self._start]) < members:
                 yield from [number] * room
                 members -= room
                 continue
-            holes = {self._free.holes[one]: one for one in reversed(numbers[position:])}
-            pick = policy.choose(holes, self._gang.member.times(members))
-            assert pick is not None  # it has room for each of them, so it has for all
-            yield from [holes[pick.hole]] * members
+            node_by_capacity = {self._free_capacity.node_capacities[one]: one for one in reversed(numbers[position:])}
+            choice = policy.choose_capacity(node_by_capacity, self._gang.pod.multiplied_by(members))
+            assert choice is not None  # the host ``number`` has room for all remaining members
+            yield from [node_by_capacity[choice.capacity]] * members
             return
 
 
-class Shortage(StrEnum):
-    """The words are those that a deferred request is told."""
+class UnschedulableReason(StrEnum):
+    """Why a gang cannot be placed. The values are those of `tiphys_plugin.quota.lease.AdmissionReason`."""
 
     NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
     GPU_MEMORY_TOO_SMALL = "GpuMemoryTooSmall"
@@ -138,120 +159,156 @@ class Shortage(StrEnum):
 
 
 @dataclass(frozen=True)
-class Unplaceable:
-    """No place now. The numbers are of the GPU type that comes nearest."""
+class PlacementFailure:
+    """The gang has no placement. The numbers are those of the GPU type that comes nearest to fitting it."""
 
-    reason: Shortage
+    reason: UnschedulableReason
     message: str
     gpu_type: str = ""
-    free: int = 0
-    """GPUs that nobody uses, on nodes that offer them."""
-    largest_node: int = 0
-    """The most of them on one node."""
-    room: int = 0
-    """Members that would find room, each by itself."""
-    groups: int = 0
-    """Groups that would find room, each in its NVLink domain."""
+    free_gpus: int = 0
+    """Free GPUs on schedulable nodes."""
+    largest_node_gpus: int = 0
+    """Most free GPUs on one node."""
+    placeable_members: int = 0
+    """Members that fit, regardless of topology."""
+    placeable_groups: int = 0
+    """Groups that fit, each within one NVLink domain."""
 
 
-def shortage(free: Free, gang: Gang) -> Unplaceable:
-    """What ``gang`` lacks; it has no place."""
-    ask = gang.member
-    if ask.gpus == 0:
-        return Unplaceable(Shortage.WAITING_FOR_INVENTORY, "no node has the CPUs and the memory free")
-    if (never := _unsuitable(free, gang)) is not None:
-        return never
-    if ask.is_share:
-        what = f"no GPU{_of(ask.gpu_type)} has {ask.gpu_milli}/1000 free{_host(gang)}"
-        return Unplaceable(Shortage.GANG_FRAGMENTED, what)
-    return max((_of_fleet(free, gang, fleet) for fleet in _fleets(free, gang)), key=lambda it: (it.room, it.free))
+def explain_placement_failure(free_capacity: ClusterFreeCapacity, gang: GangRequest) -> PlacementFailure:
+    """Explain why ``gang``, for which `find_placement` finds no nodes, has no placement."""
+    pod = gang.pod
+    if pod.gpus == 0:
+        return PlacementFailure(UnschedulableReason.WAITING_FOR_INVENTORY, "no node has the CPUs and the memory free")
+    if (mismatch := _find_mismatch(free_capacity, gang)) is not None:
+        return mismatch
+    if pod.is_fractional:
+        message = f"no GPU{_gpu_type_text(pod.gpu_type)} has {pod.gpu_milli}/1000 free{_host_resources_text(gang)}"
+        return PlacementFailure(UnschedulableReason.GANG_FRAGMENTED, message)
+    return max(
+        (_explain_for_type(free_capacity, gang, one) for one in _matching_inventories(free_capacity, gang)),
+        key=lambda failure: (failure.placeable_members, failure.free_gpus),
+    )
 
 
-def _unsuitable(free: Free, gang: Gang) -> Unplaceable | None:
-    ask = gang.member
-    fleets = free.inventory.fleets
-    if ask.gpu_type not in (None, *fleets):
-        known = ", ".join(sorted(fleets)) or "no GPU"
-        return Unplaceable(Shortage.NO_MATCHING_GPU_TYPE, f"the nodes have no {ask.gpu_type}; they have: {known}")
-    if not fleets:
-        return Unplaceable(Shortage.NO_MATCHING_GPU_TYPE, "no node has a GPU")
-    if not _fleets(free, gang):
-        why = f"no GPU{_of(ask.gpu_type)} has {ask.min_gpu_memory_mb} MB"
-        return Unplaceable(Shortage.GPU_MEMORY_TOO_SMALL, f"{why}; ask for less memory or another type")
+def _find_mismatch(free_capacity: ClusterFreeCapacity, gang: GangRequest) -> PlacementFailure | None:
+    pod = gang.pod
+    inventories = free_capacity.inventory.by_gpu_type
+    if pod.gpu_type not in (None, *inventories):
+        gpu_types = ", ".join(sorted(inventories)) or "no GPU"
+        return PlacementFailure(
+            UnschedulableReason.NO_MATCHING_GPU_TYPE, f"the nodes have no {pod.gpu_type}; they have: {gpu_types}"
+        )
+    if not inventories:
+        return PlacementFailure(UnschedulableReason.NO_MATCHING_GPU_TYPE, "no node has a GPU")
+    if not _matching_inventories(free_capacity, gang):
+        message = f"no GPU{_gpu_type_text(pod.gpu_type)} has {pod.min_gpu_memory_mb} MB"
+        return PlacementFailure(
+            UnschedulableReason.GPU_MEMORY_TOO_SMALL, f"{message}; ask for less memory or another type"
+        )
     return None
 
 
-def _fleets(free: Free, gang: Gang) -> list[Fleet]:
-    """Nodes of one type each that have what is wanted, free or not."""
-    kind, memory = gang.member.gpu_type, gang.member.min_gpu_memory_mb or 0
-    fleets = free.inventory.fleets.values()
-    return [fleet for fleet in fleets if kind in (None, fleet.gpu_type) and fleet.memory_mb >= memory]
+def _matching_inventories(free_capacity: ClusterFreeCapacity, gang: GangRequest) -> list[GpuTypeInventory]:
+    """Inventories of the GPU types that the gang can use, free or not."""
+    gpu_type, memory_mb = gang.pod.gpu_type, gang.pod.min_gpu_memory_mb or 0
+    inventories = free_capacity.inventory.by_gpu_type.values()
+    return [one for one in inventories if gpu_type in (None, one.gpu_type) and one.memory_mb >= memory_mb]
 
 
-def _of_fleet(free: Free, gang: Gang, fleet: Fleet) -> Unplaceable:
-    offered = {hole: len(free.nodes_with(hole)) for hole in free.offered(fleet.gpu_type) if _serves(hole, gang)}
-    total = sum(max(0, hole.whole) * nodes for hole, nodes in offered.items())
-    largest = max((max(0, hole.whole) for hole in offered), default=0)
-    room = members_in_all(free, fleet, gang.member)
+def _explain_for_type(
+    free_capacity: ClusterFreeCapacity, gang: GangRequest, type_inventory: GpuTypeInventory
+) -> PlacementFailure:
+    nodes_by_capacity = {
+        capacity: len(free_capacity.nodes_with_capacity(capacity))
+        for capacity in free_capacity.distinct_capacities(type_inventory.gpu_type)
+        if _has_usable_gpus(capacity, gang)
+    }
+    free_gpus = sum(max(0, capacity.free_gpus) * nodes for capacity, nodes in nodes_by_capacity.items())
+    largest = max((max(0, capacity.free_gpus) for capacity in nodes_by_capacity), default=0)
+    members = count_fitting_pods_of_type(free_capacity, type_inventory, gang.pod)
     groups = 0
-    each = gang.member.gpus
-    if total < gang.gpus:
-        reason, but = Shortage.WAITING_FOR_INVENTORY, f"and {gang.gpus} {_are(gang.gpus)} needed"
-    elif room < gang.members:
-        pods = f"; {room} of {gang.members} pods find room" if gang.members > 1 else ""
-        reason, but = Shortage.GANG_FRAGMENTED, f"but at most {largest} on one node, and {each} are needed on one{pods}"
+    gpus_per_member = gang.pod.gpus
+    if free_gpus < gang.gpus:
+        reason, shortage = UnschedulableReason.WAITING_FOR_INVENTORY, f"and {gang.gpus} {_is_or_are(gang.gpus)} needed"
+    elif members < gang.members:
+        fitting = f"; {members} of {gang.members} pods find room" if gang.members > 1 else ""
+        reason, shortage = (
+            UnschedulableReason.GANG_FRAGMENTED,
+            f"but at most {largest} on one node, and {gpus_per_member} are needed on one{fitting}",
+        )
     else:
-        groups = Room(free, fleet, gang).groups
-        found = f"{groups} of the {gang.groups} groups of {gang.tensor_parallel * each} that must not leave one"
-        reason, but = Shortage.TOPOLOGY_PLACEMENT_FAILED, f"but NVLink domains hold {found}"
-    are = f"{total} {fleet.gpu_type} {_are(total)} free{_host(gang)}"
-    return Unplaceable(reason, f"{are}, {but}{_withheld(free, fleet)}", fleet.gpu_type, total, largest, room, groups)
+        groups = GangCapacity(free_capacity, type_inventory, gang).group_count
+        group_gpus = gang.tensor_parallel * gpus_per_member
+        reason, shortage = (
+            UnschedulableReason.TOPOLOGY_PLACEMENT_FAILED,
+            f"but NVLink domains hold {groups} of the {gang.group_count} groups of {group_gpus} "
+            "that must not leave one",
+        )
+    available = f"{free_gpus} {type_inventory.gpu_type} {_is_or_are(free_gpus)} free{_host_resources_text(gang)}"
+    return PlacementFailure(
+        reason,
+        f"{available}, {shortage}{_cordoned_text(free_capacity, type_inventory)}",
+        type_inventory.gpu_type,
+        free_gpus,
+        largest,
+        members,
+        groups,
+    )
 
 
-def _serves(hole: Hole, gang: Gang) -> bool:
-    """Whether its GPUs are of use to a member, as far as some are free."""
-    ask = gang.member
-    return suits(hole, ask) and hole.cpu_milli >= ask.cpu_milli and hole.host_memory_mb >= ask.host_memory_mb
+def _has_usable_gpus(capacity: NodeFreeCapacity, gang: GangRequest) -> bool:
+    """Whether a member could use free GPUs of the node: they match, and CPUs and memory suffice."""
+    pod = gang.pod
+    return (
+        has_matching_gpus(capacity, pod)
+        and capacity.cpu_milli >= pod.cpu_milli
+        and capacity.host_memory_mb >= pod.host_memory_mb
+    )
 
 
-def _withheld(free: Free, fleet: Fleet) -> str:
-    """What cordoned nodes would add."""
-    whole = fleet.whole
-    numbers = (number for number in free.withheld if whole.start <= number < whole.stop)
-    gpus = sum(max(0, free.holes[number].whole) for number in numbers)
-    return f"; {gpus} more {_are(gpus)} free on cordoned nodes" if gpus else ""
+def _cordoned_text(free_capacity: ClusterFreeCapacity, type_inventory: GpuTypeInventory) -> str:
+    """Text with the free GPUs of cordoned nodes; empty if there are none."""
+    all_nodes = type_inventory.all_nodes
+    numbers = (number for number in free_capacity.unschedulable if all_nodes.start <= number < all_nodes.stop)
+    gpus = sum(max(0, free_capacity.node_capacities[number].free_gpus) for number in numbers)
+    return f"; {gpus} more {_is_or_are(gpus)} free on cordoned nodes" if gpus else ""
 
 
-def _host(gang: Gang) -> str:
-    """A reminder that GPUs without the CPUs and the memory for them do not count."""
-    needs_host = gang.member.cpu_milli or gang.member.host_memory_mb
+def _host_resources_text(gang: GangRequest) -> str:
+    """Text that free GPUs count only with enough CPUs and memory, for a gang that requests these."""
+    needs_host = gang.pod.cpu_milli or gang.pod.host_memory_mb
     return " beside enough CPUs and memory" if needs_host else ""
 
 
-def _of(gpu_type: str | None) -> str:
+def _gpu_type_text(gpu_type: str | None) -> str:
     return f" of type {gpu_type}" if gpu_type else ""
 
 
-def _are(gpus: int) -> str:
+def _is_or_are(gpus: int) -> str:
     return "is" if gpus == 1 else "are"
 
 
-def place(free: Free, gang: Gang, policy: Policy) -> Placement | Unplaceable:
-    """A node for each member, or why there is none. ``free`` is not changed: `Free.take` what was found.
+def find_placement(
+    free_capacity: ClusterFreeCapacity, gang: GangRequest, policy: PlacementPolicy
+) -> Placement | PlacementFailure:
+    """Find a node for each member, or explain why there is none. Does not change ``free_capacity``.
 
-    All members go to one node if one has room for all: to which, says the
-    policy. Otherwise they go to nodes that are near each other.
+    If nodes have room for the whole gang, the policy chooses one of them. Otherwise the members go to nodes that are
+    near each other.
     """
-    nodes = free.inventory.nodes
-    pick = policy.choose(free.offered(_type(gang)), gang.member.times(gang.members))
-    if pick is not None:
-        name = nodes[free.nodes_with(pick.hole)[0]].name
-        return Placement(gang, (name,) * gang.members, pick.device_milli)
-    if gang.members > 1 and (numbers := spread(free, gang, policy)) is not None:
+    nodes = free_capacity.inventory.nodes
+    choice = policy.choose_capacity(
+        free_capacity.distinct_capacities(_required_gpu_type(gang)), gang.pod.multiplied_by(gang.members)
+    )
+    if choice is not None:
+        name = nodes[free_capacity.nodes_with_capacity(choice.capacity)[0]].name
+        return Placement(gang, (name,) * gang.members, choice.device_free_milli)
+    if gang.members > 1 and (numbers := spread_over_topology(free_capacity, gang, policy)) is not None:
         return Placement(gang, tuple(nodes[number].name for number in numbers))
-    return shortage(free, gang)
+    return explain_placement_failure(free_capacity, gang)
 
 
-def _type(gang: Gang) -> str | None:
-    """Nodes of other types need not be looked at; for what needs no GPU all nodes are the same."""
-    return gang.member.gpu_type if gang.member.gpus else None
+def _required_gpu_type(gang: GangRequest) -> str | None:
+    """GPU type of the nodes to search; None: all nodes, also for pods without GPUs."""
+    return gang.pod.gpu_type if gang.pod.gpus else None

@@ -1,6 +1,9 @@
-"""Where a request breaks up least of what others will want: the measure of the policy ``fragmentation``.
+"""Placement policies: which of the nodes that fit a pod it takes.
 
-Which of the nodes that fit a request should be taken. The smaller rank goes first.
+A `PlacementScorer` scores the free capacity before and after a placement; the
+smallest score wins. `best_fit` leaves the fewest free GPUs. `FragmentationScorer`
+implements least fragmentation (FGD): Q. Weng et al., "Beware of Fragmentation:
+Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023.
 """
 
 import math
@@ -10,130 +13,138 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from tiphys_plugin.quota.placement.model import WHOLE_GPU, Ask, Hole, devices, fits, less, suits
+from tiphys_plugin.quota.placement.model import (
+    WHOLE_GPU,
+    NodeFreeCapacity,
+    PodRequest,
+    can_fit_pod,
+    has_matching_gpus,
+    list_shareable_devices,
+    subtract_pod,
+)
 
-Rank = tuple[float, ...]
-
-
-class Measure(Protocol):
-    """How bad it is to leave ``left`` of ``before``."""
-
-    def __call__(self, before: Hole, left: Hole, /) -> Rank: ...
-
-
-class Pick(NamedTuple):
-    """A hole that fits, its rank, and what is free of the GPU that a share of it should come from."""
-
-    rank: Rank
-    hole: Hole
-    device_milli: int
+PlacementScore = tuple[float, ...]
 
 
-class Policy:
-    """Compares holes by a measure. What was found for a hole and a request is remembered."""
+class PlacementScorer(Protocol):
+    """Scores a placement that changes the free capacity of a node from ``before`` to ``after``; smaller is better."""
 
-    _REMEMBERED = 1000
-    """Different requests; whoever invents new ones all the time is not remembered for ever."""
-
-    def __init__(self, measure: Measure) -> None:
-        self._measure = measure
-        self._picks: dict[Ask, _Picks] = {}
-
-    def choose(self, holes: Iterable[Hole], ask: Ask) -> Pick | None:
-        """The best of those that fit; None if none does. Equal ones are told apart by the hole itself."""
-        picks = self._picks.get(ask)
-        if picks is None:
-            if len(self._picks) >= self._REMEMBERED:
-                self._picks.clear()
-            picks = self._picks[ask] = _Picks(self._measure, ask)
-        best = min(map(picks.__getitem__, holes), default=_FULL)
-        return None if best is _FULL else best
+    def __call__(self, before: NodeFreeCapacity, after: NodeFreeCapacity, /) -> PlacementScore: ...
 
 
-_FULL = Pick((math.inf,), Hole("", 0, 0, (), 0, 0), 0)
+class ScoredCapacity(NamedTuple):
+    """A free capacity that fits, its score, and the free thousandths of the GPU for a share."""
+
+    score: PlacementScore
+    capacity: NodeFreeCapacity
+    device_free_milli: int
 
 
-class _Picks(dict[Hole, Pick]):
-    def __init__(self, measure: Measure, ask: Ask) -> None:
-        self._measure = measure
-        self._ask = ask
+class PlacementPolicy:
+    """Chooses among free capacities by a scorer. Scores are cached by request and free capacity."""
 
-    def __missing__(self, hole: Hole) -> Pick:
-        found = self[hole] = self._best(hole) if fits(hole, self._ask) else _FULL
-        return found
+    _CACHE_SIZE = 1000
+    """Most distinct requests in the cache; a bound, because requests come from users."""
 
-    def _best(self, hole: Hole) -> Pick:
-        choices = devices(hole, self._ask) if self._ask.is_share else [WHOLE_GPU]
-        ranks = ((self._measure(hole, less(hole, self._ask, device)), device) for device in choices)
-        rank, device = min(ranks)
-        return Pick(rank, hole, device)
+    def __init__(self, scorer: PlacementScorer) -> None:
+        self._scorer = scorer
+        self._score_caches: dict[PodRequest, _ScoreCache] = {}
 
-
-def best_fit(_before: Hole, left: Hole) -> Rank:
-    """Fewest GPUs left on the node, then least memory of each GPU, then no new GPU for a share, then least CPU."""
-    return left.milli, left.gpu_memory_mb, -left.whole, left.cpu_milli
-
-
-_NOTICED = WHOLE_GPU / 10
-"""Growth of fragmentation that matters. It is an estimate, and below a tenth of a GPU best fit knows better."""
-_NEARLY_ALL = 0.95
-_ROUNDING = 1e-9
-"""So that sums of floats which should be zero are not below it."""
+    def choose_capacity(self, capacities: Iterable[NodeFreeCapacity], pod: PodRequest) -> ScoredCapacity | None:
+        """The best capacity that fits; None if none fits. The capacity itself breaks ties between equal scores."""
+        scores = self._score_caches.get(pod)
+        if scores is None:
+            if len(self._score_caches) >= self._CACHE_SIZE:
+                self._score_caches.clear()
+            scores = self._score_caches[pod] = _ScoreCache(self._scorer, pod)
+        best = min(map(scores.__getitem__, capacities), default=_NO_FIT)
+        return None if best is _NO_FIT else best
 
 
-class Fragmentation:
-    """Where the expected fragmentation grows least, for requests as they usually come.
+_NO_FIT = ScoredCapacity((math.inf,), NodeFreeCapacity("", 0, 0, (), 0, 0), 0)
 
-    A GPU is fragmented for a request that cannot use it: all of a node that
-    does not fit the request, and of a node that does, the GPUs of which less is
-    free than the request needs of each. What is expected is the mean over
-    ``typical`` requests. Source: Q. Weng et al., "Beware of Fragmentation:
-    Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023.
-    There the growth is compared exactly; here in tenths of a GPU, and best fit
-    decides between equals.
+
+class _ScoreCache(dict[NodeFreeCapacity, ScoredCapacity]):
+    def __init__(self, scorer: PlacementScorer, pod: PodRequest) -> None:
+        self._scorer = scorer
+        self._pod = pod
+
+    def __missing__(self, capacity: NodeFreeCapacity) -> ScoredCapacity:
+        scored = self[capacity] = self._best_score(capacity) if can_fit_pod(capacity, self._pod) else _NO_FIT
+        return scored
+
+    def _best_score(self, capacity: NodeFreeCapacity) -> ScoredCapacity:
+        devices = list_shareable_devices(capacity, self._pod) if self._pod.is_fractional else [WHOLE_GPU]
+        scores = ((self._scorer(capacity, subtract_pod(capacity, self._pod, device)), device) for device in devices)
+        score, device = min(scores)
+        return ScoredCapacity(score, capacity, device)
+
+
+def best_fit(_before: NodeFreeCapacity, after: NodeFreeCapacity) -> PlacementScore:
+    """Scorer: fewest free GPUs, then least GPU memory, then a GPU that is shared already, then fewest free CPUs."""
+    return after.free_gpu_milli, after.gpu_memory_mb, -after.free_gpus, after.cpu_milli
+
+
+_SIGNIFICANT_GROWTH_MILLI = WHOLE_GPU / 10
+"""Differences in fragmentation below this are ignored: it is an estimate, and best fit decides better there."""
+_COVERED_SHARE = 0.95
+_ROUNDING_TOLERANCE = 1e-9
+"""Keeps rounded sums of floats that should be zero from being negative."""
+
+
+class FragmentationScorer:
+    """Scorer: least growth of the expected fragmentation for typical requests.
+
+    A free GPU is fragmented for a request that cannot use it: every GPU of a node
+    that does not fit the request, and on other nodes each GPU with less free than
+    the request needs. The expected fragmentation is the mean over the ``typical``
+    requests, weighted by their frequency. The paper (see module) compares the growth
+    exactly; this scorer compares tenths of a GPU, and best fit breaks ties.
     """
 
-    def __init__(self, typical: Mapping[Ask, float]) -> None:
-        everything = sum(typical.values())
-        usual = sorted(typical.items(), key=lambda item: item[0].cpu_milli)
-        self._typical = [(ask, share / everything) for ask, share in usual]
-        self._cpu = [ask.cpu_milli for ask, _ in self._typical]
+    def __init__(self, typical: Mapping[PodRequest, float]) -> None:
+        total = sum(typical.values())
+        by_cpu = sorted(typical.items(), key=lambda item: item[0].cpu_milli)
+        self._typical = [(pod, frequency / total) for pod, frequency in by_cpu]
+        self._cpu = [pod.cpu_milli for pod, _ in self._typical]
         self._tables: dict[tuple[object, ...], list[float]] = {}
 
-    def __call__(self, before: Hole, left: Hole, /) -> Rank:
-        growth = self.expected(left) - self.expected(before)
-        return math.floor(growth / _NOTICED + _ROUNDING), *best_fit(before, left)
+    def __call__(self, before: NodeFreeCapacity, after: NodeFreeCapacity, /) -> PlacementScore:
+        growth = self.expected_fragmentation_milli(after) - self.expected_fragmentation_milli(before)
+        return math.floor(growth / _SIGNIFICANT_GROWTH_MILLI + _ROUNDING_TOLERANCE), *best_fit(before, after)
 
-    def expected(self, hole: Hole) -> float:
-        """Thousandths of GPUs that the typical request could not use."""
-        gpus = hole[:4]
+    def expected_fragmentation_milli(self, capacity: NodeFreeCapacity) -> float:
+        """Expected free thousandths of GPUs that a typical request cannot use."""
+        gpus = capacity[:4]
         if (table := self._tables.get(gpus)) is None:
-            table = self._tables[gpus] = self._table(hole)
-        return table[bisect_right(self._cpu, hole.cpu_milli)]
+            table = self._tables[gpus] = self._table(capacity)
+        return table[bisect_right(self._cpu, capacity.cpu_milli)]
 
-    def _table(self, hole: Hole) -> list[float]:
-        """What is expected if the CPUs are enough for none of the typical requests, for the first, and so on."""
-        expected = [float(hole.milli)]
-        for ask, share in self._typical:
-            expected.append(expected[-1] - share * _usable(hole, ask))
+    def _table(self, capacity: NodeFreeCapacity) -> list[float]:
+        """Expected fragmentation if the CPUs suffice for no typical request, for the first, for the first two etc."""
+        expected = [float(capacity.free_gpu_milli)]
+        for pod, probability in self._typical:
+            expected.append(expected[-1] - probability * _usable_milli(capacity, pod))
         return expected
 
 
-def _usable(hole: Hole, ask: Ask) -> int:
-    """Thousandths of the free GPUs that are of use to ``ask``, however many CPUs there are."""
-    if ask.gpus == 0 or not suits(hole, ask):
+def _usable_milli(capacity: NodeFreeCapacity, pod: PodRequest) -> int:
+    """Free thousandths of GPUs that ``pod`` can use, regardless of CPUs."""
+    if pod.gpus == 0 or not has_matching_gpus(capacity, pod):
         return 0
-    if not ask.is_share:
-        return WHOLE_GPU * hole.whole if hole.whole >= ask.gpus else 0
-    return WHOLE_GPU * max(0, hole.whole) + sum(part for part in hole.parts if part >= ask.gpu_milli)
+    if not pod.is_fractional:
+        return WHOLE_GPU * capacity.free_gpus if capacity.free_gpus >= pod.gpus else 0
+    return WHOLE_GPU * max(0, capacity.free_gpus) + sum(
+        part for part in capacity.shared_gpu_free_milli if part >= pod.gpu_milli
+    )
 
 
-def typical(asks: Iterable[Ask]) -> dict[Ask, float]:
-    """What is usually asked for: the most frequent of ``asks``, so many of them that they are nearly all."""
-    counts = Counter(replace(ask, host_memory_mb=0) for ask in asks)
-    usual: dict[Ask, float] = {}
-    for ask, times in counts.most_common():
-        if sum(usual.values()) >= _NEARLY_ALL * counts.total():
+def find_typical_requests(pods: Iterable[PodRequest]) -> dict[PodRequest, float]:
+    """The most frequent requests that together cover `_COVERED_SHARE` of ``pods``, with their frequencies."""
+    counts = Counter(replace(pod, host_memory_mb=0) for pod in pods)
+    typical: dict[PodRequest, float] = {}
+    for pod, frequency in counts.most_common():
+        if sum(typical.values()) >= _COVERED_SHARE * counts.total():
             break
-        usual[ask] = times
-    return usual
+        typical[pod] = frequency
+    return typical

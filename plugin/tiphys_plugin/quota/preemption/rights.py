@@ -1,18 +1,18 @@
-"""Who may be asked to leave for a request, by what the queues say.
+"""Decides which leases a request may preempt under the rules of the queues.
 
-Three rules make somebody a candidate, and nothing else does:
+Only three rules make a lease a candidate:
 
-* a strictly lower priority in the queue of the request;
-* no higher priority there, and a level of GPU time that is above that of the request;
-* GPUs that a queue of its cohort has borrowed, while the request stays within
-  the quota of its own.
+* a strictly lower priority in the queue of the preemptor (`preempts_lower_priority`);
+* no higher priority there, and a higher level of attained service (`preempts_longer`);
+* GPUs that a queue of its cohort has borrowed, while the preemptor stays within
+  the quota of its own queue (`reclaims`).
 
-Which GPUs of a queue are borrowed follows from the order of its trainings, by
-priority and then by age: those that its quota has no room for any more. So a
-training that keeps to a quota is left alone by other queues, whatever its own
-queue borrows after it, and what a queue has lent comes back in full. Two never
-chase each other away in turn: priorities are strictly ordered, levels never
-fall, and who takes back is no borrower.
+The leases of a queue, sorted by priority and then by age, use up its quota in
+this order; the leases beyond the quota are the borrowing ones. So other queues
+never preempt a training within the quota, whatever its queue borrows later, and
+a queue gets back all that it has lent. Two trainings never preempt each other in
+turn: priorities are strictly ordered, levels never fall, and a reclaiming
+preemptor does not borrow.
 """
 
 from collections import Counter
@@ -23,108 +23,111 @@ from typing import NamedTuple
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.capacity import Capacity, Hold
-from tiphys_plugin.quota.scheduler.fair_share import level_of
+from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
+from tiphys_plugin.quota.scheduler.fair_share import attained_level_of
 
 
-class Candidates(NamedTuple):
-    """``protected`` would be among the ``leases`` if they had run for longer."""
+class VictimCandidates(NamedTuple):
+    """Leases that may be preempted now; ``protected`` ones may be preempted after ``min_runtime_seconds``."""
 
     leases: tuple[Lease, ...] = ()
     protected: tuple[Lease, ...] = ()
 
 
-class Rights:
-    """What ``request`` may ask of those who hold ``leases``; its queue is ``queue``."""
+class PreemptionPolicy:
+    """The rules of preemption for ``request`` of ``queue`` against ``leases``."""
 
     def __init__(self, queues: Queues, queue: Queue, leases: Sequence[Lease], request: LeaseRequest) -> None:
         self._queues = queues
         self._queue = queue
         self._leases = leases
         self._request = request
-        self._pools = pools.of(queues, queue, request)
-        self._held = Capacity(queues, leases)
-        self._holds = {one.id: self._held.hold_of(one) for one in leases}
-        self._borrowed = frozenset(_borrowed(queues, self._holds, leases) if queue.reclaims else ())
+        self._pools = pools.find_eligible_pools(queues, queue, request)
+        self._capacity = Capacity(queues, leases)
+        self._held_gpus = {one.id: self._capacity.held_gpus_of_lease(one) for one in leases}
+        self._borrowed = frozenset(_find_borrowing_leases(queues, self._held_gpus, leases) if queue.reclaims else ())
 
-    def candidates(self, known: Container[str], now: datetime) -> Candidates:
-        """Everybody of the leases with ``known`` ids who may be asked; none of them is leaving already."""
-        asked = [one for one in self._leases if one.leaving is None and one.id in known]
-        may = [one for one in asked if self._may_go(one, now) and self._is_of_use(one)]
-        return Candidates(
-            tuple(one for one in may if protected_until(self._queues, one) <= now),
-            tuple(one for one in may if protected_until(self._queues, one) > now),
+    def candidates(self, lease_ids: Container[str], now: datetime) -> VictimCandidates:
+        """The candidates among the leases with these ids; leases that are marked already are none."""
+        unmarked = [one for one in self._leases if one.preemption is None and one.id in lease_ids]
+        candidates = [one for one in unmarked if self._may_preempt(one, now) and self._frees_usable_gpus(one)]
+        return VictimCandidates(
+            tuple(one for one in candidates if protected_until(self._queues, one) <= now),
+            tuple(one for one in candidates if protected_until(self._queues, one) > now),
         )
 
-    def allow(self, victims: Collection[Lease], pool: str) -> bool:
-        """Whether these candidates may go together, so that the request starts in ``pool``.
+    def allows(self, victims: Collection[Lease], pool: str) -> bool:
+        """Whether these candidates may be preempted together, so that the request starts in ``pool``.
 
-        Who has others go stays within its own quota. That each of them is beyond that of its own queue needs no look:
-        it is so for every borrower while those stay that come before it.
+        A preemptor that reclaims must stay within the quota of its queue. Each victim of another queue is beyond the
+        quota of that queue as long as the leases before it stay, so this needs no check.
         """
-        if all(self._is_own(one) for one in victims):
+        if all(self._is_in_same_queue(one) for one in victims):
             return True
-        own: Counter[str] = Counter()
+        freed_in_own_queue: Counter[str] = Counter()
         for one in victims:
-            if self._is_own(one):
-                own[self._holds[one.id].pool] += one.request.gpus
-        return self._held.left(self._queue, pool) + own[pool] >= self._request.gpus
+            if self._is_in_same_queue(one):
+                freed_in_own_queue[self._held_gpus[one.id].pool] += one.request.gpus
+        return self._capacity.remaining_quota(self._queue, pool) + freed_in_own_queue[pool] >= self._request.gpus
 
     def pool_without(self, victims: Collection[Lease]) -> str | None:
-        """The pool in which the request fits when these are gone; None if there is none."""
-        left = self._held.copy()
+        """The pool in which the request fits without ``victims``; None if it fits in no pool."""
+        remaining = self._capacity.copy()
         for one in victims:
-            left.give_back(self._holds[one.id])
-        return next(iter(left.fitting(self._queue, self._request)), None)
+            remaining.remove(self._held_gpus[one.id])
+        return next(iter(remaining.find_fitting_pools(self._queue, self._request)), None)
 
-    def short(self) -> float:
-        """GPUs that have to come back at the least, whoever goes."""
-        held = self._held
-        free = (min(held.room(self._queue, pool), held.unused(self._request, pool)) for pool in self._pools)
+    def missing_gpus(self) -> float:
+        """Lower bound of the GPUs that victims must release."""
+        capacity = self._capacity
+        free = (
+            min(capacity.available_gpus(self._queue, pool), capacity.free_inventory(self._request, pool))
+            for pool in self._pools
+        )
         return self._request.gpus - max(free, default=0)
 
-    def _may_go(self, lease: Lease, now: datetime) -> bool:
-        if self._is_own(lease):
-            return self._is_lower(lease) or self._is_longer(lease, now)
+    def _may_preempt(self, lease: Lease, now: datetime) -> bool:
+        if self._is_in_same_queue(lease):
+            return self._has_lower_priority(lease) or self._has_higher_attained_level(lease, now)
         if not self._queue.reclaims or self._queue.cohort is None:
             return False
-        return self._holds[lease.id].cohort == self._queue.cohort and lease.id in self._borrowed
+        return self._held_gpus[lease.id].cohort == self._queue.cohort and lease.id in self._borrowed
 
-    def _is_lower(self, lease: Lease) -> bool:
+    def _has_lower_priority(self, lease: Lease) -> bool:
         return self._queue.preempts_lower_priority and lease.request.priority < self._request.priority
 
-    def _is_longer(self, lease: Lease, now: datetime) -> bool:
+    def _has_higher_attained_level(self, lease: Lease, now: datetime) -> bool:
         if not self._queue.preempts_longer or lease.request.priority > self._request.priority:
             return False
-        return level_of(self._queue, lease, now) > self._queue.level(self._request.attained)
+        return attained_level_of(self._queue, lease, now) > self._queue.attained_level(self._request.attained)
 
-    def _is_own(self, lease: Lease) -> bool:
+    def _is_in_same_queue(self, lease: Lease) -> bool:
         return lease.request.queue == self._request.queue
 
-    def _is_of_use(self, lease: Lease) -> bool:
-        """Whether the request could gain anything by what the lease gives back."""
-        hold = self._holds[lease.id]
-        return hold.pool in self._pools or (
-            self._queues.inventory is not None and any(self._meets(hold, pool) for pool in self._pools)
+    def _frees_usable_gpus(self, candidate: Lease) -> bool:
+        """Whether the request could use GPUs that the candidate releases."""
+        held_gpus = self._held_gpus[candidate.id]
+        return held_gpus.pool in self._pools or (
+            self._queues.inventory is not None and any(self._matches_kind(held_gpus, pool) for pool in self._pools)
         )
 
-    def _meets(self, hold: Hold, pool: str) -> bool:
-        wanted = pools.gpu_type(self._request, pool)
-        return wanted is None or hold.gpu_type is None or wanted == hold.gpu_type
+    def _matches_kind(self, held_gpus: HeldGpus, pool: str) -> bool:
+        required_kind = pools.gpu_kind_in_pool(self._request, pool)
+        return required_kind is None or held_gpus.gpu_type is None or required_kind == held_gpus.gpu_type
 
 
-def _borrowed(queues: Queues, holds: Mapping[str, Hold], leases: Sequence[Lease]) -> Iterator[str]:
-    """Ids of the leases that the quotas of their queues have no room for."""
-    held: Counter[tuple[str, str]] = Counter()
-    for one in sorted(leases, key=lambda one: (-one.request.priority, one.granted_at, one.id)):
-        hold = holds[one.id]
-        owner = queues.find(hold.queue)
-        held[hold.queue, hold.pool] += hold.gpus
-        if owner is not None and held[hold.queue, hold.pool] > owner.gpus.get(hold.pool, 0):
-            yield one.id
+def _find_borrowing_leases(queues: Queues, held_gpus: Mapping[str, HeldGpus], leases: Sequence[Lease]) -> Iterator[str]:
+    """Ids of the leases beyond the quotas of their queues."""
+    total: Counter[tuple[str, str]] = Counter()
+    for lease in sorted(leases, key=lambda one: (-one.request.priority, one.granted_at, one.id)):
+        held = held_gpus[lease.id]
+        queue = queues.find(held.queue)
+        total[held.queue, held.pool] += held.gpus
+        if queue is not None and total[held.queue, held.pool] > queue.gpus.get(held.pool, 0):
+            yield lease.id
 
 
 def protected_until(queues: Queues, lease: Lease) -> datetime:
-    """When the shortest time is over that its queue gives to a training."""
+    """When ``min_runtime_seconds`` of its queue have passed since the grant of the lease."""
     queue = queues.find(lease.request.queue)
     return lease.granted_at + timedelta(seconds=queue.min_runtime_seconds if queue is not None else 0)

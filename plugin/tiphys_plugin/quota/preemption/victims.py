@@ -1,13 +1,12 @@
-"""Which trainings go, so that a request starts: those that lose the fewest GPU-seconds, and none too many.
+"""Selects victims for a pending request: a minimal set of leases that loses the fewest GPU-seconds.
 
-A pure function of what the ledger holds. Whether the request starts once they
-are gone is asked of the decision on GPUs itself, places included, so that nobody
-ever goes for nothing.
+The selection is a pure function of the ledger state. `decide_admission` itself,
+placement included, checks that the request starts without the victims, so no
+training is preempted in vain.
 
-An elastic training as those members that it needs, and each that it could do without.
-
-So the choice of who has to go is made among members as it is among trainings,
-by the same laws, and without a training that would have to go as a whole.
+An elastic gang counts as one lease of its fewest members and one lease for each
+optional member (`split_elastic_leases`). The same rules choose among optional
+members first, so whole trainings are preempted only where members do not suffice.
 """
 
 import heapq
@@ -18,310 +17,357 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import islice
 
-from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, Leaving, Reason, Waiting
-from tiphys_plugin.quota.preemption.rights import Candidates, Rights, protected_until
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Lease, LeaseRequest, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.preemption.rights import PreemptionPolicy, VictimCandidates, protected_until
 from tiphys_plugin.quota.queues import Queue, Queues
-from tiphys_plugin.quota.scheduler.decide import State, called, clock, decide
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission, format_clock_time, format_step_name
+from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
-_MARK = "/"
-"""Between the id of a lease, which is hexadecimal, and the number of a member."""
-
-
-def is_part(lease_id: str) -> bool:
-    """Whether this is one member of a lease."""
-    return _MARK in lease_id
+_MEMBER_SEPARATOR = "/"
+"""Separates the id of a lease, which is hexadecimal, from the number of a member."""
 
 
-def whole(lease_id: str) -> str:
-    """The lease that a member belongs to; the lease itself."""
-    return lease_id.partition(_MARK)[0]
+def is_member_id(lease_id: str) -> bool:
+    """Whether the id is that of one member of a lease."""
+    return _MEMBER_SEPARATOR in lease_id
 
 
-def with_parts(state: State) -> State:
-    """``state`` in which each member that can be spared is a lease of its own; the same object if there is none."""
-    leases = tuple(part for one in state.leases for part in parts(one))
+def lease_id_of(lease_id: str) -> str:
+    """Id of the lease that a member belongs to; the id of a whole lease is returned as it is."""
+    return lease_id.partition(_MEMBER_SEPARATOR)[0]
+
+
+def split_elastic_leases(state: SchedulingState) -> SchedulingState:
+    """``state`` with a separate lease for each optional member; the same object if there are no optional members."""
+    leases = tuple(part for one in state.leases for part in split_lease(one))
     return state if len(leases) == len(state.leases) else replace(state, leases=leases)
 
 
-def only_parts(state: State, out_of_reach: Container[str]) -> frozenset[str]:
-    """Ids of what may not be asked where only members may be: all other leases, and members of those out of reach."""
-    return frozenset(one.id for one in state.leases if not is_part(one.id) or whole(one.id) in out_of_reach)
+def exclude_whole_leases(state: SchedulingState, unreachable_leases: Container[str]) -> frozenset[str]:
+    """Ids that are no candidates where only optional members are: whole leases, and members of unreachable leases."""
+    return frozenset(
+        one.id for one in state.leases if not is_member_id(one.id) or lease_id_of(one.id) in unreachable_leases
+    )
 
 
 @lru_cache(maxsize=4096)
-def parts(lease: Lease) -> tuple[Lease, ...]:
-    """What a lease cannot do without, and each member that it can."""
-    held = lease.request
-    if held.min_members is None or lease.leaving is not None or held.tensor_parallel > 1:
+def split_lease(lease: Lease) -> tuple[Lease, ...]:
+    """The lease of the fewest members of an elastic gang, and one lease for each optional member."""
+    request = lease.request
+    if request.min_members is None or lease.preemption is not None or request.tensor_parallel > 1:
         return (lease,)
-    spare = [
-        replace(lease, id=f"{lease.id}{_MARK}{number}", request=held.of(1), nodes=lease.nodes[number : number + 1])
-        for number in range(held.min_members, held.members)
+    optional = [
+        replace(
+            lease,
+            id=f"{lease.id}{_MEMBER_SEPARATOR}{number}",
+            request=request.with_members(1),
+            nodes=lease.nodes[number : number + 1],
+        )
+        for number in range(request.min_members, request.members)
     ]
-    return (stays(lease, held.min_members), *spare) if spare else (lease,)
+    return (shrink_lease(lease, request.min_members), *optional) if optional else (lease,)
 
 
-def stays(lease: Lease, members: int) -> Lease:
-    """What is left of a lease when all but its first members have gone."""
-    return replace(lease, request=lease.request.of(members), nodes=lease.nodes[:members])
+def shrink_lease(lease: Lease, members: int) -> Lease:
+    """The lease with only its first ``members`` members."""
+    return replace(lease, request=lease.request.with_members(members), nodes=lease.nodes[:members])
 
 
-def asked(lease: Lease, going: Collection[Lease], for_whom: tuple[str, str], now: datetime, grace: timedelta) -> Lease:
-    """The lease of which these members, or it as a whole, have been asked to leave; those that go are its last."""
-    uid, step = for_whom
-    if not all(is_part(one.id) for one in going):
-        return replace(lease, leaving=Leaving(uid, step, now, now + grace))
-    keeps = lease.request.members - len(going)
-    last = [node for one in going for node in one.nodes]
-    first = list((Counter(lease.nodes) - Counter(last)).elements())
-    leaving = Leaving(uid, step, now, now + grace, keeps)
-    return replace(lease, nodes=(*first, *last), leaving=leaving)
+def mark_lease_preempted(
+    lease: Lease, victims: Collection[Lease], preemptor: tuple[str, str], now: datetime, grace: timedelta
+) -> Lease:
+    """The lease with a preemption notice for ``preemptor``, a `LeaseRequest.workflow_step`.
+
+    ``victims`` are members of the lease, or the whole lease. The nodes of the victims are moved to the end of
+    ``nodes``, because the eviction frees the last ones.
+    """
+    uid, step = preemptor
+    if not all(is_member_id(one.id) for one in victims):
+        return replace(lease, preemption=PreemptionNotice(uid, step, now, now + grace))
+    keeps = lease.request.members - len(victims)
+    freed_nodes = [node for one in victims for node in one.nodes]
+    kept_nodes = list((Counter(lease.nodes) - Counter(freed_nodes)).elements())
+    notice = PreemptionNotice(uid, step, now, now + grace, keeps)
+    return replace(lease, nodes=(*kept_nodes, *freed_nodes), preemption=notice)
 
 
-OVERDUE = timedelta(minutes=2)
-"""Who is still there so long after its deadline is no longer expected to go: its node may be lost."""
+OVERDUE_AFTER = timedelta(minutes=2)
+"""A victim that still exists this long after its deadline is not expected to end: its node may be lost."""
 
-_MOST_TRIED = 200
-"""Sets of trainings of which it is asked whether the request would start without them."""
-_MOST_SETS = 20_000
-_MOST_WEIGHED = 128
-"""Candidates whose loss is looked up, and more for a large request: those that have held their GPUs for the shortest
-time can lose least."""
+_MAX_TRIED_SETS = 200
+"""Most sets of leases for which the selection tests whether the request would start without them."""
+_MAX_SETS = 20_000
+"""Most sets of leases that the enumeration by cost yields."""
+_MAX_WEIGHED_CANDIDATES = 128
+"""Most candidates whose loss is estimated, more for a large request. Those that held fewest GPU-seconds come first,
+because a lease cannot lose more than it has held."""
 
-Lost = Callable[[Sequence[Lease]], Mapping[str, float]]
+LossEstimator = Callable[[Sequence[Lease]], Mapping[str, float]]
 """GPU-seconds that each of these leases, by id, would lose if it ended now."""
 
 
 @dataclass(frozen=True)
-class Victims:
-    """Who is to be asked, those that lose least first, and the GPU-seconds that each would lose, by lease."""
+class VictimSelection:
+    """The victims, the cheapest first, and the GPU-seconds that each would lose, by lease id."""
 
     leases: tuple[Lease, ...]
-    lost: Mapping[str, float]
+    gpu_seconds_by_lease: Mapping[str, float]
 
     @property
     def gpu_seconds_lost(self) -> float:
-        return sum(self.lost[one.id] for one in self.leases)
+        return sum(self.gpu_seconds_by_lease[one.id] for one in self.leases)
 
 
 @dataclass(frozen=True)
-class Nobody:
-    """Why nobody is asked; ``reason`` where it is one that keeps the request waiting."""
+class NoVictims:
+    """Why the request preempts no training; ``reason`` if it belongs among the reasons of a deferral."""
 
     message: str
-    reason: Reason | None = None
+    reason: AdmissionReason | None = None
 
 
-def choose(
-    state: State, mine: Waiting, lost: Lost, now: datetime, out_of_reach: Container[str] = ()
-) -> Victims | Nobody:
-    """Who has to go so that ``mine`` starts. ``mine`` is not among ``state.waiting``.
+def select_victims(
+    state: SchedulingState,
+    preemptor: PendingRequest,
+    estimate_losses: LossEstimator,
+    now: datetime,
+    unreachable_leases: Container[str] = (),
+) -> VictimSelection | NoVictims:
+    """Select the victims for ``preemptor``: optional members of elastic gangs if they suffice, else whole leases.
 
-    ``lost`` is asked only of those who may be asked by the rules. Nobody can ask
-    the leases ``out_of_reach``, by id. Where members suffice that elastic
-    trainings can spare, nobody goes as a whole; see `surplus`.
+    Args:
+        state: Scheduling state without ``preemptor`` among its pending requests.
+        preemptor: The pending request.
+        estimate_losses: Estimates the loss of candidates.
+        now: Time of the selection.
+        unreachable_leases: Ids of leases whose pods this service cannot evict.
     """
-    parted = with_parts(state)
-    if parted is not state:
-        spared = _choose(parted, mine, lost, now, only_parts(parted, out_of_reach))
-        if isinstance(spared, Victims):
-            return spared
-    return _choose(state, mine, lost, now, out_of_reach)
+    split_state = split_elastic_leases(state)
+    if split_state is not state:
+        selection = _select_victims(
+            split_state, preemptor, estimate_losses, now, exclude_whole_leases(split_state, unreachable_leases)
+        )
+        if isinstance(selection, VictimSelection):
+            return selection
+    return _select_victims(state, preemptor, estimate_losses, now, unreachable_leases)
 
 
-def _choose(state: State, mine: Waiting, lost: Lost, now: datetime, out_of_reach: Container[str]) -> Victims | Nobody:
-    found = Case.of(state, mine, now, out_of_reach)
-    if isinstance(found, Nobody):
-        return found
-    if not found.candidates.leases:
-        return found.nobody()
-    weighed = sorted(found.candidates.leases, key=lambda one: (held_gpu_seconds(one, now), one.id))
-    weighed = weighed[: max(_MOST_WEIGHED, 2 * mine.request.gpus)]
-    known = lost(weighed)
-    costs = {one.id: known.get(one.id, held_gpu_seconds(one, now)) for one in weighed}
-    chosen = found.cheapest(weighed, lambda one: costs[one.id])
-    if chosen is None:
-        return found.not_enough()
-    return Victims(chosen, {one.id: costs[one.id] for one in chosen})
+def _select_victims(
+    state: SchedulingState,
+    preemptor: PendingRequest,
+    estimate_losses: LossEstimator,
+    now: datetime,
+    unreachable_leases: Container[str],
+) -> VictimSelection | NoVictims:
+    case = PreemptionCase.build(state, preemptor, now, unreachable_leases)
+    if isinstance(case, NoVictims):
+        return case
+    if not case.candidates.leases:
+        return case.explain_no_candidates()
+    weighed = sorted(case.candidates.leases, key=lambda one: (held_gpu_seconds(one, now), one.id))
+    weighed = weighed[: max(_MAX_WEIGHED_CANDIDATES, 2 * preemptor.request.gpus)]
+    estimates = estimate_losses(weighed)
+    costs = {one.id: estimates.get(one.id, held_gpu_seconds(one, now)) for one in weighed}
+    victims = case.select_cheapest(weighed, lambda one: costs[one.id])
+    if victims is None:
+        return case.explain_useless_candidates()
+    return VictimSelection(victims, {one.id: costs[one.id] for one in victims})
 
 
-def objection(state: State, mine: Waiting, victims: Sequence[Lease], now: datetime) -> str | None:
-    """What speaks against asking ``victims`` to leave for ``mine``; None if every law is kept."""
-    found = Case.of(state, mine, now)
-    if isinstance(found, Nobody):
-        return found.message
-    known = {one.id for one in found.candidates.leases}
-    if strangers := [one for one in victims if one.id not in known]:
-        return f"{called(strangers[0].request)} may not be asked"
-    if not victims or not found.starts_without(tuple(victims)):
-        return "it would not start without them"
-    if needless := [one for one in victims if found.fits_without([other for other in victims if other is not one])]:
-        return f"{called(needless[0].request)} need not go"
+def find_objection(
+    state: SchedulingState, preemptor: PendingRequest, victims: Sequence[Lease], now: datetime
+) -> str | None:
+    """Why ``victims`` must not be preempted for ``preemptor``; None if every rule is kept."""
+    case = PreemptionCase.build(state, preemptor, now)
+    if isinstance(case, NoVictims):
+        return case.message
+    candidate_ids = {one.id for one in case.candidates.leases}
+    if forbidden := [one for one in victims if one.id not in candidate_ids]:
+        return f"no rule allows the preemption of {format_step_name(forbidden[0].request)}"
+    if not victims or not case.starts_without(tuple(victims)):
+        return "the request would not start without the victims"
+    if needless := [one for one in victims if case.fits_without([other for other in victims if other is not one])]:
+        return f"the preemption of {format_step_name(needless[0].request)} is not needed"
     return None
 
 
 @dataclass(frozen=True)
-class Case:
-    """A request that waits, and those who may be asked to leave for it."""
+class PreemptionCase:
+    """A pending request, and the leases that it may preempt."""
 
-    state: State
-    """As it will be when those are gone who leave already; see `settled`."""
-    mine: Waiting
+    state: SchedulingState
+    """The state after the end of all present victims; see `apply_pending_preemptions`."""
+    preemptor: PendingRequest
     now: datetime
     queue: Queue
     queues: Queues
-    rights: Rights
-    candidates: Candidates
+    rights: PreemptionPolicy
+    candidates: VictimCandidates
 
     @classmethod
-    def of(cls, state: State, mine: Waiting, now: datetime, out_of_reach: Container[str] = ()) -> "Case | Nobody":
-        """None but a request that waits, whose queue preempts, and for which not enough leave already."""
-        queues, request = state.queues, mine.request
+    def build(
+        cls, state: SchedulingState, preemptor: PendingRequest, now: datetime, unreachable_leases: Container[str] = ()
+    ) -> "PreemptionCase | NoVictims":
+        """The case of a request that may preempt; `NoVictims` if no rule applies or no more victims are needed."""
+        queues, request = state.queues, preemptor.request
         queue = queues.find(request.queue) if isinstance(queues, Queues) else None
         if not isinstance(queues, Queues) or queue is None:
-            return Nobody("there are no queues to go by")
+            return NoVictims("there are no queues to go by")
         if not queue.preempts:
-            return Nobody(
-                f"queue {queue.name} has nobody go for others: neither preempts_lower_priority nor reclaims is set, "
-                "nor preempts_longer"
+            return NoVictims(
+                f"queue {queue.name} preempts no training: it sets none of preempts_lower_priority, reclaims and "
+                "preempts_longer"
             )
-        if any(comes_free(one, now) and _leaves_for(one, request) for one in state.leases):
-            return Nobody(f"others were asked to leave for {called(request)} already")
-        then = settled(state, now)
-        if isinstance(decide(then, request, mine.arrival, now, mine.promised_at), Admitted):
-            return Nobody(f"enough is free for {called(request)}, or will be when those are gone who leave already")
-        rights = Rights(queues, queue, then.leases, request)
-        known = {one.id for one in state.leases if one.id not in out_of_reach}
-        return cls(then, mine, now, queue, queues, rights, rights.candidates(known, now))
+        if any(is_expected_to_end(one, now) and _is_preempted_for(one, request) for one in state.leases):
+            return NoVictims(f"others were asked to leave for {format_step_name(request)} already")
+        later = apply_pending_preemptions(state, now)
+        if isinstance(decide_admission(later, request, preemptor.arrival, now, preemptor.promised_at), Admitted):
+            return NoVictims(
+                f"enough GPUs are free for {format_step_name(request)}, or will be after the preemptions under way"
+            )
+        rights = PreemptionPolicy(queues, queue, later.leases, request)
+        reachable_ids = {one.id for one in state.leases if one.id not in unreachable_leases}
+        return cls(later, preemptor, now, queue, queues, rights, rights.candidates(reachable_ids, now))
 
     def starts_without(self, victims: Sequence[Lease]) -> bool:
-        """Whether these may go, and the request starts when they are gone, whoever else waits."""
-        gone = {one.id for one in victims}
-        left = tuple(one for one in self.state.leases if one.id not in gone)
-        mine = self.mine
-        answer = decide(replace(self.state, leases=left), mine.request, mine.arrival, self.now, mine.promised_at)
-        return isinstance(answer, Admitted) and self.rights.allow(victims, answer.pool)
+        """Whether the rules allow these victims, and the request starts without them before other pending requests."""
+        victim_ids = {one.id for one in victims}
+        remaining = replace(self.state, leases=tuple(one for one in self.state.leases if one.id not in victim_ids))
+        pending = self.preemptor
+        admission = decide_admission(remaining, pending.request, pending.arrival, self.now, pending.promised_at)
+        return isinstance(admission, Admitted) and self.rights.allows(victims, admission.pool)
 
     def fits_without(self, victims: Sequence[Lease]) -> bool:
-        """The same, if nobody else waited. Hundreds of sets are tried, so this is counted and not decided."""
+        """Whether the rules allow these victims, and the request fits without them if no other request is pending.
+
+        Cheaper than `starts_without`, because the selection tries hundreds of sets.
+        """
         pool = self.rights.pool_without(victims)
-        return pool is not None and self.rights.allow(victims, pool)
+        return pool is not None and self.rights.allows(victims, pool)
 
-    def cheapest(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
-        """The set that loses least; where there are too many to look at, a good one of which nobody can stay."""
+    def select_cheapest(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
+        """The cheapest minimal set of victims; with too many sets to try, a minimal set found greedily.
+
+        None if the request does not start even without all ``leases``.
+        """
         if not self.starts_without(leases):
-            return None  # it would not even start if all of them went
-        short = self.rights.short()
-        sets = (victims for victims in _by_cost(leases, cost) if sum(one.request.gpus for one in victims) >= short)
-        for victims in islice(sets, _MOST_TRIED):
-            if self._holds(victims):
+            return None
+        missing_gpus = self.rights.missing_gpus()
+        sets = (
+            victims
+            for victims in _iterate_by_cost(leases, cost)
+            if sum(one.request.gpus for one in victims) >= missing_gpus
+        )
+        for victims in islice(sets, _MAX_TRIED_SETS):
+            if self._is_minimal(victims):
                 return victims
-        return self._greedy(leases, cost)
+        return self._select_greedily(leases, cost)
 
-    def nobody(self) -> Nobody:
+    def explain_no_candidates(self) -> NoVictims:
         """Why there are no candidates."""
         if self.candidates.protected:
-            return self._protected(self.candidates.protected)
+            return self._explain_protection(self.candidates.protected)
         rules = [
-            *(["a lower priority in its own queue"] if self.queue.preempts_lower_priority else []),
-            *(["had more GPU time in its own queue"] if self.queue.preempts_longer else []),
-            *(["a queue of its cohort that borrows what it may take back"] if self.queue.reclaims else []),
+            *(["has a lower priority in its own queue"] if self.queue.preempts_lower_priority else []),
+            *(["has had more GPU time in its own queue"] if self.queue.preempts_longer else []),
+            *(["borrows GPUs in its cohort that its queue may reclaim"] if self.queue.reclaims else []),
         ]
-        return Nobody(f"nobody has {' or '.join(rules)}")
+        return NoVictims(f"no training {' or '.join(rules)}")
 
-    def not_enough(self) -> Nobody:
-        """Why the candidates are of no use."""
+    def explain_useless_candidates(self) -> NoVictims:
+        """Why the request would not start without the candidates."""
         if self.candidates.protected:
-            return self._protected(self.candidates.protected)
+            return self._explain_protection(self.candidates.protected)
         count = len(self.candidates.leases)
-        who = f"the {count} that may be asked" if count > 1 else "the one that may be asked"
-        return Nobody(f"it would not start if {who} went: others are before it, or hold what it needs")
+        candidates = (
+            f"the {count} trainings that it may preempt" if count > 1 else "the one training that it may preempt"
+        )
+        return NoVictims(
+            f"it would not start without {candidates}: other requests go first, or other trainings hold the GPUs"
+        )
 
-    def _holds(self, victims: Sequence[Lease]) -> bool:
-        """Whether the request fits without them, with nobody who could stay, and starts."""
+    def _is_minimal(self, victims: Sequence[Lease]) -> bool:
+        """Whether the request starts without these victims, and does not fit without a smaller set of them."""
         return (
             self.fits_without(victims)
             and not any(self.fits_without([other for other in victims if other is not one]) for one in victims)
             and self.starts_without(victims)
         )
 
-    def _greedy(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
-        """Cheap ones until it fits; then those stay that need not go, the dearest first."""
+    def _select_greedily(self, leases: Sequence[Lease], cost: Callable[[Lease], float]) -> tuple[Lease, ...] | None:
+        """Add cheap leases until the request fits, then drop needless ones, the most expensive first."""
         victims: list[Lease] = []
-        for one in sorted(leases, key=lambda one: (cost(one) / one.request.gpus, one.id)):
-            victims.append(one)
+        for lease in sorted(leases, key=lambda one: (cost(one) / one.request.gpus, one.id)):
+            victims.append(lease)
             if self.fits_without(victims):
                 break
         else:
             return None
-        for one in sorted(victims, key=cost, reverse=True):
-            rest = [other for other in victims if other is not one]
+        for lease in sorted(victims, key=cost, reverse=True):
+            rest = [other for other in victims if other is not lease]
             if rest and self.fits_without(rest):
                 victims = rest
         return tuple(sorted(victims, key=cost)) if self.starts_without(victims) else None
 
-    def _protected(self, protected: Sequence[Lease]) -> Nobody:
-        until, first = min(((protected_until(self.queues, one), one) for one in protected), key=lambda pair: pair[0])
+    def _explain_protection(self, protected: Sequence[Lease]) -> NoVictims:
+        until, lease = min(((protected_until(self.queues, one), one) for one in protected), key=lambda pair: pair[0])
         more = f", and {len(protected) - 1} more" if len(protected) > 1 else ""
-        return Nobody(
-            f"{called(first.request)}{more} may only be asked after min_runtime_seconds of queue "
-            f"{first.request.queue}, at {clock(until)}",
-            Reason.MIN_RUNTIME_PROTECTED,
+        return NoVictims(
+            f"{format_step_name(lease.request)}{more} may only be preempted after min_runtime_seconds of queue "
+            f"{lease.request.queue}, at {format_clock_time(until)}",
+            AdmissionReason.MIN_RUNTIME_PROTECTED,
         )
 
 
-def settled(state: State, now: datetime) -> State:
-    """As it will be when those are gone who leave: for whom they left holds its GPUs, and waits no more.
+def apply_pending_preemptions(state: SchedulingState, now: datetime) -> SchedulingState:
+    """The state after the end of all victims: their preemptors hold leases and are no longer pending.
 
-    Who is long overdue is still there.
+    Victims that are overdue (see `OVERDUE_AFTER`) keep their leases.
     """
-    leases = [left for one in state.leases if (left := _after_leaving(one, now)) is not None]
-    waiting = list(state.waiting)
-    for one in state.waiting:
-        if any(comes_free(lease, now) and _leaves_for(lease, one.request) for lease in state.leases):
-            alone = replace(state, leases=tuple(leases), waiting=())
-            answer = decide(alone, one.request, one.arrival, now, one.promised_at)
-            if isinstance(answer, Admitted):
-                leases.append(Lease(f"promised-{one.arrival}", one.request, answer.pool, now, now, answer.nodes))
-                waiting.remove(one)
-    return replace(state, leases=tuple(leases), waiting=tuple(waiting))
+    leases = [remaining for one in state.leases if (remaining := _apply_preemption(one, now)) is not None]
+    pending = list(state.pending)
+    for preemptor in state.pending:
+        request = preemptor.request
+        if any(is_expected_to_end(lease, now) and _is_preempted_for(lease, request) for lease in state.leases):
+            alone = replace(state, leases=tuple(leases), pending=())
+            admission = decide_admission(alone, request, preemptor.arrival, now, preemptor.promised_at)
+            if isinstance(admission, Admitted):
+                lease_id = f"promised-{preemptor.arrival}"
+                leases.append(Lease(lease_id, request, admission.pool, now, now, admission.nodes))
+                pending.remove(preemptor)
+    return replace(state, leases=tuple(leases), pending=tuple(pending))
 
 
-def held_gpu_seconds(lease: Lease, now: datetime) -> float:
-    """What a lease has used so far: the most that it can lose."""
-    return lease.request.gpus * max(0.0, (now - lease.granted_at).total_seconds())
+def is_expected_to_end(lease: Lease, now: datetime) -> bool:
+    """Whether the lease is that of a victim that is not overdue."""
+    return lease.preemption is not None and lease.preemption.deadline + OVERDUE_AFTER > now
 
 
-def comes_free(lease: Lease, now: datetime) -> bool:
-    """Whether it leaves, and can be expected to be gone soon."""
-    return lease.leaving is not None and lease.leaving.deadline + OVERDUE > now
-
-
-def _after_leaving(lease: Lease, now: datetime) -> Lease | None:
-    if not comes_free(lease, now):
+def _apply_preemption(lease: Lease, now: datetime) -> Lease | None:
+    if not is_expected_to_end(lease, now):
         return lease
-    keeps = lease.leaving.keeps if lease.leaving is not None else None
-    return stays(lease, min(keeps, lease.request.members)) if keeps is not None else None
+    keeps = lease.preemption.keeps if lease.preemption is not None else None
+    return shrink_lease(lease, min(keeps, lease.request.members)) if keeps is not None else None
 
 
-def _leaves_for(lease: Lease, request: LeaseRequest) -> bool:
-    return lease.leaving is not None and (lease.leaving.uid, lease.leaving.step) == (request.uid, request.step)
+def _is_preempted_for(lease: Lease, request: LeaseRequest) -> bool:
+    return lease.preemption is not None and lease.preemption.is_for(request)
 
 
-def _by_cost(leases: Sequence[Lease], cost: Callable[[Lease], float]) -> Iterator[tuple[Lease, ...]]:
-    """Sets of leases, the cheapest first, and the smaller where they cost the same.
+def _iterate_by_cost(leases: Sequence[Lease], cost: Callable[[Lease], float]) -> Iterator[tuple[Lease, ...]]:
+    """Sets of leases by rising cost, the smaller first at equal cost.
 
-    Of those that are alike in what they hold only the cheapest are ever in a
-    set, so that there are few sets where many are alike.
+    Leases that hold the same form a group, and a set takes the cheapest leases of each group. This keeps the number
+    of sets small where many leases are alike.
     """
-    alike: defaultdict[tuple[object, ...], list[Lease]] = defaultdict(list)
-    for one in sorted(leases, key=lambda one: (cost(one), one.id)):
-        request = one.request
-        kind = (request.queue, request.gpu_type, one.pool, request.gpus, request.members, one.nodes)
-        alike[kind].append(one)
-    groups = list(alike.values())
+    leases_by_shape: defaultdict[tuple[object, ...], list[Lease]] = defaultdict(list)
+    for lease in sorted(leases, key=lambda one: (cost(one), one.id)):
+        request = lease.request
+        shape = (request.queue, request.gpu_type, lease.pool, request.gpus, request.members, lease.nodes)
+        leases_by_shape[shape].append(lease)
+    groups = list(leases_by_shape.values())
     heap: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, (0,) * len(groups))]
-    for _ in range(_MOST_SETS):
+    for _ in range(_MAX_SETS):
         if not heap:
             return
         total, size, counts = heapq.heappop(heap)

@@ -1,7 +1,9 @@
-"""What is kept for a request that is next and does not fit: the core of a bounded wait.
+"""EASY backfill: a reservation for the first request that does not fit bounds its wait.
 
-If it is known when enough comes free, others may start before it as far as that
-does not delay it. If not, nobody behind it may take what it lacks.
+If the ends of leases give the time at which the request will fit, later requests
+may start as far as they do not delay it. Without such a time no later request may
+take the resources that it lacks. See `tiphys_plugin.quota.scheduler.cycle` for
+the source.
 """
 
 from collections.abc import Iterable
@@ -9,114 +11,133 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count, groupby, islice
 
-from tiphys_plugin.quota.lease import LeaseRequest, Waiting
+from tiphys_plugin.quota.lease import LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import ANY_TYPE, Queue
-from tiphys_plugin.quota.scheduler.capacity import Capacity, Hold
-from tiphys_plugin.quota.scheduler.pools import Limit
+from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
+from tiphys_plugin.quota.scheduler.pools import ResourceLimit
 
-End = tuple[datetime, Hold]
+LeaseEnd = tuple[datetime, HeldGpus]
+"""End of a lease, and the GPUs that it releases."""
+
+
+def end_time(end: LeaseEnd) -> datetime:
+    return end[0]
 
 
 @dataclass(frozen=True)
-class Scope:
-    """Which holds can make a difference to a request: of its ``accounts`` (see `Hold`), or of GPUs that it could have.
+class ReservationScope:
+    """The leases that can affect a request: those with its ``quota_keys`` (see `HeldGpus`), or with GPUs it could use.
 
-    ``types`` are those of the GPUs that it could have, where GPUs that exist are
-    a limit; empty where they are not.
+    ``gpu_kinds`` are the GPU kinds that the request could use; empty without an inventory.
     """
 
-    accounts: frozenset[tuple[str, str]]
-    types: frozenset[str] = frozenset()
+    quota_keys: frozenset[tuple[str, str]]
+    gpu_kinds: frozenset[str] = frozenset()
 
-    def has(self, hold: Hold) -> bool:
-        return hold.account in self.accounts or (hold.gpu_type in self.types if hold.gpu_type else bool(self.types))
+    def includes(self, held_gpus: HeldGpus) -> bool:
+        return held_gpus.quota_key in self.quota_keys or (
+            held_gpus.gpu_type in self.gpu_kinds if held_gpus.gpu_type else bool(self.gpu_kinds)
+        )
 
-    def may_have(self, account: tuple[str, str]) -> bool:
-        """Whether any hold of an account may be in it."""
-        _, pool = account
-        return account in self.accounts or (pool in self.types if pool != ANY_TYPE else bool(self.types))
+    def may_include_account(self, quota_key: tuple[str, str]) -> bool:
+        """Whether leases with this quota key may be in the scope."""
+        _, pool = quota_key
+        return quota_key in self.quota_keys or (pool in self.gpu_kinds if pool != ANY_TYPE else bool(self.gpu_kinds))
 
 
-NOWHERE = Scope(frozenset())
+EMPTY_SCOPE = ReservationScope(frozenset())
 
 
-def first_fit(then: Capacity, ends: Iterable[End], queue: Queue, request: LeaseRequest) -> datetime | None:
-    """When the request fits first, if holds come back at ``ends``, in order; ``then`` is left as it is at that time.
+def find_first_fit(
+    capacity: Capacity, ends: Iterable[LeaseEnd], queue: Queue, request: LeaseRequest
+) -> datetime | None:
+    """The first time at which the request fits, given the ordered ``ends`` of leases; None if it never fits.
 
-    None if it never does. What has come back makes nothing worse, so the time
-    is searched in strides that grow and then shrink, and not looked for at each end.
+    ``capacity`` is changed to that time. Released GPUs never make a fit worse, so the search releases ends in strides
+    of doubling length, then bisects the last stride, instead of testing every end.
     """
-    instants = (list(over) for _, over in groupby(ends, key=lambda end: end[0]))
+    instants = (list(group) for _, group in groupby(ends, key=end_time))
     for length in (2**power for power in count()):
         stride = list(islice(instants, length))
-        for over in stride:
-            _give_back(then, over)
+        for ended in stride:
+            _release_ends(capacity, ended)
         if not stride:
             return None
-        if then.fits(queue, request):
-            return _last_needed(then, stride, queue, request)
+        if capacity.fits(queue, request):
+            return _find_last_needed_end(capacity, stride, queue, request)
     raise AssertionError("the strides came to an end before the ends did")
 
 
-def _last_needed(then: Capacity, stride: list[list[End]], queue: Queue, request: LeaseRequest) -> datetime:
-    """The first instant of ``stride`` after which it fits; all of them have come back, and before it did not fit."""
-    needed, back = len(stride), len(stride)
-    too_few = 0
-    while needed - too_few > 1:
-        middle = (too_few + needed) // 2
-        _move(then, stride, back, middle)
-        back = middle
-        if then.fits(queue, request):
-            needed = middle
+def _find_last_needed_end(
+    capacity: Capacity, stride: list[list[LeaseEnd]], queue: Queue, request: LeaseRequest
+) -> datetime:
+    """The first instant of ``stride`` after which the request fits.
+
+    The request fits after the whole stride, which ``capacity`` has released, and did not fit before it.
+    """
+    sufficient, released = len(stride), len(stride)
+    insufficient = 0
+    while sufficient - insufficient > 1:
+        middle = (insufficient + sufficient) // 2
+        _move_to_instant(capacity, stride, released, middle)
+        released = middle
+        if capacity.fits(queue, request):
+            sufficient = middle
         else:
-            too_few = middle
-    _move(then, stride, back, needed)
-    return stride[needed - 1][0][0]
+            insufficient = middle
+    _move_to_instant(capacity, stride, released, sufficient)
+    return stride[sufficient - 1][0][0]
 
 
-def _move(then: Capacity, stride: list[list[End]], back: int, to: int) -> None:
-    """Have the first ``to`` instants of the stride be over, where the first ``back`` were."""
-    for over in stride[back:to]:
-        _give_back(then, over)
-    for over in stride[to:back]:
-        for _, hold in over:
-            then.take(hold)
+def _move_to_instant(capacity: Capacity, stride: list[list[LeaseEnd]], released: int, target: int) -> None:
+    """Change ``capacity`` from ``released`` to ``target`` released instants of the stride."""
+    for ended in stride[released:target]:
+        _release_ends(capacity, ended)
+    for ended in stride[target:released]:
+        for _, held_gpus in ended:
+            capacity.add(held_gpus)
 
 
-def _give_back(then: Capacity, over: list[End]) -> None:
-    for _, hold in over:
-        then.give_back(hold)
+def _release_ends(capacity: Capacity, ended: list[LeaseEnd]) -> None:
+    for _, held_gpus in ended:
+        capacity.remove(held_gpus)
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """What is kept for a request that is next and does not fit: ``short`` is what it lacks.
+    """A reservation for a pending request that does not fit; ``missing_limits`` are the limits that it lacks.
 
-    ``start`` is when it will fit, and ``then`` what is held at that time; both
-    are None if an end that matters is not known.
+    ``expected_start`` is when it will fit, and ``capacity_at_start`` the held GPUs at that time. Both are None if no
+    known ends of leases make it fit.
     """
 
-    waiting: Waiting
+    pending: PendingRequest
     queue: Queue
-    short: frozenset[Limit]
-    start: datetime | None = None
-    then: Capacity | None = None
-    scope: Scope = NOWHERE
+    missing_limits: frozenset[ResourceLimit]
+    expected_start: datetime | None = None
+    capacity_at_start: Capacity | None = None
+    scope: ReservationScope = EMPTY_SCOPE
     is_promised: bool = False
-    """Whether others leave for it: for several of them at once, so that only they may count on what comes free."""
+    """Whether the request is promised GPUs of victims; then other promised requests may also count on them."""
 
-    def is_delayed_by(self, hold: Hold, draws: frozenset[Limit], end: datetime | None, *, is_promised: bool) -> bool:
-        """Whether a lease from now to ``end`` would keep the reserved request from starting when it is expected to.
+    def is_delayed_by(
+        self, held_gpus: HeldGpus, consumed_limits: frozenset[ResourceLimit], end: datetime | None, *, is_promised: bool
+    ) -> bool:
+        """Whether a lease from now to ``end`` would delay the expected start of the reserved request.
 
-        ``is_promised`` if others leave for the request that wants it, too.
+        Args:
+            held_gpus: The GPUs of the lease.
+            consumed_limits: The limits that the lease would use up.
+            end: Declared end of the lease; None: unknown.
+            is_promised: Whether the request of the lease is promised GPUs of victims, too.
         """
-        if self.start is None or self.then is None:
-            return bool(draws & self.short)
-        if (end is not None and end <= self.start) or not self.scope.has(hold):
+        if self.expected_start is None or self.capacity_at_start is None:
+            return bool(consumed_limits & self.missing_limits)
+        if (end is not None and end <= self.expected_start) or not self.scope.includes(held_gpus):
             return False
-        if self.is_promised and not is_promised and draws & self.short:
+        if self.is_promised and not is_promised and consumed_limits & self.missing_limits:
             return True
-        self.then.take(hold)
-        delayed = not self.then.fits(self.queue, self.waiting.request)
-        self.then.give_back(hold)
+        self.capacity_at_start.add(held_gpus)
+        delayed = not self.capacity_at_start.fits(self.queue, self.pending.request)
+        self.capacity_at_start.remove(held_gpus)
         return delayed

@@ -1,12 +1,12 @@
-"""What is held and what is free, by queue, cohort, kind of GPUs and node, at one instant or a later one.
+"""Held and free GPUs by queue, cohort, GPU kind and node, now or at a later instant.
 
-A queue owns its quota. In a cohort it may also take what the others do not use,
-up to its borrowing limit and to what they lend (Kueue's nominalQuota,
-borrowingLimit and lendingLimit). Where an inventory is declared, GPUs that
-exist are a further limit; where nodes are, they must have room for each pod.
+A queue owns its quota. In a cohort it may also use free GPUs of the other queues,
+up to its borrowing limit and their lending limits (Kueue's nominalQuota,
+borrowingLimit and lendingLimit). Existing GPUs are a further limit where an
+inventory is declared; declared nodes must also have room for each pod.
 
-Every number that decides and every number in a message comes from here. A
-question costs no more where there are more leases, because they are summed.
+The scheduler decides by these numbers, and its messages quote the same numbers.
+The leases are summed, so a query does not take longer with more leases.
 """
 
 import math
@@ -15,222 +15,241 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
-from tiphys_plugin.quota.placement.inventory import Free
+from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity
 from tiphys_plugin.quota.placement.model import Placement
-from tiphys_plugin.quota.placement.place import Unplaceable, place
+from tiphys_plugin.quota.placement.place import PlacementFailure, find_placement
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.pools import Limit, Source, gang, terms_of
+from tiphys_plugin.quota.scheduler.pools import PoolOption, ResourceLimit, build_gang_request, get_pool_options
 
 
-class Hold(NamedTuple):
-    """GPUs as they are counted: against which quota and as which kind, by the queues of today."""
+class HeldGpus(NamedTuple):
+    """GPUs of a lease as the present queues count them: the quota that they use, and their kind."""
 
     gpus: int
     queue: str
     pool: str
     gpu_type: str | None
     cohort: str | None = None
-    """The cohort that it borrows from or lends in; None if nobody else can be concerned."""
-    keeps: int = 0
-    """What its queue keeps for itself of this pool."""
+    """Cohort whose shared quota the GPUs may use; None if only the own queue is affected."""
+    guaranteed_quota: int = 0
+    """Quota of this pool that the queue does not lend."""
     placement: Placement | None = None
-    """Where its GPUs are; None where no nodes are declared."""
+    """Nodes of the GPUs; None where no nodes are declared."""
 
     @property
-    def account(self) -> tuple[str, str]:
-        """Who shares its quota: holds of other accounts may come and go without a change for it, but for inventory."""
+    def quota_key(self) -> tuple[str, str]:
+        """Cohort (or queue) and pool. GPUs with other quota keys affect this one only through the inventory."""
         return self.cohort or self.queue, self.pool
 
 
 class Capacity:
-    """Sums over ``leases``, under the quotas and the inventory of ``queues``."""
+    """Sums of the GPUs of ``leases`` under the quotas and the inventory of ``queues``."""
 
     def __init__(self, queues: Queues, leases: Sequence[Lease] = ()) -> None:
         self.queues = queues
         self._held: Counter[tuple[str, str]] = Counter()
         self._borrowed: Counter[tuple[str, str]] = Counter()
-        self._of_type: Counter[str | None] = Counter(queues.foreign)
-        self._alike: dict[tuple[str, str | None, str], Hold] = {}
-        self._free = None if queues.fleet is None else Free(queues.fleet)
-        alike: Counter[tuple[str, str | None, str]] = Counter()
+        self._held_by_kind: Counter[str | None] = Counter(queues.foreign_gpus)
+        self._held_gpus_cache: dict[tuple[str, str | None, str], HeldGpus] = {}
+        self._free_capacity = None if queues.node_inventory is None else ClusterFreeCapacity(queues.node_inventory)
+        gpus_by_key: Counter[tuple[str, str | None, str]] = Counter()
         for lease in leases:
-            alike[lease.request.queue, lease.request.gpu_type, lease.pool] += lease.request.gpus
-        for (queue, gpu_type, pool), gpus in alike.items():
-            self.take(self._hold(gpus, queue, gpu_type, pool))
-        if self._free is not None:
+            gpus_by_key[lease.request.queue, lease.request.gpu_type, lease.pool] += lease.request.gpus
+        for (queue, gpu_type, pool), gpus in gpus_by_key.items():
+            self.add(self._build_held_gpus(gpus, queue, gpu_type, pool))
+        if self._free_capacity is not None:
             for lease in leases:
-                self._free.take(_placed(lease))
+                self._free_capacity.allocate(_placement_of_lease(lease))
 
     def copy(self) -> "Capacity":
-        """The same sums, to be changed without changing these."""
+        """An independent copy."""
         twin = Capacity.__new__(Capacity)
-        twin.queues, twin._alike = self.queues, self._alike
+        twin.queues, twin._held_gpus_cache = self.queues, self._held_gpus_cache
         twin._held, twin._borrowed = self._held.copy(), self._borrowed.copy()
-        twin._of_type = self._of_type.copy()
-        twin._free = None if self._free is None else self._free.copy()
+        twin._held_by_kind = self._held_by_kind.copy()
+        twin._free_capacity = None if self._free_capacity is None else self._free_capacity.copy()
         return twin
 
-    def hold(self, request: LeaseRequest, pool: str) -> Hold:
-        """How GPUs of ``pool`` are counted that ``request`` holds or would hold."""
-        alike = (request.queue, request.gpu_type, pool)
-        if (known := self._alike.get(alike)) is None:
-            known = self._alike[alike] = self._hold(request.gpus, *alike)
-        return known if known.gpus == request.gpus else known._replace(gpus=request.gpus)
+    def held_gpus_of_request(self, request: LeaseRequest, pool: str) -> HeldGpus:
+        """The GPUs of ``pool`` that ``request`` holds or would hold, without a placement."""
+        key = (request.queue, request.gpu_type, pool)
+        if (cached := self._held_gpus_cache.get(key)) is None:
+            cached = self._held_gpus_cache[key] = self._build_held_gpus(request.gpus, *key)
+        return cached if cached.gpus == request.gpus else cached._replace(gpus=request.gpus)
 
-    def hold_of(self, lease: Lease) -> Hold:
-        """How a lease is counted."""
-        hold = self.hold(lease.request, lease.pool)
-        return hold if self._free is None else hold._replace(placement=_placed(lease))
+    def held_gpus_of_lease(self, lease: Lease) -> HeldGpus:
+        """The GPUs of a lease, with their placement."""
+        held_gpus = self.held_gpus_of_request(lease.request, lease.pool)
+        return held_gpus if self._free_capacity is None else held_gpus._replace(placement=_placement_of_lease(lease))
 
-    def placed(self, request: LeaseRequest, pool: str) -> Hold:
-        """How the request would be counted if it started now on ``pool``, which is among the `fitting` ones."""
-        hold, found = self.hold(request, pool), self.place(request, pool)
-        return hold if not isinstance(found, Placement) else hold._replace(placement=found)
+    def held_gpus_if_placed(self, request: LeaseRequest, pool: str) -> HeldGpus:
+        """The GPUs that the request would hold if it started now in ``pool``, one of `find_fitting_pools`."""
+        held_gpus, placement = self.held_gpus_of_request(request, pool), self.find_placement(request, pool)
+        return held_gpus if not isinstance(placement, Placement) else held_gpus._replace(placement=placement)
 
-    def place(self, request: LeaseRequest, pool: str) -> Placement | Unplaceable | None:
-        """The nodes for GPUs of ``pool``, or what is in the way; None where no nodes are declared."""
-        return None if self._free is None else place(self._free, gang(request, pool), self.queues.placing)
+    def find_placement(self, request: LeaseRequest, pool: str) -> Placement | PlacementFailure | None:
+        """The nodes for the request in ``pool``, or why there are none; None where no nodes are declared."""
+        return (
+            None
+            if self._free_capacity is None
+            else find_placement(self._free_capacity, build_gang_request(request, pool), self.queues.placement_policy)
+        )
 
-    def take(self, hold: Hold) -> None:
-        """Count more as held."""
-        self._count(hold, hold.gpus)
-        if self._free is not None and hold.placement is not None:
-            self._free.take(hold.placement)
+    def add(self, held_gpus: HeldGpus) -> None:
+        """Count ``held_gpus`` as held."""
+        self._count(held_gpus, held_gpus.gpus)
+        if self._free_capacity is not None and held_gpus.placement is not None:
+            self._free_capacity.allocate(held_gpus.placement)
 
-    def give_back(self, hold: Hold) -> None:
-        """The opposite of `take`."""
-        self._count(hold, -hold.gpus)
-        if self._free is not None and hold.placement is not None:
-            self._free.give_back(hold.placement)
+    def remove(self, held_gpus: HeldGpus) -> None:
+        """Undo `add`."""
+        self._count(held_gpus, -held_gpus.gpus)
+        if self._free_capacity is not None and held_gpus.placement is not None:
+            self._free_capacity.release(held_gpus.placement)
 
-    def held(self, queue: Queue, pool: str) -> int:
+    def held_in_pool(self, queue: Queue, pool: str) -> int:
         return self._held[queue.name, pool]
 
-    def left(self, queue: Queue, pool: str) -> int:
-        """What is left of the queue's own quota; negative while it borrows, or if its quota was lowered."""
+    def remaining_quota(self, queue: Queue, pool: str) -> int:
+        """Unused GPUs of the queue's own quota; negative while it borrows, or after its quota was lowered."""
         return queue.gpus[pool] - self._held[queue.name, pool]
 
-    def room(self, queue: Queue, pool: str) -> int:
-        """GPUs that the queue may take now by quotas alone, those of others included."""
+    def available_gpus(self, queue: Queue, pool: str) -> int:
+        """GPUs that the queue may take now by quotas alone, borrowed GPUs included."""
         held = self._held[queue.name, pool]
         if queue.cohort is None:
             return queue.gpus[pool] - held
-        own = max(0, queue.keeps(pool) - held)
-        return int(min(own + self.common(queue.cohort, pool), queue.ceiling(pool) - held))
+        guaranteed = max(0, queue.guaranteed_quota(pool) - held)
+        in_cohort = self.available_in_cohort(queue.cohort, pool)
+        return int(min(guaranteed + in_cohort, queue.max_with_borrowing(pool) - held))
 
-    def common(self, cohort: str, pool: str) -> int:
-        """What is free of all that the queues of a cohort lend to each other; negative where a quota was lowered."""
-        return self.queues.lent[cohort, pool] - self._borrowed[cohort, pool]
+    def available_in_cohort(self, cohort: str, pool: str) -> int:
+        """Unused GPUs that the queues of a cohort lend each other; negative after a quota was lowered."""
+        return self.queues.lendable_gpus[cohort, pool] - self._borrowed[cohort, pool]
 
-    def unused(self, request: LeaseRequest, pool: str) -> float:
-        """GPUs of the inventory that no lease holds and the request could get; infinite without an inventory."""
-        return self._unused(pools.gpu_type(request, pool), pools.existing(self.queues, request, pool))
+    def free_inventory(self, request: LeaseRequest, pool: str) -> float:
+        """Free GPUs of the inventory that the request could use in ``pool``; infinite without an inventory."""
+        return self._free_inventory(
+            pools.gpu_kind_in_pool(request, pool), pools.count_existing_gpus(self.queues, request, pool)
+        )
 
-    def _unused(self, wanted: str | None, existing: float) -> float:
-        """The same for GPUs of one kind, or any, of which so many exist."""
-        if self.queues.stock is None:
+    def _free_inventory(self, gpu_kind: str | None, existing: float) -> float:
+        """Free GPUs of a kind (None: of any kind) of which ``existing`` exist."""
+        if self.queues.gpu_inventory is None:
             return math.inf
-        everything = self._of_type.total()
-        of_type = everything if wanted is None else self._of_type[wanted] + self._astray(wanted)
-        return min(existing - of_type, self.queues.existing - everything)
+        total_held = self._held_by_kind.total()
+        held = total_held if gpu_kind is None else self._held_by_kind[gpu_kind] + self._count_unattributed(gpu_kind)
+        return min(existing - held, self.queues.total_gpus - total_held)
 
-    def _astray(self, kind: str) -> int:
-        """GPUs that may be of a flavor or not: theirs is gone, or had not been declared when they were given."""
+    def _count_unattributed(self, gpu_kind: str) -> int:
+        """Held GPUs that may or may not be of a flavor, because theirs was removed, or declared after the grant."""
         if not self.queues.flavors:
             return 0
-        known, kinds = {*(self.queues.stock or {}), *self.queues.kinds.by_name}, self.queues.kinds
-        wanted = kinds.type_of(kind)
+        flavor_set = self.queues.flavor_set
+        declared_kinds = {*(self.queues.gpu_inventory or {}), *flavor_set.by_name}
+        gpu_type = flavor_set.gpu_type_of(gpu_kind)
         return sum(
             gpus
-            for held, gpus in self._of_type.items()
-            if held not in known and (held is None or kinds.is_plain(held) or held == wanted)
+            for kind, gpus in self._held_by_kind.items()
+            if kind not in declared_kinds and (kind is None or flavor_set.is_unflavored(kind) or kind == gpu_type)
         )
 
     @property
-    def is_overdrawn(self) -> bool:
-        """Whether more of a kind is held than exists: the inventory was lowered since."""
-        stock = self.queues.stock or {}
-        return any(self._of_type[kind] + self._astray(kind) > one.count for kind, one in stock.items())
+    def exceeds_inventory(self) -> bool:
+        """Whether more GPUs of a kind are held than exist, because the inventory was lowered."""
+        inventory = self.queues.gpu_inventory or {}
+        return any(
+            self._held_by_kind[kind] + self._count_unattributed(kind) > entry.count for kind, entry in inventory.items()
+        )
 
-    def fitting(self, queue: Queue, request: LeaseRequest) -> list[str]:
-        """Pools that could serve the request now.
+    def find_fitting_pools(self, queue: Queue, request: LeaseRequest) -> list[str]:
+        """Pools that could serve the request now, the best first.
 
-        The best comes first: rather one's own than borrowed GPUs, then flavors in
-        their order; where there are none, the smallest hole that is large enough,
-        so that large ones stay for large requests.
+        Pools within the queue's own quota come before borrowed ones, then flavors in their order. Without flavors, the
+        pool with the fewest available GPUs comes first, so that large requests keep room.
         """
 
         def rank(pool: str) -> tuple[bool, int, str]:
-            return self.left(queue, pool) < request.gpus, self.room(queue, pool), pool
+            return self.remaining_quota(queue, pool) < request.gpus, self.available_gpus(queue, pool), pool
 
-        sources = terms_of(self.queues, queue, request).sources
-        found = [one.pool for one in sources if self._serves(queue, request.gpus, one)]
-        if len(found) < 2:
-            return found
+        options = get_pool_options(self.queues, queue, request).options
+        fitting = [option.pool for option in options if self._can_serve(queue, request.gpus, option)]
+        if len(fitting) < 2:
+            return fitting
         if self.queues.flavors:
-            return sorted(found, key=lambda pool: self.left(queue, pool) < request.gpus)
-        return sorted(found, key=rank)
+            return sorted(fitting, key=lambda pool: self.remaining_quota(queue, pool) < request.gpus)
+        return sorted(fitting, key=rank)
 
     def fits(self, queue: Queue, request: LeaseRequest) -> bool:
         """Whether one of its pools could serve the request now."""
-        sources = terms_of(self.queues, queue, request).sources
-        return any(self._serves(queue, request.gpus, one) for one in sources)
+        options = get_pool_options(self.queues, queue, request).options
+        return any(self._can_serve(queue, request.gpus, option) for option in options)
 
-    def short_of(self, queue: Queue, request: LeaseRequest) -> frozenset[Limit]:
-        """The limits that keep the request from every one of its pools; empty if one of them serves it."""
-        short: set[Limit] = set()
-        for one in terms_of(self.queues, queue, request).sources:
-            missing = self._missing(queue, request.gpus, one)
+    def find_missing_limits(self, queue: Queue, request: LeaseRequest) -> frozenset[ResourceLimit]:
+        """The limits that the request lacks in any of its pools; empty if one pool could serve it."""
+        missing_in_any: set[ResourceLimit] = set()
+        for option in get_pool_options(self.queues, queue, request).options:
+            missing = self._missing_limits(queue, request.gpus, option)
             if not missing:
                 return frozenset()
-            short |= missing
-        return frozenset(short)
+            missing_in_any |= missing
+        return frozenset(missing_in_any)
 
-    def draws_on(self, queue: Queue, request: LeaseRequest, pool: str) -> frozenset[Limit]:
-        """The limits that a lease of ``pool`` would bring nearer."""
-        source = next(one for one in terms_of(self.queues, queue, request).sources if one.pool == pool)
-        borrows = queue.cohort is not None and self.held(queue, pool) + request.gpus > queue.keeps(pool)
-        return source.borrowed if borrows else source.own
+    def find_consumed_limits(self, queue: Queue, request: LeaseRequest, pool: str) -> frozenset[ResourceLimit]:
+        """The limits that a lease of ``pool`` for the request would use up."""
+        option = next(one for one in get_pool_options(self.queues, queue, request).options if one.pool == pool)
+        held_after = self.held_in_pool(queue, pool) + request.gpus
+        borrows = queue.cohort is not None and held_after > queue.guaranteed_quota(pool)
+        return option.borrowing_limits if borrows else option.own_limits
 
-    def _serves(self, queue: Queue, gpus: int, source: Source) -> bool:
-        """Whether nothing is `_missing`."""
-        if self.room(queue, source.pool) < gpus or self._unused(source.kind, source.existing) < gpus:
+    def _can_serve(self, queue: Queue, gpus: int, option: PoolOption) -> bool:
+        """Whether there are no `_missing_limits`; cheaper than these."""
+        if (
+            self.available_gpus(queue, option.pool) < gpus
+            or self._free_inventory(option.gpu_kind, option.existing_gpus) < gpus
+        ):
             return False
-        return not self._has_no_place(source)
+        return not self._cannot_be_placed(option)
 
-    def _missing(self, queue: Queue, gpus: int, source: Source) -> set[Limit]:
-        missing: set[Limit] = set()
-        if gpus > queue.ceiling(source.pool) - self.held(queue, source.pool):
-            missing.add(Limit("queue", queue.name, source.pool))
-        elif queue.cohort is not None and self.room(queue, source.pool) < gpus:
-            missing.add(Limit("cohort", queue.cohort, source.pool))
-            if self.held(queue, source.pool) < queue.keeps(source.pool):
-                missing.add(Limit("queue", queue.name, source.pool))  # what is left of it would help, too
-        if self._unused(source.kind, source.existing) < gpus or (not missing and self._has_no_place(source)):
-            missing |= source.types
+    def _missing_limits(self, queue: Queue, gpus: int, option: PoolOption) -> set[ResourceLimit]:
+        missing: set[ResourceLimit] = set()
+        if gpus > queue.max_with_borrowing(option.pool) - self.held_in_pool(queue, option.pool):
+            missing.add(ResourceLimit("queue", queue.name, option.pool))
+        elif queue.cohort is not None and self.available_gpus(queue, option.pool) < gpus:
+            missing.add(ResourceLimit("cohort", queue.cohort, option.pool))
+            if self.held_in_pool(queue, option.pool) < queue.guaranteed_quota(option.pool):
+                # Released GPUs of the guaranteed quota would also help.
+                missing.add(ResourceLimit("queue", queue.name, option.pool))
+        if self._free_inventory(option.gpu_kind, option.existing_gpus) < gpus or (
+            not missing and self._cannot_be_placed(option)
+        ):
+            missing |= option.inventory_limits
         return missing
 
-    def _has_no_place(self, source: Source) -> bool:
-        return self._free is not None and isinstance(place(self._free, source.gang, self.queues.placing), Unplaceable)
+    def _cannot_be_placed(self, option: PoolOption) -> bool:
+        return self._free_capacity is not None and isinstance(
+            find_placement(self._free_capacity, option.gang, self.queues.placement_policy), PlacementFailure
+        )
 
-    def _hold(self, gpus: int, queue_name: str, asked_type: str | None, pool: str) -> Hold:
-        pool_today = pools.pool_of(self.queues, queue_name, asked_type, pool)
-        gpu_type = pools.kind_of(self.queues, asked_type, pool)
+    def _build_held_gpus(self, gpus: int, queue_name: str, requested_type: str | None, pool: str) -> HeldGpus:
+        current_pool = pools.find_pool(self.queues, queue_name, requested_type, pool)
+        gpu_kind = pools.find_held_kind(self.queues, requested_type, pool)
         queue = self.queues.find(queue_name)
-        if queue is None or queue.cohort is None or pool_today not in queue.gpus:
-            return Hold(gpus, queue_name, pool_today, gpu_type)
-        return Hold(gpus, queue_name, pool_today, gpu_type, queue.cohort, queue.keeps(pool_today))
+        if queue is None or queue.cohort is None or current_pool not in queue.gpus:
+            return HeldGpus(gpus, queue_name, current_pool, gpu_kind)
+        return HeldGpus(gpus, queue_name, current_pool, gpu_kind, queue.cohort, queue.guaranteed_quota(current_pool))
 
-    def _count(self, hold: Hold, gpus: int) -> None:
-        self._of_type[hold.gpu_type] += gpus
-        before = self._held[hold.queue, hold.pool]
-        self._held[hold.queue, hold.pool] = before + gpus
-        if hold.cohort is not None:
-            borrowed = max(0, before + gpus - hold.keeps) - max(0, before - hold.keeps)
-            self._borrowed[hold.cohort, hold.pool] += borrowed
+    def _count(self, held_gpus: HeldGpus, gpus: int) -> None:
+        self._held_by_kind[held_gpus.gpu_type] += gpus
+        before = self._held[held_gpus.queue, held_gpus.pool]
+        self._held[held_gpus.queue, held_gpus.pool] = before + gpus
+        if held_gpus.cohort is not None:
+            guaranteed = held_gpus.guaranteed_quota
+            borrowed = max(0, before + gpus - guaranteed) - max(0, before - guaranteed)
+            self._borrowed[held_gpus.cohort, held_gpus.pool] += borrowed
 
 
-def _placed(lease: Lease) -> Placement:
-    """Where its GPUs are; nowhere for a lease of a time when no nodes were declared."""
-    return Placement(gang(lease.request, lease.pool), lease.nodes)
+def _placement_of_lease(lease: Lease) -> Placement:
+    """The nodes of a lease; none for a lease that was granted before nodes were declared."""
+    return Placement(build_gang_request(lease.request, lease.pool), lease.nodes)

@@ -1,25 +1,22 @@
-"""One look along the line of all who wait, in the order in which GPUs are given.
+"""The scheduling cycle: decides for all pending requests, in scheduling order, which may start.
 
-Whoever stays within the quota of its queue goes before whoever borrows; then
-higher priority, then the queue that uses the smaller share, then the earlier
-arrival. In a queue that goes by GPU time, who has had less of it goes before who
-came earlier. Who is next and fits is taken to start. Who is next and does not fit
-keeps what it waits for:
+Requests within the quota of their queue go before requests that borrow; then
+higher priority, then the queue with the smaller fair share, then earlier arrival.
+A queue with ``order: attained`` puts less attained service before earlier arrival.
+A request that fits starts. The first request that does not fit gets a reservation
+(EASY backfill: D. Lifka, "The ANL/IBM SP Scheduling System", JSSPP 1995):
 
-* If all that it waits for ends at times that are known, it is expected to start
-  at the first instant at which it fits, and those behind it may start before it
-  as far as that does not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
-  Scheduling System", JSSPP 1995).
-* If somebody said no end, nobody behind it may take what it is short of.
+* If the ends of the relevant leases are known, the request is expected to start at
+  the first instant at which it fits. Later requests start only if they do not
+  delay it.
+* Without such deadlines no later request may take the resources that it lacks.
 
-So a request is overtaken by none that would hold it up, whatever comes after
-it: its wait is bounded by what runs, and by what is before it in the line.
+So no later request delays a pending one: its wait is bounded by the running
+leases and by the requests before it.
 
-What one look along the line has found: who may start, and how it stands with all others.
-
-Thousands wait and ask again every few seconds, and between two changes of the
-book the same look answers all of them. So it is kept whole, and what a person
-wants to know (who is ahead, which place) is worked out from it when somebody asks.
+Thousands of pending requests are repeated every few seconds. Between two changes
+of the ledger state one cycle answers all of them, so `CycleResult` is cached as a
+whole, and `CycleResult.outcome_of` computes the answer for one request on demand.
 """
 
 import heapq
@@ -33,318 +30,368 @@ from math import ceil, inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, Waiting
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.backfill import Reservation, Scope, first_fit
-from tiphys_plugin.quota.scheduler.capacity import Capacity, Hold
-from tiphys_plugin.quota.scheduler.fair_share import Consumed, Shares
-from tiphys_plugin.quota.scheduler.pools import Limit, Terms, terms_of
-from tiphys_plugin.quota.scheduler.snapshot import End, Entry, Lines, Standing, end_of, end_time, lines_of, standing
+from tiphys_plugin.quota.scheduler.backfill import LeaseEnd, Reservation, ReservationScope, end_time, find_first_fit
+from tiphys_plugin.quota.scheduler.capacity import Capacity, HeldGpus
+from tiphys_plugin.quota.scheduler.fair_share import FairShares
+from tiphys_plugin.quota.scheduler.pools import PoolOptions, ResourceLimit, get_pool_options
+from tiphys_plugin.quota.scheduler.snapshot import (
+    DerivedState,
+    PendingEntry,
+    PendingQueues,
+    declared_end,
+    derive_state,
+    get_pending_queues,
+)
 
-Rank = tuple[bool, bool, int, float, int]
-"""Nobody was asked to leave for it, nor for one behind it; borrows, priority from the highest, share of the queue,
-arrival."""
+SchedulingKey = tuple[bool, bool, int, float, int]
+"""Not promised, borrows, negated priority, fair share of the queue, arrival; the smallest key is served first.
+
+A request is promised GPUs if it has victims, or precedes such a request in its queue."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How it stands with a request, and with all that want the same and come after it, while it has to wait.
+class SchedulingVerdict:
+    """Verdict of a cycle on a request. A verdict to wait also holds for later requests with the same `PoolOptions`.
 
-    ``pool`` is what it may start on; None if it has to wait: then ``reserved`` says for whom what it wants is kept.
+    ``pool`` is the pool in which the request may start; None if it has to wait. ``reservation`` is the one that the
+    request would delay.
     """
 
-    uses: frozenset[Limit]
-    """What others may lack because of it."""
+    contended_limits: frozenset[ResourceLimit]
+    """Limits that other requests may lack because of this one."""
     pool: str | None = None
     nodes: tuple[str, ...] = ()
     """The node of each member, where nodes are declared."""
-    reserved: Reservation | None = None
-    start: datetime | None = None
-    """When it will fit, if it is the one that something is kept for."""
+    reservation: Reservation | None = None
+    expected_start: datetime | None = None
+    """When the request will fit, if it has a reservation of its own with a known start."""
 
 
-class Start(NamedTuple):
-    """Who may start, on GPUs of which pool, and on which nodes, where nodes are declared."""
+class PoolAssignment(NamedTuple):
+    """A request that may start, its pool, and the node of each member where nodes are declared."""
 
-    waiting: Waiting
+    pending: PendingRequest
     pool: str
     nodes: tuple[str, ...] = ()
 
 
-class Seen(NamedTuple):
-    """A request, its place among all, and what came of it."""
+class RankedRequest(NamedTuple):
+    """A request with its scheduling key and its verdict."""
 
-    rank: Rank
-    waiting: Waiting
-    verdict: Verdict
+    key: SchedulingKey
+    pending: PendingRequest
+    verdict: SchedulingVerdict
 
     @property
     def is_promised(self) -> bool:
-        """Whether somebody was asked to leave for it."""
-        return not self.rank[0]
+        """Whether the request is promised GPUs; see `SchedulingKey`."""
+        return not self.key[0]
 
 
 @dataclass(frozen=True)
-class Turn:
-    """How it stands with one request when its turn has come.
+class RequestOutcome:
+    """Result of a cycle for one request.
 
-    ``pool`` is what it may start on; None if it has to wait. ``position`` counts from 1 those that want what it
-    wants, ``first`` is the first of them before it; ``reserved`` is for whom what it wants is kept.
+    ``pool`` is the pool in which it may start; None if it has to wait. ``position`` counts from 1 among the requests
+    that compete for the same limits, and ``first_ahead`` is the first of those before it. ``reservation`` is the one
+    that the request would delay.
     """
 
     pool: str | None
     nodes: tuple[str, ...]
     position: int
-    first: Seen | None
-    reserved: Reservation | None
-    start: datetime | None
-    """When it is expected to start, where that can be said."""
-    held: Capacity
-    """What leases hold, without those who only could start."""
+    first_ahead: RankedRequest | None
+    reservation: Reservation | None
+    expected_start: datetime | None
+    """Expected start; None if no reservation gives one."""
+    capacity: Capacity
+    """GPUs held by leases, without the starts of this cycle."""
     is_promised: bool
-    """Whether somebody was asked to leave for it."""
+    """Whether the request is promised GPUs; see `SchedulingKey`."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """Everybody who was looked at, with rank and verdict; ``held`` is what leases hold."""
+class CycleResult:
+    """All requests of a cycle with key and verdict; ``capacity`` has the GPUs held by leases before the cycle."""
 
-    seen: tuple[Seen, ...]
-    held: Capacity
-    wants: Callable[[LeaseRequest], frozenset[Limit]]
+    ranked: tuple[RankedRequest, ...]
+    capacity: Capacity
+    possible_limits: Callable[[LeaseRequest], frozenset[ResourceLimit]]
 
     @property
-    def starts(self) -> Iterator[Start]:
-        """Who may start, in the order of their turns."""
-        given = ((one, verdict) for _, one, verdict in self.seen)
-        return (Start(one, verdict.pool, verdict.nodes) for one, verdict in given if verdict.pool is not None)
+    def assignments(self) -> Iterator[PoolAssignment]:
+        """The requests that may start, in scheduling order."""
+        return (
+            PoolAssignment(one.pending, one.verdict.pool, one.verdict.nodes)
+            for one in self.ranked
+            if one.verdict.pool is not None
+        )
 
-    def turn(self, arrival: int) -> Turn:
-        """How it stands with the request that arrived as this number, which was looked at."""
-        place, one, verdict = self._places[arrival]
-        wanted = self.wants(one.request)
-        ahead = [before for before in self._in_order[:place] if not wanted.isdisjoint(before.verdict.uses)]
+    def outcome_of(self, arrival: int) -> RequestOutcome:
+        """The outcome for the request with this arrival number, which must be part of the cycle."""
+        index, pending, verdict = self._positions[arrival]
+        limits = self.possible_limits(pending.request)
+        ahead = [before for before in self._sorted[:index] if not limits.isdisjoint(before.verdict.contended_limits)]
         first = ahead[0] if ahead else None
-        return Turn(
+        return RequestOutcome(
             verdict.pool,
             verdict.nodes,
             len(ahead) + 1,
             first,
-            verdict.reserved,
-            verdict.start,
-            self.held,
-            self._in_order[place].is_promised,
+            verdict.reservation,
+            verdict.expected_start,
+            self.capacity,
+            self._sorted[index].is_promised,
         )
 
     @cached_property
-    def _in_order(self) -> list[Seen]:
-        return sorted(self.seen, key=itemgetter(0))
+    def _sorted(self) -> list[RankedRequest]:
+        return sorted(self.ranked, key=itemgetter(0))
 
     @cached_property
-    def _places(self) -> dict[int, tuple[int, Waiting, Verdict]]:
-        return {one.arrival: (place, one, verdict) for place, (_, one, verdict) in enumerate(self._in_order)}
+    def _positions(self) -> dict[int, tuple[int, PendingRequest, SchedulingVerdict]]:
+        return {one.pending.arrival: (index, one.pending, one.verdict) for index, one in enumerate(self._sorted)}
 
 
-PROMISE_LASTS = timedelta(minutes=2)
-"""What has come free for somebody is kept for so long; who waits asks every few seconds."""
-_FIRST_OF_ALL: Rank = (False, False, 0, 0.0, 0)
-_HOPEFUL: tuple[float, Verdict | None] = (inf, None)
+PROMISE_DURATION = timedelta(minutes=2)
+"""Freed GPUs of victims are kept this long for their preemptor, which repeats its request every few seconds."""
+_HIGHEST_KEY: SchedulingKey = (False, False, 0, 0.0, 0)
+_NO_VERDICT: tuple[float, SchedulingVerdict | None] = (inf, None)
 
 
-def turn(
+def evaluate_request(
     queues: Queues,
     leases: Sequence[Lease],
-    history: Sequence[Consumed],
-    waiting: Sequence[Waiting],
+    history: Sequence[EndedUsage],
+    pending: Sequence[PendingRequest],
     arrival: int,
     now: datetime,
-) -> Turn:
-    """What comes of number ``arrival`` of ``waiting``; its queue exists and could serve it one day.
+) -> RequestOutcome:
+    """Evaluate the request with arrival number ``arrival``; its queue must exist and be able to serve it one day.
 
-    Whoever asks within one second gets the answer of the end of that second: of
-    what ends until then it is not known when it ends, and what starts is taken to
-    start then. So nobody is promised too much, and one look answers all of them.
+    All requests within one second are evaluated as of the end of that second, so one cycle answers all of them. The
+    result is never too optimistic: a lease that should end until then counts as one without a known end, and starts
+    count from then on.
     """
-    known, lines = standing(queues, leases, history), lines_of(queues, waiting)
-    return _look(known, lines, ceil(now.timestamp())).turn(arrival)
+    derived, pending_queues = derive_state(queues, leases, history), get_pending_queues(queues, pending)
+    return _run_cycle(derived, pending_queues, ceil(now.timestamp())).outcome_of(arrival)
 
 
-def admissible(
-    queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed], waiting: Iterable[Waiting], now: datetime
-) -> list[Start]:
-    """Everybody who may start now, in the order of their turns.
+def select_admissible(
+    queues: Queues,
+    leases: Sequence[Lease],
+    history: Sequence[EndedUsage],
+    pending: Iterable[PendingRequest],
+    now: datetime,
+) -> list[PoolAssignment]:
+    """The requests that may start now, in scheduling order.
 
-    Requests that their queue could never serve must not be among them.
+    ``pending`` must not contain requests that their queue could never serve.
     """
-    return list(_Walk(standing(queues, leases, history), now).look(Lines(queues, list(waiting))).starts)
+    return list(
+        _SchedulingCycle(derive_state(queues, leases, history), now)
+        .run(PendingQueues(queues, list(pending)))
+        .assignments
+    )
 
 
 @lru_cache(maxsize=4)
-def _look(known: Standing, lines: Lines, second: int) -> Look:
-    return _Walk(known, datetime.fromtimestamp(second, UTC)).look(lines)
+def _run_cycle(derived: DerivedState, pending_queues: PendingQueues, second: int) -> CycleResult:
+    return _SchedulingCycle(derived, datetime.fromtimestamp(second, UTC)).run(pending_queues)
 
 
-class _Walk:
-    """One walk along the line. What is found out about a request holds for all like it that come later.
+class _SchedulingCycle:
+    """One scheduling cycle. A verdict to wait also holds for all later requests with the same `PoolOptions`.
 
-    Nothing comes free on the way, so who does not fit will not fit later, and a
-    line of thousands costs little more than its starts.
+    No GPUs come free during a cycle, so a request that does not fit will not fit later in the cycle, and a pending
+    queue of thousands costs little more than the requests that start.
     """
 
-    def __init__(self, known: Standing, now: datetime) -> None:
-        self._queues = known.queues
+    def __init__(self, derived: DerivedState, now: datetime) -> None:
+        self._queues = derived.queues
         self._now = now
-        self._known = known
-        self._capacity = known.held.copy()
-        self._shares = Shares(known.queues, known.means, now)
-        self._started_ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
-        self._hopeless: dict[Terms, tuple[float, Verdict]] = {}
-        """What holds for all of these terms that take longer than so many seconds."""
-        self._borrows: defaultdict[str, dict[Terms, bool]] = defaultdict(dict)
-        """By queue: whether somebody borrows follows from what its own queue holds."""
-        self._share: dict[str, float] = {}
-        self._reserved: list[Reservation] = []
-        """The one that can spare least of what is kept for it comes first."""
-        self._kept: defaultdict[str, set[Limit]] = defaultdict(set)
-        """By queue, what something is reserved of."""
-        self._seen: list[Seen] = []
-        self._first: set[int] = set()
-        """Arrivals of those who go before all others, see `_go_first`."""
+        self._derived = derived
+        self._capacity = derived.capacity.copy()
+        self._shares = FairShares(derived.queues, derived.decayed_usage, now)
+        self._started_ends: defaultdict[tuple[str, str], list[LeaseEnd]] = defaultdict(list)
+        self._known_verdicts: dict[PoolOptions, tuple[float, SchedulingVerdict]] = {}
+        """Verdict to wait for requests with these options that may hold GPUs for more than this many seconds."""
+        self._must_borrow: defaultdict[str, dict[PoolOptions, bool]] = defaultdict(dict)
+        """By queue, because the held GPUs of its own queue decide whether a request borrows."""
+        self._share_by_queue: dict[str, float] = {}
+        self._reservations: list[Reservation] = []
+        """Sorted by expected start; reservations without one come first."""
+        self._reserved_limits: defaultdict[str, set[ResourceLimit]] = defaultdict(set)
+        """By queue, the limits of which its reservations keep something."""
+        self._ranked: list[RankedRequest] = []
+        self._promised_arrivals: set[int] = set()
+        """Arrival numbers of the requests that go first; see `_find_promised_arrivals`."""
 
-    def look(self, lines: Lines) -> Look:
-        for rank, queue, one in self._in_order(lines):
-            self._seen.append(Seen(rank, one.waiting, self._judge(queue, one)))
-        return Look(tuple(self._seen), self._known.held, self._wants)
+    def run(self, pending_queues: PendingQueues) -> CycleResult:
+        for key, queue, entry in self._iterate_by_key(pending_queues):
+            self._ranked.append(RankedRequest(key, entry.pending, self._evaluate(queue, entry)))
+        return CycleResult(tuple(self._ranked), self._derived.capacity, self._possible_limits)
 
-    def _in_order(self, lines: Lines) -> Iterator[tuple[Rank, Queue, Entry]]:
-        """Everybody for whom there may be hope, each when nobody goes before it; starts in between are heeded."""
-        heads: list[tuple[Rank, str, Queue, Iterator[Entry], Entry]] = []
+    def _iterate_by_key(self, pending_queues: PendingQueues) -> Iterator[tuple[SchedulingKey, Queue, PendingEntry]]:
+        """Requests without a verdict, by scheduling key; each start of the cycle updates the keys that follow."""
+        heads: list[tuple[SchedulingKey, str, Queue, Iterator[PendingEntry], PendingEntry]] = []
 
-        def push(queue: Queue, rest: Iterator[Entry], before: Rank) -> None:
+        def push(queue: Queue, rest: Iterator[PendingEntry], before: SchedulingKey) -> None:
             for one in rest:
-                # Nobody goes before those of its own queue that have the better place there.
-                before = max(before, self._rank(queue, one))
-                longer_than, verdict = self._hopeless.get(one.terms, _HOPEFUL)
-                if verdict is None or one.seconds <= longer_than:
+                # A request never goes before one with a better position in its own queue.
+                before = max(before, self._scheduling_key(queue, one))
+                longer_than, verdict = self._known_verdicts.get(one.pool_options, _NO_VERDICT)
+                if verdict is None or one.max_seconds <= longer_than:
                     heapq.heappush(heads, (before, queue.name, queue, rest, one))
                     return
-                self._seen.append(Seen(before, one.waiting, verdict))
+                self._ranked.append(RankedRequest(before, one.pending, verdict))
 
-        anybody = self._known.promises or lines.has_promises
-        for queue, line in lines:
-            push(queue, iter(self._promised_first(queue, line) if anybody else line), _FIRST_OF_ALL)
+        has_promises = self._derived.has_promises or pending_queues.has_promises
+        for queue, entries in pending_queues:
+            push(queue, iter(self._sort_promised_first(queue, entries) if has_promises else entries), _HIGHEST_KEY)
         while heads:
-            rank, _, queue, rest, one = heapq.heappop(heads)
-            yield rank, queue, one
-            push(queue, rest, rank)
+            key, _, queue, rest, entry = heapq.heappop(heads)
+            yield key, queue, entry
+            push(queue, rest, key)
 
-    def _promised_first(self, queue: Queue, line: Sequence[Entry]) -> Sequence[Entry]:
-        first = self._go_first(queue, line)
-        self._first |= first
-        return sorted(line, key=lambda one: one.waiting.arrival not in first) if first else line
+    def _sort_promised_first(self, queue: Queue, entries: Sequence[PendingEntry]) -> Sequence[PendingEntry]:
+        first = self._find_promised_arrivals(queue, entries)
+        self._promised_arrivals |= first
+        return sorted(entries, key=lambda one: one.pending.arrival not in first) if first else entries
 
-    def _go_first(self, queue: Queue, line: Sequence[Entry]) -> set[int]:
-        """Those for whom somebody was asked to leave, and those that were before them when that was decided.
+    def _find_promised_arrivals(self, queue: Queue, entries: Sequence[PendingEntry]) -> set[int]:
+        """The preemptors, and the requests that were before them at the time of the preemption.
 
-        For one of the latter others may have left a moment ago: what it has come
-        to have must not go to the next for whom somebody leaves.
+        Victims of a request before a preemptor may have ended a moment ago; its GPUs must not go to the preemptor.
         """
-        promised = [one for one in line if self._is_promised(one.waiting)]
-        others = promised if queue.preempts else []
-        before = [
+        promised = [one for one in entries if self._is_promised(one.pending)]
+        preemptors = promised if queue.preempts else []
+        earlier = [
             one
-            for one in line
-            if any(one.place < other.place and one.waiting.arrival < other.waiting.arrival for other in others)
+            for one in entries
+            if any(
+                one.position < other.position and one.pending.arrival < other.pending.arrival for other in preemptors
+            )
         ]
-        return {one.waiting.arrival for one in (*promised, *before)}
+        return {one.pending.arrival for one in (*promised, *earlier)}
 
-    def _is_promised(self, one: Waiting) -> bool:
-        """Whether somebody was asked to leave for it, be he there or gone a moment ago."""
-        if self._known.is_promised(one.request):
+    def _is_promised(self, pending: PendingRequest) -> bool:
+        """Whether the request has victims that have not ended yet, or ended within `PROMISE_DURATION`."""
+        if self._derived.is_promised(pending.request):
             return True
-        return one.promised_at is not None and abs(self._now - one.promised_at) <= PROMISE_LASTS
+        return pending.promised_at is not None and abs(self._now - pending.promised_at) <= PROMISE_DURATION
 
-    def _rank(self, queue: Queue, one: Entry) -> Rank:
-        request, terms, known = one.waiting.request, one.terms, self._borrows[queue.name]
-        if (borrows := known.get(terms)) is None:
-            short = all(self._capacity.left(queue, source.pool) < request.gpus for source in terms.sources)
-            borrows = known[terms] = queue.cohort is not None and short
-        if (share := self._share.get(queue.name)) is None:
-            share = self._share[queue.name] = self._shares.of(queue, self._capacity)
-        return one.waiting.arrival not in self._first, borrows, -request.priority, share, one.waiting.arrival
+    def _scheduling_key(self, queue: Queue, one: PendingEntry) -> SchedulingKey:
+        request, options, borrows_by_options = one.pending.request, one.pool_options, self._must_borrow[queue.name]
+        if (borrows := borrows_by_options.get(options)) is None:
+            exceeds_quota = all(
+                self._capacity.remaining_quota(queue, option.pool) < request.gpus for option in options.options
+            )
+            borrows = borrows_by_options[options] = queue.cohort is not None and exceeds_quota
+        if (share := self._share_by_queue.get(queue.name)) is None:
+            share = self._share_by_queue[queue.name] = self._shares.share_of(queue, self._capacity)
+        return (
+            one.pending.arrival not in self._promised_arrivals,
+            borrows,
+            -request.priority,
+            share,
+            one.pending.arrival,
+        )
 
-    def _judge(self, queue: Queue, one: Entry) -> Verdict:
-        request = one.waiting.request
-        fitting = self._capacity.fitting(queue, request)
+    def _evaluate(self, queue: Queue, one: PendingEntry) -> SchedulingVerdict:
+        request = one.pending.request
+        fitting = self._capacity.find_fitting_pools(queue, request)
         if not fitting:
-            return self._lacks(queue, one, self._capacity.short_of(queue, request))
-        held_up: list[Reservation] = []
-        is_promised = one.waiting.arrival in self._first
+            return self._record_shortage(queue, one, self._capacity.find_missing_limits(queue, request))
+        delayed_reservations: list[Reservation] = []
+        is_promised = one.pending.arrival in self._promised_arrivals
+        end = declared_end(request, self._now)
         for pool in fitting:
-            hold, draws = self._capacity.placed(request, pool), self._capacity.draws_on(queue, request, pool)
-            end = end_of(request, self._now)
+            held_gpus = self._capacity.held_gpus_if_placed(request, pool)
+            limits = self._capacity.find_consumed_limits(queue, request, pool)
             delayed = next(
-                (kept for kept in self._reserved if kept.is_delayed_by(hold, draws, end, is_promised=is_promised)), None
+                (
+                    reservation
+                    for reservation in self._reservations
+                    if reservation.is_delayed_by(held_gpus, limits, end, is_promised=is_promised)
+                ),
+                None,
             )
             if delayed is None:
-                self._start(request, hold, end)
-                return Verdict(draws, pool, hold.placement.nodes if hold.placement is not None else ())
-            held_up.append(delayed)
-        verdict = Verdict(one.terms.wants, reserved=held_up[0])
-        self._hopeless[one.terms] = max(map(self._leaves, held_up)), verdict
+                self._start(request, held_gpus, end)
+                nodes = held_gpus.placement.nodes if held_gpus.placement is not None else ()
+                return SchedulingVerdict(limits, pool, nodes)
+            delayed_reservations.append(delayed)
+        verdict = SchedulingVerdict(one.pool_options.limits, reservation=delayed_reservations[0])
+        self._known_verdicts[one.pool_options] = max(map(self._seconds_until_start, delayed_reservations)), verdict
         return verdict
 
-    def _lacks(self, queue: Queue, one: Entry, short: frozenset[Limit]) -> Verdict:
-        verdict = Verdict(short or one.terms.wants)
-        self._hopeless[one.terms] = -inf, verdict
-        start = self._reserve(queue, one.waiting, short) if short else None
-        return verdict if start is None else replace(verdict, start=start)
+    def _record_shortage(
+        self, queue: Queue, one: PendingEntry, missing_limits: frozenset[ResourceLimit]
+    ) -> SchedulingVerdict:
+        verdict = SchedulingVerdict(missing_limits or one.pool_options.limits)
+        self._known_verdicts[one.pool_options] = -inf, verdict
+        start = self._reserve(queue, one.pending, missing_limits) if missing_limits else None
+        return verdict if start is None else replace(verdict, expected_start=start)
 
-    def _leaves(self, reservation: Reservation) -> float:
-        """Seconds for which what is kept may still be used; none if it is not known when it is needed."""
-        return -inf if reservation.start is None else (reservation.start - self._now).total_seconds()
+    def _seconds_until_start(self, reservation: Reservation) -> float:
+        """Seconds until the expected start, during which backfill may use the kept GPUs; -inf without such a start."""
+        return -inf if reservation.expected_start is None else (reservation.expected_start - self._now).total_seconds()
 
-    def _start(self, request: LeaseRequest, hold: Hold, end: datetime | None) -> None:
-        self._capacity.take(hold)
-        self._borrows.pop(request.queue, None)
-        self._share.pop(request.queue, None)
+    def _start(self, request: LeaseRequest, held_gpus: HeldGpus, end: datetime | None) -> None:
+        self._capacity.add(held_gpus)
+        self._must_borrow.pop(request.queue, None)
+        self._share_by_queue.pop(request.queue, None)
         if end is not None:
-            insort(self._started_ends[hold.account], (end, hold), key=end_time)
-        for one in self._reserved:
-            if one.start is not None and one.then is not None and (end is None or end > one.start):
-                one.then.take(hold)
+            insort(self._started_ends[held_gpus.quota_key], (end, held_gpus), key=end_time)
+        for one in self._reservations:
+            if (
+                one.expected_start is not None
+                and one.capacity_at_start is not None
+                and (end is None or end > one.expected_start)
+            ):
+                one.capacity_at_start.add(held_gpus)
 
-    def _reserve(self, queue: Queue, one: Waiting, short: frozenset[Limit]) -> datetime | None:
-        """Keep what the request is short of, unless somebody of its queue has that before it; when it will start."""
-        if not self._kept[queue.name].isdisjoint(short):
+    def _reserve(self, queue: Queue, one: PendingRequest, missing_limits: frozenset[ResourceLimit]) -> datetime | None:
+        """Reserve the missing limits, unless its queue has a reservation of them already; returns the expected start.
+
+        None if there is no new reservation, or no expected start.
+        """
+        if not self._reserved_limits[queue.name].isdisjoint(missing_limits):
             return None
-        self._kept[queue.name] |= short
-        then = self._capacity.copy()
+        self._reserved_limits[queue.name] |= missing_limits
+        capacity_at_start = self._capacity.copy()
         scope = self._scope(queue, one.request)
-        start = first_fit(then, self._ends_in(scope), queue, one.request)
-        kept = Reservation(one, queue, short, is_promised=one.arrival in self._first)
-        known = replace(kept, start=start, then=then, scope=scope) if start is not None else kept
-        insort(self._reserved, known, key=self._leaves)
+        start = find_first_fit(capacity_at_start, self._relevant_ends(scope), queue, one.request)
+        reservation = Reservation(one, queue, missing_limits, is_promised=one.arrival in self._promised_arrivals)
+        if start is not None:
+            reservation = replace(reservation, expected_start=start, capacity_at_start=capacity_at_start, scope=scope)
+        insort(self._reservations, reservation, key=self._seconds_until_start)
         return start
 
-    def _ends_in(self, scope: Scope) -> Iterable[End]:
-        """What ends, in order of time, and makes a difference there."""
-        accounts = [one for one in {*self._known.accounts, *self._started_ends} if scope.may_have(one)]
-        known = [self._known.ends(account, self._now) for account in accounts]
-        ends = heapq.merge(*known, *(self._started_ends[account] for account in accounts), key=end_time)
-        return (end for end in ends if scope.has(end[1]))
+    def _relevant_ends(self, scope: ReservationScope) -> Iterable[LeaseEnd]:
+        """Known ends of the leases in ``scope``, in order of time."""
+        quota_keys = [one for one in {*self._derived.quota_keys, *self._started_ends} if scope.may_include_account(one)]
+        lease_ends = [self._derived.known_ends(key, self._now) for key in quota_keys]
+        ends = heapq.merge(*lease_ends, *(self._started_ends[key] for key in quota_keys), key=end_time)
+        return (end for end in ends if scope.includes(end[1]))
 
-    def _scope(self, queue: Queue, request: LeaseRequest) -> Scope:
-        open_to = pools.of(self._queues, queue, request)
-        accounts = frozenset((queue.cohort or queue.name, pool) for pool in open_to)
-        if self._queues.stock is None:
-            return Scope(accounts)
-        # Of a type of which more is held than there is, others have to do without.
-        every = self._known.held.is_overdrawn
-        return Scope(accounts, frozenset(self._queues.stock if every else pools.fitting_types(self._queues, request)))
+    def _scope(self, queue: Queue, request: LeaseRequest) -> ReservationScope:
+        eligible_pools = pools.find_eligible_pools(self._queues, queue, request)
+        quota_keys = frozenset((queue.cohort or queue.name, pool) for pool in eligible_pools)
+        if self._queues.gpu_inventory is None:
+            return ReservationScope(quota_keys)
+        # If more GPUs of a kind are held than exist, the total over all kinds limits every request.
+        any_kind = self._derived.capacity.exceeds_inventory
+        return ReservationScope(
+            quota_keys,
+            frozenset(self._queues.gpu_inventory if any_kind else pools.find_suitable_kinds(self._queues, request)),
+        )
 
-    def _wants(self, request: LeaseRequest) -> frozenset[Limit]:
-        """All that it could lack, beside what leases hold."""
+    def _possible_limits(self, request: LeaseRequest) -> frozenset[ResourceLimit]:
+        """All limits that the request could lack, whatever leases hold."""
         queue = self._queues.find(request.queue)
-        return terms_of(self._queues, queue, request).wants if queue is not None else frozenset()
+        return get_pool_options(self._queues, queue, request).limits if queue is not None else frozenset()

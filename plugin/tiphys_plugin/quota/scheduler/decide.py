@@ -1,15 +1,15 @@
-"""May these GPUs be held now? A pure function, so that its laws can be proved by search.
+"""Admits, defers or rejects one request, and explains the decision.
 
-Quota is kept per queue and pool; a pool is a flavor or a GPU type named in the
-queue file, or ``*`` for all the types it does not name. A typed request draws
-from the flavors of its type, or from its type, or from ``*`` where the queue
-does not name it. A request without a type may draw from any pool. Where an
-inventory is declared, GPUs that exist are a second limit, across queues.
+The decision is a pure function of a `SchedulingState`, so property tests can
+search for counterexamples to its laws. A request that the queues can never serve
+is rejected at once. For other requests the scheduling cycle decides
+(`tiphys_plugin.quota.scheduler.cycle`), and this module explains its outcome.
 
-What can never be had is rejected at once. Whether the rest is admitted follows
-from its turn in the line (`tiphys_plugin.quota.scheduler.cycle`); here it is put in words.
-
-How people name steps and times, and what a step is told that waits for others to save and to go.
+Quota is kept per queue and pool: a flavor or a GPU type named in the queue file,
+or ``*`` for all types that the queue does not name. A request with a GPU type uses
+the flavors of its type, or its type, or ``*`` if the queue does not name the type.
+A request without a GPU type may use any pool. Existing GPUs are a second limit,
+across queues, where an inventory is declared.
 """
 
 from bisect import insort
@@ -21,240 +21,266 @@ from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import (
     Admission,
+    AdmissionReason,
     Admitted,
-    Because,
+    DeferralReason,
     Deferred,
+    EndedUsage,
     Lease,
     LeaseRequest,
-    Reason,
+    PendingRequest,
     Rejected,
-    Waiting,
 )
-from tiphys_plugin.quota.placement.place import Unplaceable, place
-from tiphys_plugin.quota.queues import ANY_TYPE, Misconfigured, Queue, QueueRules, Queues, in_words
+from tiphys_plugin.quota.placement.place import PlacementFailure, find_placement
+from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, QueueRules, Queues, format_gpus
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import Seen, Turn, turn
-from tiphys_plugin.quota.scheduler.fair_share import Consumed, place_in_queue
-from tiphys_plugin.quota.scheduler.pools import Alike, alike_of, gang
-from tiphys_plugin.quota.scheduler.snapshot import Latest
+from tiphys_plugin.quota.scheduler.cycle import RankedRequest, RequestOutcome, evaluate_request
+from tiphys_plugin.quota.scheduler.fair_share import queue_position
+from tiphys_plugin.quota.scheduler.pools import RequestShape, build_gang_request, request_shape
+from tiphys_plugin.quota.scheduler.snapshot import RecentResults
 
 
-def waiting_for(leaving: Sequence[Lease]) -> Because:
-    """Why a request waits for which all of ``leaving``, one at least, were asked to leave."""
-    asked = [(lease.leaving, lease) for lease in leaving if lease.leaving is not None]
-    last, lease = max(asked, key=lambda one: one[0].deadline)
-    who = called(lease.request)
-    if len(asked) > 1:
-        who += f" and {len(asked) - 1} other{'s' if len(asked) > 2 else ''} were"
+def explain_pending_preemptions(preempted: Sequence[Lease]) -> DeferralReason:
+    """The reason of a request that waits for its victims ``preempted``, which must not be empty."""
+    victims = [(lease.preemption, lease) for lease in preempted if lease.preemption is not None]
+    last, lease = max(victims, key=lambda one: one[0].deadline)
+    subject = format_step_name(lease.request)
+    if len(victims) > 1:
+        subject += f" and {len(victims) - 1} other{'s' if len(victims) > 2 else ''} were"
     else:
-        who += " was"
-    first = min(leaving.asked_at for leaving, _ in asked)
-    return Because(
-        Reason.WAITING_FOR_PREEMPTED_CHECKPOINT,
-        f"{who} asked to save and go at {clock(first)}, by {clock(last.deadline)} at the latest",
+        subject += " was"
+    first_asked_at = min(notice.asked_at for notice, _ in victims)
+    return DeferralReason(
+        AdmissionReason.WAITING_FOR_PREEMPTED_CHECKPOINT,
+        f"{subject} asked to save and go at {format_clock_time(first_asked_at)}, "
+        f"by {format_clock_time(last.deadline)} at the latest",
     )
 
 
-def called(request: LeaseRequest) -> str:
-    """A step as people name it."""
+def format_step_name(request: LeaseRequest) -> str:
+    """Name of a step in messages: run and step."""
     return f"{request.run}/{request.step}"
 
 
-def clock(moment: datetime) -> str:
-    """The time of day, which is enough for what happens within minutes."""
+def format_clock_time(moment: datetime) -> str:
+    """Time of day, for events within minutes."""
     return f"{moment:%H:%M:%S}"
 
 
 @dataclass(frozen=True)
-class State:
-    """What is known at the instant of the decision. None of ``leases`` and ``waiting`` is the request itself."""
+class SchedulingState:
+    """Input of a decision. ``leases`` and ``pending`` do not contain the request itself."""
 
     queues: QueueRules
     leases: tuple[Lease, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
-    history: tuple[Consumed, ...] = ()
+    pending: tuple[PendingRequest, ...] = ()
+    history: tuple[EndedUsage, ...] = ()
 
 
-def decide(
-    state: State, request: LeaseRequest, arrival: int, now: datetime, promised_at: datetime | None = None
+def decide_admission(
+    state: SchedulingState, request: LeaseRequest, arrival: int, now: datetime, promised_at: datetime | None = None
 ) -> Admission:
-    """Admit, defer or reject ``request``, which arrived as number ``arrival``. `Admitted.lease` is left empty.
+    """Admit, defer or reject a request. `Admitted.lease` is left empty.
 
-    ``promised_at`` is that of its `Waiting`.
+    Args:
+        state: State without the request.
+        request: The request.
+        arrival: Arrival number of the request.
+        now: Time of the decision.
+        promised_at: `PendingRequest.promised_at` of the request.
     """
     if state.queues is None:
         return Admitted(lease="", pool=request.gpu_type or ANY_TYPE)
-    if isinstance(state.queues, Misconfigured):
-        return _wait(state.waiting, request, arrival, Reason.MISCONFIGURED, state.queues.why)
+    if isinstance(state.queues, MisconfiguredQueues):
+        return _defer(state.pending, request, arrival, AdmissionReason.MISCONFIGURED, state.queues.message)
     queue = state.queues.find(request.queue)
     if queue is None:
-        known = ", ".join(state.queues.names) or "none"
-        return Rejected(Reason.QUEUE_UNKNOWN, f"there is no queue {request.queue!r}; the queues are: {known}")
-    if (never := _reject(state.queues, queue, request)) is not None:
-        if not state.queues.changing or _reject(state.queues.quotas, queue, request) is not None:
-            return never
-        return _wait(state.waiting, request, arrival, never.reason, f"for now, {never.message}", queue)
+        queue_names = ", ".join(state.queues.names) or "none"
+        return Rejected(
+            AdmissionReason.QUEUE_UNKNOWN, f"there is no queue {request.queue!r}; the queues are: {queue_names}"
+        )
+    if (rejection := _find_rejection(state.queues, queue, request)) is not None:
+        if (
+            not state.queues.has_current_nodes
+            or _find_rejection(state.queues.without_nodes, queue, request) is not None
+        ):
+            return rejection
+        # Nodes may be added to a cluster, so a rejection that depends on its present nodes is only a deferral.
+        return _defer(state.pending, request, arrival, rejection.reason, f"for now, {rejection.message}", queue)
     if queue.stopped:
-        why = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
-        return _wait(state.waiting, request, arrival, Reason.QUEUE_STOPPED, why, queue)
-    mine = Waiting(request, arrival, since=now, seen_at=now, promised_at=promised_at)
-    line = list(_hopeful(state.queues, state.waiting))
-    insort(line, mine, key=attrgetter("arrival"))
-    seen = turn(state.queues, state.leases, state.history, line, arrival, now)
-    if seen.pool is not None:
-        return Admitted(lease="", pool=seen.pool, nodes=seen.nodes)
-    because = tuple(_reasons(queue, mine, seen))
-    if seen.is_promised:
-        leaving = [one for one in state.leases if one.leaving is not None and one.leaving.is_for(request)]
-        because = (*([waiting_for(leaving)] if leaving else []), *because)
-    message = f"{because[0].message}; position {seen.position}{_expected(seen.start)}"
-    return Deferred(because[0].reason, message, seen.position, because, seen.start)
+        explanation = f"queue {queue.name} is stopped: nothing new starts until its administrator opens it again"
+        return _defer(state.pending, request, arrival, AdmissionReason.QUEUE_STOPPED, explanation, queue)
+    own = PendingRequest(request, arrival, since=now, seen_at=now, promised_at=promised_at)
+    pending = list(_find_feasible(state.queues, state.pending))
+    insort(pending, own, key=attrgetter("arrival"))
+    outcome = evaluate_request(state.queues, state.leases, state.history, pending, arrival, now)
+    if outcome.pool is not None:
+        return Admitted(lease="", pool=outcome.pool, nodes=outcome.nodes)
+    reasons = tuple(_explain_deferral(queue, own, outcome))
+    if outcome.is_promised:
+        victims = [one for one in state.leases if one.preemption is not None and one.preemption.is_for(request)]
+        reasons = (*([explain_pending_preemptions(victims)] if victims else []), *reasons)
+    message = f"{reasons[0].message}; position {outcome.position}{_expected_start_text(outcome.expected_start)}"
+    return Deferred(reasons[0].reason, message, outcome.position, reasons, outcome.expected_start)
 
 
-def _wait(
-    waiting: tuple[Waiting, ...],
+def _defer(
+    pending: tuple[PendingRequest, ...],
     request: LeaseRequest,
     arrival: int,
-    reason: Reason,
-    why: str,
+    reason: AdmissionReason,
+    message: str,
     queue: Queue | None = None,
 ) -> Deferred:
-    """Nothing is granted, and what was asked keeps its place in the line."""
-    mine = place_in_queue(queue, request, arrival)
-    line = [one for one in waiting if one.request.queue == request.queue]
-    ahead = [one for one in line if place_in_queue(queue, one.request, one.arrival) < mine]
-    return Deferred(reason, why, len(ahead) + 1, (Because(reason, why),))
+    """A deferral without a scheduling cycle; the position counts the requests of the same queue."""
+    position = queue_position(queue, request, arrival)
+    same_queue = [one for one in pending if one.request.queue == request.queue]
+    ahead = [one for one in same_queue if queue_position(queue, one.request, one.arrival) < position]
+    return Deferred(reason, message, len(ahead) + 1, (DeferralReason(reason, message),))
 
 
-def _hopeful(queues: Queues, waiting: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
-    """Those whom the nodes of today could serve: nobody else is held up by who waits for nodes to come."""
-    if not queues.changing:
-        return waiting
-    requests = [one.request for one in waiting]
-    known = _latest.find(lambda one: one.queues is queues and one.requests == requests)
-    if known is None:
-        known = _latest.remember(_Hopeless(queues, requests, _hopeless(queues, requests)))
-    return tuple(one for place, one in enumerate(waiting) if place not in known.places) if known.places else waiting
+def _find_feasible(queues: Queues, pending: tuple[PendingRequest, ...]) -> tuple[PendingRequest, ...]:
+    """The requests that the present nodes could serve; a request that waits for new nodes must not delay others."""
+    if not queues.has_current_nodes:
+        return pending
+    requests = [one.request for one in pending]
+    cached = _recent_infeasible.find(lambda one: one.queues is queues and one.requests == requests)
+    if cached is None:
+        cached = _recent_infeasible.remember(_InfeasibleRequests(queues, requests, _find_infeasible(queues, requests)))
+    if not cached.indexes:
+        return pending
+    return tuple(one for index, one in enumerate(pending) if index not in cached.indexes)
 
 
-class _Hopeless(NamedTuple):
-    """Places in the line of those who want more than all nodes together could give them."""
+class _InfeasibleRequests(NamedTuple):
+    """Indexes of the requests that do not fit even on all present nodes without any leases."""
 
     queues: Queues
     requests: list[LeaseRequest]
-    places: frozenset[int]
+    indexes: frozenset[int]
 
 
-_latest: Latest[_Hopeless] = Latest(2)
+_recent_infeasible: RecentResults[_InfeasibleRequests] = RecentResults(2)
 
 
-def _hopeless(queues: Queues, requests: Sequence[LeaseRequest]) -> frozenset[int]:
-    found: dict[Alike, bool] = {}
+def _find_infeasible(queues: Queues, requests: Sequence[LeaseRequest]) -> frozenset[int]:
+    infeasible_shapes: dict[RequestShape, bool] = {}
 
-    def is_hopeless(request: LeaseRequest) -> bool:
-        alike = alike_of(request)
-        if alike not in found:
+    def is_infeasible(request: LeaseRequest) -> bool:
+        shape = request_shape(request)
+        if shape not in infeasible_shapes:
             queue = queues.find(request.queue)
-            found[alike] = queue is not None and _reject(queues, queue, request) is not None
-        return found[alike]
+            infeasible_shapes[shape] = queue is not None and _find_rejection(queues, queue, request) is not None
+        return infeasible_shapes[shape]
 
-    return frozenset(place for place, request in enumerate(requests) if is_hopeless(request))
-
-
-def _reject(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
-    """Why the request can never be satisfied, if so."""
-    inventory = queues.stock
-    if inventory is not None and request.gpu_type is not None and request.gpu_type not in queues.types:
-        has = ", ".join(sorted(queues.types)) or "none"
-        return Rejected(Reason.NO_MATCHING_GPU_TYPE, f"the cluster has no {request.gpu_type}; it has: {has}")
-    if inventory is not None and not pools.fitting_types(queues, request):
-        return _reject_by_kind(queues, inventory, request)
-    open_to = pools.of(queues, queue, request)
-    if not open_to:
-        has = ", ".join(sorted(queue.gpus)) or "none"
-        wanted = request.gpu_type or "GPU that fits"
-        why = f"queue {queue.name} has no {wanted}; it has: {has}{_untyped(queues, queue, request)}"
-        return Rejected(Reason.NO_MATCHING_GPU_TYPE, why)
-    return _reject_by_size(queues, queue, request, open_to)
+    return frozenset(index for index, request in enumerate(requests) if is_infeasible(request))
 
 
-def _reject_by_kind(queues: Queues, kinds: Iterable[str], request: LeaseRequest) -> Rejected:
-    """There are GPUs of its type, and none that suits."""
-    anyway = replace(request, min_gpu_memory_mb=None)
-    if not queues.flavors or any(pools.suits(queues, kind, anyway) for kind in kinds):
+def _find_rejection(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
+    """Why the request can never be served under these queues; None if it can."""
+    inventory = queues.gpu_inventory
+    if inventory is not None and request.gpu_type is not None and request.gpu_type not in queues.gpu_types:
+        gpu_types = ", ".join(sorted(queues.gpu_types)) or "none"
         return Rejected(
-            Reason.GPU_MEMORY_TOO_SMALL,
+            AdmissionReason.NO_MATCHING_GPU_TYPE, f"the cluster has no {request.gpu_type}; it has: {gpu_types}"
+        )
+    if inventory is not None and not pools.find_suitable_kinds(queues, request):
+        return _reject_by_kind(queues, inventory, request)
+    eligible_pools = pools.find_eligible_pools(queues, queue, request)
+    if not eligible_pools:
+        declared = ", ".join(sorted(queue.gpus)) or "none"
+        missing = request.gpu_type or "GPU that fits"
+        message = f"queue {queue.name} has no {missing}; it has: {declared}"
+        return Rejected(
+            AdmissionReason.NO_MATCHING_GPU_TYPE, f"{message}{_untyped_request_hint(queues, queue, request)}"
+        )
+    return _reject_by_size(queues, queue, request, eligible_pools)
+
+
+def _reject_by_kind(queues: Queues, gpu_kinds: Iterable[str], request: LeaseRequest) -> Rejected:
+    """Rejects a request whose GPU type exists, but of which no GPU kind is suitable."""
+    any_memory = replace(request, min_gpu_memory_mb=None)
+    if not queues.flavors or any(pools.is_kind_suitable(queues, kind, any_memory) for kind in gpu_kinds):
+        return Rejected(
+            AdmissionReason.GPU_MEMORY_TOO_SMALL,
             f"no GPU of the wanted type has {request.min_gpu_memory_mb} MB; ask for less memory or another type",
         )
-    why = f"no flavor of {request.gpu_type or 'any type'} is for this step{_spot(queues, request)}"
-    return Rejected(Reason.NO_MATCHING_GPU_TYPE, why)
+    message = f"no flavor of {request.gpu_type or 'any type'} is for this step{_spot_hint(queues, request)}"
+    return Rejected(AdmissionReason.NO_MATCHING_GPU_TYPE, message)
 
 
-def _untyped(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
-    """What to do about a ``*`` that is of no use to a step without a type; else that it may be for spot nodes."""
+def _untyped_request_hint(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
+    """Hint for a step without a GPU type in a queue whose only quota is ``*``; else the `_spot_hint`."""
     if queues.flavors and request.gpu_type is None and ANY_TYPE in queue.gpus:
         return (
             f"; beside flavors, {ANY_TYPE} is only for steps that name a type which has none: name one (gpu_type), or "
             "give the queue a quota of a flavor"
         )
-    return _spot(queues, request)
+    return _spot_hint(queues, request)
 
 
-def _spot(queues: Queues, request: LeaseRequest) -> str:
-    """That the use of spot nodes may be what excludes flavors."""
+def _spot_hint(queues: Queues, request: LeaseRequest) -> str:
+    """Hint that ``spot`` of the request may exclude flavors."""
     if not any(one.spot for one in queues.flavors) or request.spot == "allowed":
         return ""
-    only = "; it asks for spot nodes alone"
-    return only if request.spot == "only" else "; those of spot nodes are for steps with spot=True"
+    if request.spot == "only":
+        return "; the step requests spot nodes only"
+    return "; flavors of spot nodes are for steps with spot=True"
 
 
-def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, open_to: list[str]) -> Rejected | None:
-    largest = max(queues.most(queue, pool) for pool in open_to)
+def _reject_by_size(queues: Queues, queue: Queue, request: LeaseRequest, eligible_pools: list[str]) -> Rejected | None:
+    largest = max(queues.max_gpus(queue, pool) for pool in eligible_pools)
     if request.gpus > largest:
-        borrowed = ", borrowed ones included" if largest > max(queue.gpus[pool] for pool in open_to) else ""
+        borrowed = ", borrowed ones included" if largest > max(queue.gpus[pool] for pool in eligible_pools) else ""
         return Rejected(
-            Reason.EXCEEDS_MAX_QUOTA,
-            f"{_asked(request)} can never be had: queue {queue.name} may hold at most {largest}{borrowed}; "
-            f"{_nearest(queues, queue, request)}",
+            AdmissionReason.EXCEEDS_MAX_QUOTA,
+            f"{_format_requested_gpus(request)} can never be had: queue {queue.name} may hold at most "
+            f"{largest}{borrowed}; "
+            f"{_too_large_hint(queues, queue, request)}",
         )
-    exist = {pool: pools.existing(queues, request, pool) for pool in open_to}
-    if request.gpus > max(exist.values()):
+    existing = {pool: pools.count_existing_gpus(queues, request, pool) for pool in eligible_pools}
+    if request.gpus > max(existing.values()):
         return Rejected(
-            Reason.EXCEEDS_MAX_QUOTA,
-            f"{_asked(request)} can never be had: the cluster has {max(exist.values()):g}; ask for fewer",
+            AdmissionReason.EXCEEDS_MAX_QUOTA,
+            f"{_format_requested_gpus(request)} can never be had: the cluster has {max(existing.values()):g}; "
+            "ask for fewer",
         )
-    at_once = max(min(queues.most(queue, pool), exist[pool]) for pool in open_to)
-    if request.gpus > at_once:
+    largest_in_one_pool = max(min(queues.max_gpus(queue, pool), existing[pool]) for pool in eligible_pools)
+    if request.gpus > largest_in_one_pool:
         return Rejected(
-            Reason.EXCEEDS_MAX_QUOTA,
-            f"{_asked(request)} can never be had: of the types that queue {queue.name} may hold so many of, the "
-            f"cluster has fewer; {at_once:g} at most",
+            AdmissionReason.EXCEEDS_MAX_QUOTA,
+            f"{_format_requested_gpus(request)} can never be had: no single GPU type is in both the cluster and the "
+            f"quota of queue {queue.name} in this number; ask for at most {largest_in_one_pool:g}",
         )
-    return _reject_by_place(queues, request, open_to)
+    return _reject_by_placement(queues, request, eligible_pools)
 
 
-def _reject_by_place(queues: Queues, request: LeaseRequest, open_to: list[str]) -> Rejected | None:
-    """Not even an empty cluster has room for its pods."""
-    if queues.emptied is None:
+def _reject_by_placement(queues: Queues, request: LeaseRequest, eligible_pools: list[str]) -> Rejected | None:
+    """Rejects a request that not even an empty cluster could place; None if it could."""
+    if queues.empty_cluster_capacity is None:
         return None
-    found = [place(queues.emptied, gang(request, pool), queues.placing) for pool in open_to]
-    nowhere = [one for one in found if isinstance(one, Unplaceable)]
-    if len(nowhere) < len(found):
+    placements = [
+        find_placement(queues.empty_cluster_capacity, build_gang_request(request, pool), queues.placement_policy)
+        for pool in eligible_pools
+    ]
+    failures = [one for one in placements if isinstance(one, PlacementFailure)]
+    if len(failures) < len(placements):
         return None
-    nearest = max(nowhere, key=lambda one: (one.room, one.largest_node))
+    nearest = max(failures, key=lambda one: (one.placeable_members, one.largest_node_gpus))
     return Rejected(
-        Reason(nearest.reason.value),
-        f"{_asked(request)} can never be had: {nearest.message} even if nobody else ran; ask for at most "
-        f"{nearest.largest_node} on one node, or for several nodes",
+        AdmissionReason(nearest.reason.value),
+        f"{_format_requested_gpus(request)} can never be had: {nearest.message} even if nothing else ran; "
+        f"ask for at most {nearest.largest_node_gpus} on one node, or for several nodes",
     )
 
 
-def _nearest(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
-    """What to do about a request that is too large for its queue."""
+def _too_large_hint(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
+    """Hint for a request that is too large for its queue."""
     ceilings = {
-        q.name: max((queues.most(q, p) for p in pools.of(queues, q, request)), default=0) for q in queues.queues
+        q.name: max((queues.max_gpus(q, p) for p in pools.find_eligible_pools(queues, q, request)), default=0)
+        for q in queues.queues
     }
     name = max(sorted(ceilings), key=lambda n: ceilings[n])
     if ceilings[name] >= request.gpus:
@@ -264,87 +290,101 @@ def _nearest(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
     return "ask for fewer"
 
 
-def _reasons(queue: Queue, mine: Waiting, seen: Turn) -> Iterator[Because]:
-    """Everything that stands in the way: what leases hold, then who is before it."""
-    request, held = mine.request, seen.held
-    open_to = pools.of(held.queues, queue, request)
-    within_quota = [pool for pool in open_to if held.room(queue, pool) >= request.gpus]
+def _explain_deferral(queue: Queue, pending: PendingRequest, outcome: RequestOutcome) -> Iterator[DeferralReason]:
+    """All reasons: first the held GPUs, then the reservation or the request that goes first."""
+    request, capacity = pending.request, outcome.capacity
+    eligible_pools = pools.find_eligible_pools(capacity.queues, queue, request)
+    within_quota = [pool for pool in eligible_pools if capacity.available_gpus(queue, pool) >= request.gpus]
     if not within_quota:
-        yield _quota(held, queue, request, open_to)
-    short = [pool for pool in within_quota or open_to if held.unused(request, pool) < request.gpus]
-    if short and len(short) == len(within_quota or open_to):
-        yield Because(Reason.WAITING_FOR_INVENTORY, _stock(held, request, short[0]))
-    elif (nowhere := _nowhere(held, request, within_quota or open_to)) is not None:
-        yield nowhere
-    if seen.reserved is not None and seen.reserved.start is not None:
-        yield _kept(mine, seen.reserved)
-    elif seen.first is not None:
-        yield _behind(queue, seen.first, mine)
+        yield _explain_quota(capacity, queue, request, eligible_pools)
+    candidates = within_quota or eligible_pools
+    exhausted = [pool for pool in candidates if capacity.free_inventory(request, pool) < request.gpus]
+    if exhausted and len(exhausted) == len(candidates):
+        message = _inventory_message(capacity, request, exhausted[0])
+        yield DeferralReason(AdmissionReason.WAITING_FOR_INVENTORY, message)
+    elif (placement_reason := _explain_placement(capacity, request, candidates)) is not None:
+        yield placement_reason
+    if outcome.reservation is not None and outcome.reservation.expected_start is not None:
+        yield _explain_reservation(pending, outcome.reservation)
+    elif outcome.first_ahead is not None:
+        yield _explain_order(queue, outcome.first_ahead, pending)
 
 
-def _quota(held: Capacity, queue: Queue, request: LeaseRequest, open_to: list[str]) -> Because:
-    at_limit = all(held.held(queue, pool) + request.gpus > queue.ceiling(pool) for pool in open_to)
-    reason = Reason.BORROWING_LIMIT_REACHED if queue.cohort and at_limit else Reason.WAITING_FOR_QUOTA
+def _explain_quota(
+    capacity: Capacity, queue: Queue, request: LeaseRequest, eligible_pools: list[str]
+) -> DeferralReason:
+    at_limit = all(
+        capacity.held_in_pool(queue, pool) + request.gpus > queue.max_with_borrowing(pool) for pool in eligible_pools
+    )
+    reason = AdmissionReason.BORROWING_LIMIT_REACHED if queue.cohort and at_limit else AdmissionReason.WAITING_FOR_QUOTA
     parts = [
-        f"{held.held(queue, pool)} of {in_words(queue.gpus[pool], None if pool == ANY_TYPE else pool)}"
-        for pool in open_to
+        f"{capacity.held_in_pool(queue, pool)} of {format_gpus(queue.gpus[pool], None if pool == ANY_TYPE else pool)}"
+        for pool in eligible_pools
     ]
     message = f"queue {queue.name} holds {', '.join(parts)}"
     if queue.cohort is not None:
-        more = max(max(0, held.room(queue, pool)) for pool in open_to)
-        message += f" and may take {more} more now, what cohort {queue.cohort} lends included"
-    return Because(reason, f"{message}; {_asked(request)} asked")
+        available = max(max(0, capacity.available_gpus(queue, pool)) for pool in eligible_pools)
+        message += f" and may take {available} more now, what cohort {queue.cohort} lends included"
+    return DeferralReason(reason, f"{message}; {_format_requested_gpus(request)} asked")
 
 
-def _stock(held: Capacity, request: LeaseRequest, pool: str) -> str:
-    exist = pools.existing(held.queues, request, pool)
-    in_use = exist - held.unused(request, pool)
-    stock = in_words(int(exist), pools.gpu_type(request, pool))
-    return f"{in_use:g} of {stock} of the cluster are in use; {_asked(request)} asked"
+def _inventory_message(capacity: Capacity, request: LeaseRequest, pool: str) -> str:
+    existing = pools.count_existing_gpus(capacity.queues, request, pool)
+    in_use = existing - capacity.free_inventory(request, pool)
+    total = format_gpus(int(existing), pools.gpu_kind_in_pool(request, pool))
+    return f"{in_use:g} of {total} of the cluster are in use; {_format_requested_gpus(request)} asked"
 
 
-def _nowhere(held: Capacity, request: LeaseRequest, open_to: list[str]) -> Because | None:
-    """There are enough GPUs and they are not where the pods could use them."""
-    found = [held.place(request, pool) for pool in open_to]
-    nowhere = [one for one in found if isinstance(one, Unplaceable)]
-    if not nowhere or len(nowhere) < len(found):
+def _explain_placement(capacity: Capacity, request: LeaseRequest, eligible_pools: list[str]) -> DeferralReason | None:
+    """The reason of a request for which enough GPUs are free, but not where the pods could use them."""
+    placements = [capacity.find_placement(request, pool) for pool in eligible_pools]
+    failures = [one for one in placements if isinstance(one, PlacementFailure)]
+    if not failures or len(failures) < len(placements):
         return None
-    nearest = max(nowhere, key=lambda one: (one.room, one.free))
-    return Because(Reason(nearest.reason.value), f"{nearest.message}; {_asked(request)} asked")
-
-
-def _kept(mine: Waiting, reserved: Reservation) -> Because:
-    first = reserved.waiting.request
-    return Because(
-        Reason.RESERVED,
-        f"{_asked(mine.request)} would be free, and {'are' if mine.request.gpus > 1 else 'is'} kept for "
-        f"{called(first)} ({_asked(first)}){_expected(reserved.start)}",
+    nearest = max(failures, key=lambda one: (one.placeable_members, one.free_gpus))
+    return DeferralReason(
+        AdmissionReason(nearest.reason.value), f"{nearest.message}; {_format_requested_gpus(request)} asked"
     )
 
 
-def _behind(queue: Queue, seen: Seen, mine: Waiting) -> Because:
-    first = seen.waiting
-    place = f"{_asked(mine.request)} asked; behind {called(first.request)} ({_asked(first.request)}"
-    if seen.is_promised:
-        return Because(Reason.RESERVED, f"{place}, for which others were asked to leave)")
-    if first.request.priority > mine.request.priority:
-        return Because(Reason.BEHIND_HIGHER_PRIORITY, f"{place}, priority {first.request.priority})")
-    hers, own = first.request.attained, mine.request.attained
-    if first.request.queue == queue.name and queue.level(hers) < queue.level(own):
-        had = f"which has had {hers / 3600:.1f} GPU-hours so far, and this one {own / 3600:.1f}"
-        return Because(Reason.BEHIND_LESS_ATTAINED, f"{place}, {had})")
-    if first.arrival < mine.arrival:
-        return Because(Reason.BEHIND_EARLIER_REQUEST, f"{place}, asked earlier)")
-    if first.request.queue == queue.name:
-        return Because(Reason.BEHIND_EARLIER_REQUEST, f"{place}, began earlier)")
-    return Because(
-        Reason.BEHIND_SMALLER_SHARE, f"{place}, of queue {first.request.queue}, which uses less of what it shares)"
+def _explain_reservation(pending: PendingRequest, reservation: Reservation) -> DeferralReason:
+    first = reservation.pending.request
+    return DeferralReason(
+        AdmissionReason.RESERVED,
+        f"{_format_requested_gpus(pending.request)} would be free, and "
+        f"{'are' if pending.request.gpus > 1 else 'is'} kept for {format_step_name(first)} "
+        f"({_format_requested_gpus(first)}){_expected_start_text(reservation.expected_start)}",
     )
 
 
-def _asked(request: LeaseRequest) -> str:
-    return in_words(request.gpus, request.gpu_type)
+def _explain_order(queue: Queue, ahead: RankedRequest, pending: PendingRequest) -> DeferralReason:
+    first = ahead.pending
+    behind = (
+        f"{_format_requested_gpus(pending.request)} asked; behind {format_step_name(first.request)} "
+        f"({_format_requested_gpus(first.request)}"
+    )
+    if ahead.is_promised:
+        return DeferralReason(AdmissionReason.RESERVED, f"{behind}, for which others were asked to leave)")
+    if first.request.priority > pending.request.priority:
+        return DeferralReason(AdmissionReason.BEHIND_HIGHER_PRIORITY, f"{behind}, priority {first.request.priority})")
+    first_attained, own_attained = first.request.attained, pending.request.attained
+    is_same_queue = first.request.queue == queue.name
+    if is_same_queue and queue.attained_level(first_attained) < queue.attained_level(own_attained):
+        hours = f"{first_attained / 3600:.1f} GPU-hours so far, and this one {own_attained / 3600:.1f}"
+        return DeferralReason(AdmissionReason.BEHIND_LESS_ATTAINED, f"{behind}, which has had {hours})")
+    if first.arrival < pending.arrival:
+        return DeferralReason(AdmissionReason.BEHIND_EARLIER_REQUEST, f"{behind}, asked earlier)")
+    if is_same_queue:
+        return DeferralReason(AdmissionReason.BEHIND_EARLIER_REQUEST, f"{behind}, began earlier)")
+    return DeferralReason(
+        AdmissionReason.BEHIND_SMALLER_SHARE,
+        f"{behind}, of queue {first.request.queue}, which uses a smaller share of its quota)",
+    )
 
 
-def _expected(start: datetime | None) -> str:
+def _format_requested_gpus(request: LeaseRequest) -> str:
+    return format_gpus(request.gpus, request.gpu_type)
+
+
+def _expected_start_text(start: datetime | None) -> str:
     return f", expected to start by {start:%Y-%m-%d %H:%M:%S %Z}" if start is not None else ""

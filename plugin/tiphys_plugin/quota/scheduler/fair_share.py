@@ -1,152 +1,151 @@
-"""Who has used how much: what makes queues take turns at what is left over.
+"""Orders requests: queues by fair share, requests of one queue by arrival or by attained service.
 
-A queue's share is what it holds, and what it has held lately, of all quotas
-of that GPU type in its cohort; the type with the largest share counts (DRF:
-A. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011), divided by the weight
-of the queue. "Lately" is a mean that forgets half in each half-life. What is
-held counts at once and in full, so a burst is not admitted before anybody has
-noticed (Kueue's entry penalty).
+The share of a queue is the GPUs that it holds plus its decayed past usage, relative
+to all quotas of the pool in its cohort. The pool with the largest share counts
+(DRF: A. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011), divided by the
+weight of the queue. Past usage decays with a half-life. Held GPUs count at once
+and in full, so a burst of requests raises the share of its queue immediately
+(Kueue's entry penalty).
 
-How much GPU time a training has had, by which some queues give GPUs out.
-
-Nobody has to know how long a training takes for this: what it has had already
-is a fair guess of what it still needs (J. Gu et al., "Tiresias", NSDI 2019).
+A queue with ``order: attained`` serves the training with the least attained
+service first. No training declares its duration: the GPU time that a training
+has had is a fair estimate of the time that it still needs (J. Gu et al.,
+"Tiresias", NSDI 2019).
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest
 from tiphys_plugin.quota.queues import Queue, QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 
-_FORGOTTEN = 0.01
-"""GPUs that are not worth a line in the book."""
+_NEGLIGIBLE_GPUS = 0.01
+"""Mean GPUs below which the usage of a queue is dropped from the history."""
 
 
-@dataclass(frozen=True)
-class Consumed:
-    """What leases that are over have left in the mean of a queue: GPUs of a pool, as of a time."""
-
-    queue: str
-    pool: str
-    gpus: float
-    at: datetime
-
-
-def ended(
-    history: Sequence[Consumed], leases: Sequence[Lease], rules: QueueRules, now: datetime
-) -> tuple[Consumed, ...]:
-    """The history once ``leases`` are over."""
+def add_ended_usage(
+    history: Sequence[EndedUsage], leases: Sequence[Lease], rules: QueueRules, now: datetime
+) -> tuple[EndedUsage, ...]:
+    """The usage history after the end of ``leases``."""
     if not isinstance(rules, Queues):
         return tuple(history)
-    means = Means(rules, leases, history).at(now)
+    means = DecayedUsage(rules, leases, history).usage_at(now)
     return tuple(
-        Consumed(queue, pool, round(gpus, 4), now) for (queue, pool), gpus in sorted(means.items()) if gpus > _FORGOTTEN
+        EndedUsage(queue, pool, round(gpus, 4), now)
+        for (queue, pool), gpus in sorted(means.items())
+        if gpus > _NEGLIGIBLE_GPUS
     )
 
 
-class Means:
-    """What queues have held lately, for any time: a sum for each queue and pool, and no look at each lease."""
+class DecayedUsage:
+    """Decayed mean usage by queue and pool, at any time. Sums replace an iteration over the leases."""
 
-    def __init__(self, queues: Queues, leases: Sequence[Lease], history: Iterable[Consumed]) -> None:
+    def __init__(self, queues: Queues, leases: Sequence[Lease], history: Iterable[EndedUsage]) -> None:
         self._queues = queues
         self._half_life = queues.usage_half_life
         self._held: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._yet_to_count: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._not_yet_counted: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._since = max((lease.granted_at for lease in leases), default=datetime.min.replace(tzinfo=UTC))
         self._history = tuple(history)
         for lease in leases:
             self._count(lease, 1)
 
-    def after(self, come: Sequence[Lease], gone: Sequence[Lease], history: Iterable[Consumed]) -> "Means":
-        """The same, once some leases have come and others are gone."""
+    def with_changes(
+        self, added: Sequence[Lease], removed: Sequence[Lease], history: Iterable[EndedUsage]
+    ) -> "DecayedUsage":
+        """The usage after leases were added and removed."""
         twin = copy(self)
-        twin._held, twin._yet_to_count = self._held.copy(), self._yet_to_count.copy()
-        twin._since = max((lease.granted_at for lease in come), default=self._since)
+        twin._held, twin._not_yet_counted = self._held.copy(), self._not_yet_counted.copy()
+        twin._since = max((lease.granted_at for lease in added), default=self._since)
         twin._since = max(twin._since, self._since)
-        rest = _kept(self._since, twin._since, self._half_life)
-        for place in twin._yet_to_count:
-            twin._yet_to_count[place] *= rest
-        for lease in come:
+        decay = _decay_factor(self._since, twin._since, self._half_life)
+        for key in twin._not_yet_counted:
+            twin._not_yet_counted[key] *= decay
+        for lease in added:
             twin._count(lease, 1)
-        for lease in gone:
+        for lease in removed:
             twin._count(lease, -1)
         twin._history = tuple(history)
         return twin
 
-    def at(self, now: datetime) -> dict[tuple[str, str], float]:
+    def usage_at(self, now: datetime) -> dict[tuple[str, str], float]:
         """Mean GPUs by queue and pool."""
-        rest = _kept(self._since, now, self._half_life)
+        decay = _decay_factor(self._since, now, self._half_life)
         means = defaultdict(
-            float, {place: max(0.0, held - rest * self._yet_to_count[place]) for place, held in self._held.items()}
+            float, {key: max(0.0, held - decay * self._not_yet_counted[key]) for key, held in self._held.items()}
         )
         for one in self._history:
-            means[one.queue, one.pool] += one.gpus * _kept(one.at, now, self._half_life)
+            means[one.queue, one.pool] += one.gpus * _decay_factor(one.measured_at, now, self._half_life)
         return means
 
     def _count(self, lease: Lease, times: int) -> None:
-        place = (lease.request.queue, pools.counted_against(self._queues, lease.request, lease.pool))
+        key = (lease.request.queue, pools.find_pool_of_request(self._queues, lease.request, lease.pool))
         gpus = times * lease.request.gpus
-        self._held[place] += gpus
-        self._yet_to_count[place] += gpus * _kept(lease.granted_at, self._since, self._half_life)
+        self._held[key] += gpus
+        self._not_yet_counted[key] += gpus * _decay_factor(lease.granted_at, self._since, self._half_life)
 
 
-class Shares:
+class FairShares:
     """The share of each queue at one instant."""
 
-    def __init__(self, queues: Queues, means: Means, now: datetime) -> None:
+    def __init__(self, queues: Queues, decayed_usage: DecayedUsage, now: datetime) -> None:
         self._queues = queues
-        self._means = means.at(now)
+        self._usage = decayed_usage.usage_at(now)
 
-    def of(self, queue: Queue, capacity: Capacity) -> float:
-        """Larger for who has more, from 0; ``capacity`` says what is held."""
+    def share_of(self, queue: Queue, capacity: Capacity) -> float:
+        """Weighted dominant share of ``queue``, from 0; ``capacity`` has the held GPUs."""
         used = (
-            (capacity.held(queue, pool) + self._means.get((queue.name, pool), 0.0))
-            / max(1, self._queues.shared(queue, pool))
+            (capacity.held_in_pool(queue, pool) + self._usage.get((queue.name, pool), 0.0))
+            / max(1, self._queues.cohort_quota(queue, pool))
             for pool in queue.gpus
         )
         return max(used, default=0.0) / queue.weight
 
 
-def _kept(since: datetime, now: datetime, half_life: timedelta) -> float:
-    """What is left of one after this time; a clock that was put back forgets nothing."""
+def _decay_factor(since: datetime, now: datetime, half_life: timedelta) -> float:
+    """Decay from ``since`` to ``now``, from 0 to 1; 1 if the clock was set back."""
     return math.exp2(-max(0.0, (now - since) / half_life))
 
 
-Place = tuple[int, int, float, int]
-"""Priority from the highest, level of GPU time, first start, arrival."""
+QueuePosition = tuple[int, int, float, int]
+"""Negated priority, level of attained service, first start, arrival; the smallest position is served first."""
 
 
-def attained(lease: Lease, now: datetime) -> float:
-    """GPU-seconds of all attempts of the step that holds ``lease``."""
-    return lease.request.attained + lease.request.gpus * max(0.0, (now - lease.granted_at).total_seconds())
+def held_gpu_seconds(lease: Lease, now: datetime) -> float:
+    """GPU-seconds that a lease has held until ``now``; 0 if the clock was set back."""
+    return lease.request.gpus * max(0.0, (now - lease.granted_at).total_seconds())
 
 
-def level_of(queue: Queue, lease: Lease, now: datetime) -> int:
-    """The level that a lease of ``queue`` has reached. It never falls, not from one attempt to the next either."""
-    return queue.level(attained(lease, now))
+def attained_gpu_seconds(lease: Lease, now: datetime) -> float:
+    """Attained service: GPU-seconds of all attempts of the step that holds ``lease``."""
+    return lease.request.attained + held_gpu_seconds(lease, now)
 
 
-def place_in_queue(queue: Queue | None, request: LeaseRequest, arrival: int) -> Place:
-    """Where a request stands among those of its queue; the smallest is next. None: nothing is known of the queue.
+def attained_level_of(queue: Queue, lease: Lease, now: datetime) -> int:
+    """The level of attained service of a lease of ``queue``. It never falls, also across attempts."""
+    return queue.attained_level(attained_gpu_seconds(lease, now))
 
-    Within a level the one that began first goes on first, however often it had
-    to go: so as few as possible are under way at once.
+
+def queue_position(queue: Queue | None, request: LeaseRequest, arrival: int) -> QueuePosition:
+    """Position of a request among those of its queue. ``queue`` None: an undeclared queue, ordered by arrival.
+
+    Within a level the training that began first goes first, however often it was preempted, so that as few trainings
+    as possible are unfinished at once.
     """
     if queue is None or queue.order == "arrival":
         return -request.priority, 0, math.inf, arrival
-    began = math.inf if request.first_start is None else request.first_start
-    return -request.priority, queue.level(request.attained), began, arrival
+    first_start = math.inf if request.first_start is None else request.first_start
+    return -request.priority, queue.attained_level(request.attained), first_start, arrival
 
 
-def as_it_counts(rules: QueueRules, request: LeaseRequest) -> LeaseRequest:
-    """``request`` without a GPU time that its queue does not go by, so that a book says nothing that nobody needs."""
+def drop_unused_attained(rules: QueueRules, request: LeaseRequest) -> LeaseRequest:
+    """``request`` without attained service if its queue has another order, so that the ledger does not store it."""
     queue = rules.find(request.queue) if isinstance(rules, Queues) else None
     if (queue is not None and queue.order == "attained") or (request.attained == 0 and request.first_start is None):
         return request

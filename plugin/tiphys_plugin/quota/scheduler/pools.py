@@ -1,14 +1,13 @@
-"""Which pools a request may draw from, where a lease counts, and which GPUs exist: what no lease changes.
+"""Eligible pools of a request, the pool of a lease, and existing GPUs: all that leases do not change.
 
-A pool is what a queue has a quota of: a flavor, a GPU type that means itself, or
-``*`` for all such types that the queue does not name. The kind of a lease is the
-flavor or type of its GPUs, as far as it is known.
+A queue has its quotas by pool: a flavor, a GPU type without flavors, or ``*`` for
+all such types that the queue does not name. The GPU kind of a lease is the flavor
+or the type of its GPUs, as far as it is known.
 
-What a kind of request may draw from, and which limits it meets there: what no lease changes.
-
-A walk asks this for everybody who waits, and of thousands only few differ in what
-decides whether they fit. So it is worked out once for each kind under the same
-queues, and those that are alike have the very same terms.
+A scheduling cycle needs the pool options of thousands of requests, of which few
+differ in the fields that decide whether they fit (`RequestShape`). So the options
+are computed once for each shape under the same queues, and requests of one shape
+share one `PoolOptions` object.
 """
 
 import math
@@ -17,23 +16,23 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tiphys_plugin.quota.lease import LeaseRequest
-from tiphys_plugin.quota.placement.model import Ask, Gang
+from tiphys_plugin.quota.placement.model import GangRequest, PodRequest
 from tiphys_plugin.quota.queues import ANY_TYPE, Queue, QueueRules, Queues
 
-_REMEMBERED = 4096
-"""Kinds of requests under the same queues; whoever invents new ones all the time is not remembered for ever."""
+_ELIGIBLE_POOLS_CACHE_SIZE = 4096
+"""Most request shapes in a cache of the same queues; a bound, because shapes come from user input."""
 
 
-def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
-    """Pools of ``queue`` that the request may draw from: in the order of its flavors, without these by name."""
+def find_eligible_pools(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
+    """Pools of ``queue`` that may serve the request: in the order of its flavors, or without flavors by name."""
     if queues.flavors:
         size = request.gpus if request.spot == "avoided" else 0
-        alike = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.spot, size)
-        if (known := queues.drawn.get(alike)) is None:
-            if len(queues.drawn) >= _REMEMBERED:
-                queues.drawn.clear()
-            known = queues.drawn[alike] = _of_flavors(queues, queue, request)
-        return known
+        key = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.spot, size)
+        if (cached := queues.eligible_pools_cache.get(key)) is None:
+            if len(queues.eligible_pools_cache) >= _ELIGIBLE_POOLS_CACHE_SIZE:
+                queues.eligible_pools_cache.clear()
+            cached = queues.eligible_pools_cache[key] = _find_eligible_flavors(queues, queue, request)
+        return cached
     if request.gpu_type is None:
         return [pool for pool in sorted(queue.gpus) if _may_serve(queues, pool, request)]
     if request.gpu_type in queue.gpus:
@@ -41,107 +40,119 @@ def of(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
     return [ANY_TYPE] if ANY_TYPE in queue.gpus else []
 
 
-def _of_flavors(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
-    """Who names no type does not draw from ``*``: nobody could say which nodes its pods have to stay away from."""
+def _find_eligible_flavors(queues: Queues, queue: Queue, request: LeaseRequest) -> list[str]:
+    """Eligible pools of a queue under flavors.
+
+    A request without a GPU type is not served from ``*``: no node selector could keep its pods off the nodes of
+    flavors.
+    """
     if request.spot == "avoided":
-        others = _of_flavors(queues, queue, replace(request, spot="no"))
-        enough = any(_at_once(queues, queue, request, pool) >= request.gpus for pool in others)
-        return others if enough else _of_flavors(queues, queue, replace(request, spot="allowed"))
-    wanted = request.gpu_type
-    found = [pool for pool in in_order(queues, queue) if suits(queues, pool, request)]
-    if found or wanted is None or not queues.kinds.is_plain(wanted):
-        return found
-    return [ANY_TYPE] if ANY_TYPE in queue.gpus and wanted not in queue.gpus else []
+        without_spot = _find_eligible_flavors(queues, queue, replace(request, spot="no"))
+        suffices = any(_max_holdable_gpus(queues, queue, request, pool) >= request.gpus for pool in without_spot)
+        return without_spot if suffices else _find_eligible_flavors(queues, queue, replace(request, spot="allowed"))
+    gpu_type = request.gpu_type
+    suitable = [pool for pool in list_pools_in_order(queues, queue) if is_kind_suitable(queues, pool, request)]
+    if suitable or gpu_type is None or not queues.flavor_set.is_unflavored(gpu_type):
+        return suitable
+    return [ANY_TYPE] if ANY_TYPE in queue.gpus and gpu_type not in queue.gpus else []
 
 
-def _at_once(queues: Queues, queue: Queue, request: LeaseRequest, pool: str) -> float:
-    """The most that the request could ever hold of a pool."""
-    return min(queues.most(queue, pool), existing(queues, request, pool))
+def _max_holdable_gpus(queues: Queues, queue: Queue, request: LeaseRequest, pool: str) -> float:
+    """Most GPUs of a pool that the request could ever hold."""
+    return min(queues.max_gpus(queue, pool), count_existing_gpus(queues, request, pool))
 
 
-def in_order(queues: Queues, queue: Queue) -> list[str]:
-    """What the queue has a quota of by name, in the order in which it is tried."""
-    first = list(queue.flavor_order)
-    return first + queues.kinds.sorted(pool for pool in queue.gpus if pool != ANY_TYPE and pool not in first)
+def list_pools_in_order(queues: Queues, queue: Queue) -> list[str]:
+    """The pools of a queue except ``*``, in the order in which the scheduler tries them."""
+    ordered = list(queue.flavor_order)
+    return ordered + queues.flavor_set.sort_gpu_kinds(
+        pool for pool in queue.gpus if pool != ANY_TYPE and pool not in ordered
+    )
 
 
-def suits(queues: Queues, kind: str, request: LeaseRequest) -> bool:
-    """Whether GPUs of this kind are what the request wants; memory that is not declared is taken as enough."""
-    flavor = queues.kinds.by_name.get(kind)
-    if request.gpu_type not in (None, kind if flavor is None else flavor.gpu_type):
+def is_kind_suitable(queues: Queues, gpu_kind: str, request: LeaseRequest) -> bool:
+    """Whether the request can use GPUs of this kind; undeclared memory counts as enough."""
+    flavor = queues.flavor_set.by_name.get(gpu_kind)
+    if request.gpu_type not in (None, gpu_kind if flavor is None else flavor.gpu_type):
         return False
-    if queues.stock is not None and kind not in queues.stock:
+    if queues.gpu_inventory is not None and gpu_kind not in queues.gpu_inventory:
         return False
-    if flavor is not None and not flavor.serves(request.spot):
+    if flavor is not None and not flavor.accepts_spot_use(request.spot):
         return False
-    known = flavor if queues.stock is None else queues.stock[kind]
-    memory = None if known is None else known.memory_mb
-    return memory is None or memory >= (request.min_gpu_memory_mb or 0)
+    declaration = flavor if queues.gpu_inventory is None else queues.gpu_inventory[gpu_kind]
+    memory_mb = None if declaration is None else declaration.memory_mb
+    return memory_mb is None or memory_mb >= (request.min_gpu_memory_mb or 0)
 
 
 def _may_serve(queues: Queues, pool: str, request: LeaseRequest) -> bool:
-    """Whether a pool suits a request without a type: its GPUs exist and have the memory."""
-    return pool == ANY_TYPE or queues.stock is None or pool in fitting_types(queues, request)
+    """Whether a pool can serve a request without a GPU type: its GPUs exist and have enough memory."""
+    return pool == ANY_TYPE or queues.gpu_inventory is None or pool in find_suitable_kinds(queues, request)
 
 
-def fitting_types(queues: Queues, request: LeaseRequest) -> list[str]:
-    """Kinds of the inventory that satisfy the request."""
-    return [kind for kind in queues.stock or {} if suits(queues, kind, request)]
+def find_suitable_kinds(queues: Queues, request: LeaseRequest) -> list[str]:
+    """GPU kinds of the inventory that the request can use."""
+    return [kind for kind in queues.gpu_inventory or {} if is_kind_suitable(queues, kind, request)]
 
 
-def gpu_type(request: LeaseRequest, pool: str) -> str | None:
-    """The kind that the request would hold in ``pool``; None if it may be any."""
+def gpu_kind_in_pool(request: LeaseRequest, pool: str) -> str | None:
+    """GPU kind that the request would hold in ``pool``; None: any kind."""
     return request.gpu_type if pool == ANY_TYPE else pool
 
 
-def counted_against(rules: QueueRules, request: LeaseRequest, chosen: str | None) -> str:
-    """Pool of a lease that was given under these queues or others; ``chosen`` is the kind that it got, if known."""
-    return pool_of(rules, request.queue, request.gpu_type, chosen)
+def find_pool_of_request(rules: QueueRules, request: LeaseRequest, chosen_kind: str | None) -> str:
+    """Pool of a lease, also of one granted under older queues; ``chosen_kind`` is the granted kind, if known."""
+    return find_pool(rules, request.queue, request.gpu_type, chosen_kind)
 
 
-def pool_of(rules: QueueRules, queue_name: str, gpu_type: str | None, chosen: str | None = None) -> str:
-    """Pool of a queue in which GPUs count that were asked for as this type; None: as any."""
+def find_pool(rules: QueueRules, queue_name: str, gpu_type: str | None, chosen_kind: str | None = None) -> str:
+    """Pool of a queue in which a lease counts.
+
+    Args:
+        rules: The present queues.
+        queue_name: Queue of the lease.
+        gpu_type: Requested GPU type; None: any.
+        chosen_kind: Granted GPU kind, if known.
+    """
     queue = rules.find(queue_name) if isinstance(rules, Queues) else None
     if isinstance(rules, Queues) and queue is not None and rules.flavors:
-        return _pool_of_flavor(rules, queue, kind_of(rules, gpu_type, chosen) or ANY_TYPE)
-    wanted = gpu_type or chosen or ANY_TYPE
-    return wanted if queue is None or wanted in queue.gpus else ANY_TYPE
+        return _find_pool_of_kind(rules, queue, find_held_kind(rules, gpu_type, chosen_kind) or ANY_TYPE)
+    kind = gpu_type or chosen_kind or ANY_TYPE
+    return kind if queue is None or kind in queue.gpus else ANY_TYPE
 
 
-def _pool_of_flavor(queues: Queues, queue: Queue, kind: str) -> str:
-    """The kind itself; of a flavor that the queue does not name, or names no more, the first of the same type."""
+def _find_pool_of_kind(queues: Queues, queue: Queue, kind: str) -> str:
+    """The kind itself; for a flavor that the queue does not name, its first pool of the same GPU type."""
     if kind in queue.gpus:
         return kind
-    wanted = queues.kinds.type_of(kind)
-    alike = (pool for pool in in_order(queues, queue) if queues.kinds.type_of(pool) == wanted)
-    return next(alike, ANY_TYPE)
+    gpu_type = queues.flavor_set.gpu_type_of(kind)
+    same_type = (pool for pool in list_pools_in_order(queues, queue) if queues.flavor_set.gpu_type_of(pool) == gpu_type)
+    return next(same_type, ANY_TYPE)
 
 
-def kind_of(queues: Queues, asked_type: str | None, pool: str | None) -> str | None:
-    """The kind of a lease that was given under these queues or others; None if it may be any.
+def find_held_kind(queues: Queues, requested_type: str | None, pool: str | None) -> str | None:
+    """GPU kind of a lease that was granted under these queues or older ones; None: any kind.
 
-    Where its flavor is gone, or had not been declared when it was given, it is the type that was asked for: a kind
-    that counts in every flavor of the type.
+    For a pool that is no present flavor this is the requested type, which counts in every flavor of the type.
     """
-    given = None if pool == ANY_TYPE else pool
-    return given if given in queues.kinds.by_name else asked_type or given
+    granted = None if pool == ANY_TYPE else pool
+    return granted if granted in queues.flavor_set.by_name else requested_type or granted
 
 
-def existing(queues: Queues, request: LeaseRequest, pool: str) -> float:
-    """GPUs in the inventory that the request could hold through ``pool``; infinite without an inventory."""
-    if queues.stock is None:
+def count_existing_gpus(queues: Queues, request: LeaseRequest, pool: str) -> float:
+    """GPUs of the inventory that the request could hold in ``pool``; infinite without an inventory."""
+    if queues.gpu_inventory is None:
         return math.inf
-    wanted = gpu_type(request, pool)
-    kinds = [wanted] if wanted else fitting_types(queues, request)
-    return sum(queues.stock[kind].count for kind in kinds if kind in queues.stock)
+    kind = gpu_kind_in_pool(request, pool)
+    kinds = [kind] if kind else find_suitable_kinds(queues, request)
+    return sum(queues.gpu_inventory[kind].count for kind in kinds if kind in queues.gpu_inventory)
 
 
-Alike = tuple[str, str | None, int, int, int, int | None, str]
-"""All of a request that decides whether it fits."""
+RequestShape = tuple[str, str | None, int, int, int, int | None, str]
+"""All fields of a request that decide whether it fits."""
 
 
-class Limit(NamedTuple):
-    """Something that can be used up: the quota of a queue, what a cohort lends, the GPUs of a type."""
+class ResourceLimit(NamedTuple):
+    """A limited resource: the quota of a queue, the lendable GPUs of a cohort, or the existing GPUs of a kind."""
 
     kind: str
     name: str
@@ -149,79 +160,86 @@ class Limit(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """A pool that may serve it. ``types`` are limits of GPUs that exist; there are none where nobody declared them."""
+class PoolOption:
+    """A pool that may serve requests of one shape."""
 
     pool: str
-    kind: str | None
-    """Of the GPUs that it would get; None if they may be any."""
-    existing: float
-    types: frozenset[Limit]
-    own: frozenset[Limit]
-    """What it brings nearer while its queue has to borrow nothing."""
-    borrowed: frozenset[Limit]
-    """What it brings nearer, and can lack, otherwise."""
-    gang: Gang
+    gpu_kind: str | None
+    """Kind of the GPUs in the pool; None: any kind."""
+    existing_gpus: float
+    inventory_limits: frozenset[ResourceLimit]
+    """Limits of existing GPUs; empty without an inventory."""
+    own_limits: frozenset[ResourceLimit]
+    """Limits that a lease uses up if its queue does not borrow."""
+    borrowing_limits: frozenset[ResourceLimit]
+    """Limits that a lease uses up if its queue borrows; also all limits that a request can lack."""
+    gang: GangRequest
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
-    """``sources`` are in the order in which they are tried, ``wants`` is all that requests of the kind could lack."""
+class PoolOptions:
+    """Options in the order in which the scheduler tries them, and all limits that requests of the shape could lack."""
 
-    sources: tuple[Source, ...]
-    wants: frozenset[Limit]
-
-
-def alike_of(request: LeaseRequest) -> Alike:
-    """Requests for which this is the same fit where one of them does."""
-    shape = (request.gpus, request.members, request.tensor_parallel)
-    return request.queue, request.gpu_type, *shape, request.min_gpu_memory_mb, request.spot
+    options: tuple[PoolOption, ...]
+    limits: frozenset[ResourceLimit]
 
 
-def terms_of(queues: Queues, queue: Queue, request: LeaseRequest) -> Terms:
-    """The terms of ``request`` in ``queue``, which is its own; the same object for all that are alike."""
-    alike = alike_of(request)
-    if (known := queues.terms.get(alike)) is None:
-        if len(queues.terms) >= _REMEMBERED:
-            queues.terms.clear()
-        known = queues.terms[alike] = _terms(queues, queue, request)
-    assert isinstance(known, Terms)
-    return known
+def request_shape(request: LeaseRequest) -> RequestShape:
+    """Key of the fields that decide whether a request fits. Requests of one shape fit in the same states."""
+    size = (request.gpus, request.members, request.tensor_parallel)
+    return request.queue, request.gpu_type, *size, request.min_gpu_memory_mb, request.spot
 
 
-def gang(request: LeaseRequest, pool: str) -> Gang:
-    """What the nodes are asked for."""
-    each, kind = request.gpus // request.members, gpu_type(request, pool)
-    return _gang(each, kind, request.min_gpu_memory_mb, request.members, request.tensor_parallel)
+def get_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:
+    """The pool options of ``request`` in its queue ``queue``; the same object for all requests of one shape."""
+    shape = request_shape(request)
+    if (cached := queues.pool_options_cache.get(shape)) is None:
+        if len(queues.pool_options_cache) >= _ELIGIBLE_POOLS_CACHE_SIZE:
+            queues.pool_options_cache.clear()
+        cached = queues.pool_options_cache[shape] = _build_pool_options(queues, queue, request)
+    assert isinstance(cached, PoolOptions)
+    return cached
 
 
-@lru_cache(maxsize=4096)
-def _gang(gpus: int, gpu_type: str | None, memory_mb: int | None, members: int, tensor_parallel: int) -> Gang:
-    return Gang(Ask(gpus, gpu_type, memory_mb), members, tensor_parallel)
-
-
-def _terms(queues: Queues, queue: Queue, request: LeaseRequest) -> Terms:
-    sources = tuple(_source(queues, queue, request, pool) for pool in of(queues, queue, request))
-    return Terms(sources, frozenset(limit for source in sources for limit in source.borrowed))
-
-
-def _source(queues: Queues, queue: Queue, request: LeaseRequest, pool: str) -> Source:
-    types = _types(queues, request, pool)
-    own = {Limit("queue", queue.name, pool)} | types
-    lent = {Limit("cohort", queue.cohort, pool)} if queue.cohort is not None else set()
-    return Source(
-        pool,
-        gpu_type(request, pool),
-        existing(queues, request, pool),
-        frozenset(types),
-        frozenset(own),
-        frozenset(own | lent),
-        gang(request, pool),
+def build_gang_request(request: LeaseRequest, pool: str) -> GangRequest:
+    """The placement request for GPUs of ``pool``."""
+    gpus_per_member, kind = request.gpus // request.members, gpu_kind_in_pool(request, pool)
+    return _cached_gang_request(
+        gpus_per_member, kind, request.min_gpu_memory_mb, request.members, request.tensor_parallel
     )
 
 
-def _types(queues: Queues, request: LeaseRequest, pool: str) -> set[Limit]:
-    if queues.stock is None:
+@lru_cache(maxsize=4096)
+def _cached_gang_request(
+    gpus: int, gpu_type: str | None, memory_mb: int | None, members: int, tensor_parallel: int
+) -> GangRequest:
+    return GangRequest(PodRequest(gpus, gpu_type, memory_mb), members, tensor_parallel)
+
+
+def _build_pool_options(queues: Queues, queue: Queue, request: LeaseRequest) -> PoolOptions:
+    options = tuple(
+        _build_pool_option(queues, queue, request, pool) for pool in find_eligible_pools(queues, queue, request)
+    )
+    return PoolOptions(options, frozenset(limit for option in options for limit in option.borrowing_limits))
+
+
+def _build_pool_option(queues: Queues, queue: Queue, request: LeaseRequest, pool: str) -> PoolOption:
+    inventory_limits = _find_inventory_limits(queues, request, pool)
+    own_limits = {ResourceLimit("queue", queue.name, pool)} | inventory_limits
+    cohort_limits = {ResourceLimit("cohort", queue.cohort, pool)} if queue.cohort is not None else set()
+    return PoolOption(
+        pool,
+        gpu_kind_in_pool(request, pool),
+        count_existing_gpus(queues, request, pool),
+        frozenset(inventory_limits),
+        frozenset(own_limits),
+        frozenset(own_limits | cohort_limits),
+        build_gang_request(request, pool),
+    )
+
+
+def _find_inventory_limits(queues: Queues, request: LeaseRequest, pool: str) -> set[ResourceLimit]:
+    if queues.gpu_inventory is None:
         return set()
-    wanted = gpu_type(request, pool)
-    return {Limit("type", name) for name in ([wanted] if wanted else fitting_types(queues, request))}
+    kind = gpu_kind_in_pool(request, pool)
+    return {ResourceLimit("type", name) for name in ([kind] if kind else find_suitable_kinds(queues, request))}

@@ -1,20 +1,12 @@
-"""What follows from leases and the past alone: the same for everybody who asks until one of them changes.
+"""Caches of the scheduler: derived state of the leases, and sorted pending queues.
 
-Thousands wait and ask again every few seconds, while leases come and go far
-more rarely, and only few of them at once. So this is worked out once, remembered
-for as long as the leases are the same, and brought up to date by the few that
-are not.
+Thousands of pending requests are repeated every few seconds, while leases and
+pending requests change far more rarely and few at once. So `DerivedState` (held
+GPUs, usage and known ends) and `PendingQueues` are computed once, kept for the last
+few ledger states (`RecentResults`), and updated by the few changes.
 
-What was worked out lately, for those who ask the same again.
-
-Thousands wait and ask every few seconds, and between two changes of the book all
-of them ask about the same one. Its entries are mostly the very same objects then,
-which makes two books quick to compare, however long they are.
-
-Who waits, queue by queue, in the order in which the queue serves them.
-
-To sort thousands costs more than to decide on one. Few of them come or go
-between two looks, so the lines are kept and brought up to date by these.
+A new ledger state mostly consists of the same objects as the one before. This
+makes the comparison of two states fast, however long they are.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -25,240 +17,246 @@ from math import inf
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, Waiting
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queue, Queues
-from tiphys_plugin.quota.scheduler.capacity import Capacity, Hold
-from tiphys_plugin.quota.scheduler.fair_share import Consumed, Means, Place, place_in_queue
-from tiphys_plugin.quota.scheduler.pools import Terms, terms_of
+from tiphys_plugin.quota.scheduler.backfill import LeaseEnd, end_time
+from tiphys_plugin.quota.scheduler.capacity import Capacity
+from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage, QueuePosition, queue_position
+from tiphys_plugin.quota.scheduler.pools import PoolOptions, get_pool_options
 
 _Known = TypeVar("_Known")
 
 
-class Latest(Generic[_Known]):
-    """The last ``keep`` answers. Any thread may ask and remember at any time; the worst is that one is forgotten."""
+class RecentResults(Generic[_Known]):
+    """Cache of the last ``size`` results. Threads need no lock; a race loses at most one cached result."""
 
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
-        self._known: tuple[_Known, ...] = ()
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._results: tuple[_Known, ...] = ()
 
     @property
     def newest(self) -> _Known | None:
-        return next(iter(self._known), None)
+        return next(iter(self._results), None)
 
-    def find(self, suits: Callable[[_Known], bool]) -> _Known | None:
-        return next(filter(suits, self._known), None)
+    def find(self, matches: Callable[[_Known], bool]) -> _Known | None:
+        return next(filter(matches, self._results), None)
 
-    def remember(self, found: _Known) -> _Known:
-        self._known = (found, *self._known[: self._keep - 1])
-        return found
+    def remember(self, result: _Known) -> _Known:
+        self._results = (result, *self._results[: self._size - 1])
+        return result
 
     def clear(self) -> None:
-        self._known = ()
+        self._results = ()
 
 
-class Entry(NamedTuple):
-    """One who waits; ``place`` is its place in the line of its queue, and no two have the same."""
+class PendingEntry(NamedTuple):
+    """A pending request with its position in its queue, which is unique there, and its pool options."""
 
-    place: Place
-    waiting: Waiting
-    terms: Terms
-    seconds: float
-    """The longest that it holds its GPUs; infinite if nobody said."""
+    position: QueuePosition
+    pending: PendingRequest
+    pool_options: PoolOptions
+    max_seconds: float
+    """Declared time limit; infinite if none is declared."""
 
 
-class Lines:
-    """Everybody of ``waiting`` whose queue exists and is open. Read it, and take `after` for a change."""
+class PendingQueues:
+    """The sorted pending requests of each queue that exists and is not stopped. Immutable; see `with_changes`."""
 
-    def __init__(self, queues: Queues, waiting: Sequence[Waiting] = ()) -> None:
+    def __init__(self, queues: Queues, pending: Sequence[PendingRequest] = ()) -> None:
         self.queues = queues
-        self._asked = _asked(waiting)
-        self.has_promises = any(one.promised_at for one in waiting)
-        """Whether something is kept for anybody for whom others have left."""
-        self._waiting: dict[int, Waiting] = {one.arrival: one for one in waiting}
-        self._lines: dict[str, list[Entry]] = {}
-        for one in waiting:
-            if (entry := self._entry(one)) is not None:
-                self._lines.setdefault(one.request.queue, []).append(entry)
-        for line in self._lines.values():
-            line.sort(key=_by_place)
+        self._fingerprint = _fingerprint_of(pending)
+        self.has_promises = any(one.promised_at for one in pending)
+        """Whether GPUs of ended victims are kept for one of the requests."""
+        self._pending_by_arrival: dict[int, PendingRequest] = {one.arrival: one for one in pending}
+        self._entries_by_queue: dict[str, list[PendingEntry]] = {}
+        for one in pending:
+            if (entry := self._build_entry(one)) is not None:
+                self._entries_by_queue.setdefault(one.request.queue, []).append(entry)
+        for entries in self._entries_by_queue.values():
+            entries.sort(key=_by_position)
 
-    def __iter__(self) -> Iterator[tuple[Queue, Sequence[Entry]]]:
-        """Each queue in which somebody waits, with its line."""
-        return ((queue, line) for name, line in self._lines.items() if (queue := self.queues.find(name)) and line)
+    def __iter__(self) -> Iterator[tuple[Queue, Sequence[PendingEntry]]]:
+        """Each queue with pending requests, and its entries in order."""
+        return (
+            (queue, entries)
+            for name, entries in self._entries_by_queue.items()
+            if (queue := self.queues.find(name)) and entries
+        )
 
-    def is_of(self, queues: Queues, waiting: Sequence[Waiting]) -> bool:
-        """Whether these are the lines of ``waiting``. Signs of life do not matter."""
-        return self.queues is queues and self._asked == _asked(waiting)
+    def matches(self, queues: Queues, pending: Sequence[PendingRequest]) -> bool:
+        """Whether these are the queues of ``pending``; ``seen_at`` times may differ."""
+        return self.queues is queues and self._fingerprint == _fingerprint_of(pending)
 
-    def after(self, waiting: Sequence[Waiting]) -> "Lines | None":
-        """The same, once these wait; None if too much is different for that to be worth while."""
-        now, before = {one.arrival: one for one in waiting}, self._waiting
-        gone = [one for arrival, one in before.items() if arrival not in now or not _is_same(now[arrival], one)]
-        come = [one for arrival, one in now.items() if arrival not in before or not _is_same(one, before[arrival])]
-        if 4 * (len(come) + len(gone)) > len(before):
+    def with_changes(self, pending: Sequence[PendingRequest]) -> "PendingQueues | None":
+        """The queues for the new ``pending`` requests; None if so much changed that a new sort is faster."""
+        after, before = {one.arrival: one for one in pending}, self._pending_by_arrival
+        removed = [one for arrival, one in before.items() if arrival not in after or not _is_same(after[arrival], one)]
+        added = [one for arrival, one in after.items() if arrival not in before or not _is_same(one, before[arrival])]
+        if 4 * (len(added) + len(removed)) > len(before):
             return None
-        twin = Lines(self.queues)
-        twin._asked, twin._waiting = _asked(waiting), now
-        twin.has_promises = any(one.promised_at for one in waiting)
-        twin._lines = {name: line.copy() for name, line in self._lines.items()}
-        for one in gone:
-            twin._drop(one)
-        for one in come:
+        twin = PendingQueues(self.queues)
+        twin._fingerprint, twin._pending_by_arrival = _fingerprint_of(pending), after
+        twin.has_promises = any(one.promised_at for one in pending)
+        twin._entries_by_queue = {name: entries.copy() for name, entries in self._entries_by_queue.items()}
+        for one in removed:
+            twin._remove(one)
+        for one in added:
             twin._add(one)
         return twin
 
-    def _entry(self, one: Waiting) -> Entry | None:
+    def _build_entry(self, one: PendingRequest) -> PendingEntry | None:
         request, queue = one.request, self.queues.find(one.request.queue)
         if queue is None or queue.stopped:
             return None
         seconds = inf if request.seconds is None else request.seconds
-        return Entry(place_in_queue(queue, request, one.arrival), one, terms_of(self.queues, queue, request), seconds)
+        return PendingEntry(
+            queue_position(queue, request, one.arrival), one, get_pool_options(self.queues, queue, request), seconds
+        )
 
-    def _add(self, one: Waiting) -> None:
-        if (entry := self._entry(one)) is not None:
-            insort(self._lines.setdefault(one.request.queue, []), entry, key=_by_place)
+    def _add(self, one: PendingRequest) -> None:
+        if (entry := self._build_entry(one)) is not None:
+            insort(self._entries_by_queue.setdefault(one.request.queue, []), entry, key=_by_position)
 
-    def _drop(self, one: Waiting) -> None:
-        if (entry := self._entry(one)) is not None:
-            line = self._lines[one.request.queue]
-            del line[bisect_left(line, entry.place, key=_by_place)]
-
-
-def lines_of(queues: Queues, waiting: Sequence[Waiting]) -> Lines:
-    """The lines of all who wait; remembered for the last few. Whoever stands in them was last seen at any time."""
-    known = _latest_queues.find(lambda one: one.is_of(queues, waiting))
-    if known is None:
-        last = _latest_queues.newest
-        known = last.after(waiting) if last is not None and last.queues is queues else None
-        known = _latest_queues.remember(known or Lines(queues, waiting))
-    return known
+    def _remove(self, one: PendingRequest) -> None:
+        if (entry := self._build_entry(one)) is not None:
+            entries = self._entries_by_queue[one.request.queue]
+            del entries[bisect_left(entries, entry.position, key=_by_position)]
 
 
-_latest_queues: Latest[Lines] = Latest(4)
+def get_pending_queues(queues: Queues, pending: Sequence[PendingRequest]) -> PendingQueues:
+    """The sorted pending queues of ``pending``, cached for the last few calls. Their ``seen_at`` may be outdated."""
+    cached = _latest_queues.find(lambda one: one.matches(queues, pending))
+    if cached is not None:
+        return cached
+    last = _latest_queues.newest
+    updated = last.with_changes(pending) if last is not None and last.queues is queues else None
+    return _latest_queues.remember(updated or PendingQueues(queues, pending))
+
+
+_latest_queues: RecentResults[PendingQueues] = RecentResults(4)
 _arrival = attrgetter("arrival")
 _request = attrgetter("request")
-_by_place = attrgetter("place")
+_by_position = attrgetter("position")
 
 
 _promised_at = attrgetter("promised_at")
 
 
-def _asked(waiting: Sequence[Waiting]) -> tuple[list[object], ...]:
-    """What they are told by: numbers may be given again, and requests come back unchanged."""
-    return tuple(list(map(field, waiting)) for field in (_arrival, _request, _promised_at))
+def _fingerprint_of(pending: Sequence[PendingRequest]) -> tuple[list[object], ...]:
+    """The fields that identify pending requests: arrival numbers alone may be reused."""
+    return tuple(list(map(field, pending)) for field in (_arrival, _request, _promised_at))
 
 
-def _is_same(one: Waiting, before: Waiting) -> bool:
+def _is_same(one: PendingRequest, before: PendingRequest) -> bool:
     return one.request is before.request and one.promised_at == before.promised_at
 
 
-End = tuple[datetime, Hold]
+class DerivedState:
+    """State derived from leases and usage history. Shared between threads: copy ``capacity`` before a change.
 
+    Attributes:
+        capacity: GPUs held by the leases.
+        decayed_usage: Past usage of the queues.
+    """
 
-class Standing:
-    """``held`` is what leases hold, ``means`` what queues have used lately. Read it, and copy before a change."""
-
-    def __init__(self, queues: Queues, leases: Sequence[Lease] = (), history: Sequence[Consumed] = ()) -> None:
+    def __init__(self, queues: Queues, leases: Sequence[Lease] = (), history: Sequence[EndedUsage] = ()) -> None:
         self.queues = queues
         self.leases = tuple(leases)
         self.history = tuple(history)
-        self.held = Capacity(queues, leases)
-        self.means = Means(queues, leases, history)
-        self._ends: defaultdict[tuple[str, str], list[End]] = defaultdict(list)
-        self._promised = _promised(leases)
+        self.capacity = Capacity(queues, leases)
+        self.decayed_usage = DecayedUsage(queues, leases, history)
+        self._ends: defaultdict[tuple[str, str], list[LeaseEnd]] = defaultdict(list)
+        self._promised_steps = _find_promised_steps(leases)
         for lease in leases:
-            if (end := lease_end(lease)) is not None:
-                hold = self.held.hold_of(lease)
-                self._ends[hold.account].append((end, hold))
+            if (end := latest_lease_end(lease)) is not None:
+                held_gpus = self.capacity.held_gpus_of_lease(lease)
+                self._ends[held_gpus.quota_key].append((end, held_gpus))
         for ends in self._ends.values():
             ends.sort(key=end_time)
 
-    def is_of(self, queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> bool:
-        """Whether it follows from these."""
+    def matches(self, queues: Queues, leases: Sequence[Lease], history: Sequence[EndedUsage]) -> bool:
+        """Whether this is the state derived from these queues, leases and history."""
         return self.queues is queues and self.leases == tuple(leases) and self.history == tuple(history)
 
-    def after(self, leases: Sequence[Lease], history: Sequence[Consumed]) -> "Standing | None":
-        """The same, once these are the leases; None if too much is different for that to be worth while."""
-        now, before = set(map(id, leases)), set(map(id, self.leases))
-        come = [one for one in leases if id(one) not in before]
-        gone = [one for one in self.leases if id(one) not in now]
-        if 4 * (len(come) + len(gone)) > len(self.leases):
+    def with_changes(self, leases: Sequence[Lease], history: Sequence[EndedUsage]) -> "DerivedState | None":
+        """The state for new leases and history; None if so much changed that a new computation is faster."""
+        after, before = set(map(id, leases)), set(map(id, self.leases))
+        added = [one for one in leases if id(one) not in before]
+        removed = [one for one in self.leases if id(one) not in after]
+        if 4 * (len(added) + len(removed)) > len(self.leases):
             return None
-        twin = Standing.__new__(Standing)
+        twin = DerivedState.__new__(DerivedState)
         twin.queues, twin.leases, twin.history = self.queues, tuple(leases), tuple(history)
-        anybody_leaves = self._promised or any(one.leaving for one in come)
-        twin._promised = _promised(leases) if anybody_leaves else self._promised
-        twin.held, twin.means = self.held.copy(), self.means.after(come, gone, history)
-        twin._ends = defaultdict(list, {account: ends.copy() for account, ends in self._ends.items()})
-        for lease in gone:
-            twin._forget(lease)
-        for lease in come:
+        has_victims = self._promised_steps or any(one.preemption for one in added)
+        twin._promised_steps = _find_promised_steps(leases) if has_victims else self._promised_steps
+        twin.capacity = self.capacity.copy()
+        twin.decayed_usage = self.decayed_usage.with_changes(added, removed, history)
+        twin._ends = defaultdict(list, {key: ends.copy() for key, ends in self._ends.items()})
+        for lease in removed:
+            twin._remove(lease)
+        for lease in added:
             twin._add(lease)
         return twin
 
     @property
-    def accounts(self) -> list[tuple[str, str]]:
-        """Accounts (see `Hold`) in which ends are known."""
+    def quota_keys(self) -> list[tuple[str, str]]:
+        """Quota keys (see `HeldGpus`) with known ends of leases."""
         return list(self._ends)
 
-    def ends(self, account: tuple[str, str], now: datetime) -> Sequence[End]:
-        """Known ends of an account, in order. One that should be over and is not may end at any time: not known."""
-        known = self._ends.get(account, [])
-        return known[bisect_right(known, now, key=end_time) :]
+    def known_ends(self, quota_key: tuple[str, str], now: datetime) -> Sequence[LeaseEnd]:
+        """Known ends of leases after ``now``, in order. The end of an overdue lease counts as unknown."""
+        ends = self._ends.get(quota_key, [])
+        return ends[bisect_right(ends, now, key=end_time) :]
 
     @property
-    def promises(self) -> bool:
-        """Whether somebody was asked to leave for anybody."""
-        return bool(self._promised)
+    def has_promises(self) -> bool:
+        """Whether any lease is that of a victim."""
+        return bool(self._promised_steps)
 
     def is_promised(self, request: LeaseRequest) -> bool:
-        """Whether somebody was asked to leave for it."""
-        return bool(self._promised) and (request.uid, request.step) in self._promised
+        """Whether the request has victims."""
+        return bool(self._promised_steps) and request.workflow_step in self._promised_steps
 
     def _add(self, lease: Lease) -> None:
-        hold = self.held.hold_of(lease)
-        self.held.take(hold)
-        if (end := lease_end(lease)) is not None:
-            insort(self._ends[hold.account], (end, hold), key=end_time)
+        held_gpus = self.capacity.held_gpus_of_lease(lease)
+        self.capacity.add(held_gpus)
+        if (end := latest_lease_end(lease)) is not None:
+            insort(self._ends[held_gpus.quota_key], (end, held_gpus), key=end_time)
 
-    def _forget(self, lease: Lease) -> None:
-        hold = self.held.hold_of(lease)
-        self.held.give_back(hold)
-        if (end := lease_end(lease)) is not None:
-            ends = self._ends[hold.account]
+    def _remove(self, lease: Lease) -> None:
+        held_gpus = self.capacity.held_gpus_of_lease(lease)
+        self.capacity.remove(held_gpus)
+        if (end := latest_lease_end(lease)) is not None:
+            ends = self._ends[held_gpus.quota_key]
             first = bisect_left(ends, end, key=end_time)
-            del ends[ends.index((end, hold), first)]
+            del ends[ends.index((end, held_gpus), first)]
 
 
-def standing(queues: Queues, leases: Sequence[Lease], history: Sequence[Consumed]) -> Standing:
-    """Where these leases stand; remembered for the last few."""
-    known = _latest_states.find(lambda one: one.is_of(queues, leases, history))
-    if known is None:
-        last = _latest_states.newest
-        known = last.after(leases, history) if last is not None and last.queues is queues else None
-        known = _latest_states.remember(known or Standing(queues, leases, history))
-    return known
+def derive_state(queues: Queues, leases: Sequence[Lease], history: Sequence[EndedUsage]) -> DerivedState:
+    """The state derived from these leases, cached for the last few calls."""
+    cached = _latest_states.find(lambda one: one.matches(queues, leases, history))
+    if cached is not None:
+        return cached
+    last = _latest_states.newest
+    updated = last.with_changes(leases, history) if last is not None and last.queues is queues else None
+    return _latest_states.remember(updated or DerivedState(queues, leases, history))
 
 
-def end_of(request: LeaseRequest, since: datetime) -> datetime | None:
-    """When a lease that began at ``since`` ends at the latest; None if nobody said."""
-    return since + timedelta(seconds=request.seconds) if request.seconds is not None else None
+def declared_end(request: LeaseRequest, started_at: datetime) -> datetime | None:
+    """Latest end of a lease that started at ``started_at``; None without a declared time limit."""
+    return started_at + timedelta(seconds=request.seconds) if request.seconds is not None else None
 
 
-def lease_end(lease: Lease) -> datetime | None:
-    """When a lease ends at the latest, by what was declared or because it was asked to leave; None: not known."""
-    declared = end_of(lease.request, lease.granted_at)
-    if lease.leaving is None or lease.leaving.keeps is not None:
+def latest_lease_end(lease: Lease) -> datetime | None:
+    """Latest end of a lease by its time limit or its preemption; None: unknown."""
+    declared = declared_end(lease.request, lease.granted_at)
+    if lease.preemption is None or lease.preemption.keeps is not None:
         return declared
-    return lease.leaving.deadline if declared is None else min(declared, lease.leaving.deadline)
+    return lease.preemption.deadline if declared is None else min(declared, lease.preemption.deadline)
 
 
-def end_time(end: End) -> datetime:
-    return end[0]
+_latest_states: RecentResults[DerivedState] = RecentResults(8)
 
 
-_latest_states: Latest[Standing] = Latest(8)
-
-
-def _promised(leases: Sequence[Lease]) -> frozenset[tuple[str, str]]:
-    return frozenset((one.leaving.uid, one.leaving.step) for one in leases if one.leaving is not None)
+def _find_promised_steps(leases: Sequence[Lease]) -> frozenset[tuple[str, str]]:
+    return frozenset(one.preemption.preemptor for one in leases if one.preemption is not None)

@@ -1,10 +1,8 @@
-"""What it costs a training to go for another: what it has done since its last commit, the save, and the way back.
+"""Records of a simulation: jobs of a trace, their attempts and runs, and the costs of preemption.
 
-What is replayed: who asks for how many GPUs, when, and for how long.
-
-Seconds of a trace as times of the ledger, and back.
-
-What became of the jobs of a replay.
+A trace counts time in seconds and the ledger in datetimes; `to_datetime` and
+`to_trace_seconds` convert them. A preemption costs the training since the last
+commit, the save, and the restart (`PreemptionCosts`).
 """
 
 import math
@@ -14,13 +12,13 @@ from datetime import UTC, datetime, timedelta
 from math import fsum
 
 from tiphys.protocol.step_spec import SpotUse
-from tiphys_plugin.quota.lease import LeaseRequest, Reason
+from tiphys_plugin.quota.lease import AdmissionReason, LeaseRequest
 from tiphys_plugin.quota.queues import Queues
 
 
 @dataclass(frozen=True)
-class Job:
-    """``limit_seconds`` is the longest that it said it would take, and it is ended then; None: it said nothing."""
+class TraceJob:
+    """A job of a trace. ``limit_seconds`` is its declared time limit, after which it is ended; None: not declared."""
 
     name: str
     submit_seconds: float
@@ -31,29 +29,29 @@ class Job:
     priority: int = 0
     limit_seconds: int | None = None
     members: int = 1
-    """Pods that share its GPUs evenly, each on one node."""
+    """Pods that share the GPUs evenly, each on one node."""
     spot: SpotUse = "no"
-    """Whether flavors of spot nodes are for it."""
+    """Whether the job may use flavors of spot nodes."""
 
     @property
     def held_seconds(self) -> float:
-        """How long it holds its GPUs once it has them."""
+        """Time that the job holds its GPUs without preemptions."""
         return self.duration_seconds if self.limit_seconds is None else min(self.duration_seconds, self.limit_seconds)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """``jobs`` in order of submission. ``skipped`` counts rows that are no such jobs, by why."""
+    """Jobs in order of submission. ``skipped`` counts by reason the rows that cannot be replayed."""
 
-    form: str
-    jobs: tuple[Job, ...]
+    format_name: str
+    jobs: tuple[TraceJob, ...]
     skipped: Mapping[str, int]
     ignored: tuple[str, ...] = ()
-    """Columns that nobody reads, in a form of which somebody might think so."""
+    """Columns of the file that the format does not know."""
 
 
-def request_of(job: Job, number: int) -> LeaseRequest:
-    """What an attempt of the job would ask of the ledger; ``number`` tells it from all others."""
+def build_lease_request(job: TraceJob, number: int) -> LeaseRequest:
+    """The lease request of the first attempt of the job; ``number`` is unique in the trace."""
     return LeaseRequest(
         uid=str(number),
         step=job.name,
@@ -73,41 +71,41 @@ def request_of(job: Job, number: int) -> LeaseRequest:
     )
 
 
-EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-"""Second zero of a trace."""
+TRACE_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+"""The datetime of second 0 of a trace."""
 
 
-def at(seconds: float) -> datetime:
-    return EPOCH + timedelta(seconds=seconds)
+def to_datetime(seconds: float) -> datetime:
+    return TRACE_EPOCH + timedelta(seconds=seconds)
 
 
-def seconds_of(moment: datetime) -> float:
-    return (moment - EPOCH).total_seconds()
+def to_trace_seconds(moment: datetime) -> float:
+    return (moment - TRACE_EPOCH).total_seconds()
 
 
 def next_tick(now: datetime, every_seconds: float) -> datetime:
-    """``now``, or the next multiple of ``every_seconds``; with 0 any time is one."""
+    """The first multiple of ``every_seconds`` at or after ``now``; ``now`` itself if ``every_seconds`` is 0."""
     if not every_seconds:
         return now
     tick = timedelta(seconds=every_seconds)
-    return EPOCH + -(-(now - EPOCH) // tick) * tick
+    return TRACE_EPOCH + -(-(now - TRACE_EPOCH) // tick) * tick
 
 
-def after(moment: datetime, seconds: float) -> datetime:
-    """The first time at which so many seconds are over, however they are rounded."""
+def add_seconds_rounded_up(moment: datetime, seconds: float) -> datetime:
+    """The first microsecond after ``moment`` plus ``seconds``, so that rounding cannot make it too early."""
     return moment + timedelta(microseconds=math.floor(seconds * 1e6) + 1)
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """It waited from ``asked_seconds`` on, and held GPUs of ``pool`` from its start to its end.
+class SimulatedAttempt:
+    """An attempt that was pending from ``requested_seconds``, and held GPUs of ``pool`` from its start to its end.
 
-    Of that time ``kept_seconds`` were training that counts, ``lost_seconds`` training that the next attempt does
-    again, ``restart_seconds`` the way back; the rest went by while it saved because it had to go.
+    The held time consists of ``kept_seconds`` of committed training, ``lost_seconds`` of training that the next
+    attempt repeats, ``restart_seconds`` before the training, and the save of a preemption.
     """
 
     pool: str
-    asked_seconds: float
+    requested_seconds: float
     started_seconds: float
     ended_seconds: float
     kept_seconds: float
@@ -120,19 +118,16 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A job that was given its GPUs, and had to go before each of its ``attempts`` but the last had done all.
+class SimulatedRun:
+    """A finished job; each of its ``attempts`` but the last was preempted. Times are seconds of the trace."""
 
-    Seconds are those of the trace.
-    """
-
-    job: Job
+    job: TraceJob
     queue: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[SimulatedAttempt, ...]
 
     @property
     def submitted_seconds(self) -> float:
-        return self.attempts[0].asked_seconds
+        return self.attempts[0].requested_seconds
 
     @property
     def started_seconds(self) -> float:
@@ -148,87 +143,87 @@ class Run:
 
     @property
     def gpu_seconds(self) -> float:
-        """All that it held."""
+        """GPU-seconds that the job held."""
         return self.job.gpus * fsum(one.held_seconds for one in self.attempts)
 
     @property
     def lost_gpu_seconds(self) -> float:
-        """What it held and did not train for good: training done again, saves because it had to go, ways back."""
+        """GPU-seconds that preemptions cost: repeated training, saves and restarts."""
         return self.job.gpus * fsum(one.held_seconds - one.kept_seconds for one in self.attempts)
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What became of every job. ``waiting`` are those that never started: their queue is stopped."""
+class ReplayResult:
+    """Result for every job. Jobs that ``never_started`` belong to a stopped queue."""
 
     queues: Queues
-    runs: tuple[Run, ...]
-    rejected: tuple[tuple[Job, Reason], ...]
-    waiting: tuple[Job, ...]
-    looks: int
-    """How often the policy was asked."""
+    runs: tuple[SimulatedRun, ...]
+    rejected: tuple[tuple[TraceJob, AdmissionReason], ...]
+    never_started: tuple[TraceJob, ...]
+    cycles: int
+    """Number of scheduling cycles."""
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Of trainings that are asked to leave, in seconds.
-
-    ``waits_for_save`` False: none is asked, each is ended at once and goes back to its last commit, as where
-    nobody knows of checkpoints.
-    """
+class PreemptionCosts:
+    """Costs of preempted trainings, in seconds."""
 
     checkpoint_every_seconds: float = 600.0
-    """Training between two commits that nobody asked for."""
+    """Training between two periodic commits."""
     save_seconds: float = 30.0
-    """From being asked to being gone, with all that was done until then committed."""
+    """From the preemption to the end of the pods; the save commits all training until the preemption."""
     restart_seconds: float = 60.0
-    """From having GPUs again to training again: images, processes, and reading the checkpoint."""
+    """From the grant of the GPUs to the first new training step: images, processes, and reading the checkpoint."""
     waits_for_save: bool = True
+    """False: a victim is killed at once and restarts from its last periodic commit, as under a scheduler without
+    checkpoints on preemption."""
     look_every_seconds: float = 0.0
-    """How often a service looks who has to go, and who waits asks; 0: at once."""
+    """Interval of the preemption loop and of repeated requests; 0: immediate."""
 
 
 @dataclass(frozen=True)
-class Try:
-    """An attempt from the moment it has its GPUs: first the way back, then training until nothing of it is left."""
+class RunningAttempt:
+    """An attempt that holds its GPUs: first the restart, then the remaining training."""
 
     started_seconds: float
     restart_seconds: float
-    left_seconds: float
-    """Training that was still to be done when it started."""
+    remaining_seconds: float
+    """Training that remained at the start of the attempt."""
 
     @property
     def ends_seconds(self) -> float:
-        """If nobody asks it to leave."""
-        return self.started_seconds + self.restart_seconds + self.left_seconds
+        """End of the attempt without a preemption."""
+        return self.started_seconds + self.restart_seconds + self.remaining_seconds
 
-    def trained(self, now: float) -> float:
+    def trained_seconds(self, now: float) -> float:
         """Seconds of training until ``now``."""
-        return min(max(0.0, now - self.started_seconds - self.restart_seconds), self.left_seconds)
+        return min(max(0.0, now - self.started_seconds - self.restart_seconds), self.remaining_seconds)
 
-    def committed(self, now: float, costs: Costs) -> float:
-        """Of these, what a checkpoint holds that nobody asked for."""
+    def committed_seconds(self, now: float, costs: PreemptionCosts) -> float:
+        """Seconds of training until ``now`` that periodic commits hold."""
         every = costs.checkpoint_every_seconds
-        return min(self.trained(now), every * math.floor(self.trained(now) / every))
+        return min(self.trained_seconds(now), every * math.floor(self.trained_seconds(now) / every))
 
-    def saved_at(self, now: float, costs: Costs) -> float:
-        """When the newest checkpoint was committed; its start, if there is none yet."""
-        committed = self.committed(now, costs)
+    def last_commit_seconds(self, now: float, costs: PreemptionCosts) -> float:
+        """Time of the newest periodic commit; the start of the attempt if there is none yet."""
+        committed = self.committed_seconds(now, costs)
         return self.started_seconds + self.restart_seconds + committed if committed else self.started_seconds
 
-    def asked(self, now: float, costs: Costs) -> "Departure":
-        """What becomes of it if it is asked to leave at ``now``."""
-        trained = self.trained(now)
-        kept = trained if costs.waits_for_save else self.committed(now, costs)
+    def preempt(self, now: float, costs: PreemptionCosts) -> "SimulatedPreemption":
+        """The effect of a preemption at ``now``."""
+        trained = self.trained_seconds(now)
+        kept = trained if costs.waits_for_save else self.committed_seconds(now, costs)
         restarting = min(self.restart_seconds, now - self.started_seconds)
-        return Departure(now + (costs.save_seconds if costs.waits_for_save else 0.0), kept, trained - kept, restarting)
+        return SimulatedPreemption(
+            now + (costs.save_seconds if costs.waits_for_save else 0.0), kept, trained - kept, restarting
+        )
 
 
 @dataclass(frozen=True)
-class Departure:
-    """When it is gone, and of its time until then: training that is kept, that is lost, and the way back before."""
+class SimulatedPreemption:
+    """End of a preempted attempt, and its time until then: committed training, lost training, and restart."""
 
-    gone_seconds: float
+    ended_seconds: float
     kept_seconds: float
     lost_seconds: float
     restart_seconds: float

@@ -1,6 +1,7 @@
-"""What a trace does not say and a rehearsal needs: whose jobs they are, and how long they would say they take.
+"""Adds to the jobs of a trace what a simulation needs: a queue, a declared time limit, and gang members.
 
-Which jobs the service would turn away, and why: whatever is held, and whoever waits.
+`find_permanent_rejection` finds the jobs that the service would reject in any state
+of the cluster.
 """
 
 import math
@@ -9,80 +10,87 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tiphys.errors import UsageError
-from tiphys_plugin.quota.lease import Reason, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Rejected
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.decide import State, decide
-from tiphys_plugin.quota.simulation.jobs import EPOCH, Job, request_of
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.simulation.jobs import TRACE_EPOCH, TraceJob, build_lease_request
 
 
-def never(queues: Queues, job: Job) -> Reason | None:
-    """Why the job is rejected even by a cluster that nobody uses; None if it is not."""
-    answer = decide(State(queues), request_of(job, 0), 1, EPOCH)
+def find_permanent_rejection(queues: Queues, job: TraceJob) -> AdmissionReason | None:
+    """Why an empty cluster rejects the job; None if it admits the job."""
+    answer = decide_admission(SchedulingState(queues), build_lease_request(job, 0), 1, TRACE_EPOCH)
     return answer.reason if isinstance(answer, Rejected) else None
 
 
-def declared(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """Each job with its duration as the longest that it says it takes, rounded up to a second."""
+def declare_job_durations(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
+    """The jobs with their durations, rounded up to a second, as declared time limits."""
     return tuple(replace(job, limit_seconds=max(1, math.ceil(job.duration_seconds))) for job in jobs)
 
 
-def spread(jobs: Sequence[Job], queues: Queues) -> tuple[Job, ...]:
-    """Each job that is larger than the largest node of ``queues`` over the fewest nodes that can share it evenly."""
-    largest = max((node.gpus for node in queues.nodes or ()), default=0)
+def spread_over_nodes(jobs: Sequence[TraceJob], queues: Queues) -> tuple[TraceJob, ...]:
+    """The jobs, with those larger than the largest node as gangs of the fewest members that share the GPUs evenly."""
+    largest_node_gpus = max((node.gpus for node in queues.nodes or ()), default=0)
 
-    def over_nodes(job: Job) -> Job:
-        if not largest or job.members > 1 or job.gpus <= largest:
+    def spread(job: TraceJob) -> TraceJob:
+        if not largest_node_gpus or job.members > 1 or job.gpus <= largest_node_gpus:
             return job
-        fewest = -(-job.gpus // largest)
-        return replace(job, members=next(n for n in range(fewest, job.gpus + 1) if job.gpus % n == 0))
+        min_members = -(-job.gpus // largest_node_gpus)
+        return replace(job, members=next(n for n in range(min_members, job.gpus + 1) if job.gpus % n == 0))
 
-    return tuple(map(over_nodes, jobs))
+    return tuple(map(spread, jobs))
 
 
-def given_to(jobs: Sequence[Job], queues: Queues, name: str) -> tuple[Job, ...]:
-    """Each job that names no queue in the queue ``name``.
+def assign_to_queue(jobs: Sequence[TraceJob], queues: Queues, queue_name: str) -> tuple[TraceJob, ...]:
+    """The jobs, with those without a queue assigned to ``queue_name``.
 
     Raises:
         UsageError: there is no such queue.
     """
-    if queues.find(name) is None:
-        known = ", ".join(queues.names) or "none"
-        raise UsageError(f"there is no queue {name!r} for the jobs of the trace; the queues are: {known}")
-    return tuple(job if job.queue else replace(job, queue=name) for job in jobs)
+    if queues.find(queue_name) is None:
+        queue_names = ", ".join(queues.names) or "none"
+        raise UsageError(f"there is no queue {queue_name!r} for the jobs of the trace; the queues are: {queue_names}")
+    return tuple(job if job.queue else replace(job, queue=queue_name) for job in jobs)
 
 
-def shared_out(jobs: Sequence[Job], queues: Queues, seed: int) -> tuple[Job, ...]:
-    """Each job that names no queue in one that could serve it, drawn in proportion to the quotas.
+def assign_by_quota(jobs: Sequence[TraceJob], queues: Queues, seed: int) -> tuple[TraceJob, ...]:
+    """The jobs, with those without a queue assigned at random in proportion to the quotas that could serve them.
 
-    A job that none could ever serve goes to one of all of them, where it is rejected.
+    A job that no queue could ever serve is assigned to any queue, which rejects it.
+
+    Args:
+        jobs: Jobs of a trace.
+        queues: Queues.
+        seed: Seed of the random assignment.
 
     Raises:
         UsageError: there is no queue.
     """
     if not queues.queues:
         raise UsageError("the jobs of the trace need a queue, and the queue file has none; add `queues: [{name: …}]`")
-    draw = random.Random(seed)  # noqa: S311  no secret: whoever repeats the seed gets the same queues
-    odds: dict[tuple[int, str | None, str], list[int]] = {}
+    generator = random.Random(seed)  # noqa: S311  not a secret; the same seed gives the same queues
+    weights_by_shape: dict[tuple[int, str | None, str], list[int]] = {}
 
-    def drawn(job: Job) -> Job:
+    def assign(job: TraceJob) -> TraceJob:
         if job.queue:
             return job
-        kind = (job.gpus, job.gpu_type, job.spot)
-        if kind not in odds:
-            odds[kind] = _odds(job, queues)
-        return replace(job, queue=draw.choices(queues.names, odds[kind])[0])
+        shape = (job.gpus, job.gpu_type, job.spot)
+        if shape not in weights_by_shape:
+            weights_by_shape[shape] = _queue_weights(job, queues)
+        return replace(job, queue=generator.choices(queues.names, weights_by_shape[shape])[0])
 
-    return tuple(map(drawn, jobs))
+    return tuple(map(assign, jobs))
 
 
-def _odds(job: Job, queues: Queues) -> list[int]:
-    weights = [_quota(replace(job, queue=queue.name), queues, queue) for queue in queues.queues]
+def _queue_weights(job: TraceJob, queues: Queues) -> list[int]:
+    weights = [_servable_quota(replace(job, queue=queue.name), queues, queue) for queue in queues.queues]
     return weights if any(weights) else [1] * len(weights)
 
 
-def _quota(job: Job, queues: Queues, queue: Queue) -> int:
-    """GPUs of its own that the queue has for the job; at least one if it can serve it by borrowing alone."""
-    if never(queues, job) is not None:
+def _servable_quota(job: TraceJob, queues: Queues, queue: Queue) -> int:
+    """Quota of the queue that could serve the job; at least 1 if the queue can serve it by borrowing alone."""
+    if find_permanent_rejection(queues, job) is not None:
         return 0
-    return max(1, sum(queue.gpus[pool] for pool in pools.of(queues, queue, request_of(job, 0))))
+    return max(
+        1, sum(queue.gpus[pool] for pool in pools.find_eligible_pools(queues, queue, build_lease_request(job, 0)))
+    )

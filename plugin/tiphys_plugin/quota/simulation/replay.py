@@ -1,173 +1,201 @@
-"""A trace from its first job to its last, in virtual time.
+"""Replays a trace in virtual time under a scheduling policy.
 
-Time goes from one arrival or end to the next. At each such instant the policy
-looks at those who wait, as the service would at whoever asks, and where queues
-have it so, trainings are asked to leave. Book, history, capacity, the decision
-on GPUs and the choice of who has to go are the service's own.
+The simulation is event-driven: time advances to the next arrival or end of a job.
+At each event the policy decides which pending requests start, and queues with
+preemption rules preempt trainings. Ledger state, usage history, capacity,
+scheduling cycle and victim selection are those of the service itself.
 
-Who may start now: the service's own rule, and two plain ones to compare it with.
-
-All hold the same quotas; they differ in order and in what is kept for whom.
+`POLICIES` has the policy of the service, and two baselines: strict first come
+first served, and first come first served that skips blocked requests. All keep
+the same quotas; they differ in order and in reservations.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, Reason, Waiting
+from tiphys_plugin.quota.lease import AdmissionReason, EndedUsage, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.queues import Queue, Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import Start, admissible
-from tiphys_plugin.quota.scheduler.fair_share import Consumed, place_in_queue
-from tiphys_plugin.quota.simulation.jobs import Costs, Job, Replay, at, next_tick
-from tiphys_plugin.quota.simulation.prepare import never
-from tiphys_plugin.quota.simulation.simulated_cluster import Place, Running, Waiters
-from tiphys_plugin.quota.simulation.simulated_preemption import Going
+from tiphys_plugin.quota.scheduler.cycle import PoolAssignment, select_admissible
+from tiphys_plugin.quota.scheduler.fair_share import queue_position
+from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, TraceJob, next_tick, to_datetime
+from tiphys_plugin.quota.simulation.prepare import find_permanent_rejection
+from tiphys_plugin.quota.simulation.simulated_cluster import PendingJobs, PositionKey, SimulatedCluster
+from tiphys_plugin.quota.simulation.simulated_preemption import SimulatedPreemptionLoop
 
-Policy = Callable[[Queues, Sequence[Lease], Sequence[Consumed], Iterable[Waiting], datetime], list[Start]]
-"""Queues, leases, history, who waits, and the time; everybody who may start, in order."""
-
-
-def fifo(
-    queues: Queues, leases: Sequence[Lease], _history: Sequence[Consumed], waiting: Iterable[Waiting], _now: datetime
-) -> list[Start]:
-    """Strictly in order of arrival, all queues in one line: whoever does not fit stops everybody behind it."""
-    return list(_first_fit(queues, leases, waiting, passes_over=False))
+SchedulingPolicy = Callable[
+    [Queues, Sequence[Lease], Sequence[EndedUsage], Iterable[PendingRequest], datetime], list[PoolAssignment]
+]
+"""Maps queues, leases, usage history, pending requests and time to the requests that may start, in order."""
 
 
-def skip(
-    queues: Queues, leases: Sequence[Lease], _history: Sequence[Consumed], waiting: Iterable[Waiting], _now: datetime
-) -> list[Start]:
-    """In order of arrival, passing over whoever does not fit, and keeping nothing for anybody."""
-    return list(_first_fit(queues, leases, waiting, passes_over=True))
+def select_fifo(
+    queues: Queues,
+    leases: Sequence[Lease],
+    _history: Sequence[EndedUsage],
+    waiting: Iterable[PendingRequest],
+    _now: datetime,
+) -> list[PoolAssignment]:
+    """Baseline policy: strict order of arrival over all queues. A request that does not fit blocks all later ones."""
+    return list(_select_by_arrival(queues, leases, waiting, skips_blocked=False))
 
 
-POLICIES: Mapping[str, Policy] = {"tiphys": admissible, "fifo": fifo, "skip": skip}
+def select_skipping_blocked(
+    queues: Queues,
+    leases: Sequence[Lease],
+    _history: Sequence[EndedUsage],
+    waiting: Iterable[PendingRequest],
+    _now: datetime,
+) -> list[PoolAssignment]:
+    """Baseline policy: order of arrival, skips requests that do not fit, without reservations."""
+    return list(_select_by_arrival(queues, leases, waiting, skips_blocked=True))
 
 
-def _first_fit(
-    queues: Queues, leases: Sequence[Lease], waiting: Iterable[Waiting], *, passes_over: bool
-) -> Iterator[Start]:
+POLICIES: Mapping[str, SchedulingPolicy] = {
+    "tiphys": select_admissible,
+    "fifo": select_fifo,
+    "skip": select_skipping_blocked,
+}
+
+
+def _select_by_arrival(
+    queues: Queues, leases: Sequence[Lease], waiting: Iterable[PendingRequest], *, skips_blocked: bool
+) -> Iterator[PoolAssignment]:
     capacity = Capacity(queues, tuple(leases))
-    too_large: set[tuple[str, str | None, int | None, int, str]] = set()
-    for queue, one in _pending_by_arrival(queues, waiting):
-        kind = (queue.name, one.request.gpu_type, one.request.min_gpu_memory_mb, one.request.gpus, one.request.spot)
-        pool = next(iter(capacity.fitting(queue, one.request)), None) if kind not in too_large else None
-        if pool is not None:
-            hold = capacity.placed(one.request, pool)
-            capacity.take(hold)
-            yield Start(one, pool, hold.placement.nodes if hold.placement is not None else ())
-        elif passes_over:
-            too_large.add(kind)  # nothing comes back during one look
+    blocked_shapes: set[tuple[str, str | None, int | None, int, str]] = set()
+    for queue, pending in _pending_by_arrival(queues, waiting):
+        request = pending.request
+        shape = (queue.name, request.gpu_type, request.min_gpu_memory_mb, request.gpus, request.spot)
+        fitting = capacity.find_fitting_pools(queue, request) if shape not in blocked_shapes else []
+        if fitting:
+            held_gpus = capacity.held_gpus_if_placed(request, fitting[0])
+            capacity.add(held_gpus)
+            nodes = held_gpus.placement.nodes if held_gpus.placement is not None else ()
+            yield PoolAssignment(pending, fitting[0], nodes)
+        elif skips_blocked:
+            blocked_shapes.add(shape)  # no GPUs come free during one cycle
         else:
             return
 
 
-def _pending_by_arrival(queues: Queues, waiting: Iterable[Waiting]) -> Iterator[tuple[Queue, Waiting]]:
-    """Everybody whose queue admits at all."""
+def _pending_by_arrival(queues: Queues, waiting: Iterable[PendingRequest]) -> Iterator[tuple[Queue, PendingRequest]]:
+    """Pending requests of queues that exist and are not stopped, by arrival."""
     for one in sorted(waiting, key=lambda one: one.arrival):
         queue = queues.find(one.request.queue)
         if queue is not None and not queue.stopped:
             yield queue, one
 
 
-def replay(
+def replay_jobs(
     queues: Queues,
-    jobs: Sequence[Job],
-    policy: Policy = admissible,
+    jobs: Sequence[TraceJob],
+    policy: SchedulingPolicy = select_admissible,
     advance: Callable[[int], None] = lambda _: None,
-    costs: Costs | None = None,
-) -> Replay:
-    """Replay ``jobs``, all of which name a queue. ``advance`` is told how many more are started or rejected.
+    costs: PreemptionCosts | None = None,
+) -> ReplayResult:
+    """Replay a trace.
 
-    ``costs`` are those of trainings that have to go where their queue has it so; None: nobody ever has to.
+    Args:
+        queues: Queues and inventory.
+        jobs: Jobs, each of which names a queue.
+        policy: Scheduling policy.
+        advance: Progress callback, called with the number of jobs that were started or rejected since the last call.
+        costs: Costs of preemption; None: no preemption, whatever the queues say.
     """
-    world = _World(queues, policy, advance, costs)
+    simulation = _Simulation(queues, policy, advance, costs)
     arrivals = deque(enumerate(sorted(jobs, key=lambda job: job.submit_seconds), 1))
-    while (now := world.next_instant(arrivals[0][1] if arrivals else None)) is not None:
-        world.end_what_is_over(now)
-        while arrivals and at(arrivals[0][1].submit_seconds) <= now:
-            world.arrive(*arrivals.popleft(), now)
-        world.look(now)
-    return world.replayed()
+    while (now := simulation.next_instant(arrivals[0][1] if arrivals else None)) is not None:
+        simulation.end_due_attempts(now)
+        while arrivals and to_datetime(arrivals[0][1].submit_seconds) <= now:
+            simulation.submit_job(*arrivals.popleft(), now)
+        simulation.run_cycle(now)
+    return simulation.build_result()
 
 
-class _World:
-    def __init__(self, queues: Queues, policy: Policy, advance: Callable[[int], None], costs: Costs | None) -> None:
+class _Simulation:
+    def __init__(
+        self, queues: Queues, policy: SchedulingPolicy, advance: Callable[[int], None], costs: PreemptionCosts | None
+    ) -> None:
         self._queues = queues
         self._policy = policy
         self._advance = advance
-        self._costs = costs or Costs()
-        self._some_may_go = costs is not None and queues.preempts
-        self._gpus = _all_gpus(queues)
-        self._running = Running(queues, self._costs)
-        self._waiters = Waiters(self._place if policy is admissible else _by_arrival)
-        self._going = Going(queues, self._running, self._waiters, self._gpus)
-        self._rejected: list[tuple[Job, Reason]] = []
-        self._verdicts: dict[tuple[str | None, str | None, int, int, str], Reason | None] = {}
-        self._next_look: datetime | None = None
-        self._looks = 0
+        self._costs = costs or PreemptionCosts()
+        self._is_preempting = costs is not None and queues.preempts
+        self._total_gpus = _all_gpus(queues)
+        self._cluster = SimulatedCluster(queues, self._costs)
+        self._pending = PendingJobs(self._queue_position if policy is select_admissible else _arrival_position)
+        self._preemption = SimulatedPreemptionLoop(queues, self._cluster, self._pending, self._total_gpus)
+        self._rejected: list[tuple[TraceJob, AdmissionReason]] = []
+        self._rejections: dict[tuple[str | None, str | None, int, int, str], AdmissionReason | None] = {}
+        self._next_cycle: datetime | None = None
+        self._cycles = 0
 
-    def next_instant(self, coming: Job | None) -> datetime | None:
-        instants = [at(coming.submit_seconds) if coming else None, self._running.next_end, self._next_look]
-        if self._some_may_go and self._waiters.heads:
-            instants.append(self._running.next_wake)
+    def next_instant(self, next_job: TraceJob | None) -> datetime | None:
+        submission = to_datetime(next_job.submit_seconds) if next_job else None
+        instants = [submission, self._cluster.next_end, self._next_cycle]
+        if self._is_preempting and self._pending.first_of_each_shape:
+            instants.append(self._cluster.next_wakeup)
         return min((one for one in instants if one is not None), default=None)
 
-    def end_what_is_over(self, now: datetime) -> None:
-        for again in self._running.end_what_is_over(now):
-            self._waiters.add(again)
+    def end_due_attempts(self, now: datetime) -> None:
+        for next_attempt in self._cluster.end_due_attempts(now):
+            self._pending.add(next_attempt)
 
-    def arrive(self, number: int, job: Job, now: datetime) -> None:
-        kind = (job.queue, job.gpu_type, job.gpus, job.members, job.spot)
-        if kind not in self._verdicts:
-            self._verdicts[kind] = never(self._queues, job)
-        if (why := self._verdicts[kind]) is not None:
-            self._rejected.append((job, why))
+    def submit_job(self, number: int, job: TraceJob, now: datetime) -> None:
+        shape = (job.queue, job.gpu_type, job.gpus, job.members, job.spot)
+        if shape not in self._rejections:
+            self._rejections[shape] = find_permanent_rejection(self._queues, job)
+        if (reason := self._rejections[shape]) is not None:
+            self._rejected.append((job, reason))
             self._advance(1)
         else:
-            self._waiters.add(self._running.arrive(number, job, now))
+            self._pending.add(self._cluster.submit_job(number, job, now))
 
-    def look(self, now: datetime) -> None:
-        """See who may start and who has to go, or come back when the time for it has come."""
+    def run_cycle(self, now: datetime) -> None:
+        """Start and preempt attempts; between two ticks of ``look_every_seconds`` only schedule the next cycle."""
         due = next_tick(now, self._costs.look_every_seconds)
-        self._next_look = due if due > now and self._waiters.heads else None
+        self._next_cycle = due if due > now and self._pending.first_of_each_shape else None
         if due > now:
             return
-        self._start_who_may(now)
-        while self._some_may_go and self._going.look(now):
-            self.end_what_is_over(now)
-            self._start_who_may(now)
+        self._start_admissible(now)
+        while self._is_preempting and self._preemption.run_round(now):
+            self.end_due_attempts(now)
+            self._start_admissible(now)
 
-    def replayed(self) -> Replay:
-        waiting = [self._running.job_of(one) for one in sorted(self._waiters, key=_by_arrival)]
-        return Replay(self._queues, tuple(self._running.runs), tuple(self._rejected), tuple(waiting), self._looks)
+    def build_result(self) -> ReplayResult:
+        never_started = [self._cluster.job_of(one) for one in sorted(self._pending, key=_arrival_position)]
+        return ReplayResult(
+            self._queues, tuple(self._cluster.runs), tuple(self._rejected), tuple(never_started), self._cycles
+        )
 
-    def _start_who_may(self, now: datetime) -> None:
-        if not any(self._fits(one.request) for one in self._waiters.heads):
+    def _start_admissible(self, now: datetime) -> None:
+        if not any(self._fits(one.request) for one in self._pending.first_of_each_shape):
             return
-        self._looks += 1
-        book = self._running.book
-        free = self._gpus - sum(one.request.gpus for one in book.leases)
-        line = {one.arrival: one for one in (*self._waiters.first(free), *self._running.promised.values())}
-        started = self._policy(self._queues, book.leases, book.history, [line[n] for n in sorted(line)], now)
-        for start in started:
-            self._waiters.remove(start.waiting)
-        self._advance(sum([self._running.start(start, now) for start in started]))
+        self._cycles += 1
+        state = self._cluster.ledger_state
+        free_gpus = self._total_gpus - sum(one.request.gpus for one in state.leases)
+        relevant = (*self._pending.select_relevant(free_gpus), *self._cluster.promised.values())
+        by_arrival = {one.arrival: one for one in relevant}
+        pending = [by_arrival[arrival] for arrival in sorted(by_arrival)]
+        assignments = self._policy(self._queues, state.leases, state.history, pending, now)
+        for assignment in assignments:
+            self._pending.remove(assignment.pending)
+        self._advance(sum([self._cluster.start(assignment, now) for assignment in assignments]))
 
     def _fits(self, request: LeaseRequest) -> bool:
-        """Whether it would start if nobody else waited; mostly none of any kind would."""
+        """Whether the request would start if no other were pending. Cheap, and mostly false for every shape."""
         queue = self._queues.find(request.queue)
-        return queue is not None and not queue.stopped and self._running.capacity.fits(queue, request)
+        return queue is not None and not queue.stopped and self._cluster.capacity.fits(queue, request)
 
-    def _place(self, one: Waiting) -> Place:
-        return place_in_queue(self._queues.find(one.request.queue), one.request, one.arrival)
+    def _queue_position(self, one: PendingRequest) -> PositionKey:
+        return queue_position(self._queues.find(one.request.queue), one.request, one.arrival)
 
 
-def _by_arrival(one: Waiting) -> Place:
+def _arrival_position(one: PendingRequest) -> PositionKey:
     return (one.arrival,)
 
 
 def _all_gpus(queues: Queues) -> int:
-    """The most that can be held at once."""
+    """Most GPUs that can be held at once."""
     return sum(sum(queue.gpus.values()) for queue in queues.queues)

@@ -1,10 +1,9 @@
-"""Jobs that hold GPUs, in the book of the ledger, and what becomes of them.
+"""Running and pending jobs of a simulation, over a GPU ledger state.
 
-Those who wait, kept so that a look need not go through all of them.
-
-Thousands may wait, and no more of those that are alike can start at once than
-there are GPUs for. So of each kind only the first few are looked at: what comes
-of them is the same, and a trace of years takes seconds.
+`PendingJobs` groups thousands of pending jobs by shape. No more jobs of one shape can
+start at once than the GPUs suffice for, so a scheduling cycle considers only the
+first few jobs of each shape. The result is the same, and a trace of years takes
+seconds.
 """
 
 import heapq
@@ -15,34 +14,34 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, Leaving, Waiting
-from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import Start
-from tiphys_plugin.quota.scheduler.fair_share import attained
+from tiphys_plugin.quota.scheduler.cycle import PoolAssignment
+from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds
 from tiphys_plugin.quota.simulation.jobs import (
-    Attempt,
-    Costs,
-    Departure,
-    Job,
-    Run,
-    Try,
-    after,
-    at,
-    request_of,
-    seconds_of,
+    PreemptionCosts,
+    RunningAttempt,
+    SimulatedAttempt,
+    SimulatedPreemption,
+    SimulatedRun,
+    TraceJob,
+    add_seconds_rounded_up,
+    build_lease_request,
+    to_datetime,
+    to_trace_seconds,
 )
 
 
 @dataclass(frozen=True)
-class Held:
-    """A lease and the attempt that has it; ``departure`` once it was asked to leave."""
+class RunningJob:
+    """A lease and its attempt; ``preemption`` is set for a victim."""
 
     lease: Lease
-    asked_seconds: float
-    attempt: Try
-    departure: Departure | None = None
+    requested_seconds: float
+    attempt: RunningAttempt
+    preemption: SimulatedPreemption | None = None
 
     @property
     def number(self) -> int:
@@ -50,27 +49,27 @@ class Held:
 
     @property
     def ends_seconds(self) -> float:
-        return self.attempt.ends_seconds if self.departure is None else self.departure.gone_seconds
+        return self.attempt.ends_seconds if self.preemption is None else self.preemption.ended_seconds
 
 
-class Running:
-    """``book`` and ``capacity`` are what is held now."""
+class SimulatedCluster:
+    """Running jobs. ``ledger_state`` and ``capacity`` describe the GPUs that they hold."""
 
-    def __init__(self, queues: Queues, costs: Costs) -> None:
+    def __init__(self, queues: Queues, costs: PreemptionCosts) -> None:
         self._queues = queues
         self._costs = costs
-        self.book = Book()
+        self.ledger_state = LedgerState()
         self.capacity = Capacity(queues)
-        self.runs: list[Run] = []
-        self.promised: dict[str, Waiting] = {}
-        """Those for whom somebody is leaving, by uid."""
+        self.runs: list[SimulatedRun] = []
+        self.promised: dict[str, PendingRequest] = {}
+        """Preemptors whose victims have not all ended, by uid."""
         self._arrivals = count(1)
-        self._jobs: dict[int, Job] = {}
-        self._left: dict[int, float] = {}
-        self._attempts: dict[int, list[Attempt]] = {}
-        self._held: dict[str, Held] = {}
+        self._jobs: dict[int, TraceJob] = {}
+        self._remaining_seconds: dict[int, float] = {}
+        self._attempts: dict[int, list[SimulatedAttempt]] = {}
+        self._running: dict[str, RunningJob] = {}
         self._ends: list[tuple[datetime, int, str]] = []
-        self._wakes: list[tuple[datetime, int, str]] = []
+        self._wakeups: list[tuple[datetime, int, str]] = []
         self._serials = count()
 
     @property
@@ -78,101 +77,105 @@ class Running:
         return self._ends[0][0] if self._ends else None
 
     @property
-    def next_wake(self) -> datetime | None:
-        """When somebody reaches the next level of GPU time, or may be asked to leave from then on."""
-        return self._wakes[0][0] if self._wakes else None
+    def next_wakeup(self) -> datetime | None:
+        """When a running job next reaches a level of attained service, or the end of its protection."""
+        return self._wakeups[0][0] if self._wakeups else None
 
-    def job_of(self, one: Waiting) -> Job:
+    def job_of(self, one: PendingRequest) -> TraceJob:
         return self._jobs[int(one.request.uid)]
 
-    def arrive(self, number: int, job: Job, now: datetime) -> Waiting:
-        self._jobs[number], self._left[number], self._attempts[number] = job, job.held_seconds, []
-        return Waiting(request_of(job, number), next(self._arrivals), since=now, seen_at=now)
+    def submit_job(self, number: int, job: TraceJob, now: datetime) -> PendingRequest:
+        self._jobs[number], self._remaining_seconds[number], self._attempts[number] = job, job.held_seconds, []
+        return PendingRequest(build_lease_request(job, number), next(self._arrivals), since=now, seen_at=now)
 
-    def start(self, start: Start, now: datetime) -> bool:
-        """Give a job its GPUs; whether it is the first time."""
-        request = start.waiting.request
+    def start(self, assignment: PoolAssignment, now: datetime) -> bool:
+        """Start an attempt; returns whether it is the first attempt of its job."""
+        request = assignment.pending.request
         number = int(request.uid)
-        lease = Lease(f"{number}.{request.attempt}", request, start.pool, now, now, start.nodes)
+        lease = Lease(f"{number}.{request.attempt}", request, assignment.pool, now, now, assignment.nodes)
         is_first = not self._attempts[number]
-        restart = 0.0 if is_first else self._costs.restart_seconds
-        began = Try(seconds_of(now), restart, self._left[number])
-        self.book = replace(self.book, leases=(*self.book.leases, lease))
-        self.capacity.take(self.capacity.hold_of(lease))
+        restart_seconds = 0.0 if is_first else self._costs.restart_seconds
+        attempt = RunningAttempt(to_trace_seconds(now), restart_seconds, self._remaining_seconds[number])
+        self.ledger_state = replace(self.ledger_state, leases=(*self.ledger_state.leases, lease))
+        self.capacity.add(self.capacity.held_gpus_of_lease(lease))
         self.promised.pop(request.uid, None)
-        self._put(Held(lease, seconds_of(start.waiting.since), began))
-        for wake in self._wakes_of(lease):
-            heapq.heappush(self._wakes, (wake, next(self._serials), lease.id))
+        self._track(RunningJob(lease, to_trace_seconds(assignment.pending.since), attempt))
+        for wakeup in self._find_wakeups(lease):
+            heapq.heappush(self._wakeups, (wakeup, next(self._serials), lease.id))
         return is_first
 
-    def end_what_is_over(self, now: datetime) -> Iterator[Waiting]:
-        """Take back what is over; next attempts of those who had to go."""
+    def end_due_attempts(self, now: datetime) -> Iterator[PendingRequest]:
+        """Release ended attempts, and yield the next requests of preempted jobs."""
         while self._ends and self._ends[0][0] <= now:
-            held = self._take_off(heapq.heappop(self._ends), now)
-            if held is not None and (again := self._over(held, now)) is not None:
-                yield again
-        while self._wakes and (self._wakes[0][0] <= now or self._wakes[0][2] not in self._held):
-            heapq.heappop(self._wakes)
+            ended = self._pop_ended(heapq.heappop(self._ends), now)
+            if ended is not None and (next_request := self._finish_attempt(ended, now)) is not None:
+                yield next_request
+        while self._wakeups and (self._wakeups[0][0] <= now or self._wakeups[0][2] not in self._running):
+            heapq.heappop(self._wakeups)
 
-    def ask_to_leave(self, leases: Sequence[Lease], mine: Waiting, now: datetime) -> None:
-        """Have these go for one that waits."""
+    def preempt(self, leases: Sequence[Lease], preemptor: PendingRequest, now: datetime) -> None:
+        """Preempt ``leases`` for ``preemptor``."""
         marked: dict[str, Lease] = {}
         for lease in leases:
-            held = self._held[lease.id]
-            departure = held.attempt.asked(seconds_of(now), self._costs)
-            leaving = Leaving(mine.request.uid, mine.request.step, now, at(departure.gone_seconds))
-            marked[lease.id] = replace(lease, leaving=leaving)
-            self._put(replace(held, lease=marked[lease.id], departure=departure))
-        self.book = replace(self.book, leases=tuple(marked.get(one.id, one) for one in self.book.leases))
-        self.promised[mine.request.uid] = mine
+            running = self._running[lease.id]
+            preemption = running.attempt.preempt(to_trace_seconds(now), self._costs)
+            notice = PreemptionNotice(
+                preemptor.request.uid, preemptor.request.step, now, to_datetime(preemption.ended_seconds)
+            )
+            marked[lease.id] = replace(lease, preemption=notice)
+            self._track(replace(running, lease=marked[lease.id], preemption=preemption))
+        self.ledger_state = replace(
+            self.ledger_state, leases=tuple(marked.get(one.id, one) for one in self.ledger_state.leases)
+        )
+        self.promised[preemptor.request.uid] = preemptor
 
-    def lost(self, leases: Sequence[Lease], now: datetime) -> Mapping[str, float]:
-        """As a service would say it: GPU-seconds since the last commit."""
-        seconds = seconds_of(now)
-        saved = {one.id: self._held[one.id].attempt.saved_at(seconds, self._costs) for one in leases}
-        return {one.id: one.request.gpus * (seconds - saved[one.id]) for one in leases}
+    def lost_gpu_seconds(self, leases: Sequence[Lease], now: datetime) -> Mapping[str, float]:
+        """A `LossEstimator`: GPU-seconds since the last commit, by lease id."""
+        seconds = to_trace_seconds(now)
+        saved_at = {one.id: self._running[one.id].attempt.last_commit_seconds(seconds, self._costs) for one in leases}
+        return {one.id: one.request.gpus * (seconds - saved_at[one.id]) for one in leases}
 
-    def _put(self, held: Held) -> None:
-        self._held[held.lease.id] = held
-        heapq.heappush(self._ends, (at(held.ends_seconds), next(self._serials), held.lease.id))
+    def _track(self, running: RunningJob) -> None:
+        self._running[running.lease.id] = running
+        heapq.heappush(self._ends, (to_datetime(running.ends_seconds), next(self._serials), running.lease.id))
 
-    def _take_off(self, end: tuple[datetime, int, str], now: datetime) -> Held | None:
-        """Whose end it is; None if it was the one that it would have had without being asked to leave."""
-        held = self._held.get(end[2])
-        if held is None or at(held.ends_seconds) > now:
+    def _pop_ended(self, end: tuple[datetime, int, str], now: datetime) -> RunningJob | None:
+        """The job that ends; None for an end that a preemption has replaced."""
+        ended = self._running.get(end[2])
+        if ended is None or to_datetime(ended.ends_seconds) > now:
             return None
-        del self._held[held.lease.id]
-        self.book = self.book.release(held.lease.id, self._queues, now)
-        self.capacity.give_back(self.capacity.hold_of(held.lease))
-        return held
+        del self._running[ended.lease.id]
+        self.ledger_state = self.ledger_state.release(ended.lease.id, self._queues, now)
+        self.capacity.remove(self.capacity.held_gpus_of_lease(ended.lease))
+        return ended
 
-    def _over(self, held: Held, now: datetime) -> Waiting | None:
-        """Note an attempt that is over; the next one, if it had to go."""
-        job = self._jobs[held.number]
-        self._attempts[held.number].append(_attempt_of(held, seconds_of(now)))
-        if held.departure is None or held.lease.leaving is None:
-            self.runs.append(Run(job, held.lease.request.queue, tuple(self._attempts.pop(held.number))))
+    def _finish_attempt(self, ended: RunningJob, now: datetime) -> PendingRequest | None:
+        """Record an ended attempt; returns the request of the next attempt if it was preempted."""
+        job = self._jobs[ended.number]
+        self._attempts[ended.number].append(_build_attempt_record(ended, to_trace_seconds(now)))
+        if ended.preemption is None or ended.lease.preemption is None:
+            self.runs.append(SimulatedRun(job, ended.lease.request.queue, tuple(self._attempts.pop(ended.number))))
             return None
-        self._left[held.number] -= held.departure.kept_seconds
-        for_whom = held.lease.leaving.uid
-        if all(one.leaving is None or one.leaving.uid != for_whom for one in self.book.leases):
-            self.promised.pop(for_whom, None)
-        return Waiting(self._again(held, job, now), next(self._arrivals), since=now, seen_at=now)
+        self._remaining_seconds[ended.number] -= ended.preemption.kept_seconds
+        preemptor_uid = ended.lease.preemption.uid
+        if all(one.preemption is None or one.preemption.uid != preemptor_uid for one in self.ledger_state.leases):
+            self.promised.pop(preemptor_uid, None)
+        return PendingRequest(self._build_next_request(ended, job, now), next(self._arrivals), since=now, seen_at=now)
 
-    def _again(self, held: Held, job: Job, now: datetime) -> LeaseRequest:
-        """What the next attempt asks for. Whoever declares a limit has reckoned with the way back."""
-        attempt = held.lease.request.attempt + 1
-        longer = math.ceil(self._costs.restart_seconds)
+    def _build_next_request(self, ended: RunningJob, job: TraceJob, now: datetime) -> LeaseRequest:
+        """The request of the next attempt. A declared time limit is extended by the restart."""
+        attempt = ended.lease.request.attempt + 1
+        restart_seconds = math.ceil(self._costs.restart_seconds)
         return replace(
-            held.lease.request,
-            node=f"{held.number}.{attempt}",
+            ended.lease.request,
+            node=f"{ended.number}.{attempt}",
             attempt=attempt,
-            attained=attained(held.lease, now),
-            first_start=at(self._attempts[held.number][0].started_seconds).timestamp(),
-            seconds=None if job.limit_seconds is None else job.limit_seconds + longer,
+            attained=attained_gpu_seconds(ended.lease, now),
+            first_start=to_datetime(self._attempts[ended.number][0].started_seconds).timestamp(),
+            seconds=None if job.limit_seconds is None else job.limit_seconds + restart_seconds,
         )
 
-    def _wakes_of(self, lease: Lease) -> Iterator[datetime]:
+    def _find_wakeups(self, lease: Lease) -> Iterator[datetime]:
         queue, request = self._queues.find(lease.request.queue), lease.request
         if queue is None:
             return
@@ -180,74 +183,85 @@ class Running:
             yield lease.granted_at + timedelta(seconds=queue.min_runtime_seconds)
         if queue.preempts_longer:
             thresholds = (3600 * hours - request.attained for hours in queue.attained_gpu_hours)
-            yield from (after(lease.granted_at, seconds / request.gpus) for seconds in thresholds if seconds > 0)
+            yield from (
+                add_seconds_rounded_up(lease.granted_at, seconds / request.gpus)
+                for seconds in thresholds
+                if seconds > 0
+            )
 
 
-def _attempt_of(held: Held, ended_seconds: float) -> Attempt:
-    went, began = held.departure, held.attempt
-    return Attempt(
-        pool=held.lease.pool,
-        asked_seconds=held.asked_seconds,
-        started_seconds=began.started_seconds,
+def _build_attempt_record(ended: RunningJob, ended_seconds: float) -> SimulatedAttempt:
+    preemption, attempt = ended.preemption, ended.attempt
+    return SimulatedAttempt(
+        pool=ended.lease.pool,
+        requested_seconds=ended.requested_seconds,
+        started_seconds=attempt.started_seconds,
         ended_seconds=ended_seconds,
-        kept_seconds=began.left_seconds if went is None else went.kept_seconds,
-        lost_seconds=0.0 if went is None else went.lost_seconds,
-        restart_seconds=began.restart_seconds if went is None else went.restart_seconds,
+        kept_seconds=attempt.remaining_seconds if preemption is None else preemption.kept_seconds,
+        lost_seconds=0.0 if preemption is None else preemption.lost_seconds,
+        restart_seconds=attempt.restart_seconds if preemption is None else preemption.restart_seconds,
     )
 
 
-Place = tuple[float, ...]
-"""Where one stands among those of its queue; the smallest is next. No two have the same."""
-Kind = tuple[str, str | None, int, int, int | None, str]
-"""Queue, GPU type, GPUs, members, and the longest that it takes: of two that agree in these, the one with the better
-place starts first."""
-_Placed = tuple[Place, Waiting]
+PositionKey = tuple[float, ...]
+"""Position within a queue, unique there; the smallest is next."""
+JobShape = tuple[str, str | None, int, int, int | None, str]
+"""Queue, GPU type, GPUs, members, time limit and use of spot nodes. Of two jobs of one shape, the one with the smaller
+position starts first."""
+_PositionedRequest = tuple[PositionKey, PendingRequest]
 
 
-class Waiters:
-    """``place`` gives the order within a queue; it is asked once for each."""
+class PendingJobs:
+    """Pending requests by shape. ``position_of`` gives the order within a queue."""
 
-    def __init__(self, place: Callable[[Waiting], Place]) -> None:
-        self._place = place
-        self._kinds: dict[Kind, list[_Placed]] = {}
+    def __init__(self, position_of: Callable[[PendingRequest], PositionKey]) -> None:
+        self._position_of = position_of
+        self._by_shape: dict[JobShape, list[_PositionedRequest]] = {}
 
-    def __iter__(self) -> Iterator[Waiting]:
-        return (one for line in self._kinds.values() for _, one in line)
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return (pending for entries in self._by_shape.values() for _, pending in entries)
 
     @property
-    def heads(self) -> list[Waiting]:
-        """Who is next of each kind."""
-        return [line[0][1] for line in self._kinds.values()]
+    def first_of_each_shape(self) -> list[PendingRequest]:
+        """The first request of each shape."""
+        return [entries[0][1] for entries in self._by_shape.values()]
 
-    def add(self, one: Waiting) -> None:
-        insort(self._kinds.setdefault(_kind(one.request), []), (self._place(one), one), key=_by_place)
+    def add(self, one: PendingRequest) -> None:
+        insort(self._by_shape.setdefault(_job_shape(one.request), []), (self._position_of(one), one), key=_by_position)
 
-    def remove(self, one: Waiting) -> None:
-        kind = _kind(one.request)
-        line = self._kinds[kind]
-        del line[bisect_left(line, self._place(one), key=_by_place)]
-        if not line:
-            del self._kinds[kind]
+    def remove(self, one: PendingRequest) -> None:
+        shape = _job_shape(one.request)
+        entries = self._by_shape[shape]
+        del entries[bisect_left(entries, self._position_of(one), key=_by_position)]
+        if not entries:
+            del self._by_shape[shape]
 
-    def first(self, gpus: int) -> list[Waiting]:
-        """All who can matter to what becomes of so many GPUs, in the order of arrival."""
-        found = [one for kind, line in self._kinds.items() for _, one in line[: _most(kind, gpus)]]
-        return sorted(found, key=lambda one: one.arrival)
+    def select_relevant(self, gpus: int) -> list[PendingRequest]:
+        """The requests that can affect the use of ``gpus`` free GPUs, by arrival."""
+        relevant = [
+            pending for shape, entries in self._by_shape.items() for _, pending in entries[: _max_relevant(shape, gpus)]
+        ]
+        return sorted(relevant, key=lambda one: one.arrival)
 
-    def of_queue(self, name: str, gpus: int) -> list[Waiting]:
-        """The same of one queue, the best place first."""
-        lines = [line[: _most(kind, gpus)] for kind, line in self._kinds.items() if kind[0] == name]
-        return [one for _, one in sorted((placed for line in lines for placed in line), key=_by_place)]
+    def select_relevant_in_queue(self, name: str, gpus: int) -> list[PendingRequest]:
+        """The requests of one queue that can affect the use of ``gpus`` free GPUs, by position."""
+        relevant = (
+            entry
+            for shape, entries in self._by_shape.items()
+            if shape[0] == name
+            for entry in entries[: _max_relevant(shape, gpus)]
+        )
+        return [pending for _, pending in sorted(relevant, key=_by_position)]
 
 
-def _most(kind: Kind, gpus: int) -> int:
-    """One more than can start on so many GPUs: it is the one for whom the rest is kept."""
-    return gpus // kind[2] + 1
+def _max_relevant(shape: JobShape, gpus: int) -> int:
+    """One request more than can start on ``gpus`` GPUs: the last one may get a reservation."""
+    return gpus // shape[2] + 1
 
 
-def _kind(request: LeaseRequest) -> Kind:
+def _job_shape(request: LeaseRequest) -> JobShape:
     return (request.queue, request.gpu_type, request.gpus, request.members, request.seconds, request.spot)
 
 
-def _by_place(placed: _Placed) -> Place:
+def _by_position(placed: _PositionedRequest) -> PositionKey:
     return placed[0]

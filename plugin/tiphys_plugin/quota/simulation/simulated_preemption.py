@@ -1,72 +1,73 @@
-"""Who has to go in a replay: the job of the service that has trainings go, in virtual time."""
+"""The preemption loop of a simulation: as `tiphys_plugin.eviction.loop`, in virtual time and without pods."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from tiphys_plugin.quota.lease import Lease, Waiting
-from tiphys_plugin.quota.preemption.victims import Victims, choose
+from tiphys_plugin.quota.lease import Lease, PendingRequest
+from tiphys_plugin.quota.preemption.victims import VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queue, Queues
-from tiphys_plugin.quota.scheduler.decide import State
-from tiphys_plugin.quota.scheduler.fair_share import level_of
-from tiphys_plugin.quota.simulation.simulated_cluster import Running, Waiters
+from tiphys_plugin.quota.scheduler.decide import SchedulingState
+from tiphys_plugin.quota.scheduler.fair_share import attained_level_of
+from tiphys_plugin.quota.simulation.simulated_cluster import PendingJobs, SimulatedCluster
 
 
 @dataclass(frozen=True)
-class Going:
-    """``gpus`` are all that there are."""
+class SimulatedPreemptionLoop:
+    """Preempts running jobs of ``cluster`` for ``pending`` jobs; ``total_gpus`` is the number of existing GPUs."""
 
     queues: Queues
-    running: Running
-    waiters: Waiters
-    gpus: int
+    cluster: SimulatedCluster
+    pending: PendingJobs
+    total_gpus: int
 
-    def look(self, now: datetime) -> bool:
-        """Have trainings leave for those with the best places of each queue; whether any do.
+    def run_round(self, now: datetime) -> bool:
+        """Preempt for the first pending requests of each queue; whether any job was preempted.
 
-        Who waits behind one of its queue that wants the same type, and for which
-        nobody could go, is not asked about: what came free would not be for it.
+        A request behind one of its queue with the same GPU type and without victims is skipped, because freed GPUs
+        would go to that one.
         """
-        asking = [queue for queue in self.queues.queues if queue.preempts and not queue.stopped]
-        somebody = [self._look(queue, now) for queue in asking]
-        return any(somebody)
+        preempting = [queue for queue in self.queues.queues if queue.preempts and not queue.stopped]
+        has_victims = [self._preempt_for_queue(queue, now) for queue in preempting]
+        return any(has_victims)
 
-    def _look(self, queue: Queue, now: datetime) -> bool:
-        somebody = False
-        in_vain: set[tuple[str | None, str]] = set()
-        for mine in self.waiters.of_queue(queue.name, self.gpus):
-            if mine.request.uid in self.running.promised or (mine.request.gpu_type, mine.request.spot) in in_vain:
+    def _preempt_for_queue(self, queue: Queue, now: datetime) -> bool:
+        has_victims = False
+        failed_types: set[tuple[str | None, str]] = set()
+        for preemptor in self.pending.select_relevant_in_queue(queue.name, self.total_gpus):
+            request = preemptor.request
+            if request.uid in self.cluster.promised or (request.gpu_type, request.spot) in failed_types:
                 continue
-            if victims := self._victims(queue, mine, now):
-                self.running.ask_to_leave(victims, mine, now)
-                somebody = True
+            if victims := self._select_victims(queue, preemptor, now):
+                self.cluster.preempt(victims, preemptor, now)
+                has_victims = True
             else:
-                in_vain.add((mine.request.gpu_type, mine.request.spot))
-        return somebody
+                failed_types.add((request.gpu_type, request.spot))
+        return has_victims
 
-    def _victims(self, queue: Queue, mine: Waiting, now: datetime) -> tuple[Lease, ...]:
-        book = self.running.book
-        if not any(self._may_have_to_go(queue, lease, mine, now) for lease in book.leases):
+    def _select_victims(self, queue: Queue, preemptor: PendingRequest, now: datetime) -> tuple[Lease, ...]:
+        ledger = self.cluster.ledger_state
+        if not any(self._may_be_preempted(queue, lease, preemptor, now) for lease in ledger.leases):
             return ()
-        state = State(self.queues, book.leases, self._others(queue, mine), book.history)
-        found = choose(state, mine, lambda leases: self.running.lost(leases, now), now)
-        return found.leases if isinstance(found, Victims) else ()
+        state = SchedulingState(self.queues, ledger.leases, self._select_others(queue, preemptor), ledger.history)
+        selection = select_victims(state, preemptor, lambda leases: self.cluster.lost_gpu_seconds(leases, now), now)
+        return selection.leases if isinstance(selection, VictimSelection) else ()
 
-    def _others(self, queue: Queue, mine: Waiting) -> tuple[Waiting, ...]:
-        """Who else matters to what becomes of ``mine``: of its own queue only those before it."""
-        own = self.waiters.of_queue(queue.name, self.gpus)
-        others = [one for one in self.waiters.first(self.gpus) if one.request.queue != queue.name]
-        known = [*self.running.promised.values(), *own[: own.index(mine)], *others]
-        by_arrival = {one.arrival: one for one in known}
+    def _select_others(self, queue: Queue, preemptor: PendingRequest) -> tuple[PendingRequest, ...]:
+        """The pending requests that can affect ``preemptor``: of its own queue only those before it."""
+        same_queue = self.pending.select_relevant_in_queue(queue.name, self.total_gpus)
+        others = [one for one in self.pending.select_relevant(self.total_gpus) if one.request.queue != queue.name]
+        relevant = [*self.cluster.promised.values(), *same_queue[: same_queue.index(preemptor)], *others]
+        by_arrival = {one.arrival: one for one in relevant}
         return tuple(by_arrival[arrival] for arrival in sorted(by_arrival))
 
-    def _may_have_to_go(self, queue: Queue, lease: Lease, mine: Waiting, now: datetime) -> bool:
-        """Whether any rule at all speaks for it; cheap, since mostly none does."""
-        held, wanted = lease.request, mine.request
-        if lease.leaving is not None:
+    def _may_be_preempted(self, queue: Queue, lease: Lease, preemptor: PendingRequest, now: datetime) -> bool:
+        """Whether a rule of preemption could apply. A cheap test before the selection, and mostly false."""
+        victim_request, request = lease.request, preemptor.request
+        if lease.preemption is not None:
             return False
-        if held.queue != queue.name:
-            other = self.queues.find(held.queue)
+        if victim_request.queue != queue.name:
+            other = self.queues.find(victim_request.queue)
             return queue.reclaims and other is not None and other.cohort == queue.cohort
-        if queue.preempts_lower_priority and held.priority < wanted.priority:
+        if queue.preempts_lower_priority and victim_request.priority < request.priority:
             return True
-        return queue.preempts_longer and level_of(queue, lease, now) > queue.level(wanted.attained)
+        return queue.preempts_longer and attained_level_of(queue, lease, now) > queue.attained_level(request.attained)

@@ -1,16 +1,10 @@
-"""A trace file: one job in each line, below a first line that names the columns.
+"""Reads trace files: CSV with a header line and one job per line.
 
-One row of a CSV file, read cell by cell.
-
-Whoever made the file has to find the cell that is wrong, so every refusal names
-file, line and column.
-
-The forms of trace that are known, each told by columns that no other has.
-
-The project's own, and two that were published, so that a rehearsal can begin
-before anybody has exported the history of their own cluster:
-`trace1.csv` of the simulator of Muri (Zhao et al., SIGCOMM 2022) and the pod
-lists of Alibaba's `cluster-trace-gpu-v2023` (Weng et al., USENIX ATC 2023).
+The header identifies the format: the project's own, or one of two published
+traces, so that a simulation needs no export from a cluster. These are `trace1.csv`
+of the simulator of Muri (Zhao et al., SIGCOMM 2022) and the pod lists of Alibaba's
+`cluster-trace-gpu-v2023` (Weng et al., USENIX ATC 2023). Every error names file,
+line and column, so that the author of the file finds the wrong cell.
 """
 
 import csv
@@ -23,15 +17,15 @@ from typing import TextIO, get_args
 
 from tiphys.errors import UsageError
 from tiphys.protocol.step_spec import SpotUse
-from tiphys_plugin.quota.simulation.jobs import Job, Trace
+from tiphys_plugin.quota.simulation.jobs import Trace, TraceJob
 
-_MOST = 10_000_000_000
-"""Seconds of some 300 years: larger is a wrong unit, and would leave the calendar."""
+_MAX_VALUE = 10_000_000_000
+"""Some 300 years in seconds: a larger value has a wrong unit, and would exceed the range of datetime."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """``cells`` by column. The methods raise `UsageError` for what a column must not hold."""
+class TraceRow:
+    """One row, with its cells by column. The methods raise `UsageError` for invalid cells."""
 
     source: str
     line: int
@@ -46,148 +40,149 @@ class Row:
             value = float(self.text(column) or "") * unit_seconds
         except ValueError:
             value = math.nan
-        if not 0 <= value <= _MOST:
+        if not 0 <= value <= _MAX_VALUE:
             unit = "seconds" if unit_seconds == 1 else f"units of {unit_seconds:g} s"
-            raise self.wrong(column, f"a number of {unit} from 0 to {_MOST / unit_seconds:g}")
+            raise self.cell_error(column, f"a number of {unit} from 0 to {_MAX_VALUE / unit_seconds:g}")
         return value
 
-    def whole(self, column: str, least: int = -_MOST) -> int:
+    def integer(self, column: str, minimum: int = -_MAX_VALUE) -> int:
         try:
             value = int(self.text(column) or "")
         except ValueError:
-            value = least - 1
-        if not least <= value <= _MOST:
-            raise self.wrong(column, f"a whole number from {least} to {_MOST}")
+            value = minimum - 1
+        if not minimum <= value <= _MAX_VALUE:
+            raise self.cell_error(column, f"a whole number from {minimum} to {_MAX_VALUE}")
         return value
 
-    def wrong(self, column: str, expected: str) -> UsageError:
-        """The error for a cell that is not what was ``expected``."""
-        told = self.text(column)
-        found = "nothing" if told is None else repr(told)
-        return UsageError(f"{self.source}, line {self.line}, column {column}: {found} is not {expected}")
+    def cell_error(self, column: str, expected: str) -> UsageError:
+        """The error for a cell that is not ``expected``."""
+        text = self.text(column)
+        actual = "nothing" if text is None else repr(text)
+        return UsageError(f"{self.source}, line {self.line}, column {column}: {actual} is not {expected}")
 
 
 @dataclass(frozen=True)
-class Form:
-    """``read`` gives the job of a row, or why it is none that can be replayed.
+class TraceFormat:
+    """A trace format. ``parse_row`` returns the job of a row, or the reason why it cannot be replayed.
 
-    ``optional`` are the columns that may be there as well; None: any, of which the rest is not for us.
+    ``columns`` are required and identify the format. ``optional`` are further known columns; None: all other columns
+    are known to be irrelevant.
     """
 
     name: str
     columns: frozenset[str]
-    read: Callable[[Row], Job | str]
+    parse_row: Callable[[TraceRow], TraceJob | str]
     optional: frozenset[str] | None = None
 
 
-def _own(row: Row) -> Job:
-    return Job(
+def _parse_tiphys_row(row: TraceRow) -> TraceJob:
+    return TraceJob(
         name=row.text("name") or f"line-{row.line}",
         submit_seconds=row.seconds("submit_seconds"),
         duration_seconds=row.seconds("duration_seconds"),
-        gpus=row.whole("gpus", least=1),
+        gpus=row.integer("gpus", minimum=1),
         queue=row.text("queue"),
         gpu_type=row.text("gpu_type"),
-        priority=row.whole("priority") if row.text("priority") else 0,
-        limit_seconds=row.whole("limit_seconds", least=1) if row.text("limit_seconds") else None,
-        spot=_spot(row),
+        priority=row.integer("priority") if row.text("priority") else 0,
+        limit_seconds=row.integer("limit_seconds", minimum=1) if row.text("limit_seconds") else None,
+        spot=_parse_spot_use(row),
     )
 
 
-def _spot(row: Row) -> SpotUse:
-    told = row.text("spot") or "no"
+def _parse_spot_use(row: TraceRow) -> SpotUse:
+    text = row.text("spot") or "no"
     for use in get_args(SpotUse):
-        if told == use:
-            known: SpotUse = use
-            return known
-    raise row.wrong("spot", "no, allowed or only")
+        if text == use:
+            spot_use: SpotUse = use
+            return spot_use
+    raise row.cell_error("spot", "no, allowed or only")
 
 
-def _muri(row: Row) -> Job:
-    return Job(
+def _parse_muri_row(row: TraceRow) -> TraceJob:
+    return TraceJob(
         name=f"job-{row.text('job_id') or row.line}",
         submit_seconds=row.seconds("submit_time", unit_seconds=1e-3),
         duration_seconds=row.seconds("duration", unit_seconds=1e-3),
-        gpus=row.whole("num_gpu", least=1),
+        gpus=row.integer("num_gpu", minimum=1),
     )
 
 
-def _openb(row: Row) -> Job | str:
-    gpus = row.whole("num_gpu", least=0)
+def _parse_openb_row(row: TraceRow) -> TraceJob | str:
+    gpus = row.integer("num_gpu", minimum=0)
     if gpus == 0:
         return "without a GPU"
-    if row.whole("gpu_milli", least=0) < 1000:
+    if row.integer("gpu_milli", minimum=0) < 1000:
         return "with a part of a GPU"
     if row.text("scheduled_time") is None:
-        return "never started, so nobody knows for how long"
-    created, began, gone = (row.seconds(name) for name in ("creation_time", "scheduled_time", "deletion_time"))
-    if gone < began:
-        raise row.wrong("deletion_time", "at or after its scheduled_time")
+        return "never started, so without a duration"
+    created, started, deleted = (row.seconds(name) for name in ("creation_time", "scheduled_time", "deletion_time"))
+    if deleted < started:
+        raise row.cell_error("deletion_time", "at or after its scheduled_time")
     spec = row.text("gpu_spec")
-    return Job(
+    return TraceJob(
         name=row.text("name") or f"line-{row.line}",
         submit_seconds=created,
-        duration_seconds=gone - began,
+        duration_seconds=deleted - started,
         gpus=gpus,
         gpu_type=spec if spec and "|" not in spec else None,
     )
 
 
-FORMS = (
-    Form(
+TRACE_FORMATS = (
+    TraceFormat(
         "jobs",
         frozenset({"submit_seconds", "duration_seconds", "gpus"}),
-        _own,
+        _parse_tiphys_row,
         frozenset({"queue", "gpu_type", "priority", "name", "limit_seconds", "spot"}),
     ),
-    Form("Muri", frozenset({"submit_time", "duration", "num_gpu"}), _muri),
-    Form(
+    TraceFormat("Muri", frozenset({"submit_time", "duration", "num_gpu"}), _parse_muri_row),
+    TraceFormat(
         "openb pods",
         frozenset({"num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time"}),
-        _openb,
+        _parse_openb_row,
     ),
 )
 
 
-_LONGEST_SECONDS = 1e11
-"""Of all jobs one after the other: some 3,000 years, so that no replay leaves the calendar."""
+_MAX_TOTAL_SECONDS = 1e11
+"""Longest total of all jobs one after the other, some 3,000 years, so that no replay exceeds the range of datetime."""
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a CSV file of jobs, in one of the forms of `tiphys_plugin.quota.simulation.trace`.
+    """Read a CSV file of jobs in one of `TRACE_FORMATS`.
 
     Raises:
-        UsageError: it cannot be read, or a cell is wrong; the message names line and column.
+        UsageError: the file cannot be read, or a cell is wrong; the message names line and column.
     """
     source = f"trace {path}"
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return _trace(_lines(file, source), source)
+            return _parse_trace(_read_lines(file, source), source)
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{source} is not UTF-8 text ({error.reason} at byte {error.start})") from error
 
 
-def _trace(lines: Iterator[tuple[int, list[str]]], source: str) -> Trace:
+def _parse_trace(lines: Iterator[tuple[int, list[str]]], source: str) -> Trace:
     header = next(lines, (1, []))[1]
-    form = _form(header, source)
+    trace_format = _detect_format(header, source)
     skipped: Counter[str] = Counter()
-    jobs: list[Job] = []
+    jobs: list[TraceJob] = []
     for line, cells in lines:
-        found = form.read(_row(header, cells, source, line))
-        if isinstance(found, Job):
-            jobs.append(found)
+        parsed = trace_format.parse_row(_build_row(header, cells, source, line))
+        if isinstance(parsed, TraceJob):
+            jobs.append(parsed)
         else:
-            skipped[found] += 1
-    _check(jobs, source)
-    known = form.columns | (frozenset(header) if form.optional is None else form.optional)
-    ignored = tuple(column for column in header if column not in known)
-    return Trace(form.name, tuple(sorted(jobs, key=lambda job: job.submit_seconds)), dict(skipped), ignored)
+            skipped[parsed] += 1
+    _check_jobs(jobs, source)
+    optional = frozenset(header) if trace_format.optional is None else trace_format.optional
+    ignored = tuple(column for column in header if column not in trace_format.columns | optional)
+    return Trace(trace_format.name, tuple(sorted(jobs, key=lambda job: job.submit_seconds)), dict(skipped), ignored)
 
 
-def _lines(file: TextIO, source: str) -> Iterator[tuple[int, list[str]]]:
-    """Cells of each line that has any, with its number."""
+def _read_lines(file: TextIO, source: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each line that is not blank."""
     reader = csv.reader(file, strict=True)
     try:
         for cells in reader:
@@ -197,29 +192,29 @@ def _lines(file: TextIO, source: str) -> Iterator[tuple[int, list[str]]]:
         raise UsageError(f"{source}, line {reader.line_num}: {error}; expected comma-separated values") from error
 
 
-def _form(header: Sequence[str], source: str) -> Form:
+def _detect_format(header: Sequence[str], source: str) -> TraceFormat:
     if twice := next((name for name in header if header.count(name) > 1), None):
         raise UsageError(f"{source}: its first line names column {twice} twice")
-    for form in FORMS:
-        if form.columns <= set(header):
-            return form
-    own = ",".join(sorted(FORMS[0].columns, reverse=True))
-    found = ",".join(header) or "nothing"
-    raise UsageError(f"{source}: its first line must name the columns, at least {own}; found {found}")
+    for trace_format in TRACE_FORMATS:
+        if trace_format.columns <= set(header):
+            return trace_format
+    required = ",".join(sorted(TRACE_FORMATS[0].columns, reverse=True))
+    actual = ",".join(header) or "nothing"
+    raise UsageError(f"{source}: its first line must name the columns, at least {required}; found {actual}")
 
 
-def _row(header: Sequence[str], cells: Sequence[str], source: str, line: int) -> Row:
+def _build_row(header: Sequence[str], cells: Sequence[str], source: str, line: int) -> TraceRow:
     if len(cells) != len(header):
         column = header[len(cells)] if len(cells) < len(header) else "after the last"
         raise UsageError(
             f"{source}, line {line}, column {column}: the line has {len(cells)} cells, the first line has {len(header)}"
         )
-    return Row(source, line, dict(zip(header, cells, strict=True)))
+    return TraceRow(source, line, dict(zip(header, cells, strict=True)))
 
 
-def _check(jobs: Sequence[Job], source: str) -> None:
+def _check_jobs(jobs: Sequence[TraceJob], source: str) -> None:
     if not jobs:
         raise UsageError(f"{source} has no job that can be replayed; every line below the first is one job with GPUs")
     last = max(job.submit_seconds for job in jobs) + sum(job.duration_seconds for job in jobs)
-    if last > _LONGEST_SECONDS:
-        raise UsageError(f"{source}: its jobs take more than {_LONGEST_SECONDS:g} s; durations are in seconds")
+    if last > _MAX_TOTAL_SECONDS:
+        raise UsageError(f"{source}: its jobs take more than {_MAX_TOTAL_SECONDS:g} s; durations are in seconds")

@@ -11,15 +11,15 @@ import pytest
 
 BEGIN = """
 import os, signal, sys, time
-from tiphys.checkpoint.exec.supervise import Child, Signals
+from tiphys.checkpoint.exec.supervise import ChildProcess, SignalQueue
 
 def ended(child, signals):
-    while child.code is None:
-        signals.next(60)
+    while child.exit_code is None:
+        signals.wait_next(60)
         child.reap()
-    return child.code
+    return child.exit_code
 
-signals = Signals().__enter__()
+signals = SignalQueue().__enter__()
 """
 
 
@@ -38,8 +38,8 @@ def run(script):
 def test_how_it_ended_is_passed_on(script, told):
     assert (
         run(f"""
-child = Child(["sh", "-c", {script!r}], os.environ)
-print(ended(child, signals), child.signalled)
+child = ChildProcess(["sh", "-c", {script!r}], os.environ)
+print(ended(child, signals), child.was_signalled)
 """)
         == f"{told}\n"
     )
@@ -48,12 +48,13 @@ print(ended(child, signals), child.signalled)
 def test_a_signal_waits_and_can_be_passed_on():
     assert (
         run("""
-child = Child(["sleep", "600"], os.environ)
+child = ChildProcess(["sleep", "600"], os.environ)
 os.kill(os.getpid(), signal.SIGTERM)
-print(signals.told_to_stop, signals.next(60) == signal.SIGTERM, signals.told_to_stop, signals.next(0))
-child.send(signal.SIGTERM)
+before, arrived = signals.is_stop_requested, signals.wait_next(60) == signal.SIGTERM
+print(before, arrived, signals.is_stop_requested, signals.wait_next(0))
+child.send_signal(signal.SIGTERM)
 print(ended(child, signals))
-child.send(signal.SIGTERM)  # to nobody
+child.send_signal(signal.SIGTERM)  # to nobody
 """)
         == "True True False None\n143\n"
     )
@@ -63,7 +64,7 @@ def test_the_program_begins_with_the_signals_of_a_program():
     assert (
         run("""
 show = "import signal; print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
-print(ended(Child([sys.executable, "-c", show], os.environ), signals))
+print(ended(ChildProcess([sys.executable, "-c", show], os.environ), signals))
 """)
         == "0\n0\n"
     )
@@ -73,7 +74,7 @@ def test_a_program_that_is_not_there_is_an_error():
     assert (
         run("""
 try:
-    Child(["no-such-program-anywhere"], os.environ)
+    ChildProcess(["no-such-program-anywhere"], os.environ)
 except FileNotFoundError:
     print("not found")
 """)
@@ -85,7 +86,7 @@ def test_process_1_reaps_what_others_left_behind():
     assert (
         run("""
 orphan = os.posix_spawnp("true", ["true"], os.environ)
-child = Child(["true"], os.environ)
+child = ChildProcess(["true"], os.environ)
 os.getpid = lambda: 1
 ended(child, signals)
 while True:
@@ -95,7 +96,7 @@ while True:
     except ProcessLookupError:
         break
     time.sleep(0.01)
-print("reaped", child.code)
+print("reaped", child.exit_code)
 """)
         == "reaped 0\n"
     )

@@ -10,9 +10,9 @@ from support.memory import MemoryStore
 
 from tiphys.checkpoint.exec import files as contents
 from tiphys.checkpoint.exec import restore as restoring
-from tiphys.checkpoint.exec.files import ChangedMeanwhileError, cut, look, read_index, shards_of
-from tiphys.checkpoint.exec.restore import ASIDE, restore
-from tiphys.checkpoint.save.commit import Uploads, commit
+from tiphys.checkpoint.exec.files import FileChangedError, build_shards, read_index, scan_folder, split_into_spans
+from tiphys.checkpoint.exec.restore import SET_ASIDE_FOLDER, restore_files
+from tiphys.checkpoint.save.commit import ShardUploader, commit_checkpoint
 from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.records import CheckpointManifest
 
@@ -40,19 +40,23 @@ def store():
 
 def kept(store, source, checkpoint=""):
     entries = {
-        p: e for p, e in look(source, ()).items() if p == checkpoint or p.startswith(f"{checkpoint}/") or not checkpoint
+        p: e
+        for p, e in scan_folder(source, ()).items()
+        if p == checkpoint or p.startswith(f"{checkpoint}/") or not checkpoint
     }
-    return commit(store, DRAFT, shards_of(source, checkpoint, entries), lambda: None, Uploads(threads=2))
+    return commit_checkpoint(
+        store, DRAFT, build_shards(source, checkpoint, entries), lambda: None, ShardUploader(threads=2)
+    )
 
 
 def restored(store, manifest, target, **options):
-    restore(store, manifest, target, lambda: None, **options)
+    restore_files(store, manifest, target, lambda: None, **options)
 
 
 def facts(folder):
     """All that a program could tell two folders apart by, but for inodes."""
     found = {}
-    for path, entry in look(folder, ()).items():
+    for path, entry in scan_folder(folder, ()).items():
         content = (folder / path).read_bytes() if entry.kind == "file" else b""
         times = entry.modified_ns if entry.kind == "file" else 0
         found[path] = (entry.kind, entry.mode, entry.size, times, entry.target, content)
@@ -98,7 +102,7 @@ def test_a_folder_that_may_not_be_written_comes_back_so(store, source, target):
 
 
 def test_files_of_any_size_pass_in_pieces_and_small_ones_share_them():
-    pieces = list(cut({"a": 3, "b": 0, "c": 25, "d": 2}, 10))
+    pieces = list(split_into_spans({"a": 3, "b": 0, "c": 25, "d": 2}, 10))
     assert [sum(span.size for span in spans) for spans in pieces] == [10, 10, 10]
     assert pieces[0] == (("a", 0, 3), ("c", 0, 7))
     assert pieces[2] == (("c", 17, 8), ("d", 0, 2))
@@ -111,12 +115,12 @@ def test_what_is_in_the_way_is_set_aside_and_the_rest_stays(store, source, targe
         (target / name).mkdir()
         (target / name / "torn").write_bytes(b"half")
     (target / "log.txt").write_text("kept")
-    restored(store, manifest, target, in_the_way=["checkpoint-3", "checkpoint-4"])
-    assert sorted(path.name for path in target.iterdir()) == [ASIDE, "checkpoint-3", "log.txt"]
+    restored(store, manifest, target, obsolete_names=["checkpoint-3", "checkpoint-4"])
+    assert sorted(path.name for path in target.iterdir()) == [SET_ASIDE_FOLDER, "checkpoint-3", "log.txt"]
     assert not (target / "checkpoint-3" / "torn").exists()
-    assert (target / ASIDE / "checkpoint-4" / "torn").read_bytes() == b"half"
-    restored(store, manifest, target, in_the_way=["checkpoint-3"])
-    assert sorted(path.name for path in (target / ASIDE).iterdir()) == ["checkpoint-3"]
+    assert (target / SET_ASIDE_FOLDER / "checkpoint-4" / "torn").read_bytes() == b"half"
+    restored(store, manifest, target, obsolete_names=["checkpoint-3"])
+    assert sorted(path.name for path in (target / SET_ASIDE_FOLDER).iterdir()) == ["checkpoint-3"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "swap"])
@@ -153,22 +157,22 @@ def test_a_folder_that_cannot_be_written_is_storage_that_fails(store, source, tm
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "a/../../b"])
 def test_a_link_that_leads_outside_is_refused_by_name(source, target):
     (source / "link").symlink_to(target)
-    with pytest.raises(UsageError, match=r"'link' links to .*, which is no part of it"):
-        shards_of(source, "", look(source, ()))
+    with pytest.raises(UsageError, match=r"'link' links to .*, which is outside of it"):
+        build_shards(source, "", scan_folder(source, ()))
 
 
 def test_a_link_out_of_one_checkpoint_into_another_is_refused(source):
     fill(source)
     (source / "checkpoint-3" / "base").symlink_to("../checkpoint-1/model.bin")
-    entries = {path: entry for path, entry in look(source, ()).items() if path.startswith("checkpoint-3")}
-    with pytest.raises(UsageError, match="which is no part of it"):
-        shards_of(source, "checkpoint-3", entries)
+    entries = {path: entry for path, entry in scan_folder(source, ()).items() if path.startswith("checkpoint-3")}
+    with pytest.raises(UsageError, match="which is outside of it"):
+        build_shards(source, "checkpoint-3", entries)
 
 
 def test_what_is_no_file_is_refused_by_name(source):
     os.mkfifo(source / "pipe")
     with pytest.raises(UsageError, match="'pipe' is neither a file"):
-        shards_of(source, "", look(source, ()))
+        build_shards(source, "", scan_folder(source, ()))
 
 
 def rewrite(path):
@@ -192,26 +196,26 @@ def pipe(path):
 @pytest.mark.parametrize("change", [rewrite, touch, lambda path: path.unlink(), pipe])
 def test_a_file_that_changes_before_it_is_read_is_not_committed(store, source, change):
     (source / "model").write_bytes(b"abcde")
-    shards = shards_of(source, "", look(source, ()))
+    shards = build_shards(source, "", scan_folder(source, ()))
     change(source / "model")
-    with pytest.raises(ChangedMeanwhileError):
-        commit(store, DRAFT, shards, lambda: None)
+    with pytest.raises(FileChangedError):
+        commit_checkpoint(store, DRAFT, shards, lambda: None)
     assert not any("manifests/" in key for key in store.objects)
 
 
 def test_a_file_that_cannot_be_read_is_named(store, source):
     (source / "model").write_bytes(b"abcde")
-    shards = shards_of(source, "", look(source, ()))
+    shards = build_shards(source, "", scan_folder(source, ()))
     replace(source / "model")
     with pytest.raises(UsageError, match=r"model cannot be read"):
-        commit(store, DRAFT, shards, lambda: None)
+        commit_checkpoint(store, DRAFT, shards, lambda: None)
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a//b", "."])
 def test_an_index_that_names_places_outside_is_not_believed(path):
     row = f'{{"path": "{path}", "kind": "file", "mode": 420, "size": 1, "modified_ns": 1}}'
     document = f'{{"format": 1, "checkpoint": "", "shard_bytes": 10, "entries": [{row}]}}'
-    with pytest.raises(IntegrityError, match="cannot lie in a checkpoint"):
+    with pytest.raises(IntegrityError, match="cannot be part of a checkpoint"):
         read_index(document.encode())
 
 
@@ -228,7 +232,7 @@ def test_restoring_can_be_given_up_between_shards(store, source, target):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        restore(store, manifest, target, stop)
+        restore_files(store, manifest, target, stop)
     assert list(target.iterdir()) == []
 
 
@@ -252,4 +256,4 @@ def test_a_reading_that_went_wrong_once_is_repeated(store, source, target):
 
 def test_the_reference_of_the_draft_is_that_of_the_tests():
     assert DRAFT.ref == ref(1, 1)
-    assert restoring.ASIDE.startswith(".tiphys-")
+    assert restoring.SET_ASIDE_FOLDER.startswith(".tiphys-")

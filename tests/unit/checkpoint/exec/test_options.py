@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tiphys.checkpoint.exec.__main__ import main
-from tiphys.checkpoint.exec.options import parse
+from tiphys.checkpoint.exec.options import parse_options
 from tiphys.errors import UsageError
 
 
 def test_everything_has_a_default_but_the_folder_and_the_program():
-    options = parse(["--dir", "/ckpt", "--", "python", "train.py", "--dir", "x"])
+    options = parse_options(["--dir", "/ckpt", "--", "python", "train.py", "--dir", "x"])
     assert options.folder == Path("/ckpt")
     assert options.command == ("python", "train.py", "--dir", "x")
     assert (options.checkpoint, options.marker, options.step_from) == ("", "", None)
@@ -20,7 +20,7 @@ def test_everything_has_a_default_but_the_folder_and_the_program():
 
 def test_everything_can_be_said():
     given = ["--checkpoint", "epoch-*", "--quiet", "2m", "--step-from", r"(\d+)", "--ignore", "*.log", "--ignore", "x"]
-    options = parse(["--dir", "ckpt", *given, "--interval", "200ms", "--", "true", "--"])
+    options = parse_options(["--dir", "ckpt", *given, "--interval", "200ms", "--", "true", "--"])
     assert options.folder == Path.cwd() / "ckpt"
     assert options.command == ("true", "--")
     assert (options.checkpoint, options.quiet_seconds, options.interval_seconds) == ("epoch-*", 120.0, 0.2)
@@ -31,18 +31,18 @@ def test_everything_can_be_said():
     ("marker", "checkpoint"), [("checkpoint-*/DONE", "checkpoint-*"), ("a/b-*/m", "a/b-*"), ("DONE", "")]
 )
 def test_a_marker_says_what_a_checkpoint_is(marker, checkpoint):
-    assert parse(["--dir", "/c", "--marker", marker, "--", "true"]).checkpoint == checkpoint
+    assert parse_options(["--dir", "/c", "--marker", marker, "--", "true"]).checkpoint == checkpoint
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--dir", "/c", "python"], "write -- and the program behind the options"),
-        (["--dir", "/c", "--"], "there is no program behind --"),
+        (["--dir", "/c", "python"], "write -- and the program after the options"),
+        (["--dir", "/c", "--"], "there is no program after --"),
         (["--", "true"], "--dir"),
-        (["--dir", "/c", "--quiet", "0", "--", "true"], "'0' is no time above 0"),
+        (["--dir", "/c", "--quiet", "0", "--", "true"], "'0' is not a time above 0"),
         (["--dir", "/c", "--quiet", "soon", "--", "true"], "write 500ms, 5s or 2m"),
-        (["--dir", "/c", "--step-from", "(", "--", "true"], "no regular expression"),
+        (["--dir", "/c", "--step-from", "(", "--", "true"], "not a regular expression"),
         (["--dir", "/c", "--marker", "/c/DONE", "--", "true"], "must be relative to --dir"),
         (["--dir", "/c", "--checkpoint", "../x", "--", "true"], "must be relative to --dir"),
         (["--dir", "/c", "--marker", "DONE", "--quiet", "5s", "--", "true"], "leave out --checkpoint and --quiet"),
@@ -51,7 +51,7 @@ def test_a_marker_says_what_a_checkpoint_is(marker, checkpoint):
 )
 def test_what_makes_no_sense_is_refused(arguments, words):
     with pytest.raises(UsageError) as caught:
-        parse(arguments)
+        parse_options(arguments)
     assert words in str(caught.value)
 
 

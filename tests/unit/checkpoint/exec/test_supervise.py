@@ -18,35 +18,36 @@ from support.lineage import LINEAGE, RUN, claim_of, ref, write_claim
 from support.memory import MemoryStore
 from support.polling import until
 
-from tiphys.checkpoint.exec.detect import checkpoints_in
-from tiphys.checkpoint.exec.files import look
-from tiphys.checkpoint.exec.options import Options
-from tiphys.checkpoint.exec.save import Saving
-from tiphys.checkpoint.exec.store import Keeper
-from tiphys.checkpoint.exec.supervise import Loop
-from tiphys.checkpoint.settings import Bounds, Every, Settings
+from tiphys.checkpoint.exec.detect import find_checkpoints
+from tiphys.checkpoint.exec.files import scan_folder
+from tiphys.checkpoint.exec.options import ExecOptions
+from tiphys.checkpoint.exec.save import BackgroundCommit
+from tiphys.checkpoint.exec.store import FileCheckpointStore
+from tiphys.checkpoint.exec.supervise import ProgramRunner
+from tiphys.checkpoint.lifecycle.preemption import StopSignal
+from tiphys.checkpoint.settings import CheckpointSettings, IntervalBounds, SaveInterval
 from tiphys.checkpoint.telemetry.metrics import NoMetrics
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.select import list_commits
 from tiphys.store import read_events
 
-SETTINGS = Settings(
+SETTINGS = CheckpointSettings(
     run=RUN,
     step="fit",
     attempt=1,
     lineage=LINEAGE,
     store="memory://",
     checkpoint_store="memory://",
-    save_every=Every(600.0, "seconds", auto=Bounds(60, 600)),
+    save_every=SaveInterval(600.0, "seconds", auto=IntervalBounds(60, 600)),
 )
 
 
 class NoSignals:
     """Signals of a process that has none of its own in this test; children are looked after by polling."""
 
-    def __init__(self, told_to_stop=False):
-        self.told_to_stop = told_to_stop
+    def __init__(self, is_stop_requested=False):
+        self.is_stop_requested = is_stop_requested
 
-    def next(self, seconds):
+    def wait_next(self, seconds):
         time.sleep(min(seconds, 0.01))
 
 
@@ -66,22 +67,24 @@ def folder(tmp_path):
 
 def options(folder, script="true", **others):
     wanted = {"checkpoint": "checkpoint-*", "quiet_seconds": 600.0, "step_from": re.compile(r"\d+"), **others}
-    return Options(folder, ("sh", "-c", script, str(folder)), interval_seconds=0.01, **wanted)
+    return ExecOptions(folder, ("sh", "-c", script, str(folder)), interval_seconds=0.01, **wanted)
 
 
 def keeper(store, attempt=1):
-    return Keeper(
-        Settings(**{**vars(SETTINGS), "attempt": attempt}),
+    return FileCheckpointStore(
+        CheckpointSettings(**{**vars(SETTINGS), "attempt": attempt}),
         {},
         run_store=store,
         store=store,
         metrics=NoMetrics(),
-        in_a_hurry=lambda: False,
+        stop_signal=StopSignal(time.monotonic),
     )
 
 
-def run(store, given, signals=None):
-    return Loop(given, keeper(store), signals or NoSignals(), grace_seconds=60.0).run(os.environ)
+def run(store, given, signals=None, attempt=1):
+    stop_signal = StopSignal(time.monotonic)
+    runner = ProgramRunner(given, keeper(store, attempt), signals or NoSignals(), stop_signal, grace_seconds=60.0)
+    return runner.run(os.environ)
 
 
 def events(store):
@@ -96,35 +99,35 @@ def write(folder, step, content=b"weights"):
 
 def test_what_the_program_wrote_is_committed_when_it_ends(store, folder):
     assert run(store, options(folder, 'mkdir "$0"/checkpoint-7; echo x > "$0"/checkpoint-7/model; exit 3')) == 3
-    assert commits_of(store, LINEAGE) == []  # it may have died while it wrote
+    assert list_commits(store, LINEAGE) == []  # it may have died while it wrote
     assert run(store, options(folder, 'echo y > "$0"/checkpoint-7/model')) == 0
-    assert commits_of(store, LINEAGE) == [ref(1, 7)]
+    assert list_commits(store, LINEAGE) == [ref(1, 7)]
 
 
 def test_storage_that_fails_at_the_end_leaves_the_exit_code_alone(store, folder):
     store.refuses = lambda operation, key: operation == "create" and "shards/" in key
     assert run(store, options(folder, 'mkdir "$0"/checkpoint-7; echo x > "$0"/checkpoint-7/model')) == 0
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
     assert events(store) == ["checkpoint.save_failed"]
 
 
 def test_sigterm_before_the_program_was_started_starts_none(store, folder):
     write(folder, 7)
-    found = checkpoints_in(look(folder, ()), options(folder))
-    saving = Saving(keeper(store), options(folder), time.monotonic)
+    found = find_checkpoints(scan_folder(folder, ()), options(folder))
+    saving = BackgroundCommit(keeper(store), options(folder), time.monotonic)
     saving.start(found[0], 7, "due", lambda one: None)
-    until(lambda: not saving.busy)
+    until(lambda: not saving.is_busy)
     write_claim(store, claim_of(2, ref(1, 7)))
     marker = folder / "started"
     given = options(folder, 'touch "$0"/started')
-    assert Loop(given, keeper(store, 2), NoSignals(told_to_stop=True), grace_seconds=60.0).run(os.environ) == 75
+    assert run(store, given, NoSignals(is_stop_requested=True), attempt=2) == 75
     assert not marker.exists()
     assert "checkpoint.preempted" in events(store)
 
 
 def test_a_checkpoint_that_gets_another_file_while_it_is_stored_is_not_committed(store, folder, capsys):
     write(folder, 7)
-    (found,) = checkpoints_in(look(folder, ()), options(folder))
+    (found,) = find_checkpoints(scan_folder(folder, ()), options(folder))
     real = store.create
 
     def create(key, data, **others):
@@ -132,19 +135,19 @@ def test_a_checkpoint_that_gets_another_file_while_it_is_stored_is_not_committed
         real(key, data, **others)
 
     store.create = create
-    saving = Saving(keeper(store), options(folder), time.monotonic)
+    saving = BackgroundCommit(keeper(store), options(folder), time.monotonic)
     settled = threading.Event()
     saving.start(found, 7, "due", lambda one: settled.set())
-    until(lambda: not saving.busy)
-    assert commits_of(store, LINEAGE) == []
+    until(lambda: not saving.is_busy)
+    assert list_commits(store, LINEAGE) == []
     assert not settled.is_set()
-    assert "it is looked at again once it is whole" in capsys.readouterr().err
+    assert "it is stored once it is complete again" in capsys.readouterr().err
 
 
 def test_a_step_that_is_not_above_the_newest_is_left_out(store, folder, capsys):
     script = 'mkdir "$0"/checkpoint-0; echo x > "$0"/checkpoint-0/model; sleep 0.3'
     assert run(store, options(folder, script, quiet_seconds=0.05)) == 0
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
     assert capsys.readouterr().err.count("checkpoint-0 is of step 0, and is not committed") == 1
 
 
@@ -157,10 +160,10 @@ def test_a_name_without_a_step_is_told(store, folder, capsys):
 def test_what_was_there_before_is_none_of_the_programs_doing(store, folder):
     write(folder, 7)
     assert run(store, options(folder)) == 0
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
 
 
 def test_a_program_that_cannot_be_started_is_told(store, folder, capsys):
-    given = Options(folder, ("no-such-program-anywhere",))
+    given = ExecOptions(folder, ("no-such-program-anywhere",))
     assert run(store, given) == 127
     assert "cannot be started" in capsys.readouterr().err

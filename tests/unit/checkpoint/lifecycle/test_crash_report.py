@@ -8,13 +8,19 @@ from support.lineage import LINEAGE, ref
 from support.memory import MemoryStore
 from support.sessions import open_session, state_at
 
-from tiphys.checkpoint.lifecycle.crash_report import fingerprint, in_one_line, is_crash, normalised, record_crash
-from tiphys.checkpoint.settings import Settings
+from tiphys.checkpoint.lifecycle.crash_report import (
+    error_fingerprint,
+    format_error,
+    is_crash,
+    normalize_message,
+    record_crash,
+)
+from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.errors import FencedError, StoreError, UsageError
-from tiphys.failures.bad_checkpoints import crash_of
+from tiphys.failures.bad_checkpoints import find_crash_record
 from tiphys.lineage.validity import read_manifest
 
-SETTINGS = Settings(
+SETTINGS = CheckpointSettings(
     run="digits-1", step="fit", attempt=2, lineage=LINEAGE, store="memory://", checkpoint_store="memory://"
 )
 
@@ -37,14 +43,14 @@ def fails(message: str) -> BaseException:
 def test_a_crash_is_kept_with_what_was_loaded_and_how_far_it_got():
     store = MemoryStore()
     record_crash(store, SETTINGS, fails("NaN in layer 3"), 23, ref(1, 20))
-    crash = crash_of(store, "digits-1", "fit", 2)
+    crash = find_crash_record(store, "digits-1", "fit", 2)
     assert crash.error == "ValueError: NaN in layer 3"
-    assert crash.fingerprint == "ValueError: <number> in layer <number> at test_crash.py:fails.<locals>.load"
+    assert crash.fingerprint == "ValueError: <number> in layer <number> at test_crash_report.py:fails.<locals>.load"
     assert (crash.global_step, crash.restored) == (23, ref(1, 20))
 
 
 def test_an_attempt_that_left_nothing_has_no_crash():
-    assert crash_of(MemoryStore(), "digits-1", "fit", 2) is None
+    assert find_crash_record(MemoryStore(), "digits-1", "fit", 2) is None
 
 
 @pytest.mark.parametrize(
@@ -58,7 +64,7 @@ def test_an_attempt_that_left_nothing_has_no_crash():
     ],
 )
 def test_errors_of_one_kind_have_one_fingerprint(one, other):
-    assert normalised(one) == normalised(other)
+    assert normalize_message(one) == normalize_message(other)
 
 
 def test_errors_of_other_kinds_messages_or_places_do_not():
@@ -69,26 +75,26 @@ def test_errors_of_other_kinds_messages_or_places_do_not():
         raise OSError("a")
 
     kinds = [fails("a"), fails("b"), caught(elsewhere), caught(another_kind)]
-    assert len({fingerprint(error) for error in kinds}) == len(kinds)
+    assert len({error_fingerprint(error) for error in kinds}) == len(kinds)
 
 
 def test_the_place_is_in_the_users_code_even_where_a_library_raised():
     def parse():
         json.loads("{")
 
-    assert fingerprint(caught(parse)).endswith(".<locals>.parse")
-    assert " at test_crash.py:" in fingerprint(caught(parse))
+    assert error_fingerprint(caught(parse)).endswith(".<locals>.parse")
+    assert " at test_crash_report.py:" in error_fingerprint(caught(parse))
 
 
 @pytest.mark.parametrize(
     "error", [UsageError("other classes"), StoreError("no answer"), MemoryError(), FencedError("a")]
 )
 def test_what_no_checkpoint_can_cause_has_no_fingerprint(error):
-    assert fingerprint(error) == ""
+    assert error_fingerprint(error) == ""
 
 
 def test_a_lack_of_gpu_memory_has_no_fingerprint_either():
-    assert fingerprint(type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")) == ""
+    assert error_fingerprint(type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")) == ""
 
 
 @pytest.mark.parametrize(
@@ -121,14 +127,14 @@ def test_a_program_that_ended_well_leaves_nothing():
 
 
 def test_exit_codes_are_told_apart():
-    assert fingerprint(SystemExit(3)) != fingerprint(SystemExit(4))
+    assert error_fingerprint(SystemExit(3)) != error_fingerprint(SystemExit(4))
 
 
 def test_the_first_process_of_an_attempt_that_crashes_is_believed():
     store = MemoryStore()
     record_crash(store, SETTINGS, fails("first"), 1, None)
     record_crash(store, SETTINGS, fails("second"), 2, None)
-    assert crash_of(store, "digits-1", "fit", 2).error == "ValueError: first"
+    assert find_crash_record(store, "digits-1", "fit", 2).error == "ValueError: first"
 
 
 def test_storage_that_fails_is_told_and_no_more(capsys):
@@ -148,8 +154,8 @@ def test_storage_that_hangs_holds_nobody_up():
 
 
 def test_a_long_message_is_cut():
-    assert len(in_one_line(fails("x" * 10_000))) == 500
-    assert len(fingerprint(fails("x" * 10_000))) < 700
+    assert len(format_error(fails("x" * 10_000))) == 500
+    assert len(error_fingerprint(fails("x" * 10_000))) < 700
 
 
 def test_a_session_leaves_what_ended_the_program_and_lets_the_error_through():
@@ -157,7 +163,7 @@ def test_a_session_leaves_what_ended_the_program_and_lets_the_error_through():
     with pytest.raises(ZeroDivisionError), open_session(store) as session:
         session.step(7, state_at(7))
         raise ZeroDivisionError("division by zero")
-    crash = crash_of(store, "digits-1", "fit", 1)
+    crash = find_crash_record(store, "digits-1", "fit", 1)
     assert (crash.error, crash.global_step, crash.restored) == ("ZeroDivisionError: division by zero", 7, None)
 
 
@@ -168,7 +174,7 @@ def test_a_session_tells_what_it_had_restored():
     with pytest.raises(ValueError, match="NaN"), open_session(store, 2, resume_from=ref(1, 20)) as session:
         session.restore()
         raise ValueError("NaN")
-    crash = crash_of(store, "digits-1", "fit", 2)
+    crash = find_crash_record(store, "digits-1", "fit", 2)
     assert (crash.global_step, crash.restored) == (None, ref(1, 20))
 
 
@@ -176,7 +182,7 @@ def test_a_session_whose_program_ends_well_leaves_nothing():
     store = MemoryStore()
     with open_session(store) as session:
         session.save(20, state_at(20))
-    assert crash_of(store, "digits-1", "fit", 1) is None
+    assert find_crash_record(store, "digits-1", "fit", 1) is None
 
 
 def test_manifests_hold_the_facts_of_their_save():

@@ -15,7 +15,15 @@ import time
 
 import pytest
 
-from tiphys.checkpoint.lifecycle.hang_watchdog import RECENT, Alarm, NoWatch, Stuck, Watch, limit_seconds, stacks
+from tiphys.checkpoint.lifecycle.hang_watchdog import (
+    REMEMBERED_STEPS,
+    HangReport,
+    HangWatchdog,
+    KernelAlarm,
+    NoHangWatchdog,
+    dump_stacks,
+    step_limit_seconds,
+)
 
 
 class Clock:
@@ -28,25 +36,25 @@ class Clock:
 class Training:
     """A watch whose time passes by `idle` alone; ``ended`` is what it was ended for."""
 
-    def __init__(self, least_seconds: float = 60.0, alarm: Alarm | None = None) -> None:
+    def __init__(self, least_seconds: float = 60.0, alarm: KernelAlarm | None = None) -> None:
         self.alarm = alarm
         self.clock = Clock()
-        self.ended: list[Stuck] = []
+        self.ended: list[HangReport] = []
         self.excused = False
-        self.watch = Watch(
-            least_seconds, self.ended.append, clock=self.clock, excused=lambda: self.excused, alarm=alarm
+        self.watch = HangWatchdog(
+            least_seconds, self.ended.append, clock=self.clock, is_excused=lambda: self.excused, alarm=alarm
         )
 
     def step(self, seconds: float = 1.0) -> None:
         self.clock.now += seconds
-        with self.watch.not_counted():
-            self.watch.stepped()
+        with self.watch.paused():
+            self.watch.record_step()
 
     def idle(self, seconds: float) -> bool:
         """Whether it is ended after so many seconds more, each of which is looked at."""
         for _ in range(int(seconds)):
             self.clock.now += 1
-            self.watch.look(1)
+            self.watch.check(1)
         return bool(self.ended)
 
 
@@ -61,7 +69,7 @@ def test_a_training_that_completes_no_step_any_more_is_stuck(training):
     assert training.idle(1)
     (stuck,) = training.ended
     assert (stuck.seconds, stuck.longest_seconds) == (60, 0)
-    assert stuck.words == "it completed no step in 60 s"
+    assert stuck.message == "it completed no step in 60 s"
 
 
 def test_what_comes_before_the_first_step_may_take_as_long_as_it_likes(training):
@@ -73,13 +81,13 @@ def test_slow_steps_may_take_ten_times_as_long_as_before(training):
     training.step(20)
     assert not training.idle(200)
     assert training.idle(1)
-    assert training.ended[0].words == "it completed no step in 200 s, and the longest before took 20.0 s"
+    assert training.ended[0].message == "it completed no step in 200 s, and the longest before took 20.0 s"
 
 
 def test_what_was_slow_long_ago_is_forgotten(training):
     training.step()
     training.step(3600)
-    for _ in range(RECENT):
+    for _ in range(REMEMBERED_STEPS):
         training.step()
     assert training.idle(61)
 
@@ -92,7 +100,7 @@ def test_steps_that_are_completed_keep_it_alive(training):
 
 def test_saving_is_no_part_of_a_step(training):
     training.step()
-    with training.watch.not_counted(), training.watch.not_counted():
+    with training.watch.paused(), training.watch.paused():
         assert not training.idle(10_000)
     training.step()
     assert not training.idle(60)
@@ -107,7 +115,7 @@ def test_a_training_that_was_told_to_stop_or_waits_for_its_save_is_left_alone(tr
     assert training.idle(1)
 
 
-class Alarms(Alarm):
+class Alarms(KernelAlarm):
     """Notes when it would ring; nothing in a test may end the process that tests."""
 
     def __init__(self):
@@ -116,7 +124,7 @@ class Alarms(Alarm):
     def install(self):
         return True
 
-    def ring_in(self, seconds):
+    def arm(self, seconds):
         self.set_to = seconds
 
     def uninstall(self):
@@ -131,7 +139,7 @@ def test_the_kernel_is_to_ring_only_where_a_step_is_under_way_and_no_thread_puts
     training.step(30)
     training.idle(1)
     in_a_step = training.alarm.set_to
-    with training.watch.not_counted():
+    with training.watch.paused():
         training.idle(1)
         in_a_save = training.alarm.set_to
     assert (before_the_first_step, in_a_step, in_a_save) == (0, 600, 0)
@@ -141,27 +149,27 @@ def test_the_kernel_is_to_ring_only_where_a_step_is_under_way_and_no_thread_puts
 
 
 def test_the_limit_is_never_below_what_the_author_says():
-    assert limit_seconds(60, 0) == limit_seconds(60, 6) == 60
-    assert limit_seconds(60, 7) == 70
+    assert step_limit_seconds(60, 0) == step_limit_seconds(60, 6) == 60
+    assert step_limit_seconds(60, 7) == 70
 
 
 def test_a_thread_looks_and_ends_what_is_stuck():
     ended = queue.Queue()
-    watch = Watch(0.02, ended.put, clock=time.monotonic, excused=lambda: False, alarm=Alarms())
+    watch = HangWatchdog(0.02, ended.put, clock=time.monotonic, is_excused=lambda: False, alarm=Alarms())
     watch.open()
-    with watch.not_counted():
-        watch.stepped()
+    with watch.paused():
+        watch.record_step()
     assert "most recent call first" in ended.get(timeout=60).stacks
     watch.close()
 
 
 def test_stacks_name_the_place_of_each_thread():
-    assert re.search(r"most recent call first.*test_hang\.py.* in test_stacks_name", stacks(), re.DOTALL)
+    assert re.search(r"most recent call first.*test_hang_watchdog\.py.* in test_stacks_name", dump_stacks(), re.DOTALL)
 
 
 def test_without_a_limit_nothing_is_watched():
-    watch = NoWatch()
+    watch = NoHangWatchdog()
     watch.open()
-    with watch.not_counted():
-        watch.stepped()
+    with watch.paused():
+        watch.record_step()
     watch.close()

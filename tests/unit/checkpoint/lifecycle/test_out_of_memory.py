@@ -23,16 +23,21 @@ from support.sessions import Clock, open_session, state_at
 
 from tiphys import threads
 from tiphys.checkpoint import tracked_session as tracked
-from tiphys.checkpoint.exec.save import Saving
-from tiphys.checkpoint.lifecycle.hang_watchdog import Alarm, LastWords, Watch
-from tiphys.checkpoint.lifecycle.out_of_memory import PATIENCE_SECONDS, RESERVE_BYTES, Ending, Reserve
+from tiphys.checkpoint.exec.save import BackgroundCommit
+from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog, HangWatchdog, KernelAlarm
+from tiphys.checkpoint.lifecycle.out_of_memory import (
+    DRAIN_TIMEOUT_SECONDS,
+    RESERVE_BYTES,
+    MemoryReserve,
+    OutOfMemoryGuard,
+)
 from tiphys.checkpoint.ranks import coordination as calls
-from tiphys.checkpoint.ranks.barrier import Place
+from tiphys.checkpoint.ranks.barrier import RankInfo
 from tiphys.checkpoint.save import saver as saving
 from tiphys.checkpoint.telemetry import metrics as exposure
 from tiphys.errors import UsageError
-from tiphys.failures.bad_checkpoints import crash_of
-from tiphys.lineage.select import commits_of
+from tiphys.failures.bad_checkpoints import find_crash_record
+from tiphys.lineage.select import list_commits
 
 GUARD_SECONDS = 120
 
@@ -101,7 +106,7 @@ def test_a_training_that_waits_for_its_saves_goes_on_too():
 def test_who_waits_hears_of_the_end_even_if_there_is_no_memory_to_tell_it(monkeypatch):
     """Neither for the log, nor, for a while, for those who wait."""
     store, missing = Scarce(missing=1000), [1, 1]
-    monkeypatch.setattr(saving, "_SCARCE_SECONDS", 0.0)
+    monkeypatch.setattr(saving, "_MEMORY_RETRY_SECONDS", 0.0)
     with behind(store) as session:
 
         def tells_nothing(step, error):
@@ -115,7 +120,7 @@ def test_who_waits_hears_of_the_end_even_if_there_is_no_memory_to_tell_it(monkey
                 raise MemoryError
             give_back(*job)
 
-        monkeypatch.setattr(session._saver, "_failed", tells_nothing)
+        monkeypatch.setattr(session._committer, "on_failed", tells_nothing)
         monkeypatch.setattr(session._saver, "_give_back", gives_back_later)
         assert session.save(1, state_at(1)).wait(GUARD_SECONDS) is None
         assert session._saver.wait(GUARD_SECONDS)
@@ -128,7 +133,7 @@ def test_what_follows_a_commit_may_lack_memory_without_an_end_of_the_training(mo
         raise MemoryError
 
     with behind(MemoryStore()) as session:
-        monkeypatch.setattr(session._commits, "_retain", none_left)
+        monkeypatch.setattr(session._committer, "_retain", none_left)
         assert session.save(1, state_at(1)).wait(GUARD_SECONDS) == ref(1, 1)
         session.flush()
         session.step(2, state_at(2))
@@ -142,8 +147,8 @@ def test_at_the_end_of_the_program_the_save_under_way_is_tried_at_once(monkeypat
         session.save(1, state_at(1))
         assert store.met.wait(GUARD_SECONDS)
         raise MemoryError
-    assert commits_of(store, LINEAGE) == [ref(1, 1)]
-    crash = crash_of(store, "digits-1", "fit", 1)
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
+    crash = find_crash_record(store, "digits-1", "fit", 1)
     assert (crash.error, crash.fingerprint) == ("MemoryError", "")
 
 
@@ -172,7 +177,7 @@ def test_what_the_program_held_is_let_go_of_before_anything_is_told():
 
 
 def test_a_save_that_does_not_move_ends_with_the_program(monkeypatch):
-    monkeypatch.setattr(tracked, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(tracked, "DRAIN_TIMEOUT_SECONDS", 0.01)
     gate, asked = threading.Event(), threading.Event()
 
     class Gated(MemoryStore):
@@ -192,7 +197,7 @@ def test_a_save_that_does_not_move_ends_with_the_program(monkeypatch):
     save.wait(GUARD_SECONDS)
 
 
-class Alarms(Alarm):
+class Alarms(KernelAlarm):
     """Notes what it is set to; nothing in a test may end the process that tests."""
 
     def __init__(self):
@@ -202,7 +207,7 @@ class Alarms(Alarm):
         self.told.append("installed")
         return True
 
-    def ring_in(self, seconds):
+    def arm(self, seconds):
         self.set_to = seconds
 
     def uninstall(self):
@@ -212,8 +217,8 @@ class Alarms(Alarm):
 
 def test_the_kernel_is_to_end_a_session_that_stands_still_without_memory_and_nothing_else(tmp_path):
     alarm = Alarms()
-    with pytest.raises(ZeroDivisionError), Ending(MemoryError(), LastWords(), alarm):
-        assert alarm.set_to == 2 * PATIENCE_SECONDS
+    with pytest.raises(ZeroDivisionError), OutOfMemoryGuard(MemoryError(), CrashLog(), alarm):
+        assert alarm.set_to == 2 * DRAIN_TIMEOUT_SECONDS
         raise ZeroDivisionError  # whatever happens in there: the program may go on outside of its session
     assert (alarm.told, alarm.set_to) == (["installed", "uninstalled"], 0)
 
@@ -221,19 +226,19 @@ def test_the_kernel_is_to_end_a_session_that_stands_still_without_memory_and_not
 @pytest.mark.parametrize("error", [None, ValueError(), SystemExit(75)])
 def test_any_other_end_may_take_as_long_as_it_likes(error):
     alarm = Alarms()
-    with Ending(error, LastWords(), alarm) as ending:
-        assert not ending.out_of_memory
+    with OutOfMemoryGuard(error, CrashLog(), alarm) as ending:
+        assert not ending.is_out_of_memory
         assert "installed" not in alarm.told
 
 
 def test_what_is_put_aside_comes_free():
-    reserve = Reserve()
-    reserve.put_aside()
-    held = reserve._held
+    reserve = MemoryReserve()
+    reserve.allocate()
+    held = reserve._reserve
     assert len(held) == RESERVE_BYTES
-    reserve.give_back()
+    reserve.release()
     assert held.closed
-    reserve.give_back()
+    reserve.release()
 
 
 def test_a_machine_that_has_nothing_to_put_aside_does_without(monkeypatch):
@@ -241,9 +246,9 @@ def test_a_machine_that_has_nothing_to_put_aside_does_without(monkeypatch):
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr("tiphys.checkpoint.lifecycle.out_of_memory.mmap.mmap", refused)
-    reserve = Reserve()
-    reserve.put_aside()
-    reserve.give_back()
+    reserve = MemoryReserve()
+    reserve.allocate()
+    reserve.release()
 
 
 @pytest.mark.usefixtures("no_threads")
@@ -254,8 +259,8 @@ def test_without_threads_the_training_saves_and_restores_by_itself(capsys):
         assert session.step(1, state_at(1)).done
         assert session.step(2, state_at(2)).wait(0) == ref(1, 2)
         raise ValueError("a bug")
-    assert commits_of(store, LINEAGE) == [ref(1, 2), ref(1, 1)]
-    assert crash_of(store, "digits-1", "fit", 1).error == "ValueError: a bug"
+    assert list_commits(store, LINEAGE) == [ref(1, 2), ref(1, 1)]
+    assert find_crash_record(store, "digits-1", "fit", 1).error == "ValueError: a bug"
     assert "no thread could be started, so the training waits for this save" in capsys.readouterr().err
 
 
@@ -263,11 +268,11 @@ def test_without_threads_the_training_saves_and_restores_by_itself(capsys):
 def test_without_threads_nobody_looks_whether_steps_are_completed(capsys):
     """Nor does the kernel, which only a thread can put off."""
     alarm = Alarms()
-    watch = Watch(60, lambda stuck: None, clock=lambda: 0.0, excused=lambda: False, alarm=alarm)
+    watch = HangWatchdog(60, lambda stuck: None, clock=lambda: 0.0, is_excused=lambda: False, alarm=alarm)
     watch.open()
     watch.close()
     assert "installed" not in alarm.told
-    assert "nobody looks" in capsys.readouterr().err
+    assert "a training that hangs is not detected" in capsys.readouterr().err
 
 
 def test_who_looks_after_a_training_survives_a_lack_of_memory_with_it():
@@ -279,9 +284,9 @@ def test_who_looks_after_a_training_survives_a_lack_of_memory_with_it():
             raise MemoryError
         return False
 
-    watch = Watch(0.02, lambda stuck: ended.set(), clock=time.monotonic, excused=excused, alarm=Alarms())
+    watch = HangWatchdog(0.02, lambda stuck: ended.set(), clock=time.monotonic, is_excused=excused, alarm=Alarms())
     watch.open()
-    watch.stepped()
+    watch.record_step()
     assert ended.wait(GUARD_SECONDS)
     assert not lacks
     watch.close()
@@ -291,9 +296,9 @@ def test_who_hears_the_other_ranks_does_so_too(monkeypatch):
     heard, lacks = threading.Event(), [1, 1]
 
     class Others:
-        place = Place(rank=0, world_size=2)
+        rank_info = RankInfo(rank=0, world_size=2)
 
-        def calls(self):
+        def read_save_requests(self):
             if lacks:
                 lacks.pop()
                 raise MemoryError
@@ -301,7 +306,7 @@ def test_who_hears_the_other_ranks_does_so_too(monkeypatch):
             return []
 
     monkeypatch.setattr(calls, "POLL_SECONDS", 0.01)
-    listening = calls.Calls(Others())
+    listening = calls.SaveRequestListener(Others())
     listening.open()
     assert heard.wait(GUARD_SECONDS)
     listening.close()
@@ -310,10 +315,10 @@ def test_who_hears_the_other_ranks_does_so_too(monkeypatch):
 @pytest.mark.usefixtures("no_threads")
 def test_a_rank_that_cannot_hear_the_others_says_so_before_it_trains():
     class Others:
-        place = Place(rank=1, world_size=2)
+        rank_info = RankInfo(rank=1, world_size=2)
 
-    with pytest.raises(UsageError, match="rank 1 cannot start a thread"):
-        calls.Calls(Others()).open()
+    with pytest.raises(UsageError, match="rank 1 cannot start the thread"):
+        calls.SaveRequestListener(Others()).open()
 
 
 def test_metrics_whose_thread_has_died_keep_no_session_open(monkeypatch):
@@ -339,11 +344,11 @@ def test_metrics_whose_thread_has_died_keep_no_session_open(monkeypatch):
 @pytest.mark.usefixtures("no_threads")
 def test_a_commit_of_files_that_finds_no_thread_is_tried_again_later(capsys):
     clock, settled = Clock(), []
-    files = Saving(keeper=None, options=SimpleNamespace(folder="out"), clock=clock)
+    files = BackgroundCommit(checkpoints=None, options=SimpleNamespace(folder="out"), clock=clock)
     files.start(SimpleNamespace(name="checkpoint-5"), 5, "due", settled.append)
-    assert not files.busy
-    assert not files.ready
+    assert not files.is_busy
+    assert not files.is_ready
     assert "no thread could be started to store checkpoint-5" in capsys.readouterr().err
     clock.advance(5)
-    assert files.ready
+    assert files.is_ready
     assert settled == []

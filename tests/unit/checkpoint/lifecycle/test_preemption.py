@@ -23,8 +23,13 @@ from support.memory import MemoryStore
 from support.polling import until
 from support.sessions import Clock, open_session, state_at
 
-from tiphys.checkpoint.lifecycle.preemption import Approach, Choice, ReportCard, land
-from tiphys.lineage.select import commits_of
+from tiphys.checkpoint.lifecycle.preemption import (
+    PreemptionReport,
+    PreemptionSaveChoice,
+    PreemptionSaveInputs,
+    choose_preemption_save,
+)
+from tiphys.lineage.select import list_commits
 from tiphys.store import read_events
 
 MIB = 1 << 20
@@ -34,26 +39,26 @@ PATIENCE_SECONDS = 120
 @pytest.mark.parametrize(
     ("left", "mib_per_second", "state_mib", "running_mib", "expected"),
     [
-        (None, 100, 1024, 0, Choice.SAVE),
-        (5, None, 1024, 512, Choice.SAVE),
-        (30, 100, 1024, 0, Choice.SAVE),
-        (30, 100, 1024, 1024, Choice.SAVE),
-        (30, 100, 2048, 1024, Choice.REPLACE),
-        (5, 100, 1024, 200, Choice.FINISH),
-        (5, 100, 1024, 1000, Choice.FINISH),
-        (5, 100, 1024, 5000, Choice.LEAVE),
-        (5, 100, 1024, 0, Choice.LEAVE),
-        (13, 100, 1024, 0, Choice.SAVE),
-        (0, 100, 1024, 0, Choice.LEAVE),
+        (None, 100, 1024, 0, PreemptionSaveChoice.SAVE),
+        (5, None, 1024, 512, PreemptionSaveChoice.SAVE),
+        (30, 100, 1024, 0, PreemptionSaveChoice.SAVE),
+        (30, 100, 1024, 1024, PreemptionSaveChoice.SAVE),
+        (30, 100, 2048, 1024, PreemptionSaveChoice.REPLACE),
+        (5, 100, 1024, 200, PreemptionSaveChoice.FINISH),
+        (5, 100, 1024, 1000, PreemptionSaveChoice.FINISH),
+        (5, 100, 1024, 5000, PreemptionSaveChoice.LEAVE),
+        (5, 100, 1024, 0, PreemptionSaveChoice.LEAVE),
+        (13, 100, 1024, 0, PreemptionSaveChoice.SAVE),
+        (0, 100, 1024, 0, PreemptionSaveChoice.LEAVE),
     ],
 )
 def test_the_most_that_lands_is_tried(left, mib_per_second, state_mib, running_mib, expected):
     speed = mib_per_second * MIB if mib_per_second else None
-    assert land(Approach(left, speed, state_mib * MIB, running_mib * MIB)) is expected
+    assert choose_preemption_save(PreemptionSaveInputs(left, speed, state_mib * MIB, running_mib * MIB)) is expected
 
 
 approaches = st.builds(
-    Approach,
+    PreemptionSaveInputs,
     st.floats(0, 300),
     st.floats(1e6, 1e10),
     st.integers(0, 1 << 36),
@@ -63,15 +68,20 @@ approaches = st.builds(
 
 @given(approaches)
 def test_what_is_committed_at_last_is_never_given_up_for_what_will_not_land(seen):
-    if land(seen) is Choice.REPLACE:
+    if choose_preemption_save(seen) is PreemptionSaveChoice.REPLACE:
         assert seen.state_bytes / seen.bytes_per_second < seen.seconds_left
 
 
 @given(approaches, st.floats(0, 300))
 def test_more_time_never_makes_less_of_it(seen, more):
-    worth = {Choice.LEAVE: 0, Choice.FINISH: 1, Choice.REPLACE: 2, Choice.SAVE: 2}
+    worth = {
+        PreemptionSaveChoice.LEAVE: 0,
+        PreemptionSaveChoice.FINISH: 1,
+        PreemptionSaveChoice.REPLACE: 2,
+        PreemptionSaveChoice.SAVE: 2,
+    }
     longer = seen._replace(seconds_left=seen.seconds_left + more)
-    assert worth[land(longer)] >= worth[land(seen)]
+    assert worth[choose_preemption_save(longer)] >= worth[choose_preemption_save(seen)]
 
 
 class SlowStore(MemoryStore):
@@ -100,9 +110,11 @@ def test_the_report_card_says_what_became_of_the_grace_period():
         clock.advance(1.5)
         session.step(7, state_at(7))
     assert exit_.value.code == 75
-    assert commits_of(store, LINEAGE) == [ref(1, 7)]
+    assert list_commits(store, LINEAGE) == [ref(1, 7)]
     (event,) = preempted(store)
-    assert event.message == ("told to stop at step 7: it was committed 5.5 s after SIGTERM, 24.5 s before the kill")
+    assert event.message == (
+        "stopped by SIGTERM at step 7: it was committed 5.5 s after SIGTERM, 24.5 s before the kill"
+    )
     assert event.data["choice"] == "save"
     assert event.data["noticed_seconds"] == 1.5
     assert event.data["ended_seconds"] == 5.5
@@ -120,7 +132,7 @@ def test_a_state_that_cannot_land_is_not_begun():
         session._saver._measured = 1.0
         os.kill(os.getpid(), signal.SIGTERM)
         session.step(5, state_at(5))
-    assert commits_of(store, LINEAGE) == [ref(1, 3)]
+    assert list_commits(store, LINEAGE) == [ref(1, 3)]
     (event,) = preempted(store)
     assert "there was no time to save its" in event.message
     assert event.message.endswith("; 2 steps are trained again")
@@ -151,9 +163,9 @@ def test_the_save_under_way_is_finished_where_there_is_no_time_for_more(monkeypa
         monkeypatch.setattr(session._saver, "wait", wait_after_the_choice)
         os.kill(os.getpid(), signal.SIGTERM)
         session.step(5, state_at(5))
-    assert commits_of(store, LINEAGE) == [ref(1, 3)]
+    assert list_commits(store, LINEAGE) == [ref(1, 3)]
     (event,) = preempted(store)
-    assert "there was time for the save under way, of step 3; 2 steps are trained again" in event.message
+    assert "there was time only for the running save, of step 3; 2 steps are trained again" in event.message
 
 
 def test_the_first_save_under_way_tells_the_bandwidth_before_anything_is_decided():
@@ -174,12 +186,12 @@ def test_the_first_save_under_way_tells_the_bandwidth_before_anything_is_decided
     with pytest.raises(SystemExit), session:
         session.save(3, large)
         assert sent.wait(PATIENCE_SECONDS)
-        until(lambda: session._saver._pending[0].arrived_bytes)
+        until(lambda: session._saver._pending[0].stored_bytes)
         assert session._saver.bytes_per_second is None, "a document of some bytes tells nothing"
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Timer(0.1, gate.set).start()
         session.step(5, large)
-    assert commits_of(store, LINEAGE) == [ref(1, 5), ref(1, 3)]
+    assert list_commits(store, LINEAGE) == [ref(1, 5), ref(1, 3)]
     (event,) = preempted(store)
     assert event.data["bytes_per_second"] > 0
 
@@ -196,15 +208,17 @@ def test_a_signal_during_a_save_is_answered_when_the_save_is_over():
     with pytest.raises(SystemExit) as exit_, session:
         session.step(1, state_at(1))
     assert exit_.value.code == 75
-    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
 
 
 def test_a_card_without_a_grace_period_says_nothing_about_the_kill():
-    card = ReportCard(Choice.SAVE, 4, 10, None, 0.1, 0.2, 0.3, None, ref(1, 4), 4)
-    assert card.message() == "told to stop at step 4: it was committed 0.3 s after SIGTERM"
+    card = PreemptionReport(PreemptionSaveChoice.SAVE, 4, 10, None, 0.1, 0.2, 0.3, None, ref(1, 4), 4)
+    assert card.message() == "stopped by SIGTERM at step 4: it was committed 0.3 s after SIGTERM"
     assert card.data()["spare_seconds"] is None
 
 
 def test_a_card_of_a_failure_counts_what_is_lost():
-    card = ReportCard(Choice.SAVE, 4, 10, 30.0, 0.1, 0.2, 29.0, None, None, 3)
-    assert card.message() == "told to stop at step 4: nothing was committed within 29.0 s; 1 step is trained again"
+    card = PreemptionReport(PreemptionSaveChoice.SAVE, 4, 10, 30.0, 0.1, 0.2, 29.0, None, None, 3)
+    assert (
+        card.message() == "stopped by SIGTERM at step 4: nothing was committed within 29.0 s; 1 step is trained again"
+    )

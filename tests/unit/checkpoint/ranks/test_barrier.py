@@ -26,17 +26,17 @@ from support.sessions import Clock, open_session
 
 from tiphys.checkpoint.ranks import barrier as gang
 from tiphys.checkpoint.ranks import coordination as calls
-from tiphys.checkpoint.ranks.barrier import Gang, Place
+from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
 from tiphys.checkpoint.ranks.coordination import steps_ahead as real_steps_ahead
 from tiphys.checkpoint.save import saver as saving
-from tiphys.checkpoint.settings import Every
+from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import StoreError, UsageError
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 
 RANKS = 3
-PATIENCE_SECONDS = 120
+BARRIER_TIMEOUT_SECONDS = 120
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,9 @@ def by_hand(monkeypatch):
     """Ranks listen when the test says so, and call three steps ahead."""
     monkeypatch.setattr(calls, "POLL_SECONDS", 3600.0)
     monkeypatch.setattr(calls, "steps_ahead", lambda *_: 3)
-    monkeypatch.setattr(calls.Calls, "keep_pace", lambda self, step: setattr(self, "_step_seconds", 1.0))
+    monkeypatch.setattr(
+        calls.SaveRequestListener, "measure_step_time", lambda self, step: setattr(self, "_step_seconds", 1.0)
+    )
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ class Training:
         self.sessions = {}
         self.at_step = lambda rank, step: None
         self._threads = [
-            threading.Thread(target=self._run, args=(Place(rank, ranks, incarnation), attempt, options))
+            threading.Thread(target=self._run, args=(RankInfo(rank, ranks, incarnation), attempt, options))
             for rank in range(ranks)
         ]
 
@@ -80,7 +82,7 @@ class Training:
         for thread in self._threads:
             thread.start()
         for thread in self._threads:
-            thread.join(PATIENCE_SECONDS)
+            thread.join(BARRIER_TIMEOUT_SECONDS)
         assert not any(thread.is_alive() for thread in self._threads)
         return self
 
@@ -89,16 +91,16 @@ class Training:
         options = {"asynchronous": True, "when_busy": "wait", **options}
         try:
             with open_session(
-                self.store, attempt, place=place, sharded=self.sharded, admit=False, **options
+                self.store, attempt, rank_info=place, sharded=self.sharded, admit=False, **options
             ) as session:
                 self.sessions[rank] = session
                 state = session.restore(default=state_of(rank, 0))
                 self.started[rank] = state["step"]
                 self.states[rank] = state
                 for step in range(state["step"] + 1, self.steps + 1):
-                    self.meet.wait(PATIENCE_SECONDS)
+                    self.meet.wait(BARRIER_TIMEOUT_SECONDS)
                     with suppress(StoreError):
-                        session._ranks._calls.listen()
+                        session._coordinator._save_requests.poll()
                     self.at_step(rank, step)
                     session.step(step, state_of(rank, step))
             self.ended[rank] = "finished"
@@ -112,7 +114,7 @@ class Training:
 def test_shards_of_all_ranks_are_one_checkpoint_and_each_rank_restores_its_own(store):
     first = Training(store).run()
     assert first.ended == dict.fromkeys(range(RANKS), "finished")
-    assert commits_of(store, LINEAGE) == [ref(1, step) for step in range(6, 0, -1)]
+    assert list_commits(store, LINEAGE) == [ref(1, step) for step in range(6, 0, -1)]
     manifest = read_manifest(store, ref(1, 6))
     assert [shard.rank for shard in manifest.shards] == [0, 0, 1, 1, 2, 2]
 
@@ -122,7 +124,7 @@ def test_shards_of_all_ranks_are_one_checkpoint_and_each_rank_restores_its_own(s
     assert second.started == dict.fromkeys(range(RANKS), 6)
     for rank, state in second.states.items():
         np.testing.assert_array_equal(state["mine"], state_of(rank, 6)["mine"])
-    assert commits_of(store, LINEAGE)[0] == ref(2, 8)
+    assert list_commits(store, LINEAGE)[0] == ref(2, 8)
 
 
 def test_where_all_have_one_state_the_first_rank_saves_it_and_every_rank_restores_it(store):
@@ -139,14 +141,14 @@ def test_a_rank_that_dies_before_its_shard_leaves_no_checkpoint(store, monkeypat
     def die(rank, step):
         if rank == 1 and step == 4:
             assert training.sessions[rank].flush() == ref(1, 2)
-            monkeypatch.setattr(gang, "PATIENCE_SECONDS", 0.5)
+            monkeypatch.setattr(gang, "BARRIER_TIMEOUT_SECONDS", 0.5)
             raise SystemExit(1)
 
-    training = Training(store, every=Every(2, "steps"))
+    training = Training(store, every=SaveInterval(2, "steps"))
     training.at_step = die
     training.run()
     assert training.ended[1] == 1
-    assert commits_of(store, LINEAGE) == [ref(1, 2)]
+    assert list_commits(store, LINEAGE) == [ref(1, 2)]
     assert training.sessions[0].failed_saves == 1
 
 
@@ -157,11 +159,11 @@ def test_a_sigterm_that_reaches_one_rank_ends_all_of_them_at_one_step(store, sig
         if rank == signalled and step == 5:
             training.sessions[rank]._stop.request()
 
-    training = Training(store, steps=100_000, sharded=sharded, every=Every(1e9, "seconds"), grace_seconds=100.0)
+    training = Training(store, steps=100_000, sharded=sharded, every=SaveInterval(1e9, "seconds"), grace_seconds=100.0)
     training.at_step = tell
     training.run()
     assert training.ended == dict.fromkeys(range(RANKS), 75)
-    (committed,) = commits_of(store, LINEAGE)
+    (committed,) = list_commits(store, LINEAGE)
     assert committed.global_step > 5
     assert read_manifest(store, committed).reason == "sigterm"
 
@@ -171,60 +173,60 @@ def test_a_sigterm_that_reaches_all_ranks_at_once_is_one_stop(store):
         if step == 5:
             training.sessions[rank]._stop.request()
 
-    training = Training(store, steps=100_000, every=Every(1e9, "seconds"), grace_seconds=100.0)
+    training = Training(store, steps=100_000, every=SaveInterval(1e9, "seconds"), grace_seconds=100.0)
     training.at_step = tell
     training.run()
     assert training.ended == dict.fromkeys(range(RANKS), 75)
-    assert len(commits_of(store, LINEAGE)) == 1
+    assert len(list_commits(store, LINEAGE)) == 1
 
 
 def test_a_rank_that_is_told_to_stop_before_it_can_begin_a_save_holds_nobody_up(store):
     def tell(rank, step):
         session = training.sessions[rank]
         if rank == 1 and step == 4:
-            session._has_turn = lambda: session._stop.request()  # while an earlier save is under way
+            session._wait_for_saver = lambda: session._stop.request()  # while an earlier save is under way
         elif rank == 1:
-            vars(session).pop("_has_turn", None)
+            vars(session).pop("_wait_for_saver", None)
 
-    training = Training(store, steps=100_000, every=Every(4, "steps"), grace_seconds=100.0)
+    training = Training(store, steps=100_000, every=SaveInterval(4, "steps"), grace_seconds=100.0)
     training.at_step = tell
     training.run()
     assert training.ended == dict.fromkeys(range(RANKS), 75)
-    (committed,) = commits_of(store, LINEAGE)
+    (committed,) = list_commits(store, LINEAGE)
     assert committed.global_step > 4
     assert read_manifest(store, committed).reason == "sigterm"
 
 
 def test_a_save_that_is_due_by_time_is_made_at_one_step_by_all(store):
     def end_after_a_commit(rank, step):
-        if rank == 0 and commits_of(store, LINEAGE):
+        if rank == 0 and list_commits(store, LINEAGE):
             training.sessions[rank]._stop.request()
 
-    often = Every(1e-9, "seconds")
+    often = SaveInterval(1e-9, "seconds")
     training = Training(store, steps=100_000, every=often, grace_seconds=100.0, clock=time.monotonic)
     training.at_step = end_after_a_commit
     training.run()
     assert training.ended == dict.fromkeys(range(RANKS), 75)
-    newest = commits_of(store, LINEAGE)[-1]
+    newest = list_commits(store, LINEAGE)[-1]
     assert {shard.rank for shard in read_manifest(store, newest).shards} == set(range(RANKS))
     assert read_manifest(store, newest).reason == "due"
 
 
 def gang_of(store, rank, ranks, incarnation=0):
-    return Gang(store, LINEAGE, 1, Place(rank, ranks, incarnation), sharded=True, check_fence=lambda: None)
+    return RankBarrier(store, LINEAGE, 1, RankInfo(rank, ranks, incarnation), sharded=True, check_fence=lambda: None)
 
 
 def test_a_rank_that_hears_too_late_says_so_and_nobody_waits(store):
     first = gang_of(store, 0, 2)
-    late = calls.Calls(gang_of(store, 1, 2))
+    late = calls.SaveRequestListener(gang_of(store, 1, 2))
     with open_session(store, admit=False) as session:
         draft = session._draft(10, None, None, None)
-    first.call(10, stop=False)
-    assert not late.passes(12)
-    late.listen()
-    first.store_part(draft, [])
-    with pytest.raises(StoreError, match="step 10 was given up by rank 1: it had passed the step"):
-        first.collect(draft)
+    first.request_save(10, stop=False)
+    assert not late.complete_step(12)
+    late.poll()
+    first.store_rank_shards(draft, [])
+    with pytest.raises(StoreError, match="step 10 was abandoned by rank 1: it had passed the step"):
+        first.collect_shards(draft)
 
 
 def test_a_damaged_shard_of_one_rank_takes_all_ranks_back(store):
@@ -235,15 +237,15 @@ def test_a_damaged_shard_of_one_rank_takes_all_ranks_back(store):
     write_claim(store, claim_of(2, ref(1, 6)))
     second = Training(store, attempt=2, resume_from=ref(1, 6)).run()
     assert second.started == dict.fromkeys(range(RANKS), 5)
-    assert quarantined(store, LINEAGE) == {ref(1, 6)}
+    assert list_quarantined(store, LINEAGE) == {ref(1, 6)}
 
 
 def test_what_processes_stored_before_their_restart_is_not_mixed_in(store):
     """The first start stored one share of step 2 and died; the second has other numbers."""
     before = gang_of(store, 0, RANKS)
     with open_session(store, admit=False) as session:
-        before.store_part(session._draft(2, None, None, None), [])
-    training = Training(store, incarnation=1, every=Every(2, "steps")).run()
+        before.store_rank_shards(session._draft(2, None, None, None), [])
+    training = Training(store, incarnation=1, every=SaveInterval(2, "steps")).run()
     assert training.ended == dict.fromkeys(range(RANKS), "finished")
     assert len(read_manifest(store, ref(1, 2)).shards) == 2 * RANKS
 
@@ -254,11 +256,11 @@ def test_ranks_of_an_attempt_that_was_replaced_commit_nothing(store):
             write_end(store, end_of(1))
             write_claim(store, claim_of(2, None))
 
-    training = Training(store, steps=6, every=Every(3, "steps"))
+    training = Training(store, steps=6, every=SaveInterval(3, "steps"))
     training.at_step = replace
     training.run()
     assert training.ended == dict.fromkeys(range(RANKS), 76)
-    assert commits_of(store, LINEAGE) == []
+    assert list_commits(store, LINEAGE) == []
 
 
 def test_a_rank_whose_storage_fails_lets_the_others_go_on(store, monkeypatch):
@@ -270,9 +272,9 @@ def test_a_rank_whose_storage_fails_lets_the_others_go_on(store, monkeypatch):
                 raise StoreError("no space left")
             super().create(key, data, sha256=sha256)
 
-    training = Training(OneRefuses(store.objects), every=Every(3, "steps")).run()
+    training = Training(OneRefuses(store.objects), every=SaveInterval(3, "steps")).run()
     assert training.ended == dict.fromkeys(range(RANKS), "finished")
-    assert commits_of(training.store, LINEAGE) == [ref(1, 6)]
+    assert list_commits(training.store, LINEAGE) == [ref(1, 6)]
     assert {training.sessions[rank].failed_saves for rank in range(RANKS)} == {1}
 
 
@@ -280,17 +282,17 @@ def test_states_of_more_ranks_than_there_are_now_are_refused_by_name(store):
     Training(store).run()
     write_end(store, end_of(1))
     write_claim(store, claim_of(2, ref(1, 6)))
-    with pytest.raises(UsageError, match="the states of 3 ranks, and there are 1 now"):
+    with pytest.raises(UsageError, match="the states of 3 ranks, but 1 are running"):
         open_session(store, 2, resume_from=ref(1, 6), admit=False).restore()
-    assert quarantined(store, LINEAGE) == set()
+    assert list_quarantined(store, LINEAGE) == set()
 
 
 def test_ranks_that_say_nothing_are_named(store, monkeypatch, capsys):
-    monkeypatch.setattr(gang, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(gang, "BARRIER_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(gang, "_HINT_SECONDS", 0.0)
     lonely = gang_of(store, 0, 8)
     with pytest.raises(StoreError, match="ranks 1, 2, 3, 4, 5 and 2 more did not restore checkpoint 1-1"):
-        lonely.agree(ref(1, 1))
+        lonely.vote_valid(ref(1, 1))
     assert "alone=True" in capsys.readouterr().err
 
 
@@ -304,11 +306,11 @@ def test_ranks_that_say_nothing_are_named(store, monkeypatch, capsys):
 )
 def test_a_launcher_that_tells_nonsense_is_named(environ, said):
     with pytest.raises(UsageError, match=said):
-        Place.from_environment(environ)
+        RankInfo.from_environment(environ)
 
 
 def test_without_a_launcher_there_is_one_rank():
-    assert Place.from_environment({}) == Place(0, 1, 0, 1)
+    assert RankInfo.from_environment({}) == RankInfo(0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(("step_seconds", "steps"), [(10.0, 1), (1.0, 3), (0.01, 250), (0.0, 2_500_000)])
@@ -319,34 +321,34 @@ def test_a_call_names_a_step_that_nobody_has_reached_when_it_is_heard(step_secon
 def test_nobody_calls_before_the_pace_is_known(store, monkeypatch):
     monkeypatch.undo()
     clock = Clock()
-    ours = calls.Calls(gang_of(store, 0, 2), clock)
-    ours.keep_pace(10)
-    ours.call(10, stop=True)
-    assert ours.stop is None
+    ours = calls.SaveRequestListener(gang_of(store, 0, 2), clock)
+    ours.measure_step_time(10)
+    ours.request_save(10, stop=True)
+    assert ours.stop_request is None
     for step in range(11, 21):
         clock.advance(0.125)
-        ours.keep_pace(step)
-    ours.call(20, stop=True)
-    assert ours.stop.global_step == 20 + 20
+        ours.measure_step_time(step)
+    ours.request_save(20, stop=True)
+    assert ours.stop_request.global_step == 20 + 20
 
 
 def test_the_pace_is_that_of_the_newest_steps(store, monkeypatch):
     monkeypatch.undo()
     clock = Clock()
-    ours = calls.Calls(gang_of(store, 0, 2), clock)
-    ours.keep_pace(0)
+    ours = calls.SaveRequestListener(gang_of(store, 0, 2), clock)
+    ours.measure_step_time(0)
     clock.advance(60)  # the first step compiles
-    ours.keep_pace(1)
+    ours.measure_step_time(1)
     for step in range(2, 102):
         clock.advance(1 / 64)
-        ours.keep_pace(step)
-    ours.call(101)
-    assert ours.is_pending(101 + 159)
-    assert not ours.is_pending(101 + 160)
+        ours.measure_step_time(step)
+    ours.request_save(101)
+    assert ours.has_pending(101 + 159)
+    assert not ours.has_pending(101 + 160)
 
 
 def test_a_store_that_cannot_take_the_call_is_asked_again(store, capsys):
-    training = Training(store, steps=100_000, every=Every(1e9, "seconds"), grace_seconds=100.0)
+    training = Training(store, steps=100_000, every=SaveInterval(1e9, "seconds"), grace_seconds=100.0)
 
     def tell(rank, step):
         if rank == 0 and step == 3:
@@ -358,5 +360,5 @@ def test_a_store_that_cannot_take_the_call_is_asked_again(store, capsys):
     training.at_step = tell
     training.run()
     assert training.ended == dict.fromkeys(range(RANKS), 75)
-    assert len(commits_of(store, LINEAGE)) == 1
-    assert "could not be told to stop" in capsys.readouterr().err
+    assert len(list_commits(store, LINEAGE)) == 1
+    assert "the request that all ranks stop could not be stored" in capsys.readouterr().err

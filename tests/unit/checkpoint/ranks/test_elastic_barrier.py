@@ -17,10 +17,10 @@ from support.memory import MemoryStore
 from support.sessions import open_session
 
 from tiphys.checkpoint.ranks import barrier as meeting
-from tiphys.checkpoint.ranks.barrier import Gang, Place
+from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
 from tiphys.checkpoint.session import session
 from tiphys.errors import StoreError, UsageError
-from tiphys.lineage.select import commits_of
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.store import RunLayout
 
@@ -43,45 +43,45 @@ def store():
 
 
 def rank(store, number, ranks, port):
-    place = Place(number, ranks, port, is_elastic=True)
-    return Gang(store, LINEAGE, 1, place, sharded=False, check_fence=lambda: None)
+    place = RankInfo(number, ranks, port, is_elastic=True)
+    return RankBarrier(store, LINEAGE, 1, place, sharded=False, check_fence=lambda: None)
 
 
 def test_ranks_meet_by_the_port_whatever_their_nodes_have_counted():
-    places = [Place.from_environment({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": count}) for count in ("0", "2")]
-    assert places == [Place(1, 2, 43210, 1, is_elastic=True)] * 2
-    assert Place.from_environment({**TORCHRUN, "MASTER_PORT": "43211"}) != places[0]
+    places = [RankInfo.from_environment({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": count}) for count in ("0", "2")]
+    assert places == [RankInfo(1, 2, 43210, 1, is_elastic=True)] * 2
+    assert RankInfo.from_environment({**TORCHRUN, "MASTER_PORT": "43211"}) != places[0]
 
 
 def test_a_store_that_torchrun_shares_would_mix_two_meetings_and_is_refused():
     with pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        Place.from_environment({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+        RankInfo.from_environment({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
 def test_without_torchrun_a_second_node_would_train_for_itself_and_is_refused():
-    assert Place.from_environment({"TIPHYS_ELASTIC": "1:3", "NODE_RANK": "0"}) == Place()
-    with pytest.raises(UsageError, match="have the command of the step begin with torchrun"):
-        Place.from_environment({"TIPHYS_ELASTIC": "1:3", "NODE_RANK": "1"})
+    assert RankInfo.from_environment({"TIPHYS_ELASTIC": "1:3", "NODE_RANK": "0"}) == RankInfo()
+    with pytest.raises(UsageError, match="start the command of the step with torchrun"):
+        RankInfo.from_environment({"TIPHYS_ELASTIC": "1:3", "NODE_RANK": "1"})
 
 
 def test_a_call_to_stop_was_for_those_who_have_gone(store):
-    rank(store, 1, 3, 41000).call(9, stop=True)
-    assert rank(store, 0, 2, 42000).calls() == []
+    rank(store, 1, 3, 41000).request_save(9, stop=True)
+    assert rank(store, 0, 2, 42000).read_save_requests() == []
 
 
 def test_states_of_each_rank_are_refused_before_the_first_step():
     step = {"LINEAGE": LINEAGE, "STORE": "file:///nowhere", "RUN": "r", "STEP": "s", "ATTEMPT": "1"}
     environ = {**TORCHRUN, **{f"TIPHYS_{name}": value for name, value in step.items()}}
-    with pytest.raises(UsageError, match="goes on with fewer ranks, to which NumPy states are not divided anew"):
+    with pytest.raises(UsageError, match="may continue with fewer ranks, and NumPy states cannot be resharded"):
         session(sharded=True, environ=environ)
 
 
 def test_a_vote_of_before_does_not_count(store, monkeypatch):
-    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(meeting, "BARRIER_TIMEOUT_SECONDS", 0.0)
     for number in (0, 1):
         store.create(f"lineages/{LINEAGE}/gangs/000000001-41000/votes/1-5/{number:05d}", b"")
     with pytest.raises(StoreError, match="rank 1 did not restore"):
-        rank(store, 0, 2, 42000).agree(ref(1, 5))
+        rank(store, 0, 2, 42000).vote_valid(ref(1, 5))
 
 
 def test_a_port_that_comes_again_is_noticed_by_the_first_rank(store):
@@ -94,13 +94,13 @@ def test_a_port_that_comes_again_is_noticed_by_the_first_rank(store):
 
 def test_one_state_for_all_is_restored_by_fewer_ranks_in_the_same_attempt(store):
     for ranks, port, begins, step in ((3, 41000, 0, 4), (2, 42000, 4, 6)):
-        place = Place(0, ranks, port, is_elastic=True)
-        with open_session(store, place=place, admit=False) as session:
-            session._ranks.agree = lambda _: True  # the others are not here
+        place = RankInfo(0, ranks, port, is_elastic=True)
+        with open_session(store, rank_info=place, admit=False) as session:
+            session._coordinator.vote_valid = lambda _: True  # the others are not here
             state = session.restore(default={"step": 0, "weights": np.zeros(3)})
             assert state["step"] == begins
             session.save(step, {"step": step, "weights": np.full(3, step)})
-    assert commits_of(store, LINEAGE) == [ref(1, 6), ref(1, 4)]
+    assert list_commits(store, LINEAGE) == [ref(1, 6), ref(1, 4)]
     assert read_manifest(store, ref(1, 6)).restored == ref(1, 4), "of the same attempt"
 
 

@@ -12,13 +12,20 @@ import pytest
 from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at
 
-from tiphys.checkpoint.ranks.barrier import Place
-from tiphys.checkpoint.ranks.step_time import KEPT_WINDOWS, NoPace, Pace, Teller, member_of, open_pace
+from tiphys.checkpoint.ranks.barrier import RankInfo
+from tiphys.checkpoint.ranks.step_time import (
+    KEPT_WINDOWS,
+    NoStepTimer,
+    StepTimePublisher,
+    StepTimer,
+    member_index,
+    open_step_timer,
+)
 from tiphys.checkpoint.session import Session
-from tiphys.checkpoint.settings import Every
+from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import StoreError
 from tiphys.store import LineageLayout
-from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace, parse_pace
+from tiphys.store.layout import STEP_TIME_WINDOW_SECONDS, RankStepTime, parse_step_time
 
 
 class Training:
@@ -27,10 +34,10 @@ class Training:
     def __init__(self) -> None:
         self.now = 1000.0
         self.told: list[tuple[int, float]] = []
-        self.pace = Pace(
+        self.pace = StepTimer(
             lambda *told: self.told.append(told),
             clock=lambda: self.now,
-            wall=lambda: self.now + PACE_WINDOW_SECONDS * 9,
+            wall_clock=lambda: self.now + STEP_TIME_WINDOW_SECONDS * 9,
         )
 
     def step(self, works: float = 1.0, waits: float | None = 2.0, saves: float = 0.0) -> None:
@@ -38,8 +45,8 @@ class Training:
         if waits is not None:
             with self.pace.waiting():
                 self.now += waits
-        with self.pace.apart():
-            self.pace.stepped()
+        with self.pace.excluded():
+            self.pace.record_step()
             self.now += saves
 
     def go_on(self, seconds: float, **how: float | None) -> None:
@@ -50,7 +57,7 @@ class Training:
 
 def test_only_its_own_work_counts():
     training = Training()
-    training.go_on(3 * PACE_WINDOW_SECONDS, works=1.5, waits=2.0, saves=4.0)
+    training.go_on(3 * STEP_TIME_WINDOW_SECONDS, works=1.5, waits=2.0, saves=4.0)
     assert [own for _, own in training.told] == [pytest.approx(1.5)] * len(training.told)
     windows = [window for window, _ in training.told]
     assert windows == list(range(windows[0], windows[0] + len(windows)))
@@ -61,39 +68,39 @@ def test_the_median_does_not_go_by_a_single_slow_step():
     training = Training()
     training.step()
     training.step(works=60.0)
-    training.go_on(PACE_WINDOW_SECONDS, works=1.0)
+    training.go_on(STEP_TIME_WINDOW_SECONDS, works=1.0)
     assert training.told[0][1] == pytest.approx(1.0)
 
 
 def test_who_never_says_where_it_waits_tells_nothing():
     training = Training()
-    training.go_on(3 * PACE_WINDOW_SECONDS, waits=None)
+    training.go_on(3 * STEP_TIME_WINDOW_SECONDS, waits=None)
     assert training.told == []
 
 
 def test_few_steps_of_a_window_say_nothing():
     training = Training()
-    training.go_on(3 * PACE_WINDOW_SECONDS, works=PACE_WINDOW_SECONDS / 3, waits=1.0)
+    training.go_on(3 * STEP_TIME_WINDOW_SECONDS, works=STEP_TIME_WINDOW_SECONDS / 3, waits=1.0)
     assert training.told == []
 
 
 def test_a_wait_within_a_save_counts_once():
     training = Training()
     training.step()
-    with training.pace.apart(), training.pace.waiting():
+    with training.pace.excluded(), training.pace.waiting():
         training.now += 50.0
-    training.go_on(PACE_WINDOW_SECONDS, works=1.0)
+    training.go_on(STEP_TIME_WINDOW_SECONDS, works=1.0)
     assert training.told[0][1] == pytest.approx(1.0)
 
 
 def test_what_is_told_can_be_listed_and_only_the_last_windows_stay():
     store = MemoryStore()
-    teller = Teller(store, "r/fit", 2, member=1, rank=11)
+    teller = StepTimePublisher(store, "r/fit", 2, member=1, rank=11)
     for window in range(KEPT_WINDOWS + 3):
         teller(window, 1.25)
         teller.wait(30)
-    found = [parse_pace(info.key) for info in store.list(LineageLayout("r/fit").paces(2))]
-    assert found == [RankPace(window, 1, 11, 1.25) for window in range(3, KEPT_WINDOWS + 3)]
+    found = [parse_step_time(info.key) for info in store.list(LineageLayout("r/fit").step_times(2))]
+    assert found == [RankStepTime(window, 1, 11, 1.25) for window in range(3, KEPT_WINDOWS + 3)]
 
 
 def test_storage_that_fails_does_not_reach_the_training():
@@ -101,7 +108,7 @@ def test_storage_that_fails_does_not_reach_the_training():
         def create(self, key, data, *, sha256=None):
             raise StoreError("no")
 
-    teller = Teller(Refusing(), "r/fit", 1, 0, 0)
+    teller = StepTimePublisher(Refusing(), "r/fit", 1, 0, 0)
     teller(1, 1.0)
     teller.wait(30)
 
@@ -111,18 +118,18 @@ def test_storage_that_fails_does_not_reach_the_training():
     [({"PET_NODE_RANK": "3"}, 3), ({"JOB_COMPLETION_INDEX": "2"}, 2), ({}, 1), ({"PET_NODE_RANK": ""}, 1)],
 )
 def test_the_pod_of_a_rank_is_told_by_its_job(environ, member):
-    assert member_of(Place(rank=11, world_size=16, local_world_size=8), environ) == member
+    assert member_index(RankInfo(rank=11, world_size=16, local_world_size=8), environ) == member
 
 
 def test_one_process_keeps_no_pace():
-    alone = open_pace(MemoryStore(), "r/fit", 1, Place(), {}, lambda: 0.0)
-    assert type(alone) is NoPace
-    with alone.waiting(), alone.apart():
-        alone.stepped()
+    alone = open_step_timer(MemoryStore(), "r/fit", 1, RankInfo(), {}, lambda: 0.0)
+    assert type(alone) is NoStepTimer
+    with alone.waiting(), alone.excluded():
+        alone.record_step()
 
 
 def test_keys_of_others_tell_no_pace():
-    assert parse_pace("lineages/r/fit/pace/000000001/notes.txt") is None
+    assert parse_step_time("lineages/r/fit/pace/000000001/notes.txt") is None
 
 
 def test_a_session_that_keeps_nothing_waits_as_well():
@@ -132,14 +139,14 @@ def test_a_session_that_keeps_nothing_waits_as_well():
 
 def test_a_session_leaves_out_its_saves_and_what_is_said_to_be_waiting(monkeypatch):
     store, clock, told = MemoryStore(), Clock(), []
-    pace = Pace(lambda *one: told.append(one), clock=clock, wall=clock)
-    monkeypatch.setattr("tiphys.checkpoint.tracked_session.open_pace", lambda *_: pace)
+    pace = StepTimer(lambda *one: told.append(one), clock=clock, wall_clock=clock)
+    monkeypatch.setattr("tiphys.checkpoint.tracked_session.open_step_timer", lambda *_: pace)
 
     def slow_copy():
         clock.advance(40.0)
         return state_at(1)
 
-    with open_session(store, clock=clock, every=Every(2, "steps")) as session:
+    with open_session(store, clock=clock, every=SaveInterval(2, "steps")) as session:
         for step in range(1, 30):
             clock.advance(1.0)
             with session.waiting():

@@ -3,10 +3,10 @@
 import pytest
 from support.lineage import claim_of, commit, ref, write_claim
 
-from tiphys.checkpoint.restore.candidates import Ancestry
-from tiphys.checkpoint.settings import Settings
+from tiphys.checkpoint.restore.candidates import RestoreCandidates
+from tiphys.checkpoint.settings import CheckpointSettings
 from tiphys.errors import UsageError
-from tiphys.lineage.quarantine import quarantine
+from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.protocol import environment
 from tiphys.store import DirectoryStore, LineageLayout
 
@@ -18,8 +18,8 @@ def store(tmp_path):
     return DirectoryStore(tmp_path)
 
 
-def settings(store, attempt, resume_from) -> Settings:
-    found = Settings.from_environment(
+def settings(store, attempt, resume_from) -> CheckpointSettings:
+    found = CheckpointSettings.from_environment(
         {
             environment.STORE: store.url,
             environment.RUN: "hot",
@@ -34,7 +34,10 @@ def settings(store, attempt, resume_from) -> Settings:
 
 
 def candidates(store, attempt, resume_from) -> list[str]:
-    return [found.within(FORK) for found in Ancestry(settings(store, attempt, resume_from), store, store).candidates()]
+    return [
+        found.relative_to(FORK)
+        for found in RestoreCandidates(settings(store, attempt, resume_from), store, store).iter_newest_first()
+    ]
 
 
 def history(store) -> None:
@@ -60,7 +63,7 @@ def test_its_own_come_first(store):
 
 def test_what_is_barred_in_the_parent_is_barred_here(store):
     history(store)
-    quarantine(store, ref(2, 30), "bit rot", by="verify")
+    quarantine_checkpoint(store, ref(2, 30), "bit rot", by="verify")
     assert candidates(store, 1, f"{PARENT}/2-30") == [f"{PARENT}/1-10"]
 
 

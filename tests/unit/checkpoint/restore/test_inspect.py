@@ -9,7 +9,16 @@ from support.memory import MemoryStore
 from support.sessions import open_session
 
 from tiphys.checkpoint.restore import inspect as contents
-from tiphys.checkpoint.restore.inspect import Change, Contents, Kind, Leaf, compare, difference, pairs, statistics
+from tiphys.checkpoint.restore.inspect import (
+    CheckpointContents,
+    DifferenceKind,
+    LeafDifference,
+    StateLeaf,
+    compare_checkpoints,
+    compare_leaves,
+    compare_values,
+    compute_statistics,
+)
 from tiphys.checkpoint.state import shards
 from tiphys.errors import IntegrityError, UsageError
 from tiphys.lineage.validity import read_manifest
@@ -29,14 +38,14 @@ def saved(*states, **facts) -> MemoryStore:
     return store
 
 
-def of(store: MemoryStore, step: int) -> Contents:
-    return Contents(store, read_manifest(store, ref(1, step)))
+def of(store: MemoryStore, step: int) -> CheckpointContents:
+    return CheckpointContents(store, read_manifest(store, ref(1, step)))
 
 
 def compared(one, other, **options):
     store = saved(one, other)
     manifests = [(store, read_manifest(store, ref(1, step))) for step in (1, 2)]
-    return difference(*manifests, **options)
+    return compare_checkpoints(*manifests, **options)
 
 
 def changes(one, other) -> list[tuple[str, str]]:
@@ -75,7 +84,7 @@ def test_numbers_come_back_as_they_were_saved_also_from_several_shards():
     }
     found = of(saved(arrays), 1)
     for name, array in arrays.items():
-        np.testing.assert_array_equal(found.numbers(f"state.{name}"), array)
+        np.testing.assert_array_equal(found.read_array(f"state.{name}"), array)
 
 
 def test_an_array_that_is_in_two_places_is_a_leaf_of_both():
@@ -143,18 +152,18 @@ def test_how_far_numbers_lie_apart_is_told_on_request():
     ],
 )
 def test_numbers_that_are_none_are_counted_and_left_out(one, other, changed, largest, not_finite):
-    found = statistics(np.array(one), np.array(other))
+    found = compute_statistics(np.array(one), np.array(other))
     assert found is not None
     assert (found.changed, found.largest, found.not_finite) == (changed, largest, not_finite)
 
 
 def test_text_has_no_distance():
-    assert statistics(np.array(["a"]), np.array(["b"])) is None
-    assert statistics(np.zeros(0), np.zeros(0)) is None
+    assert compute_statistics(np.array(["a"]), np.array(["b"])) is None
+    assert compute_statistics(np.zeros(0), np.zeros(0)) is None
 
 
 def test_what_grows_from_nothing_is_infinitely_far_away():
-    found = statistics(np.zeros(2), np.ones(2))
+    found = compute_statistics(np.zeros(2), np.ones(2))
     assert found is not None and found.relative == math.inf
 
 
@@ -170,8 +179,8 @@ def test_a_state_of_another_framework_is_refused_by_name_and_its_facts_are_compa
     store = saved({"a": 1}, {"a": 2})
     manifests = [(store, read_manifest(store, ref(1, step)).model_copy(update={"framework": "dcp"})) for step in (1, 2)]
     with pytest.raises(UsageError, match="'dcp'"):
-        Contents(*manifests[0])
-    found = difference(*manifests)
+        CheckpointContents(*manifests[0])
+    found = compare_checkpoints(*manifests)
     assert (found.changes, found.note) == ((), "the states were written by dcp")
     assert found.facts
 
@@ -181,21 +190,21 @@ def test_ranks_have_leaves_of_their_own():
     manifest = read_manifest(store, ref(1, 1))
     second = [shard.model_copy(update={"rank": 1}) for shard in manifest.shards]
     both = manifest.model_copy(update={"shards": (*manifest.shards, *second)})
-    assert set(Contents(store, both).leaves) == {"state.a", "rank 1: state.a"}
+    assert set(CheckpointContents(store, both).leaves) == {"state.a", "rank 1: state.a"}
 
 
 def test_comparing_is_a_matter_of_paths():
-    one, other = Leaf("p", "int64[2]", "s" * 64, 16), Leaf("p", "int64[2]", "t" * 64, 16)
-    assert compare({"p": one}, {"p": one}) == []
-    assert compare({"p": one}, {"p": other}) == [
-        Change(path="p", kind=Kind.VALUE, before="int64[2]", after="int64[2]"),
+    one, other = StateLeaf("p", "int64[2]", "s" * 64, 16), StateLeaf("p", "int64[2]", "t" * 64, 16)
+    assert compare_leaves({"p": one}, {"p": one}) == []
+    assert compare_leaves({"p": one}, {"p": other}) == [
+        LeafDifference(path="p", kind=DifferenceKind.VALUE, before="int64[2]", after="int64[2]"),
     ]
 
 
 def test_not_a_number_equals_itself_among_metrics():
-    assert pairs({"loss": math.nan}, {"loss": math.nan}) == ()
-    assert [pair.name for pair in pairs({"a": 1}, {"b": 1})] == ["a", "b"]
+    assert compare_values({"loss": math.nan}, {"loss": math.nan}) == ()
+    assert [pair.name for pair in compare_values({"a": 1}, {"b": 1})] == ["a", "b"]
 
 
 def test_the_form_that_is_read_is_the_one_that_is_written():
-    assert shards.FRAMEWORK in contents.READABLE
+    assert shards.FRAMEWORK in contents.READABLE_FRAMEWORKS

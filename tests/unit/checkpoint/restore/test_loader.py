@@ -9,7 +9,7 @@ from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_e
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
-from tiphys.checkpoint.restore.loader import Loader
+from tiphys.checkpoint.restore.loader import CheckpointLoader
 from tiphys.checkpoint.restore.shard_reader import LoadStoppedError, NodeCache
 from tiphys.checkpoint.state.shards import plan_shards
 from tiphys.store import LineageLayout
@@ -23,8 +23,8 @@ def store():
 
 
 def load(store, loader=None, step=3):
-    loader = loader or Loader(store)
-    return loader.load(loader.manifest(ref(1, step)), state_at(0))
+    loader = loader or CheckpointLoader(store)
+    return loader.load(loader.read_manifest(ref(1, step)), state_at(0))
 
 
 def test_the_choice_among_a_thousand_checkpoints_asks_storage_four_times(store):
@@ -65,8 +65,8 @@ def test_shards_are_read_by_several_threads_and_put_where_they_belong(store, mon
             yield from super().chunks(key, size_bytes)
 
     watching = Watching(store.objects)
-    loader = Loader(watching, threads=4)
-    back = loader.load(loader.manifest(ref(1, 3)))
+    loader = CheckpointLoader(watching, threads=4)
+    back = loader.load(loader.read_manifest(ref(1, 3)))
     for name, array in state.items():
         np.testing.assert_array_equal(back[name], array)
     assert len(readers) > 1
@@ -75,38 +75,38 @@ def test_shards_are_read_by_several_threads_and_put_where_they_belong(store, mon
 def test_a_program_that_is_told_to_stop_reads_no_further_shard(store):
     train(store, 3)
     with pytest.raises(LoadStoppedError):
-        load(store, Loader(store, stopping=lambda: True))
+        load(store, CheckpointLoader(store, should_stop=lambda: True))
 
 
 def test_what_a_node_has_read_is_not_fetched_again(store, tmp_path):
     train(store, 3)
     cache = NodeCache(tmp_path / "cache")
-    load(store, Loader(store, cache=cache))
+    load(store, CheckpointLoader(store, cache=cache))
     store.refuses = lambda operation, key: "shards/" in key
-    assert load(store, Loader(store, cache=NodeCache(tmp_path / "cache")))["step"] == 3
+    assert load(store, CheckpointLoader(store, cache=NodeCache(tmp_path / "cache")))["step"] == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", None], ids=["empty", "short", "flipped"])
 def test_a_damaged_file_in_the_cache_is_fetched_again_and_mended(store, tmp_path, damage, capsys):
     train(store, 3)
     folder = tmp_path / "cache"
-    load(store, Loader(store, cache=NodeCache(folder)))
+    load(store, CheckpointLoader(store, cache=NodeCache(folder)))
     kept = {path: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
     assert len(kept) == 2
     for path, content in kept.items():
         path.write_bytes(bytes([content[0] ^ 1]) + content[1:] if damage is None else damage)
     np.testing.assert_array_equal(
-        load(store, Loader(store, cache=NodeCache(folder)))["weights"], state_at(3)["weights"]
+        load(store, CheckpointLoader(store, cache=NodeCache(folder)))["weights"], state_at(3)["weights"]
     )
     assert {path: path.read_bytes() for path in kept} == kept
     if damage is None:
-        assert "does not hold what its name says" in capsys.readouterr().err
+        assert "does not match the hash in its name" in capsys.readouterr().err
 
 
 def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(store, tmp_path, capsys):
     train(store, 3)
     (tmp_path / "file").write_text("in the way")
-    loader = Loader(store, cache=NodeCache(tmp_path / "file" / "cache"))
+    loader = CheckpointLoader(store, cache=NodeCache(tmp_path / "file" / "cache"))
     assert load(store, loader)["step"] == 3
     assert capsys.readouterr().err.count("cannot be used") == 1
 
@@ -119,7 +119,7 @@ def test_a_full_disk_under_the_cache_costs_time_and_nothing_else(store, tmp_path
 
     train(store, 3)
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert load(store, Loader(store, cache=NodeCache(tmp_path / "cache")))["step"] == 3
+    assert load(store, CheckpointLoader(store, cache=NodeCache(tmp_path / "cache")))["step"] == 3
     assert "No space left on device" in capsys.readouterr().err
     assert [path for path in (tmp_path / "cache").iterdir() if path.suffix == ".tmp"] == []
 
@@ -128,10 +128,10 @@ def test_the_cache_keeps_what_was_just_read_and_forgets_the_oldest(store, tmp_pa
     train(store, 3)
     folder = tmp_path / "cache"
     for step in (1, 2, 3):
-        load(store, Loader(store, cache=NodeCache(folder, limit_bytes=0)), step)
-    loader = Loader(store)
+        load(store, CheckpointLoader(store, cache=NodeCache(folder, limit_bytes=0)), step)
+    loader = CheckpointLoader(store)
     kept = {path.name for path in folder.iterdir() if path.suffix != ".lock"}
-    assert kept == {shard.sha256 for shard in loader.manifest(ref(1, 3)).shards}
+    assert kept == {shard.sha256 for shard in loader.read_manifest(ref(1, 3)).shards}
 
 
 def test_two_processes_of_a_node_fetch_a_shard_once(store, tmp_path):
@@ -139,7 +139,7 @@ def test_two_processes_of_a_node_fetch_a_shard_once(store, tmp_path):
     train(store, 3)
     counting = CountingStore(store)
     folder = tmp_path / "cache"
-    loaders = [Loader(counting, cache=NodeCache(folder), threads=1) for _ in range(4)]
+    loaders = [CheckpointLoader(counting, cache=NodeCache(folder), threads=1) for _ in range(4)]
     threads = [threading.Thread(target=load, args=(counting, loader)) for loader in loaders]
     for thread in threads:
         thread.start()

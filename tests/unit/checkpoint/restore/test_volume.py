@@ -14,9 +14,9 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_cla
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
-from tiphys.lineage import Status, tree
-from tiphys.lineage.quarantine import quarantined
-from tiphys.lineage.select import commits_of, inferred_starts
+from tiphys.lineage import CheckpointStatus, read_lineage_tree
+from tiphys.lineage.quarantine import list_quarantined
+from tiphys.lineage.select import infer_starts, list_commits
 from tiphys.lineage.validity import read_manifest
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout
 
@@ -76,7 +76,7 @@ def test_when_all_of_the_last_attempt_is_corrupt_its_own_start_is_used_and_not_a
     commit(volume, ref(1, 9))
     del volume.objects[newest_shards(volume, 2, 4)[0]]
     assert start_of(runs, volume, 3) == 3
-    assert quarantined(volume, LINEAGE) == {ref(2, 4)}
+    assert list_quarantined(volume, LINEAGE) == {ref(2, 4)}
 
 
 def test_a_pod_that_was_made_again_hides_nothing_of_what_its_attempt_began_from(runs, volume):
@@ -109,7 +109,7 @@ def test_a_damaged_manifest_does_not_keep_the_rest_from_being_used(runs, volume)
 def test_retention_keeps_what_the_attempt_started_from(runs, volume):
     attempt(runs, volume, 1, 3)
     attempt(runs, volume, 2, 6, keep_last=2)
-    assert commits_of(volume, LINEAGE) == [ref(2, 6), ref(2, 5), ref(1, 3)]
+    assert list_commits(volume, LINEAGE) == [ref(2, 6), ref(2, 5), ref(1, 3)]
 
 
 def test_the_run_learns_of_the_first_commit_and_nothing_else(runs, volume):
@@ -131,7 +131,7 @@ def test_a_note_that_could_not_be_stored_is_left_at_the_next_save(runs, volume, 
     runs.refuses = lambda operation, key: operation == "create"
     assert session.save(1, state_at(1)).wait() == ref(1, 1)
     assert PROGRESS not in runs.objects
-    assert "the next save notes again" in capsys.readouterr().err
+    assert "the progress marker of this attempt could not be stored" in capsys.readouterr().err
     runs.refuses = lambda operation, key: False
     session.save(2, state_at(2))
     assert PROGRESS in runs.objects
@@ -140,7 +140,7 @@ def test_a_note_that_could_not_be_stored_is_left_at_the_next_save(runs, volume, 
 def test_a_restarted_process_of_the_attempt_meets_its_own_note(runs, volume):
     attempt(runs, volume, 1, 2)
     train(runs, 4, 1, checkpoints=volume)
-    assert commits_of(volume, LINEAGE)[0] == ref(1, 4)
+    assert list_commits(volume, LINEAGE)[0] == ref(1, 4)
 
 
 def test_without_a_volume_no_note_is_needed(runs):
@@ -154,18 +154,18 @@ def test_the_tree_infers_the_same_starts(tmp_path, runs):
     attempt(store, volume, 1, 2)
     attempt(store, volume, 2, 3)
     write_claim(store, claim_of(3))
-    (lineage,) = tree(store, RUN).steps
+    (lineage,) = read_lineage_tree(store, RUN).steps
     assert [node.starts_from for node in lineage.attempts] == [None, ref(1, 2), ref(2, 3)]
-    assert {c.status for node in lineage.attempts for c in node.checkpoints} == {Status.COMMITTED}
+    assert {c.status for node in lineage.attempts for c in node.checkpoints} == {CheckpointStatus.COMMITTED}
 
 
 def test_an_attempt_that_tells_only_of_itself_counts_as_one_that_left_nothing():
     restored = {1: None, 2: ref(2, 3)}
-    assert inferred_starts([ref(2, 4), ref(1, 2)], LINEAGE, [1, 2], restored) == {1: None, 2: ref(1, 2)}
+    assert infer_starts([ref(2, 4), ref(1, 2)], LINEAGE, [1, 2], restored) == {1: None, 2: ref(1, 2)}
 
 
 def test_inference_is_independent_of_the_order_of_attempts():
     commits = [ref(3, 5), ref(1, 3), ref(1, 2)]
     expected = {1: None, 2: ref(1, 3), 3: ref(1, 2), 4: ref(3, 5)}
     restored = {1: None, 3: ref(1, 2)}
-    assert inferred_starts(commits, LINEAGE, [4, 2, 3, 1], restored) == expected
+    assert infer_starts(commits, LINEAGE, [4, 2, 3, 1], restored) == expected

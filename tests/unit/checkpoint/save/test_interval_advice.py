@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.lineage import LINEAGE, claim_of, end_of
 
-from tiphys.checkpoint.save.interval import advise, daly
-from tiphys.checkpoint.settings import Bounds
+from tiphys.checkpoint.save.interval import advise_interval, daly_interval_seconds
+from tiphys.checkpoint.settings import IntervalBounds
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Attempt
 
@@ -36,7 +36,7 @@ def attempt(number, began, ended):
 
 def test_medians_of_what_was_measured():
     saves = [manifest(1, 10, 600), manifest(1, 20, 1200), manifest(2, 30, 1900), manifest(2, 40, 2500, stall=50.0)]
-    found = advise(saves, [attempt(1, 0, 1300), attempt(2, 1400, 3000)], None)
+    found = advise_interval(saves, [attempt(1, 0, 1300), attempt(2, 1400, 3000)], None)
     assert (found.saves, found.stall_seconds, found.upload_seconds, found.size_bytes) == (4, 1.0, 4.0, 400)
     assert found.bytes_per_second == 100
     assert found.failures == {"preemption": 2}
@@ -44,28 +44,28 @@ def test_medians_of_what_was_measured():
     assert found.mtbf_seconds == pytest.approx((2900 + DAY / 10) / 2.1)
     assert found.restart_seconds == 100
     assert found.used_seconds == 600  # the gap between the attempts is none between saves
-    assert found.advised_seconds == pytest.approx(daly(1.4, found.mtbf_seconds))
+    assert found.advised_seconds == pytest.approx(daly_interval_seconds(1.4, found.mtbf_seconds))
 
 
 def test_what_is_advised_loses_less_than_what_was_used():
     saves = [manifest(1, step, 5.0 * step) for step in range(1, 20)]
-    found = advise(saves, [attempt(1, 0, 3600)], None)
+    found = advise_interval(saves, [attempt(1, 0, 3600)], None)
     assert found.lost_share > found.advised_lost_share > 0
 
 
 def test_a_single_save_says_nothing_of_how_often():
-    found = advise([manifest(1, 10, 600)], [], None)
+    found = advise_interval([manifest(1, 10, 600)], [], None)
     assert (found.used_seconds, found.lost_share, found.restart_seconds) == (None, None, 0.0)
 
 
 def test_bounds_of_the_author_hold():
-    assert advise([manifest(1, 10, 600)], [], Bounds(1000, 2000)).advised_seconds == 1000
+    assert advise_interval([manifest(1, 10, 600)], [], IntervalBounds(1000, 2000)).advised_seconds == 1000
 
 
 def test_uploads_of_no_time_have_no_bandwidth():
-    assert advise([manifest(1, 10, 600, upload=0.0)], [], None).bytes_per_second is None
+    assert advise_interval([manifest(1, 10, 600, upload=0.0)], [], None).bytes_per_second is None
 
 
 def test_what_would_never_end_has_no_share_of_lost_time():
     saves = [manifest(1, step, 1e9 * step) for step in (1, 2)]
-    assert advise(saves, [attempt(number, 0, 60) for number in range(1, 50)], None).lost_share is None
+    assert advise_interval(saves, [attempt(number, 0, 60) for number in range(1, 50)], None).lost_share is None

@@ -22,13 +22,13 @@ from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_e
 from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at, train
 
-from tiphys.checkpoint.settings import Every
-from tiphys.checkpoint.state.serialization import flatten
+from tiphys.checkpoint.settings import SaveInterval
+from tiphys.checkpoint.state.serialization import flatten_state
 from tiphys.checkpoint.state.shards import SHARD_BYTES, plan_shards
 from tiphys.errors import ForbiddenError, StoreError, UsageError
-from tiphys.lineage.select import choose, commits_of
+from tiphys.lineage.select import choose_checkpoint, list_commits
 from tiphys.lineage.validity import checkpoint_fault, read_manifest
-from tiphys.store import LineageLayout, step_attempts
+from tiphys.store import LineageLayout, read_step_attempts
 
 RUN, STEP = "digits-1", "fit"
 
@@ -41,7 +41,7 @@ def store():
 def next_attempt(store, number):
     """End attempt ``number`` - 1, and open the next one where the choice says."""
     write_end(store, end_of(number - 1))
-    choice = choose(store, LINEAGE, step_attempts(store, RUN, STEP))
+    choice = choose_checkpoint(store, LINEAGE, read_step_attempts(store, RUN, STEP))
     write_claim(store, claim_of(number, choice.checkpoint))
     return open_session(store, number, resume_from=choice.checkpoint, admit=False)
 
@@ -68,7 +68,7 @@ def test_a_pod_that_is_made_again_with_the_same_arguments_goes_on_where_the_firs
 def test_a_manifest_that_cannot_be_written_after_all_data_was_leaves_the_one_before(error):
     class Refusing(MemoryStore):
         def create(self, key, data, *, sha256=None):
-            if "manifests/" in key and commits_of(self, LINEAGE):
+            if "manifests/" in key and list_commits(self, LINEAGE):
                 raise error
             super().create(key, data, sha256=sha256)
 
@@ -94,7 +94,7 @@ def test_credentials_that_expire_during_an_upload_cost_that_save_and_nothing_els
         session.save(1, state_at(1))
         assert session.save(2, state_at(2)).wait() is None
         assert session.save(3, state_at(3)).wait() == ref(1, 3)
-    assert [checkpoint_fault(store, one) for one in commits_of(store, LINEAGE)] == [None, None]
+    assert [checkpoint_fault(store, one) for one in list_commits(store, LINEAGE)] == [None, None]
 
 
 def test_when_the_newest_is_deleted_the_one_before_is_the_newest(store):
@@ -127,13 +127,13 @@ def test_two_attempts_that_both_believe_to_be_live_leave_only_the_newer_ones_che
         old.save(9, state_at(9))
     assert exit_.value.code == 76
     assert new.save(2, state_at(2)).wait() == ref(2, 2)
-    assert commits_of(store, LINEAGE) == [ref(2, 2), ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(2, 2), ref(1, 1)]
 
 
 @pytest.mark.parametrize("jump", [-1e9, 1e9])
 def test_a_clock_that_jumps_neither_stops_the_saves_nor_the_training(store, jump):
     clock = Clock()
-    with open_session(store, clock=clock, every=Every(60, "seconds")) as session:
+    with open_session(store, clock=clock, every=SaveInterval(60, "seconds")) as session:
         session.step(1, state_at(1))
         clock.advance(jump)
         session.step(2, state_at(2))
@@ -150,7 +150,7 @@ def test_a_state_without_any_byte_is_a_state(store, state):
 
 def test_no_shard_is_too_large_for_one_request_however_large_an_array_is():
     untouched = np.zeros(6 << 30, dtype=np.uint8)  # pages that nobody touches take no memory
-    plans = plan_shards(flatten({"large": untouched}))
+    plans = plan_shards(flatten_state({"large": untouched}))
     assert sum(plan.size_bytes for plan in plans) > 6 << 30
     assert max(plan.size_bytes for plan in plans) < SHARD_BYTES + 4096
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_kept_exactly_is_named_and_leaves_earlier_checkpoints_alo
     session.save(1, state_at(1)).wait()
     with pytest.raises(UsageError, match=said):
         session.save(2, state)
-    assert commits_of(store, LINEAGE) == [ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, 1)]
     assert session.save(3, state_at(3)).wait() == ref(1, 3)
 
 

@@ -19,11 +19,16 @@ from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_e
 from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at
 
-from tiphys.checkpoint.save import saver as saving
-from tiphys.checkpoint.save import saver as staging
-from tiphys.checkpoint.settings import Every, Settings
-from tiphys.lineage.select import commits_of
+from tiphys.checkpoint.save import saver as saver_module
+from tiphys.checkpoint.save.commit import CommitSink
+from tiphys.checkpoint.save.saver import Saver
+from tiphys.checkpoint.settings import CheckpointSettings, SaveInterval
+from tiphys.checkpoint.state.serialization import flatten_state
+from tiphys.checkpoint.state.shards import plan_shards
+from tiphys.errors import FencedError, StoreError
+from tiphys.lineage.select import list_commits
 from tiphys.lineage.validity import read_manifest
+from tiphys.records import CheckpointManifest
 
 PATIENCE_SECONDS = 120
 
@@ -56,7 +61,7 @@ def behind(store, **options):
 
 def restored(store, attempt=2):
     write_end(store, end_of(attempt - 1))
-    return open_session(store, attempt, resume_from=commits_of(store, LINEAGE)[0]).restore(default=state_at(0))
+    return open_session(store, attempt, resume_from=list_commits(store, LINEAGE)[0]).restore(default=state_at(0))
 
 
 def test_save_returns_while_its_bytes_are_still_on_their_way(gated):
@@ -87,7 +92,7 @@ def test_arrays_that_change_right_after_save_returned_are_saved_as_they_were(gat
 
 def test_without_a_copy_the_change_would_be_saved(gated, monkeypatch):
     """The negative twin: the test above must fail where nothing is copied."""
-    monkeypatch.setattr(staging.Staging, "stage", lambda self, plans: plans)
+    monkeypatch.setattr(saver_module.StagingBuffers, "stage", lambda self, plans: plans)
     state = state_at(3)
     with behind(gated) as session:
         session.save(3, state)
@@ -128,12 +133,12 @@ def test_a_save_that_is_due_while_another_is_under_way_is_put_off_to_the_next_fr
         first.wait(PATIENCE_SECONDS)
         session.flush()
         assert session.step(4, state_at(4)).wait(PATIENCE_SECONDS) == ref(1, 4)
-    assert commits_of(gated, LINEAGE) == [ref(1, 4), ref(1, 1)]
+    assert list_commits(gated, LINEAGE) == [ref(1, 4), ref(1, 1)]
 
 
 @pytest.mark.parametrize(("unit", "rule"), [("steps", "wait"), ("seconds", "skip")])
 def test_who_counts_steps_has_the_training_wait_unless_something_else_is_said(unit, rule):
-    settings = Settings("r-1", "fit", 1, LINEAGE, "memory://", "memory://", save_every=Every(5, unit))
+    settings = CheckpointSettings("r-1", "fit", 1, LINEAGE, "memory://", "memory://", save_every=SaveInterval(5, unit))
     assert settings.busy_rule == rule
     assert dataclasses.replace(settings, when_busy="queue").busy_rule == "queue"
 
@@ -141,7 +146,7 @@ def test_who_counts_steps_has_the_training_wait_unless_something_else_is_said(un
 def test_one_save_may_wait_for_another(gated):
     with behind(gated, when_busy="queue") as session:
         saves = [session.step(step, state_at(step)) for step in (1, 2)]
-        assert session._saver.busy
+        assert session._saver.is_busy
         assert session.skipped_saves == 0
         gated.gate.set()
         assert [save.wait(PATIENCE_SECONDS) for save in saves] == [ref(1, 1), ref(1, 2)]
@@ -160,7 +165,7 @@ def test_training_that_would_rather_wait_waits(gated):
 
 def test_a_save_that_fails_is_tried_again_from_its_copy(monkeypatch, capsys):
     store, refusals = MemoryStore(), []
-    monkeypatch.setattr(saving, "PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(saver_module, "PAUSES_SECONDS", (0.0, 0.0))
 
     def refuse_twice(operation, key):
         if "manifests/" in key and operation == "create" and len(refusals) < 2:
@@ -181,7 +186,7 @@ def test_a_save_that_fails_is_tried_again_from_its_copy(monkeypatch, capsys):
 
 def test_a_save_that_fails_for_good_is_counted_and_the_next_one_is_saved(monkeypatch):
     store = MemoryStore()
-    monkeypatch.setattr(saving, "PAUSES_SECONDS", (0.0,))
+    monkeypatch.setattr(saver_module, "PAUSES_SECONDS", (0.0,))
     store.refuses = lambda operation, key: "shards/" in key
     with behind(store) as session:
         assert session.save(1, state_at(1)).wait(PATIENCE_SECONDS) is None
@@ -199,7 +204,7 @@ def test_a_fenced_attempt_learns_it_at_its_next_step(gated):
         assert save.wait(PATIENCE_SECONDS) is None
         session.flush()
     assert exit_.value.code == 76
-    assert commits_of(gated, LINEAGE) == []
+    assert list_commits(gated, LINEAGE) == []
 
 
 def test_a_fenced_attempt_whose_training_is_over_ends_with_76_too(gated):
@@ -215,7 +220,7 @@ def test_an_error_of_the_worker_reaches_the_training(monkeypatch):
         raise ZeroDivisionError("a bug")
 
     session = behind(MemoryStore())
-    monkeypatch.setattr(session._saver, "_commit", broken)
+    monkeypatch.setattr(session._committer, "commit", broken)
     session.save(1, state_at(1)).wait(PATIENCE_SECONDS)
     with pytest.raises(ZeroDivisionError):
         session.step(2, state_at(2))
@@ -226,11 +231,11 @@ def test_without_memory_for_a_copy_the_training_waits_for_its_saves(monkeypatch,
         raise MemoryError
 
     store = MemoryStore()
-    monkeypatch.setattr(staging.Staging, "stage", none_left)
+    monkeypatch.setattr(saver_module.StagingBuffers, "stage", none_left)
     with behind(store) as session:
         assert session.save(1, state_at(1)).done
         assert session.save(2, state_at(2)).done
-    assert commits_of(store, LINEAGE) == [ref(1, 2), ref(1, 1)]
+    assert list_commits(store, LINEAGE) == [ref(1, 2), ref(1, 1)]
     assert capsys.readouterr().err.count("no memory for a copy") == 1
 
 
@@ -238,7 +243,7 @@ def test_leaving_the_session_waits_for_what_is_under_way(gated):
     with behind(gated) as session:
         session.save(1, state_at(1))
         threading.Timer(0.05, gated.gate.set).start()
-    assert commits_of(gated, LINEAGE) == [ref(1, 1)]
+    assert list_commits(gated, LINEAGE) == [ref(1, 1)]
 
 
 def test_a_program_that_ends_itself_does_not_lose_the_save_under_way(gated):
@@ -246,7 +251,7 @@ def test_a_program_that_ends_itself_does_not_lose_the_save_under_way(gated):
         session.save(1, state_at(1))
         threading.Timer(0.05, gated.gate.set).start()
         raise SystemExit(0)
-    assert commits_of(gated, LINEAGE) == [ref(1, 1)]
+    assert list_commits(gated, LINEAGE) == [ref(1, 1)]
 
 
 def test_a_training_that_waits_for_its_turn_hears_that_it_is_to_stop(gated):
@@ -264,7 +269,7 @@ def test_a_training_that_waits_for_its_turn_hears_that_it_is_to_stop(gated):
         threading.Timer(0.05, tell).start()
         session.step(2, state_at(2))
     assert exit_.value.code == 75
-    assert commits_of(gated, LINEAGE) == []
+    assert list_commits(gated, LINEAGE) == []
 
 
 def test_an_error_in_the_training_does_not_lose_the_save_under_way(gated):
@@ -272,7 +277,7 @@ def test_an_error_in_the_training_does_not_lose_the_save_under_way(gated):
         session.save(1, state_at(1))
         threading.Timer(0.05, gated.gate.set).start()
         raise ZeroDivisionError
-    assert commits_of(gated, LINEAGE) == [ref(1, 1)]
+    assert list_commits(gated, LINEAGE) == [ref(1, 1)]
 
 
 def test_a_session_that_is_over_holds_neither_memory_nor_a_thread():
@@ -302,8 +307,79 @@ def test_a_state_may_be_a_function_that_is_called_when_a_save_is_due():
         made.append(1)
         return state_at(10)
 
-    with behind(store, every=Every(10, "steps")) as session:
+    with behind(store, every=SaveInterval(10, "steps")) as session:
         for step in range(1, 11):
             session.step(step, make)
     assert made == [1]
     assert restored(store)["step"] == 10
+
+
+class RecordingSink(CommitSink):
+    """Commits nothing: raises ``errors`` one after another, then succeeds; records each call of the saver."""
+
+    def __init__(self, errors=()):
+        self.calls = []
+        self._errors = list(errors)
+
+    def commit(self, draft, shards, uploader):
+        self.calls.append(("commit", draft.global_step))
+        if self._errors:
+            raise self._errors.pop(0)
+        return draft
+
+    def publish(self, manifest):
+        raise AssertionError("the saver commits shards and manifest together")
+
+    def on_committed(self, manifest):
+        self.calls.append(("on_committed", manifest.global_step))
+
+    def on_failed(self, global_step, error):
+        self.calls.append(("on_failed", global_step, str(error)))
+
+
+def draft_of(step):
+    return CheckpointManifest(lineage=LINEAGE, run="r-1", step="fit", attempt=1, global_step=step, shards=())
+
+
+def run_one_save(sink, asynchronous=True):
+    saver = Saver(sink, asynchronous=asynchronous)
+    save = saver.start(draft_of(7), plan_shards(flatten_state(state_at(7))))
+    checkpoint = save.wait(PATIENCE_SECONDS)
+    assert saver.wait(PATIENCE_SECONDS)
+    return saver, checkpoint
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_sink_commits_a_save_and_then_acknowledges_it(asynchronous):
+    sink = RecordingSink()
+    _, checkpoint = run_one_save(sink, asynchronous)
+    assert checkpoint == ref(1, 7)
+    assert sink.calls == [("commit", 7), ("on_committed", 7)]
+
+
+def test_the_sink_hears_of_a_failure_once_and_only_after_the_last_try(monkeypatch):
+    monkeypatch.setattr(saver_module, "PAUSES_SECONDS", (0.0,))
+    sink = RecordingSink([StoreError("first"), StoreError("second")])
+    _, checkpoint = run_one_save(sink)
+    assert checkpoint is None
+    assert sink.calls == [("commit", 7), ("commit", 7), ("on_failed", 7, "second")]
+
+
+def test_a_fenced_save_is_neither_retried_nor_reported_as_failed():
+    sink = RecordingSink([FencedError("attempt 2 exists")])
+    saver, checkpoint = run_one_save(sink)
+    assert checkpoint is None
+    assert sink.calls == [("commit", 7)]
+    with pytest.raises(FencedError, match="attempt 2 exists"):
+        saver.raise_error()
+
+
+def test_a_committed_save_counts_even_if_its_acknowledgement_is_fenced():
+    class FencedAfterwards(RecordingSink):
+        def on_committed(self, manifest):
+            raise FencedError("attempt 2 exists")
+
+    saver, checkpoint = run_one_save(FencedAfterwards())
+    assert checkpoint == ref(1, 7)
+    with pytest.raises(FencedError):
+        saver.raise_error()

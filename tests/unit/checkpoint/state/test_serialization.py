@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.shards import packed, unpack
 
-from tiphys.checkpoint.state.serialization import flatten
+from tiphys.checkpoint.state.serialization import flatten_state
 from tiphys.errors import IntegrityError, UsageError
 
 
@@ -65,7 +65,7 @@ def test_a_restored_dataclass_is_not_initialised_again():
 
 
 def test_a_class_that_the_default_does_not_hold_is_named():
-    with pytest.raises(UsageError, match="holds a Optimizer"):
+    with pytest.raises(UsageError, match="contains a Optimizer"):
         round_trip(Optimizer(np.ones(3)))
 
 
@@ -172,7 +172,7 @@ REFUSED = [
 @pytest.mark.parametrize(("state", "words"), REFUSED)
 def test_what_cannot_be_kept_exactly_is_refused_by_its_path(state, words):
     with pytest.raises(UsageError, match=words):
-        flatten(state)
+        flatten_state(state)
 
 
 def test_the_same_container_at_two_places_is_no_circle():

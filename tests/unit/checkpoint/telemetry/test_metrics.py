@@ -20,14 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.sessions import Clock
 
 from tiphys.checkpoint.telemetry.metrics import (
-    CAUSES,
-    DECLARED,
-    Exposure,
-    LoopMetrics,
+    METRIC_DECLARATIONS,
+    SAVE_FAILURE_CAUSES,
+    MetricsEndpoint,
     NoMetrics,
-    cause_of,
+    TrainingMetrics,
+    classify_save_failure,
+    metrics_table,
     open_metrics,
-    table,
 )
 from tiphys.errors import FencedError, ForbiddenError, IntegrityError, StoreError, UsageError
 
@@ -58,36 +58,36 @@ def free_port():
 
 
 def test_steps_and_those_that_a_failure_would_cost():
-    metrics = LoopMetrics()
+    metrics = TrainingMetrics()
     for step in (1, 2, 3):
-        metrics.step(step)
+        metrics.record_step(step)
     assert shown(metrics)["tiphys_train_steps_total",] == 3
     assert shown(metrics)["tiphys_train_steps_since_checkpoint",] == 3
-    metrics.saved(2)  # committed behind the training
+    metrics.record_save(2)  # committed behind the training
     assert shown(metrics)["tiphys_train_steps_since_checkpoint",] == 1
-    metrics.saved()
+    metrics.record_save()
     assert shown(metrics)["tiphys_train_steps_since_checkpoint",] == 0
 
 
 def test_a_resumed_process_counts_its_own_steps():
-    known, unknown = LoopMetrics(), LoopMetrics()
-    known.restored(1.0, 5, global_step=100)
+    known, unknown = TrainingMetrics(), TrainingMetrics()
+    known.record_restore(1.0, 5, global_step=100)
     for metrics in (known, unknown):
-        metrics.step(110)
-        metrics.step(120)
+        metrics.record_step(110)
+        metrics.record_step(120)
     assert shown(known)["tiphys_train_steps_total",] == 20
     assert shown(known)["tiphys_train_steps_since_checkpoint",] == 20
     assert shown(unknown)["tiphys_train_steps_total",] == 11
 
 
 def test_saves_by_result_and_failures_by_cause():
-    metrics = LoopMetrics()
-    metrics.stalled(0.05)
-    metrics.uploaded(2.0, 1000)
-    metrics.saved(1)
-    metrics.failed("storage")
-    metrics.failed("cosmic rays")
-    metrics.skipped()
+    metrics = TrainingMetrics()
+    metrics.record_stall(0.05)
+    metrics.record_upload(2.0, 1000)
+    metrics.record_save(1)
+    metrics.record_failure("storage")
+    metrics.record_failure("cosmic rays")
+    metrics.record_skip()
     found = shown(metrics)
     assert found["tiphys_checkpoint_saves_total", "committed"] == 1
     assert found["tiphys_checkpoint_saves_total", "failed"] == 2
@@ -100,9 +100,9 @@ def test_saves_by_result_and_failures_by_cause():
 
 
 def test_restores():
-    metrics = LoopMetrics()
-    metrics.verify_failed()
-    metrics.restored(3.0, 2000)
+    metrics = TrainingMetrics()
+    metrics.record_verify_failure()
+    metrics.record_restore(3.0, 2000)
     found = shown(metrics)
     assert found["tiphys_checkpoint_verify_failures_total",] == 1
     assert found["tiphys_checkpoint_restore_bytes_total",] == 2000
@@ -122,26 +122,26 @@ def test_restores():
     ],
 )
 def test_causes_are_few_and_known(error, cause):
-    assert cause_of(error) == cause
-    assert cause in CAUSES
+    assert classify_save_failure(error) == cause
+    assert cause in SAVE_FAILURE_CAUSES
 
 
 def test_no_label_has_values_without_a_bound():
-    assert {label for declared in DECLARED for label in declared.labels} == {"result", "cause"}
-    metrics = LoopMetrics(rank="3")
-    metrics.step(1)
+    assert {label for declared in METRIC_DECLARATIONS for label in declared.labels} == {"result", "cause"}
+    metrics = TrainingMetrics(rank="3")
+    metrics.record_step(1)
     families = [family for family in metrics.registry.collect() if family.samples]
     assert {sample.labels.get("rank") for family in families for sample in family.samples} == {"3"}
 
 
 def test_both_kinds_of_metrics_take_the_same_calls():
-    calls = {name for name in vars(LoopMetrics) if not name.startswith("_")}
+    calls = {name for name in vars(TrainingMetrics) if not name.startswith("_")}
     assert calls == {name for name in vars(NoMetrics) if not name.startswith("_")}
 
 
 def test_nothing_is_shown_that_nobody_asked_for(capsys):
     metrics = open_metrics({})
-    metrics.step(1)
+    metrics.record_step(1)
     metrics.close()
     assert type(metrics) is NoMetrics
     assert capsys.readouterr().err == ""
@@ -153,7 +153,7 @@ def test_an_endpoint_answers():
         port = free_port()
         metrics = open_metrics({"TIPHYS_METRICS": f"port:127.0.0.1:{port}", "RANK": "2"})
     try:
-        metrics.step(7)
+        metrics.record_step(7)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     finally:
@@ -176,9 +176,9 @@ def test_a_port_that_is_taken_costs_the_metrics_and_not_the_training(capsys):
         other.bind(("127.0.0.1", 0))
         other.listen()
         metrics = open_metrics({"TIPHYS_METRICS": f"port:127.0.0.1:{other.getsockname()[1]}"})
-        metrics.step(1)
+        metrics.record_step(1)
     assert re.match(
-        r"tiphys: no metrics, although TIPHYS_METRICS=port:127.* the training goes on", capsys.readouterr().err
+        r"tiphys: no metrics, although TIPHYS_METRICS=port:127.* the training continues", capsys.readouterr().err
     )
 
 
@@ -187,21 +187,21 @@ def test_a_file_for_each_process_is_whole_and_leaves_with_it(tmp_path):
     metrics = open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}"}, clock)
     (file,) = tmp_path.iterdir()
     assert file.name == f"tiphys-{socket.gethostname()}-{os.getpid()}.prom"
-    metrics.step(1)  # seconds after the last writing
+    metrics.record_step(1)  # seconds after the last writing
     assert ("tiphys_train_steps_total",) not in samples(file.read_text())
     clock.advance(10)
-    metrics.step(2)
+    metrics.record_step(2)
     assert samples(file.read_text())["tiphys_train_steps_total",] == 2
-    metrics.saved(2)  # at once
+    metrics.record_save(2)  # at once
     assert samples(file.read_text())["tiphys_checkpoint_saves_total", "committed"] == 1
     metrics.close()
-    metrics.step(3)
+    metrics.record_step(3)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path, capsys):
     assert type(open_metrics({"TIPHYS_METRICS": f"textfile:{tmp_path}/none"})) is NoMetrics
-    assert "is not a folder that exists" in capsys.readouterr().err
+    assert "is not an existing folder" in capsys.readouterr().err
 
 
 def test_a_file_that_can_no_longer_be_written_is_told_once(tmp_path, capsys):
@@ -212,7 +212,7 @@ def test_a_file_that_can_no_longer_be_written_is_told_once(tmp_path, capsys):
         file.unlink()
     folder.rmdir()
     for step in (1, 2, 3):
-        metrics.saved(step)
+        metrics.record_save(step)
     assert capsys.readouterr().err.count("no more metrics") == 1
     metrics.close()
 
@@ -220,20 +220,20 @@ def test_a_file_that_can_no_longer_be_written_is_told_once(tmp_path, capsys):
 def test_an_image_without_the_library_trains_without_metrics(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert type(open_metrics({"TIPHYS_METRICS": "port:9464"})) is NoMetrics
-    assert "lacks prometheus-client; tiphys[metrics]" in capsys.readouterr().err
+    assert "lacks prometheus-client; install tiphys[metrics]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "exposure"),
     [
-        ("port:9464", Exposure(address="0.0.0.0", port=9464)),
-        ("port:127.0.0.1:9464", Exposure(address="127.0.0.1", port=9464)),
-        ("port:[::1]:9464", Exposure(address="::1", port=9464)),
-        ("textfile:/var/lib/node", Exposure(folder=Path("/var/lib/node"))),
+        ("port:9464", MetricsEndpoint(address="0.0.0.0", port=9464)),
+        ("port:127.0.0.1:9464", MetricsEndpoint(address="127.0.0.1", port=9464)),
+        ("port:[::1]:9464", MetricsEndpoint(address="::1", port=9464)),
+        ("textfile:/var/lib/node", MetricsEndpoint(folder=Path("/var/lib/node"))),
     ],
 )
 def test_what_can_be_asked_for(text, exposure):
-    assert Exposure.parse(text) == exposure
+    assert MetricsEndpoint.parse(text) == exposure
 
 
 @pytest.mark.parametrize("text", ["9464", "port:", "port:0", "port:70000", "textfile:relative", "statsd:8125"])
@@ -244,7 +244,7 @@ def test_what_is_wrong_is_refused_before_the_training_begins(text):
 
 def test_the_page_lists_every_metric():
     page = PAGE.read_text()
-    expected = re.sub(r"\| metric \| kind \| meaning \|\n(\|.*\n)+", lambda _: table(), page)
+    expected = re.sub(r"\| metric \| kind \| meaning \|\n(\|.*\n)+", lambda _: metrics_table(), page)
     if ACCEPT:
         PAGE.write_text(expected)
-    assert table() in PAGE.read_text(), "if this is meant, run `make golden` and read the diff"
+    assert metrics_table() in PAGE.read_text(), "if this is meant, run `make golden` and read the diff"

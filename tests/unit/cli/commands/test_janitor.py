@@ -22,13 +22,13 @@ from support.faults import dying_at
 from support.kube_server import serving
 from support.ledger import ask, queues, spec
 from support.submitter import FakeSubmitter
-from tiphys_controller import start
+from tiphys_controller import start_run
 
 from hera_pipelines.cli import main
 from hera_pipelines.cli.commands import janitor as command
-from tiphys.kube import cluster_name
+from tiphys.kube import identify_cluster
 from tiphys.kube.resources import GPU_LEDGERS
-from tiphys.records import AlertDone, utc_now
+from tiphys.records import AlertResultRecord, utc_now
 from tiphys.store import DirectoryStore
 from tiphys.store.layout import alert_key
 
@@ -41,10 +41,10 @@ def store(tmp_path: Path) -> DirectoryStore:
     """With an upload that died two days ago, and an alert that was done with as long as the tests look back."""
     made = DirectoryStore(tmp_path / "store")
     made.create("x", b"")
-    half = made.temporary / "half"
+    half = made.temporary_folder / "half"
     half.write_bytes(b"half")
     os.utime(half, (half.stat().st_mtime - 48 * 3600,) * 2)
-    made.create(alert_key(ALERT, "done"), AlertDone(outcome="told", message="").to_bytes())
+    made.create(alert_key(ALERT, "done"), AlertResultRecord(outcome="told", message="").to_bytes())
     return made
 
 
@@ -64,16 +64,20 @@ def desk(
         )
         for uid, gpus in ((owner["metadata"]["uid"], 2), ("gone", 1)):
             here.ledger("tiphys").request(ask(gpus, uid))
-        submitter = FakeSubmitter(tmp_path / "cluster", cluster_name(here.api))
-        start(store, submitter, MANIFEST, "lost", "ml")
+        submitter = FakeSubmitter(tmp_path / "cluster", identify_cluster(here.api))
+        start_run(store, submitter, MANIFEST, "lost", "ml")
         with dying_at("start.after_claim"):
-            start(store, submitter, MANIFEST, "unsent", "ml")
+            start_run(store, submitter, MANIFEST, "unsent", "ml")
         yield here
 
 
 def left(store: DirectoryStore, desk: Desk) -> tuple[bool, bool, int]:
     """Whether there are the upload and the alert, and how many agent pods."""
-    return (store.temporary / "half").exists(), bool(list(store.list("alerts/"))), len(desk.server.objects("pods"))
+    return (
+        (store.temporary_folder / "half").exists(),
+        bool(list(store.list("alerts/"))),
+        len(desk.server.objects("pods")),
+    )
 
 
 def test_everything_is_told_and_what_nobody_needs_is_removed(desk: Desk, store: DirectoryStore) -> None:
@@ -94,15 +98,15 @@ def test_everything_is_told_and_what_nobody_needs_is_removed(desk: Desk, store: 
     code, out, err = desk.tiphys(*asked)
 
     assert (code, left(store, desk)) == (0, (False, False, 0))
-    assert "3 of 6 removed, 3 left to others" in err
+    assert "3 of 6 removed, 3 left for other commands" in err
     rows = {line.split()[0]: line for line in out.splitlines()}
     assert "the node was low on resource" in rows["agent"].lower()
     assert "run-gone/fit/1" in rows["lease"]
-    assert "its Workflow is over or gone, and it holds 1 GPU; they come back" in rows["lease"]
-    assert "begun 2 days ago and never finished" in rows["upload"]
-    assert "done with 30 days ago (told)" in rows["alert"]
-    assert "Workflow ml/lost was deleted before it ended; `tiphys resume lost` goes on" in rows["gone"]
-    assert "submission 1 was claimed 30 days ago and never sent; `tiphys resume unsent` sends it" in rows["unsent"]
+    assert "its Workflow has finished or is gone, and it holds 1 GPU; they are released" in rows["lease"]
+    assert "begun 2d ago and never finished" in rows["upload"]
+    assert "handled 30d ago (told)" in rows["alert"]
+    assert "Workflow ml/lost was deleted before it ended; `tiphys resume lost` continues the run" in rows["gone"]
+    assert "submission 1 was claimed 30d ago and never sent; `tiphys resume unsent` sends it" in rows["unsent"]
 
     code, out, err = desk.tiphys(*asked)
     assert [line.split()[0] for line in out.splitlines()] == ["WHAT", "lease", "gone", "unsent"]
@@ -126,12 +130,12 @@ def test_storage_alone_needs_no_cluster(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.chdir(tmp_path)
-    start(store, FakeSubmitter(tmp_path / "cluster"), MANIFEST, "lost")
+    start_run(store, FakeSubmitter(tmp_path / "cluster"), MANIFEST, "lost")
 
     assert main(["janitor", "store"]) == 0
 
     out, err = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["WHAT", "upload"]
-    assert "not looked at without --cluster" in err
+    assert "no cluster was checked" in err
     assert main(["janitor", "store"]) == 0
-    assert "nothing is left over" in capsys.readouterr().err
+    assert "nothing to clean up" in capsys.readouterr().err

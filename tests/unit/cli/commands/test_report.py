@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 from support.lineage import RUN, claim_of, end_of, ref, write_claim, write_end, write_run
-from tiphys_controller.failure_cost import accounts
+from tiphys_controller.failure_cost import measure_time_usage
 
 from hera_pipelines.cli import main
 from hera_pipelines.draw.report_html import CHART_WIDTH, LEFT, report_page
 from tiphys.protocol.step_spec import GpuRequest
-from tiphys.records import Began, Outcome, Saved
+from tiphys.records import AttemptEndOutcome, LastCheckpoint, StartTimes
 from tiphys.store import DirectoryStore
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -29,11 +29,11 @@ def at(seconds):
 def store(tmp_path):
     place = DirectoryStore(tmp_path / "store")
     write_run(place, gpu=GpuRequest(gpus=4, queue="research"))
-    saved = Saved(checkpoint=ref(1, 50), at=at(80), began=Began(opened_at=at(10), first_step_at=at(15)))
+    saved = LastCheckpoint(checkpoint=ref(1, 50), at=at(80), began=StartTimes(opened_at=at(10), first_step_at=at(15)))
     write_claim(place, claim_of(1).model_copy(update={"written_at": at(0)}))
     write_end(place, end_of(1).model_copy(update={"written_at": at(103), "over_at": at(100), "saved": saved}))
     write_claim(place, claim_of(2, ref(1, 50)).model_copy(update={"written_at": at(110)}))
-    write_end(place, end_of(2, outcome=Outcome.DONE).model_copy(update={"written_at": at(200)}))
+    write_end(place, end_of(2, outcome=AttemptEndOutcome.DONE).model_copy(update={"written_at": at(200)}))
     return place
 
 
@@ -61,16 +61,16 @@ def test_the_table_of_a_run_tells_phases_causes_and_recoveries(tiphys):
         "GPUS": "4",
         "ATTEMPTS": "2",
         "SPAN": "3m 20s",
-        "STARTING": "10.0s",
-        "FIRST STEP": "5.0s",
+        "STARTING": "10s",
+        "FIRST STEP": "5s",
         "USEFUL": "2m 35s",
-        "LOST": "20.0s",
-        "DETECTING": "3.0s",
-        "WAITING": "7.0s",
+        "LOST": "20s",
+        "DETECTING": "3s",
+        "WAITING": "7s",
         "GOODPUT": "77.5%",
     }
-    assert cells(causes.splitlines()[1]) == ["preemption", "1", "2m 32s", "10.0s"]
-    assert cells(recoveries.splitlines()[1])[:3] == ["fit/1", "preemption", "3.0s"]
+    assert cells(causes.splitlines()[1]) == ["preemption", "1", "2m 32s", "10s"]
+    assert cells(recoveries.splitlines()[1])[:3] == ["fit/1", "preemption", "3s"]
     assert figures.startswith("goodput 77.5%, failures 1, GPU time held 12m 52s")
 
 
@@ -94,7 +94,7 @@ def test_the_document_adds_up_to_what_was_held(tiphys):
 
 
 def test_the_page_draws_every_phase_at_its_place(store):
-    (found,) = accounts(store, [RUN], at(200))
+    (found,) = measure_time_usage(store, [RUN], at(200))
     page = report_page("What failures have cost <digits>", [("goodput", "77.5%")], found)
     assert "&lt;digits&gt;" in page
     times, recovery = (ElementTree.fromstring(drawing) for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL))
@@ -103,7 +103,7 @@ def test_the_page_draws_every_phase_at_its_place(store):
         for bar in times.iter("{http://www.w3.org/2000/svg}rect")
     }
     per_second = CHART_WIDTH / 200
-    x, width = bars["attempt 1: lost 20.0 s; it ended by preemption"]
+    x, width = bars["attempt 1: lost 20s; it ended by preemption"]
     assert (x, width) == (pytest.approx(LEFT + 80 * per_second, abs=0.01), pytest.approx(20 * per_second, abs=0.01))
     drawn = sum(float(bar.get("width")) for bar in recovery.iter("{http://www.w3.org/2000/svg}rect"))
     assert drawn == pytest.approx(CHART_WIDTH, abs=0.1)
@@ -111,7 +111,7 @@ def test_the_page_draws_every_phase_at_its_place(store):
 
 def test_a_page_tells_of_one_run(tiphys, tmp_path):
     code, _, err = tiphys("-o", "html")
-    assert (code, "a page tells of one run" in err) == (2, True)
+    assert (code, "a page shows one run" in err) == (2, True)
     assert tiphys(RUN, "--output", "x.html")[0] == 2
     code, out, err = tiphys(RUN, "-o", "html", "--output", tmp_path / "report.html")
     assert (code, out) == (0, "")

@@ -5,37 +5,37 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from hera_pipelines.cli.progress.table import Board, table_of
+from hera_pipelines.cli.progress.table import ProgressTable, render_progress
 from hera_pipelines.local.nodes import NodeChange, NodePhase
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def rendered(board: Board, width: int) -> list[str]:
+def rendered(board: ProgressTable, width: int) -> list[str]:
     console = Console(width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(table_of(board, width))
+        console.print(render_progress(board, width))
     return capture.get().splitlines()
 
 
 @pytest.fixture
-def board() -> Board:
-    made = Board(["preprocess", "fit"])
+def board() -> ProgressTable:
+    made = ProgressTable(["preprocess", "fit"])
     for phase, message in ((NodePhase.PENDING, "a long message " * 10), (NodePhase.SUCCEEDED, "")):
-        made.apply(NodeChange(NOON, "wf.preprocess[0].admit", "preprocess", "Plugin", "t", phase, message))
-        made.apply(NodeChange(NOON, "wf.preprocess", "preprocess", "Steps", "t", phase, ""))
+        made.apply_change(NodeChange(NOON, "wf.preprocess[0].admit", "preprocess", "Plugin", "t", phase, message))
+        made.apply_change(NodeChange(NOON, "wf.preprocess", "preprocess", "Steps", "t", phase, ""))
     return made
 
 
 @pytest.mark.parametrize("width", [40, 60, 120])
-def test_only_messages_are_cut_and_a_few_columns_stay_free_for_an_echo(board: Board, width: int) -> None:
+def test_only_messages_are_cut_and_a_few_columns_stay_free_for_an_echo(board: ProgressTable, width: int) -> None:
     first, second = rendered(board, width)
-    assert first.startswith("✓  preprocess  0 s")
+    assert first.startswith("✓  preprocess  0s")
     assert first.rstrip().endswith("…")
     assert second.startswith("·  fit")
     assert max(len(line.rstrip()) for line in (first, second)) <= width - 4
 
 
-def test_what_concerns_the_whole_run_stands_below_the_table(board: Board) -> None:
+def test_what_concerns_the_whole_run_stands_below_the_table(board: ProgressTable) -> None:
     board.notice = "stopping"
     assert rendered(board, 60)[-1].strip() == "stopping"

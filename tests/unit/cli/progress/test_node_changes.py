@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hera_pipelines.cli.progress.cluster import NodeReader
-from hera_pipelines.cli.progress.table import Board
+from hera_pipelines.cli.progress.cluster import NodeChangeReader
+from hera_pipelines.cli.progress.table import ProgressTable
 from hera_pipelines.local.nodes import NodePhase
 
 
@@ -36,46 +36,46 @@ def state(*nodes: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_a_node_belongs_to_the_task_that_its_name_begins_with(name: str, task: str) -> None:
-    [change] = NodeReader("wf", ["fit", "sweep"]).changes(state(node(name)))
+    [change] = NodeChangeReader("wf", ["fit", "sweep"]).changes(state(node(name)))
     assert (change.node, change.task) == (f"wf{name}", task)
 
 
 def test_only_what_is_new_is_told() -> None:
-    reader = NodeReader("wf", ["fit"])
+    reader = NodeChangeReader("wf", ["fit"])
     assert len(reader.changes(state(node(".fit")))) == 1
     assert reader.changes(state(node(".fit"))) == []
     [change] = reader.changes(state(node(".fit", "Failed", message="no data", finishedAt="2026-01-01T12:00:09Z")))
-    assert (change.phase, change.message, change.at.second) == (NodePhase.FAILED, "no data", 9)
+    assert (change.phase, change.message, change.changed_at.second) == (NodePhase.FAILED, "no data", 9)
 
 
 def test_changes_come_in_the_order_in_which_nodes_began() -> None:
     later = node(".fit[0].admit", startedAt="2026-01-01T12:00:05Z")
-    changes = NodeReader("wf", ["fit"]).changes(state(node(".fit[1].x", startedAt=None), later, node(".fit")))
+    changes = NodeChangeReader("wf", ["fit"]).changes(state(node(".fit[1].x", startedAt=None), later, node(".fit")))
     assert [one.node for one in changes] == ["wf.fit", "wf.fit[0].admit", "wf.fit[1].x"]
 
 
 @pytest.mark.parametrize(("word", "phase"), [("", NodePhase.PENDING), ("Daemoned", NodePhase.RUNNING)])
 def test_words_that_the_local_engine_does_not_have(word: str, phase: NodePhase) -> None:
-    [change] = NodeReader("wf", ["fit"]).changes(state(node(".fit", word)))
+    [change] = NodeChangeReader("wf", ["fit"]).changes(state(node(".fit", word)))
     assert change.phase is phase
 
 
 def test_a_pod_that_is_being_made_says_nothing() -> None:
-    [change] = NodeReader("wf", ["fit"]).changes(state(node(".fit", kind="Pod", message="ContainerCreating")))
+    [change] = NodeChangeReader("wf", ["fit"]).changes(state(node(".fit", kind="Pod", message="ContainerCreating")))
     assert change.message == ""
 
 
 def test_a_workflow_without_nodes_has_no_changes() -> None:
-    assert NodeReader("wf", ["fit"]).changes({}) == []
-    assert NodeReader("wf", ["fit"]).changes({"status": {"compressedNodes": "H4sI"}}) == []
+    assert NodeChangeReader("wf", ["fit"]).changes({}) == []
+    assert NodeChangeReader("wf", ["fit"]).changes({"status": {"compressedNodes": "H4sI"}}) == []
 
 
 def test_the_board_tells_a_cluster_run_as_it_tells_a_local_one() -> None:
-    board, reader = Board(["fit"]), NodeReader("wf", ["fit"])
+    board, reader = ProgressTable(["fit"]), NodeChangeReader("wf", ["fit"])
     seen = [
         state(node(".fit", kind="Steps")),
         state(node(".fit", kind="Steps"), node(".fit[0].attempts(0)[0].admit", "Pending", message="queue is full")),
         state(node(".fit", "Succeeded", kind="Steps")),
     ]
-    lines = [line for one in seen for change in reader.changes(one) for line in board.apply(change)]
+    lines = [line for one in seen for change in reader.changes(one) for line in board.apply_change(change)]
     assert lines == ["fit: Running", "fit: queue is full", "fit: Succeeded"]

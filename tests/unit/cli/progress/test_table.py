@@ -12,7 +12,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from hera_pipelines.cli.progress.table import Board
+from hera_pipelines.cli.progress.table import ProgressTable
 from hera_pipelines.local.nodes import NodeChange, NodePhase
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -31,103 +31,105 @@ def change(
 
 
 def test_what_concerns_the_whole_run_is_told_and_kept_for_the_live_view() -> None:
-    board = Board(["fit"])
-    assert board.apply(change("wf", message="stopping: press again", task="", kind="Workflow")) == [
+    board = ProgressTable(["fit"])
+    assert board.apply_change(change("wf", message="stopping: press again", task="", kind="Workflow")) == [
         "stopping: press again"
     ]
     assert board.notice == "stopping: press again"
-    assert board.apply(change("wf", message="other", task="", kind="DAG")) == []
+    assert board.apply_change(change("wf", message="other", task="", kind="DAG")) == []
 
 
 def test_rows_stand_in_the_order_of_the_pipeline_before_anything_happened() -> None:
-    assert list(Board(["validate", "fit"]).rows) == ["validate", "fit"]
+    assert list(ProgressTable(["validate", "fit"]).rows) == ["validate", "fit"]
 
 
 def test_the_tasks_own_node_sets_phase_and_times() -> None:
-    board = Board(["fit"])
-    assert board.apply(change("wf.fit", kind="Steps")) == ["fit: Running"]
-    assert board.apply(change("wf.fit", NodePhase.SUCCEEDED, at=7, kind="Steps")) == ["fit: Succeeded"]
+    board = ProgressTable(["fit"])
+    assert board.apply_change(change("wf.fit", kind="Steps")) == ["fit: Running"]
+    assert board.apply_change(change("wf.fit", NodePhase.SUCCEEDED, at=7, kind="Steps")) == ["fit: Succeeded"]
     assert board.rows["fit"].seconds(NOON + timedelta(hours=1)) == 7
 
 
 def test_a_wait_inside_the_task_tells_its_reason_once() -> None:
-    board = Board(["fit"])
+    board = ProgressTable(["fit"])
     wait = change("wf.fit[0].attempts(0)[0].admit", NodePhase.PENDING, "QueueFull: 8 of 8 A100 are held")
-    assert board.apply(wait) == ["fit: QueueFull: 8 of 8 A100 are held"]
-    assert board.apply(wait) == []
+    assert board.apply_change(wait) == ["fit: QueueFull: 8 of 8 A100 are held"]
+    assert board.apply_change(wait) == []
 
 
 def test_a_composite_that_repeats_a_failure_is_not_told() -> None:
-    board = Board(["fit"])
+    board = ProgressTable(["fit"])
     failed = change("wf.fit[0].attempts", message="child 'wf-123' failed", kind="Steps")
-    assert board.apply(failed) == []
+    assert board.apply_change(failed) == []
     assert board.rows["fit"].message == ""
 
 
 def test_a_second_attempt_leaves_the_words_about_the_first_behind() -> None:
-    board = Board(["fit"])
-    board.apply(change("wf.fit[0].attempts", message="Backoff for 5 seconds", kind="Retry"))
+    board = ProgressTable(["fit"])
+    board.apply_change(change("wf.fit[0].attempts", message="Backoff for 5 seconds", kind="Retry"))
     assert board.rows["fit"].message == "Backoff for 5 seconds"
-    assert board.apply(change("wf.fit[0].attempts(1)[0].admit")) == []
+    assert board.apply_change(change("wf.fit[0].attempts(1)[0].admit")) == []
     assert (board.rows["fit"].attempt, board.rows["fit"].message) == (2, "")
 
 
 def test_nodes_above_the_tasks_belong_to_nobody() -> None:
-    board = Board(["fit"])
-    assert board.apply(change("wf", message="hello", task="")) == []
+    board = ProgressTable(["fit"])
+    assert board.apply_change(change("wf", message="hello", task="")) == []
     assert board.rows["fit"].phase is None
 
 
 def test_a_message_of_several_lines_becomes_one() -> None:
-    assert Board(["fit"]).apply(change("wf.fit[1].conclude", message="a\n  b")) == ["fit: a b"]
+    assert ProgressTable(["fit"]).apply_change(change("wf.fit[1].conclude", message="a\n  b")) == ["fit: a b"]
 
 
 def test_items_of_a_fan_out_speak_for_themselves_and_are_counted() -> None:
-    board = Board(["sweep"])
+    board = ProgressTable(["sweep"])
     for item in ("sweep(0:lr:0.1)", "sweep(1:lr:0.2)"):
-        board.apply(change(f"wf.{item}", task="sweep", kind="Steps"))
+        board.apply_change(change(f"wf.{item}", task="sweep", kind="Steps"))
     said = change("wf.sweep(1:lr:0.2)[0].attempts(1)[0].admit", message="Attempt 2 resumes", task="sweep")
-    assert board.apply(said) == ["sweep(1:lr:0.2): Attempt 2 resumes"]
-    assert board.apply(change("wf.sweep(0:lr:0.1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps")) == []
+    assert board.apply_change(said) == ["sweep(1:lr:0.2): Attempt 2 resumes"]
+    assert board.apply_change(change("wf.sweep(0:lr:0.1)", NodePhase.SUCCEEDED, task="sweep", kind="Steps")) == []
     row = board.rows["sweep"]
     assert (row.items_finished, len(row.items), row.attempt) == (1, 2, 2)
 
 
 def test_two_items_may_say_the_same() -> None:
-    board = Board(["sweep"])
+    board = ProgressTable(["sweep"])
     for item in (0, 1):
         said = change(f"wf.sweep({item}:{item})[0].attempts(0)[0].admit", message="starts", task="sweep")
-        assert board.apply(said) == [f"sweep({item}:{item}): starts"]
+        assert board.apply_change(said) == [f"sweep({item}:{item}): starts"]
 
 
 def test_a_retry_that_is_over_repeats_nothing() -> None:
     over = change("wf.fit[0].run", NodePhase.FAILED, "No more retries left", kind="Retry")
-    assert Board(["fit"]).apply(over) == []
+    assert ProgressTable(["fit"]).apply_change(over) == []
 
 
 def test_a_retry_is_no_item_of_a_fan_out() -> None:
-    board = Board(["fit"])
-    board.apply(change("wf.fit[0].attempts(1)", kind="Steps"))
+    board = ProgressTable(["fit"])
+    board.apply_change(change("wf.fit[0].attempts(1)", kind="Steps"))
     assert board.rows["fit"].items == {}
 
 
 def test_the_last_words_of_a_failed_container_are_kept() -> None:
-    board = Board(["fit"])
-    board.apply(change("wf.fit[0].attempts(0)[1].run", NodePhase.FAILED, "exit code 1", log_tail=("out", "of luck")))
-    board.apply(change("wf.fit[1].conclude", NodePhase.FAILED, "gave up"))
+    board = ProgressTable(["fit"])
+    board.apply_change(
+        change("wf.fit[0].attempts(0)[1].run", NodePhase.FAILED, "exit code 1", log_tail=("out", "of luck"))
+    )
+    board.apply_change(change("wf.fit[1].conclude", NodePhase.FAILED, "gave up"))
     assert board.rows["fit"].log_tail == ("out", "of luck")
 
 
 def test_a_new_checkpoint_is_told_once() -> None:
-    board = Board(["fit"])
-    assert board.saved("fit", 100) == ["fit: step 100 is saved"]
-    assert board.saved("fit", 100) == []
+    board = ProgressTable(["fit"])
+    assert board.record_saved_step("fit", 100) == ["fit: step 100 is saved"]
+    assert board.record_saved_step("fit", 100) == []
 
 
 def test_only_failed_tasks_are_failures() -> None:
-    board = Board(["fit", "eval", "other"])
-    board.apply(change("wf.fit[1].conclude", NodePhase.FAILED, "exit code 1"))
-    board.apply(change("wf.fit", NodePhase.FAILED, kind="Steps"))
-    board.apply(change("wf.eval", NodePhase.SUCCEEDED, task="eval"))
-    board.apply(change("wf.other", NodePhase.ERROR, task="other"))
-    assert board.failures() == ["fit: exit code 1", "other: Error"]
+    board = ProgressTable(["fit", "eval", "other"])
+    board.apply_change(change("wf.fit[1].conclude", NodePhase.FAILED, "exit code 1"))
+    board.apply_change(change("wf.fit", NodePhase.FAILED, kind="Steps"))
+    board.apply_change(change("wf.eval", NodePhase.SUCCEEDED, task="eval"))
+    board.apply_change(change("wf.other", NodePhase.ERROR, task="other"))
+    assert board.failure_sentences() == ["fit: exit code 1", "other: Error"]

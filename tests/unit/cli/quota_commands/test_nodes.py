@@ -8,13 +8,13 @@ from support.cluster_nodes import MODEL, SPOT, condition, foreign_pod, member, n
 from support.desk import Desk
 from support.kube_server import serving
 from support.ledger import lease, waiting
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.status_codec import encode
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import encode_status
 
 from tiphys.kube.resources import GPU_LEDGERS, NODES, PODS
 from tiphys.records import utc_now
 from tiphys.store import DirectoryStore, LineageLayout
-from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace
+from tiphys.store.layout import STEP_TIME_WINDOW_SECONDS, RankStepTime
 
 BY_NODES = "queues: [{name: research, gpus: {'*': 64}}]\ncluster_nodes: {}\n"
 
@@ -38,8 +38,8 @@ def desk(tmp_path, capsys):
 def hold(desk: Desk) -> None:
     """Two members of a gang, two GPUs each, on the first node; and one that waits for more than there is."""
     held = replace(lease(4, members=2, gpu_type=MODEL), nodes=("n1", "n1"))
-    book = Book((held,), (waiting(6, 1, uid="u7", gpu_type=MODEL),))
-    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode(book)}, subresource="status")
+    book = LedgerState((held,), (waiting(6, 1, uid="u7", gpu_type=MODEL),))
+    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode_status(book)}, subresource="status")
 
 
 def test_every_node_is_shown_with_what_is_used_and_why_it_is_not(desk):
@@ -75,7 +75,7 @@ def test_nodes_are_shown_by_flavor(desk):
     assert code == 0
     rows = out.splitlines()
     assert rows[1].split()[:3] == ["n1", "far", "8"]
-    assert f"{MODEL}, of no flavor" in rows[2]
+    assert f"{MODEL}, no flavor" in rows[2]
     code, out, _ = desk.tiphys("nodes", "-o", "json")
     assert [one["flavor"] for one in json.loads(out)["nodes"]] == ["far", "", "", ""]
 
@@ -85,7 +85,7 @@ def test_who_does_not_go_by_nodes_is_told_so_and_shown_them(desk):
     code, out, err = desk.tiphys("nodes")
     assert code == 0
     assert "n1" in out
-    assert "the queues do not go by the nodes of the cluster" in err
+    assert "the queues ignore the nodes of the cluster" in err
 
 
 def test_a_node_is_cordoned_and_back(desk):
@@ -107,25 +107,25 @@ def test_why_goes_by_the_nodes_that_there_are(desk):
     assert "24 more are free on cordoned nodes" in out
     desk.server.authorize = lambda request: request.plural not in ("nodes", "pods")
     _, out, err = desk.tiphys("why", "run-u7")
-    assert "this account may not see them" in err
-    assert "nothing stands in its way now" in out, "as far as quotas tell"
+    assert "this account may not read them" in err
+    assert "the GPUs are free" in out, "as far as quotas tell"
 
 
 def told_slow(folder, member: int = 1) -> str:
     """A store in which one of four members of the gang that `hold_gang` makes works longer than the others."""
     store = DirectoryStore(folder)
-    newest = int(utc_now().timestamp()) // PACE_WINDOW_SECONDS
+    newest = int(utc_now().timestamp()) // STEP_TIME_WINDOW_SECONDS
     for window in range(newest - 4, newest + 1):  # the minute may turn in between
         for one in range(4):
-            pace = RankPace(window, one, one, 1.5 if one == member else 1.0)
-            store.create(LineageLayout("run-gang/fit").pace(1, pace), b"")
+            pace = RankStepTime(window, one, one, 1.5 if one == member else 1.0)
+            store.create(LineageLayout("run-gang/fit").step_time(1, pace), b"")
     return str(folder)
 
 
 def test_nodes_of_slow_ranks_are_told_of_where_a_store_is_given(desk, tmp_path):
     desk.queues("apply", text=BY_NODES)
     gang = replace(lease(8, "gang", members=4, gpu_type=MODEL), nodes=("n1", "n1", "n2", "n2"))
-    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode(Book((gang,)))}, subresource="status")
+    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": encode_status(LedgerState((gang,)))}, subresource="status")
     for rank, host in enumerate(("n2", "n1", "n2", "n1")):
         desk.api.create(PODS, "ml", member("run-gang", rank, host))
     url = told_slow(tmp_path / "store")

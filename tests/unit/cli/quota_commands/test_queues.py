@@ -30,12 +30,12 @@ def test_queue_file_becomes_the_spec_of_the_ledger(desk):
     assert code == 0
     assert desk.spec() == yaml.safe_load(QUEUES)
     assert rows(out) == [
-        ["QUEUE", "GPU", "TYPE", "QUOTA", "BECOMES", "HELD", "WAITING"],
+        ["QUEUE", "GPU", "TYPE", "QUOTA", "NEW", "QUOTA", "HELD", "WAITING"],
         ["research", "A100", "-", "8", "0", "0"],
         ["research", "*", "-", "4", "0", "0"],
         ["nightly", "*", "-", "2", "0", "0"],
     ]
-    assert "GPULedger ml/default is made; a service of Tiphys in this namespace goes by it" in err
+    assert "GPULedger ml/default is created; the Tiphys services in this namespace use it" in err
 
 
 def test_queues_are_replaced_whole_and_the_status_is_left_alone(desk):
@@ -56,7 +56,7 @@ def test_quota_below_what_is_held_is_pointed_out(desk):
     code, out, err = desk.queues("apply", text="queues: [{name: research, gpus: {A100: 4}}]")
     assert code == 0
     assert ["research", "A100", "8", "4", "8", "2"] in rows(out)
-    assert "warning: queue research holds 8 A100 and may hold 4; nothing more is granted there until" in err
+    assert "warning: queue research holds 8 A100 and may hold 4; it is granted no more until" in err
 
 
 def test_request_that_loses_its_quota_is_pointed_out(desk):
@@ -67,13 +67,13 @@ def test_request_that_loses_its_quota_is_pointed_out(desk):
     assert "warning: queue research holds 8 A100" in err
     desk.ledger().release(desk.ledger().snapshot().leases[0].id)
     _, _, err = desk.queues("apply", "--dry-run", text="queues: [{name: nightly, gpus: {'*': 4}}]")
-    assert "warning: queue research is asked for 2 A100 and has no quota for them; the steps" in err
+    assert "warning: steps wait for 2 A100 of queue research, which has no quota for them" in err
 
 
 def test_dry_run_writes_nothing(desk):
     _, out, err = desk.queues("apply", "--dry-run")
     assert ["research", "A100", "-", "8", "0", "0"] in rows(out)
-    assert "is as it was; without --dry-run it would be made" in err
+    assert "is unchanged; without --dry-run it would be created" in err
     assert desk.server.count(verb="get", plural="gpuledgers") == desk.server.count(plural="gpuledgers") == 1
 
 
@@ -160,7 +160,7 @@ def test_show_of_queues_that_cannot_be_read_says_that_nothing_is_granted(desk):
     code, out, err = desk.queues("show")
     assert code == 0
     assert ["research", "A100", "-", "-", "0", "2"] in rows(out)
-    assert "nothing new is granted: the spec of GPULedger ml/default: queues.0.gpus: Field required" in err
+    assert "no GPUs are granted: the spec of GPULedger ml/default: queues.0.gpus: Field required" in err
 
 
 def test_damaged_book_is_an_error_of_its_own(desk):
@@ -203,7 +203,7 @@ def test_queues_that_share_show_how_far_they_may_go(desk):
 
 def test_a_queue_that_goes_by_gpu_time_says_so(desk):
     desk.queues("apply", text="queues: [{name: research, gpus: {A100: 8}, order: attained, preempts_longer: true}]")
-    assert "by GPU time, preempts longer" in desk.queues("show")[1]
+    assert "least GPU time first, preempts longer" in desk.queues("show")[1]
 
 
 def test_a_kind_that_drops_what_it_does_not_know_is_noticed(desk, monkeypatch):
@@ -233,11 +233,11 @@ def test_queues_that_have_trainings_go_say_so_and_who_goes_is_marked(desk):
     ledger.request(ask(16))
     ledger.request(ask(8, "u2", priority=5))
     [lease] = ledger.snapshot().leases
-    assert ledger.ask_to_leave(("u2", "fit"), {lease.id: 60.0})
+    assert ledger.mark_preempted(("u2", "fit"), {lease.id: 60.0})
     told = rows(desk.queues("show")[1])
     assert told[1][-4:] == ["preempts", "lower", "priority,", "reclaims"]
-    assert told[2][-3:] == ["spares", "1800", "s"]
-    assert [line[:4] for line in told if line[:1] == ["gives"]] == [["gives", "back", "16", "A100"]]
+    assert told[2][-3:] == ["first", "1800", "s"]
+    assert [line[:3] for line in told if line[:1] == ["releases"]] == [["releases", "16", "A100"]]
     first, second = json.loads(desk.queues("show", "-o", "json")[1])["queues"]
     assert (first["preempts_lower_priority"], first["reclaims"]) == (True, True)
     assert second["min_runtime_seconds"] == 1800

@@ -10,7 +10,7 @@ from support.ledger import ask
 from support.lineage import RUN, STEP, claim_of, end_of
 from support.world import commit
 
-from tiphys.records import Cause, Escalation, Evidence, Outcome
+from tiphys.records import AttemptEndOutcome, Cause, Escalation, FailureEvidence
 from tiphys.store import DirectoryStore, RunLayout
 
 QUEUES = "queues: [{name: research, gpus: {A100: 8}}]"
@@ -49,7 +49,7 @@ def test_who_waits_for_others_is_told_for_whom(desk):
     ledger.request(ask(1, "u3"))
     _, out, _ = why(desk, "run-u3")
     assert "BehindEarlierRequest: 1 A100 asked; behind run-u2/fit (4 A100, asked earlier)" in out
-    assert "position 2; when it starts cannot be said" in out
+    assert "position 2; no expected start" in out
 
 
 def test_who_holds_gpus_is_told_since_when(desk):
@@ -73,7 +73,7 @@ def test_a_step_that_could_start_is_told_so(desk):
     ledger.request(ask(4, "u2"))
     ledger.release(ledger.snapshot().leases[0].id)
     _, out, _ = why(desk, "run-u2")
-    assert "nothing stands in its way now" in out
+    assert "the GPUs are free" in out
 
 
 def test_a_step_whose_queue_shrank_is_told_that_it_never_starts(desk):
@@ -120,12 +120,12 @@ def test_it_is_told_who_would_go_and_what_that_would_lose(desk, tmp_path):
     commit(store, "run-u2/fit", 1, 7)
     _, out, _ = why(desk, "run-u3")
     assert re.search(
-        r"  run-u[12]/fit \(4 A100 of queue research, priority [01]\) would be asked to save and go, and lose at most "
+        r"  run-u[12]/fit \(4 A100 of queue research, priority [01]\) would be preempted, and lose at most "
         r"\d s, \d+ GPU-seconds if it saved nothing",
         out,
     )
     _, out, _ = why(desk, "run-u3", "--store", str(tmp_path / "store"))
-    assert "run-u2/fit (4 A100 of queue research, priority 1) would be asked" in out
+    assert "run-u2/fit (4 A100 of queue research, priority 1) would be preempted" in out
     assert "at most" not in out
     _, out, _ = why(desk, "run-u3", "-o", "json", "--store", str(tmp_path / "store"))
     [waiting] = json.loads(out)["waiting"]
@@ -136,29 +136,29 @@ def test_it_is_told_who_would_go_and_what_that_would_lose(desk, tmp_path):
 def test_it_is_told_why_nobody_goes(desk):
     preempting(desk, min_runtime_seconds=3600)
     _, out, _ = why(desk, "run-u3")
-    assert "nobody goes for it: MinRuntimeProtected: run-u" in out
+    assert "no lease would be preempted for it: MinRuntimeProtected: run-u" in out
     _, out, _ = why(desk, "run-u3", "-o", "json")
     [waiting] = json.loads(out)["waiting"]
     assert waiting["preemption"]["reason"] == "MinRuntimeProtected"
     desk.queues("apply", text=QUEUES)
     _, out, _ = why(desk, "run-u3")
-    assert "nobody goes for it: queue research has nobody go for others" in out
+    assert "no lease would be preempted for it: queue research preempts no training" in out
 
 
 def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
     ledger = preempting(desk)
     first = ledger.snapshot().leases[0]
-    assert ledger.ask_to_leave(("u3", "fit"), {first.id: 60.0})
+    assert ledger.mark_preempted(("u3", "fit"), {first.id: 60.0})
     _, out, _ = why(desk, "run-u1")
-    assert "; it was asked to save and go at " in out
+    assert "; preempted at " in out
     _, out, _ = why(desk, "run-u3")
     assert "WaitingForPreemptedCheckpoint: run-u1/fit was asked to save and go at" in out
-    assert "nobody goes for it: others were asked to leave for run-u3/fit already" in out
+    assert "no lease would be preempted for it: others were asked to leave for run-u3/fit already" in out
 
 
 def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path / "store")
-    found = Evidence(rule="pod-out-of-memory", words="OOMKilled", node="node-3")
+    found = FailureEvidence(rule="pod-out-of-memory", words="OOMKilled", node="node-3")
     ended = end_of(1, Cause.OUT_OF_MEMORY, message="it was killed").model_copy(update={"evidence": found})
     given = Escalation(memory_bytes=12 << 30, words="12Gi of memory")
     layout = RunLayout(RUN)
@@ -170,8 +170,8 @@ def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, mon
     code, out, _ = why(desk, f"{RUN}/{STEP}", *where)
     assert code == 0
     assert " ".join(out.split()) == (
-        f"{RUN}/{STEP} attempt 1 ended by out of memory: it was killed judged by the rule pod-out-of-memory, "
-        "which found: OOMKilled; it ran on node-3 attempt 2 has for that: 12Gi of memory"
+        f"{RUN}/{STEP} attempt 1 ended by out of memory: it was killed classified by the rule pod-out-of-memory, "
+        "which matched: OOMKilled; it ran on node-3 attempt 2 therefore received: 12Gi of memory"
     )
     [failure] = json.loads(why(desk, RUN, "-o", "json", *where)[1])["failures"]
     assert (failure["cause"], failure["evidence"]["node"], failure["nextAttempt"]) == (
@@ -180,7 +180,7 @@ def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, mon
     )
 
     code, _, err = why(desk, RUN)
-    assert (code, "with --store URL it is told how its steps have failed" in err) == (3, True)
+    assert (code, "with --store URL this command also shows how its steps failed" in err) == (3, True)
     monkeypatch.setenv("TIPHYS_STORE", str(tmp_path / "store"))
     assert "ended by out of memory" in why(desk, RUN)[1]
 
@@ -188,7 +188,7 @@ def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, mon
 def test_a_step_that_is_done_has_nothing_to_answer_for(desk, tmp_path):
     store = DirectoryStore(tmp_path / "store")
     layout = RunLayout(RUN)
-    for number, end in ((1, end_of(1, Cause.HANG)), (2, end_of(2, None, outcome=Outcome.DONE))):
+    for number, end in ((1, end_of(1, Cause.HANG)), (2, end_of(2, None, outcome=AttemptEndOutcome.DONE))):
         store.create(layout.attempt(STEP, number), claim_of(number).to_bytes())
         store.create(layout.attempt_end(STEP, number), end.to_bytes())
     code, _, err = why(desk, RUN, "--store", str(tmp_path / "store"))

@@ -22,7 +22,7 @@ from hera_pipelines import train as train_function
 from hera_pipelines.compile import CompileOptions, SharedVolume, Spot, compile_workflow
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
-from tiphys.protocol.gang import Backend, Gang, gang_name
+from tiphys.protocol.gang import GangBackend, GangSpec, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy
 
@@ -44,10 +44,13 @@ KNOWN = {
 
 
 def gang(
-    container: Manifest | None = None, backend: Backend = Backend.JOB, asked: Manifest | None = None, **fields: Any
+    container: Manifest | None = None,
+    backend: GangBackend = GangBackend.JOB,
+    asked: Manifest | None = None,
+    **fields: Any,
 ) -> Manifest:
     """A training template on four nodes."""
-    wanted = {"gang": Gang(members=4, backend=backend), **(asked or {})}
+    wanted = {"gang": GangSpec(members=4, backend=backend), **(asked or {})}
     return train(container=container, asked=wanted, **fields)
 
 
@@ -97,7 +100,7 @@ def test_it_is_an_indexed_job_that_ends_as_a_whole() -> None:
 
 
 def test_an_elastic_one_has_as_many_members_as_admit_says_and_outlives_some_of_them() -> None:
-    asked = {"gang": Gang(members=4, min_members=2), "gpu": GpuRequest(gpus=32, members=4, min_members=2)}
+    asked = {"gang": GangSpec(members=4, min_members=2), "gpu": GpuRequest(gpus=32, members=4, min_members=2)}
     found = compiled(gang(asked=asked))
     answered = {one["name"] for one in found["fit-admit"]["outputs"]["parameters"]}
     assert {"members", "spare"} < answered
@@ -172,8 +175,8 @@ def test_the_authors_own_expressions_are_kept() -> None:
     assert "{{=toJson(string(sprig.upper(inputs.parameters['lr'])))[1:-1]}}" in text["fit-run"]["resource"]["manifest"]
 
 
-@pytest.mark.parametrize("backend", list(Backend))
-def test_pods_are_placed_and_ended_like_single_ones(backend: Backend) -> None:
+@pytest.mark.parametrize("backend", list(GangBackend))
+def test_pods_are_placed_and_ended_like_single_ones(backend: GangBackend) -> None:
     own = {
         "nodeSelector": {"disk": "fast"},
         "securityContext": {"runAsUser": 7},
@@ -281,7 +284,7 @@ def test_a_program_with_files_is_started_by_one_that_fetches_and_stores_them() -
 
 def test_the_plugin_reads_that_it_is_a_gang() -> None:
     manifest = compile_workflow(workflow(gang()), CompileOptions(store=STORE))
-    assert CompiledPipeline.from_manifest(manifest).step("fit").gang == Gang(members=4)
+    assert CompiledPipeline.from_manifest(manifest).step("fit").gang == GangSpec(members=4)
     single = compile_workflow(workflow(train()), CompileOptions(store=STORE))
     assert "gang" not in json.dumps(single)
 
@@ -289,16 +292,16 @@ def test_the_plugin_reads_that_it_is_a_gang() -> None:
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        (step("fit", asked={"gang": Gang(members=2)}), "use @train"),
+        (step("fit", asked={"gang": GangSpec(members=2)}), "use @train"),
         (gang(asked={"gpu": GpuRequest(gpus=8, members=2)}), "its GPUs are for 2 pods and it has 4"),
-        (gang(sidecars=[{"name": "s"}]), "sidecars does not go with several nodes"),
+        (gang(sidecars=[{"name": "s"}]), "sidecars is not supported on several nodes"),
         (gang({"command": ["/opt/bin/tiphys-exec", "--dir", "/c"]}), "use tiphys.checkpoint"),
         (gang({"command": None}, outputs={"artifacts": [output_artifact("model")]}), "give it a command"),
         (as_script("x" * 100_001), "longer than the 100000 bytes"),
         (gang({"args": ["{{inputs.parameters}}"]}), "{{inputs.parameters}} cannot be handed to several pods"),
-        (gang({"lifecycle": {}}, Backend.TRAINJOB), "a TrainJob has no place for lifecycle"),
-        (gang({"envFrom": [{"secretRef": {"name": "own"}}]}, Backend.TRAINJOB), "no place for envFrom"),
-        (gang(asked={"retry": RetryPolicy(avoid_node_after=3)}), "avoid_node_after reaches no pods"),
+        (gang({"lifecycle": {}}, GangBackend.TRAINJOB), "a TrainJob has no place for lifecycle"),
+        (gang({"envFrom": [{"secretRef": {"name": "own"}}]}, GangBackend.TRAINJOB), "no place for envFrom"),
+        (gang(asked={"retry": RetryPolicy(avoid_node_after=3)}), "avoid_node_after has no effect"),
         (gang(asked={"retry": RetryPolicy(memory_ceiling_bytes=64 * GI)}), "memory_ceiling is for a container with"),
         (
             gang(
@@ -348,8 +351,8 @@ def test_the_request_says_how_spot_nodes_may_be_used(kinds, use):
     assert CompiledPipeline.from_manifest(document).step("fit").gpu.spot == use
 
 
-@pytest.mark.parametrize("backend", list(Backend))
-def test_memory_that_may_grow_is_what_admit_answers(backend: Backend) -> None:
+@pytest.mark.parametrize("backend", list(GangBackend))
+def test_memory_that_may_grow_is_what_admit_answers(backend: GangBackend) -> None:
     resources = {"requests": {"memory": "4Gi", "cpu": "2"}, "limits": {"memory": "8Gi"}}
     ladder = {"retry": RetryPolicy(memory_ceiling_bytes=64 * GI)}
     templates = compiled(gang({"resources": resources}, backend, asked=ladder))
@@ -358,7 +361,7 @@ def test_memory_that_may_grow_is_what_admit_answers(backend: Backend) -> None:
 
     given = {"inputs.parameters.tiphys-memory-request": "6Gi", "inputs.parameters.tiphys-memory-limit": "12Gi"}
     job = filled_in(templates["fit-run"]["resource"]["manifest"], {**KNOWN, **given})
-    of_trainer = backend is Backend.TRAINJOB
+    of_trainer = backend is GangBackend.TRAINJOB
     found = job["spec"]["trainer"]["resourcesPerNode"] if of_trainer else placed(job)[1]["resources"]
     assert (found["requests"], found["limits"]["memory"]) == ({"memory": "6Gi", "cpu": "2"}, "12Gi")
     # Where nobody asked for it, and where nothing was declared, nothing is answered.

@@ -12,34 +12,35 @@
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.compiled import History, gated, pipeline_of
+from support.counting import CountingStore
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import LiveWorkflow, resume, start
-from tiphys_controller.alerts.handler import Orders, fork_name
+from tiphys_controller import LiveWorkflow, resume_run, start_run
+from tiphys_controller.alerts.handler import AlertHandler, build_fork_name
 from tiphys_controller.alerts.rules import (
     AlertAction,
-    Move,
-    Situation,
-    next_move,
-    read_rules,
-    rule_for,
-    run_label,
-    workflow_label,
+    AlertState,
+    HandlerAction,
+    choose_alert_action,
+    choose_handler_action,
+    find_run_label,
+    find_workflow_label,
+    read_alert_rules,
 )
-from tiphys_controller.alerts.webhook import Inbox, Taken, parse
-from tiphys_controller.auto_resume.act import Attendant, Surroundings
-from tiphys_controller.auto_resume.observation_health import Health
-from tiphys_controller.auto_resume.state import Limits, Mode, Standing
+from tiphys_controller.alerts.webhook import AlertInbox, DeliveryReceipt, parse_delivery
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
+from tiphys_controller.auto_resume.observation_health import ObservationHealth
+from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits, SubmissionStatus
 
 from tiphys.errors import UsageError
-from tiphys.records import AlertDone, AutomaticResume, Cause, RunRecord
-from tiphys.store import RunLayout, Store, find_record, read_events, read_record
+from tiphys.records import AlertResultRecord, AutoResumeRecord, Cause, RunRecord
+from tiphys.store import ObjectInfo, RunLayout, Store, find_record, read_events, read_record
 from tiphys.store.layout import alert_key
 
 RUN = "digits-1"
@@ -68,38 +69,40 @@ class StoppableSubmitter(FakeSubmitter):
 
     stopped: list[str]
 
-    def stop(self, workflow: LiveWorkflow, how: Any = None) -> None:
+    def stop(self, workflow: LiveWorkflow, strategy: Any = None) -> None:
         self.stopped = [*getattr(self, "stopped", []), workflow.name]
 
 
 class Desk:
     """The inbox and the worker of one controller."""
 
-    def __init__(self, store: Store, submitter: StoppableSubmitter, mode: Mode = Mode.ON) -> None:
+    def __init__(self, store: Store, submitter: StoppableSubmitter, mode: AutomationMode = AutomationMode.ON) -> None:
         self.store, self.submitter = store, submitter
         self.now = 1000.0
         self.shut: dict[str, str] = {}
         self.handled_: list[tuple[str, str]] = []
-        self.inbox = Inbox(lambda _: store, ("default",))
-        given = Surroundings(lambda _: store, lambda: submitter, lambda: True, lambda _: Health(), lambda: self.now)  # type: ignore[arg-type, return-value]
-        self.attendant = Attendant(given, Limits(mode=mode, per_minute=6000.0))
-        self.orders = Orders(lambda _: store, self.attendant, RULES, self)
+        self.inbox = AlertInbox(lambda _: store, ("default",))
+        given = ReconcilerDependencies(
+            lambda _: store, lambda: submitter, lambda: True, lambda _: ObservationHealth(), lambda: self.now
+        )  # type: ignore[arg-type, return-value]
+        self.attendant = AutoResumeReconciler(given, AutoResumeLimits(mode=mode, resumes_per_minute=6000.0))
+        self.orders = AlertHandler(lambda _: store, self.attendant, RULES, self)
 
-    def deliver(self, *alerts: dict[str, Any]) -> Taken:
-        return self.inbox.take(parse(delivery(*alerts)))
+    def deliver(self, *alerts: dict[str, Any]) -> DeliveryReceipt:
+        return self.inbox.store_delivery(parse_delivery(delivery(*alerts)))
 
     def work(self) -> int:
         self.now += 1
-        return self.orders.work("default")
+        return self.orders.handle_pending("default")
 
     def find_run(self, namespace: str, labels: Mapping[str, str]) -> str:
-        named = run_label(labels)
+        named = find_run_label(labels)
         return named if named and self.store.list(RunLayout(named).prefix) and named == RUN else ""
 
-    def shutdowns(self, namespace: str) -> Mapping[str, str]:
+    def find_shutdowns(self, namespace: str) -> Mapping[str, str]:
         return self.shut
 
-    def handled(self, key: tuple[str, str], alert: str, record: Any, done: AlertDone) -> None:
+    def record_handled(self, key: tuple[str, str], alert: str, record: Any, done: AlertResultRecord) -> None:
         self.handled_.append((record.name, done.outcome))
 
 
@@ -110,7 +113,7 @@ def submitter(tmp_path: Path) -> StoppableSubmitter:
 
 @pytest.fixture
 def desk(store: Store, submitter: StoppableSubmitter) -> Desk:
-    start(store, submitter, pipeline_of(gated("prep"), gated("fit", depends="prep")), RUN)
+    start_run(store, submitter, pipeline_of(gated("prep"), gated("fit", depends="prep")), RUN)
     History(store, RUN).done("prep")
     return Desk(store, submitter)
 
@@ -190,7 +193,7 @@ def test_a_run_is_stopped_so_that_it_saves_and_then_goes_on(desk: Desk) -> None:
     desk.deliver(alert("TrainingStalled"))
     assert desk.work() == 1
     assert desk.submitter.stopped == [RUN]
-    assert read_record(desk.store, RunLayout(RUN).automatic(2), AutomaticResume).alert
+    assert read_record(desk.store, RunLayout(RUN).auto_resume(2), AutoResumeRecord).alert
     desk.shut[f"uid-of-{RUN}"] = "Stop"
     assert desk.work() == 1
     assert desk.submitter.stopped == [RUN], "asked once"
@@ -223,9 +226,9 @@ def test_another_run_goes_on_from_it_once(desk: Desk, point: str) -> None:
     for _ in range(3):
         other.deliver(alert("Diverged"))
         other.work()
-    name = fork_name(RUN, parse(delivery(alert("Diverged"))).alerts[0].id)
+    name = build_fork_name(RUN, parse_delivery(delivery(alert("Diverged"))).alerts[0].id)
     assert desk.submitter.names() == [RUN, name]
-    assert read_record(desk.store, RunLayout(name).record, RunRecord).parent == RUN
+    assert read_record(desk.store, RunLayout(name).run_record, RunRecord).parent == RUN
     assert other.handled_ == [("Diverged", "forked")]
 
 
@@ -247,31 +250,58 @@ def test_other_alerts_are_told_and_nothing_is_done(desk: Desk) -> None:
 def test_somebody_who_was_faster_is_not_followed_by_another(desk: Desk) -> None:
     ended(desk)
     desk.deliver(alert())
-    desk.orders._take(
-        desk.store, "default", parse(delivery(alert())).alerts[0].id, parse(delivery(alert())).alerts[0].record()
+    desk.orders._pin_alert(
+        desk.store,
+        "default",
+        parse_delivery(delivery(alert())).alerts[0].id,
+        parse_delivery(delivery(alert())).alerts[0].to_record(),
     )
-    resume(desk.store, desk.submitter, RUN)
+    resume_run(desk.store, desk.submitter, RUN)
     desk.submitter.end(f"{RUN}-2")
     desk.work()
     assert desk.submitter.names() == [RUN, f"{RUN}-2"]
     assert desk.handled_ == [("RunFailed", "left")]
 
 
-FORK = fork_name(RUN, parse(delivery(alert("Diverged"))).alerts[0].id)
+@pytest.mark.parametrize(
+    ("name", "runs"), [("RunFailed", False), ("TrainingStalled", False), ("TrainingStalled", True)]
+)
+def test_one_alert_scans_the_results_of_its_run_once(desk: Desk, name: str, runs: bool) -> None:
+    if not runs:
+        ended(desk)
+    scanned: list[str] = []
+
+    class ScanCounter(CountingStore):
+        def list(self, prefix: str) -> Iterator[ObjectInfo]:
+            scanned.append(prefix)
+            return super().list(prefix)
+
+    # Without automation nothing is submitted, so all scans belong to the decision.
+    counting = Desk(ScanCounter(desk.store), desk.submitter, AutomationMode.OFF)
+    counting.deliver(alert(name))
+    counting.work()
+
+    assert counting.handled_ == [(name, "left")]
+    assert scanned.count(RunLayout(RUN).done_markers) == 1
+    assert scanned.count(RunLayout(RUN).attempts) == 1
+    assert scanned.count(RunLayout(RUN).all_progress) == 1
+
+
+FORK = build_fork_name(RUN, parse_delivery(delivery(alert("Diverged"))).alerts[0].id)
 
 
 @pytest.mark.parametrize(
     ("name", "runs", "would", "why"),
     [
-        ("RunFailed", False, "resumed it", "step fit was given up by preemption"),
-        ("TrainingStalled", False, "resumed it", "step fit was given up by preemption"),
-        ("TrainingStalled", True, "had it save and end, and resumed it", f"TrainingStalled of {RUN}"),
-        ("Diverged", True, "forked it", f"run {FORK} goes on from it"),
+        ("RunFailed", False, "resumed it", "step fit failed by preemption"),
+        ("TrainingStalled", False, "resumed it", "step fit failed by preemption"),
+        ("TrainingStalled", True, "stopped its Workflow and resumed it", f"TrainingStalled of {RUN}"),
+        ("Diverged", True, "forked it", f"run {FORK} continues from it"),
     ],
 )
-@pytest.mark.parametrize("mode", [Mode.OFF, Mode.DRY_RUN])
+@pytest.mark.parametrize("mode", [AutomationMode.OFF, AutomationMode.DRY_RUN])
 def test_where_nothing_is_done_an_alert_says_what_would_have_been(
-    desk: Desk, mode: Mode, name: str, runs: bool, would: str, why: str
+    desk: Desk, mode: AutomationMode, name: str, runs: bool, would: str, why: str
 ) -> None:
     if not runs:
         ended(desk)
@@ -281,17 +311,21 @@ def test_where_nothing_is_done_an_alert_says_what_would_have_been(
     assert still.work() == 0, "it does not wait for what nobody does"
 
     assert still.handled_ == [(name, "left")]
-    done = read_record(desk.store, alert_key(parse(delivery(alert(name))).alerts[0].id, "done"), AlertDone)
-    begins = "not done, since nothing goes on by itself here" if mode is Mode.OFF else f"dry run: would have {would}"
+    done = read_record(
+        desk.store, alert_key(parse_delivery(delivery(alert(name))).alerts[0].id, "done"), AlertResultRecord
+    )
+    begins = (
+        "not done, because automatic resumes are off" if mode is AutomationMode.OFF else f"dry run: would have {would}"
+    )
     assert done.message == f"{begins}: {why}"
     assert desk.submitter.names() == [RUN]
     assert not hasattr(desk.submitter, "stopped")
-    assert find_record(desk.store, RunLayout(RUN).automatic(2), AutomaticResume) is None
+    assert find_record(desk.store, RunLayout(RUN).auto_resume(2), AutoResumeRecord) is None
 
 
 def test_an_alert_is_the_same_by_fingerprint_and_start(desk: Desk) -> None:
-    first, again = parse(delivery(alert(), {**alert(), "endsAt": STARTS})).alerts
-    later = parse(delivery({**alert(), "startsAt": "2026-05-04T12:00:00.000Z"})).alerts[0]
+    first, again = parse_delivery(delivery(alert(), {**alert(), "endsAt": STARTS})).alerts
+    later = parse_delivery(delivery({**alert(), "startsAt": "2026-05-04T12:00:00.000Z"})).alerts[0]
     assert first.id == again.id != later.id
 
 
@@ -310,14 +344,14 @@ def test_an_alert_is_the_same_by_fingerprint_and_start(desk: Desk) -> None:
     ],
 )
 def test_whose_alert_it_is(namespaces: tuple[str, ...] | None, label: str, expected: str) -> None:
-    inbox = Inbox(lambda _: pytest.fail("nothing is stored here"), namespaces)
-    assert inbox.tenant({"namespace": label} if label else {}) == expected
+    inbox = AlertInbox(lambda _: pytest.fail("nothing is stored here"), namespaces)
+    assert inbox.find_tenant({"namespace": label} if label else {}) == expected
 
 
 def test_an_alert_of_nobody_here_is_counted_and_not_stored(desk: Desk) -> None:
-    assert desk.deliver(alert(namespace="another"), alert()) == Taken(accepted=1, unmatched=1)
+    assert desk.deliver(alert(namespace="another"), alert()) == DeliveryReceipt(accepted=1, unmatched=1)
     kept = [info.key for info in desk.store.list("alerts/")]
-    assert kept == [alert_key(parse(delivery(alert())).alerts[0].id, "firing")]
+    assert kept == [alert_key(parse_delivery(delivery(alert())).alerts[0].id, "firing")]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +359,7 @@ def test_an_alert_of_nobody_here_is_counted_and_not_stored(desk: Desk) -> None:
     [
         ([], "the document"),
         ({}, "version: Field required"),
-        ({"version": "3", "alerts": []}, "version '3'; this reads version 4"),
+        ({"version": "3", "alerts": []}, "version '3'; only Alertmanager's version 4"),
         (delivery({**alert(), "status": "unsure"}), "alerts.0.status"),
         (delivery({**alert(), "fingerprint": "../../runs/x"}), "hexadecimal"),
         (delivery({**alert(), "startsAt": "x" * 100}), "alerts.0.startsAt"),
@@ -334,54 +368,54 @@ def test_an_alert_of_nobody_here_is_counted_and_not_stored(desk: Desk) -> None:
 )
 def test_what_is_no_delivery_is_refused_with_the_place(document: object, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        parse(document)
+        parse_delivery(document)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"action": AlertAction.NOTIFY}, Move.TELL),
-        ({"action": AlertAction.IGNORE, "standing": Standing.FAILED}, Move.TELL),
-        ({"last": 3}, Move.GONE_ON),
-        ({"action": AlertAction.RESUME}, Move.ATTEND),
-        ({"action": AlertAction.FORK}, Move.FORK),
-        ({"action": AlertAction.FORK, "resolved": True}, Move.DROP),
-        ({}, Move.STOP),
-        ({"stopping": True}, Move.WAIT),
-        ({"resolved": True}, Move.DROP),
-        ({"resolved": True, "intended": True}, Move.STOP),
-        ({"standing": Standing.FAILED}, Move.ATTEND),
-        ({"standing": Standing.GONE, "resolved": True}, Move.ATTEND),
+        ({"action": AlertAction.NOTIFY}, HandlerAction.NOTIFY),
+        ({"action": AlertAction.IGNORE, "status": SubmissionStatus.FAILED}, HandlerAction.NOTIFY),
+        ({"last_submission": 3}, HandlerAction.SKIP_SUPERSEDED),
+        ({"action": AlertAction.RESUME}, HandlerAction.RECONCILE),
+        ({"action": AlertAction.FORK}, HandlerAction.FORK),
+        ({"action": AlertAction.FORK, "is_resolved": True}, HandlerAction.SKIP_RESOLVED),
+        ({}, HandlerAction.STOP),
+        ({"is_stopping": True}, HandlerAction.WAIT),
+        ({"is_resolved": True}, HandlerAction.SKIP_RESOLVED),
+        ({"is_resolved": True, "is_intended": True}, HandlerAction.STOP),
+        ({"status": SubmissionStatus.FAILED}, HandlerAction.RECONCILE),
+        ({"status": SubmissionStatus.WORKFLOW_GONE, "is_resolved": True}, HandlerAction.RECONCILE),
     ],
 )
-def test_the_next_move(changes: dict[str, Any], expected: Move) -> None:
-    now = Situation(AlertAction.SAVE_AND_RESTART, False, 2, 2, Standing.RUNS, False, False)
-    assert next_move(now._replace(**changes)) is expected
+def test_the_next_move(changes: dict[str, Any], expected: HandlerAction) -> None:
+    now = AlertState(AlertAction.SAVE_AND_RESTART, False, 2, 2, SubmissionStatus.RUNNING, False, False)
+    assert choose_handler_action(now._replace(**changes)) is expected
 
 
 def test_rules_come_from_a_file_and_are_checked(tmp_path: Path) -> None:
     file = tmp_path / "rules.json"
     file.write_text('{"TrainingStalled": "save-and-restart"}')
-    rules = read_rules(file)
-    assert rule_for(rules, "TrainingStalled") is AlertAction.SAVE_AND_RESTART
-    assert rule_for(rules, "Other") is AlertAction.NOTIFY
+    rules = read_alert_rules(file)
+    assert choose_alert_action(rules, "TrainingStalled") is AlertAction.SAVE_AND_RESTART
+    assert choose_alert_action(rules, "Other") is AlertAction.NOTIFY
     file.write_text('{"TrainingStalled": "reboot"}')
     with pytest.raises(UsageError, match="one of resume, save-and-restart, fork, notify, ignore"):
-        read_rules(file)
-    with pytest.raises(UsageError, match="cannot read the rules"):
-        read_rules(tmp_path / "missing.json")
+        read_alert_rules(file)
+    with pytest.raises(UsageError, match="cannot read alert rules"):
+        read_alert_rules(tmp_path / "missing.json")
 
 
 def test_labels_that_name_a_run_or_a_workflow() -> None:
-    assert run_label({"run": "a", "tiphys_run": "b"}) == "b"
-    assert workflow_label({"workflow": "w"}) == "w"
-    assert run_label({"workflow": "w"}) == ""
+    assert find_run_label({"run": "a", "tiphys_run": "b"}) == "b"
+    assert find_workflow_label({"workflow": "w"}) == "w"
+    assert find_run_label({"workflow": "w"}) == ""
 
 
 def test_what_was_done_stays_on_record(desk: Desk) -> None:
     ended(desk)
     desk.deliver(alert())
     desk.work()
-    done = find_record(desk.store, alert_key(parse(delivery(alert())).alerts[0].id, "done"), AlertDone)
+    done = find_record(desk.store, alert_key(parse_delivery(delivery(alert())).alerts[0].id, "done"), AlertResultRecord)
     assert done is not None
     assert done.outcome == "resumed"

@@ -11,21 +11,21 @@ import pytest
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import resume, start
-from tiphys_controller.auto_resume.act import Attendant, Attended, Surroundings
-from tiphys_controller.auto_resume.observation_health import Health
-from tiphys_controller.auto_resume.state import Limits, Mode
+from tiphys_controller import resume_run, start_run
+from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies, ReconcileResult
+from tiphys_controller.auto_resume.observation_health import ObservationHealth
+from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits
 
 from tiphys.errors import ConflictError, FencedError, StoreError, TiphysError
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import AutomaticResume, Cause, CheckpointManifest, RunSealed, SubmissionClaim, SubmissionKind
-from tiphys.store import LineageLayout, ObjectInfo, RunLayout, Store, read_record, submissions
+from tiphys.records import AutoResumeRecord, Cause, CheckpointManifest, SubmissionClaim, SubmissionEnd, SubmissionKind
+from tiphys.store import LineageLayout, ObjectInfo, RunLayout, Store, read_record, read_submissions
 
 RUN = "digits-1"
 KEY = ("default", RUN)
 LAYOUT = RunLayout(RUN)
-SOUND = Health()
+SOUND = ObservationHealth()
 
 
 def asking(policy: AutoResumePolicy | None = None) -> Manifest:
@@ -42,29 +42,31 @@ class Desk:
 
     store: Store
     submitter: FakeSubmitter
-    mode: Mode = Mode.ON
+    mode: AutomationMode = AutomationMode.ON
     per_minute: float = 600.0
     now: float = 1000.0
     leads: bool = True
-    health: Health = SOUND
-    attendant: Attendant = field(init=False)
+    health: ObservationHealth = SOUND
+    attendant: AutoResumeReconciler = field(init=False)
 
     def __post_init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        given = Surroundings(
+        given = ReconcilerDependencies(
             lambda _: self.store,
             lambda: self.submitter,
             lambda: self.leads,
             lambda _: self.health,
             lambda: self.now,
         )
-        self.attendant = Attendant(given, Limits(mode=self.mode, per_minute=self.per_minute))
+        self.attendant = AutoResumeReconciler(
+            given, AutoResumeLimits(mode=self.mode, resumes_per_minute=self.per_minute)
+        )
 
-    def attend(self, **given: Any) -> Attended:
-        return self.attendant.attend(KEY, **given)
+    def attend(self, **given: Any) -> ReconcileResult:
+        return self.attendant.reconcile(KEY, **given)
 
     def reason(self, **given: Any) -> str:
         return self.attend(**given).decision.reason
@@ -84,7 +86,7 @@ class Desk:
 
 @pytest.fixture
 def desk(store: Store, submitter: FakeSubmitter) -> Desk:
-    start(store, submitter, asking(), RUN)
+    start_run(store, submitter, asking(), RUN)
     History(store, RUN).done("prep")
     return Desk(store, submitter)
 
@@ -96,7 +98,7 @@ def test_a_run_that_failed_from_outside_goes_on_at_once_with_what_is_missing(des
 
     assert attended.resumed is not None
     assert (attended.resumed.submission, attended.resumed.plan.running) == (2, ("fit",))
-    record = read_record(desk.store, LAYOUT.automatic(2), AutomaticResume)
+    record = read_record(desk.store, LAYOUT.auto_resume(2), AutoResumeRecord)
     assert (record.cause, record.advance.steps) == (Cause.PREEMPTION, 1)
     assert desk.reason() == "Runs"
 
@@ -111,7 +113,7 @@ def test_a_run_that_goes_on_is_left_in_peace(desk: Desk) -> None:
 
 def test_an_end_that_only_storage_knows_is_enough(desk: Desk) -> None:
     desk.submitter.delete(RUN)
-    sealed = RunSealed(run=RUN, submission=1, status="Failed", message="fit: failed")
+    sealed = SubmissionEnd(run=RUN, submission=1, status="Failed", message="fit: failed")
     desk.store.create(LAYOUT.submission_end(1), sealed.to_bytes())
     assert desk.reason() == "Resume"
     assert desk.submitter.names() == [f"{RUN}-2"]
@@ -161,14 +163,14 @@ def test_a_run_that_a_person_stopped_stays_stopped_when_its_workflow_is_gone(des
 def test_a_stop_that_nobody_watched_is_told_by_what_its_workflow_left(desk: Desk, message: str) -> None:
     desk.fail()
     desk.store.create(
-        LAYOUT.submission_end(1), RunSealed(run=RUN, submission=1, status="Failed", message=message).to_bytes()
+        LAYOUT.submission_end(1), SubmissionEnd(run=RUN, submission=1, status="Failed", message=message).to_bytes()
     )
     assert desk.reason() == "EndedByPerson"
 
 
 def test_the_stop_of_an_earlier_workflow_says_nothing_about_this_one(desk: Desk) -> None:
     desk.fail()
-    resume(desk.store, desk.submitter, RUN)
+    resume_run(desk.store, desk.submitter, RUN)
     desk.fail(2)
     assert desk.reason(shutdowns={f"uid-of-{RUN}": "Stop"}) == "Resume"
 
@@ -198,7 +200,7 @@ def test_progress_pays_back_and_a_person_closes_the_breaker(desk: Desk) -> None:
     desk.commit(15, attempt=3)
     desk.fail(3)
     assert desk.reason() == "CoolingDown", "an older one is none"
-    resume(desk.store, desk.submitter, RUN)
+    resume_run(desk.store, desk.submitter, RUN)
     desk.fail(4)
     assert desk.reason() == "Resume", "somebody went on with it"
 
@@ -215,7 +217,7 @@ def test_whoever_comes_after_a_crash_goes_on_and_makes_one_workflow(desk: Desk, 
     desk.attend()
     desk.attend()
     assert desk.submitter.names() == [RUN, f"{RUN}-2"]
-    assert [one.claim.submission for one in submissions(desk.store, RUN)] == [1, 2]
+    assert [one.claim.submission for one in read_submissions(desk.store, RUN)] == [1, 2]
 
 
 def test_several_controllers_at_once_make_one_workflow(desk: Desk) -> None:
@@ -239,7 +241,7 @@ def test_several_controllers_at_once_make_one_workflow(desk: Desk) -> None:
 def test_a_claim_that_was_never_sent_is_sent_under_its_own_number(desk: Desk) -> None:
     desk.fail()
     with dying_at("resume.after_claim"):
-        resume(desk.store, desk.submitter, RUN)
+        resume_run(desk.store, desk.submitter, RUN)
     assert desk.reason() == "NotSureYet", "whoever claimed it may be about to"
     desk.now += 120
     assert desk.reason() == "Resume"
@@ -248,7 +250,7 @@ def test_a_claim_that_was_never_sent_is_sent_under_its_own_number(desk: Desk) ->
 
 def test_a_dry_run_writes_nothing(desk: Desk) -> None:
     desk.fail()
-    desk.mode = Mode.DRY_RUN
+    desk.mode = AutomationMode.DRY_RUN
     desk.restart()
     before = list(desk.store.list(""))
     attended = desk.attend()
@@ -267,9 +269,9 @@ def test_whoever_does_not_lead_any_more_does_nothing(desk: Desk) -> None:
 
 def test_bad_sight_and_too_many_at_once_put_it_off(desk: Desk) -> None:
     desk.fail()
-    desk.health = Health(blind="the API server does not answer")
+    desk.health = ObservationHealth(blind_reason="the API server does not answer")
     assert desk.reason() == "HealthUnknown"
-    desk.health = Health()
+    desk.health = ObservationHealth()
     desk.per_minute = 1.0
     desk.restart()
     desk.attendant._bucket.take()
@@ -337,12 +339,12 @@ def test_an_api_server_that_does_not_answer_says_nothing_about_a_run(desk: Desk)
 
 
 def test_a_run_whose_author_did_not_ask_is_resumed_for_an_alert_alone(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, pipeline_of(gated("fit")), RUN)
+    start_run(store, submitter, pipeline_of(gated("fit")), RUN)
     desk = Desk(store, submitter)
     submitter.end(RUN)
     assert desk.reason() == "NotAsked"
     assert desk.reason(alert="ab" * 16) == "Resume"
-    assert read_record(store, LAYOUT.automatic(2), AutomaticResume).alert == "ab" * 16
+    assert read_record(store, LAYOUT.auto_resume(2), AutoResumeRecord).alert == "ab" * 16
 
 
 def test_a_submission_of_another_cluster_is_its_own_business(desk: Desk) -> None:

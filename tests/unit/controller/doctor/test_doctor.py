@@ -20,12 +20,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tiphys_controller.doctor import Finding, State, examine, usable
-from tiphys_controller.doctor.checks_argo import duration_seconds
-from tiphys_controller.doctor.checks_namespace import AGENT_RIGHTS, EXECUTOR_RIGHTS, GANG_RIGHTS
-from tiphys_controller.doctor.observe import clocks_of, settings_of
-from tiphys_controller.doctor.observed import Clock, Deployments, Observed, PodSeen, Right, Unknown, WorkflowNamespace
-from tiphys_controller.doctor.pod_readiness import complaints, is_ready, readiness_path, runs, said, trouble
+from tiphys_controller.doctor import CheckStatus, DoctorFinding, is_cluster_usable, run_checks
+from tiphys_controller.doctor.checks_namespace import AGENT_PERMISSIONS, EXECUTOR_PERMISSIONS, GANG_PERMISSIONS
+from tiphys_controller.doctor.observe import parse_argo_settings, read_node_clocks
+from tiphys_controller.doctor.observed import (
+    ClusterObservation,
+    DeploymentSearch,
+    NodeClock,
+    Permission,
+    PodReadiness,
+    UnknownValue,
+    WorkflowNamespace,
+)
+from tiphys_controller.doctor.pod_readiness import (
+    build_readiness_path,
+    describe_not_ready,
+    has_running_container,
+    is_pod_ready,
+    parse_partial_failures,
+    parse_readiness_reason,
+)
 
 from tiphys.kube import Object
 
@@ -34,8 +48,8 @@ GOOD_ENV = {
     "ARGO_EXECUTOR_PLUGINS": "true",
     "ARGO_POD_STATUS_CAPTURE_FINALIZER": "true",
 }
-RIGHTS: Mapping[Right, bool] = dict.fromkeys(EXECUTOR_RIGHTS + AGENT_RIGHTS + GANG_RIGHTS, True)
-SECRETS: Mapping[str, frozenset[str] | Unknown] = {
+RIGHTS: Mapping[Permission, bool] = dict.fromkeys(EXECUTOR_PERMISSIONS + AGENT_PERMISSIONS + GANG_PERMISSIONS, True)
+SECRETS: Mapping[str, frozenset[str] | UnknownValue] = {
     "tiphys-store": frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}),
     "tiphys-workflow.service-account-token": frozenset({"token", "ca.crt"}),
     "tiphys-executor-plugin.service-account-token": frozenset({"token", "ca.crt"}),
@@ -46,9 +60,9 @@ NAMESPACE = WorkflowNamespace(
     accounts=frozenset({"tiphys-workflow", "tiphys-executor-plugin"}),
     config_maps=frozenset({"tiphys-executor-plugin"}),
     secrets=SECRETS,
-    rights=RIGHTS,
+    permissions=RIGHTS,
 )
-FORBIDDEN = Unknown("the API server refused: nodes is forbidden")
+FORBIDDEN = UnknownValue("the API server refused: nodes is forbidden")
 
 
 def deployment(name: str, container: Object, namespace: str = "argo", **labels: str) -> Object:
@@ -56,16 +70,16 @@ def deployment(name: str, container: Object, namespace: str = "argo", **labels: 
     return {"metadata": {"name": name, "namespace": namespace, "labels": labels}, "spec": spec}
 
 
-def argo(env: Mapping[str, str] | None = None, tag: str = "v4.1.2", args: list[str] | None = None) -> Deployments:
+def argo(env: Mapping[str, str] | None = None, tag: str = "v4.1.2", args: list[str] | None = None) -> DeploymentSearch:
     variables = [{"name": name, "value": value} for name, value in (GOOD_ENV if env is None else env).items()]
     image = f"example.org/argoproj/workflow-controller:{tag}" if tag else "example.org/argo@sha256:00"
     container = {"image": image, "command": ["workflow-controller"], "args": args or [], "env": variables}
-    return Deployments((deployment("workflow-controller", container),))
+    return DeploymentSearch((deployment("workflow-controller", container),))
 
 
-def tiphys(mode: str = "serve") -> Deployments:
+def tiphys(mode: str = "serve") -> DeploymentSearch:
     parts = {"plugin": ["tiphys_plugin", mode], "controller": ["tiphys_controller"]}
-    return Deployments(
+    return DeploymentSearch(
         tuple(
             deployment(f"tiphys-{name}", {"args": args}, "tiphys", **{"app.kubernetes.io/component": name})
             for name, args in parts.items()
@@ -73,7 +87,7 @@ def tiphys(mode: str = "serve") -> Deployments:
     )
 
 
-GOOD = Observed(
+GOOD = ClusterObservation(
     server="https://east",
     version="v1.34.1",
     argo_kinds=frozenset({"workflows", "workflowtasksets", "workflowtaskresults", "workflowtemplates"}),
@@ -81,32 +95,35 @@ GOOD = Observed(
     argo=argo(),
     argo_settings={},
     tiphys=tiphys(),
-    pods=(PodSeen("plugin", "tiphys", "tiphys-plugin-1"), PodSeen("controller", "tiphys", "tiphys-controller-1")),
+    pods=(
+        PodReadiness("plugin", "tiphys", "tiphys-plugin-1"),
+        PodReadiness("controller", "tiphys", "tiphys-controller-1"),
+    ),
     namespaces=(NAMESPACE,),
-    clocks=(Clock("node-1", 0.4),),
+    clocks=(NodeClock("node-1", 0.4),),
 )
 AGENT = replace(GOOD, tiphys=tiphys("agent"), argo_settings={"disableAgentPodCreation": "true"})
 
 
-def bad(observed: Observed) -> dict[str, Finding]:
+def bad(observed: ClusterObservation) -> dict[str, DoctorFinding]:
     """Findings that are not ok, by name."""
-    return {one.name: one for one in examine(observed) if one.state is not State.OK}
+    return {one.name: one for one in run_checks(observed) if one.state is not CheckStatus.OK}
 
 
-def only(observed: Observed) -> Finding:
+def only(observed: ClusterObservation) -> DoctorFinding:
     """The one finding that is not ok."""
     [found] = bad(observed).values()
     return found
 
 
 @pytest.mark.parametrize("observed", [GOOD, AGENT], ids=["sidecar mode", "agent mode"])
-def test_a_good_cluster_has_nothing_to_complain_about(observed: Observed) -> None:
+def test_a_good_cluster_has_nothing_to_complain_about(observed: ClusterObservation) -> None:
     assert bad(observed) == {}
-    assert usable(examine(observed))
+    assert is_cluster_usable(run_checks(observed))
 
 
 def test_what_costs_time_at_each_step_is_said_first() -> None:
-    assert examine(GOOD)[0].name == "requeue-time"
+    assert run_checks(GOOD)[0].name == "requeue-time"
 
 
 @pytest.mark.parametrize(
@@ -119,34 +136,30 @@ def test_what_costs_time_at_each_step_is_said_first() -> None:
 def test_a_slow_controller_of_argo(value: str | None, sentence: str) -> None:
     env = {name: text for name, text in GOOD_ENV.items() if name != "DEFAULT_REQUEUE_TIME"}
     found = only(replace(GOOD, argo=argo(env | ({"DEFAULT_REQUEUE_TIME": value} if value else {}))))
-    assert (found.name, found.state) == ("requeue-time", State.WARNING)
+    assert (found.name, found.state) == ("requeue-time", CheckStatus.WARNING)
     assert sentence in found.sentence
     assert found.remedy == "kubectl set env -n argo deployment/workflow-controller DEFAULT_REQUEUE_TIME=500ms"
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("500ms", 0.5), ("2s", 2), ("1m30s", 90), ("1h", 3600), ("", None), ("10", None), ("s", None)]
-)
-def test_durations_of_go(text: str, seconds: float | None) -> None:
-    assert duration_seconds(text) == seconds
-
-
-def test_a_requeue_time_from_elsewhere_is_not_guessed() -> None:
-    assert only(replace(GOOD, argo=argo({**GOOD_ENV, "DEFAULT_REQUEUE_TIME": ""}))).state is State.UNKNOWN
+@pytest.mark.parametrize("value", ["", "10", "s"])
+def test_a_requeue_time_that_cannot_be_read_is_not_guessed(value: str) -> None:
+    assert only(replace(GOOD, argo=argo({**GOOD_ENV, "DEFAULT_REQUEUE_TIME": value}))).state is CheckStatus.UNKNOWN
 
 
 def test_a_cluster_without_argo() -> None:
-    found = bad(replace(GOOD, argo_kinds=frozenset(), argo=Deployments(()), argo_settings=Unknown("no Deployment")))
-    assert found["argo-kinds"].state is State.FAILED
+    found = bad(
+        replace(GOOD, argo_kinds=frozenset(), argo=DeploymentSearch(()), argo_settings=UnknownValue("no Deployment"))
+    )
+    assert found["argo-kinds"].state is CheckStatus.FAILED
     assert "Argo Workflows is not installed" in found["argo-kinds"].sentence
     assert "helm install argo" in found["argo-kinds"].remedy
-    assert {one.state for name, one in found.items() if name != "argo-kinds"} == {State.UNKNOWN}
+    assert {one.state for name, one in found.items() if name != "argo-kinds"} == {CheckStatus.UNKNOWN}
 
 
 @pytest.mark.parametrize(
-    ("observed", "state"), [(GOOD, State.WARNING), (AGENT, State.FAILED)], ids=["sidecar", "agent"]
+    ("observed", "state"), [(GOOD, CheckStatus.WARNING), (AGENT, CheckStatus.FAILED)], ids=["sidecar", "agent"]
 )
-def test_an_old_argo_says_what_is_not_available(observed: Observed, state: State) -> None:
+def test_an_old_argo_says_what_is_not_available(observed: ClusterObservation, state: CheckStatus) -> None:
     found = only(replace(observed, argo=argo(tag="v3.7.2")))
     assert (found.name, found.state) == ("argo-version", state)
     assert "before 4.1 there is no shared agent (mode=agent), and no Workflow can bring its executor plugin" in (
@@ -155,13 +168,13 @@ def test_an_old_argo_says_what_is_not_available(observed: Observed, state: State
 
 
 def test_an_image_by_digest_has_no_version() -> None:
-    assert only(replace(GOOD, argo=argo(tag=""))).state is State.UNKNOWN
+    assert only(replace(GOOD, argo=argo(tag=""))).state is CheckStatus.UNKNOWN
 
 
 def test_executor_plugins_that_are_switched_off() -> None:
     env = {name: text for name, text in GOOD_ENV.items() if name != "ARGO_EXECUTOR_PLUGINS"}
     found = only(replace(GOOD, argo=argo(env)))
-    assert (found.name, found.state) == ("executor-plugins", State.FAILED)
+    assert (found.name, found.state) == ("executor-plugins", CheckStatus.FAILED)
     assert found.remedy.endswith("deployment/workflow-controller ARGO_EXECUTOR_PLUGINS=true")
     assert bad(replace(AGENT, argo=argo(env))) == {}
 
@@ -170,12 +183,14 @@ def test_executor_plugins_that_are_switched_off() -> None:
     ("env", "args", "state"),
     [
         ({}, ["--executor-plugins"], None),
-        ({"ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS": "true"}, [], State.WARNING),
-        ({}, ["--workflow-level-executor-plugins=true"], State.WARNING),
-        ({"ARGO_EXECUTOR_PLUGINS": "false"}, [], State.FAILED),
+        ({"ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS": "true"}, [], CheckStatus.WARNING),
+        ({}, ["--workflow-level-executor-plugins=true"], CheckStatus.WARNING),
+        ({"ARGO_EXECUTOR_PLUGINS": "false"}, [], CheckStatus.FAILED),
     ],
 )
-def test_the_ways_to_switch_executor_plugins_on(env: dict[str, str], args: list[str], state: State | None) -> None:
+def test_the_ways_to_switch_executor_plugins_on(
+    env: dict[str, str], args: list[str], state: CheckStatus | None
+) -> None:
     given = {**GOOD_ENV, "ARGO_EXECUTOR_PLUGINS": "", **env}
     found = bad(replace(GOOD, argo=argo(given, args=args))).get("executor-plugins")
     assert (found.state if found else None) == state
@@ -197,9 +212,9 @@ def test_the_ways_to_switch_executor_plugins_on(env: dict[str, str], args: list[
     ],
     ids=["nobody answers", "both answer"],
 )
-def test_argo_and_tiphys_must_agree_who_answers(observed: Observed, sentence: str, remedy: str) -> None:
+def test_argo_and_tiphys_must_agree_who_answers(observed: ClusterObservation, sentence: str, remedy: str) -> None:
     found = only(observed)
-    assert (found.name, found.state) == ("agent-pods", State.FAILED)
+    assert (found.name, found.state) == ("agent-pods", CheckStatus.FAILED)
     assert sentence in found.sentence
     assert remedy in found.remedy
     assert "configmap workflow-controller-configmap -n argo" in found.remedy
@@ -208,42 +223,51 @@ def test_argo_and_tiphys_must_agree_who_answers(observed: Observed, sentence: st
 def test_exit_codes_that_get_lost() -> None:
     env = {name: text for name, text in GOOD_ENV.items() if "FINALIZER" not in name}
     found = only(replace(GOOD, argo=argo(env)))
-    assert (found.name, found.state) == ("exit-codes", State.WARNING)
+    assert (found.name, found.state) == ("exit-codes", CheckStatus.WARNING)
     assert found.remedy.endswith("ARGO_POD_STATUS_CAPTURE_FINALIZER=true")
 
 
 def test_kinds_of_tiphys_that_are_missing() -> None:
     found = only(replace(GOOD, tiphys_kinds=frozenset()))
-    assert (found.name, found.state) == ("tiphys-kinds", State.FAILED)
+    assert (found.name, found.state) == ("tiphys-kinds", CheckStatus.FAILED)
     assert found.remedy == "kubectl apply --server-side -f charts/tiphys/crds"
 
 
 def test_tiphys_that_is_not_installed() -> None:
-    found = bad(replace(GOOD, tiphys=Deployments(()), pods=()))
-    assert {name: one.state for name, one in found.items()} == {"plugin": State.FAILED, "controller": State.FAILED}
+    found = bad(replace(GOOD, tiphys=DeploymentSearch(()), pods=()))
+    assert {name: one.state for name, one in found.items()} == {
+        "plugin": CheckStatus.FAILED,
+        "controller": CheckStatus.FAILED,
+    }
     assert "helm install tiphys" in found["plugin"].remedy
 
 
 def test_a_plugin_that_is_not_ready_with_its_reason() -> None:
-    pods = (PodSeen("plugin", "tiphys", "p-1", "s3://ml/tiphys: no credentials"), PodSeen("controller", "tiphys", "c"))
+    pods = (
+        PodReadiness("plugin", "tiphys", "p-1", "s3://ml/tiphys: no credentials"),
+        PodReadiness("controller", "tiphys", "c"),
+    )
     found = only(replace(GOOD, pods=pods))
-    assert (found.name, found.state) == ("plugin", State.FAILED)
+    assert (found.name, found.state) == ("plugin", CheckStatus.FAILED)
     assert "the plugin is not ready: s3://ml/tiphys: no credentials; until then every plugin step" in found.sentence
     assert found.remedy == "kubectl logs -n tiphys p-1"
 
 
 def test_one_pod_of_two_is_enough_to_go_on() -> None:
-    pods = (*(GOOD.pods if isinstance(GOOD.pods, tuple) else ()), PodSeen("plugin", "tiphys", "p-2", "Unschedulable"))
+    pods = (
+        *(GOOD.pods if isinstance(GOOD.pods, tuple) else ()),
+        PodReadiness("plugin", "tiphys", "p-2", "Unschedulable"),
+    )
     found = only(replace(GOOD, pods=pods))
-    assert (found.name, found.state) == ("plugin", State.WARNING)
+    assert (found.name, found.state) == ("plugin", CheckStatus.WARNING)
     assert "1 of 2 pods of the plugin" in found.sentence
 
 
 def test_a_ready_pod_that_cannot_serve_everybody_is_named() -> None:
     said = ("the GPU ledger: gone", "namespace ml: s3://ml/tiphys: no credentials")
-    pods = (PodSeen("plugin", "tiphys", "p-1", complaints=said), PodSeen("controller", "tiphys", "c"))
+    pods = (PodReadiness("plugin", "tiphys", "p-1", partial_failures=said), PodReadiness("controller", "tiphys", "c"))
     found = only(replace(GOOD, pods=pods))
-    assert (found.name, found.state) == ("plugin", State.WARNING)
+    assert (found.name, found.state) == ("plugin", CheckStatus.WARNING)
     assert found.sentence.endswith(
         "but not for all: the GPU ledger: gone; namespace ml: s3://ml/tiphys: no credentials"
     )
@@ -263,65 +287,71 @@ def test_a_ready_pod_that_cannot_serve_everybody_is_named() -> None:
     ],
 )
 def test_what_a_ready_process_complains_of_is_read_from_its_answer(body: str, expected: tuple[str, ...]) -> None:
-    assert complaints(body) == expected
+    assert parse_partial_failures(body) == expected
 
 
 def test_a_plugin_without_pods() -> None:
-    found = only(replace(GOOD, pods=(PodSeen("controller", "tiphys", "c"),)))
+    found = only(replace(GOOD, pods=(PodReadiness("controller", "tiphys", "c"),)))
     assert "it has no pods" in found.sentence
     assert found.remedy == "kubectl describe -n tiphys deployment/tiphys-plugin"
 
 
-CASES: list[tuple[str, dict[str, Any], str, State, str]] = [
-    ("namespace", {"exists": False}, "ml/exists", State.FAILED, "there is no namespace ml"),
+CASES: list[tuple[str, dict[str, Any], str, CheckStatus, str]] = [
+    ("namespace", {"exists": False}, "ml/exists", CheckStatus.FAILED, "there is no namespace ml"),
     (
         "account of workflows",
         {"accounts": frozenset({"tiphys-executor-plugin"})},
         "ml/accounts",
-        State.FAILED,
+        CheckStatus.FAILED,
         "no service account tiphys-workflow: no pod of a workflow is made",
     ),
     (
         "account of the plugin",
         {"accounts": frozenset({"tiphys-workflow"})},
         "ml/accounts",
-        State.FAILED,
+        CheckStatus.FAILED,
         "no service account tiphys-executor-plugin: every plugin step ends in Error",
     ),
     (
         "token secret",
         {"secrets": {**SECRETS, "tiphys-workflow.service-account-token": frozenset()}},
         "ml/tokens",
-        State.FAILED,
+        CheckStatus.FAILED,
         "there is no Secret tiphys-workflow.service-account-token",
     ),
     (
         "token in its secret",
         {"secrets": {**SECRETS, "tiphys-executor-plugin.service-account-token": frozenset({"ca.crt"})}},
         "ml/tokens",
-        State.FAILED,
+        CheckStatus.FAILED,
         "Secret tiphys-executor-plugin.service-account-token holds no token",
     ),
     (
         "right of the agent",
-        {"rights": {**RIGHTS, Right("patch", "workflowtasksets/status"): False}},
+        {"permissions": {**RIGHTS, Permission("patch", "workflowtasksets/status"): False}},
         "ml/rights",
-        State.FAILED,
+        CheckStatus.FAILED,
         "account tiphys-workflow may not patch workflowtasksets/status: the agent pod crashes",
     ),
     (
         "right to make Jobs",
-        {"rights": {**RIGHTS, Right("create", "jobs", "batch"): False}},
+        {"permissions": {**RIGHTS, Permission("create", "jobs", "batch"): False}},
         "ml/jobs",
-        State.WARNING,
+        CheckStatus.WARNING,
         "account tiphys-workflow may not create jobs: a training on several nodes ends in Error",
     ),
-    ("plugin", {"config_maps": frozenset()}, "ml/plugin", State.FAILED, "there is no ConfigMap tiphys-executor-plugin"),
+    (
+        "plugin",
+        {"config_maps": frozenset()},
+        "ml/plugin",
+        CheckStatus.FAILED,
+        "there is no ConfigMap tiphys-executor-plugin",
+    ),
     (
         "store secret",
         {"secrets": {**SECRETS, "tiphys-store": frozenset()}},
         "ml/store",
-        State.WARNING,
+        CheckStatus.WARNING,
         "there is no Secret tiphys-store: training pods cannot save, unless",
     ),
 ]
@@ -330,7 +360,7 @@ CASES: list[tuple[str, dict[str, Any], str, State, str]] = [
 @pytest.mark.parametrize(
     ("lacking", "name", "state", "sentence"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_what_is_missing_in_a_namespace(lacking: dict[str, Any], name: str, state: State, sentence: str) -> None:
+def test_what_is_missing_in_a_namespace(lacking: dict[str, Any], name: str, state: CheckStatus, sentence: str) -> None:
     found = only(replace(GOOD, namespaces=(replace(NAMESPACE, **lacking),)))
     assert (found.name, found.state) == (name, state)
     assert sentence in found.sentence
@@ -343,42 +373,42 @@ def test_agent_mode_needs_less_in_a_namespace() -> None:
         accounts=frozenset({"tiphys-workflow"}),
         config_maps=frozenset(),
         secrets={"tiphys-store": SECRETS["tiphys-store"]},
-        rights=dict.fromkeys(EXECUTOR_RIGHTS + GANG_RIGHTS, True),
+        permissions=dict.fromkeys(EXECUTOR_PERMISSIONS + GANG_PERMISSIONS, True),
     )
     assert bad(replace(AGENT, namespaces=(lean,))) == {}
-    found = only(replace(AGENT, namespaces=(replace(lean, rights=dict.fromkeys(GANG_RIGHTS, True)),)))
+    found = only(replace(AGENT, namespaces=(replace(lean, permissions=dict.fromkeys(GANG_PERMISSIONS, True)),)))
     assert "may not create workflowtaskresults, patch workflowtaskresults: steps end in Error" in found.sentence
 
 
 @pytest.mark.parametrize(
     ("ahead", "state", "words"),
-    [(70.0, State.WARNING, "70 s ahead of"), (-650.0, State.FAILED, "650 s behind"), (59.0, None, "")],
+    [(70.0, CheckStatus.WARNING, "70 s ahead of"), (-650.0, CheckStatus.FAILED, "650 s behind"), (59.0, None, "")],
 )
-def test_the_clock_of_a_node(ahead: float, state: State | None, words: str) -> None:
-    found = bad(replace(GOOD, clocks=(Clock("node-1", ahead), Clock("node-2", 0.1)))).get("clocks")
+def test_the_clock_of_a_node(ahead: float, state: CheckStatus | None, words: str) -> None:
+    found = bad(replace(GOOD, clocks=(NodeClock("node-1", ahead), NodeClock("node-2", 0.1)))).get("clocks")
     assert (found.state if found else None) == state
     assert found is None or f"the clock of node node-1 is {words} the API server's" in found.sentence
 
 
 def test_partial_rights_are_no_failure() -> None:
-    nothing = Observed(
+    nothing = ClusterObservation(
         server="https://east",
         version=FORBIDDEN,
         argo_kinds=FORBIDDEN,
         tiphys_kinds=FORBIDDEN,
-        argo=Deployments((), "forbidden"),
+        argo=DeploymentSearch((), "forbidden"),
         argo_settings=FORBIDDEN,
-        tiphys=Deployments((), "forbidden"),
+        tiphys=DeploymentSearch((), "forbidden"),
         pods=FORBIDDEN,
         namespaces=(
             WorkflowNamespace("ml", FORBIDDEN, FORBIDDEN, FORBIDDEN, dict.fromkeys(SECRETS, FORBIDDEN), FORBIDDEN),
         ),
         clocks=FORBIDDEN,
     )
-    findings = examine(nothing)
-    assert {one.state for one in findings} == {State.UNKNOWN}
+    findings = run_checks(nothing)
+    assert {one.state for one in findings} == {CheckStatus.UNKNOWN}
     assert all(one.sentence.startswith("cannot tell, because ") for one in findings)
-    assert usable(findings)
+    assert is_cluster_usable(findings)
 
 
 def test_clocks_are_told_from_the_times_of_one_write() -> None:
@@ -387,7 +417,7 @@ def test_clocks_are_told_from_the_times_of_one_write() -> None:
         "spec": {"renewTime": "2026-05-04T12:02:00.500000Z"},
     }
     unwritten = {"metadata": {"name": "node-2"}, "spec": {"renewTime": "2026-05-04T12:02:00.500000Z"}}
-    assert list(clocks_of([lease, unwritten])) == [Clock("node-1", 120.5)]
+    assert list(read_node_clocks([lease, unwritten])) == [NodeClock("node-1", 120.5)]
 
 
 @pytest.mark.parametrize(
@@ -401,7 +431,7 @@ def test_clocks_are_told_from_the_times_of_one_write() -> None:
     ],
 )
 def test_settings_of_argo_stand_in_either_form(data: dict[str, str], value: str | None) -> None:
-    assert settings_of({"data": data}).get("disableAgentPodCreation") == value
+    assert parse_argo_settings({"data": data}).get("disableAgentPodCreation") == value
 
 
 def pod(**status: Any) -> Object:
@@ -435,12 +465,12 @@ def pod(**status: Any) -> Object:
     ],
 )
 def test_what_kubernetes_says_of_a_pod_that_is_not_ready(status: Any, reason: str) -> None:
-    assert trouble(pod(**status)) == reason
+    assert describe_not_ready(pod(**status)) == reason
 
 
 def test_a_pod_that_runs_can_be_asked_itself() -> None:
     running = pod(containerStatuses=[{"state": {"running": {}}}], conditions=[{"type": "Ready", "status": "False"}])
-    assert (runs(running), is_ready(running)) == (True, False)
-    assert readiness_path(running) == "/api/v1/namespaces/tiphys/pods/p:7243/proxy/readyz"
-    assert said('{"error": "no bucket"}') == "no bucket"
-    assert said("plain\ntext") == "plain text"
+    assert (has_running_container(running), is_pod_ready(running)) == (True, False)
+    assert build_readiness_path(running) == "/api/v1/namespaces/tiphys/pods/p:7243/proxy/readyz"
+    assert parse_readiness_reason('{"error": "no bucket"}') == "no bucket"
+    assert parse_readiness_reason("plain\ntext") == "plain text"

@@ -18,14 +18,14 @@ from support.argo_objects import told
 from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer
 from support.resume_loop import RUN, Bench, hour_of_time_outs
-from tiphys_controller import start
-from tiphys_controller.auto_resume.state import Mode
+from tiphys_controller import start_run
+from tiphys_controller.auto_resume.state import AutomationMode
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
-from tiphys.kube import KubeApi, Object, cluster_name
+from tiphys.kube import KubeApi, Object, identify_cluster
 from tiphys.protocol.auto_resume_policy import AUTO_RESUME_ANNOTATION, AutoResumePolicy
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, GpuRequest, StepSpec
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome, RunSealed
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, SubmissionEnd
 from tiphys.store import RunLayout, Store, read_record
 
 
@@ -47,7 +47,7 @@ def test_a_run_that_fails_goes_on_in_the_round_in_which_that_is_seen(bench: Benc
     assert bench.names() == [RUN, f"{RUN}-2"]
     [(reason, message)] = told(bench.server)
     assert reason == "AutoResumed"
-    assert message == "submission 2 goes on by itself: step fit was given up by preemption"
+    assert message == "resumed automatically as submission 2: step fit failed by preemption"
     assert bench.count("resumes_total", cause="preemption") == 1
     assert bench.count("planned_steps_total", decision="skip") == 1
     bench.round(400, times=3)
@@ -62,7 +62,7 @@ def test_what_a_failure_has_cost_is_counted_when_its_run_goes_on(bench: Bench) -
     annotations = next(one for one in manifest["spec"]["templates"] if one["name"] == "fit")["metadata"]["annotations"]
     spec = StepSpec.model_validate_json(annotations[STEP_ANNOTATION])
     annotations[STEP_ANNOTATION] = spec.model_copy(update={"gpu": GpuRequest(gpus=8)}).to_bytes().decode()
-    start(bench.store, KubernetesSubmitter(bench.api, cluster_name(bench.api)), manifest, RUN, namespace="ml")
+    start_run(bench.store, KubernetesSubmitter(bench.api, identify_cluster(bench.api)), manifest, RUN, namespace="ml")
     bench.round(times=2)
     history = History(bench.store, RUN)
     history.opened("fit")
@@ -72,7 +72,7 @@ def test_what_a_failure_has_cost_is_counted_when_its_run_goes_on(bench: Bench) -
         step="fit",
         attempt=1,
         submission=1,
-        outcome=Outcome.FAILED,
+        outcome=AttemptEndOutcome.FAILED,
         cause=Cause.PREEMPTION,
         written_at=claimed.written_at + timedelta(seconds=100),
     )
@@ -97,7 +97,7 @@ def test_a_workflow_that_is_deleted_while_it_runs_is_replaced_after_a_while(benc
 def test_what_ended_while_nobody_watched_is_found_in_storage(bench: Bench) -> None:
     bench.started()
     bench.started("sealed")
-    sealed = RunSealed(run="sealed", submission=1, status="Failed")
+    sealed = SubmissionEnd(run="sealed", submission=1, status="Failed")
     bench.store.create(RunLayout("sealed").submission_end(1), sealed.to_bytes())
     bench.delete()
     bench.delete("sealed")
@@ -144,7 +144,7 @@ def test_a_broken_program_is_left_to_its_author_who_is_told_once(bench: Bench) -
 
 
 def test_a_dry_run_only_says_what_it_would_do(server: KubeServer, api: KubeApi, store: Store) -> None:
-    bench = Bench(server, api, store, Mode.DRY_RUN)
+    bench = Bench(server, api, store, AutomationMode.DRY_RUN)
     bench.started()
     bench.round(times=2)
     bench.fail()
@@ -196,10 +196,10 @@ def test_a_watch_that_is_broken_stops_everything(bench: Bench) -> None:
     bench.started()
     bench.round(times=2)
     bench.fail()
-    bench.watches.troubles["workflows"] = "the API server does not answer"
+    bench.watches.errors["workflows"] = "the API server does not answer"
     bench.round(100, times=3)
     assert bench.names() == [RUN]
-    bench.watches.troubles.clear()
+    bench.watches.errors.clear()
     bench.round(30, times=3)
     assert bench.names() == [RUN, f"{RUN}-2"]
 

@@ -15,17 +15,17 @@ from support.argo_objects import NARRATED, put, put_agent, told, workflow
 from support.compiled import History
 from support.kube_server import KubeServer, Request
 from support.polling import until
-from tiphys_controller.kubernetes.controller import Controller, HealthServer, Surroundings
-from tiphys_controller.kubernetes.events.recorder import Narrator
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.pod_cleanup import Healer
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys_controller.kubernetes.controller import Controller, ControllerDependencies, HealthServer
+from tiphys_controller.kubernetes.events.recorder import EventRecorder
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.pod_cleanup import AgentPodCleaner
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.writer import ClusterWriter
 
 from tiphys.errors import StoreError, UsageError
-from tiphys.kube import KubeApi, Object, Synced
+from tiphys.kube import KubeApi, ListSnapshot, Object
 from tiphys.kube.resources import LEASES, PODS, WORKFLOWS
-from tiphys.records import Cause, SubmissionBound, SubmissionClaim, SubmissionKind, utc_now
+from tiphys.records import Cause, SubmissionBinding, SubmissionClaim, SubmissionKind, utc_now
 from tiphys.store import RunLayout, Store, TenantStores
 
 RUN = "digits-1"
@@ -43,21 +43,21 @@ class Bench:
 
     def restart(self) -> None:
         """A new process: nothing is remembered."""
-        self.view, self.metrics = ClusterView(), Metrics()
-        writer = Writer(self.api, lambda: self.leads, self.metrics, lambda: self.now)
-        self.narrator = Narrator(
+        self.view, self.metrics = WatchCache(), ControllerMetrics()
+        writer = ClusterWriter(self.api, lambda: self.leads, self.metrics, lambda: self.now)
+        self.narrator = EventRecorder(
             self.view, lambda _: self.store, writer, self.metrics, lambda: self.now, lambda: self.moment
         )
-        self.healer = Healer(self.view, writer, self.metrics)
+        self.healer = AgentPodCleaner(self.view, writer, self.metrics)
 
     def round(self) -> None:
         """All there is, seen and worked on, a minute after the last round."""
         self.moment += 60
-        self.view.take_workflows("ml", Synced(self.api.list(WORKFLOWS, "ml").items))
-        self.view.take_agents("ml", Synced(self.api.list(PODS, "ml").items))
-        self.healer.heal()
+        self.view.apply_workflow_change("ml", ListSnapshot(self.api.list(WORKFLOWS, "ml").items))
+        self.view.apply_agent_pod_change("ml", ListSnapshot(self.api.list(PODS, "ml").items))
+        self.healer.delete_stuck_pods()
         with ThreadPoolExecutor(1) as pool:
-            self.narrator.round(pool, threading.Event())
+            self.narrator.run_round(pool, threading.Event())
 
     def submitted(self, **fields: Any) -> Object:
         """A Workflow that its first admit has bound to the run."""
@@ -67,9 +67,9 @@ class Bench:
             run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name=RUN, namespace="ml"
         )
         uid = found["metadata"]["uid"]
-        record = SubmissionBound(run=RUN, submission=1, cluster="c", namespace="ml", workflow_name=RUN, uid=uid)
+        record = SubmissionBinding(run=RUN, submission=1, cluster="c", namespace="ml", workflow_name=RUN, uid=uid)
         self.store.create(layout.submission(1), claimed.to_bytes())
-        self.store.create(layout.submission_bound(1), record.to_bytes())
+        self.store.create(layout.submission_binding(1), record.to_bytes())
         return found
 
     def annotation(self, name: str) -> str:
@@ -100,10 +100,10 @@ def test_an_agent_pod_that_its_node_does_not_end_is_removed_without_it(bench: Be
     owner = put(bench.api, workflow())
     pod = put_agent(bench.api, owner, phase="Running")
     pod["metadata"]["deletionTimestamp"] = "2026-05-04T11:00:00Z"
-    bench.view.take_workflows("ml", Synced(bench.api.list(WORKFLOWS, "ml").items))
-    bench.view.take_agents("ml", Synced([pod]))
+    bench.view.apply_workflow_change("ml", ListSnapshot(bench.api.list(WORKFLOWS, "ml").items))
+    bench.view.apply_agent_pod_change("ml", ListSnapshot([pod]))
 
-    bench.healer.heal()
+    bench.healer.delete_stuck_pods()
 
     assert bench.server.objects("pods") == []
     [(reason, message)] = told(bench.server)
@@ -114,12 +114,12 @@ def test_an_agent_pod_that_its_node_does_not_end_is_removed_without_it(bench: Be
 def test_a_pod_that_took_the_name_of_the_failed_one_stays(bench: Bench) -> None:
     owner = put(bench.api, workflow())
     put_agent(bench.api, owner)
-    bench.view.take_workflows("ml", Synced(bench.api.list(WORKFLOWS, "ml").items))
-    bench.view.take_agents("ml", Synced(bench.api.list(PODS, "ml").items))
+    bench.view.apply_workflow_change("ml", ListSnapshot(bench.api.list(WORKFLOWS, "ml").items))
+    bench.view.apply_agent_pod_change("ml", ListSnapshot(bench.api.list(PODS, "ml").items))
     bench.api.delete(PODS, "ml", "digits-1-1340600742-agent")
     put_agent(bench.api, owner, phase="Running")
 
-    bench.healer.heal()
+    bench.healer.delete_stuck_pods()
 
     assert len(bench.server.objects("pods")) == 1
 
@@ -249,7 +249,7 @@ def test_several_namespaces_need_a_store_each(tmp_path: Path) -> None:
 def running(api: KubeApi, store: Store, identity: str = "one") -> Iterator[Controller]:
     """A whole controller, until the body is over."""
     stop = threading.Event()
-    given = Surroundings(api, ("ml",), lambda _: store, identity, "tiphys-system")
+    given = ControllerDependencies(api, ("ml",), lambda _: store, identity, "tiphys-system")
     controller = Controller(given, lease_seconds=300.0, renew_seconds=0.05)
     thread = threading.Thread(target=controller.run, args=(stop,))
     thread.start()
@@ -267,7 +267,7 @@ def leads(controller: Controller) -> bool:
 
 def ready(controller: Controller) -> bool:
     try:
-        controller.check()
+        controller.check_ready()
     except StoreError:
         return False
     return True

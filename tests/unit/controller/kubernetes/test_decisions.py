@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 from support.argo_objects import agent_pod, workflow
-from tiphys_controller.kubernetes.agent_pods import stuck_agent, to_delete
-from tiphys_controller.kubernetes.events.recorder import Look, is_due, is_past
-from tiphys_controller.kubernetes.workflow_view import candidates, live, see
+from tiphys_controller.kubernetes.agent_pods import parse_stuck_agent_pod, select_agent_pods_to_delete
+from tiphys_controller.kubernetes.events.recorder import StorageLook, is_long_finished, is_look_due
+from tiphys_controller.kubernetes.workflow_view import build_live_workflow, build_workflow_view, possible_run_names
 
 from tiphys.kube import Object
 
@@ -44,13 +44,13 @@ NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
     ],
 )
 def test_a_workflow_runs_until_argo_says_that_it_is_over(phase: str, running: bool, told: str) -> None:
-    found = live(workflow(phase=phase))
+    found = build_live_workflow(workflow(phase=phase))
     assert (found.name, found.namespace, found.uid) == ("digits-1", "ml", "uid-of-digits-1")
     assert (found.running, found.phase) == (running, told)
 
 
 def test_the_facts_of_a_workflow_are_read_from_where_argo_keeps_them() -> None:
-    seen = see(
+    seen = build_workflow_view(
         workflow(
             store="s3://ml/tiphys",
             run="digits-7",
@@ -61,7 +61,7 @@ def test_the_facts_of_a_workflow_are_read_from_where_argo_keeps_them() -> None:
     )
     assert (seen.pipeline, seen.store, seen.run) == ("digits", "s3://ml/tiphys", "digits-7")
     assert (seen.phase, seen.message, seen.shutdown, seen.finished) == ("Failed", "child failed", "Stop", True)
-    assert seen.narrated == {"title", "description"}
+    assert seen.narrated_annotations == {"title", "description"}
     assert seen.annotations == {"title": "digits", "description": "Pipeline `digits`."}
 
 
@@ -89,13 +89,13 @@ def deleted_at(time: str, phase: str = "Failed") -> Object:
     ],
 )
 def test_a_failed_agent_pod_of_a_live_workflow_is_deleted(pod: Object, alive: bool, deleted: bool) -> None:
-    failed = stuck_agent(pod)
-    found = to_delete([failed] if failed else [], {"uid-of-digits-1"} if alive else set(), NOW)
+    failed = parse_stuck_agent_pod(pod)
+    found = select_agent_pods_to_delete([failed] if failed else [], {"uid-of-digits-1"} if alive else set(), NOW)
     assert [one.name for one in found] == (["digits-1-1340600742-agent"] if deleted else [])
 
 
 def test_the_reason_of_the_pod_is_kept() -> None:
-    failed = stuck_agent(agent_pod())
+    failed = parse_stuck_agent_pod(agent_pod())
     assert failed is not None
     assert failed.reason == "Evicted The node was low on resource: memory."
 
@@ -110,7 +110,7 @@ def test_the_reason_of_the_pod_is_kept() -> None:
     ids=["as a parameter", "as the plugin makes it", "as the plugin answered"],
 )
 def test_the_names_that_a_run_may_have(given: dict[str, Any], names: list[str]) -> None:
-    assert candidates(see(workflow(**given))) == names
+    assert possible_run_names(build_workflow_view(workflow(**given))) == names
 
 
 @pytest.mark.parametrize(
@@ -126,19 +126,19 @@ def test_the_names_that_a_run_may_have(given: dict[str, Any], names: list[str]) 
     ],
 )
 def test_when_to_look_again(last_phase: str, complete: bool, phase: str, waited: float, due: bool) -> None:
-    last = Look(100.0, see(workflow(phase=last_phase)), complete)
-    assert is_due(see(workflow(phase=phase)), last, 100.0 + waited) == due
+    last = StorageLook(100.0, build_workflow_view(workflow(phase=last_phase)), complete)
+    assert is_look_due(build_workflow_view(workflow(phase=phase)), last, 100.0 + waited) == due
 
 
 def test_a_workflow_is_looked_at_when_it_is_first_seen() -> None:
-    assert is_due(see(workflow()), None, 0.0)
+    assert is_look_due(build_workflow_view(workflow()), None, 0.0)
 
 
 def test_our_own_annotations_are_no_reason_to_look_again() -> None:
-    last = Look(0.0, see(workflow()), True)
+    last = StorageLook(0.0, build_workflow_view(workflow()), True)
     annotated = workflow()
     annotated["metadata"]["annotations"]["workflows.argoproj.io/title"] = "digits-1"
-    assert not is_due(see(annotated), last, 10.0)
+    assert not is_look_due(build_workflow_view(annotated), last, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_our_own_annotations_are_no_reason_to_look_again() -> None:
 )
 def test_nobody_waits_for_news_of_what_was_over_long_ago(phase: str, ended: timedelta | None, past: bool) -> None:
     status = {"finishedAt": (NOW - ended).strftime("%Y-%m-%dT%H:%M:%SZ")} if ended else {}
-    assert is_past(see(workflow(phase=phase, status=status)), NOW) == past
+    assert is_long_finished(build_workflow_view(workflow(phase=phase, status=status)), NOW) == past

@@ -7,10 +7,10 @@ from support.argo_objects import workflow
 from support.compiled import History
 from support.memory import MemoryStore
 from tiphys_controller.kubernetes.events import run_log
-from tiphys_controller.kubernetes.events.messages import narration, news_of
-from tiphys_controller.kubernetes.events.recorder import AFTER_CHANGE_SECONDS, Look, is_due
+from tiphys_controller.kubernetes.events.messages import build_event_messages, describe_workflow
+from tiphys_controller.kubernetes.events.recorder import LOOK_AFTER_CHANGE_SECONDS, StorageLook, is_look_due
 from tiphys_controller.kubernetes.events.run_log import RunLog
-from tiphys_controller.kubernetes.workflow_view import Place, find_place, see
+from tiphys_controller.kubernetes.workflow_view import SubmissionRef, build_workflow_view, find_submission
 
 from tiphys.errors import StoreError
 from tiphys.kube import Object
@@ -19,8 +19,8 @@ from tiphys.records import (
     Cause,
     CheckpointRef,
     Event,
-    Skipped,
-    SubmissionBound,
+    SkippedCheckpoint,
+    SubmissionBinding,
     SubmissionClaim,
     SubmissionKind,
 )
@@ -45,18 +45,20 @@ def history(store: MemoryStore) -> History:
 def told(store: MemoryStore, submission: int = 1, found: Object | None = None) -> Iterator[tuple[str, str]]:
     log = RunLog(RUN)
     log.read(store)
-    for one in news_of(see(found or workflow()), Place(RUN, submission), log, RESUME):
+    for one in build_event_messages(
+        build_workflow_view(found or workflow()), SubmissionRef(RUN, submission), log, RESUME
+    ):
         yield one.reason, one.message
 
 
 def narrated(store: MemoryStore, submission: int = 1, found: Object | None = None) -> dict[str, str]:
     log = RunLog(RUN)
     log.read(store)
-    return narration(see(found or workflow()), Place(RUN, submission), log, RESUME)
+    return describe_workflow(build_workflow_view(found or workflow()), SubmissionRef(RUN, submission), log, RESUME)
 
 
 def resumed_from(store: MemoryStore, attempt: int, start: CheckpointRef, skipped: CheckpointRef | None = None) -> None:
-    passed_over = (Skipped(checkpoint=skipped, reason="its bytes do not match"),) if skipped else ()
+    passed_over = (SkippedCheckpoint(checkpoint=skipped, reason="its bytes do not match"),) if skipped else ()
     record = AttemptClaim(
         run=RUN,
         step="fit",
@@ -80,7 +82,7 @@ def test_an_attempt_that_ended_badly_is_told_with_its_cause_and_the_next_with_it
     assert list(told(store)) == [
         ("AttemptFailed", "fit: attempt 1 ended by preemption: the node was taken away"),
         ("AttemptStarted", "fit: attempt 2 starts from checkpoint 80 of attempt 1"),
-        ("CheckpointSkipped", "fit: checkpoint 90 of attempt 1 was passed over: its bytes do not match"),
+        ("CheckpointSkipped", "fit: checkpoint 90 of attempt 1 was skipped: its bytes do not match"),
     ]
 
 
@@ -121,15 +123,14 @@ def test_what_the_training_program_and_a_resume_have_stored_is_told(store: Memor
         (workflow(phase="Succeeded"), []),
         (
             workflow(phase="Failed", status={"message": "child 'fit' failed"}),
-            [("RunFailed", f"it ended as Failed: child 'fit' failed; what is missing runs with {RESUME}")],
+            [("RunFailed", f"the Workflow ended as Failed: child 'fit' failed; run the missing steps with {RESUME}")],
         ),
         (
             workflow(spec={"shutdown": "Terminate"}),
             [
                 (
                     "WorkflowStopped",
-                    "the Workflow is being terminated; what is finished is kept: go on with "
-                    f"{RESUME} once it has ended",
+                    f"the Workflow is being terminated; finished steps are kept: go on with {RESUME} once it has ended",
                 )
             ],
         ),
@@ -181,11 +182,11 @@ def test_a_long_run_is_read_piece_by_piece(
         history.failed("fit", number)
     log = RunLog(RUN)
     log.read(store)
-    assert not log.complete
-    assert len(log.opened) + len(log.ended) == 4
+    assert not log.is_complete
+    assert len(log.attempt_starts) + len(log.attempt_outcomes) == 4
     log.read(store)
-    assert log.complete
-    assert (len(log.opened), len(log.ended)) == (3, 3)
+    assert log.is_complete
+    assert (len(log.attempt_starts), len(log.attempt_outcomes)) == (3, 3)
 
 
 def test_what_was_read_is_not_read_again(store: MemoryStore, history: History) -> None:
@@ -204,17 +205,17 @@ def bound(store: MemoryStore, run: str, submission: int, uid: str) -> None:
     claimed = SubmissionClaim(
         run=run, submission=submission, kind=SubmissionKind.RESUME, workflow_name=name, namespace="ml"
     )
-    record = SubmissionBound(run=run, submission=submission, cluster="c", namespace="ml", workflow_name=name, uid=uid)
+    record = SubmissionBinding(run=run, submission=submission, cluster="c", namespace="ml", workflow_name=name, uid=uid)
     store.create(layout.submission(submission), claimed.to_bytes())
-    store.create(layout.submission_bound(submission), record.to_bytes())
+    store.create(layout.submission_binding(submission), record.to_bytes())
 
 
 def test_the_place_of_a_workflow_is_where_its_uid_is_bound(store: MemoryStore) -> None:
     bound(store, "digits-1", 1, "uid-of-a-namesake")
-    assert find_place(store, see(workflow())) is None
+    assert find_submission(store, build_workflow_view(workflow())) is None
     bound(store, "digits-1-uid-o", 1, "uid-before")
     bound(store, "digits-1-uid-o", 2, "uid-of-digits-1")
-    assert find_place(store, see(workflow())) == Place("digits-1-uid-o", 2)
+    assert find_submission(store, build_workflow_view(workflow())) == SubmissionRef("digits-1-uid-o", 2)
 
 
 def waiting(reason: str, message: str, name: str = "digits-1.fit[0].attempts(0)[0].admit") -> Object:
@@ -227,11 +228,11 @@ def waiting(reason: str, message: str, name: str = "digits-1.fit[0].attempts(0)[
 
 def test_a_step_that_waits_is_told_of_once_for_each_reason() -> None:
     def keys(found: Object) -> list[str]:
-        return [one.key for one in news_of(see(found), None, None, RESUME)]
+        return [one.key for one in build_event_messages(build_workflow_view(found), None, None, RESUME)]
 
     first = waiting("WaitingForQuota", "queue research holds 8 of 8 A100; 4 A100 asked; position 3")
-    [one] = news_of(see(first), None, None, RESUME)
-    assert (one.reason, one.warning) == ("WaitingForQuota", False)
+    [one] = build_event_messages(build_workflow_view(first), None, None, RESUME)
+    assert (one.reason, one.is_warning) == ("WaitingForQuota", False)
     assert one.message == "fit waits for GPUs: queue research holds 8 of 8 A100; 4 A100 asked; position 3"
     assert keys(first) == keys(waiting("WaitingForQuota", "queue research holds 6 of 8 A100; position 2"))
     assert keys(first) != keys(waiting("BehindHigherPriority", "behind digits-2/fit; position 2"))
@@ -242,6 +243,8 @@ def test_a_step_that_waits_is_told_of_once_for_each_reason() -> None:
 
 
 def test_numbers_that_change_while_a_step_waits_are_no_reason_to_look_at_storage() -> None:
-    last = Look(0.0, see(waiting("WaitingForQuota", "position 3")), complete=True)
-    assert not is_due(see(waiting("WaitingForQuota", "position 2")), last, AFTER_CHANGE_SECONDS)
-    assert is_due(see(waiting("Reserved", "position 1")), last, AFTER_CHANGE_SECONDS)
+    last = StorageLook(0.0, build_workflow_view(waiting("WaitingForQuota", "position 3")), is_complete=True)
+    assert not is_look_due(
+        build_workflow_view(waiting("WaitingForQuota", "position 2")), last, LOOK_AFTER_CHANGE_SECONDS
+    )
+    assert is_look_due(build_workflow_view(waiting("Reserved", "position 1")), last, LOOK_AFTER_CHANGE_SECONDS)

@@ -23,18 +23,23 @@ from hypothesis import strategies as st
 from support.argo_objects import put, told, workflow
 from support.kube_server import KubeServer
 from support.ledger import NOW, lease, queues, spec, waiting
-from tiphys_controller.kubernetes.gpu_projections import LIST_SECONDS, WRITES_OF_A_ROUND, Projector, projections
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.writer import Writer
-from tiphys_plugin.quota.lease import Lease, Leaving
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.status_codec import encode
-from tiphys_plugin.quota.ledger.usage import usage
+from tiphys_controller.kubernetes.gpu_projections import (
+    LIST_SECONDS,
+    WRITES_PER_ROUND,
+    ProjectionWriter,
+    build_projections,
+)
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.writer import ClusterWriter
+from tiphys_plugin.quota.lease import Lease, PreemptionNotice
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import encode_status
+from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues
 
 from tiphys.errors import FencedError
-from tiphys.kube import KubeApi, Object, Synced
+from tiphys.kube import KubeApi, ListSnapshot, Object
 from tiphys.kube.resources import GPU_FLAVORS, GPU_LEASES, GPU_LEDGERS, GPU_QUEUES, WORKFLOWS, Resource
 
 CRDS = Path(__file__).parents[4] / "charts/tiphys/crds"
@@ -60,21 +65,27 @@ FLAVORED = Queues.model_validate(
     }
 )
 PLACED = replace(lease(4, "one"), nodes=("n1", "n1", "n2"))
-GOES = replace(lease(2, "two"), leaving=Leaving("other", "fit", NOW, NOW + timedelta(minutes=2)))
+GOES = replace(lease(2, "two"), preemption=PreemptionNotice("other", "fit", NOW, NOW + timedelta(minutes=2)))
 
 
-def ledger(book: Book, rules: Queues | None = RULES) -> Object:
+def ledger(book: LedgerState, rules: Queues | None = RULES) -> Object:
     declared = {} if rules is None else {"spec": spec(rules)}
-    return {"metadata": {"name": "default", "namespace": "tiphys", "uid": "u"}, **declared, "status": encode(book)}
+    return {
+        "metadata": {"name": "default", "namespace": "tiphys", "uid": "u"},
+        **declared,
+        "status": encode_status(book),
+    }
 
 
-def shown(book: Book, rules: Queues | None = RULES) -> dict[str, Object]:
-    return {key.name: body for key, body in projections(ledger(book, rules)).items()}
+def shown(book: LedgerState, rules: Queues | None = RULES) -> dict[str, Object]:
+    return {key.name: body for key, body in build_projections(ledger(book, rules)).items()}
 
 
 def test_a_queue_shows_its_quota_what_is_used_borrowed_and_waited_for():
     found = shown(
-        Book((lease(10, "a"), lease(2, "b", "*", gpu_type="H100")), (waiting(3, 1), waiting(1, 2, gpu_type=None)))
+        LedgerState(
+            (lease(10, "a"), lease(2, "b", "*", gpu_type="H100")), (waiting(3, 1), waiting(1, 2, gpu_type=None))
+        )
     )
     status = found["research"]["status"]
     assert status["nominal"] == {"A100": 8, "*": 4}
@@ -95,7 +106,7 @@ def test_a_queue_shows_its_quota_what_is_used_borrowed_and_waited_for():
 
 def test_a_queue_says_whether_anything_new_starts():
     stopped = Queues.model_validate({"queues": [{"name": "old", "gpus": {"*": 1}, "stopped": True}]})
-    found = shown(Book((lease(1, "a"),)), stopped)
+    found = shown(LedgerState((lease(1, "a"),)), stopped)
     [old], [undeclared] = found["old"]["status"]["conditions"], found["research"]["status"]["conditions"]
     assert (old["type"], old["status"], old["reason"]) == ("Admitting", "False", "QueueStopped")
     assert (undeclared["status"], undeclared["reason"]) == ("False", "QueueUnknown")
@@ -103,27 +114,29 @@ def test_a_queue_says_whether_anything_new_starts():
 
 
 def test_a_lease_shows_who_holds_what_and_where():
-    body = shown(Book((PLACED,)))["lease-one"]
+    body = shown(LedgerState((PLACED,)))["lease-one"]
     assert body["spec"]["gpus"] == 4
     assert (body["spec"]["run"], body["spec"]["step"], body["spec"]["namespace"]) == ("run-one", "fit", "ml")
     assert body["status"]["nodes"] == ["n1", "n2"]
     assert body["status"]["summary"] == {"nodes": "n1 and 1 more", "leavesBy": ""}
-    [condition] = shown(Book((GOES,)))["lease-two"]["status"]["conditions"]
+    [condition] = shown(LedgerState((GOES,)))["lease-two"]["status"]["conditions"]
     assert (condition["type"], condition["status"]) == ("Leaving", "True")
 
 
 def test_names_that_kubernetes_refuses_become_others_and_no_two_the_same():
     rules = queues(**{"Team A": {"*": 1}, "team_a": {"*": 1}, "team-a": {"*": 1}, "—": {"*": 1}})
-    names = sorted(shown(Book(), rules))
+    names = sorted(shown(LedgerState(), rules))
     assert len(names) == 4
     assert "team-a" in names
     assert all(name.strip("abcdefghijklmnopqrstuvwxyz0123456789-.") == "" and name[0] not in "-." for name in names)
-    assert {one["spec"]["queue"] for one in shown(Book(), rules).values()} == {"Team A", "team_a", "team-a", "—"}
+    assert {one["spec"]["queue"] for one in shown(LedgerState(), rules).values()} == {"Team A", "team_a", "team-a", "—"}
 
 
 def test_a_flavor_shows_its_nodes_and_what_is_used_of_it():
-    book = Book((lease(3, "a", "spot"), lease(1, "b", "own")), (waiting(2, 1), waiting(4, 2, spot="allowed")))
-    found = {key.name: body for key, body in projections(ledger(book, FLAVORED)).items() if key.resource == GPU_FLAVORS}
+    book = LedgerState((lease(3, "a", "spot"), lease(1, "b", "own")), (waiting(2, 1), waiting(4, 2, spot="allowed")))
+    found = {
+        key.name: body for key, body in build_projections(ledger(book, FLAVORED)).items() if key.resource == GPU_FLAVORS
+    }
     spot, own = found["spot"]["status"], found["own"]["status"]
     assert (spot["gpuType"], spot["spot"], spot["tolerations"]) == ("A100", True, [TAINT])
     assert spot["summary"]["nodeLabels"] == "pool=spot, zone=a"
@@ -153,17 +166,17 @@ def test_the_sums_are_those_that_decisions_go_by(holding, asking, declared):
         waiting(gpus, n + 1, gpu_type=kind, queue=queue, spot="allowed" if pool == "spot" else "no")
         for n, (queue, kind, pool, gpus) in enumerate(asking)
     ]
-    rules, book = declared, Book(tuple(leases), tuple(line))
+    rules, book = declared, LedgerState(tuple(leases), tuple(line))
     found = shown(book, rules)
     by_queue = {
         one["spec"]["queue"]: one["status"]
         for one in found.values()
         if "queue" in one["spec"] and "used" in one["status"]
     }
-    for row in usage(rules, book):
+    for row in compute_queue_usage(rules, book):
         status = by_queue[row.queue]
         told = tuple(status[what].get(row.gpu_type, 0) for what in ("used", "borrowed", "pending"))
-        assert told == (row.held, row.borrowed, row.waiting)
+        assert told == (row.held, row.borrowed, row.pending)
         assert status["nominal"].get(row.gpu_type) == row.quota
     assert sum(sum(one["used"].values()) for one in by_queue.values()) == sum(gpus for *_, gpus in holding)
 
@@ -178,8 +191,8 @@ def test_the_kinds_declare_every_field_that_is_written(kind: Resource, file: str
         kind
     )
     cohort = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}, "cohort": "lab"}]})
-    book = Book((PLACED, GOES, lease(9, "three")), (waiting(1, 1),))
-    bodies = [*projections(ledger(book, cohort)).items(), *projections(ledger(book, FLAVORED)).items()]
+    book = LedgerState((PLACED, GOES, lease(9, "three")), (waiting(1, 1),))
+    bodies = [*build_projections(ledger(book, cohort)).items(), *build_projections(ledger(book, FLAVORED)).items()]
     for body in (body for key, body in bodies if key.resource == kind):
         check(version["schema"]["openAPIV3Schema"], {part: body[part] for part in ("spec", "status")})
 
@@ -202,20 +215,22 @@ class Bench:
     def __init__(self, server: KubeServer, api: KubeApi) -> None:
         self.server, self.api = server, api
         self.moment, self.leads = 1000.0, True
-        self.view, self.metrics = ClusterView(), Metrics()
+        self.view, self.metrics = WatchCache(), ControllerMetrics()
         api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}, "spec": spec(RULES)})
         self.projector = self.another()
 
-    def another(self) -> Projector:
-        writer = Writer(self.api, lambda: self.leads, self.metrics, lambda: NOW)
-        return Projector(self.api, "tiphys", self.view, writer, self.metrics, lambda: self.moment)
+    def another(self) -> ProjectionWriter:
+        writer = ClusterWriter(self.api, lambda: self.leads, self.metrics, lambda: NOW)
+        return ProjectionWriter(self.api, "tiphys", self.view, writer, self.metrics, lambda: self.moment)
 
     def book(self, *leases: Lease) -> None:
-        self.api.patch(GPU_LEDGERS, "tiphys", "default", {"status": encode(Book(leases))}, subresource="status")
+        self.api.patch(
+            GPU_LEDGERS, "tiphys", "default", {"status": encode_status(LedgerState(leases))}, subresource="status"
+        )
 
     def round(self, later: float = 5.0) -> int:
         self.moment += later
-        return self.projector.round()
+        return self.projector.run_round()
 
     def names(self, kind: Resource = GPU_LEASES) -> list[str]:
         return [one["metadata"]["name"] for one in self.server.objects(kind.plural)]
@@ -273,19 +288,19 @@ def test_somebody_who_wrote_in_between_is_found_at_the_next_round(bench: Bench):
 def test_a_second_controller_finds_nothing_to_do_and_one_that_does_not_lead_writes_nothing(bench: Bench):
     bench.book(PLACED)
     bench.round()
-    assert bench.another().round() == 0
+    assert bench.another().run_round() == 0
     bench.book()
     bench.leads = False
     with pytest.raises(FencedError):
-        bench.another().round()
+        bench.another().run_round()
     assert bench.names() == ["lease-one"]
 
 
 def test_a_burst_is_written_over_several_rounds(bench: Bench):
-    bench.book(*(lease(1, f"u{number}") for number in range(WRITES_OF_A_ROUND + 10)))
-    assert bench.round() == WRITES_OF_A_ROUND
+    bench.book(*(lease(1, f"u{number}") for number in range(WRITES_PER_ROUND + 10)))
+    assert bench.round() == WRITES_PER_ROUND
     assert bench.round() == 12
-    assert len(bench.names()) == WRITES_OF_A_ROUND + 10
+    assert len(bench.names()) == WRITES_PER_ROUND + 10
 
 
 def test_without_a_ledger_nothing_is_shown(bench: Bench):
@@ -297,11 +312,11 @@ def test_without_a_ledger_nothing_is_shown(bench: Bench):
 
 def test_who_is_asked_to_leave_is_told_on_its_workflow_once(bench: Bench):
     uid = put(bench.api, workflow(namespace="tiphys"))["metadata"]["uid"]
-    bench.view.take_workflows("tiphys", Synced(bench.api.list(WORKFLOWS, "tiphys").items))
+    bench.view.apply_workflow_change("tiphys", ListSnapshot(bench.api.list(WORKFLOWS, "tiphys").items))
     bench.book(replace(GOES, request=replace(GOES.request, uid=uid)))
     bench.round()
     bench.round()
     [(reason, message)] = told(bench.server)
     assert reason == "AttemptPreempted"
-    assert "fit: attempt 1 was asked to save and go" in message
+    assert "fit: attempt 1 was asked to save and stop" in message
     assert "ended at 00:02:00 UTC at the latest" in message

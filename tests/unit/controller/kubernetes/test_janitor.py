@@ -22,19 +22,19 @@ from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.ledger import lease
 from support.submitter import FakeSubmitter
-from tiphys_controller import start
-from tiphys_controller.auto_resume.state import Mode
+from tiphys_controller import start_run
+from tiphys_controller.auto_resume.state import AutomationMode
 from tiphys_controller.kubernetes.janitor import Janitor
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.watch_cache import ClusterView
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.watch_cache import WatchCache
 from tiphys_plugin.quota.lease import Lease
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.status_codec import encode
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import encode_status
 
-from tiphys.kube import Synced
-from tiphys.records import AlertDone, AlertRecord, RunSealed, utc_now
+from tiphys.kube import ListSnapshot
+from tiphys.records import AlertRecord, AlertResultRecord, SubmissionEnd, utc_now
 from tiphys.store import DirectoryStore, RunLayout
-from tiphys.store.abandoned_uploads import leftovers
+from tiphys.store.abandoned_uploads import find_abandoned_uploads
 from tiphys.store.layout import alert_key
 
 HOUR = timedelta(hours=1)
@@ -48,9 +48,9 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 def janitor(
     store: DirectoryStore,
-    mode: Mode = Mode.ON,
+    mode: AutomationMode = AutomationMode.ON,
     leads: bool = True,
-    view: ClusterView | None = None,
+    view: WatchCache | None = None,
     blind: str = "",
     leases: Sequence[Lease] = (),
 ) -> Janitor:
@@ -58,12 +58,12 @@ def janitor(
     return Janitor(
         stores=lambda _: store,
         namespaces=lambda: ["ml"],
-        view=view or ClusterView(),
-        blind=lambda: blind,
-        cluster=lambda: "west",
-        ledger=lambda: {"spec": {}, "status": encode(Book(tuple(leases)))},
-        may_write=lambda: leads,
-        metrics=Metrics(),
+        view=view or WatchCache(),
+        find_blind_reason=lambda: blind,
+        cluster_name=lambda: "west",
+        read_ledger=lambda: {"spec": {}, "status": encode_status(LedgerState(tuple(leases)))},
+        is_leader=lambda: leads,
+        metrics=ControllerMetrics(),
         now=lambda: utc_now() + timedelta(days=30),
         mode=mode,
     )
@@ -79,30 +79,32 @@ def litter(store: DirectoryStore) -> Callable[[], list[str]]:
     """An upload that died two days ago, one under way, a done alert and one that is not; answers what is left."""
     store.create("x", b"")
     for name, age in (("old", 48), ("new", 1)):
-        (store.temporary / name).write_bytes(b"half")
-        written = (store.temporary / name).stat().st_mtime
-        os.utime(store.temporary / name, (written - age * 3600,) * 2)
+        (store.temporary_folder / name).write_bytes(b"half")
+        written = (store.temporary_folder / name).stat().st_mtime
+        os.utime(store.temporary_folder / name, (written - age * 3600,) * 2)
     record = AlertRecord(name="RunFailed", status="firing", fingerprint="ab", starts_at="t")
     for alert in (IDS["a"], IDS["b"]):
         store.create(alert_key(alert, "firing"), record.to_bytes())
-    store.create(alert_key(IDS["a"], "done"), AlertDone(outcome="told", message="").to_bytes())
-    return lambda: sorted([one.name for one in store.temporary.iterdir()] + [one.key for one in store.list("alerts/")])
+    store.create(alert_key(IDS["a"], "done"), AlertResultRecord(outcome="told", message="").to_bytes())
+    return lambda: sorted(
+        [one.name for one in store.temporary_folder.iterdir()] + [one.key for one in store.list("alerts/")]
+    )
 
 
 def test_what_is_old_enough_is_removed_and_nothing_else(store: DirectoryStore, litter: Callable[[], list[str]]) -> None:
     found = janitor(store)
-    found.round(threading.Event())
+    found.run_round(threading.Event())
     assert litter() == [alert_key(IDS["b"], "firing"), "new"]
     assert (value(found, "litter_total", "upload"), value(found, "litter_total", "alert")) == (1, 1)
 
 
-@pytest.mark.parametrize(("mode", "leads"), [(Mode.DRY_RUN, True), (Mode.ON, False)])
+@pytest.mark.parametrize(("mode", "leads"), [(AutomationMode.DRY_RUN, True), (AutomationMode.ON, False)])
 def test_a_dry_run_and_one_that_does_not_lead_remove_nothing(
-    store: DirectoryStore, litter: Callable[[], list[str]], mode: Mode, leads: bool
+    store: DirectoryStore, litter: Callable[[], list[str]], mode: AutomationMode, leads: bool
 ) -> None:
     before = litter()
     found = janitor(store, mode, leads)
-    found.round(threading.Event())
+    found.run_round(threading.Event())
     assert litter() == before
     assert value(found, "litter_total", "upload") == (1 if leads else 0)
 
@@ -111,28 +113,28 @@ def test_the_age_of_a_file_is_told_by_the_clock_that_wrote_it(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create("x", b"")
-    (store.temporary / "fresh").write_bytes(b"")
+    (store.temporary_folder / "fresh").write_bytes(b"")
     monkeypatch.setattr("time.time", lambda: 9e9)
-    assert list(leftovers(store, HOUR)) == []
-    assert [one.name for one in leftovers(store, -HOUR)] == ["fresh"]
+    assert list(find_abandoned_uploads(store, HOUR)) == []
+    assert [one.name for one in find_abandoned_uploads(store, -HOUR)] == ["fresh"]
 
 
 def test_runs_that_nothing_carries_on_are_counted(store: DirectoryStore, tmp_path: Path) -> None:
     submitter, manifest = FakeSubmitter(tmp_path / "cluster"), pipeline_of(gated("fit"))
     for run in ("lives", "gone", "ended", "elsewhere"):
-        start(store, submitter if run != "elsewhere" else FakeSubmitter(tmp_path / "east", "east"), manifest, run)
+        start_run(store, submitter if run != "elsewhere" else FakeSubmitter(tmp_path / "east", "east"), manifest, run)
     store.create(
-        RunLayout("ended").submission_end(1), RunSealed(run="ended", submission=1, status="Succeeded").to_bytes()
+        RunLayout("ended").submission_end(1), SubmissionEnd(run="ended", submission=1, status="Succeeded").to_bytes()
     )
     with dying_at("start.after_claim"):
-        start(store, submitter, manifest, "unsent")
-    view = ClusterView()
-    view.take_workflows("ml", Synced([workflow("lives")]))
+        start_run(store, submitter, manifest, "unsent")
+    view = WatchCache()
+    view.apply_workflow_change("ml", ListSnapshot([workflow("lives")]))
     found = janitor(store, view=view)
-    found.round(threading.Event())
+    found.run_round(threading.Event())
     assert (value(found, "runs_unfinished", "gone"), value(found, "runs_unfinished", "unsent")) == (1, 1)
     blind = janitor(store, blind="workflows: forbidden")
-    blind.round(threading.Event())
+    blind.run_round(threading.Event())
     assert (value(blind, "runs_unfinished", "gone"), value(blind, "runs_unfinished", "unsent")) == (0, 1)
 
 
@@ -141,13 +143,13 @@ def test_leases_that_nobody_counts_on_are_counted_and_left_to_the_ledger(store: 
     History(store, "run-runs").opened("fit")
     store.create(RunLayout("run-damaged").attempt_end("fit", 1), b"no record")
     leases = [lease(8, name) for name in ("ended", "runs", "gone", "damaged")] + [lease(8, "other", namespace="vision")]
-    view = ClusterView()
-    view.take_workflows("ml", Synced([workflow(name, uid=name) for name in ("ended", "runs", "damaged")]))
+    view = WatchCache()
+    view.apply_workflow_change("ml", ListSnapshot([workflow(name, uid=name) for name in ("ended", "runs", "damaged")]))
     before = [one.key for one in store.list("")]
 
     found, blind = janitor(store, view=view, leases=leases), janitor(store, blind="x", leases=leases)
     for one in (found, blind):
-        one.round(threading.Event())
+        one.run_round(threading.Event())
 
     assert (value(found, "leases_orphaned"), value(blind, "leases_orphaned")) == (2, 0)
     assert [one.key for one in store.list("")] == before
@@ -157,5 +159,5 @@ def test_storage_that_does_not_answer_is_counted_and_tried_again(tmp_path: Path)
     store = DirectoryStore(tmp_path / "store")
     store.create(alert_key(IDS["c"], "done"), b"no record")
     found = janitor(store)
-    found.round(threading.Event())
+    found.run_round(threading.Event())
     assert value(found, "failures_total", "janitor") == 1

@@ -6,18 +6,18 @@ import pytest
 from support.argo_objects import put, workflow
 from support.compiled import History, gated, pipeline_of
 from support.kube_server import KubeServer
-from tiphys_controller import LiveWorkflow, Shutdown, resume, start
+from tiphys_controller import LiveWorkflow, ShutdownStrategy, resume_run, start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 
 from tiphys.errors import ConflictError, NotFoundError, StoreError
-from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
-from tiphys.store import Store, submissions
+from tiphys.store import Store, read_submissions
 
 
 @pytest.fixture
 def submitter(api: KubeApi) -> KubernetesSubmitter:
-    return KubernetesSubmitter(api, cluster_name(api))
+    return KubernetesSubmitter(api, identify_cluster(api))
 
 
 def named(name: str = "digits-1") -> dict[str, object]:
@@ -46,20 +46,20 @@ def test_a_cluster_without_argo_is_said(submitter: KubernetesSubmitter, server: 
 
 def test_a_run_goes_on_where_its_first_workflow_was(submitter: KubernetesSubmitter, api: KubeApi, store: Store) -> None:
     pipeline = pipeline_of(gated("prep"), gated("fit", depends="prep"))
-    start(store, submitter, pipeline, "digits-1", namespace="ml")
+    start_run(store, submitter, pipeline, "digits-1", namespace="ml")
     History(store, "digits-1").done("prep")
     with pytest.raises(ConflictError, match="still running"):
-        resume(store, submitter, "digits-1")
+        resume_run(store, submitter, "digits-1")
     api.patch(WORKFLOWS, "ml", "digits-1", {"status": {"phase": "Failed"}})
 
-    resumed = resume(store, submitter, "digits-1")
+    resumed = resume_run(store, submitter, "digits-1")
 
     found = api.get(WORKFLOWS, "ml", resumed.workflow_name)
     assert found is not None
     assert [task["name"] for task in found["spec"]["templates"][0]["dag"]["tasks"]] == ["fit"]
-    [_, second] = submissions(store, "digits-1")
-    assert second.bound is not None
-    assert (second.bound.cluster, second.bound.namespace, second.bound.uid) == (
+    [_, second] = read_submissions(store, "digits-1")
+    assert second.binding is not None
+    assert (second.binding.cluster, second.binding.namespace, second.binding.uid) == (
         submitter.cluster,
         "ml",
         found["metadata"]["uid"],
@@ -71,19 +71,21 @@ def test_a_create_whose_answer_was_lost_is_recovered(
 ) -> None:
     server.fail_next(0, verb="create", plural="workflows", done=True)
     with pytest.raises(StoreError):
-        start(store, submitter, pipeline_of(gated("prep")), "digits-1", namespace="ml")
+        start_run(store, submitter, pipeline_of(gated("prep")), "digits-1", namespace="ml")
 
-    recovered = resume(store, submitter, "digits-1")
+    recovered = resume_run(store, submitter, "digits-1")
 
     assert recovered.submission == 1
-    [first] = submissions(store, "digits-1")
+    [first] = read_submissions(store, "digits-1")
     [found] = server.objects("workflows")
-    assert first.bound is not None
-    assert first.bound.uid == found["metadata"]["uid"]
+    assert first.binding is not None
+    assert first.binding.uid == found["metadata"]["uid"]
 
 
-@pytest.mark.parametrize("how", list(Shutdown))
-def test_a_workflow_is_ended_by_argos_own_word(how: Shutdown, submitter: KubernetesSubmitter, api: KubeApi) -> None:
+@pytest.mark.parametrize("how", list(ShutdownStrategy))
+def test_a_workflow_is_ended_by_argos_own_word(
+    how: ShutdownStrategy, submitter: KubernetesSubmitter, api: KubeApi
+) -> None:
     submitter.stop(submitter.create(named()), how)
     found = api.get(WORKFLOWS, "ml", "digits-1")
     assert found is not None

@@ -15,15 +15,15 @@ from datetime import UTC, datetime
 import pytest
 from support.argo_objects import put, workflow
 from support.kube_server import KubeServer
-from tiphys_controller.kubernetes.metrics import Metrics
-from tiphys_controller.kubernetes.pod_cleanup import LATE_SECONDS, Gangs
-from tiphys_controller.kubernetes.watch_cache import ClusterView
-from tiphys_controller.kubernetes.writer import Writer
+from tiphys_controller.kubernetes.metrics import ControllerMetrics
+from tiphys_controller.kubernetes.pod_cleanup import SECOND_LOOK_SECONDS, GangCleaner
+from tiphys_controller.kubernetes.watch_cache import WatchCache
+from tiphys_controller.kubernetes.writer import ClusterWriter
 
-from tiphys.kube import KubeApi, Object, Synced
-from tiphys.kube.gang_workloads import first_failure, remaining, stage_of
+from tiphys.kube import KubeApi, ListSnapshot, Object
+from tiphys.kube.gang_workloads import count_remaining_members, find_first_failure, gang_phase
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
-from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, FirstFailure, Stage
+from tiphys.protocol.gang import GANG_LABEL, MEMBER_LABEL, WORKFLOW_UID_LABEL, FirstFailure, GangPhase
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 from tiphys.records import utc_now
 
@@ -34,15 +34,15 @@ TEMPLATES = {"templates": [{"name": "fit", "metadata": {"annotations": {STEP_ANN
 class Bench:
     def __init__(self, server: KubeServer, api: KubeApi) -> None:
         self.server, self.api, self.moment, self.leads = server, api, 0.0, True
-        self.view, self.metrics = ClusterView(), Metrics()
-        writer = Writer(api, lambda: self.leads, self.metrics, utc_now)
+        self.view, self.metrics = WatchCache(), ControllerMetrics()
+        writer = ClusterWriter(api, lambda: self.leads, self.metrics, utc_now)
         self.now = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
-        self.gangs = Gangs(self.view, api, writer, self.metrics, lambda: self.moment, lambda: self.now)
+        self.gangs = GangCleaner(self.view, api, writer, self.metrics, lambda: self.moment, lambda: self.now)
 
     def round(self) -> list[str]:
         """All Workflows seen, and looked after; the Jobs that are left."""
-        self.view.take_workflows("ml", Synced(self.api.list(WORKFLOWS, "ml").items))
-        self.gangs.end()
+        self.view.apply_workflow_change("ml", ListSnapshot(self.api.list(WORKFLOWS, "ml").items))
+        self.gangs.end_finished()
         return [job["metadata"]["name"] for job in self.server.objects("jobs")]
 
     def job(self, owner: Object, name: str = "digits-fit-1", spec: Object | None = None, **status: object) -> None:
@@ -89,10 +89,10 @@ def test_one_that_is_created_while_its_workflow_ends_is_found_later(bench: Bench
     assert bench.round() == []
     bench.job(owner)
     assert bench.round() == ["digits-fit-1"], "nobody asks all the time"
-    bench.moment += LATE_SECONDS
+    bench.moment += SECOND_LOOK_SECONDS
     assert bench.round() == []
     asked = bench.server.count("list", "jobs")
-    bench.moment += LATE_SECONDS
+    bench.moment += SECOND_LOOK_SECONDS
     bench.round()
     assert bench.server.count("list", "jobs") == asked, "that was the last look"
 
@@ -142,18 +142,18 @@ def test_nobody_looks_at_pods_where_no_training_runs_on_several_nodes(bench: Ben
 @pytest.mark.parametrize(
     ("found", "stage"),
     [
-        ({}, Stage.ACTIVE),
-        ({"status": {"conditions": [{"type": "Failed", "status": "False"}]}}, Stage.ACTIVE),
-        ({"status": {"conditions": conditions("Suspended")}}, Stage.ACTIVE),
-        ({"status": {"conditions": conditions("FailureTarget")}}, Stage.ENDING),
-        ({"status": {"conditions": conditions("FailureTarget", "Failed")}}, Stage.OVER),
-        ({"status": {"conditions": conditions("Running", "Succeeded")}}, Stage.OVER),
+        ({}, GangPhase.ACTIVE),
+        ({"status": {"conditions": [{"type": "Failed", "status": "False"}]}}, GangPhase.ACTIVE),
+        ({"status": {"conditions": conditions("Suspended")}}, GangPhase.ACTIVE),
+        ({"status": {"conditions": conditions("FailureTarget")}}, GangPhase.ENDING),
+        ({"status": {"conditions": conditions("FailureTarget", "Failed")}}, GangPhase.FINISHED),
+        ({"status": {"conditions": conditions("Running", "Succeeded")}}, GangPhase.FINISHED),
     ],
 )
-def test_stage_of_an_object_follows_from_its_conditions(found: Object, stage: Stage) -> None:
-    assert stage_of({"metadata": {}, **found}) is stage
+def test_stage_of_an_object_follows_from_its_conditions(found: Object, stage: GangPhase) -> None:
+    assert gang_phase({"metadata": {}, **found}) is stage
     deleted = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, **found}
-    assert stage_of(deleted) is (stage if stage is Stage.OVER else Stage.ENDING)
+    assert gang_phase(deleted) is (stage if stage is GangPhase.FINISHED else GangPhase.ENDING)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_stage_of_an_object_follows_from_its_conditions(found: Object, stage: St
 )
 def test_a_job_remembers_the_pod_that_failed_first(message: str, remembered: tuple[str, int | None] | None) -> None:
     found = {"metadata": {}, "status": {"conditions": conditions("FailureTarget", message=message)}}
-    assert first_failure(found) == (remembered and FirstFailure(*remembered, message))
+    assert find_first_failure(found) == (remembered and FirstFailure(*remembered, message))
 
 
 @pytest.mark.parametrize(("lost", "left"), [(None, 8), ("", 8), ("3", 7), ("1,3-5,7", 3), ("0-7", 0)])
 def test_an_elastic_job_tells_how_many_members_it_has_left(lost: str | None, left: int) -> None:
     spec = {"completions": 8, "backoffLimitPerIndex": 0}
     found: Object = {"spec": spec, "status": {} if lost is None else {"failedIndexes": lost}}
-    assert remaining(found) == left
-    assert remaining({"spec": {"completions": 8}, "status": {"failed": 1}}) is None
+    assert count_remaining_members(found) == left
+    assert count_remaining_members({"spec": {"completions": 8}, "status": {"failed": 1}}) is None

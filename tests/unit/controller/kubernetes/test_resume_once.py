@@ -6,11 +6,11 @@ import pytest
 import yaml
 from support.compiled import gated, pipeline_of
 from support.kube_server import KubeServer
-from tiphys_controller import start
+from tiphys_controller import start_run
 from tiphys_controller.kubernetes import KubernetesSubmitter
 from tiphys_controller.kubernetes.resume_once import main
 
-from tiphys.kube import KubeApi, cluster_name
+from tiphys.kube import KubeApi, identify_cluster
 from tiphys.kube.resources import WORKFLOWS
 from tiphys.store import Store
 
@@ -21,7 +21,7 @@ ACCOUNT = Path(__file__).parents[4] / "templates" / "events" / "account.yaml"
 def test_a_run_is_resumed_once_for_each_key(
     server: KubeServer, api: KubeApi, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(store, KubernetesSubmitter(api, cluster_name(api)), pipeline_of(gated("fit")), RUN, namespace="ml")
+    start_run(store, KubernetesSubmitter(api, identify_cluster(api)), pipeline_of(gated("fit")), RUN, namespace="ml")
 
     def resumed(key: str) -> int:
         return main([RUN, "--store=s3://ml", f"--key={key}"], lambda: api, lambda _: store)
@@ -44,7 +44,7 @@ def test_the_account_that_is_given_may_do_what_a_resume_asks_for(
     server: KubeServer, api: KubeApi, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beyond that it may only write task results, as Argo wants of every account."""
-    start(store, KubernetesSubmitter(api, cluster_name(api)), pipeline_of(gated("fit")), RUN, namespace="ml")
+    start_run(store, KubernetesSubmitter(api, identify_cluster(api)), pipeline_of(gated("fit")), RUN, namespace="ml")
     api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
     server.requests.clear()
     assert main([RUN, "--store=s3://ml"], lambda: api, lambda _: store) == 0, capsys.readouterr().err

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from support.compiled import History, gated, pipeline_of, plain
 from tiphys_controller import PlanReport, plan_run
-from tiphys_controller.submit.planner import planned
+from tiphys_controller.submit.planner import plan_stored_run
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
-from tiphys.protocol.step_spec import Kind
-from tiphys.records import AdoptedRecord, Cause, RunRecord, RunSealed, SubmissionClaim, SubmissionKind, item_step
+from tiphys.protocol.step_spec import StepKind
+from tiphys.records import Cause, ReuseRecord, RunRecord, SubmissionClaim, SubmissionEnd, SubmissionKind, item_step_id
 from tiphys.store import RunLayout, Store
 
 RUN = "digits-1"
@@ -33,16 +33,16 @@ RUN = "digits-1"
 def recorded(store: Store, *tasks: dict[str, Any], **fields: Any) -> History:
     """A run of these tasks that has been submitted, and nothing more."""
     record = RunRecord(run=RUN, pipeline="digits", workflow=pipeline_of(*tasks, **fields), digest="d")
-    store.create(RunLayout(RUN).record, record.to_bytes())
+    store.create(RunLayout(RUN).run_record, record.to_bytes())
     return History(store, RUN)
 
 
 def edited(store: Store, edit: Callable[[dict[str, Any]], None]) -> None:
     """Change the recorded Workflow."""
-    record = RunRecord.model_validate_json(store.read(RunLayout(RUN).record))
+    record = RunRecord.model_validate_json(store.read(RunLayout(RUN).run_record))
     edit(record.workflow)
-    store.delete(RunLayout(RUN).record)
-    store.create(RunLayout(RUN).record, record.to_bytes())
+    store.delete(RunLayout(RUN).run_record)
+    store.create(RunLayout(RUN).run_record, record.to_bytes())
 
 
 def reads(task: str, output: str = "n") -> dict[str, Any]:
@@ -59,7 +59,7 @@ def reason(report: PlanReport, name: str) -> str:
 
 
 def chain() -> tuple[dict[str, Any], ...]:
-    return gated("prep"), gated("fit", kind=Kind.TRAIN, depends="prep"), gated("register", depends="fit")
+    return gated("prep"), gated("fit", kind=StepKind.TRAIN, depends="prep"), gated("register", depends="fit")
 
 
 def test_verified_steps_are_skipped_and_the_rest_runs(store: Store) -> None:
@@ -169,7 +169,7 @@ def test_an_unknown_run_is_named(store: Store) -> None:
 def test_a_workflow_that_was_not_compiled_is_refused(store: Store) -> None:
     workflow = {"metadata": {"name": "x"}, "spec": {"entrypoint": "main", "templates": []}}
     record = RunRecord(run=RUN, pipeline="x", workflow=workflow, digest="d")
-    store.create(RunLayout(RUN).record, record.to_bytes())
+    store.create(RunLayout(RUN).run_record, record.to_bytes())
 
     with pytest.raises(UsageError, match=r"run digits-1 cannot be planned: .* Tiphys did not compile it"):
         plan_run(store, RUN)
@@ -190,7 +190,7 @@ def sealed(store: Store, status: str) -> None:
     layout = RunLayout(RUN)
     claim = SubmissionClaim(run=RUN, submission=1, kind=SubmissionKind.ORIGINAL, workflow_name=RUN, namespace="default")
     store.create(layout.submission(1), claim.to_bytes())
-    store.create(layout.submission_end(1), RunSealed(run=RUN, submission=1, status=status).to_bytes())
+    store.create(layout.submission_end(1), SubmissionEnd(run=RUN, submission=1, status=status).to_bytes())
 
 
 def test_a_run_that_succeeded_is_not_repeated_for_what_keeps_no_result(store: Store) -> None:
@@ -296,7 +296,7 @@ def test_a_done_step_stays_where_the_workflows_outputs_read_it(store: Store) -> 
 
 
 def items(*values: Any) -> list[str]:
-    return [item_step("sweep", value if isinstance(value, str) else json.dumps(value), 0) for value in values]
+    return [item_step_id("sweep", value if isinstance(value, str) else json.dumps(value), 0) for value in values]
 
 
 def test_a_fan_out_is_done_when_all_of_its_items_are(store: Store) -> None:
@@ -327,10 +327,10 @@ def test_a_fan_out_with_an_item_missing_is_kept_whole_and_says_which(store: Stor
 
 def test_equal_items_are_counted(store: Store) -> None:
     history = recorded(store, gated("sweep", withItems=["a", "a"]))
-    history.done(item_step("sweep", "a", 0))
+    history.done(item_step_id("sweep", "a", 0))
     assert decisions(plan_run(store, RUN)) == {"sweep": "run"}
 
-    history.done(item_step("sweep", "a", 1))
+    history.done(item_step_id("sweep", "a", 1))
     assert decisions(plan_run(store, RUN)) == {"sweep": "skip"}
 
 
@@ -350,7 +350,7 @@ def test_items_are_known_from_the_manifest_and_its_parameters(
 ) -> None:
     history = recorded(store, gated("sweep", **source), parameters={"lrs": "[0.1, 0.2]", "one": "x"})
     for value in values:
-        history.done(item_step("sweep", value, 0))
+        history.done(item_step_id("sweep", value, 0))
 
     report = plan_run(store, RUN)
 
@@ -361,14 +361,14 @@ def test_items_are_known_from_the_manifest_and_its_parameters(
 def test_items_made_by_a_finished_step_are_known_from_its_record(store: Store) -> None:
     history = recorded(store, gated("make"), gated("sweep", withParam="{{tasks.make.outputs.parameters.n}}"))
     history.done("make", parameters={"n": '["a"]'})
-    history.done(item_step("sweep", "a", 0))
+    history.done(item_step_id("sweep", "a", 0))
 
     assert plan_run(store, RUN).running == ()
 
 
 def test_items_made_by_a_step_that_runs_are_not_guessed(store: Store) -> None:
     history = recorded(store, gated("make"), gated("sweep", withParam="{{tasks.make.outputs.parameters.n}}"))
-    history.done(item_step("sweep", "a", 0))
+    history.done(item_step_id("sweep", "a", 0))
 
     report = plan_run(store, RUN)
 
@@ -423,7 +423,7 @@ def test_the_document_is_stable(store: Store) -> None:
 
 def took_over(store: Store, step: str, submission: int = 2, source: str = "digits-0", attempt: int = 1) -> None:
     """Submission took over a result instead of running the step."""
-    record = AdoptedRecord(
+    record = ReuseRecord(
         run=RUN,
         submission=submission,
         step=step,
@@ -432,7 +432,7 @@ def took_over(store: Store, step: str, submission: int = 2, source: str = "digit
         source_step=step if source == RUN else "elsewhere",
         source_attempt=attempt,
     )
-    store.create(RunLayout(RUN).adopted(submission, step), record.to_bytes())
+    store.create(RunLayout(RUN).reused(submission, step), record.to_bytes())
 
 
 def test_a_result_of_another_run_is_as_good_as_an_own_one(store: Store) -> None:
@@ -444,7 +444,7 @@ def test_a_result_of_another_run_is_as_good_as_an_own_one(store: Store) -> None:
 
     assert decisions(report) == {"prep": "skip", "fit": "run"}
     assert reason(report, "prep") == "taken over from run digits-0, step elsewhere, attempt 1, 2 objects verified"
-    bound = planned(store, RUN).plan.finished["fit"]["prep"]
+    bound = plan_stored_run(store, RUN).decisions.finished_outputs["fit"]["prep"]
     assert bound.values["outputs.parameters.n"] == "7"
     assert bound.artifacts["data"].startswith("runs/digits-0/outputs/elsewhere/")
 
@@ -493,7 +493,7 @@ def test_values_come_from_the_result_that_was_taken_over_and_not_from_the_last_a
     history.done("prep", 2, parameters={"n": "6"}, submission=2)
     took_over(store, "prep", submission=3, source=RUN, attempt=1)
 
-    assert planned(store, RUN).plan.finished["fit"]["prep"].values["outputs.parameters.n"] == "5"
+    assert plan_stored_run(store, RUN).decisions.finished_outputs["fit"]["prep"].values["outputs.parameters.n"] == "5"
 
 
 def test_an_attempt_of_a_later_submission_outweighs_what_was_taken_over_before(store: Store) -> None:
@@ -506,7 +506,7 @@ def test_an_attempt_of_a_later_submission_outweighs_what_was_taken_over_before(s
 
 
 def test_items_that_were_taken_over_are_done(store: Store) -> None:
-    items = [item_step("sweep", text, 0) for text in ("a", "b")]
+    items = [item_step_id("sweep", text, 0) for text in ("a", "b")]
     history = recorded(store, gated("sweep", withItems=["a", "b"]))
     history.done(items[0])
     History(store, "digits-0").done("elsewhere")

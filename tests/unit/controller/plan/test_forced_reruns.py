@@ -14,18 +14,18 @@ import pytest
 from support.compiled import History, gated, pipeline_of, plain
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import plan_run, resume, start
+from tiphys_controller import plan_run, resume_run, start_run
 
 from tiphys.errors import ConflictError, UsageError
-from tiphys.protocol.step_spec import Kind
-from tiphys.records import RunSealed, SubmissionClaim
-from tiphys.store import RunLayout, Store, read_events, submissions
+from tiphys.protocol.step_spec import StepKind
+from tiphys.records import SubmissionClaim, SubmissionEnd
+from tiphys.store import RunLayout, Store, read_events, read_submissions
 
 RUN = "digits-1"
 LAYOUT = RunLayout(RUN)
 PIPELINE = pipeline_of(
     gated("prep"),
-    gated("fit", kind=Kind.TRAIN, depends="prep"),
+    gated("fit", kind=StepKind.TRAIN, depends="prep"),
     gated("report", depends="fit"),
     gated("aside", depends="prep"),
 )
@@ -34,17 +34,17 @@ PIPELINE = pipeline_of(
 @pytest.fixture
 def history(store: Store, submitter: FakeSubmitter) -> History:
     """A run that has succeeded."""
-    start(store, submitter, PIPELINE, RUN)
+    start_run(store, submitter, PIPELINE, RUN)
     history = History(store, RUN)
     for step in ("prep", "fit", "report", "aside"):
         history.done(step)
-    store.create(LAYOUT.submission_end(1), RunSealed(run=RUN, submission=1, status="Succeeded").to_bytes())
+    store.create(LAYOUT.submission_end(1), SubmissionEnd(run=RUN, submission=1, status="Succeeded").to_bytes())
     submitter.end(RUN, "Succeeded")
     return history
 
 
 def last_claim(store: Store) -> SubmissionClaim:
-    return submissions(store, RUN)[-1].claim
+    return read_submissions(store, RUN)[-1].claim
 
 
 def keys(store: Store) -> list[str]:
@@ -54,7 +54,7 @@ def keys(store: Store) -> list[str]:
 def test_steps_of_a_succeeded_run_run_again_with_all_that_hang_on_them(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
-    resumed = resume(store, submitter, RUN, again=["fit"])
+    resumed = resume_run(store, submitter, RUN, rerun=["fit"])
 
     assert resumed.plan.running == ("fit", "report")
     assert [step.reason for step in resumed.plan.steps if step.decision == "run"] == [
@@ -63,21 +63,21 @@ def test_steps_of_a_succeeded_run_run_again_with_all_that_hang_on_them(
     ]
     claim = last_claim(store)
     assert (claim.again, claim.fresh_since) == (("fit",), {"fit": 2, "report": 2})
-    assert read_events(store, RUN)[-1].message.endswith("asked to run again: fit")
+    assert read_events(store, RUN)[-1].message.endswith("rerun on request: fit")
 
 
 def test_several_steps_are_asked_for_at_once(store: Store, submitter: FakeSubmitter, history: History) -> None:
-    assert resume(store, submitter, RUN, again=["aside", "report"]).plan.running == ("aside", "report")
+    assert resume_run(store, submitter, RUN, rerun=["aside", "report"]).plan.running == ("aside", "report")
 
 
 def test_a_plain_resume_knows_what_was_asked_and_not_finished(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
-    resume(store, submitter, RUN, again=["fit"])
+    resume_run(store, submitter, RUN, rerun=["fit"])
     history.done("fit", attempt=2, submission=2)
     submitter.end(f"{RUN}-2")
 
-    resumed = resume(store, submitter, RUN)
+    resumed = resume_run(store, submitter, RUN)
 
     assert resumed.plan.running == ("report",)
     assert last_claim(store).again == ()
@@ -85,7 +85,7 @@ def test_a_plain_resume_knows_what_was_asked_and_not_finished(
 
 
 def test_what_was_finished_since_is_skipped(store: Store, submitter: FakeSubmitter, history: History) -> None:
-    resume(store, submitter, RUN, again=["fit"])
+    resume_run(store, submitter, RUN, rerun=["fit"])
     for step in ("fit", "report"):
         history.done(step, attempt=2, submission=2)
 
@@ -94,7 +94,7 @@ def test_what_was_finished_since_is_skipped(store: Store, submitter: FakeSubmitt
 
 def test_asking_twice_asks_anew(store: Store, submitter: FakeSubmitter, history: History) -> None:
     for number, attempt in ((2, 2), (3, 3)):
-        resume(store, submitter, RUN, again=["report"])
+        resume_run(store, submitter, RUN, rerun=["report"])
         assert last_claim(store).fresh_since == {"report": number}
         history.done("report", attempt=attempt, submission=number)
         submitter.end(f"{RUN}-{number}", "Succeeded")
@@ -105,9 +105,9 @@ def test_a_crash_loses_nothing_of_what_was_asked(
     store: Store, submitter: FakeSubmitter, history: History, point: str
 ) -> None:
     with dying_at(f"resume.{point}"):
-        resume(store, submitter, RUN, again=["fit"])
+        resume_run(store, submitter, RUN, rerun=["fit"])
 
-    resumed = resume(store, submitter, RUN, again=["fit"] if point == "after_fence" else [])
+    resumed = resume_run(store, submitter, RUN, rerun=["fit"] if point == "after_fence" else [])
 
     assert (resumed.submission, resumed.plan.running) == (2, ("fit", "report"))
     assert last_claim(store).fresh_since == {"fit": 2, "report": 2}
@@ -118,40 +118,40 @@ def test_a_number_that_was_claimed_for_something_else_is_not_sent_for_this(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     with dying_at("resume.after_claim"):
-        resume(store, submitter, RUN, again=["aside"])
+        resume_run(store, submitter, RUN, rerun=["aside"])
 
-    with pytest.raises(ConflictError, match=r"submission 2 .* never sent, and it is to run aside and .*--force passes"):
-        resume(store, submitter, RUN, again=["fit"])
+    with pytest.raises(ConflictError, match=r"submission 2 .* never sent; it runs aside, .*--force"):
+        resume_run(store, submitter, RUN, rerun=["fit"])
 
-    assert resume(store, submitter, RUN, again=["fit"], force=True).submission == 3
+    assert resume_run(store, submitter, RUN, rerun=["fit"], force=True).submission == 3
     assert plan_run(store, RUN).running == ("fit", "aside", "report")
 
 
 def test_all_items_of_a_fan_out_run_again(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, pipeline_of(gated("sweep", withItems=["a", "b"])), RUN)
+    start_run(store, submitter, pipeline_of(gated("sweep", withItems=["a", "b"])), RUN)
     history = History(store, RUN)
     for item in plan_run(store, RUN).steps[0].items:
         history.done(item.step)
     submitter.end(RUN)
     assert plan_run(store, RUN).running == ()
 
-    [sweep] = resume(store, submitter, RUN, again=["sweep"]).plan.steps
+    [sweep] = resume_run(store, submitter, RUN, rerun=["sweep"]).plan.steps
 
     assert [item.done for item in sweep.items] == [False, False]
 
 
 def test_a_plain_step_can_be_asked_for(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, pipeline_of(gated("prep"), plain("notify", depends="prep"), gated("report")), RUN)
+    start_run(store, submitter, pipeline_of(gated("prep"), plain("notify", depends="prep"), gated("report")), RUN)
     history = History(store, RUN)
     for step in ("prep", "report"):
         history.done(step)
-    store.create(LAYOUT.submission_end(1), RunSealed(run=RUN, submission=1, status="Succeeded").to_bytes())
+    store.create(LAYOUT.submission_end(1), SubmissionEnd(run=RUN, submission=1, status="Succeeded").to_bytes())
     submitter.end(RUN, "Succeeded")
 
     with dying_at("resume.after_claim"):
-        resume(store, submitter, RUN, again=["notify"])
+        resume_run(store, submitter, RUN, rerun=["notify"])
 
-    assert resume(store, submitter, RUN).plan.running == ("notify",)
+    assert resume_run(store, submitter, RUN).plan.running == ("notify",)
 
 
 def test_an_unknown_step_is_named_with_those_there_are(
@@ -160,18 +160,18 @@ def test_an_unknown_step_is_named_with_those_there_are(
     before = keys(store)
 
     with pytest.raises(UsageError, match=r"no step '\.\./fit' to run from; it has: prep, .*"):
-        resume(store, submitter, RUN, again=["../fit"])
+        resume_run(store, submitter, RUN, rerun=["../fit"])
 
     assert keys(store) == before
 
 
 def test_a_step_whose_condition_stays_false_is_refused(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, pipeline_of(gated("fit"), gated("cleanup", depends="fit.Failed")), RUN)
+    start_run(store, submitter, pipeline_of(gated("fit"), gated("cleanup", depends="fit.Failed")), RUN)
     History(store, RUN).done("fit")
     submitter.end(RUN)
 
     with pytest.raises(UsageError, match=r"cleanup is to run again and would not: its condition 'fit\.Failed'"):
-        resume(store, submitter, RUN, again=["cleanup"])
+        resume_run(store, submitter, RUN, rerun=["cleanup"])
 
 
 def test_a_result_behind_a_step_that_ran_again_is_checked_even_if_a_workflow_died_in_between(
@@ -179,7 +179,7 @@ def test_a_result_behind_a_step_that_ran_again_is_checked_even_if_a_workflow_die
 ) -> None:
     """Fit was made from what prep made first. Prep was made anew, and then the Workflow died before fit was asked."""
     store.delete(LAYOUT.attempt_end("prep", 1))
-    assert resume(store, submitter, RUN).plan.running == ("prep", "fit", "aside", "report")
+    assert resume_run(store, submitter, RUN).plan.running == ("prep", "fit", "aside", "report")
     history.done("prep", attempt=2, submission=2)
     submitter.end(f"{RUN}-2")
 
@@ -195,23 +195,23 @@ def test_what_a_submission_was_to_run_and_succeeded_without_is_not_missing(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     """The condition of aside was false when prep had run again."""
-    resume(store, submitter, RUN, again=["prep"])
+    resume_run(store, submitter, RUN, rerun=["prep"])
     for step in ("prep", "fit", "report"):
         history.done(step, attempt=2, submission=2)
     submitter.end(f"{RUN}-2", "Succeeded")
     assert plan_run(store, RUN).running == ("aside",)
 
-    store.create(LAYOUT.submission_end(2), RunSealed(run=RUN, submission=2, status="Succeeded").to_bytes())
+    store.create(LAYOUT.submission_end(2), SubmissionEnd(run=RUN, submission=2, status="Succeeded").to_bytes())
 
     assert plan_run(store, RUN).running == ()
 
 
 def test_a_key_makes_one_submission(store: Store, submitter: FakeSubmitter, history: History) -> None:
-    first = resume(store, submitter, RUN, again=["fit"], key="alert-7")
-    running = resume(store, submitter, RUN, again=["fit"], key="alert-7")
+    first = resume_run(store, submitter, RUN, rerun=["fit"], key="alert-7")
+    running = resume_run(store, submitter, RUN, rerun=["fit"], key="alert-7")
     submitter.end(f"{RUN}-2")
-    ended = resume(store, submitter, RUN, again=["fit"], key="alert-7")
-    other = resume(store, submitter, RUN, again=["fit"], key="alert-8")
+    ended = resume_run(store, submitter, RUN, rerun=["fit"], key="alert-7")
+    other = resume_run(store, submitter, RUN, rerun=["fit"], key="alert-8")
 
     assert [one.submission for one in (first, running, ended, other)] == [2, 2, 2, 3]
     assert [one.created for one in (first, running, ended, other)] == [True, False, False, True]
@@ -224,7 +224,7 @@ def test_a_key_whose_call_died_is_carried_out_once(
     store: Store, submitter: FakeSubmitter, history: History, point: str
 ) -> None:
     with dying_at(f"resume.{point}"):
-        resume(store, submitter, RUN, again=["fit"], key="alert-7")
+        resume_run(store, submitter, RUN, rerun=["fit"], key="alert-7")
 
-    assert resume(store, submitter, RUN, again=["fit"], key="alert-7").submission == 2
+    assert resume_run(store, submitter, RUN, rerun=["fit"], key="alert-7").submission == 2
     assert submitter.names() == [RUN, f"{RUN}-2"]

@@ -8,14 +8,14 @@ import pytest
 import yaml
 from support.compiled import History
 from support.memory import MemoryStore
-from tiphys_controller.plan.dag import Graph, Task, references, template_names
-from tiphys_controller.plan.prune import Identity, prune
-from tiphys_controller.submit.planner import Planned, planned
+from tiphys_controller.plan.dag import Task, TaskGraph, find_references, find_template_names
+from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow
+from tiphys_controller.submit.planner import RunPlan, plan_stored_run
 
 from tiphys.protocol import fan_out
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.step_spec import StepSpec
-from tiphys.records import RunRecord, item_step
+from tiphys.records import RunRecord, item_step_id
 from tiphys.store import RunLayout
 
 RUN = "digits-1"
@@ -35,44 +35,46 @@ def finish(history: History, task: Any, spec: StepSpec) -> None:
     """Record a task as done, with a value for everything that it declares."""
     parameters = dict.fromkeys(spec.parameters, '["a", "b"]')
     artifacts = dict.fromkeys(spec.artifacts, b"made")
-    if not task.fan_out:
+    if not task.is_fan_out:
         history.done(task.name, parameters=parameters, artifacts=artifacts)
         return
     made = {"name": task.name, **task.body}
     if "withParam" in made:
         made["withParam"] = '["a", "b"]'
-    for value in fan_out.values(made):
+    for value in fan_out.item_values(made):
         text = value if isinstance(value, str) else str(value).replace("'", '"')
-        history.done(item_step(task.name, text, 0), parameters=parameters, artifacts=artifacts)
+        history.done(item_step_id(task.name, text, 0), parameters=parameters, artifacts=artifacts)
 
 
-def stopped_after(manifest: Manifest, done: int) -> Planned:
+def stopped_after(manifest: Manifest, done: int) -> RunPlan:
     store = MemoryStore()
     record = RunRecord(run=RUN, pipeline="x", workflow=manifest, digest="d")
-    store.create(RunLayout(RUN).record, record.to_bytes())
+    store.create(RunLayout(RUN).run_record, record.to_bytes())
     history = History(store, RUN)
-    for task in list(Graph.of(CompiledPipeline.from_manifest(manifest)).tasks.values())[:done]:
+    for task in list(TaskGraph.from_pipeline(CompiledPipeline.from_manifest(manifest)).tasks.values())[:done]:
         if task.spec:
             finish(history, task, task.spec)
-    return planned(store, RUN)
+    return plan_stored_run(store, RUN)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_every_example_can_be_pruned_wherever_it_stopped(path: Path) -> None:
     manifest = workflow_of(path)
     assert manifest is not None
-    tasks = Graph.of(CompiledPipeline.from_manifest(manifest)).tasks
+    tasks = TaskGraph.from_pipeline(CompiledPipeline.from_manifest(manifest)).tasks
     for done in range(len(tasks)):
         found = stopped_after(manifest, done)
 
-        pruned = prune(found.pipeline, found.plan, lambda key: key, Identity(RUN, 2, "digits-1-2", "default"))
+        pruned = prune_workflow(
+            found.pipeline, found.decisions, lambda key: key, SubmissionIdentity(RUN, 2, "digits-1-2", "default")
+        )
 
         left = CompiledPipeline.from_manifest(pruned).tasks()
         names = {task["name"] for task in left}
         assert set(tasks) - names == set(list(tasks)[:done]) - kept(tasks)
-        assert {reference.task for task in left for reference in references(task)} <= names
+        assert {reference.task for task in left for reference in find_references(task)} <= names
         templates = {one["name"] for one in pruned["spec"]["templates"]}
-        assert set(template_names(pruned["spec"]["templates"])) | {"tiphys-finalize"} <= templates
+        assert set(find_template_names(pruned["spec"]["templates"])) | {"tiphys-finalize"} <= templates
 
 
 def kept(tasks: Mapping[str, Task]) -> set[str]:

@@ -9,7 +9,7 @@ from support.memory import MemoryStore
 from tiphys_controller import plan_run
 
 from tiphys.errors import IntegrityError
-from tiphys.records import AdoptedRecord, RunRecord
+from tiphys.records import ReuseRecord, RunRecord
 from tiphys.store import ObjectInfo, RunLayout
 
 RUN = "digits-1"
@@ -30,7 +30,7 @@ def history_of(store: MemoryStore, reads: bool = False) -> History:
         for i in range(STEPS)
     ]
     record = RunRecord(run=RUN, pipeline="digits", workflow=pipeline_of(*tasks), digest="d")
-    store.create(RunLayout(RUN).record, record.to_bytes())
+    store.create(RunLayout(RUN).run_record, record.to_bytes())
     return History(store, RUN)
 
 
@@ -132,7 +132,7 @@ def test_a_foreign_object_among_the_records_is_passed_over() -> None:
     history = history_of(store)
     for i in range(STEPS):
         history.done(f"s{i}")
-    for prefix in (history.layout.attempts, history.layout.done, history.layout.all_outputs):
+    for prefix in (history.layout.attempts, history.layout.done_markers, history.layout.all_outputs):
         store.create(f"{prefix}README.txt", b"left by a person")
 
     assert plan_run(store, RUN).running == ()
@@ -141,17 +141,17 @@ def test_a_foreign_object_among_the_records_is_passed_over() -> None:
 def test_a_submission_whose_claim_was_removed_is_named() -> None:
     store = MemoryStore()
     history_of(store)
-    store.create(RunLayout(RUN).submission_bound(1), b"{}")
+    store.create(RunLayout(RUN).submission_binding(1), b"{}")
 
     with pytest.raises(IntegrityError, match="submission 1 has records but no claim"):
         plan_run(store, RUN)
 
 
 def took_over(store: MemoryStore, step: str, source: str = RUN) -> None:
-    record = AdoptedRecord(
+    record = ReuseRecord(
         run=RUN, submission=2, step=step, step_key="k", source_run=source, source_step=step, source_attempt=1
     )
-    store.create(RunLayout(RUN).adopted(2, step), record.to_bytes())
+    store.create(RunLayout(RUN).reused(2, step), record.to_bytes())
 
 
 def all_taken_over() -> MemoryStore:
@@ -166,7 +166,7 @@ def all_taken_over() -> MemoryStore:
 def test_steps_that_were_taken_over_cost_nothing_where_keys_say_which_attempt() -> None:
     store = all_taken_over()
     for i in range(STEPS):
-        store.create(RunLayout(RUN).adopted_attempt(2, f"s{i}", 1), b"")
+        store.create(RunLayout(RUN).reused_attempt(2, f"s{i}", 1), b"")
 
     assert requests_of(store) == FIXED
 
@@ -177,7 +177,7 @@ def test_a_step_that_ran_again_after_it_was_taken_over_is_read_about() -> None:
     for i in range(STEPS):
         history.done(f"s{i}")
     took_over(store, "s0")
-    store.create(RunLayout(RUN).adopted_attempt(2, "s0", 1), b"")
+    store.create(RunLayout(RUN).reused_attempt(2, "s0", 1), b"")
     history.done("s0", 2, submission=3)
 
     assert requests_of(store) == FIXED + 2

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 from support.compiled import gated, pipeline_of, plain
-from tiphys_controller.plan import depends as conditions
-from tiphys_controller.plan.bindings import OMITTED, TaskOutputs, bind, unbound
-from tiphys_controller.plan.dag import Reference, references
-from tiphys_controller.plan.decide import Action, Plan, TaskPlan
-from tiphys_controller.plan.prune import Identity, identified, prune, workflow_name
+from tiphys_controller.plan.bindings import OMITTED_OUTPUTS, TaskOutputs, bind_references, find_unbound_references
+from tiphys_controller.plan.dag import Reference, find_references
+from tiphys_controller.plan.decide import PlanAction, PlanDecisions, TaskPlan
+from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, prune_workflow, workflow_name
 
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
+from tiphys.protocol.depends import DONE_RESULTS
 
-IDENTITY = Identity("digits-1", 2, "digits-1-2", "ml")
+IDENTITY = SubmissionIdentity("digits-1", 2, "digits-1-2", "ml")
 DONE = {"prep": TaskOutputs({"status": "Succeeded", "outputs.parameters.n": "5"}, {"data": "runs/digits-1/x/data"})}
 
 
@@ -22,14 +22,18 @@ def with_prefix(key: str) -> str:
 
 
 def pruned(
-    manifest: Manifest, *running: str, finished: dict[str, TaskOutputs] = DONE, facts: frozenset[str] = conditions.DONE
+    manifest: Manifest,
+    *running: str,
+    finished: dict[str, TaskOutputs] = DONE,
+    facts: frozenset[str] = DONE_RESULTS,
 ) -> Manifest:
     names = [task["name"] for task in manifest["spec"]["templates"][0]["dag"]["tasks"]]
     tasks = tuple(
-        TaskPlan(name, Action.RUN, "") if name in running else TaskPlan(name, Action.SKIP, "", facts) for name in names
+        TaskPlan(name, PlanAction.RUN, "") if name in running else TaskPlan(name, PlanAction.SKIP, "", facts)
+        for name in names
     )
-    plan = Plan(tasks, dict.fromkeys(running, finished))
-    return prune(CompiledPipeline.from_manifest(manifest), plan, with_prefix, IDENTITY)
+    plan = PlanDecisions(tasks, dict.fromkeys(running, finished))
+    return prune_workflow(CompiledPipeline.from_manifest(manifest), plan, with_prefix, IDENTITY)
 
 
 def tasks(manifest: Manifest) -> dict[str, Manifest]:
@@ -50,14 +54,14 @@ def parameter(value: str) -> dict[str, Any]:
     ],
 )
 def test_values_of_finished_tasks_are_put_in(before: str, after: str) -> None:
-    assert bind(parameter(before), DONE, with_prefix) == parameter(after)
+    assert bind_references(parameter(before), DONE, with_prefix) == parameter(after)
 
 
 def test_values_reach_conditions_fan_outs_and_hooks() -> None:
     tag = "{{tasks.prep.outputs.parameters.n}}"
     body = {"when": f"{tag} > 3", "withParam": tag, "hooks": {"exit": {"template": "t", "arguments": parameter(tag)}}}
 
-    assert bind(body, DONE, with_prefix) == {
+    assert bind_references(body, DONE, with_prefix) == {
         "when": "5 > 3",
         "withParam": "5",
         "hooks": {"exit": {"template": "t", "arguments": parameter("5")}},
@@ -67,7 +71,7 @@ def test_values_reach_conditions_fan_outs_and_hooks() -> None:
 def test_artifacts_are_bound_by_their_key_in_the_bucket() -> None:
     source = {"name": "d", "from": "{{tasks.prep.outputs.artifacts.data}}", "optional": True}
 
-    assert bind({"artifacts": [source]}, DONE, with_prefix) == {
+    assert bind_references({"artifacts": [source]}, DONE, with_prefix) == {
         "artifacts": [{"name": "d", "optional": True, "s3": {"key": "team/runs/digits-1/x/data"}}]
     }
 
@@ -75,7 +79,10 @@ def test_artifacts_are_bound_by_their_key_in_the_bucket() -> None:
 def test_a_path_below_an_artifact_becomes_part_of_its_key() -> None:
     source = {"name": "d", "from": "{{tasks.prep.outputs.artifacts.data}}", "subPath": "train/{{item}}"}
 
-    assert bind(source, DONE, with_prefix) == {"name": "d", "s3": {"key": "team/runs/digits-1/x/data/train/{{item}}"}}
+    assert bind_references(source, DONE, with_prefix) == {
+        "name": "d",
+        "s3": {"key": "team/runs/digits-1/x/data/train/{{item}}"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,24 +97,26 @@ def test_a_path_below_an_artifact_becomes_part_of_its_key() -> None:
     ],
 )
 def test_what_storage_cannot_answer_is_reported(value: str) -> None:
-    assert [reference.task for reference in unbound(parameter(value), DONE)] == ["prep"]
+    assert [reference.task for reference in find_unbound_references(parameter(value), DONE)] == ["prep"]
 
 
 def test_an_expression_for_an_artifact_is_reported() -> None:
     body = {"artifacts": [{"name": "d", "fromExpression": "tasks.prep.outputs.artifacts.data"}]}
 
-    assert unbound(body, DONE) == [Reference("prep", "")]
+    assert find_unbound_references(body, DONE) == [Reference("prep", "")]
 
 
 def test_what_looks_like_a_task_but_is_none_is_left_alone() -> None:
-    assert list(references({"value": "{{inputs.parameters.tasks.prep}} tasks.prep.outputs {{mytasks.prep.x}}"})) == []
+    assert (
+        list(find_references({"value": "{{inputs.parameters.tasks.prep}} tasks.prep.outputs {{mytasks.prep.x}}"})) == []
+    )
 
 
 def test_a_reference_that_nobody_can_answer_is_refused_by_name() -> None:
     manifest = pipeline_of(gated("prep"), gated("fit", arguments=parameter("{{tasks.prep.outputs.parameters.n}}")))
 
     with pytest.raises(UsageError, match=r"task fit reads \{\{tasks.prep.outputs.parameters.n\}\}, but prep does not"):
-        pruned(manifest, "fit", finished={"prep": OMITTED})
+        pruned(manifest, "fit", finished={"prep": OMITTED_OUTPUTS})
 
 
 def test_dependencies_on_finished_tasks_are_dropped() -> None:
@@ -196,7 +205,7 @@ def test_what_a_server_added_does_not_pass_on() -> None:
         },
     }
 
-    found = identified(manifest, IDENTITY)
+    found = apply_identity(manifest, IDENTITY)
 
     assert found["metadata"] == {
         "name": "digits-1-2",

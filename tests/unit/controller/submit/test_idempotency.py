@@ -19,11 +19,11 @@ import pytest
 from support.compiled import History, gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import Change, fork, resume, start, start_once
+from tiphys_controller import WorkflowChange, fork_run, resume_run, start_run, start_run_once
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.store import Store, list_runs, read_run, submissions
+from tiphys.store import Store, list_runs, read_run, read_submissions
 
 PIPELINE = pipeline_of(gated("prep"), parameters={"lr": "0.1"})
 HOT = pipeline_of(gated("prep"), parameters={"lr": "0.9"})
@@ -36,11 +36,11 @@ def keys(store: Store) -> list[str]:
 
 
 def test_the_same_key_begins_one_run(store: Store, submitter: FakeSubmitter) -> None:
-    first = start_once(store, submitter, PIPELINE, KEY)
+    first = start_run_once(store, submitter, PIPELINE, KEY)
     written = keys(store)
     submitter.end(first.run)
     submitter.delete(first.run)
-    second = start_once(store, submitter, PIPELINE, KEY)
+    second = start_run_once(store, submitter, PIPELINE, KEY)
 
     assert first.created
     assert second == first._replace(created=False)
@@ -50,7 +50,7 @@ def test_the_same_key_begins_one_run(store: Store, submitter: FakeSubmitter) -> 
 
 
 def test_two_keys_begin_two_runs(store: Store, submitter: FakeSubmitter) -> None:
-    runs = {start_once(store, submitter, PIPELINE, key).run for key in ("one", "two")}
+    runs = {start_run_once(store, submitter, PIPELINE, key).run for key in ("one", "two")}
 
     assert set(list_runs(store)) == runs
     assert len(runs) == 2
@@ -59,25 +59,25 @@ def test_two_keys_begin_two_runs(store: Store, submitter: FakeSubmitter) -> None
 @pytest.mark.parametrize("point", POINTS)
 def test_a_call_that_died_is_completed_by_the_same_call(store: Store, submitter: FakeSubmitter, point: str) -> None:
     with dying_at(f"start.{point}"):
-        start_once(store, submitter, PIPELINE, KEY)
+        start_run_once(store, submitter, PIPELINE, KEY)
 
-    started = start_once(store, submitter, PIPELINE, KEY)
+    started = start_run_once(store, submitter, PIPELINE, KEY)
 
     assert started.created == (point in ("after_key", "after_record", "after_claim"))
     assert list(list_runs(store)) == [started.run]
     assert submitter.names() == [started.run]
-    [only] = submissions(store, started.run)
-    assert only.bound is not None
-    assert only.bound.uid == started.uid
+    [only] = read_submissions(store, started.run)
+    assert only.binding is not None
+    assert only.binding.uid == started.uid
 
 
 @pytest.mark.parametrize("point", ["after_record", "after_claim", "after_create"])
 def test_what_a_resume_completed_is_found_by_the_same_call(store: Store, submitter: FakeSubmitter, point: str) -> None:
     with dying_at(f"start.{point}"):
-        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
-    resume(store, submitter, "digits-1")
+        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+    resume_run(store, submitter, "digits-1")
 
-    started = start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+    started = start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
 
     assert started == ("digits-1", 1, "digits-1", "uid-of-digits-1", False)
     assert submitter.names() == ["digits-1"]
@@ -88,12 +88,12 @@ def test_a_key_that_was_used_for_something_else_is_refused(
     store: Store, submitter: FakeSubmitter, other: dict[str, str]
 ) -> None:
     asked = {"manifest": PIPELINE, "key": KEY, "run": "digits-1"}
-    start_once(store, submitter, **asked)
+    start_run_once(store, submitter, **asked)
     before = keys(store)
 
     wanted = rf"start run digits-1 .*asks for something else \({other.get('run', 'digits-1')} of pipeline digits"
     with pytest.raises(ConflictError, match=wanted):
-        start_once(store, submitter, **(asked | other))
+        start_run_once(store, submitter, **(asked | other))
 
     assert keys(store) == before
     assert submitter.names() == ["digits-1"]
@@ -101,33 +101,33 @@ def test_a_key_that_was_used_for_something_else_is_refused(
 
 def test_a_run_that_was_begun_for_another_cluster_is_not_begun_here(store: Store, submitter: FakeSubmitter) -> None:
     with dying_at("start.after_claim"):
-        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
     east = FakeSubmitter(submitter.folder / "east", cluster="east")
 
     with pytest.raises(ConflictError, match="begun under this key for cluster west"):
-        start_once(store, east, PIPELINE, KEY, run="digits-1")
+        start_run_once(store, east, PIPELINE, KEY, run="digits-1")
 
     assert east.names() == []
 
 
 def test_a_name_that_another_run_has_is_refused(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, PIPELINE, "digits-1")
+    start_run(store, submitter, PIPELINE, "digits-1")
     submitter.delete("digits-1")
     before = keys(store)
 
     with pytest.raises(ConflictError, match="already has a run 'digits-1', which was not begun under this key"):
-        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
 
     assert keys(store) == before
 
 
 def test_a_name_that_another_run_took_in_between_is_refused(store: Store, submitter: FakeSubmitter) -> None:
     with dying_at("start.after_key"):
-        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
-    start(store, submitter, PIPELINE, "digits-1")
+        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
+    start_run(store, submitter, PIPELINE, "digits-1")
 
     with pytest.raises(ConflictError, match="which was not begun under this key"):
-        start_once(store, submitter, PIPELINE, KEY, run="digits-1")
+        start_run_once(store, submitter, PIPELINE, KEY, run="digits-1")
 
     assert read_run(store, "digits-1").key == ""
 
@@ -135,14 +135,14 @@ def test_a_name_that_another_run_took_in_between_is_refused(store: Store, submit
 @pytest.mark.parametrize("key", ["", "a" * 256, "a\nb", "\x00"])
 def test_a_key_that_nobody_can_repeat_is_refused(store: Store, submitter: FakeSubmitter, key: str) -> None:
     with pytest.raises(UsageError, match="idempotency key"):
-        start_once(store, submitter, PIPELINE, key)
+        start_run_once(store, submitter, PIPELINE, key)
 
     assert keys(store) == []
 
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "runs/digits-1", "%2e%2e/"])
 def test_a_key_cannot_name_a_place_in_the_store(store: Store, submitter: FakeSubmitter, key: str) -> None:
-    start_once(store, submitter, PIPELINE, key, run="digits-1")
+    start_run_once(store, submitter, PIPELINE, key, run="digits-1")
 
     [held] = store.list("keys/")
     assert held.key.removeprefix("keys/").removesuffix(".json").isalnum()
@@ -151,25 +151,25 @@ def test_a_key_cannot_name_a_place_in_the_store(store: Store, submitter: FakeSub
 @pytest.fixture
 def parent(store: Store, submitter: FakeSubmitter) -> str:
     """A run that has finished its only step."""
-    start(store, submitter, PIPELINE, "digits-1")
+    start_run(store, submitter, PIPELINE, "digits-1")
     History(store, "digits-1").done("prep")
     return "digits-1"
 
 
-def repaired(manifest: Manifest = PIPELINE) -> Change:
+def repaired(manifest: Manifest = PIPELINE) -> WorkflowChange:
     other = copy.deepcopy(manifest)
     next(one for one in other["spec"]["templates"] if one["name"] == "prep-run")["container"]["image"] = "python:3.13"
-    return Change(other)
+    return WorkflowChange(other)
 
 
 def test_the_same_key_begins_one_fork_whatever_its_parent_does(
     store: Store, submitter: FakeSubmitter, parent: str
 ) -> None:
-    first = fork(store, submitter, parent, again=["prep"], key=KEY).started
+    first = fork_run(store, submitter, parent, rerun=["prep"], key=KEY).started
     submitter.end(parent)
-    resume(store, submitter, parent, change=repaired())
+    resume_run(store, submitter, parent, change=repaired())
     written = keys(store)
-    second = fork(store, submitter, parent, again=["prep"], key=KEY).started
+    second = fork_run(store, submitter, parent, rerun=["prep"], key=KEY).started
 
     assert first is not None
     assert second == first._replace(created=False)
@@ -182,17 +182,17 @@ def test_the_same_key_begins_one_fork_whatever_its_parent_does(
 def test_a_fork_that_died_is_completed_by_the_same_call(
     store: Store, submitter: FakeSubmitter, parent: str, point: str
 ) -> None:
-    asked = {"again": ["prep"], "change": repaired(), "key": KEY}
+    asked = {"rerun": ["prep"], "change": repaired(), "key": KEY}
     with dying_at(f"start.{point}"):
-        fork(store, submitter, parent, **asked)
+        fork_run(store, submitter, parent, **asked)
 
-    forked = fork(store, submitter, parent, **asked).started
+    forked = fork_run(store, submitter, parent, **asked).started
 
     assert forked is not None
     assert forked.created == (point in ("after_key", "after_record", "after_claim"))
     assert submitter.names() == sorted([parent, forked.run])
-    [only] = submissions(store, forked.run)
-    assert (only.claim.kind, only.claim.fresh_since, only.bound and only.bound.uid) == (
+    [only] = read_submissions(store, forked.run)
+    assert (only.claim.kind, only.claim.fresh_since, only.binding and only.binding.uid) == (
         "fork",
         {"prep": 1},
         forked.uid,
@@ -203,24 +203,24 @@ def test_what_may_not_be_forked_takes_no_key(store: Store, submitter: FakeSubmit
     before = keys(store)
 
     with pytest.raises(ConflictError, match="may not go on with this"):
-        fork(store, submitter, parent, change=repaired()._replace(drift={"image": "refuse"}), key=KEY)
+        fork_run(store, submitter, parent, change=repaired()._replace(drift_actions={"image": "refuse"}), key=KEY)
 
     assert keys(store) == before
 
 
-@pytest.mark.parametrize("other", [{"again": ["prep"]}, {"run": "cold"}, {"change": repaired()}, {"namespace": "ml"}])
+@pytest.mark.parametrize("other", [{"rerun": ["prep"]}, {"run": "cold"}, {"change": repaired()}, {"namespace": "ml"}])
 def test_a_key_that_was_used_for_another_fork_is_refused(
     store: Store, submitter: FakeSubmitter, parent: str, other: dict[str, object]
 ) -> None:
     asked = {"parent": parent, "run": "hot", "key": KEY}
-    fork(store, submitter, **asked)
+    fork_run(store, submitter, **asked)
     before = keys(store)
 
     wanted = rf"start run hot .*asks for something else \({other.get('run', 'hot')} as a fork of run digits-1"
     with pytest.raises(ConflictError, match=wanted):
-        fork(store, submitter, **(asked | other))
+        fork_run(store, submitter, **(asked | other))
     with pytest.raises(ConflictError, match="of pipeline digits"):
-        start_once(store, submitter, PIPELINE, KEY, run="hot")
+        start_run_once(store, submitter, PIPELINE, KEY, run="hot")
 
     assert keys(store) == before
 
@@ -231,6 +231,6 @@ def test_a_fork_under_a_key_that_nobody_can_repeat_is_refused(
     before = keys(store)
 
     with pytest.raises(UsageError, match="idempotency key"):
-        fork(store, submitter, parent, key="a\nb")
+        fork_run(store, submitter, parent, key="a\nb")
 
     assert keys(store) == before

@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 from support.compiled import History, gated, pipeline_of
+from support.counting import CountingStore
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import LiveWorkflow, resume, start
+from tiphys_controller import LiveWorkflow, resume_run, start_run
 from tiphys_controller.submit import resume as resuming
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
-from tiphys.records import AttemptEnd, Outcome, RunSealed, SubmissionBound, SubmissionKind
-from tiphys.store import RunLayout, Store, read_events, read_record, submissions
+from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding, SubmissionEnd, SubmissionKind
+from tiphys.store import RunLayout, Store, read_events, read_record, read_submissions
 
 RUN = "digits-1"
 LAYOUT = RunLayout(RUN)
@@ -43,7 +44,7 @@ PIPELINE = pipeline_of(
 @pytest.fixture
 def history(store: Store, submitter: FakeSubmitter) -> History:
     """A run whose first Workflow died while fit ran."""
-    start(store, submitter, PIPELINE, RUN)
+    start_run(store, submitter, PIPELINE, RUN)
     history = History(store, RUN)
     history.done("prep", artifacts={"data": b"xyz"})
     history.opened("fit")
@@ -60,7 +61,7 @@ def keys(store: Store) -> list[str]:
 
 
 def test_what_is_missing_is_submitted(store: Store, submitter: FakeSubmitter, history: History) -> None:
-    resumed = resume(store, submitter, RUN)
+    resumed = resume_run(store, submitter, RUN)
 
     assert (resumed.submission, resumed.workflow_name) == (2, "digits-1-2")
     assert resumed.plan.running == ("fit", "register")
@@ -72,13 +73,13 @@ def test_what_is_missing_is_submitted(store: Store, submitter: FakeSubmitter, hi
 
 
 def test_the_submission_is_recorded(store: Store, submitter: FakeSubmitter, history: History) -> None:
-    resume(store, submitter, RUN)
+    resume_run(store, submitter, RUN)
 
-    _, second = submissions(store, RUN)
+    _, second = read_submissions(store, RUN)
     assert second.claim.kind is SubmissionKind.RESUME
     assert second.claim.steps == ("fit", "register")
-    assert second.bound is not None
-    assert (second.bound.workflow_name, second.bound.uid) == ("digits-1-2", "uid-of-digits-1-2")
+    assert second.binding is not None
+    assert (second.binding.workflow_name, second.binding.uid) == ("digits-1-2", "uid-of-digits-1-2")
     [event] = read_events(store, RUN)
     assert event.name == "run.resumed"
     assert event.message == "submission 2 runs fit, register; finished before: prep"
@@ -86,28 +87,28 @@ def test_the_submission_is_recorded(store: Store, submitter: FakeSubmitter, hist
 
 
 def test_the_record_of_the_run_stays_as_it_is(store: Store, submitter: FakeSubmitter, history: History) -> None:
-    before = store.read(LAYOUT.record)
+    before = store.read(LAYOUT.run_record)
 
-    resume(store, submitter, RUN)
+    resume_run(store, submitter, RUN)
 
-    assert store.read(LAYOUT.record) == before
+    assert store.read(LAYOUT.run_record) == before
 
 
 def test_unfinished_attempts_are_fenced(store: Store, submitter: FakeSubmitter, history: History) -> None:
     history.failed("register")
 
-    resumed = resume(store, submitter, RUN)
+    resumed = resume_run(store, submitter, RUN)
 
     assert resumed.fenced == ("fit/1",)
     end = read_record(store, LAYOUT.attempt_end("fit", 1), AttemptEnd)
-    assert (end.outcome, end.submission) == (Outcome.FENCED, 1)
-    assert read_record(store, LAYOUT.attempt_end("register", 1), AttemptEnd).outcome is Outcome.FAILED
+    assert (end.outcome, end.submission) == (AttemptEndOutcome.FENCED, 1)
+    assert read_record(store, LAYOUT.attempt_end("register", 1), AttemptEnd).outcome is AttemptEndOutcome.FAILED
 
 
 def test_a_dry_run_writes_nothing(store: Store, submitter: FakeSubmitter, history: History) -> None:
     before = keys(store)
 
-    resumed = resume(store, submitter, RUN, dry_run=True)
+    resumed = resume_run(store, submitter, RUN, dry_run=True)
 
     assert resumed.submission is None
     assert resumed.plan.running == ("fit", "register")
@@ -120,7 +121,7 @@ def test_a_finished_run_is_left_alone(store: Store, submitter: FakeSubmitter, hi
     history.done("register")
     before = keys(store)
 
-    resumed = resume(store, submitter, RUN)
+    resumed = resume_run(store, submitter, RUN)
 
     assert (resumed.submission, resumed.plan.running) == (None, ())
     assert keys(store) == before
@@ -129,26 +130,26 @@ def test_a_finished_run_is_left_alone(store: Store, submitter: FakeSubmitter, hi
 
 def test_an_unknown_run_is_named(store: Store, submitter: FakeSubmitter) -> None:
     with pytest.raises(NotFoundError, match="digits-1"):
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
 
 
 def test_a_running_run_is_refused_and_left_alone(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, PIPELINE, RUN)
+    start_run(store, submitter, PIPELINE, RUN)
     History(store, RUN).opened("prep")
     before = keys(store)
 
     with pytest.raises(ConflictError, match=r"Workflow default/digits-1 \(Running\) in cluster west.*--force"):
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
 
     assert keys(store) == before
     assert submitter.names() == [RUN]
 
 
 def test_force_takes_the_work_from_a_running_workflow(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, PIPELINE, RUN)
+    start_run(store, submitter, PIPELINE, RUN)
     History(store, RUN).opened("prep")
 
-    resumed = resume(store, submitter, RUN, force=True)
+    resumed = resume_run(store, submitter, RUN, force=True)
 
     assert (resumed.submission, resumed.fenced) == (2, ("prep/1",))
 
@@ -156,7 +157,7 @@ def test_force_takes_the_work_from_a_running_workflow(store: Store, submitter: F
 def test_a_deleted_workflow_does_not_matter(store: Store, submitter: FakeSubmitter, history: History) -> None:
     submitter.delete(RUN)
 
-    assert resume(store, submitter, RUN).submission == 2
+    assert resume_run(store, submitter, RUN).submission == 2
 
 
 def test_a_stranger_under_the_old_name_does_not_matter(
@@ -165,7 +166,7 @@ def test_a_stranger_under_the_old_name_does_not_matter(
     submitter.delete(RUN)
     submitter.create({"metadata": {"name": RUN, "namespace": "default", "uid": "another"}})
 
-    assert resume(store, submitter, RUN).submission == 2
+    assert resume_run(store, submitter, RUN).submission == 2
 
 
 def test_a_stranger_under_the_new_name_is_not_taken_for_the_submission(
@@ -175,7 +176,7 @@ def test_a_stranger_under_the_new_name_is_not_taken_for_the_submission(
     before = keys(store)
 
     with pytest.raises(ConflictError, match="no submission of this run"):
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
 
     assert keys(store) == before
 
@@ -187,13 +188,13 @@ def test_whoever_resumes_a_moment_later_is_told_of_the_first_and_not_to_delete_i
 
     def overtaken(namespace: str, name: str) -> LiveWorkflow | None:
         monkeypatch.setattr(submitter, "find", look)
-        assert resume(store, submitter, RUN).submission == 2
+        assert resume_run(store, submitter, RUN).submission == 2
         return look(namespace, name)
 
     monkeypatch.setattr(submitter, "find", overtaken)
 
-    with pytest.raises(ConflictError, match=rf"somebody else resumes run {RUN}: submission 2 was claimed"):
-        resume(store, submitter, RUN)
+    with pytest.raises(ConflictError, match=rf"another process resumes run {RUN}: submission 2 was claimed"):
+        resume_run(store, submitter, RUN)
 
     assert submitter.names() == [RUN, f"{RUN}-2"]
 
@@ -201,31 +202,31 @@ def test_whoever_resumes_a_moment_later_is_told_of_the_first_and_not_to_delete_i
 def test_a_run_that_went_elsewhere_is_refused(store: Store, submitter: FakeSubmitter, history: History) -> None:
     east = FakeSubmitter(submitter.folder / "east", cluster="east")
 
-    with pytest.raises(ConflictError, match=r"went to cluster west .* from cluster east nobody can tell"):
-        resume(store, east, RUN)
+    with pytest.raises(ConflictError, match=r"went to cluster west .* cluster east does not show whether it runs"):
+        resume_run(store, east, RUN)
 
-    assert resume(store, east, RUN, force=True).submission == 2
+    assert resume_run(store, east, RUN, force=True).submission == 2
     assert east.names() == ["digits-1-2"]
 
 
 def test_a_run_that_ended_elsewhere_goes_on_here(store: Store, submitter: FakeSubmitter, history: History) -> None:
-    store.create(LAYOUT.submission_end(1), RunSealed(run=RUN, submission=1, status="Failed").to_bytes())
+    store.create(LAYOUT.submission_end(1), SubmissionEnd(run=RUN, submission=1, status="Failed").to_bytes())
 
-    assert resume(store, FakeSubmitter(submitter.folder / "east", cluster="east"), RUN).submission == 2
+    assert resume_run(store, FakeSubmitter(submitter.folder / "east", cluster="east"), RUN).submission == 2
 
 
 def test_a_resume_of_a_resume_of_a_resume_keeps_what_is_done(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     for number, attempt in ((2, 2), (3, 3), (4, 4)):
-        resumed = resume(store, submitter, RUN)
+        resumed = resume_run(store, submitter, RUN)
         assert (resumed.submission, resumed.plan.running) == (number, ("fit", "register"))
         history.opened("fit", attempt, submission=number)
         submitter.end(f"{RUN}-{number}")
         submitter.delete(f"{RUN}-{number}")
 
     history.finish("fit", 4)
-    last = resume(store, submitter, RUN)
+    last = resume_run(store, submitter, RUN)
 
     assert (last.submission, last.plan.running) == (5, ("register",))
     assert tasks(submitter.manifest("digits-1-5")) == ["register"]
@@ -234,10 +235,10 @@ def test_a_resume_of_a_resume_of_a_resume_keeps_what_is_done(
 def test_a_submission_that_ran_nothing_is_not_taken_for_success(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
-    resume(store, submitter, RUN)
+    resume_run(store, submitter, RUN)
     submitter.end(f"{RUN}-2")
 
-    assert resume(store, submitter, RUN).plan.running == ("fit", "register")
+    assert resume_run(store, submitter, RUN).plan.running == ("fit", "register")
 
 
 def test_what_cannot_be_pruned_is_refused_before_anything_is_written(store: Store, submitter: FakeSubmitter) -> None:
@@ -247,13 +248,13 @@ def test_what_cannot_be_pruned_is_refused_before_anything_is_written(store: Stor
         gated("cleanup", depends="fit.Failed"),
         gated("next", depends="cleanup.Omitted", arguments=arguments),
     )
-    start(store, submitter, pipeline, RUN)
+    start_run(store, submitter, pipeline, RUN)
     submitter.end(RUN)
     History(store, RUN).done("fit")
     before = keys(store)
 
     with pytest.raises(UsageError, match=r"task next reads \{\{tasks.cleanup.outputs.parameters.n\}\}"):
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
 
     assert keys(store) == before
 
@@ -265,29 +266,29 @@ def test_a_late_finish_that_beats_the_fence_counts(
         history.finish("fit")
         return fence(*arguments)
 
-    fence = resuming.fence
-    monkeypatch.setattr(resuming, "fence", finishing_first)
+    fence = resuming.fence_attempts
+    monkeypatch.setattr(resuming, "fence_attempts", finishing_first)
 
-    resumed = resume(store, submitter, RUN)
+    resumed = resume_run(store, submitter, RUN)
 
     assert resumed.plan.running == ("register",)
     assert resumed.fenced == ()
-    assert read_record(store, LAYOUT.attempt_end("fit", 1), AttemptEnd).outcome is Outcome.DONE
+    assert read_record(store, LAYOUT.attempt_end("fit", 1), AttemptEnd).outcome is AttemptEndOutcome.DONE
 
 
 @pytest.mark.parametrize("point", ["after_record", "after_claim", "after_create", "after_bind"])
 def test_a_start_that_died_is_completed_by_resume(store: Store, submitter: FakeSubmitter, point: str) -> None:
     with dying_at(f"start.{point}"):
-        start(store, submitter, PIPELINE, RUN)
+        start_run(store, submitter, PIPELINE, RUN)
 
     if point == "after_bind":
         with pytest.raises(ConflictError, match="is still running"):
-            resume(store, submitter, RUN)
+            resume_run(store, submitter, RUN)
     else:
-        assert resume(store, submitter, RUN).submission == 1
+        assert resume_run(store, submitter, RUN).submission == 1
 
-    [only] = submissions(store, RUN)
-    assert only.bound is not None
+    [only] = read_submissions(store, RUN)
+    assert only.binding is not None
     assert submitter.names() == [RUN]
     assert tasks(submitter.manifest(RUN)) == ["prep", "fit", "register"]
 
@@ -297,16 +298,16 @@ def test_a_resume_that_died_is_completed_by_the_next(
     store: Store, submitter: FakeSubmitter, history: History, point: str
 ) -> None:
     with dying_at(f"resume.{point}"):
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
 
     if point == "after_bind":
         with pytest.raises(ConflictError, match="is still running"):
-            resume(store, submitter, RUN)
+            resume_run(store, submitter, RUN)
     else:
-        assert resume(store, submitter, RUN).submission == 2
+        assert resume_run(store, submitter, RUN).submission == 2
 
-    _, second = submissions(store, RUN)
-    assert second.bound is not None
+    _, second = read_submissions(store, RUN)
+    assert second.binding is not None
     assert submitter.names() == [RUN, f"{RUN}-2"]
     assert tasks(submitter.manifest(f"{RUN}-2")) == ["fit", "register"]
 
@@ -315,25 +316,25 @@ def test_a_workflow_that_was_created_and_ended_unbound_is_bound_and_followed_by_
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     with dying_at("resume.after_create"):
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
     submitter.end(f"{RUN}-2")
 
-    assert resume(store, submitter, RUN).submission == 3
-    assert submissions(store, RUN)[1].bound is not None
+    assert resume_run(store, submitter, RUN).submission == 3
+    assert read_submissions(store, RUN)[1].binding is not None
 
 
 def test_a_number_claimed_for_another_cluster_is_not_sent_from_here(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
     with dying_at("resume.after_claim"):
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
     east = FakeSubmitter(submitter.folder / "east", cluster="east")
 
     with pytest.raises(ConflictError, match="went to cluster west"):
-        resume(store, east, RUN)
+        resume_run(store, east, RUN)
 
     assert east.names() == []
-    assert resume(store, east, RUN, force=True).submission == 3
+    assert resume_run(store, east, RUN, force=True).submission == 3
 
 
 def test_a_lost_claim_tells_who_won(
@@ -341,23 +342,52 @@ def test_a_lost_claim_tells_who_won(
 ) -> None:
     def beaten(*arguments: Any) -> Any:
         monkeypatch.undo()
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
         return []
 
-    monkeypatch.setattr(resuming, "fence", beaten)
+    monkeypatch.setattr(resuming, "fence_attempts", beaten)
 
-    with pytest.raises(ConflictError, match=r"somebody else resumes run digits-1: submission 2 .* default/digits-1-2"):
-        resume(store, submitter, RUN)
+    with pytest.raises(ConflictError, match=r"another process resumes run digits-1: .* 2 .* default/digits-1-2"):
+        resume_run(store, submitter, RUN)
 
     assert submitter.names() == [RUN, f"{RUN}-2"]
 
 
+@pytest.mark.parametrize(("finishes", "plans"), [(False, 1), (True, 2)])
+def test_a_resume_plans_again_only_if_a_step_finished_before_the_fence(
+    store: Store,
+    submitter: FakeSubmitter,
+    history: History,
+    monkeypatch: pytest.MonkeyPatch,
+    finishes: bool,
+    plans: int,
+) -> None:
+    fence = resuming.fence_attempts
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        if finishes:
+            history.finish("fit")
+        resume_run(store, submitter, RUN, key="the same")
+        return fence(*arguments)
+
+    monkeypatch.setattr(resuming, "fence_attempts", overtaken)
+    counting = CountingStore(store)
+
+    resumed = resume_run(counting, submitter, RUN, key="the same")
+
+    assert (resumed.submission, resumed.created) == (2, False)
+    assert resumed.plan.submissions == 2
+    # Each plan lists submissions, attempts, projections, reuses and outputs; the lost race lists submissions once more.
+    assert counting.requests["list"] == 5 * plans + 1
+
+
 def test_the_same_plan_makes_the_same_workflow(store: Store, submitter: FakeSubmitter, history: History) -> None:
     east = FakeSubmitter(submitter.folder / "east")
-    resume(store, submitter, RUN)
-    for key in (LAYOUT.submission(2), LAYOUT.submission_bound(2)):
+    resume_run(store, submitter, RUN)
+    for key in (LAYOUT.submission(2), LAYOUT.submission_binding(2)):
         store.delete(key)
-    resume(store, east, RUN)
+    resume_run(store, east, RUN)
 
     assert json.dumps(east.manifest("digits-1-2")) == json.dumps(submitter.manifest("digits-1-2"))
 
@@ -365,19 +395,19 @@ def test_the_same_plan_makes_the_same_workflow(store: Store, submitter: FakeSubm
 def test_a_submission_that_another_workflow_holds_is_not_bound_again(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
-    taken = SubmissionBound(
+    taken = SubmissionBinding(
         run=RUN, submission=2, cluster="west", namespace="default", workflow_name="other", uid="another"
     )
-    store.create(LAYOUT.submission_bound(2), taken.to_bytes())
+    store.create(LAYOUT.submission_binding(2), taken.to_bytes())
 
     with pytest.raises(IntegrityError, match="submission 2 has records but no claim"):
-        resume(store, submitter, RUN)
+        resume_run(store, submitter, RUN)
 
-    store.delete(LAYOUT.submission_bound(2))
+    store.delete(LAYOUT.submission_binding(2))
     with dying_at("resume.after_create"):
-        resume(store, submitter, RUN)
-    store.create(LAYOUT.submission_bound(2), taken.to_bytes())
-    assert resume(store, submitter, RUN).submission == 3
+        resume_run(store, submitter, RUN)
+    store.create(LAYOUT.submission_binding(2), taken.to_bytes())
+    assert resume_run(store, submitter, RUN).submission == 3
 
 
 def test_a_create_that_is_refused_for_good_says_so(store: Store, submitter: FakeSubmitter, history: History) -> None:
@@ -386,6 +416,6 @@ def test_a_create_that_is_refused_for_good_says_so(store: Store, submitter: Fake
             raise ConflictError("the namespace is being deleted")
 
     with pytest.raises(ConflictError, match="the namespace is being deleted"):
-        resume(store, Refusing(submitter.folder), RUN)
+        resume_run(store, Refusing(submitter.folder), RUN)
 
-    assert resume(store, submitter, RUN).submission == 2
+    assert resume_run(store, submitter, RUN).submission == 2

@@ -14,34 +14,34 @@ import pytest
 from support.compiled import gated, pipeline_of
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import start
+from tiphys_controller import start_run
 from tiphys_controller.submit.start import random_suffix
 
 from tiphys.errors import ConflictError, UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.records import SubmissionBound, SubmissionKind, check_run
-from tiphys.store import RunLayout, Store, list_runs, read_run, submissions
+from tiphys.records import SubmissionBinding, SubmissionKind, check_run_name
+from tiphys.store import RunLayout, Store, list_runs, read_run, read_submissions
 
 PIPELINE = pipeline_of(gated("prep"), parameters={"lr": "0.1"})
 
 
 def test_a_started_run_is_recorded_claimed_created_and_bound(store: Store, submitter: FakeSubmitter) -> None:
-    started = start(store, submitter, PIPELINE, "digits-1", "ml")
+    started = start_run(store, submitter, PIPELINE, "digits-1", "ml")
 
     assert started == ("digits-1", 1, "digits-1", "uid-of-digits-1", True)
     record = read_run(store, "digits-1")
     assert record.pipeline == "digits"
     assert record.parameters == {"lr": "0.1"}
-    [submission] = submissions(store, "digits-1")
+    [submission] = read_submissions(store, "digits-1")
     assert submission.claim.kind is SubmissionKind.ORIGINAL
     assert submission.claim.namespace == "ml"
-    assert submission.bound is not None
-    assert (submission.bound.cluster, submission.bound.uid) == ("west", "uid-of-digits-1")
+    assert submission.binding is not None
+    assert (submission.binding.cluster, submission.binding.uid) == ("west", "uid-of-digits-1")
     assert submitter.manifest("digits-1", "ml") == record.workflow
 
 
 def test_the_workflow_knows_its_run_and_submission(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, PIPELINE, "digits-1")
+    start_run(store, submitter, PIPELINE, "digits-1")
 
     manifest = submitter.manifest("digits-1")
     values = {p["name"]: p["value"] for p in manifest["spec"]["arguments"]["parameters"]}
@@ -52,7 +52,7 @@ def test_the_workflow_knows_its_run_and_submission(store: Store, submitter: Fake
 
 
 def test_the_given_manifest_is_left_alone(store: Store, submitter: FakeSubmitter) -> None:
-    start(store, submitter, PIPELINE, "digits-1")
+    start_run(store, submitter, PIPELINE, "digits-1")
 
     assert pipeline_of(gated("prep"), parameters={"lr": "0.1"}) == PIPELINE
 
@@ -60,25 +60,25 @@ def test_the_given_manifest_is_left_alone(store: Store, submitter: FakeSubmitter
 def test_a_run_without_a_name_gets_one(store: Store, submitter: FakeSubmitter) -> None:
     suffixes = iter(["bbbbb", "bbbbb", "ccccc"])
 
-    first = start(store, submitter, PIPELINE, suffix=lambda: next(suffixes))
+    first = start_run(store, submitter, PIPELINE, suffix=lambda: next(suffixes))
     submitter.delete(first.workflow_name)
-    second = start(store, submitter, PIPELINE, suffix=lambda: next(suffixes))
+    second = start_run(store, submitter, PIPELINE, suffix=lambda: next(suffixes))
 
     assert (first.run, second.run) == ("digits-bbbbb", "digits-ccccc")
 
 
 def test_random_names_do_not_run_out_silently(store: Store, submitter: FakeSubmitter) -> None:
-    submitter.delete(start(store, submitter, PIPELINE, "digits-bbbbb").workflow_name)
+    submitter.delete(start_run(store, submitter, PIPELINE, "digits-bbbbb").workflow_name)
 
     with pytest.raises(ConflictError, match="already has a run 'digits-bbbbb'"):
-        start(store, submitter, PIPELINE, suffix=lambda: "bbbbb")
+        start_run(store, submitter, PIPELINE, suffix=lambda: "bbbbb")
 
 
 def test_an_existing_run_is_not_started_again(store: Store, submitter: FakeSubmitter) -> None:
-    submitter.delete(start(store, submitter, PIPELINE, "digits-1").workflow_name)
+    submitter.delete(start_run(store, submitter, PIPELINE, "digits-1").workflow_name)
 
     with pytest.raises(ConflictError, match="tiphys resume digits-1"):
-        start(store, submitter, PIPELINE, "digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1")
 
     assert submitter.names() == []
 
@@ -86,10 +86,10 @@ def test_an_existing_run_is_not_started_again(store: Store, submitter: FakeSubmi
 def test_an_existing_run_is_told_from_a_stranger_while_its_workflow_lives(
     store: Store, submitter: FakeSubmitter
 ) -> None:
-    start(store, submitter, PIPELINE, "digits-1")
+    start_run(store, submitter, PIPELINE, "digits-1")
 
     with pytest.raises(ConflictError, match=r"already has a run 'digits-1'; .*`tiphys resume digits-1"):
-        start(store, submitter, PIPELINE, "digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1")
 
 
 def named_by_author(text: str, **parameters: str) -> Manifest:
@@ -102,26 +102,26 @@ def named_by_author(text: str, **parameters: str) -> Manifest:
 def test_a_run_that_its_author_names_is_one_run_under_that_name(store: Store, submitter: FakeSubmitter) -> None:
     pipeline = named_by_author("digits-LR{{workflow.parameters.lr}}", lr="0.1")
 
-    assert start(store, submitter, pipeline).run == "digits-lr0.1"
+    assert start_run(store, submitter, pipeline).run == "digits-lr0.1"
 
     assert list(list_runs(store)) == ["digits-lr0.1"]
     with pytest.raises(ConflictError, match=r"tiphys resume digits-lr0\.1"):
-        start(store, submitter, pipeline)
+        start_run(store, submitter, pipeline)
 
 
 def test_a_name_that_the_author_gave_is_not_overruled(store: Store, submitter: FakeSubmitter) -> None:
     pipeline = named_by_author("digits-lr{{workflow.parameters.lr}}", lr="0.1")
 
     with pytest.raises(UsageError, match=r"names its runs itself, and this one 'digits-lr0\.1', not 'hot'"):
-        start(store, submitter, pipeline, "hot")
+        start_run(store, submitter, pipeline, "hot")
 
     assert list(store.list("")) == []
-    assert start(store, submitter, pipeline, "digits-lr0.1").run == "digits-lr0.1"
+    assert start_run(store, submitter, pipeline, "digits-lr0.1").run == "digits-lr0.1"
 
 
 def test_a_run_name_without_its_parameter_is_refused(store: Store, submitter: FakeSubmitter) -> None:
     with pytest.raises(UsageError, match="a parameter in it has no value"):
-        start(store, submitter, named_by_author("digits-{{workflow.parameters.lr}}"))
+        start_run(store, submitter, named_by_author("digits-{{workflow.parameters.lr}}"))
 
     assert list(store.list("")) == []
 
@@ -129,14 +129,14 @@ def test_a_run_name_without_its_parameter_is_refused(store: Store, submitter: Fa
 def test_a_run_that_the_parameter_names_goes_by_any_name(store: Store, submitter: FakeSubmitter) -> None:
     pipeline = named_by_author("{{workflow.parameters.tiphys-run}}")
 
-    assert start(store, submitter, pipeline, "hot").run == "hot"
+    assert start_run(store, submitter, pipeline, "hot").run == "hot"
 
 
 def test_a_stranger_with_the_runs_name_is_not_taken_for_it(store: Store, submitter: FakeSubmitter) -> None:
     submitter.create({"metadata": {"name": "digits-1", "namespace": "default"}})
 
     with pytest.raises(ConflictError, match=r"already has a Workflow default/digits-1 .* choose another run name"):
-        start(store, submitter, PIPELINE, "digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1")
 
     assert list(store.list("")) == []
 
@@ -144,14 +144,14 @@ def test_a_stranger_with_the_runs_name_is_not_taken_for_it(store: Store, submitt
 @pytest.mark.parametrize("run", ["Digits", "a" * 64, "a/b", "-a"])
 def test_a_name_that_cannot_be_a_key_is_refused(store: Store, submitter: FakeSubmitter, run: str) -> None:
     with pytest.raises(UsageError, match="run name"):
-        start(store, submitter, PIPELINE, run)
+        start_run(store, submitter, PIPELINE, run)
 
     assert list(store.list("")) == []
 
 
 def test_a_foreign_workflow_is_refused(store: Store, submitter: FakeSubmitter) -> None:
     with pytest.raises(UsageError, match="Tiphys did not compile it"):
-        start(store, submitter, {"metadata": {"name": "x"}, "spec": {"entrypoint": "main", "templates": []}})
+        start_run(store, submitter, {"metadata": {"name": "x"}, "spec": {"entrypoint": "main", "templates": []}})
 
     assert list(store.list("")) == []
 
@@ -160,25 +160,25 @@ def test_random_suffixes_may_end_a_run_name() -> None:
     suffixes = {random_suffix() for _ in range(50)}
 
     assert len(suffixes) > 40
-    assert all(check_run(f"digits-{suffix}") and len(suffix) == 5 for suffix in suffixes)
+    assert all(check_run_name(f"digits-{suffix}") and len(suffix) == 5 for suffix in suffixes)
 
 
 def test_a_workflow_bound_to_the_first_submission_by_another_is_told(store: Store, submitter: FakeSubmitter) -> None:
-    taken = SubmissionBound(
+    taken = SubmissionBinding(
         run="digits-1", submission=1, cluster="east", namespace="default", workflow_name="other", uid="another"
     )
-    store.create(RunLayout("digits-1").submission_bound(1), taken.to_bytes())
+    store.create(RunLayout("digits-1").submission_binding(1), taken.to_bytes())
 
     with pytest.raises(ConflictError, match=r"is Workflow other \(uid another\) in cluster east; .* delete it"):
-        start(store, submitter, PIPELINE, "digits-1")
+        start_run(store, submitter, PIPELINE, "digits-1")
 
 
 def test_a_first_submission_that_another_claimed_is_told(store: Store, submitter: FakeSubmitter) -> None:
     with dying_at("start.after_claim"):
-        start(store, submitter, PIPELINE, "digits-1")
-    store.delete(RunLayout("digits-1").record)
+        start_run(store, submitter, PIPELINE, "digits-1")
+    store.delete(RunLayout("digits-1").run_record)
 
-    with pytest.raises(ConflictError, match="was submitted by somebody else in this moment"):
-        start(store, submitter, PIPELINE, "digits-1")
+    with pytest.raises(ConflictError, match="another process submitted run digits-1 at the same time"):
+        start_run(store, submitter, PIPELINE, "digits-1")
 
     assert submitter.names() == []

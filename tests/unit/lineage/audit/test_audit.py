@@ -9,9 +9,9 @@ from support.memory import MemoryStore
 
 from tiphys.errors import NotFoundError, StoreError
 from tiphys.lineage.audit import audit as deep
-from tiphys.lineage.audit.audit import audit, bar
-from tiphys.lineage.audit.findings import Layer
-from tiphys.lineage.quarantine import quarantine, quarantine_records, quarantined
+from tiphys.lineage.audit.audit import audit_run, quarantine_damaged
+from tiphys.lineage.audit.findings import AuditLayer
+from tiphys.lineage.quarantine import list_quarantined, quarantine_checkpoint, read_quarantine_records
 from tiphys.store import DirectoryStore, LineageLayout, RunLayout
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -37,8 +37,8 @@ def flip(store: MemoryStore, key: str) -> None:
 
 
 def test_a_sound_run_is_sound_and_counted(store):
-    found = audit(store, RUN, deep=True)
-    assert found.sound
+    found = audit_run(store, RUN, deep=True)
+    assert found.is_sound
     assert (found.checkpoints, found.attempts) == (3, 2)
     assert found.size_bytes == sum(
         len(data) for key, data in store.objects.items() if RUN in key and ("shards/" in key or "outputs/" in key)
@@ -48,9 +48,9 @@ def test_a_sound_run_is_sound_and_counted(store):
 def test_a_flipped_bit_needs_the_bytes_to_be_read(store):
     key = shard_of(store)
     flip(store, key)
-    assert audit(store, RUN).sound
-    [found] = audit(store, RUN, deep=True).damage
-    assert (found.layer, found.key, found.checkpoint) == (Layer.SHARD, key, NEWEST)
+    assert audit_run(store, RUN).is_sound
+    [found] = audit_run(store, RUN, deep=True).damage
+    assert (found.layer, found.key, found.checkpoint) == (AuditLayer.SHARD, key, NEWEST)
     assert found.damaged_bytes == f"within 0-{len(store.objects[key]) - 1}"
     assert "--quarantine" in found.remedy
 
@@ -58,70 +58,70 @@ def test_a_flipped_bit_needs_the_bytes_to_be_read(store):
 def test_missing_bytes_are_named(store):
     key = shard_of(store)
     store.objects[key] = store.objects[key][:5]
-    [found] = audit(store, RUN).damage
+    [found] = audit_run(store, RUN).damage
     assert found.damaged_bytes == "from 5"
 
 
 def test_the_damage_of_a_checkpoint_in_quarantine_is_listed_and_fails_nothing(store):
     flip(store, shard_of(store))
-    quarantine(store, NEWEST, "bad", by="restore")
-    found = audit(store, RUN, deep=True)
+    quarantine_checkpoint(store, NEWEST, "bad", by="restore")
+    found = audit_run(store, RUN, deep=True)
     assert [one.barred for one in found.damage] == [True]
-    assert found.sound
+    assert found.is_sound
     assert [(one.checkpoint, one.by) for one in found.quarantined] == [(NEWEST, "restore")]
 
 
 def test_a_quarantine_record_that_is_damaged_is_a_finding_and_its_checkpoint_stays_barred(store):
-    quarantine(store, NEWEST, "bad", by="restore")
+    quarantine_checkpoint(store, NEWEST, "bad", by="restore")
     store.objects[LAYOUT.quarantined(2, 30)] = b"garbage"
-    found = audit(store, RUN)
-    assert [one.layer for one in found.damage] == [Layer.QUARANTINE]
-    assert not found.sound
+    found = audit_run(store, RUN)
+    assert [one.layer for one in found.damage] == [AuditLayer.QUARANTINE]
+    assert not found.is_sound
     assert [one.checkpoint for one in found.quarantined] == [NEWEST]
 
 
 def test_barring_what_was_found_keeps_attempts_from_it(store):
     flip(store, shard_of(store))
     flip(store, shard_of(store, OLDER))
-    found = audit(store, RUN, deep=True)
-    assert bar(store, found) == [NEWEST, OLDER]
-    assert quarantined(store, LINEAGE) == {NEWEST, OLDER}
-    assert quarantine_records(store, LINEAGE)[NEWEST].by == "verify"
-    again = audit(store, RUN, deep=True)
-    assert again.sound
-    assert bar(store, again) == []
+    found = audit_run(store, RUN, deep=True)
+    assert quarantine_damaged(store, found) == [NEWEST, OLDER]
+    assert list_quarantined(store, LINEAGE) == {NEWEST, OLDER}
+    assert read_quarantine_records(store, LINEAGE)[NEWEST].by == "verify"
+    again = audit_run(store, RUN, deep=True)
+    assert again.is_sound
+    assert quarantine_damaged(store, again) == []
 
 
 def test_damaged_records_and_outputs_bar_no_checkpoint(store):
     store.objects[RunLayout(RUN).attempt_end(STEP, 1)] = b""
     flip(store, next(key for key in store.objects if key.startswith(RunLayout(RUN).all_outputs)))
-    found = audit(store, RUN, deep=True)
-    assert {one.layer for one in found.damage} == {Layer.END, Layer.OUTPUT}
-    assert bar(store, found) == []
+    found = audit_run(store, RUN, deep=True)
+    assert {one.layer for one in found.damage} == {AuditLayer.END, AuditLayer.OUTPUT}
+    assert quarantine_damaged(store, found) == []
 
 
 def test_only_the_step_that_was_asked_for_is_looked_at(store):
     flip(store, shard_of(store))
-    assert not audit(store, RUN, STEP, deep=True).sound
+    assert not audit_run(store, RUN, STEP, deep=True).is_sound
     with pytest.raises(NotFoundError, match="no step 'other'"):
-        audit(store, RUN, "other")
+        audit_run(store, RUN, "other")
 
 
 def test_a_run_that_is_not_there_is_told_with_similar_names(store):
     with pytest.raises(NotFoundError, match="did you mean digits-1"):
-        audit(store, "digits-11")
+        audit_run(store, "digits-11")
 
 
 def test_a_run_whose_own_record_is_damaged_is_still_looked_at(store):
-    flip(store, RunLayout(RUN).record)
+    flip(store, RunLayout(RUN).run_record)
     store.objects[RunLayout(RUN).attempt(STEP, 1)] = b""
-    assert [one.layer for one in audit(store, RUN).damage] == [Layer.RUN, Layer.CLAIM]
+    assert [one.layer for one in audit_run(store, RUN).damage] == [AuditLayer.RUN, AuditLayer.CLAIM]
 
 
 def test_a_workflow_that_was_changed_in_its_record_is_noticed(store):
-    key = RunLayout(RUN).record
+    key = RunLayout(RUN).run_record
     store.objects[key] = store.objects[key].replace(b'"entrypoint": "main"', b'"entrypoint": "fork"')
-    [found] = audit(store, RUN).damage
+    [found] = audit_run(store, RUN).damage
     assert "its digest does not match" in found.fault
 
 
@@ -131,14 +131,14 @@ def test_checkpoints_of_an_attempt_that_runs_are_sound():
     write_claim(store, claim_of(1))
     commit(store, ref(1, 10))
     store.create(f"{LAYOUT.shards(1, 20)}00000-abc.json", b"a save that is under way")
-    assert audit(store, RUN, deep=True).sound
+    assert audit_run(store, RUN, deep=True).is_sound
 
 
 def test_what_retention_removed_is_not_missed(store):
     for key in [key for key in store.objects if LAYOUT.parse_checkpoint(key) == OLDER or "shards/000000001-" in key]:
         store.delete(key)
     store.delete(LAYOUT.manifest(1, 10))
-    assert audit(store, RUN, deep=True).sound
+    assert audit_run(store, RUN, deep=True).is_sound
 
 
 def test_a_checkpoint_that_retention_removes_meanwhile_is_not_damaged(store, monkeypatch):
@@ -151,14 +151,14 @@ def test_a_checkpoint_that_retention_removes_meanwhile_is_not_damaged(store, mon
         return check(wanted, **options)
 
     monkeypatch.setattr("tiphys.lineage.audit.audit.check_bytes", removed)
-    assert audit(store, RUN, deep=True).sound
+    assert audit_run(store, RUN, deep=True).is_sound
 
 
 def test_the_checkpoint_that_the_newest_attempt_is_to_start_from_has_to_be_there(store):
     write_claim(store, claim_of(3, NEWEST))
     store.delete(LAYOUT.manifest(2, 30))
-    found = audit(store, RUN).damage
-    assert [(one.layer, one.checkpoint) for one in found] == [(Layer.MANIFEST, NEWEST)]
+    found = audit_run(store, RUN).damage
+    assert [(one.layer, one.checkpoint) for one in found] == [(AuditLayer.MANIFEST, NEWEST)]
 
 
 def test_what_went_wrong_on_the_way_is_read_again(store, monkeypatch):
@@ -171,13 +171,13 @@ def test_what_went_wrong_on_the_way_is_read_again(store, monkeypatch):
         yield data[:-1] + b"?" if first else data
 
     monkeypatch.setattr(store, "chunks", flaky)
-    assert audit(store, RUN, deep=True).sound
+    assert audit_run(store, RUN, deep=True).is_sound
 
 
 def test_storage_that_does_not_answer_says_nothing_about_the_run(store):
     store.refuses = lambda operation, key: "shards/" in key and operation == "read"
     with pytest.raises(StoreError):
-        audit(store, RUN, deep=True)
+        audit_run(store, RUN, deep=True)
 
 
 def test_an_interruption_ends_all_threads(store, monkeypatch):
@@ -198,7 +198,7 @@ def test_an_interruption_ends_all_threads(store, monkeypatch):
     monkeypatch.setattr(store, "chunks", endless)
     monkeypatch.setattr(deep, "as_completed", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        audit(store, RUN, deep=True, jobs=2)
+        audit_run(store, RUN, deep=True, threads=2)
     assert ended
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("verify")]
 
@@ -210,7 +210,7 @@ def test_every_byte_is_told_of_once(store):
         with lock:
             told.append(count)
 
-    found = audit(store, RUN, deep=True, jobs=3, begin=total.append, advance=advance)
+    found = audit_run(store, RUN, deep=True, threads=3, on_total_bytes=total.append, on_bytes_read=advance)
     assert [sum(told)] == total == [found.size_bytes]
 
 
@@ -220,8 +220,8 @@ def test_checkpoints_on_a_volume_are_read_there_or_noted(tmp_path):
     write_run(store, checkpoint_store=volume.url)
     write_claim(store, claim_of(1))
     commit(volume, ref(1, 10))
-    assert audit(store, RUN, deep=True).checkpoints == 1
+    assert audit_run(store, RUN, deep=True).checkpoints == 1
     (tmp_path / "volume").rename(tmp_path / "elsewhere")
-    found = audit(store, RUN)
-    assert found.sound
-    assert "cannot be seen from here" in found.notes[0]
+    found = audit_run(store, RUN)
+    assert found.is_sound
+    assert "cannot be read from this machine" in found.notes[0]

@@ -15,10 +15,10 @@ from support.lineage import LINEAGE, claim_of, commit, ref, write_claim
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session, state_at, train
 
-from tiphys.lineage.quarantine import quarantine
+from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.retention.delete import Retention
-from tiphys.lineage.select import commits_of
-from tiphys.protocol.step_spec import Keep
+from tiphys.lineage.select import list_commits
+from tiphys.protocol.step_spec import RetentionPolicy
 from tiphys.store import LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -30,7 +30,7 @@ def store():
 
 
 def steps(store):
-    return sorted((c.attempt, c.global_step) for c in commits_of(store, LINEAGE))
+    return sorted((c.attempt, c.global_step) for c in list_commits(store, LINEAGE))
 
 
 def shards(store):
@@ -65,7 +65,7 @@ def test_the_next_attempt_lets_it_go(store):
 
 def test_quarantined_checkpoints_stay_as_evidence_and_do_not_count(store):
     train(store, 3, keep_last=3)
-    quarantine(store, ref(1, 2), "poison", "ana")
+    quarantine_checkpoint(store, ref(1, 2), "poison", "ana")
     with open_session(store, keep_last=2) as session:
         session.save(4, state_at(4))
         assert steps(store) == [(1, 2), (1, 3), (1, 4)]
@@ -128,7 +128,7 @@ def test_storage_that_refuses_to_delete_does_not_stop_the_training(store, capsys
 
 def test_a_checkpoint_once_verified_is_not_looked_at_again(store):
     train(store, 3)
-    retention = Retention(store, LINEAGE, Keep(last=2, delay_seconds=0))
+    retention = Retention(store, LINEAGE, RetentionPolicy(last=2, delay_seconds=0))
     retention.apply({1: None}, set())
     read = []
     store.refuses = lambda operation, key: bool(operation == "read" and read.append(key))

@@ -17,11 +17,11 @@ from support.lineage import LINEAGE, commit, ref
 from support.memory import MemoryStore
 
 from tiphys.errors import ConflictError, FencedError, NotFoundError, StoreError, UsageError
-from tiphys.lineage.quarantine import quarantine
+from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.lineage.retention.delete import Retention
-from tiphys.lineage.retention.policy import pin, pins_of, unpin
-from tiphys.lineage.select import chain, commits_of
-from tiphys.protocol.step_spec import Best, Keep
+from tiphys.lineage.retention.policy import list_pins, pin_checkpoint, unpin_checkpoint
+from tiphys.lineage.select import list_commits, order_candidates
+from tiphys.protocol.step_spec import BestCheckpoints, RetentionPolicy
 from tiphys.store import LineageLayout
 
 LAYOUT = LineageLayout(LINEAGE)
@@ -56,15 +56,15 @@ def store():
 
 
 def retention(store, clock, keep=None, **options):
-    return Retention(store, LINEAGE, keep or Keep(last=1, delay_seconds=DELAY), now=clock, **options)
+    return Retention(store, LINEAGE, keep or RetentionPolicy(last=1, delay_seconds=DELAY), now=clock, **options)
 
 
 def steps(store):
-    return sorted(one.global_step for one in commits_of(store, LINEAGE))
+    return sorted(one.global_step for one in list_commits(store, LINEAGE))
 
 
 def marks(store):
-    found = (LAYOUT.parse_expired(info.key) for info in store.list(LAYOUT.expired))
+    found = (LAYOUT.parse_tombstone(info.key) for info in store.list(LAYOUT.all_tombstones))
     return sorted((one.global_step, bool(nonce)) for one, nonce in found)
 
 
@@ -75,7 +75,7 @@ def test_what_expires_is_marked_and_waits(store, clock):
 
 def test_a_marked_one_is_as_good_as_any_other(store, clock):
     retention(store, clock).apply(STARTS, ())
-    assert chain(commits_of(store, LINEAGE), LINEAGE, STARTS) == (ref(1, 3), ref(1, 2), ref(1, 1))
+    assert order_candidates(list_commits(store, LINEAGE), LINEAGE, STARTS) == (ref(1, 3), ref(1, 2), ref(1, 1))
 
 
 def test_after_the_delay_it_goes_and_leaves_nothing(store, clock):
@@ -99,8 +99,8 @@ def test_another_process_goes_by_the_same_marks(store, clock):
 @pytest.mark.parametrize(
     "hold",
     [
-        lambda store: pin(store, ref(1, 1), "release"),
-        lambda store: quarantine(store, ref(1, 1), "poison", "ana"),
+        lambda store: pin_checkpoint(store, ref(1, 1), "release"),
+        lambda store: quarantine_checkpoint(store, ref(1, 1), "poison", "ana"),
     ],
     ids=["pin", "quarantine"],
 )
@@ -124,11 +124,11 @@ def test_a_reference_rescues_what_was_marked(store, clock):
 def test_the_delay_of_a_rescued_one_begins_anew(store, clock):
     passes = retention(store, clock)
     passes.apply(STARTS, ())
-    pin(store, ref(1, 1), "release")
+    pin_checkpoint(store, ref(1, 1), "release")
     passes.apply(STARTS, ())
-    unpin(store, ref(1, 1), "release")
+    unpin_checkpoint(store, ref(1, 1), "release")
     clock.jump(DELAY)
-    store.objects.pop(LAYOUT.expiry(1, 2))
+    store.objects.pop(LAYOUT.tombstone(1, 2))
     assert passes.apply(STARTS, ()) == []
     assert marks(store) == [(1, False), (2, False)]
 
@@ -136,14 +136,14 @@ def test_the_delay_of_a_rescued_one_begins_anew(store, clock):
 def test_when_the_newest_is_barred_the_one_before_is_needed_again(store, clock):
     passes = retention(store, clock)
     passes.apply(STARTS, ())
-    quarantine(store, ref(1, 3), "poison", "ana")
+    quarantine_checkpoint(store, ref(1, 3), "poison", "ana")
     clock.jump(2 * DELAY)
     assert passes.apply(STARTS, ()) == [ref(1, 1)]
     assert steps(store) == [2, 3]
 
 
 def test_a_clock_that_jumps_ahead_deletes_early_and_nothing_that_is_held(store, clock):
-    pin(store, ref(1, 1), "release")
+    pin_checkpoint(store, ref(1, 1), "release")
     passes = retention(store, clock)
     passes.apply(STARTS, ())
     clock.jump(10 * 365 * 24 * 3600)
@@ -164,20 +164,20 @@ def test_a_clock_that_jumps_back_deletes_late(store, clock):
 def test_without_a_delay_no_clock_has_a_say(store, clock):
     retention(store, clock).apply(STARTS, ())
     clock.jump(-10 * 365 * 24 * 3600)
-    assert retention(store, clock, Keep(last=1, delay_seconds=0)).apply(STARTS, ()) == [ref(1, 1), ref(1, 2)]
+    assert retention(store, clock, RetentionPolicy(last=1, delay_seconds=0)).apply(STARTS, ()) == [ref(1, 1), ref(1, 2)]
 
 
 def test_a_reference_that_appears_after_the_announcement_is_seen(store, clock):
     """A pin, a quarantine and a claim, written while the deletion had begun."""
-    keep = Keep(last=1, delay_seconds=0)
+    keep = RetentionPolicy(last=1, delay_seconds=0)
     commit(store, ref(1, 4))
     pins, announced = [], []
 
     def recheck():
         announced.extend(step for step, announcement in marks(store) if announcement)
-        quarantine(store, ref(1, 2), "poison", "ana")
-        with pytest.raises(ConflictError, match="somebody was about to delete checkpoint 1-1") as caught:
-            pin(store, ref(1, 1), "release")
+        quarantine_checkpoint(store, ref(1, 2), "poison", "ana")
+        with pytest.raises(ConflictError, match="another process was about to delete checkpoint 1-1") as caught:
+            pin_checkpoint(store, ref(1, 1), "release")
         pins.append(caught)
         return {ref(1, 3)}
 
@@ -191,27 +191,27 @@ def test_whoever_is_fenced_deletes_nothing_and_takes_its_announcements_back(stor
     def recheck():
         raise FencedError("attempt 2 exists")
 
-    assert retention(store, clock, Keep(last=1, delay_seconds=0), recheck=recheck).apply(STARTS, ()) == []
+    assert retention(store, clock, RetentionPolicy(last=1, delay_seconds=0), recheck=recheck).apply(STARTS, ()) == []
     assert steps(store) == [1, 2, 3]
     assert not any(announcement for _, announcement in marks(store))
 
 
 def test_an_announcement_of_somebody_else_is_left_alone_while_the_checkpoint_is_there(store, clock):
     """He may be about to delete: only he knows whether he has looked."""
-    key = LAYOUT.deletion(1, 1, "beef")
+    key = LAYOUT.deletion_notice(1, 1, "beef")
     store.create(key, b"{}")
-    pin(store, ref(1, 2), "release")
+    pin_checkpoint(store, ref(1, 2), "release")
     retention(store, clock).apply(STARTS, {ref(1, 1)})
     assert key in store.objects
-    retention(store, clock, Keep(last=1, delay_seconds=0)).apply(STARTS, ())
+    retention(store, clock, RetentionPolicy(last=1, delay_seconds=0)).apply(STARTS, ())
     assert key not in store.objects
 
 
 def test_a_damaged_mark_costs_a_delay_and_not_the_retention(store, clock):
-    store.create(LAYOUT.expiry(1, 1), b"garbage")
+    store.create(LAYOUT.tombstone(1, 1), b"garbage")
     passes = retention(store, clock)
-    assert passes.look(STARTS, ()).marked == {ref(1, 1): None}
-    assert store.objects[LAYOUT.expiry(1, 1)] == b"garbage"
+    assert passes.plan(STARTS, ()).marked == {ref(1, 1): None}
+    assert store.objects[LAYOUT.tombstone(1, 1)] == b"garbage"
     passes.apply(STARTS, ())
     clock.jump(2 * DELAY)
     assert passes.apply(STARTS, ()) == [ref(1, 1), ref(1, 2)]
@@ -229,7 +229,7 @@ def test_one_pass_after_a_commit_does_only_so_much(clock):
     store = MemoryStore()
     for step in range(1, 42):
         commit(store, ref(1, step))
-    passes = retention(store, clock, Keep(last=1, delay_seconds=0))
+    passes = retention(store, clock, RetentionPolicy(last=1, delay_seconds=0))
     assert [len(passes.apply(STARTS, ())) for _ in range(4)] == [16, 16, 8, 0]
     assert steps(store) == [41]
 
@@ -238,14 +238,18 @@ def test_anchors_and_the_best_outlive_the_others(clock):
     store = MemoryStore()
     for step, loss in enumerate([0.9, 0.1, 0.5, float("nan"), 0.3, 0.2, 0.7, 0.6], start=1):
         commit(store, ref(1, step), metrics={"loss": loss})
-    keep = Keep(last=1, every_steps=3, best=Best(metric="loss", order="min", count=2), delay_seconds=0)
+    keep = RetentionPolicy(
+        last=1, every_steps=3, best=BestCheckpoints(metric="loss", order="min", count=2), delay_seconds=0
+    )
     retention(store, clock, keep).apply(STARTS, ())
     assert steps(store) == [2, 3, 6, 8]
 
 
 def test_a_trusted_one_is_kept_as_best_by_what_its_manifest_says(clock):
     store = MemoryStore()
-    passes = retention(store, clock, Keep(last=1, best=Best(metric="loss", order="min"), delay_seconds=0))
+    passes = retention(
+        store, clock, RetentionPolicy(last=1, best=BestCheckpoints(metric="loss", order="min"), delay_seconds=0)
+    )
     for step, loss in enumerate([0.9, 0.1, 0.5], start=1):
         commit(store, ref(1, step), metrics={"loss": loss})
         passes.trust(ref(1, step))
@@ -256,9 +260,9 @@ def test_a_trusted_one_is_kept_as_best_by_what_its_manifest_says(clock):
 @pytest.mark.parametrize(
     "keep",
     [
-        Keep(last=1000),
-        Keep(last=1, every_steps=1),
-        Keep(last=1, best=Best(metric="loss", order="min", count=1000)),
+        RetentionPolicy(last=1000),
+        RetentionPolicy(last=1, every_steps=1),
+        RetentionPolicy(last=1, best=BestCheckpoints(metric="loss", order="min", count=1000)),
     ],
     ids=["last", "every", "best"],
 )
@@ -272,7 +276,7 @@ def test_a_pass_over_a_thousand_checkpoints_costs_four_listings(clock, keep):
     store.requests.clear()
     assert passes.apply(STARTS, ()) == []
     assert dict(store.requests) == {"list": 4}
-    assert len(commits_of(memory, LINEAGE)) == 1000
+    assert len(list_commits(memory, LINEAGE)) == 1000
 
 
 def test_a_pass_that_deletes_one_of_many_costs_no_more_for_the_others(clock):
@@ -280,7 +284,7 @@ def test_a_pass_that_deletes_one_of_many_costs_no_more_for_the_others(clock):
     for step in range(1, 301):
         commit(memory, ref(1, step), data=(b"x", b"y"))
     store = CountingStore(memory)
-    passes = retention(store, clock, Keep(last=300, delay_seconds=0))
+    passes = retention(store, clock, RetentionPolicy(last=300, delay_seconds=0))
     passes.apply(STARTS, ())
     commit(memory, ref(1, 301))
     passes.trust(ref(1, 301))
@@ -297,32 +301,32 @@ def test_nothing_is_done_without_a_policy(store, clock):
 
 
 def test_a_pin_is_one_of_many_and_each_is_taken_away_by_its_name(store):
-    pin(store, ref(1, 1), "a")
-    pin(store, ref(1, 1), "b-2.x_y")
-    pin(store, ref(1, 1), "a")
-    assert pins_of(store, LINEAGE) == {ref(1, 1): ("a", "b-2.x_y")}
-    unpin(store, ref(1, 1), "a")
-    assert pins_of(store, LINEAGE) == {ref(1, 1): ("b-2.x_y",)}
+    pin_checkpoint(store, ref(1, 1), "a")
+    pin_checkpoint(store, ref(1, 1), "b-2.x_y")
+    pin_checkpoint(store, ref(1, 1), "a")
+    assert list_pins(store, LINEAGE) == {ref(1, 1): ("a", "b-2.x_y")}
+    unpin_checkpoint(store, ref(1, 1), "a")
+    assert list_pins(store, LINEAGE) == {ref(1, 1): ("b-2.x_y",)}
     with pytest.raises(NotFoundError, match=r"has no pin 'a'; its pins are: b-2\.x_y"):
-        unpin(store, ref(1, 1), "a")
+        unpin_checkpoint(store, ref(1, 1), "a")
     with pytest.raises(NotFoundError, match="it has none"):
-        unpin(store, ref(1, 2), "a")
+        unpin_checkpoint(store, ref(1, 2), "a")
 
 
 def test_what_is_not_there_cannot_be_pinned(store):
     with pytest.raises(NotFoundError, match="has no checkpoint 1-9"):
-        pin(store, ref(1, 9), "release")
-    assert pins_of(store, LINEAGE) == {}
+        pin_checkpoint(store, ref(1, 9), "release")
+    assert list_pins(store, LINEAGE) == {}
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "-a", "ü", "x" * 101, "a b"])
 def test_a_name_that_cannot_be_a_key_is_refused(store, name):
     with pytest.raises(UsageError, match="is not valid"):
-        pin(store, ref(1, 1), name)
+        pin_checkpoint(store, ref(1, 1), name)
 
 
 def test_storage_that_fails_at_the_last_look_deletes_nothing(store, clock):
-    passes = retention(store, clock, Keep(last=1, delay_seconds=0))
+    passes = retention(store, clock, RetentionPolicy(last=1, delay_seconds=0))
     looks = []
     store.refuses = lambda operation, key: key == LAYOUT.all_pins and bool(looks.append(key) or len(looks) == 2)
     with pytest.raises(StoreError):

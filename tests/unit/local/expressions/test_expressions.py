@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from hera_pipelines.local.expressions.evaluate import EvaluationError
-from hera_pipelines.local.expressions.expr import nested, parse, truth_of, value_of
-from hera_pipelines.local.expressions.govaluate import holds
+from hera_pipelines.local.expressions.expr import (
+    evaluate_condition,
+    evaluate_expression,
+    nest_variables,
+    parse_expression,
+)
+from hera_pipelines.local.expressions.govaluate import condition_holds
 from tiphys.errors import UsageError
 
 ENVIRONMENT: dict[str, Any] = {
@@ -55,7 +60,7 @@ ENVIRONMENT: dict[str, Any] = {
     ],
 )
 def test_expr(text: str, value: object) -> None:
-    assert value_of(text, {**ENVIRONMENT, "inner_in": "kept"}) == value
+    assert evaluate_expression(text, {**ENVIRONMENT, "inner_in": "kept"}) == value
 
 
 @pytest.mark.parametrize(
@@ -79,28 +84,30 @@ def test_expr(text: str, value: object) -> None:
 )
 def test_an_expression_without_a_value_is_an_error_and_not_a_guess(text: str) -> None:
     with pytest.raises(EvaluationError):
-        value_of(text, ENVIRONMENT)
+        evaluate_expression(text, ENVIRONMENT)
 
 
 def test_functions_that_are_not_known_are_named() -> None:
-    with pytest.raises(UsageError, match=r"calls jsonpath, which the local engine does not know; it knows asFloat"):
-        parse("jsonpath(steps.a.outputs.result, '$.x')")
+    with pytest.raises(
+        UsageError, match=r"calls jsonpath, which the local engine does not support; supported are asFloat"
+    ):
+        parse_expression("jsonpath(steps.a.outputs.result, '$.x')")
 
 
 @pytest.mark.parametrize("text", ["", "1 +", "a b", "sprig.int(retries)", "x = 1", "map(list, {# + 1})"])
 def test_what_is_no_expression_of_the_subset_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        parse(text)
+    with pytest.raises(UsageError, match="is invalid"):
+        parse_expression(text)
 
 
 def test_a_decision_must_be_true_or_false() -> None:
     with pytest.raises(EvaluationError, match="gives 1, not true or false"):
-        truth_of("1", {})
+        evaluate_condition("1", {})
 
 
 def test_dotted_names_become_maps_and_longer_names_win() -> None:
     variables = {"workflow.parameters": "[...]", "workflow.parameters.lr": "0.1", "item": "a"}
-    assert nested(variables) == {"workflow": {"parameters": {"lr": "0.1"}}, "item": "a"}
+    assert nest_variables(variables) == {"workflow": {"parameters": {"lr": "0.1"}}, "item": "a"}
 
 
 @pytest.mark.parametrize(
@@ -126,16 +133,16 @@ def test_dotted_names_become_maps_and_longer_names_win() -> None:
     ],
 )
 def test_when(when: str, result: bool) -> None:
-    assert holds(when) is result
+    assert condition_holds(when) is result
 
 
 @pytest.mark.parametrize("when", [" == true", "{{item}} == a", "a ==", "(a == b", "a = b"])
 def test_a_condition_that_cannot_be_read_says_how_to_write_it(when: str) -> None:
     with pytest.raises(UsageError, match="put quotes around"):
-        holds(when)
+        condition_holds(when)
 
 
 @pytest.mark.parametrize("when", ["a-b == a-b", "1 < a", "word", "'5'", "!word"])
 def test_a_condition_without_an_answer_is_an_error(when: str) -> None:
     with pytest.raises(EvaluationError):
-        holds(when)
+        condition_holds(when)

@@ -68,7 +68,7 @@ def when_it_says(bench: Bench, word: str, act: Any) -> None:
 def test_exit_codes_are_those_of_a_container(bench: Bench, source: str, code: int) -> None:
     assert bench.run(only(source)) == "Failed"
     assert bench.last("wf.run").message == f"main: Error (exit code {code})"
-    [pod] = bench.cluster.pods_of(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
+    [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
     assert (pod.phase, pod.exit_code, pod.node) == ("Failed", code, "wf.run")
 
 
@@ -77,7 +77,7 @@ def test_a_command_that_the_system_refuses_is_an_error_of_its_node(bench: Bench,
     template = {"name": "run", "container": {"image": "i", "command": ["echo", argument]}}
     assert bench.run(workflow(dag(call("run")), template)) == "Error"
     assert bench.last("wf.run").message.startswith("main: Error: cannot start 'echo': ")
-    [pod] = bench.cluster.pods_of(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
+    [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
     assert pod.phase == "Failed"
 
 
@@ -130,25 +130,25 @@ def test_the_end_of_a_log_is_told_of_a_container_that_asks_for_it(
     manifest["spec"]["templates"][1]["script"] |= policy
     bench.run(manifest)
     [found] = bench.cluster.workflows()
-    [pod] = bench.cluster.pods_of(found["metadata"]["uid"])
+    [pod] = bench.cluster.workflow_pods(found["metadata"]["uid"])
     assert pod.told == told
 
 
 def test_a_deleted_pod_gets_sigterm_and_keeps_its_exit_code(bench: Bench) -> None:
     when_it_says(bench, "ready", bench.engine.delete_pod)
     assert bench.run(only(WAIT_FOR_TERM)) == "Failed"
-    [pod] = bench.cluster.pods_of(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
+    [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
     assert (pod.exit_code, pod.reason, bench.last("wf.run").message) == (75, "Deleted", "pod deleted")
 
 
 def test_a_pod_that_is_told_to_end_through_the_cluster_ends_like_a_deleted_one(bench: Bench) -> None:
     def tell(name: str) -> None:
-        [seen] = [one for one in bench.cluster.pods_of(uid(bench)) if one.name == name]
-        bench.cluster.end_pod(seen)
+        [seen] = [one for one in bench.cluster.workflow_pods(uid(bench)) if one.name == name]
+        bench.cluster.delete_pod(seen)
 
     when_it_says(bench, "ready", tell)
     assert bench.run(only(WAIT_FOR_TERM, podSpecPatch='{"terminationGracePeriodSeconds": 90}')) == "Failed"
-    [pod] = bench.cluster.pods_of(uid(bench))
+    [pod] = bench.cluster.workflow_pods(uid(bench))
     assert (pod.exit_code, pod.reason, pod.ending) == (75, "Deleted", True)
 
 
@@ -170,7 +170,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_its_grace(bench: Bench) 
     source = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
     started = time.monotonic()
     bench.run(only(source, podSpecPatch='{"terminationGracePeriodSeconds": 0.3}'))
-    [pod] = bench.cluster.pods_of(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
+    [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
     assert pod.exit_code == 137
     assert time.monotonic() - started >= 0.3
 
@@ -184,7 +184,7 @@ def test_what_a_program_leaves_behind_ends_with_it(bench: Bench) -> None:
 def test_a_deadline_ends_the_program_and_says_so(bench: Bench) -> None:
     assert bench.run(only(WAIT_FOR_TERM, activeDeadlineSeconds=1)) == "Failed"
     assert bench.last("wf.run").message == "Pod was active on the node longer than the specified deadline"
-    [pod] = bench.cluster.pods_of(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
+    [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
     assert (pod.exit_code, pod.reason) == (75, "DeadlineExceeded")
 
 
@@ -319,9 +319,9 @@ def test_keys_outside_the_store_stand_for_the_rest_of_the_bucket(tmp_path: Path)
         def from_artifact_key(self, key: str) -> str | None:
             return key.removeprefix("tiphys/") if key.startswith("tiphys/") else None
 
-    from hera_pipelines.local.pods.artifacts import Bucket
+    from hera_pipelines.local.pods.artifacts import ArtifactBucket
 
-    bucket = Bucket(Prefixed(tmp_path / "store"), tmp_path / "rest")
+    bucket = ArtifactBucket(Prefixed(tmp_path / "store"), tmp_path / "rest")
     (tmp_path / "f").write_text("x")
     for key in ("tiphys/in", "other/out"):
         bucket.save({"name": "f", "s3": {"key": key}}, tmp_path / "f")

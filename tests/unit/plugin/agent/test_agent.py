@@ -10,16 +10,16 @@ import structlog
 from support.kube_server import KubeServer, serving
 from support.polling import until
 from support.task_sets import Controller, ScriptedCore, task
-from tiphys_plugin.agent import Agent, AgentMetrics, AgentSettings
-from tiphys_plugin.agent.plugin_calls import Execute
+from tiphys_plugin.agent import AgentMetrics, AgentSettings, SharedAgent
+from tiphys_plugin.agent.plugin_calls import ExecuteFunction
 
 from tiphys.errors import StoreError, UsageError
-from tiphys.kube import LeaderLease
+from tiphys.kube import LeaderElector
 from tiphys.kube.resources import WORKFLOW_TASK_SETS, WORKFLOWS
-from tiphys.protocol.execute_api import ExecuteReply, failed, pending, succeeded
+from tiphys.protocol.execute_api import ExecuteReply, failed_reply, pending_reply, succeeded_reply
 
 QUICK = AgentSettings(
-    workers=4, writers=2, collect_seconds=0.01, most_collect_seconds=0.05, retry_seconds=0.02, most_retry_seconds=0.1
+    workers=4, writers=2, batch_seconds=0.01, max_batch_seconds=0.05, retry_seconds=0.02, max_retry_seconds=0.1
 )
 
 
@@ -45,10 +45,12 @@ class Running:
         namespaces: list[str | None] | None = None,
         settings: AgentSettings = QUICK,
         leads: Callable[[], bool] = lambda: True,
-        execute: Execute | None = None,
+        execute: ExecuteFunction | None = None,
     ) -> None:
         self.metrics = AgentMetrics()
-        self.agent = Agent(server.api(), execute or core.execute, namespaces or ["ml"], leads, self.metrics, settings)
+        self.agent = SharedAgent(
+            server.api(), execute or core.execute, namespaces or ["ml"], leads, self.metrics, settings
+        )
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.agent.run, args=(self.over,))
 
@@ -105,7 +107,9 @@ def test_a_request_is_what_argos_own_agent_sends(server: KubeServer) -> None:
 def test_a_waiting_node_shows_its_reason_and_is_asked_until_it_is_decided(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task()})
-    core = ScriptedCore(prep=[pending("position 2", 0.01)] * 5 + [pending("position 1", 0.01), failed("no")])
+    core = ScriptedCore(
+        prep=[pending_reply("position 2", 0.01)] * 5 + [pending_reply("position 1", 0.01), failed_reply("no")]
+    )
     with Running(server, core):
         until(lambda: controller.messages() == {"n1": "Failed no"})
     assert len(core.calls) == 7
@@ -114,8 +118,10 @@ def test_a_waiting_node_shows_its_reason_and_is_asked_until_it_is_decided(server
 def test_one_pending_is_written_for_each_reason(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task()})
-    core = ScriptedCore(prep=[pending("position 2", 0.001)])
-    never = AgentSettings(collect_seconds=0, fade_seconds=3600, lost_seconds=3600)  # however slow the machine is
+    core = ScriptedCore(prep=[pending_reply("position 2", 0.001)])
+    never = AgentSettings(
+        batch_seconds=0, pending_lifetime_seconds=3600, lost_answer_check_seconds=3600
+    )  # however slow the machine is
     with Running(server, core, settings=never):
         until(lambda: server.count("patch", "workflowtasksets") and len(core.calls) > 20)
         assert server.count("patch", "workflowtasksets") == 1
@@ -124,7 +130,7 @@ def test_one_pending_is_written_for_each_reason(server: KubeServer) -> None:
 def test_answers_of_many_nodes_share_few_patches(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({f"n{number}": task(f"s{number}") for number in range(100)})
-    with Running(server, ScriptedCore(), settings=AgentSettings(collect_seconds=0.2)):
+    with Running(server, ScriptedCore(), settings=AgentSettings(batch_seconds=0.2)):
         until(lambda: len(controller.entries()) == 100)
         assert server.count("patch", "workflowtasksets") < 30
 
@@ -147,7 +153,7 @@ def test_after_argo_retry_the_exit_handler_is_answered_again(server: KubeServer)
 def test_a_task_set_that_says_completed_is_answered(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({})
-    core = ScriptedCore(fit=[failed("use `tiphys resume digits`")])
+    core = ScriptedCore(fit=[failed_reply("use `tiphys resume digits`")])
     with Running(server, core):
         controller.add({"n1": task("fit", op="conclude")}, labels={"workflows.argoproj.io/completed": "true"})
         until(lambda: controller.messages() == {"n1": "Failed use `tiphys resume digits`"})
@@ -170,7 +176,7 @@ def test_an_answer_to_a_node_that_argo_has_taken_back_is_never_written(server: K
 def test_a_stopped_workflow_keeps_no_pending(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task()})
-    core = ScriptedCore(prep=[pending("position 2", 0.01)])
+    core = ScriptedCore(prep=[pending_reply("position 2", 0.01)])
     with Running(server, core):
         until(lambda: controller.messages() == {"n1": "Pending position 2"})
         controller.add({"exit": task("bye", op="finalize")})
@@ -193,7 +199,7 @@ def test_an_answer_that_argo_lost_is_given_again(server: KubeServer) -> None:
     controller.api.create(WORKFLOWS, "ml", workflow)
     controller.create({"n1": task()})
     core = ScriptedCore()
-    with Running(server, core, settings=AgentSettings(workers=2, collect_seconds=0.01, lost_seconds=0.05)):
+    with Running(server, core, settings=AgentSettings(workers=2, batch_seconds=0.01, lost_answer_check_seconds=0.05)):
         until(lambda: "n1" in controller.entries())
         controller.remove_answers("n1")
         until(lambda: "n1" in controller.entries())
@@ -261,7 +267,7 @@ def test_storage_away_is_asked_again_and_then_said(server: KubeServer) -> None:
     with Running(server, core):
         until(lambda: controller.messages() == {"n1": "Pending Waiting: s3://ml does not answer"})
         assert len(core.calls) > QUICK.silent_failures
-        core.scripts["prep"] = [succeeded("back")]
+        core.scripts["prep"] = [succeeded_reply("back")]
         until(lambda: controller.messages() == {"n1": "Succeeded back"})
 
 
@@ -320,16 +326,16 @@ def test_it_says_which_namespace_it_cannot_see(server: KubeServer) -> None:
     controller.create({"n1": task()})
     with Running(server, ScriptedCore(), namespaces=["ml", "vision"]) as running:
         until(lambda: "n1" in controller.entries())
-        until(lambda: "namespace vision" in running.agent.trouble)
-        assert "namespace ml" not in running.agent.trouble
+        until(lambda: "namespace vision" in running.agent.watch_error)
+        assert "namespace ml" not in running.agent.watch_error
         server.authorize = lambda _: True
-        until(lambda: not running.agent.trouble)
+        until(lambda: not running.agent.watch_error)
 
 
 def test_a_cluster_without_argo_is_said_and_waited_for(server: KubeServer) -> None:
     server.unknown.add("workflowtasksets")
     with Running(server, ScriptedCore()) as running:
-        until(lambda: "cannot be watched" in running.agent.trouble)
+        until(lambda: "cannot be watched" in running.agent.watch_error)
         server.unknown.clear()
         controller = Controller(server.api())
         controller.create({"n1": task()})
@@ -364,14 +370,14 @@ def test_calls_under_way_are_finished_and_written_before_it_ends(server: KubeSer
 def test_a_new_agent_builds_everything_from_the_task_sets(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task(), "n2": task("fit")})
-    with Running(server, ScriptedCore(fit=[pending("position 2", 0.01)])):
+    with Running(server, ScriptedCore(fit=[pending_reply("position 2", 0.01)])):
         until(lambda: len(controller.entries()) == 2)
     patches = server.count("patch")
-    second = ScriptedCore(fit=[pending("position 2", 0.01)])
+    second = ScriptedCore(fit=[pending_reply("position 2", 0.01)])
     with Running(server, second):
         until(lambda: len(second.calls) > 5)
         assert server.count("patch") == patches, "the same reason is not written again"
-        second.scripts["fit"] = [succeeded("ran")]
+        second.scripts["fit"] = [succeeded_reply("ran")]
         until(lambda: controller.messages() == {"n1": "Succeeded prep done", "n2": "Succeeded ran"})
     assert ("flow", "prep") not in second.calls
 
@@ -384,32 +390,32 @@ class Clock:
         return self.now
 
 
-def candidate(server: KubeServer, name: str, clock: Clock) -> LeaderLease:
-    return LeaderLease(server.api(), "ml", "tiphys-agent", name, monotonic=clock)
+def candidate(server: KubeServer, name: str, clock: Clock) -> LeaderElector:
+    return LeaderElector(server.api(), "ml", "tiphys-agent", name, monotonic=clock)
 
 
 def test_a_paused_old_leader_writes_no_stale_pending_over_a_newer_answer(server: KubeServer) -> None:
     """The old leader decides on a Pending, is paused right before its patch leaves, and wakes when all is over."""
     old_clock, new_clock = Clock(), Clock()
     old_lease, new_lease = candidate(server, "old", old_clock), candidate(server, "new", new_clock)
-    assert old_lease.contend()
-    assert not new_lease.contend()
+    assert old_lease.try_acquire_or_renew()
+    assert not new_lease.try_acquire_or_renew()
     asks_to_write, wakes = threading.Event(), threading.Event()
 
     def old_leads() -> bool:
-        held = old_lease.held  # it was true when the process was paused
+        held = old_lease.is_leader  # it was true when the process was paused
         asks_to_write.set()
         assert wakes.wait(60)
         return held
 
     controller = Controller(server.api())
     controller.create({"n1": task()})
-    old = Running(server, ScriptedCore(prep=[pending("position 2", 1000)]), leads=old_leads)
+    old = Running(server, ScriptedCore(prep=[pending_reply("position 2", 1000)]), leads=old_leads)
     with old:
         assert asks_to_write.wait(60)
         new_clock.now += 60.0
-        assert new_lease.contend()
-        with Running(server, ScriptedCore(prep=[succeeded("ran")]), leads=lambda: new_lease.held):
+        assert new_lease.try_acquire_or_renew()
+        with Running(server, ScriptedCore(prep=[succeeded_reply("ran")]), leads=lambda: new_lease.is_leader):
             until(lambda: controller.messages() == {"n1": "Succeeded ran"})
         refused = server.count("patch")
         old_clock.now += 60.0
@@ -440,7 +446,7 @@ def test_a_crash_of_a_thread_ends_the_term(server: KubeServer, monkeypatch: pyte
     def broken(_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("tiphys_plugin.agent.agent.read_task_set", broken)
+    monkeypatch.setattr("tiphys_plugin.agent.agent.parse_task_set", broken)
     Controller(server.api()).create({"n1": task()})
     running = Running(server, ScriptedCore())
     running.thread.start()

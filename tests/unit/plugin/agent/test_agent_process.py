@@ -15,10 +15,10 @@ from support.polling import until
 from support.task_sets import Controller
 from support.world import prep, workflow
 from tiphys_plugin.agent import AgentSettings, run
-from tiphys_plugin.server.wiring import Installation
+from tiphys_plugin.server.wiring import DeploymentSettings
 
 from tiphys.errors import UsageError
-from tiphys.kube import LeaderLease
+from tiphys.kube import LeaderElector
 from tiphys.kube.resources import LEASES, WORKFLOWS
 from tiphys.protocol.step_spec import STORE_ANNOTATION
 
@@ -40,7 +40,7 @@ def log() -> Iterator[list[Any]]:
 @contextmanager
 def agent(server: KubeServer, root: Path, log: list[Any], **changes: Any) -> Iterator[str]:
     """A process of the agent, as a thread; the address of its probes."""
-    installation = Installation(str(root / "store"), changes.pop("namespaces", ("ml",)), **changes)
+    installation = DeploymentSettings(str(root / "store"), changes.pop("namespaces", ("ml",)), **changes)
     stop, before = threading.Event(), len(log)
     thread = threading.Thread(target=run, args=(server.api(), installation, "127.0.0.1", 0, stop, QUICK))
     thread.start()
@@ -91,8 +91,8 @@ def test_a_compiled_step_is_admitted_by_the_core_of_its_namespace(
 
 
 def test_a_standby_is_ready_and_takes_over(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:
-    other = LeaderLease(server.api(), "ml", "tiphys-agent", "another-pod", monotonic=lambda: 0.0)
-    assert other.contend()
+    other = LeaderElector(server.api(), "ml", "tiphys-agent", "another-pod", monotonic=lambda: 0.0)
+    assert other.try_acquire_or_renew()
     with agent(server, tmp_path, log) as url:
 
         def state() -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_trouble_with_task_sets_is_told(server: KubeServer, tmp_path: Path, log:
 
 def test_an_installation_that_cannot_be_is_refused(server: KubeServer, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\{namespace\}"):
-        run(server.api(), Installation(str(tmp_path), None), "127.0.0.1", 0, threading.Event())
+        run(server.api(), DeploymentSettings(str(tmp_path), None), "127.0.0.1", 0, threading.Event())
 
 
 def test_the_lease_is_given_up_at_the_end(server: KubeServer, tmp_path: Path, log: list[Any]) -> None:

@@ -1,13 +1,13 @@
-from tiphys_plugin.agent.fair_queue import Share, Turns
-from tiphys_plugin.agent.task_state import Timetable
+from tiphys_plugin.agent.fair_queue import ConcurrencyLimit, FairQueue
+from tiphys_plugin.agent.task_state import TimerQueue
 
 
-def taken(turns: Turns[str, int], times: int) -> list[str]:
+def taken(turns: FairQueue[str, int], times: int) -> list[str]:
     return [got[0] for _ in range(times) if (got := turns.take()) is not None]
 
 
-def filled(**sizes: int) -> Turns[str, int]:
-    turns: Turns[str, int] = Turns(Share(str, 100))
+def filled(**sizes: int) -> FairQueue[str, int]:
+    turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 100))
     for key, size in sizes.items():
         for number in range(size):
             turns.add(key, number)
@@ -32,53 +32,53 @@ def test_who_has_much_is_served_however_many_small_ones_come() -> None:
 
 
 def test_items_of_one_key_come_in_their_order() -> None:
-    turns: Turns[str, int] = Turns(Share(str, 10))
+    turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 10))
     for number in range(3):
         turns.add("a", number)
     assert [turns.take(), turns.take(), turns.take(), turns.take()] == [("a", 0), ("a", 1), ("a", 2), None]
 
 
 def test_one_key_never_has_more_than_its_share_out() -> None:
-    turns: Turns[str, int] = Turns(Share(str, 2))
+    turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 2))
     for number in range(5):
         turns.add("slow", number)
     assert taken(turns, 3) == ["slow", "slow"]
     turns.add("late", 0)
     assert taken(turns, 2) == ["late"]
-    turns.done("slow")
+    turns.release("slow")
     assert taken(turns, 2) == ["slow"]
 
 
 def test_keys_of_one_group_share_what_it_may_have_out() -> None:
-    turns: Turns[str, int] = Turns(Share(str, 2), Share(lambda key: key[0], 3))
+    turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 2), ConcurrencyLimit(lambda key: key[0], 3))
     for key in ("ml/a", "ml/b", "vision/c"):
         for number in range(3):
             turns.add(key, number)
     assert taken(turns, 9) == ["ml/a", "ml/a", "ml/b", "vision/c", "vision/c"]
-    turns.done("ml/a")
+    turns.release("ml/a")
     assert taken(turns, 9) == ["ml/a"]
 
 
 def test_it_tells_how_many_may_go_out_now() -> None:
-    turns: Turns[str, int] = Turns(Share(str, 2))
-    assert turns.ready(8) == 0
+    turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 2))
+    assert turns.count_ready(8) == 0
     for number in range(5):
         turns.add("a", number)
-    assert turns.ready(8) == 2
+    assert turns.count_ready(8) == 2
     turns.add("b", 0)
-    assert turns.ready(8) == 3
-    assert turns.ready(1) == 1
+    assert turns.count_ready(8) == 3
+    assert turns.count_ready(1) == 1
     turns.take()
     turns.take()
-    assert turns.ready(8) == 1
+    assert turns.count_ready(8) == 1
     turns.take()
-    assert turns.ready(8) == 0
-    turns.done("a")
-    assert turns.ready(8) == 1
+    assert turns.count_ready(8) == 0
+    turns.release("a")
+    assert turns.count_ready(8) == 1
 
 
 def test_what_is_dropped_is_not_taken() -> None:
-    turns: Turns[str, int] = Turns(Share(str, 2))
+    turns: FairQueue[str, int] = FairQueue(ConcurrencyLimit(str, 2))
     turns.add("a", 1)
     turns.add("b", 1)
     assert len(turns) == 2
@@ -89,13 +89,13 @@ def test_what_is_dropped_is_not_taken() -> None:
 
 
 def test_actions_are_taken_when_they_are_due_and_not_before() -> None:
-    table: Timetable[str] = Timetable()
-    assert table.wait(0.0) is None
+    table: TimerQueue[str] = TimerQueue()
+    assert table.seconds_until_due(0.0) is None
     table.add(5.0, "later")
     table.add(2.0, "soon")
     table.add(2.0, "soon too")
-    assert table.wait(1.0) == 1.0
-    assert table.take(1.9) == []
-    assert table.take(2.0) == ["soon", "soon too"]
-    assert table.wait(9.0) == 0.0
-    assert table.take(9.0) == ["later"]
+    assert table.seconds_until_due(1.0) == 1.0
+    assert table.pop_due(1.9) == []
+    assert table.pop_due(2.0) == ["soon", "soon too"]
+    assert table.seconds_until_due(9.0) == 0.0
+    assert table.pop_due(9.0) == ["later"]

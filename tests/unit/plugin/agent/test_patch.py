@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from support.kube_server import KubeServer, serving
 from support.task_sets import Controller, task
-from tiphys_plugin.agent.patch import Outcome, still_waits, write
-from tiphys_plugin.agent.task_sets import TaskSet, read_task_set
+from tiphys_plugin.agent.patch import PatchOutcome, patch_task_set, workflow_awaits_node
+from tiphys_plugin.agent.task_sets import TaskSet, parse_task_set
 
 from tiphys.kube import KubeApi
 from tiphys.kube.resources import WORKFLOW_TASK_SETS, WORKFLOWS
@@ -24,13 +24,13 @@ def server() -> Iterator[KubeServer]:
 def stored(api: KubeApi) -> TaskSet:
     found = api.get(WORKFLOW_TASK_SETS, "ml", "flow")
     assert found is not None
-    return read_task_set(found)
+    return parse_task_set(found)
 
 
 def test_an_answer_is_written_into_the_version_it_was_decided_on(server: KubeServer) -> None:
     api = server.api()
-    written = write(api, stored(api), {"n1": DONE}, lambda: True)
-    assert written.outcome is Outcome.WRITTEN
+    written = patch_task_set(api, stored(api), {"n1": DONE}, lambda: True)
+    assert written.outcome is PatchOutcome.WRITTEN
     assert written.task_set == stored(api)
     assert stored(api).entries == {"n1": DONE}
 
@@ -39,8 +39,8 @@ def test_a_change_in_between_is_a_conflict_that_tells_what_is_there(server: Kube
     api = server.api()
     before = stored(api)
     Controller(api).add({"n2": task("fit")})
-    written = write(api, before, {"n1": DONE}, lambda: True)
-    assert written.outcome is Outcome.CONFLICT
+    written = patch_task_set(api, before, {"n1": DONE}, lambda: True)
+    assert written.outcome is PatchOutcome.CONFLICT
     assert written.task_set == stored(api)
     assert stored(api).entries == {}
 
@@ -49,36 +49,36 @@ def test_a_task_set_that_is_gone_or_another_one_is_a_conflict_without_one(server
     api = server.api()
     before = stored(api)
     api.delete(WORKFLOW_TASK_SETS, "ml", "flow")
-    assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
+    assert patch_task_set(api, before, {"n1": DONE}, lambda: True) == (PatchOutcome.CONFLICT, None, "")
     Controller(api).create({"n1": task()})
-    assert write(api, before, {"n1": DONE}, lambda: True) == (Outcome.CONFLICT, None, "")
+    assert patch_task_set(api, before, {"n1": DONE}, lambda: True) == (PatchOutcome.CONFLICT, None, "")
 
 
 def test_nothing_is_sent_by_who_does_not_lead(server: KubeServer) -> None:
     api = server.api()
-    assert write(api, stored(api), {"n1": DONE}, lambda: False).outcome is Outcome.NOT_LEADING
+    assert patch_task_set(api, stored(api), {"n1": DONE}, lambda: False).outcome is PatchOutcome.NOT_LEADING
     assert server.count("patch") == 0
 
 
 @pytest.mark.parametrize(
     ("status", "message", "outcome"),
     [
-        (413, "Request entity too large: limit is 3145728", Outcome.REFUSED),
-        (422, "phase: Invalid value", Outcome.REFUSED),
-        (500, "etcdserver: request is too large", Outcome.REFUSED),
-        (500, "trying to send message larger than max (2097194 vs. 2097152)", Outcome.REFUSED),
-        (500, "etcdserver: leader changed", Outcome.UNREACHABLE),
-        (503, "apiserver is shutting down", Outcome.UNREACHABLE),
-        (403, "cannot patch resource", Outcome.UNREACHABLE),
-        (409, "the storage changed its mind", Outcome.UNREACHABLE),
-        (0, "", Outcome.UNREACHABLE),
+        (413, "Request entity too large: limit is 3145728", PatchOutcome.REFUSED),
+        (422, "phase: Invalid value", PatchOutcome.REFUSED),
+        (500, "etcdserver: request is too large", PatchOutcome.REFUSED),
+        (500, "trying to send message larger than max (2097194 vs. 2097152)", PatchOutcome.REFUSED),
+        (500, "etcdserver: leader changed", PatchOutcome.UNREACHABLE),
+        (503, "apiserver is shutting down", PatchOutcome.UNREACHABLE),
+        (403, "cannot patch resource", PatchOutcome.UNREACHABLE),
+        (409, "the storage changed its mind", PatchOutcome.UNREACHABLE),
+        (0, "", PatchOutcome.UNREACHABLE),
     ],
 )
-def test_what_a_refusal_means(server: KubeServer, status: int, message: str, outcome: Outcome) -> None:
+def test_what_a_refusal_means(server: KubeServer, status: int, message: str, outcome: PatchOutcome) -> None:
     api = server.api()
     before = stored(api)
     server.fail_next(status, verb="patch", message=message)
-    written = write(api, before, {"n1": DONE}, lambda: True)
+    written = patch_task_set(api, before, {"n1": DONE}, lambda: True)
     assert written.outcome is outcome
     assert message in written.error
 
@@ -88,15 +88,15 @@ def test_a_conflict_that_cannot_be_looked_at_is_tried_again_later(server: KubeSe
     before = stored(api)
     Controller(api).add({"n2": task("fit")})
     server.fail_next(503, verb="get", plural="workflowtasksets")
-    assert write(api, before, {"n1": DONE}, lambda: True).outcome is Outcome.UNREACHABLE
+    assert patch_task_set(api, before, {"n1": DONE}, lambda: True).outcome is PatchOutcome.UNREACHABLE
 
 
 def test_a_kind_without_a_status_of_its_own_is_named() -> None:
     with serving(with_status=frozenset()) as server:
         api = server.api()
         Controller(api).create({"n1": task()})
-        written = write(api, stored(api), {"n1": DONE}, lambda: True)
-    assert written.outcome is Outcome.UNREACHABLE
+        written = patch_task_set(api, stored(api), {"n1": DONE}, lambda: True)
+    assert written.outcome is PatchOutcome.UNREACHABLE
     assert "install the CustomResourceDefinitions" in written.error
 
 
@@ -114,8 +114,8 @@ def test_a_kind_without_a_status_of_its_own_is_named() -> None:
 def test_the_workflow_says_whether_it_still_waits(server: KubeServer, status: dict[str, object], waits: bool) -> None:
     api = server.api()
     api.create(WORKFLOWS, "ml", {"metadata": {"name": "flow"}, "status": status})
-    assert still_waits(api, stored(api), "n1") is waits
+    assert workflow_awaits_node(api, stored(api), "n1") is waits
 
 
 def test_a_workflow_that_is_gone_waits_for_nothing(server: KubeServer) -> None:
-    assert not still_waits(server.api(), stored(server.api()), "n1")
+    assert not workflow_awaits_node(server.api(), stored(server.api()), "n1")

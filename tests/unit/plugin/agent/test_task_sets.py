@@ -3,7 +3,7 @@
 from typing import Any
 
 from support.task_sets import task, task_set
-from tiphys_plugin.agent.task_sets import Memory, Node, TaskSet, read_task_set
+from tiphys_plugin.agent.task_sets import TaskNode, TaskSet, TaskSetState, parse_task_set
 
 DONE = {"phase": "Succeeded", "message": "done"}
 QUEUED = {"phase": "Pending", "message": "position 2"}
@@ -16,26 +16,26 @@ class Story:
     def __init__(self, tasks: dict[str, Any], **entries: Any) -> None:
         self.version = 0
         first = self._made(tasks, entries)
-        self.memory = Memory(first)
+        self.memory = TaskSetState(first)
         self.seen = self.memory.observe(first, now=0.0)
 
     def becomes(self, tasks: dict[str, Any], now: float = 1.0, **entries: Any) -> None:
         self.seen = self.memory.observe(self._made(tasks, entries), now)
 
     def asked(self) -> list[str]:
-        return [node.id for node in self.seen.ask]
+        return [node.id for node in self.seen.new_nodes]
 
-    def node(self, node_id: str = "n1") -> Node:
+    def node(self, node_id: str = "n1") -> TaskNode:
         return self.memory.nodes[node_id]
 
     def answer(self, entry: dict[str, Any], node_id: str = "n1") -> bool:
-        return self.memory.answer(self.node(node_id), entry)
+        return self.memory.record_answer(self.node(node_id), entry)
 
     def _made(self, tasks: dict[str, Any], entries: dict[str, Any]) -> TaskSet:
         self.version += 1
         found = task_set(tasks, **entries)
         found["metadata"] |= {"resourceVersion": str(self.version), "uid": "set-1"}
-        return read_task_set(found)
+        return parse_task_set(found)
 
 
 def test_a_new_task_is_asked_once_however_often_it_is_rendered() -> None:
@@ -49,9 +49,9 @@ def test_a_new_task_is_asked_once_however_often_it_is_rendered() -> None:
 def test_an_answer_is_written_once() -> None:
     story = Story({"n1": task()})
     assert story.answer(DONE)
-    assert story.memory.changes() == {"n1": DONE}
+    assert story.memory.status_changes() == {"n1": DONE}
     story.becomes({"n1": task()}, n1=DONE)
-    assert story.memory.changes() == {}
+    assert story.memory.status_changes() == {}
     assert [node.id for node in story.seen.delivered] == ["n1"]
     story.becomes({"n1": task()}, n1=DONE)
     assert story.seen.delivered == []
@@ -63,16 +63,16 @@ def test_an_older_version_changes_nothing() -> None:
     story.answer(DONE)
     story.becomes({"n1": task()}, n1=DONE)
     story.memory.observe(old, now=2.0)
-    assert not story.memory.lost(story.node())
-    assert story.memory.changes() == {}
+    assert not story.memory.is_answer_lost(story.node())
+    assert story.memory.status_changes() == {}
 
 
 def test_an_answer_to_a_task_that_is_gone_is_not_written() -> None:
     story = Story({"n1": task()})
     node = story.node()
     story.becomes({})
-    assert not story.memory.answer(node, DONE)
-    assert story.memory.changes() == {}
+    assert not story.memory.record_answer(node, DONE)
+    assert story.memory.status_changes() == {}
 
 
 def test_a_task_that_comes_back_is_asked_again() -> None:
@@ -86,7 +86,7 @@ def test_a_task_that_comes_back_is_asked_again() -> None:
     story.becomes({})
     story.becomes({"n1": task(op="finalize")})
     assert story.asked() == ["n1"]
-    assert not story.memory.answer(first, DONE), "what is still asked of the one before is void"
+    assert not story.memory.record_answer(first, DONE), "what is still asked of the one before is void"
 
 
 def test_a_final_entry_of_somebody_else_stands() -> None:
@@ -97,54 +97,54 @@ def test_a_final_entry_of_somebody_else_stands() -> None:
     story.becomes({"n1": task()}, n1=DONE)
     assert not story.answer(QUEUED)
     assert not story.answer(STOPPED)
-    assert story.memory.changes() == {}
+    assert story.memory.status_changes() == {}
 
 
 def test_a_final_answer_yields_to_one_that_was_written_first() -> None:
     story = Story({"n1": task()})
     story.answer(STOPPED)
     story.becomes({"n1": task()}, n1=DONE)
-    assert story.memory.changes() == {}
+    assert story.memory.status_changes() == {}
 
 
 def test_a_pending_is_written_once_for_each_reason() -> None:
     story = Story({"n1": task()})
     story.answer(QUEUED)
-    assert story.memory.changes() == {"n1": QUEUED}
+    assert story.memory.status_changes() == {"n1": QUEUED}
     story.becomes({"n1": task()}, n1=QUEUED)
     story.answer(dict(QUEUED))
-    assert story.memory.changes() == {}
+    assert story.memory.status_changes() == {}
     first = {"phase": "Pending", "message": "position 1"}
     story.answer(first)
-    assert story.memory.changes() == {"n1": first}
+    assert story.memory.status_changes() == {"n1": first}
 
 
 def test_a_pending_of_the_leader_before_is_not_written_again() -> None:
     story = Story({"n1": task()}, n1=QUEUED)
     assert story.asked() == ["n1"]
     story.answer(dict(QUEUED))
-    assert story.memory.changes() == {}
+    assert story.memory.status_changes() == {}
 
 
 def test_a_final_answer_replaces_all_of_a_pending() -> None:
     story = Story({"n1": task()}, n1={**QUEUED, "progress": "0/1"})
     story.answer(DONE)
-    assert story.memory.changes() == {"n1": {**DONE, "progress": None}}
+    assert story.memory.status_changes() == {"n1": {**DONE, "progress": None}}
 
 
 def test_a_pending_is_taken_back_when_it_has_been_seen() -> None:
     story = Story({"n1": task()})
     entry = dict(QUEUED)
     story.answer(entry)
-    assert not story.memory.fade(story.node(), entry), "it is not stored yet"
+    assert not story.memory.withdraw_pending(story.node(), entry), "it is not stored yet"
     story.becomes({"n1": task()}, n1=QUEUED)
-    assert story.memory.fade(story.node(), entry)
-    assert story.memory.changes() == {"n1": None}
+    assert story.memory.withdraw_pending(story.node(), entry)
+    assert story.memory.status_changes() == {"n1": None}
     story.becomes({"n1": task()})
     story.answer(dict(QUEUED))
-    assert story.memory.changes() == {}, "the node has its message still"
+    assert story.memory.status_changes() == {}, "the node has its message still"
     story.answer({"phase": "Pending", "message": "position 1"})
-    assert list(story.memory.changes()) == ["n1"]
+    assert list(story.memory.status_changes()) == ["n1"]
 
 
 def test_a_pending_that_was_followed_by_another_reason_stays() -> None:
@@ -154,8 +154,8 @@ def test_a_pending_that_was_followed_by_another_reason_stays() -> None:
     new = {"phase": "Pending", "message": "position 1"}
     story.answer(new)
     story.becomes({"n1": task()}, n1=new)
-    assert story.memory.fade(story.node(), old)
-    assert story.memory.changes() == {}
+    assert story.memory.withdraw_pending(story.node(), old)
+    assert story.memory.status_changes() == {}
 
 
 def test_a_final_answer_is_never_taken_back() -> None:
@@ -164,8 +164,8 @@ def test_a_final_answer_is_never_taken_back() -> None:
     story.answer(waiting)
     story.becomes({"n1": task()}, n1=QUEUED)
     story.answer(DONE)
-    assert story.memory.fade(story.node(), waiting)
-    assert story.memory.changes() == {"n1": DONE}
+    assert story.memory.withdraw_pending(story.node(), waiting)
+    assert story.memory.status_changes() == {"n1": DONE}
 
 
 def test_an_exiting_workflow_gets_its_pendings_back_and_no_new_answers() -> None:
@@ -176,14 +176,14 @@ def test_an_exiting_workflow_gets_its_pendings_back_and_no_new_answers() -> None
     assert story.asked() == ["exit"]
     assert not story.answer(DONE)
     story.answer(DONE, "exit")
-    assert story.memory.changes() == {"n1": None, "exit": DONE}
+    assert story.memory.status_changes() == {"n1": None, "exit": DONE}
 
 
 def test_an_answer_on_its_way_does_not_overrule_a_stop() -> None:
     story = Story({"n1": task()})
     story.answer(DONE)
     story.becomes({"n1": task(), "exit": task("bye", op="finalize")})
-    assert story.memory.changes() == {}
+    assert story.memory.status_changes() == {}
 
 
 def test_nodes_are_asked_again_when_the_exit_is_over_and_the_workflow_goes_on() -> None:
@@ -196,7 +196,7 @@ def test_nodes_are_asked_again_when_the_exit_is_over_and_the_workflow_goes_on() 
 def test_an_entry_without_a_task_is_removed() -> None:
     """One unknown node id blocks the reconcile of the whole workflow."""
     story = Story({"n1": task()}, ghost=QUEUED)
-    assert story.memory.changes() == {"ghost": None}
+    assert story.memory.status_changes() == {"ghost": None}
 
 
 def test_an_answer_that_went_while_its_task_stayed_is_noticed_once() -> None:
@@ -204,14 +204,14 @@ def test_an_answer_that_went_while_its_task_stayed_is_noticed_once() -> None:
     story.answer(DONE)
     story.becomes({"n1": task()}, n1=DONE)
     story.becomes({"n1": task()}, now=5.0)
-    assert [node.id for node in story.seen.lost] == ["n1"]
+    assert [node.id for node in story.seen.lost_answers] == ["n1"]
     story.becomes({"n1": task()}, now=6.0)
-    assert story.seen.lost == []
-    assert story.memory.lost(story.node())
-    assert story.memory.changes() == {}
+    assert story.seen.lost_answers == []
+    assert story.memory.is_answer_lost(story.node())
+    assert story.memory.status_changes() == {}
     assert story.memory.reopen(story.node())
     assert story.answer(DONE)
-    assert story.memory.changes() == {"n1": DONE}
+    assert story.memory.status_changes() == {"n1": DONE}
 
 
 def test_an_answer_that_came_back_is_not_lost() -> None:
@@ -228,12 +228,12 @@ def test_tasks_of_others_are_left_alone() -> None:
     hello = {"name": "hello", "plugin": {"hello": {}}}
     story = Story({"n1": task(), "n2": http, "n3": hello}, n2=QUEUED)
     assert story.asked() == ["n1"]
-    assert story.memory.foreign == [http, hello]
-    assert story.memory.changes() == {}
+    assert story.memory.foreign_templates == [http, hello]
+    assert story.memory.status_changes() == {}
 
 
 def test_a_body_that_is_no_object_is_asked_about_all_the_same() -> None:
     """The core answers it with a sentence."""
     story = Story({"n1": {"name": "prep", "plugin": {"tiphys": "admit"}}})
     assert story.asked() == ["n1"]
-    assert story.node().body_uid == ""
+    assert story.node().template_workflow_uid == ""

@@ -6,17 +6,17 @@ import pytest
 import structlog
 from support.task_sets import task, task_set
 from tiphys_plugin.agent import AgentMetrics, AgentSettings
-from tiphys_plugin.agent.patch import Outcome, Written
-from tiphys_plugin.agent.plugin_calls import Answer
-from tiphys_plugin.agent.task_sets import TaskSet, read_task_set
-from tiphys_plugin.agent.task_state import Board, Checking, Question, Writing
+from tiphys_plugin.agent.patch import PatchOutcome, PatchResult
+from tiphys_plugin.agent.plugin_calls import CallResult
+from tiphys_plugin.agent.task_sets import TaskSet, parse_task_set
+from tiphys_plugin.agent.task_state import AgentState, LostAnswerCheck, PatchJob, PendingCall
 
-SETTINGS = AgentSettings(workers=4, collect_seconds=0.1, most_collect_seconds=1.0, retry_seconds=1.0)
-DONE = Answer({"phase": "Succeeded", "message": "done"}, None)
+SETTINGS = AgentSettings(workers=4, batch_seconds=0.1, max_batch_seconds=1.0, retry_seconds=1.0)
+DONE = CallResult({"phase": "Succeeded", "message": "done"}, None)
 
 
-def waiting(message: str, again_in: float = 5.0) -> Answer:
-    return Answer({"phase": "Pending", "message": message}, again_in)
+def waiting(message: str, again_in: float = 5.0) -> CallResult:
+    return CallResult({"phase": "Pending", "message": message}, again_in)
 
 
 class Desk:
@@ -24,7 +24,7 @@ class Desk:
 
     def __init__(self, settings: AgentSettings = SETTINGS) -> None:
         self.metrics = AgentMetrics()
-        self.board = Board(settings, self.metrics)
+        self.board = AgentState(settings, self.metrics)
         self.now = 0.0
         self.version = 0
 
@@ -32,20 +32,20 @@ class Desk:
         self.version += 1
         found = task_set(tasks, name, **entries)
         found["metadata"] |= {"resourceVersion": str(self.version), "uid": uid}
-        return read_task_set(found)
+        return parse_task_set(found)
 
     def observe(self, tasks: dict[str, Any], name: str = "flow", uid: str = "set-1", **entries: Any) -> TaskSet:
         found = self.made(tasks, entries, name, uid)
         self.board.observe(found, self.now)
         return found
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[PendingCall]:
         asked = []
-        while (question := self.board.question(self.now)) is not None:
+        while (question := self.board.next_call(self.now)) is not None:
             asked.append(question)
         return asked
 
-    def question(self) -> Question:
+    def question(self) -> PendingCall:
         (question,) = self.questions()
         return question
 
@@ -53,20 +53,20 @@ class Desk:
         self.now += seconds
         self.board.tick(self.now)
 
-    def job(self) -> Writing | Checking | None:
-        return self.board.job(self.now)
+    def job(self) -> PatchJob | LostAnswerCheck | None:
+        return self.board.next_job(self.now)
 
-    def writing(self) -> Writing:
+    def writing(self) -> PatchJob:
         job = self.job()
-        assert isinstance(job, Writing), job
+        assert isinstance(job, PatchJob), job
         return job
 
-    def store(self, job: Writing) -> TaskSet:
+    def store(self, job: PatchJob) -> TaskSet:
         """The API server takes the patch."""
         entries = {**job.task_set.entries, **job.changes}
         left = {node: entry for node, entry in entries.items() if entry is not None}
         found = self.made(job.task_set.tasks, left, job.task_set.name)
-        self.board.wrote(job, Written(Outcome.WRITTEN, found), self.now)
+        self.board.record_patch(job, PatchResult(PatchOutcome.WRITTEN, found), self.now)
         return found
 
 
@@ -74,10 +74,10 @@ def test_answers_that_come_together_are_one_patch() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit"), "n3": task("score")})
     for question in desk.questions():
-        desk.board.answered(question, DONE, desk.now)
-    desk.pass_time(SETTINGS.collect_seconds / 2)
+        desk.board.record_answer(question, DONE, desk.now)
+    desk.pass_time(SETTINGS.batch_seconds / 2)
     assert desk.job() is None, "n3 waits for a worker"
-    desk.pass_time(SETTINGS.collect_seconds / 2)
+    desk.pass_time(SETTINGS.batch_seconds / 2)
     assert desk.writing().changes == {"n1": DONE.entry, "n2": DONE.entry}
     assert desk.job() is None
 
@@ -86,9 +86,9 @@ def test_the_last_answer_waits_for_nobody() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     first, second = desk.questions()
-    desk.board.answered(first, DONE, desk.now)
+    desk.board.record_answer(first, DONE, desk.now)
     assert desk.job() is None
-    desk.board.answered(second, DONE, desk.now)
+    desk.board.record_answer(second, DONE, desk.now)
     assert desk.writing().changes == {"n1": DONE.entry, "n2": DONE.entry}
 
 
@@ -96,9 +96,9 @@ def test_the_last_answer_waits_for_nobody_even_if_the_task_before_it_went_away()
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     first, second = desk.questions()
-    desk.board.answered(first, DONE, desk.now)
+    desk.board.record_answer(first, DONE, desk.now)
     desk.observe({"n1": task()})
-    desk.board.answered(second, DONE, desk.now)
+    desk.board.record_answer(second, DONE, desk.now)
     assert desk.writing().changes == {"n1": DONE.entry}
 
 
@@ -106,26 +106,26 @@ def test_a_patch_that_was_sent_early_is_not_sent_again_when_it_was_planned() -> 
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     for question in desk.questions():
-        desk.board.answered(question, DONE, desk.now)
+        desk.board.record_answer(question, DONE, desk.now)
     desk.store(desk.writing())
     desk.observe(
         {"n1": task(), "n2": task("fit"), "n3": task("score"), "n4": task("more")}, n1=DONE.entry, n2=DONE.entry
     )
     third, _ = desk.questions()
-    desk.pass_time(SETTINGS.collect_seconds / 2)
-    desk.board.answered(third, DONE, desk.now)
-    desk.pass_time(SETTINGS.collect_seconds / 2)
+    desk.pass_time(SETTINGS.batch_seconds / 2)
+    desk.board.record_answer(third, DONE, desk.now)
+    desk.pass_time(SETTINGS.batch_seconds / 2)
     assert desk.job() is None, "n3 has a time of its own"
-    desk.pass_time(SETTINGS.collect_seconds)
+    desk.pass_time(SETTINGS.batch_seconds)
     assert list(desk.writing().changes) == ["n3"]
 
 
 def test_a_reason_to_wait_is_in_no_hurry() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), waiting("position 2"), desk.now)
+    desk.board.record_answer(desk.question(), waiting("position 2"), desk.now)
     assert desk.job() is None
-    desk.pass_time(SETTINGS.collect_seconds)
+    desk.pass_time(SETTINGS.batch_seconds)
     assert desk.writing()
 
 
@@ -133,22 +133,22 @@ def test_what_comes_while_a_patch_is_under_way_is_the_next_patch() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     first, second = desk.questions()
-    desk.board.answered(first, DONE, desk.now)
+    desk.board.record_answer(first, DONE, desk.now)
     desk.pass_time(0.1)
     job = desk.writing()
-    desk.board.answered(second, DONE, desk.now)
+    desk.board.record_answer(second, DONE, desk.now)
     desk.pass_time(10)
     assert desk.job() is None
     desk.store(job)
-    desk.pass_time(SETTINGS.most_collect_seconds)
+    desk.pass_time(SETTINGS.max_batch_seconds)
     assert list(desk.writing().changes) == ["n2"]
 
 
-def slowly_patched(desk: Desk) -> list[Question]:
+def slowly_patched(desk: Desk) -> list[PendingCall]:
     """A task set whose first patch took 0.2 s; two questions about it are left."""
     desk.observe({"n1": task(), "n2": task("fit"), "n3": task("score")})
     first, *left = desk.questions() + desk.questions()
-    desk.board.answered(first, DONE, desk.now)
+    desk.board.record_answer(first, DONE, desk.now)
     desk.pass_time(0.1)
     job = desk.writing()
     desk.now += 0.2
@@ -159,7 +159,7 @@ def slowly_patched(desk: Desk) -> list[Question]:
 def test_a_slow_task_set_is_patched_less_often() -> None:
     desk = Desk()
     second, _ = slowly_patched(desk)
-    desk.board.answered(second, DONE, desk.now)
+    desk.board.record_answer(second, DONE, desk.now)
     desk.pass_time(0.7)
     assert desk.job() is None
     desk.pass_time(0.1)
@@ -169,7 +169,7 @@ def test_a_slow_task_set_is_patched_less_often() -> None:
 def test_the_last_answer_does_not_wait_because_the_patch_before_was_slow() -> None:
     desk = Desk()
     for question in slowly_patched(desk):
-        desk.board.answered(question, DONE, desk.now)
+        desk.board.record_answer(question, DONE, desk.now)
     assert len(desk.writing().changes) == 2
 
 
@@ -181,9 +181,9 @@ def test_answers_that_are_each_the_last_do_not_make_a_patch_each() -> None:
     for number in range(100):
         tasks[f"n{number}"] = task(f"s{number}")
         desk.observe(tasks, **stored)
-        desk.board.answered(desk.question(), DONE, desk.now)
-        desk.pass_time(SETTINGS.collect_seconds / 10)
-        if isinstance(job := desk.job(), Writing):
+        desk.board.record_answer(desk.question(), DONE, desk.now)
+        desk.pass_time(SETTINGS.batch_seconds / 10)
+        if isinstance(job := desk.job(), PatchJob):
             patches += 1
             stored = desk.store(job).entries
     assert 10 < patches <= 22
@@ -192,7 +192,7 @@ def test_answers_that_are_each_the_last_do_not_make_a_patch_each() -> None:
 def test_a_waiting_node_is_asked_again_when_it_said_so() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), waiting("position 2", again_in=5.0), desk.now)
+    desk.board.record_answer(desk.question(), waiting("position 2", again_in=5.0), desk.now)
     desk.pass_time(4.9)
     assert desk.questions() == []
     desk.pass_time(0.1)
@@ -207,7 +207,7 @@ def test_a_node_is_never_asked_twice_at_once() -> None:
     assert [one.node.id for one in desk.questions()] == ["exit"]
     desk.observe({"n1": task()})
     assert desk.questions() == []
-    desk.board.answered(question, waiting("late", again_in=1.0), desk.now)
+    desk.board.record_answer(question, waiting("late", again_in=1.0), desk.now)
     desk.pass_time(1.0)
     assert desk.question().node.id == "n1"
     desk.pass_time(100.0)
@@ -224,35 +224,35 @@ def test_a_small_task_set_need_not_wait_for_a_big_one() -> None:
 def test_a_pending_is_taken_back_after_a_while() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), waiting("position 2", again_in=1000.0), desk.now)
+    desk.board.record_answer(desk.question(), waiting("position 2", again_in=1000.0), desk.now)
     desk.pass_time(0.1)
     desk.store(desk.writing())
-    desk.pass_time(SETTINGS.fade_seconds - 0.2)
+    desk.pass_time(SETTINGS.pending_lifetime_seconds - 0.2)
     assert desk.job() is None
     desk.pass_time(0.2)
-    desk.pass_time(SETTINGS.most_collect_seconds)
+    desk.pass_time(SETTINGS.max_batch_seconds)
     assert desk.writing().changes == {"n1": None}
 
 
 def test_a_pending_that_nobody_stored_yet_is_not_taken_back() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), waiting("position 2", again_in=1000.0), desk.now)
+    desk.board.record_answer(desk.question(), waiting("position 2", again_in=1000.0), desk.now)
     desk.pass_time(0.1)
     job = desk.writing()
-    desk.board.wrote(job, Written(Outcome.UNREACHABLE, error="away"), desk.now)
-    desk.pass_time(SETTINGS.fade_seconds)
+    desk.board.record_patch(job, PatchResult(PatchOutcome.UNREACHABLE, error="away"), desk.now)
+    desk.pass_time(SETTINGS.pending_lifetime_seconds)
     assert list(desk.writing().changes.values()) == [{"phase": "Pending", "message": "position 2"}]
 
 
-@pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.NOT_LEADING])
-def test_an_answer_that_cannot_be_written_is_kept_and_sent_later(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [PatchOutcome.UNREACHABLE, PatchOutcome.NOT_LEADING])
+def test_an_answer_that_cannot_be_written_is_kept_and_sent_later(outcome: PatchOutcome) -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), DONE, desk.now)
+    desk.board.record_answer(desk.question(), DONE, desk.now)
     desk.pass_time(0.1)
     for pause in (1.0, 2.0, 4.0):
-        desk.board.wrote(desk.writing(), Written(outcome), desk.now)
+        desk.board.record_patch(desk.writing(), PatchResult(outcome), desk.now)
         desk.pass_time(pause - 0.1)
         assert desk.job() is None
         desk.pass_time(0.1)
@@ -264,11 +264,11 @@ def test_a_conflict_is_decided_again_on_what_is_there_now() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     for question in desk.questions():
-        desk.board.answered(question, DONE, desk.now)
+        desk.board.record_answer(question, DONE, desk.now)
     desk.pass_time(0.1)
     job = desk.writing()
     now = desk.made({"n2": task("fit")}, {})
-    desk.board.wrote(job, Written(Outcome.CONFLICT, now), desk.now)
+    desk.board.record_patch(job, PatchResult(PatchOutcome.CONFLICT, now), desk.now)
     desk.pass_time(0.1)
     again = desk.writing()
     assert (again.task_set.version, list(again.changes)) == (now.version, ["n2"])
@@ -278,11 +278,11 @@ def test_a_task_set_that_is_gone_is_forgotten() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit")})
     first, second = desk.questions()
-    desk.board.answered(first, DONE, desk.now)
+    desk.board.record_answer(first, DONE, desk.now)
     desk.pass_time(0.1)
-    desk.board.wrote(desk.writing(), Written(Outcome.CONFLICT), desk.now)
+    desk.board.record_patch(desk.writing(), PatchResult(PatchOutcome.CONFLICT), desk.now)
     assert desk.board.open_tasks == 0
-    desk.board.answered(second, DONE, desk.now)
+    desk.board.record_answer(second, DONE, desk.now)
     desk.pass_time(100.0)
     assert desk.job() is None
     assert desk.board.idle
@@ -291,9 +291,9 @@ def test_a_task_set_that_is_gone_is_forgotten() -> None:
 def test_a_list_tells_what_is_gone_in_its_namespace_only() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.synced("other", [], desk.now)
+    desk.board.observe_all("other", [], desk.now)
     assert desk.board.open_tasks == 1
-    desk.board.synced("ml", [], desk.now)
+    desk.board.observe_all("ml", [], desk.now)
     assert desk.board.open_tasks == 0
     assert desk.questions() == []
 
@@ -303,7 +303,7 @@ def test_a_task_set_of_the_same_name_is_another_one() -> None:
     desk.observe({"n1": task()})
     old = desk.question()
     desk.observe({"n1": task()}, uid="set-2")
-    desk.board.answered(old, DONE, desk.now)
+    desk.board.record_answer(old, DONE, desk.now)
     desk.pass_time(1.0)
     assert desk.job() is None
     assert desk.question().node is not old.node
@@ -313,29 +313,31 @@ def test_a_body_of_another_workflow_waits_for_the_old_task_set_to_go() -> None:
     desk = Desk()
     desk.observe({"n1": task(uid="uid-of-the-next")})
     assert desk.questions() == []
-    desk.pass_time(SETTINGS.other_uid_seconds)
+    desk.pass_time(SETTINGS.stale_task_seconds)
     assert desk.question().node.id == "n1", "then the core says what is wrong with it"
 
 
 def test_a_patch_that_is_refused_is_tried_in_parts() -> None:
     desk = Desk()
     desk.observe({f"n{number}": task(f"s{number}") for number in range(4)})
-    large = Answer({"phase": "Succeeded", "message": "x" * 1000}, None)
+    large = CallResult({"phase": "Succeeded", "message": "x" * 1000}, None)
     asked = desk.questions()
     while asked:
         question = asked.pop()
-        desk.board.answered(question, large if question.node.id == "n0" else DONE, desk.now)
+        desk.board.record_answer(question, large if question.node.id == "n0" else DONE, desk.now)
         asked += desk.questions()
     stored: list[str] = []
     desk.pass_time(0.1)
     for _ in range(20):
-        if isinstance(job := desk.job(), Writing):
+        if isinstance(job := desk.job(), PatchJob):
             if any(entry and len(entry["message"]) == 1000 for entry in job.changes.values()):
-                desk.board.wrote(job, Written(Outcome.REFUSED, error="etcdserver: request is too large"), desk.now)
+                desk.board.record_patch(
+                    job, PatchResult(PatchOutcome.REFUSED, error="etcdserver: request is too large"), desk.now
+                )
             else:
                 stored += job.changes
                 desk.store(job)
-        desk.pass_time(SETTINGS.most_collect_seconds)
+        desk.pass_time(SETTINGS.max_batch_seconds)
     assert sorted(stored) == ["n0", "n1", "n2", "n3"]
     assert desk.board.idle
 
@@ -343,9 +345,9 @@ def test_a_patch_that_is_refused_is_tried_in_parts() -> None:
 def test_an_answer_that_is_refused_for_itself_fails_its_node_with_a_sentence() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), DONE, desk.now)
+    desk.board.record_answer(desk.question(), DONE, desk.now)
     desk.pass_time(0.1)
-    desk.board.wrote(desk.writing(), Written(Outcome.REFUSED, error="it is too large"), desk.now)
+    desk.board.record_patch(desk.writing(), PatchResult(PatchOutcome.REFUSED, error="it is too large"), desk.now)
     desk.pass_time(0.1)
     (entry,) = desk.writing().changes.values()
     assert entry is not None
@@ -357,13 +359,13 @@ def test_an_answer_that_is_refused_for_itself_fails_its_node_with_a_sentence() -
 def test_a_pending_that_is_refused_for_itself_is_left_unsaid() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), waiting("position 2"), desk.now)
+    desk.board.record_answer(desk.question(), waiting("position 2"), desk.now)
     desk.pass_time(0.1)
-    desk.board.wrote(desk.writing(), Written(Outcome.REFUSED, error="it is too large"), desk.now)
+    desk.board.record_patch(desk.writing(), PatchResult(PatchOutcome.REFUSED, error="it is too large"), desk.now)
     desk.pass_time(1.0)
     assert desk.job() is None
     desk.pass_time(4.0)
-    desk.board.answered(desk.question(), DONE, desk.now)
+    desk.board.record_answer(desk.question(), DONE, desk.now)
     desk.pass_time(1.0)
     assert list(desk.writing().changes.values()) == [DONE.entry]
 
@@ -371,9 +373,9 @@ def test_a_pending_that_is_refused_for_itself_is_left_unsaid() -> None:
 def test_even_a_refused_sentence_is_tried_again_later() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), Answer({"phase": "Failed", "message": "no"}, None), desk.now)
+    desk.board.record_answer(desk.question(), CallResult({"phase": "Failed", "message": "no"}, None), desk.now)
     desk.pass_time(0.1)
-    desk.board.wrote(desk.writing(), Written(Outcome.REFUSED, error="no room"), desk.now)
+    desk.board.record_patch(desk.writing(), PatchResult(PatchOutcome.REFUSED, error="no room"), desk.now)
     desk.pass_time(0.9)
     assert desk.job() is None
     desk.pass_time(0.1)
@@ -381,44 +383,44 @@ def test_even_a_refused_sentence_is_tried_again_later() -> None:
     assert desk.board.idle
 
 
-def lose_answer(desk: Desk) -> Checking:
+def lose_answer(desk: Desk) -> LostAnswerCheck:
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), DONE, desk.now)
+    desk.board.record_answer(desk.question(), DONE, desk.now)
     desk.pass_time(0.1)
     desk.store(desk.writing())
     desk.observe({"n1": task()})
-    desk.pass_time(SETTINGS.lost_seconds - 0.1)
+    desk.pass_time(SETTINGS.lost_answer_check_seconds - 0.1)
     assert desk.job() is None
     desk.pass_time(0.1)
     job = desk.job()
-    assert isinstance(job, Checking)
+    assert isinstance(job, LostAnswerCheck)
     return job
 
 
 def test_a_node_whose_answer_was_lost_is_asked_again_if_its_workflow_waits() -> None:
     desk = Desk()
-    desk.board.checked(lose_answer(desk), True, desk.now)
+    desk.board.record_check(lose_answer(desk), True, desk.now)
     assert desk.question().node.id == "n1"
 
 
 @pytest.mark.parametrize("waits", [False, None])
 def test_a_node_whose_answer_was_taken_is_not_asked_again(waits: bool | None) -> None:
     desk = Desk()
-    desk.board.checked(lose_answer(desk), waits, desk.now)
+    desk.board.record_check(lose_answer(desk), waits, desk.now)
     assert desk.questions() == []
-    desk.pass_time(SETTINGS.lost_seconds)
-    assert isinstance(desk.job(), Checking), "it is looked at again"
+    desk.pass_time(SETTINGS.lost_answer_check_seconds)
+    assert isinstance(desk.job(), LostAnswerCheck), "it is looked at again"
 
 
 def test_a_task_that_went_as_usual_is_not_looked_up() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), DONE, desk.now)
+    desk.board.record_answer(desk.question(), DONE, desk.now)
     desk.pass_time(0.1)
     desk.store(desk.writing())
     desk.observe({"n1": task()})
     desk.observe({})
-    desk.pass_time(SETTINGS.lost_seconds * 2)
+    desk.pass_time(SETTINGS.lost_answer_check_seconds * 2)
     assert desk.job() is None
 
 
@@ -438,10 +440,10 @@ def test_closing_asks_nobody_and_writes_at_once() -> None:
     desk = Desk()
     desk.observe({"n1": task(), "n2": task("fit"), "n3": task("register")})
     first, second = desk.questions()
-    desk.board.answered(first, DONE, desk.now)
+    desk.board.record_answer(first, DONE, desk.now)
     desk.board.closing = True
     assert desk.questions() == []
-    desk.board.answered(second, DONE, desk.now)
+    desk.board.record_answer(second, DONE, desk.now)
     desk.board.close(desk.now)
     desk.pass_time(0.1)
     assert not desk.board.idle
@@ -461,7 +463,7 @@ def test_finished_workflows_cost_nothing() -> None:
 def test_metrics_tell_how_long_an_answer_took() -> None:
     desk = Desk()
     desk.observe({"n1": task()})
-    desk.board.answered(desk.question(), DONE, desk.now)
+    desk.board.record_answer(desk.question(), DONE, desk.now)
     desk.pass_time(0.2)
     desk.store(desk.writing())
     text = desk.metrics.render().decode()

@@ -27,19 +27,19 @@ import pytest
 from support.gang_world import JOB, gang_world, objects, pod, put
 from support.world import Flow, World, fit, gpus, outputs, phase, said
 from tiphys_plugin import PodStatus, Queues
-from tiphys_plugin.attempts import gangs as elastic
-from tiphys_plugin.eviction.evict import off
-from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.attempts import gangs
+from tiphys_plugin.eviction.evict import select_pods_on_nodes
+from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Lease
-from tiphys_plugin.runtime.context import OnlyStore
+from tiphys_plugin.runtime.context import SingleStore
 
-from tiphys.failures.classify import classify
-from tiphys.protocol.gang import GANG_LABEL, Gang, Stage
+from tiphys.failures.classify import classify_failure
+from tiphys.protocol.gang import GANG_LABEL, GangPhase, GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS, gang_outputs
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, StepSpec
 from tiphys.records import Cause
 
-GANG = Gang(members=4, min_members=2)
+GANG = GangSpec(members=4, min_members=2)
 TAKEN = {"reason": "Deleted", "exit_code": 143}
 
 
@@ -64,7 +64,7 @@ def started(here: World, flow: Flow) -> str:
     """The first attempt with all of its pods running; the name of what made them."""
     answer = outputs(flow.admit("fit", 0))
     assert answer["run"] == "true"
-    objects(here).objects[answer["gang"]] = replace(JOB, name=answer["gang"], stage=Stage.ACTIVE, remaining=4)
+    objects(here).objects[answer["gang"]] = replace(JOB, name=answer["gang"], stage=GangPhase.ACTIVE, remaining=4)
     for rank in range(int(answer["members"])):
         member(here, rank)
     return answer["gang"]
@@ -76,7 +76,7 @@ def lease(here: World) -> Lease:
 
 
 def look(here: World) -> None:
-    Preemptions(here.ledger, here.cluster, OnlyStore(here.store), clock=here.clock).look()
+    PreemptionLoop(here.ledger, here.cluster, SingleStore(here.store), clock=here.clock).run_once()
 
 
 def test_it_starts_with_all_where_all_are_free(here: World) -> None:
@@ -121,7 +121,7 @@ def test_what_a_lost_member_held_is_given_back_once_its_pod_is_gone(here: World)
     objects(here).objects[name] = replace(objects(here).objects[name], remaining=3)
     look(here)
     assert (lease(here).request.gpus, lease(here).request.members) == (6, 3)
-    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.ENDING, remaining=3)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.ENDING, remaining=3)
     for rank in (0, 1, 3):
         member(here, rank, "Succeeded")
     settled = flow.settle("fit", 0, status="Succeeded")
@@ -135,7 +135,7 @@ def test_without_gpus_what_made_its_pods_says_how_many_are_left(here: World) -> 
     for rank in (0, 1, 2):
         member(here, rank, "Succeeded")
     objects(here).lose(pod(3))
-    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.OVER, remaining=3)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED, remaining=3)
     assert said(flow.settle("fit", 0, status="Succeeded")).startswith("Attempt 1 succeeded, with 3 of its 4 nodes")
 
 
@@ -163,7 +163,7 @@ def test_members_that_can_be_spared_go_before_a_whole_training(busy: World) -> N
     high = wants(busy, 3)
     look(busy)
     assert told_to_go(busy) == [2, 3]
-    leaving = lease(busy).leaving
+    leaving = lease(busy).preemption
     assert leaving is not None
     assert (leaving.uid, leaving.keeps) == ("uid-2", 2)
     waits = high.admit("fit", 0)
@@ -176,7 +176,7 @@ def test_members_that_can_be_spared_go_before_a_whole_training(busy: World) -> N
         (busy.root / "cluster" / "pods" / f"job-{rank}.end").unlink()
     objects(busy).objects[name] = replace(objects(busy).objects[name], remaining=2)
     look(busy)
-    assert (lease(busy).request.members, lease(busy).leaving) == (2, None)
+    assert (lease(busy).request.members, lease(busy).preemption) == (2, None)
     assert outputs(high.admit("fit", 0))["run"] == "true"
     look(busy)
     assert told_to_go(busy) == []
@@ -192,7 +192,7 @@ def test_the_whole_training_goes_where_its_spare_members_do_not_suffice(busy: Wo
     wants(busy, 6)
     look(busy)
     assert told_to_go(busy) == [0, 1, 2, 3]
-    leaving = lease(busy).leaving
+    leaving = lease(busy).preemption
     assert leaving is not None
     assert leaving.keeps is None
 
@@ -214,7 +214,7 @@ def test_from_a_bad_node_only_its_members_go_if_the_others_can_go_on(
 ) -> None:
     started(here, here.submit(spec()))
     living = [pod(rank, "Running", host=host) for rank, host in hosts.items()]
-    assert [one.rank for one in off(lease(here), living, {"bad"})] == leave
+    assert [one.rank for one in select_pods_on_nodes(lease(here), living, {"bad"})] == leave
 
 
 def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(here: World) -> None:
@@ -250,12 +250,12 @@ def test_one_that_is_watched_by_nobody_is_ended_although_a_member_has_failed(her
         ([pod(1, after=5, **TAKEN)], False, Cause.PREEMPTION, "rank 0 of 4"),
         ([pod(rank, after=9, exit_code=1) for rank in (1, 2, 3)], False, Cause.INFRASTRUCTURE, "rank 0 of 4"),
         ([pod(rank, after=9, exit_code=1) for rank in (1, 2, 3)], True, Cause.USER_ERROR, "exited with 1"),
-        ([pod(0, "Running")], False, Cause.INFRASTRUCTURE, "no pod of it tells how it ended"),
+        ([pod(0, "Running")], False, Cause.INFRASTRUCTURE, "no pod of the gang shows how the attempt ended"),
     ],
 )
 def test_what_it_could_not_go_on_without_decides(
     found: list[PodStatus], crashed: bool, cause: Cause, evidence: str
 ) -> None:
-    verdict = classify(elastic.elastic_observation(GANG, 2, found, "Failed", crashed=crashed))
+    verdict = classify_failure(gangs.observe_elastic_end(GANG, 2, found, "Failed", crashed=crashed))
     assert verdict.cause is cause
     assert evidence in verdict.evidence

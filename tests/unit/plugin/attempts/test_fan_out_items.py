@@ -3,7 +3,7 @@
 import pytest
 from support.world import World, outputs, phase, prep, records, world
 
-from tiphys.records import item_step
+from tiphys.records import item_step_id
 
 
 @pytest.fixture
@@ -20,14 +20,14 @@ def step_of(reply) -> str:
 
 def test_item_has_a_step_id_of_its_own(here):
     flow = here.submit(SWEEP)
-    assert step_of(flow.admit("sweep", item="0:a")) == item_step("sweep", "a", 0)
-    assert step_of(flow.admit("sweep", item="1:b")) == item_step("sweep", "b", 0)
+    assert step_of(flow.admit("sweep", item="0:a")) == item_step_id("sweep", "a", 0)
+    assert step_of(flow.admit("sweep", item="1:b")) == item_step_id("sweep", "b", 0)
 
 
 def test_equal_items_are_told_apart_and_keep_their_place(here):
     flow = here.submit(SWEEP)
     first, second = flow.admit("sweep", item="0:a"), flow.admit("sweep", item="1:a")
-    assert [step_of(first), step_of(second)] == [item_step("sweep", "a", 0), item_step("sweep", "a", 1)]
+    assert [step_of(first), step_of(second)] == [item_step_id("sweep", "a", 0), item_step_id("sweep", "a", 1)]
     assert flow.admit("sweep", item="1:a") == second
     assert flow.admit("sweep", item="0:a") == first
 

@@ -24,13 +24,13 @@ from tiphys_plugin import PodStatus, Queues
 from tiphys_plugin.attempts import gangs
 
 from hera_pipelines.compile import CompileOptions, Spot, compile_workflow
-from tiphys.failures.classify import classify
-from tiphys.protocol.gang import FirstFailure, Gang, Stage, gang_name
+from tiphys.failures.classify import classify_failure
+from tiphys.protocol.gang import FirstFailure, GangPhase, GangSpec, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
-from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, NodeKind, RetryPolicy, StepSpec
+from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, NodeLabelValue, RetryPolicy, StepSpec
 from tiphys.records import AttemptClaim, Cause
 
-FOUR = Gang(members=4)
+FOUR = GangSpec(members=4)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def spec(**changes: object) -> StepSpec:
     return fit(artifacts=(), gang=FOUR, gpu=gpus(8, members=4), **changes)
 
 
-def started(here: World, flow: Flow, stage: Stage = Stage.ACTIVE) -> str:
+def started(here: World, flow: Flow, stage: GangPhase = GangPhase.ACTIVE) -> str:
     """The first attempt, its object made, and all its pods running; the name of the object."""
     answer = outputs(flow.admit("fit", 0))
     assert answer["run"] == "true"
@@ -82,7 +82,7 @@ TOLD = {"reason": "Deleted", "exit_code": 75}
     ],
 )
 def test_the_pod_whose_end_began_first_decides(found: list[PodStatus], cause: Cause, member: str) -> None:
-    verdict = classify(gangs.observation(FOUR, JOB, found, "Failed"))
+    verdict = classify_failure(gangs.observe_gang_end(FOUR, JOB, found, "Failed"))
     assert verdict.cause is cause
     assert member in verdict.evidence
 
@@ -93,7 +93,7 @@ def test_the_pod_whose_end_began_first_decides(found: list[PodStatus], cause: Ca
 def test_a_pod_that_is_gone_is_remembered_by_what_made_it(exit_code: int | None, cause: Cause, word: str) -> None:
     message = f"Pod ml/job-2-xyz has condition DisruptionTarget, exit code {exit_code}"
     job = replace(JOB, first_failure=FirstFailure("job-2-xyz", exit_code, message))
-    verdict = classify(gangs.observation(FOUR, job, [pod(0, after=9, **TOLD)], "Failed"))
+    verdict = classify_failure(gangs.observe_gang_end(FOUR, job, [pod(0, after=9, **TOLD)], "Failed"))
     assert verdict.cause is cause
     assert word in verdict.evidence
     assert verdict.evidence.startswith("rank 2 of 4: ")
@@ -102,9 +102,9 @@ def test_a_pod_that_is_gone_is_remembered_by_what_made_it(exit_code: int | None,
 def test_without_what_made_them_deleted_pods_tell_nothing() -> None:
     """Whether they are still there when somebody looks is a matter of moments, and must not decide."""
     for found in ([], [pod(0, after=9, **TOLD)]):
-        assert classify(gangs.observation(FOUR, None, found, "Error")).cause is Cause.INFRASTRUCTURE
+        assert classify_failure(gangs.observe_gang_end(FOUR, None, found, "Error")).cause is Cause.INFRASTRUCTURE
     crashed = [pod(0, after=9, **TOLD), pod(1, after=10, exit_code=3)]
-    assert classify(gangs.observation(FOUR, None, crashed, "Error")).cause is Cause.USER_ERROR
+    assert classify_failure(gangs.observe_gang_end(FOUR, None, crashed, "Error")).cause is Cause.USER_ERROR
 
 
 def test_admit_answers_what_the_manifest_needs(here: World) -> None:
@@ -132,7 +132,7 @@ def test_nodes_of_the_lease_and_the_chosen_type_become_requirements() -> None:
         nodes=("b", "a", "a", "b"),
         pod_patch=json.dumps({"nodeSelector": {"nvidia.com/gpu.product": "A100"}}),
     )
-    assert json.loads(f"[{gangs.answers(FOUR, claim, '{}')['node-requirements']}]") == [
+    assert json.loads(f"[{gangs.gang_output_parameters(FOUR, claim, '{}')['node-requirements']}]") == [
         {"key": "kubernetes.io/hostname", "operator": "In", "values": ["a", "b"]},
         {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100"]},
     ]
@@ -149,7 +149,7 @@ def test_an_input_from_elsewhere_is_refused_before_anything_is_held(here: World)
     given = [{"name": "data", "http": {"url": "https://example.com/data"}}]
     reply = here.submit(spec()).admit("fit", 0, artifacts=given)
     assert outputs(reply)["run"] == "false"
-    assert "input artifact 'data' does not lie in" in said(reply)
+    assert "input artifact 'data' is not in" in said(reply)
     assert not here.ledger.snapshot().leases
 
 
@@ -157,7 +157,7 @@ def test_gpus_are_held_until_the_last_pod_is_gone(here: World) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
     put(here, 1, "Failed", after=5, exit_code=3)
-    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.ENDING)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.ENDING)
     assert phase(flow.settle("fit", 0)) == "Pending"
     for rank in (0, 2, 3):
         assert phase(flow.settle("fit", 0)) == "Pending"
@@ -183,7 +183,7 @@ def test_one_that_goes_on_without_its_watcher_is_ended(here: World) -> None:
 def test_an_object_whose_pods_are_still_to_come_is_ended_and_waited_for(here: World) -> None:
     flow = here.submit(spec())
     name = outputs(flow.admit("fit", 0))["gang"]
-    objects(here).objects[name] = replace(JOB, name=name, stage=Stage.ACTIVE)
+    objects(here).objects[name] = replace(JOB, name=name, stage=GangPhase.ACTIVE)
     assert phase(flow.settle("fit", 0, status="Error")) == "Pending"
     assert len(here.ledger.snapshot().leases) == 1
     assert phase(flow.settle("fit", 0, status="Error")) == "Failed"
@@ -201,7 +201,7 @@ def test_a_member_that_failed_is_not_deleted_before_its_end_is_read(here: World)
 def test_gpus_of_a_workflow_that_is_over_wait_for_pods_that_may_still_come(here: World) -> None:
     flow = here.submit(spec())
     name = outputs(flow.admit("fit", 0))["gang"]
-    objects(here).objects[name] = replace(JOB, name=name, stage=Stage.ACTIVE)
+    objects(here).objects[name] = replace(JOB, name=name, stage=GangPhase.ACTIVE)
     document = here.cluster.workflow("ml", "digits-abc12")
     assert document is not None
     here.cluster.write_workflow({**document, "status": {"phase": "Failed"}})
@@ -216,7 +216,7 @@ def test_gpus_of_a_workflow_that_is_over_wait_for_pods_that_may_still_come(here:
 def test_it_is_done_only_if_every_member_succeeded(here: World) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
-    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.OVER)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
     for rank in range(4):
         put(here, rank, "Succeeded", exit_code=0)
     assert said(flow.settle("fit", 0, status="Succeeded")) == "Attempt 1 succeeded; its outputs are verified next"
@@ -227,7 +227,7 @@ def test_it_is_done_only_if_every_member_succeeded(here: World) -> None:
 def test_one_member_that_succeeded_makes_no_success(here: World, status: str) -> None:
     flow = here.submit(spec())
     name = started(here, flow)
-    objects(here).objects[name] = replace(objects(here).objects[name], stage=Stage.OVER)
+    objects(here).objects[name] = replace(objects(here).objects[name], stage=GangPhase.FINISHED)
     put(here, 0, "Failed", after=5, exit_code=3)
     for rank in (1, 2, 3):
         put(here, rank, "Succeeded", exit_code=0)
@@ -236,7 +236,7 @@ def test_one_member_that_succeeded_makes_no_success(here: World, status: str) ->
 
 def test_a_gpu_that_is_too_small_for_a_rank_halves_the_batch_of_all(here):
     flow = here.submit(spec(retry=RetryPolicy(gpu_out_of_memory=1)))
-    name = started(here, flow, Stage.OVER)
+    name = started(here, flow, GangPhase.FINISHED)
     full = "torch.OutOfMemoryError: CUDA out of memory"
     for rank in range(4):
         told = full if rank == 2 else ""
@@ -261,7 +261,7 @@ def asks(here: World, asked: StepSpec, memory: dict[str, str] | None = None) -> 
 def ended(here: World, flow: Flow, number: int, worst: dict[str, object]) -> None:
     """All members of an attempt fail, rank 2 as ``worst`` says; the others follow it, in the same second."""
     name = outputs(flow.admit("fit", number - 1))["gang"]
-    objects(here).objects[name] = replace(JOB, name=name, stage=Stage.OVER)
+    objects(here).objects[name] = replace(JOB, name=name, stage=GangPhase.FINISHED)
     labels = {RUN_LABEL: "digits-abc12", STEP_LABEL: "fit", ATTEMPT_LABEL: str(number)}
     for rank in range(4):
         fields = worst if rank == 2 else {"exit_code": 1}
@@ -300,7 +300,7 @@ def test_memory_is_answered_only_as_it_was_declared(here: World) -> None:
 
 @pytest.mark.parametrize("kinds", [("spot",), ("spot", "cheap")])
 def test_all_members_leave_spot_nodes_that_were_taken_away(here: World, kinds: tuple[str, ...]) -> None:
-    spot = tuple(NodeKind(label=kind, value="true") for kind in kinds)
+    spot = tuple(NodeLabelValue(label=kind, value="true") for kind in kinds)
     flow = asks(here, spec(retry=RetryPolicy(on_demand_after=2), spot=spot))
 
     def asked_of_nodes(retry: int) -> list[tuple[str, str]]:

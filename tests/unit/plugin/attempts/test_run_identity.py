@@ -13,11 +13,11 @@
 
 import pytest
 from support.world import Flow, World, fit, keys, outputs, phase, prep, records, said, workflow, world
-from tiphys_plugin.attempts.run_binding import as_submitted, bind
+from tiphys_plugin.attempts.run_binding import bind_workflow, submitted_manifest
 
 from tiphys.errors import StoreError
-from tiphys.records import SubmissionClaim, SubmissionKind, digest
-from tiphys.store import RunLayout, claim, read_run, submissions
+from tiphys.records import SubmissionClaim, SubmissionKind, json_digest
+from tiphys.store import RunLayout, claim_record, read_run, read_submissions
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def test_bare_submit_becomes_a_run_named_after_its_workflow(here):
     assert outputs(reply)["run-id"] == "digits-abc12"
     record = read_run(here.store, "digits-abc12")
     assert (record.pipeline, record.parameters) == ("digits", {"lr": "0.1"})
-    assert record.digest == digest(record.workflow)
-    (only,) = submissions(here.store, "digits-abc12")
+    assert record.digest == json_digest(record.workflow)
+    (only,) = read_submissions(here.store, "digits-abc12")
     assert (only.claim.kind, only.claim.workflow_name, only.claim.namespace) == ("original", "digits-abc12", "ml")
-    assert only.bound is not None
-    assert (only.bound.uid, only.bound.cluster) == ("uid-1", here.cluster.name)
+    assert only.binding is not None
+    assert (only.binding.uid, only.binding.cluster) == ("uid-1", here.cluster.name)
 
 
 def test_stored_workflow_is_as_it_was_submitted(here):
@@ -56,7 +56,7 @@ def test_workflow_of_a_template_is_stored_with_the_templates_it_ran():
     merged = live["spec"]
     live["spec"] = {"workflowTemplateRef": {"name": "digits"}, "arguments": {"parameters": []}}
     live["status"]["storedWorkflowTemplateSpec"] = {**merged, "workflowTemplateRef": {"name": "digits"}}
-    assert as_submitted(live)["spec"] == merged
+    assert submitted_manifest(live)["spec"] == merged
 
 
 def test_workflow_of_a_template_is_asked_again_until_argo_has_put_its_templates_into_it(here):
@@ -65,7 +65,7 @@ def test_workflow_of_a_template_is_asked_again_until_argo_has_put_its_templates_
     bare = {**complete, "spec": {"workflowTemplateRef": {"name": "digits"}}}
     bare["metadata"] = {key: value for key, value in complete["metadata"].items() if key != "annotations"}
     here.cluster.write_workflow(bare)
-    with pytest.raises(StoreError, match="WorkflowTemplate of ml/digits-abc12 into it yet"):
+    with pytest.raises(StoreError, match="WorkflowTemplate of ml/digits-abc12 into the Workflow yet"):
         flow.admit("prep")
 
     merged = {**complete["spec"], "workflowTemplateRef": {"name": "digits"}}
@@ -88,7 +88,7 @@ def test_workflow_of_the_same_name_in_another_namespace_is_another_run(here):
         workflow_name="digits-abc12",
         namespace="elsewhere",
     )
-    claim(here.store, RunLayout("digits-abc12").submission(1), held)
+    claim_record(here.store, RunLayout("digits-abc12").submission(1), held)
     assert outputs(here.submit(prep()).admit("prep"))["run-id"] == "digits-abc12-uid-1"
 
 
@@ -135,7 +135,7 @@ def test_next_submission_is_for_the_workflow_it_was_claimed_for(here):
     wanted = SubmissionClaim(
         run="digits", submission=2, kind=SubmissionKind.RESUME, workflow_name="digits-2", namespace="ml"
     )
-    claim(here.store, RunLayout("digits").submission(2), wanted)
+    claim_record(here.store, RunLayout("digits").submission(2), wanted)
     impostor = given(here.submit(prep(), name="digits-x", uid="uid-3"), "digits", "2")
     assert phase(impostor.admit("prep")) == "Failed"
     flow = given(here.submit(prep(), name="digits-2", uid="uid-2"), "digits", "2")
@@ -170,7 +170,7 @@ def test_unknown_step_is_refused_with_the_known_ones(here):
 
 def test_place_of_a_workflow_is_read_once_however_often_its_steps_ask(here, monkeypatch):
     reads = []
-    monkeypatch.setattr("tiphys_plugin.core.bind", lambda *given: reads.append(given) or bind(*given))
+    monkeypatch.setattr("tiphys_plugin.core.bind_workflow", lambda *given: reads.append(given) or bind_workflow(*given))
     flow = here.submit(prep(), prep(name="clean"))
     for _ in range(3):
         flow.admit("prep")
@@ -193,7 +193,7 @@ def test_argo_resubmit_of_a_run_is_refused_with_what_to_do_instead(here):
     before = keys(here.store)
     refused = given(here.submit(prep(), name="digits-x7k2p", uid="uid-2"), "digits-abc12", "1").admit("prep")
     assert phase(refused) == "Failed"
-    assert "as after `argo resubmit`; to go on with that run use `tiphys resume digits-abc12`" in said(refused)
+    assert "as after `argo resubmit`; to continue that run use `tiphys resume digits-abc12`" in said(refused)
     assert "`tiphys fork digits-abc12`" in said(refused)
     assert keys(here.store) == before
 

@@ -9,7 +9,7 @@ from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
-from tiphys.protocol.gang import Backend, Stage
+from tiphys.protocol.gang import GangBackend, GangPhase
 
 
 class Seconds:
@@ -91,19 +91,19 @@ def test_pods_of_a_gang_are_found_though_argo_did_not_make_them(api, cluster):
 
 
 def test_what_makes_the_pods_of_a_gang_is_read_and_ended(api, cluster):
-    assert cluster.gang(Backend.JOB, "ml", "digits-fit-1") is None
+    assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1") is None
     conditions = [{"type": "FailureTarget", "status": "True", "message": "…"}]
     api.create(JOBS, "ml", {"metadata": {"name": "digits-fit-1"}, "status": {"conditions": conditions}})
-    found = cluster.gang(Backend.JOB, "ml", "digits-fit-1")
-    assert (found.stage, found.first_failure) == (Stage.ENDING, None)
+    found = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1")
+    assert (found.stage, found.first_failure) == (GangPhase.ENDING, None)
     api.delete(JOBS, "ml", "digits-fit-1")
     api.create(JOBS, "ml", {"metadata": {"name": "digits-fit-1"}})
-    cluster.end_gang(found)
-    again = cluster.gang(Backend.JOB, "ml", "digits-fit-1")
+    cluster.delete_gang(found)
+    again = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1")
     assert again is not None, "another one had its name by then"
-    cluster.end_gang(again)
-    cluster.end_gang(again)
-    assert cluster.gang(Backend.JOB, "ml", "digits-fit-1") is None
+    cluster.delete_gang(again)
+    cluster.delete_gang(again)
+    assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1") is None
 
 
 def test_attempt_pods_are_those_of_the_served_namespaces(server, api, cluster):
@@ -120,7 +120,7 @@ def test_attempt_pods_are_those_of_the_served_namespaces(server, api, cluster):
 
 
 def test_namespace_that_is_not_served_is_not_looked_into(server, cluster):
-    with pytest.raises(ConflictError, match="does not look into namespace foreign"):
+    with pytest.raises(ConflictError, match="does not serve namespace foreign"):
         cluster.pods("foreign", "digits", "uid-1", "1")
     with pytest.raises(ConflictError, match="foreign"):
         cluster.workflow("foreign", "digits")
@@ -138,7 +138,7 @@ def test_workflow_is_read_whole_and_anew(api, cluster):
 def test_that_a_workflow_goes_on_is_asked_every_five_seconds(server, api, cluster, clock):
     made = workflow(api)
     for _ in range(5):
-        seen = cluster.glance("ml", "digits")
+        seen = cluster.workflow_summary("ml", "digits")
     assert seen == {
         "metadata": {"uid": made["metadata"]["uid"]},
         "spec": {"shutdown": None},
@@ -147,23 +147,23 @@ def test_that_a_workflow_goes_on_is_asked_every_five_seconds(server, api, cluste
     assert server.count("get", "workflows") == 1
     change(api, spec={"shutdown": "Stop"})
     clock.now += 5
-    assert cluster.glance("ml", "digits")["spec"]["shutdown"] == "Stop"
+    assert cluster.workflow_summary("ml", "digits")["spec"]["shutdown"] == "Stop"
 
 
 @pytest.mark.parametrize("over", [{"status": {"phase": "Failed"}}, {"spec": {"shutdown": "Stop"}}])
 def test_workflow_that_is_over_may_be_woken_at_any_time(api, cluster, over):
     workflow(api)
     change(api, **over)
-    cluster.glance("ml", "digits")
+    cluster.workflow_summary("ml", "digits")
     change(api, spec={}, status={"phase": "Running"})
-    seen = cluster.glance("ml", "digits")
+    seen = cluster.workflow_summary("ml", "digits")
     assert (seen["status"]["phase"], seen["spec"]["shutdown"]) == ("Running", None)
 
 
 def test_workflow_that_was_not_there_is_looked_for_again(api, cluster):
-    assert cluster.glance("ml", "digits") is None
+    assert cluster.workflow_summary("ml", "digits") is None
     workflow(api)
-    assert cluster.glance("ml", "digits") is not None
+    assert cluster.workflow_summary("ml", "digits") is not None
 
 
 def test_api_server_in_trouble_is_said(server, cluster):
@@ -178,9 +178,9 @@ def test_api_server_in_trouble_is_said(server, cluster):
 def test_a_pod_is_told_to_end_with_its_own_grace_period(server, api, cluster):
     api.create(PODS, "ml", pod(name="mine"))
     [found] = cluster.pods("ml", "digits-abc12", "uid-1", "1")
-    cluster.end_pod(found)
+    cluster.delete_pod(found)
     assert api.get(PODS, "ml", "mine") is None
-    cluster.end_pod(found)
+    cluster.delete_pod(found)
     assert server.count("delete", "pods") == 2
 
 
@@ -189,11 +189,11 @@ def test_another_pod_that_has_the_name_by_now_is_left_alone(api, cluster):
     [found] = cluster.pods("ml", "digits-abc12", "uid-1", "1")
     api.delete(PODS, "ml", "mine")
     api.create(PODS, "ml", pod(name="mine"))
-    cluster.end_pod(found)
+    cluster.delete_pod(found)
     assert api.get(PODS, "ml", "mine") is not None
 
 
 def test_a_pod_of_a_namespace_that_is_not_served_is_left_alone(cluster):
     foreign = PodStatus(name="p", namespace="foreign", workflow_uid="u", node="n")
-    with pytest.raises(ConflictError, match="does not look into namespace foreign"):
-        cluster.end_pod(foreign)
+    with pytest.raises(ConflictError, match="does not serve namespace foreign"):
+        cluster.delete_pod(foreign)

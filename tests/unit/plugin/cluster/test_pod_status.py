@@ -15,10 +15,10 @@
 
 import pytest
 from support.argo_pods import disruption, ended, pod, runs, waits
-from tiphys_plugin.attempts.pods import observation
+from tiphys_plugin.attempts.pods import observe_pod_end
 from tiphys_plugin.cluster.pod_status import pod_status
 
-from tiphys.failures.classify import classify
+from tiphys.failures.classify import classify_failure
 from tiphys.records import Cause
 
 BOTH_OK = (ended("wait", 0), ended("main", 0))
@@ -210,7 +210,7 @@ CAUSES = {
 @pytest.mark.parametrize(("found", "cause", "says"), CAUSES.values(), ids=CAUSES.keys())
 def test_cause_is_told_from_the_pod_alone(found, cause, says):
     """As when an attempt is ended by the next one: Argo's word for it is not known there."""
-    verdict = classify(observation([pod_status(found)], status="", exit_code=""))
+    verdict = classify_failure(observe_pod_end([pod_status(found)], status="", exit_code=""))
     assert verdict.cause is cause
     assert says in verdict.evidence
 

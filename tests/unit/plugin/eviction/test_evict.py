@@ -24,17 +24,17 @@ from support.world import Flow, World, commit, fit, gpus, outputs, phase, record
 from tiphys_plugin import DirectoryCluster, Queues
 from tiphys_plugin.cluster.pod_status import pod_status
 from tiphys_plugin.eviction import cost as loss
-from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.runtime.context import OnlyStore
+from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.errors import StoreError
-from tiphys.lineage import timeline
-from tiphys.lineage.select import newest_commit
+from tiphys.lineage import read_timeline
+from tiphys.lineage.select import read_newest_commit
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import CheckpointManifest, CrashRecord, Shard
-from tiphys.store import DirectoryStore, LineageLayout, claim
+from tiphys.store import DirectoryStore, LineageLayout, claim_record
 
 RULES = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}]})
 GRACE_SECONDS = 120.0
@@ -59,8 +59,8 @@ def want(here: World, name: str = "high", count: int = 8) -> Flow:
     return flow
 
 
-def job(here: World) -> Preemptions:
-    return Preemptions(here.ledger, here.cluster, OnlyStore(here.store), clock=here.clock)
+def job(here: World) -> PreemptionLoop:
+    return PreemptionLoop(here.ledger, here.cluster, SingleStore(here.store), clock=here.clock)
 
 
 def only_lease(here: World) -> Lease:
@@ -73,7 +73,7 @@ def asked(here: World, **changes) -> tuple[Flow, Flow]:
     low = begin(here, **changes)
     here.clock.advance(600)
     high = want(here)
-    job(here).look()
+    job(here).run_once()
     return low, high
 
 
@@ -96,7 +96,7 @@ def saved(here: World, flow: Flow, at_seconds: float, step: int = 7) -> None:
         shards=(Shard(key=key, size=7, sha256="0" * 64),),
         written_at=granted_at + timedelta(seconds=at_seconds),
     )
-    claim(here.store, layout.manifest(1, step), manifest.sealed())
+    claim_record(here.store, layout.manifest(1, step), manifest.with_seal())
 
 
 def ended(here: World, run: str = "low") -> dict:
@@ -106,11 +106,11 @@ def ended(here: World, run: str = "low") -> dict:
 
 def test_pods_are_told_to_end_and_their_gpus_stay_held(here):
     low, high = asked(here)
-    leaving = only_lease(here).leaving
+    leaving = only_lease(here).preemption
     assert leaving is not None
     assert (leaving.uid, leaving.step) == (high.uid, "fit")
     assert leaving.deadline - leaving.asked_at == timedelta(seconds=GRACE_SECONDS)
-    [pod] = here.cluster.pods_of(low.uid)
+    [pod] = here.cluster.workflow_pods(low.uid)
     assert (pod.ending, pod.finished) == (True, False)
     assert said(high.admit("fit", 0)).startswith(
         "Deferred: WaitingForPreemptedCheckpoint: low/fit was asked to save and go at 00:10:00, by 00:12:00 at the"
@@ -119,23 +119,23 @@ def test_pods_are_told_to_end_and_their_gpus_stay_held(here):
 
 def test_nobody_is_asked_twice_however_many_look(here, monkeypatch):
     asked(here)
-    told = only_lease(here).leaving
-    monkeypatch.setattr(DirectoryCluster, "end_pod", lambda *_: pytest.fail("told again"))
+    told = only_lease(here).preemption
+    monkeypatch.setattr(DirectoryCluster, "delete_pod", lambda *_: pytest.fail("told again"))
     for _ in range(3):
         here.clock.advance(5)
-        job(here).look()
-    assert only_lease(here).leaving == told
+        job(here).run_once()
+    assert only_lease(here).preemption == told
 
 
 def test_a_service_that_dies_between_mark_and_deletion_leaves_it_to_the_next(here):
     low = begin(here)
     want(here)
     with dying_at("preemption.after_mark"):
-        job(here).look()
-    assert only_lease(here).leaving is not None
-    assert not here.cluster.pods_of(low.uid)[0].ending
-    job(here).look()
-    assert here.cluster.pods_of(low.uid)[0].ending
+        job(here).run_once()
+    assert only_lease(here).preemption is not None
+    assert not here.cluster.workflow_pods(low.uid)[0].ending
+    job(here).run_once()
+    assert here.cluster.workflow_pods(low.uid)[0].ending
 
 
 @pytest.mark.parametrize("fault", ["lost", "refused", "conflict"])
@@ -151,24 +151,24 @@ def test_a_mark_that_meets_a_fault_is_made_once_all_the_same(here, fault):
     api.meanwhile = lambda: faults.pop() if faults else ""
     for ledger in (*ledgers, *ledgers):
         with contextlib.suppress(StoreError):
-            Preemptions(ledger, here.cluster, OnlyStore(here.store), clock=here.clock).look()
+            PreemptionLoop(ledger, here.cluster, SingleStore(here.store), clock=here.clock).run_once()
         here.clock.advance(1)
     [lease] = ledgers[1].snapshot().leases
-    assert (lease.id, lease.leaving and lease.leaving.uid) == (held.lease, "high")
-    assert here.cluster.pods_of("low")[0].ending
+    assert (lease.id, lease.preemption and lease.preemption.uid) == (held.lease, "high")
+    assert here.cluster.workflow_pods("low")[0].ending
 
 
 def test_a_pod_that_comes_after_the_mark_is_told_too(here):
     low = here.submit(fit(gpu=gpus(8)), name="low", uid="uid-low")
     low.admit("fit", 0)
     want(here)
-    job(here).look()
-    leaving = only_lease(here).leaving
+    job(here).run_once()
+    leaving = only_lease(here).preemption
     assert leaving is not None
     assert leaving.deadline - leaving.asked_at == timedelta(seconds=30)
     low.pod("fit", 1)
-    job(here).look()
-    assert here.cluster.pods_of(low.uid)[0].ending
+    job(here).run_once()
+    assert here.cluster.workflow_pods(low.uid)[0].ending
 
 
 def test_the_gpus_go_to_whom_they_were_wanted_for(here):
@@ -179,8 +179,8 @@ def test_the_gpus_go_to_whom_they_were_wanted_for(here):
     assert phase(low.settle("fit", 0, exit_code="75")) == "Failed", "it is tried again"
     assert phase(low.admit("fit", 1)) == "Pending"
     assert outputs(high.admit("fit", 0))["run"] == "true"
-    job(here).look()
-    assert (only_lease(here).request.run, only_lease(here).leaving) == ("high", None)
+    job(here).run_once()
+    assert (only_lease(here).request.run, only_lease(here).preemption) == ("high", None)
 
 
 def test_the_end_of_one_that_saved_when_it_was_asked_says_that_nothing_is_lost(here):
@@ -197,7 +197,7 @@ def test_the_end_of_one_that_saved_when_it_was_asked_says_that_nothing_is_lost(h
     assert (preempted["for_run"], preempted["for_step"], preempted["gpus"]) == ("high", "fit", 8)
     assert (preempted["committed"]["global_step"], preempted["seconds_lost"]) == (7, 0.0)
     assert preempted["gone_at"] > preempted["asked_at"]
-    [event] = [event for event in timeline(here.store, "low") if event.name == "attempt.ended"]
+    [event] = [event for event in read_timeline(here.store, "low") if event.name == "attempt.ended"]
     assert "to save and go for high/fit" in event.message
     assert (event.data["preempted"]["for_run"], event.data["preempted"]["gpu_seconds_lost"]) == ("high", 0.0)
 
@@ -232,7 +232,7 @@ def test_one_for_whom_nobody_waits_any_more_says_so(here):
 def test_a_crash_while_it_saves_is_a_crash(here):
     low, _ = asked(here)
     crash = CrashRecord(run="low", step="fit", attempt=1, error="OSError: no space left")
-    claim(here.store, "runs/low/attempts/fit/000000001.crash.json", crash)
+    claim_record(here.store, "runs/low/attempts/fit/000000001.crash.json", crash)
     end_pod(low, exit_code=1)
     verdict = low.settle("fit", 0, exit_code="1")
     assert phase(verdict) == "Succeeded", "it is not tried again"
@@ -267,14 +267,14 @@ def test_those_that_lose_least_are_asked_by_what_is_committed(here):
     saved(here, first, 100)
     saved(here, second, 500)
     want(here, count=4)
-    job(here).look()
-    assert [one.request.run for one in here.ledger.snapshot().leases if one.leaving] == ["second"]
+    job(here).run_once()
+    assert [one.request.run for one in here.ledger.snapshot().leases if one.preemption] == ["second"]
 
 
 def test_what_is_lost_is_looked_up_seldom_and_is_the_whole_where_storage_fails(here, monkeypatch):
     begin(here)
     counting = CountingStore(here.store)
-    losses = loss.Losses(OnlyStore(counting), here.clock)
+    losses = loss.CheckpointLossEstimator(SingleStore(counting), here.clock)
     here.clock.advance(100)
     lease = only_lease(here)
     assert losses([lease]) == {lease.id: 800.0}
@@ -294,43 +294,43 @@ def test_a_checkpoint_of_another_attempt_does_not_count(tmp_path):
     store = DirectoryStore(tmp_path)
     commit(store, "low/fit", 1, 50)
     commit(store, "low/fit", 3, 10)
-    assert newest_commit(store, "low/fit", 2) is None
-    found = newest_commit(store, "low/fit", 3)
+    assert read_newest_commit(store, "low/fit", 2) is None
+    found = read_newest_commit(store, "low/fit", 3)
     assert found is not None and found.global_step == 10
 
 
-def test_a_mark_is_not_made_by_a_book_that_has_changed(here):
+def test_a_mark_is_not_made_on_a_changed_state(here):
     begin(here)
     high = want(here)
     lease = only_lease(here)
     graces = {lease.id: 30.0}
     here.ledger.withdraw(high.uid)
-    assert here.ledger.ask_to_leave((high.uid, "fit"), graces) == ()
+    assert here.ledger.mark_preempted((high.uid, "fit"), graces) == ()
     high.admit("fit", 0)
-    assert here.ledger.ask_to_leave((high.uid, "fit"), {**graces, "unknown": 30.0}) == ()
+    assert here.ledger.mark_preempted((high.uid, "fit"), {**graces, "unknown": 30.0}) == ()
     here.clock.advance(121)
-    assert here.ledger.ask_to_leave((high.uid, "fit"), graces) == (), "it has not asked for two minutes"
+    assert here.ledger.mark_preempted((high.uid, "fit"), graces) == (), "it has not asked for two minutes"
     high.admit("fit", 0)
-    assert len(here.ledger.ask_to_leave((high.uid, "fit"), graces)) == 1
-    assert here.ledger.ask_to_leave((high.uid, "fit"), graces) == ()
+    assert len(here.ledger.mark_preempted((high.uid, "fit"), graces)) == 1
+    assert here.ledger.mark_preempted((high.uid, "fit"), graces) == ()
 
 
 def test_one_that_cannot_be_told_keeps_nobody_else_from_being_told(here, monkeypatch):
     flows = [begin(here, name, gpu=gpus(4)) for name in ("one", "two")]
     want(here)
-    end = DirectoryCluster.end_pod
+    end = DirectoryCluster.delete_pod
 
     def refuses(self, pod):
         if pod.name.startswith("one"):
             raise StoreError("forbidden")
         end(self, pod)
 
-    monkeypatch.setattr(DirectoryCluster, "end_pod", refuses)
-    job(here).look()
-    assert [here.cluster.pods_of(flow.uid)[0].ending for flow in flows] == [False, True]
+    monkeypatch.setattr(DirectoryCluster, "delete_pod", refuses)
+    job(here).run_once()
+    assert [here.cluster.workflow_pods(flow.uid)[0].ending for flow in flows] == [False, True]
     monkeypatch.undo()
-    job(here).look()
-    assert here.cluster.pods_of(flows[0].uid)[0].ending
+    job(here).run_once()
+    assert here.cluster.workflow_pods(flows[0].uid)[0].ending
 
 
 def test_those_for_whom_others_leave_already_keep_nobody_behind_them_from_being_looked_at(here):
@@ -338,20 +338,20 @@ def test_those_for_whom_others_leave_already_keep_nobody_behind_them_from_being_
         begin(here, f"low-{number}", gpu=gpus(1))
     for number in range(7):
         want(here, f"high-{number}", count=1)
-        job(here).look()
-    assert len([one for one in here.ledger.snapshot().leases if one.leaving is not None]) == 7
+        job(here).run_once()
+    assert len([one for one in here.ledger.snapshot().leases if one.preemption is not None]) == 7
 
 
 def test_one_whose_node_is_lost_is_not_waited_for(here):
     low = begin(here, "low", gpu=gpus(4))
     other = begin(here, "other", gpu=gpus(4))
     high = want(here, count=4)
-    job(here).look()
-    [first] = [one.request.run for one in here.ledger.snapshot().leases if one.leaving is not None]
+    job(here).run_once()
+    [first] = [one.request.run for one in here.ledger.snapshot().leases if one.preemption is not None]
     here.clock.advance(GRACE_SECONDS + 121)
     high.admit("fit", 0)
-    job(here).look()
-    assert {one.request.run for one in here.ledger.snapshot().leases if one.leaving is not None} == {"low", "other"}
+    job(here).run_once()
+    assert {one.request.run for one in here.ledger.snapshot().leases if one.preemption is not None} == {"low", "other"}
     assert first in (low.name, other.name)
 
 
@@ -361,20 +361,20 @@ def test_a_lease_of_a_namespace_that_is_not_served_is_passed_over(here):
     here.ledger.request(stray)
     here.ledger.request(ask(4, "high", priority=5))
 
-    class Ours(OnlyStore):
+    class Ours(SingleStore):
         def serves(self, namespace: str) -> bool:
             return namespace == "ml"
 
-    Preemptions(here.ledger, here.cluster, Ours(here.store), clock=here.clock).look()
-    assert [one.request.run for one in here.ledger.snapshot().leases if one.leaving is not None] == ["low"]
+    PreemptionLoop(here.ledger, here.cluster, Ours(here.store), clock=here.clock).run_once()
+    assert [one.request.run for one in here.ledger.snapshot().leases if one.preemption is not None] == ["low"]
 
 
 def test_the_job_looks_by_itself_until_it_is_ended(here):
     low = begin(here)
     want(here)
-    running = Preemptions(here.ledger, here.cluster, OnlyStore(here.store), clock=here.clock, every_seconds=0.01)
+    running = PreemptionLoop(here.ledger, here.cluster, SingleStore(here.store), clock=here.clock, every_seconds=0.01)
     with running:
-        until(lambda: here.cluster.pods_of(low.uid)[0].ending)
+        until(lambda: here.cluster.workflow_pods(low.uid)[0].ending)
     assert not running._thread.is_alive()
 
 
@@ -382,8 +382,8 @@ def test_where_no_queue_says_so_nobody_is_asked(tmp_path):
     here = world(tmp_path, queues(research={"A100": 8}))
     begin(here)
     want(here)
-    job(here).look()
-    assert only_lease(here).leaving is None
+    job(here).run_once()
+    assert only_lease(here).preemption is None
 
 
 def test_a_pod_says_how_long_it_may_take_and_whether_it_was_told():

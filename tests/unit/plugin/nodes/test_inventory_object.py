@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiphys_plugin.quota.flavors import ClusterNodes, Sign
-from tiphys_plugin.quota.placement.model import Node
+from tiphys_plugin.quota.flavors import ClusterNodes, HealthSignal
+from tiphys_plugin.quota.placement.model import GpuNode
 
 CRD = yaml.safe_load((Path(__file__).parents[4] / "charts/tiphys/crds/gpuledger.yaml").read_text())["spec"]
 SPEC = CRD["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
@@ -15,7 +15,7 @@ SIGN = CLUSTER_NODES["signs"]["items"]["properties"]
 
 @pytest.mark.parametrize(
     ("declared", "model"),
-    [(CLUSTER_NODES, ClusterNodes), (SIGN, Sign), (SPEC["nodes"]["items"]["properties"], Node)],
+    [(CLUSTER_NODES, ClusterNodes), (SIGN, HealthSignal), (SPEC["nodes"]["items"]["properties"], GpuNode)],
     ids=["cluster_nodes", "signs", "nodes"],
 )
 def test_every_field_is_declared(declared, model):
@@ -24,5 +24,5 @@ def test_every_field_is_declared(declared, model):
 
 @pytest.mark.parametrize("field", ["kind", "means"])
 def test_the_same_words_are_allowed(field):
-    schema = Sign.model_json_schema()["properties"][field]
+    schema = HealthSignal.model_json_schema()["properties"][field]
     assert SIGN[field]["enum"] == schema["enum"]

@@ -14,22 +14,22 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
-from tiphys_plugin.nodes.health import State
-from tiphys_plugin.nodes.node import SeenNode, gpus_of, observe
-from tiphys_plugin.quota.flavors import ClusterNodes, Sign
-from tiphys_plugin.quota.placement.model import Node
+from tiphys_plugin.nodes.health import NodeHealth
+from tiphys_plugin.nodes.node import ObservedNode, observe_nodes, requested_gpus
+from tiphys_plugin.quota.flavors import ClusterNodes, HealthSignal
+from tiphys_plugin.quota.placement.model import GpuNode
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 USUAL = ClusterNodes()
 
 
-def only(seen: list[SeenNode]) -> SeenNode:
+def only(seen: list[ObservedNode]) -> ObservedNode:
     [one] = seen
     return one
 
 
-def looked_at(found, *pods, settings: ClusterNodes = USUAL, now: datetime = NOW) -> SeenNode:
-    return only(observe([found], pods, settings, now))
+def looked_at(found, *pods, settings: ClusterNodes = USUAL, now: datetime = NOW) -> ObservedNode:
+    return only(observe_nodes([found], pods, settings, now))
 
 
 def test_a_node_is_what_its_labels_say():
@@ -41,8 +41,8 @@ def test_a_node_is_what_its_labels_say():
     }
     seen = looked_at(node("n1", 8, labels=labels))
     place = {"block": "z1", "rack": "r1", "nvlink_domain": "domain.0"}
-    assert seen.node == Node(name="n1", gpu_type=MODEL, gpus=8, memory_mb=81920, **place)
-    assert seen.verdict.state is State.HEALTHY
+    assert seen.node == GpuNode(name="n1", gpu_type=MODEL, gpus=8, memory_mb=81920, **place)
+    assert seen.verdict.state is NodeHealth.HEALTHY
 
 
 def test_labels_may_be_others_and_the_host_name_is_what_pods_are_sent_by():
@@ -58,13 +58,13 @@ def test_what_does_not_count_is_left_out():
         node("other", labels={"pool": "web"}),
         node("nameless", labels={"kubernetes.io/hostname": ""}),
     ]
-    assert observe(others, [], ClusterNodes(selector={"pool": "training"}), NOW) == []
-    assert [one.node.name for one in observe(others, [], USUAL, NOW)] == ["other"]
+    assert observe_nodes(others, [], ClusterNodes(selector={"pool": "training"}), NOW) == []
+    assert [one.node.name for one in observe_nodes(others, [], USUAL, NOW)] == ["other"]
 
 
 def test_two_nodes_of_one_host_name_count_once():
     twice = [node("b", labels={"kubernetes.io/hostname": "h"}), node("a", labels={"kubernetes.io/hostname": "h"})]
-    assert only(observe(twice, [], USUAL, NOW)).object_name == "a"
+    assert only(observe_nodes(twice, [], USUAL, NOW)).object_name == "a"
 
 
 def test_gpus_of_no_type_serve_who_does_not_ask_for_one():
@@ -74,28 +74,28 @@ def test_gpus_of_no_type_serve_who_does_not_ask_for_one():
 @pytest.mark.parametrize(
     ("found", "state", "broken", "going"),
     [
-        (node("n1", 8, unschedulable=True), State.HEALTHY, False, False),
-        (node("n1", 8, condition("Ready", "False", "kubelet stopped")), State.UNHEALTHY, False, False),
-        (node("n1", 8, condition("Ready", "Unknown")), State.UNHEALTHY, False, False),
-        (node("n1", 8, condition("GpuThermalWatch", message="hot")), State.UNHEALTHY, False, False),
-        (node("n1", 8, condition("GpuMemWatch", message="ECC")), State.UNHEALTHY, True, False),
-        (node("n1", 8, condition("AcceleratedHardwareReady", "False")), State.UNHEALTHY, True, False),
-        (node("n1", 8, labels={"dgxc.nvidia.com/nvsentinel-state": "quarantined"}), State.UNHEALTHY, True, False),
-        (node("n1", 8, taints=(SPOT,)), State.UNHEALTHY, False, True),
+        (node("n1", 8, unschedulable=True), NodeHealth.HEALTHY, False, False),
+        (node("n1", 8, condition("Ready", "False", "kubelet stopped")), NodeHealth.UNHEALTHY, False, False),
+        (node("n1", 8, condition("Ready", "Unknown")), NodeHealth.UNHEALTHY, False, False),
+        (node("n1", 8, condition("GpuThermalWatch", message="hot")), NodeHealth.UNHEALTHY, False, False),
+        (node("n1", 8, condition("GpuMemWatch", message="ECC")), NodeHealth.UNHEALTHY, True, False),
+        (node("n1", 8, condition("AcceleratedHardwareReady", "False")), NodeHealth.UNHEALTHY, True, False),
+        (node("n1", 8, labels={"dgxc.nvidia.com/nvsentinel-state": "quarantined"}), NodeHealth.UNHEALTHY, True, False),
+        (node("n1", 8, taints=(SPOT,)), NodeHealth.UNHEALTHY, False, True),
     ],
     ids=["cordoned", "not-ready", "lost", "hot", "fault", "fault-when-false", "label", "notice"],
 )
 def test_nothing_new_starts_on_a_node_of_which_somebody_says_so(found, state, broken, going):
     seen = looked_at(found)
     assert seen.node.cordoned
-    assert (seen.verdict.state, seen.verdict.broken, seen.verdict.going) == (state, broken, going)
+    assert (seen.verdict.state, seen.verdict.is_broken, seen.verdict.is_departing) == (state, broken, going)
     assert seen.node.gpus == 8, "what runs there goes on"
 
 
 def test_a_kubelet_that_never_reported_is_not_ready():
     found = node()
     found["status"]["conditions"] = []
-    assert looked_at(found).verdict.why == "condition Ready: its kubelet has not reported yet"
+    assert looked_at(found).verdict.message == "condition Ready: its kubelet has not reported yet"
 
 
 def test_a_condition_that_is_well_says_nothing():
@@ -105,23 +105,23 @@ def test_a_condition_that_is_well_says_nothing():
 
 def test_settings_come_before_what_is_known_anyway():
     signs = (
-        Sign(kind="condition", name="GpuMemWatch", means="nothing"),
-        Sign(kind="label", name="health", values=("bad",)),
-        Sign(kind="taint", name="leaves", means="notice"),
+        HealthSignal(kind="condition", name="GpuMemWatch", means="nothing"),
+        HealthSignal(kind="label", name="health", values=("bad",)),
+        HealthSignal(kind="taint", name="leaves", means="notice"),
     )
     settings = ClusterNodes(signs=signs)
     ill = node("n1", 8, condition("GpuMemWatch"))
     assert looked_at(ill, settings=settings).verdict.evidence == ()
     assert looked_at(node(labels={"health": "bad"}), settings=settings).node.cordoned
     assert not looked_at(node(labels={"health": "good"}), settings=settings).node.cordoned
-    assert looked_at(node(taints=("leaves",)), settings=settings).verdict.going
+    assert looked_at(node(taints=("leaves",)), settings=settings).verdict.is_departing
 
 
 def test_gpus_that_the_device_plugin_took_out_are_gone_and_a_hint():
     seen = looked_at(node("n1", 7, installed=8))
     assert (seen.node.gpus, seen.node.cordoned) == (7, False)
-    assert "1 of 8 GPUs are not offered" in seen.verdict.why
-    assert looked_at(node("n1", 7, installed=8), failed_pod()).verdict.state is State.SUSPECT
+    assert "1 of 8 GPUs are not offered" in seen.verdict.message
+    assert looked_at(node("n1", 7, installed=8), failed_pod()).verdict.state is NodeHealth.SUSPECT
 
 
 def test_gpus_of_others_are_used():
@@ -141,19 +141,19 @@ def test_a_pod_needs_what_its_containers_need_at_the_worst_moment():
     def container(gpus, **fields):
         return {"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}, **fields}
 
-    assert gpus_of({"spec": {"containers": [container(2), container(1), {}]}}) == 3
-    assert gpus_of({"spec": {"containers": [container(2)], "initContainers": [container(4), container(1)]}}) == 4
+    assert requested_gpus({"spec": {"containers": [container(2), container(1), {}]}}) == 3
+    assert requested_gpus({"spec": {"containers": [container(2)], "initContainers": [container(4), container(1)]}}) == 4
     beside = [container(1, restartPolicy="Always"), container(2)]
-    assert gpus_of({"spec": {"containers": [container(1)], "initContainers": beside}}) == 3
+    assert requested_gpus({"spec": {"containers": [container(1)], "initContainers": beside}}) == 3
 
 
 def test_trainings_that_could_not_start_make_a_node_suspect_until_that_is_forgotten():
     pods = [failed_pod(step="fit"), failed_pod(step="tune", reason="StartError")]
-    assert looked_at(node(), pods[0]).verdict.state is State.HEALTHY, "one may have many causes"
+    assert looked_at(node(), pods[0]).verdict.state is NodeHealth.HEALTHY, "one may have many causes"
     seen = looked_at(node(), *pods)
-    assert (seen.verdict.state, seen.node.cordoned) == (State.SUSPECT, True)
-    assert "attempts of digits/tune: attempt 1 ended as StartError" in seen.verdict.why
-    assert seen.verdict.until == NOW + timedelta(hours=6)
+    assert (seen.verdict.state, seen.node.cordoned) == (NodeHealth.SUSPECT, True)
+    assert "attempts of digits/tune: attempt 1 ended as StartError" in seen.verdict.message
+    assert seen.verdict.valid_until == NOW + timedelta(hours=6)
     assert not looked_at(node(), *pods, now=NOW + timedelta(hours=6)).node.cordoned
 
 

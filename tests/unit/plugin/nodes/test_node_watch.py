@@ -23,17 +23,17 @@ from support.ledger import NOW, ask, lease, waiting
 from support.polling import until
 from support.world import Clock
 from tiphys_plugin.cluster.interface import PodStatus
-from tiphys_plugin.nodes.evacuate import Evacuation, to_leave
+from tiphys_plugin.nodes.evacuate import NodeEvacuation, nodes_to_evacuate
 from tiphys_plugin.nodes.metrics import NodesCollector
-from tiphys_plugin.nodes.node import observe
+from tiphys_plugin.nodes.node import observe_nodes
 from tiphys_plugin.nodes.node_watch import ClusterInventory
 from tiphys_plugin.quota.flavors import ClusterNodes
-from tiphys_plugin.quota.lease import Admitted, Deferred, Reason, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
-from tiphys_plugin.quota.placement.model import Node
-from tiphys_plugin.quota.queues import Misconfigured, Queues, parse_queues
-from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.placement.model import GpuNode
+from tiphys_plugin.quota.queues import MisconfiguredQueues, Queues, parse_queues
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 from tiphys.errors import UsageError
 from tiphys.kube import KubeApi
@@ -73,9 +73,9 @@ def add(api: KubeApi, found) -> None:
         api.create(NODES, None, body)
 
 
-def nodes(inventory: ClusterInventory, declared: Queues = RULES) -> tuple[Node, ...]:
+def nodes(inventory: ClusterInventory, declared: Queues = RULES) -> tuple[GpuNode, ...]:
     """Those of today; none while they have not been listed."""
-    rules = inventory.rules(declared)
+    rules = inventory.resolve_rules(declared)
     return rules.nodes or () if isinstance(rules, Queues) else ()
 
 
@@ -90,8 +90,8 @@ def test_queues_that_declare_what_there_is_cost_nothing(server, inventory):
         {},
     ):
         declared = parse_queues({"queues": DECLARED["queues"], **document}, "the test")
-        assert inventory.rules(declared) is declared
-    assert inventory.rules(None) is None
+        assert inventory.resolve_rules(declared) is declared
+    assert inventory.resolve_rules(None) is None
     assert server.requests == []
 
 
@@ -113,14 +113,14 @@ def test_the_inventory_follows_the_cluster(api, inventory):
 def test_it_is_the_very_same_until_something_changes_that_counts(api, inventory):
     add(api, node("n1"))
     until(lambda: names(inventory))
-    first = inventory.rules(RULES)
+    first = inventory.resolve_rules(RULES)
     heartbeat = [{**condition("Ready"), "lastHeartbeatTime": "2026-01-01T00:05:00Z"}]
     api.patch(NODES, None, "n1", {"status": {"conditions": heartbeat, "images": [{"names": ["a"]}]}})
     add(api, foreign_pod("web", gpus=0))
-    assert inventory.rules(parse_queues(DECLARED, "the test, read again")) is first
+    assert inventory.resolve_rules(parse_queues(DECLARED, "the test, read again")) is first
     add(api, node("n2"))
     until(lambda: len(names(inventory)) == 2)
-    assert inventory.rules(RULES) is inventory.rules(RULES) is not first
+    assert inventory.resolve_rules(RULES) is inventory.resolve_rules(RULES) is not first
 
 
 def test_what_was_seen_last_counts_while_the_watch_is_lost(api, server, inventory):
@@ -138,11 +138,11 @@ def test_without_the_right_to_see_nodes_nothing_is_granted_and_the_reason_says_w
     server.authorize = lambda request: request.plural not in ("nodes", "pods")
     api.create(GPU_LEDGERS, "tiphys", {"metadata": {"name": "default"}, "spec": DECLARED})
     with ClusterInventory(api, clock) as inventory:
-        ledger = KubernetesLedger(api, "tiphys", clock=clock, rules=inventory.rules)
+        ledger = KubernetesLedger(api, "tiphys", clock=clock, rules=inventory.resolve_rules)
         until(lambda: "nodes.observe: true" in ledger.request(ask(1, gpu_type=None)).message)
         answer = ledger.request(ask(1, gpu_type=None))
         assert isinstance(answer, Deferred)
-        assert answer.reason is Reason.MISCONFIGURED
+        assert answer.reason is AdmissionReason.MISCONFIGURED
         server.authorize = lambda _: True
         add(api, node("n1"))
         until(lambda: isinstance(ledger.request(ask(1, gpu_type=None)), Admitted))
@@ -152,9 +152,9 @@ def test_without_the_right_to_see_nodes_nothing_is_granted_and_the_reason_says_w
 
 def test_while_nodes_cannot_be_listed_nothing_is_granted(server, inventory):
     server.pause()
-    rules = inventory.rules(RULES)
-    assert isinstance(rules, Misconfigured)
-    assert "which cannot be seen" in rules.why
+    rules = inventory.resolve_rules(RULES)
+    assert isinstance(rules, MisconfiguredQueues)
+    assert "which cannot be read" in rules.message
 
 
 def test_failures_are_remembered_when_their_pods_are_gone_and_forgotten_in_time(api, clock, inventory):
@@ -173,7 +173,7 @@ def test_failures_are_remembered_when_their_pods_are_gone_and_forgotten_in_time(
 
 def test_metrics_count_verdicts_and_gpus_and_nothing_where_nobody_goes_by_nodes(api, inventory):
     registry = CollectorRegistry()
-    registry.register(NodesCollector(lambda: inventory.seen))
+    registry.register(NodesCollector(lambda: inventory.observed_nodes))
     value = registry.get_sample_value
     assert value("tiphys_nodes", {"verdict": "healthy"}) is None
     for found in (
@@ -189,16 +189,16 @@ def test_metrics_count_verdicts_and_gpus_and_nothing_where_nobody_goes_by_nodes(
 
 
 def decided(rules: Queues, request, *leases, waiting=()):
-    return decide(State(rules, leases, waiting), request, 100, NOW)
+    return decide_admission(SchedulingState(rules, leases, waiting), request, 100, NOW)
 
 
 def today(*gpus: int, foreign: int = 0) -> Queues:
-    return RULES.on(
+    return RULES.with_nodes(
         [
-            Node(name=f"n{number}", gpu_type="A100", gpus=count, foreign_gpus=foreign)
+            GpuNode(name=f"n{number}", gpu_type="A100", gpus=count, foreign_gpus=foreign)
             for number, count in enumerate(gpus, 1)
         ],
-        changing=True,
+        are_current=True,
     )
 
 
@@ -209,15 +209,15 @@ def test_gpus_of_others_are_not_free():
     assert "at most 6 on one node" in answer.message
     answer = decided(today(8, 8, foreign=2), ask(14, members=2))
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.WAITING_FOR_INVENTORY
+    assert answer.reason is AdmissionReason.WAITING_FOR_INVENTORY
     assert "4 of 16 A100 of the cluster are in use" in answer.message
 
 
 def test_what_no_node_of_today_could_serve_waits_and_holds_nobody_up():
     for request, reason in (
-        (ask(16, "large"), Reason.GANG_FRAGMENTED),
-        (ask(1, "other", gpu_type="H100"), Reason.NO_MATCHING_GPU_TYPE),
-        (ask(32, "most", members=4), Reason.EXCEEDS_MAX_QUOTA),
+        (ask(16, "large"), AdmissionReason.GANG_FRAGMENTED),
+        (ask(1, "other", gpu_type="H100"), AdmissionReason.NO_MATCHING_GPU_TYPE),
+        (ask(32, "most", members=4), AdmissionReason.EXCEEDS_MAX_QUOTA),
     ):
         answer = decided(today(8, 8), request)
         assert isinstance(answer, Deferred)
@@ -230,7 +230,7 @@ def test_what_no_node_of_today_could_serve_waits_and_holds_nobody_up():
 
 def test_what_quotas_forbid_is_rejected_whatever_nodes_come():
     assert isinstance(decided(today(8), ask(65)), Rejected)
-    assert isinstance(decided(RULES.on([Node(name="n", gpu_type="A100", gpus=8)]), ask(16)), Rejected), (
+    assert isinstance(decided(RULES.with_nodes([GpuNode(name="n", gpu_type="A100", gpus=8)]), ask(16)), Rejected), (
         "declared ones stay"
     )
 
@@ -255,7 +255,7 @@ class Asked:
     def pods(self, namespace, run, uid, attempt):
         return [PodStatus(name=run, namespace=namespace, workflow_uid=uid, node=f"wf-{uid}.fit[0].attempts(0)[1].run")]
 
-    def end_pod(self, pod):
+    def delete_pod(self, pod):
         self.ended.append(pod.name)
 
 
@@ -275,15 +275,15 @@ def test_what_runs_on_a_node_that_will_go_is_asked_to_go(api, inventory):
     until(lambda: names(inventory) == ["n1", "n2", "n3", "n4"])
     held = [placed(uid, on) for uid, on in (("a", "n1"), ("b", "n2"), ("c", "n3"), ("d", "n4"))]
     cluster = Asked()
-    Evacuation(Held(*held), cluster, lambda _: True, inventory).look()
+    NodeEvacuation(Held(*held), cluster, lambda _: True, inventory).run_once()
     assert cluster.ended == ["run-a", "run-b"]
-    Evacuation(Held(*held), cluster, lambda _: False, inventory).look()
+    NodeEvacuation(Held(*held), cluster, lambda _: False, inventory).run_once()
     assert cluster.ended == ["run-a", "run-b"], "the namespaces of others are theirs"
 
 
 def test_a_monitor_that_takes_most_nodes_for_broken_is_not_believed_but_a_notice_is():
     def left(*found):
-        return to_leave(observe(found, (), ClusterNodes(), NOW))
+        return nodes_to_evacuate(observe_nodes(found, (), ClusterNodes(), NOW))
 
     broken = [node(name, 8, condition("SysLogsXIDError")) for name in ("b1", "b2")]
     assert left(*broken, node("n1"), node("n2")) == {"b1", "b2"}
@@ -303,9 +303,9 @@ def test_nodes_of_the_cluster_belong_to_the_flavor_whose_labels_they_have(api, i
     add(api, node("n1", labels={"pool": "own", "changes": "often"}))
     add(api, node("n2", labels={"pool": "other"}))
     until(lambda: len(nodes(inventory, declared)) == 2)
-    rules = inventory.rules(declared)
+    rules = inventory.resolve_rules(declared)
     assert [one.labels for one in rules.nodes] == [{"pool": "own"}, {"pool": "other"}], "no others count"
-    assert {kind: one.count for kind, one in rules.stock.items()} == {"own": 8}
+    assert {kind: one.count for kind, one in rules.gpu_inventory.items()} == {"own": 8}
     assert decided(rules, ask(8, gpu_type=MODEL)).nodes == ("n1",)
     later = decided(rules, ask(8, gpu_type=MODEL, spot="allowed", queue="research", members=2))
     assert later.nodes == ("n1", "n1")

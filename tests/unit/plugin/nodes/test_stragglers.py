@@ -17,21 +17,21 @@ from support.ledger import NOW, lease
 from support.memory import MemoryStore
 from support.world import Clock
 from tiphys_plugin.cluster.interface import PodStatus
-from tiphys_plugin.nodes.cluster_state import ClusterFacts
-from tiphys_plugin.nodes.health import State
-from tiphys_plugin.nodes.straggler_watch import Straggling
-from tiphys_plugin.nodes.stragglers import evidence_by_node, slow_in
+from tiphys_plugin.nodes.cluster_state import ClusterState
+from tiphys_plugin.nodes.health import NodeHealth
+from tiphys_plugin.nodes.straggler_watch import StragglerDetection
+from tiphys_plugin.nodes.stragglers import evidence_by_node, find_slow_gangs
 from tiphys_plugin.quota.flavors import ClusterNodes
-from tiphys_plugin.quota.lease import Lease, Snapshot
-from tiphys_plugin.runtime.context import OnlyStore
+from tiphys_plugin.quota.lease import Lease, LedgerSnapshot
+from tiphys_plugin.runtime.context import SingleStore
 
 from tiphys.errors import StoreError
-from tiphys.kube import Synced
+from tiphys.kube import ListSnapshot
 from tiphys.store import LineageLayout, Store
-from tiphys.store.layout import PACE_WINDOW_SECONDS, RankPace
+from tiphys.store.layout import STEP_TIME_WINDOW_SECONDS, RankStepTime
 
 GANG: Lease = replace(lease(8, "g", members=4), nodes=("n0", "n1", "n2", "n3"))
-LATEST = int(NOW.timestamp()) // PACE_WINDOW_SECONDS - 1
+LATEST = int(NOW.timestamp()) // STEP_TIME_WINDOW_SECONDS - 1
 
 
 def told(store: Store, slow: int | None, windows: int = 4, latest: int = LATEST) -> None:
@@ -39,8 +39,8 @@ def told(store: Store, slow: int | None, windows: int = 4, latest: int = LATEST)
     layout = LineageLayout(f"{GANG.request.run}/fit")
     for window in range(latest - windows + 1, latest + 1):
         for member in range(4):
-            pace = RankPace(window, member, member, 1.5 if member == slow else 1.0)
-            store.create(layout.pace(1, pace), b"")
+            pace = RankStepTime(window, member, member, 1.5 if member == slow else 1.0)
+            store.create(layout.step_time(1, pace), b"")
 
 
 def pods(*hosts: str) -> list[PodStatus]:
@@ -65,7 +65,7 @@ def store() -> MemoryStore:
 
 def test_the_node_of_a_slow_member_is_told_with_numbers(store):
     told(store, slow=2)
-    slow = slow_in(OnlyStore(store), [GANG, lease(8, "single")], NOW)
+    slow = find_slow_gangs(SingleStore(store), [GANG, lease(8, "single")], NOW)
     found = evidence_by_node(slow, pods("a", "b", "c", "d"))
     assert list(found) == ["c"]
     [evidence] = found["c"]
@@ -77,12 +77,12 @@ def test_the_node_of_a_slow_member_is_told_with_numbers(store):
 
 def test_a_member_whose_pod_has_no_node_points_at_nothing(store):
     told(store, slow=2)
-    assert evidence_by_node(slow_in(OnlyStore(store), [GANG], NOW), pods("a", "b", "")) == {}
+    assert evidence_by_node(find_slow_gangs(SingleStore(store), [GANG], NOW), pods("a", "b", "")) == {}
 
 
 def test_what_was_told_long_ago_is_over(store):
     told(store, slow=2, latest=LATEST - 10)
-    assert slow_in(OnlyStore(store), [GANG], NOW) == []
+    assert find_slow_gangs(SingleStore(store), [GANG], NOW) == []
 
 
 def test_a_store_that_does_not_answer_accuses_nobody():
@@ -90,23 +90,23 @@ def test_a_store_that_does_not_answer_accuses_nobody():
         def list(self, prefix):
             raise StoreError("no answer")
 
-    assert slow_in(OnlyStore(Silent()), [GANG], NOW) == []
+    assert find_slow_gangs(SingleStore(Silent()), [GANG], NOW) == []
 
 
 class Heard:
-    """What a `Straggling` needs of inventory, ledger and cluster."""
+    """What a `StragglerDetection` needs of inventory, ledger and cluster."""
 
     def __init__(self, *leases: Lease) -> None:
-        self.seen = ("some node",)
+        self.observed_nodes = ("some node",)
         self.leases = leases
         self.heard: list[dict] = []
         self.listed = 0
 
-    def hear(self, found) -> None:
+    def set_external_evidence(self, found) -> None:
         self.heard.append(dict(found))
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.leases, ())
+    def snapshot(self) -> LedgerSnapshot:
+        return LedgerSnapshot(self.leases, ())
 
     def attempt_pods(self) -> list[PodStatus]:
         self.listed += 1
@@ -115,45 +115,45 @@ class Heard:
 
 def test_it_is_looked_up_again_and_ends_with_its_cause(store):
     world, clock = Heard(GANG), Clock()
-    looks = Straggling(world, world, OnlyStore(store), world, clock)
-    looks.look()
+    looks = StragglerDetection(world, world, SingleStore(store), world, clock)
+    looks.run_once()
     assert (world.heard, world.listed) == ([{}], 0), "pods are not asked where nobody is slow"
-    told(store, slow=1, latest=int(clock().timestamp()) // PACE_WINDOW_SECONDS - 1)
-    looks.look()
+    told(store, slow=1, latest=int(clock().timestamp()) // STEP_TIME_WINDOW_SECONDS - 1)
+    looks.run_once()
     assert list(world.heard[-1]) == ["b"]
     world.leases = ()
-    looks.look()
+    looks.run_once()
     assert world.heard[-1] == {}
-    world.seen = ()
-    looks.look()
+    world.observed_nodes = ()
+    looks.run_once()
     assert len(world.heard) == 3, "nobody goes by nodes"
 
 
-def verdict(facts: ClusterFacts, now: datetime = NOW):
-    [seen] = facts.inventory(ClusterNodes(), now)
+def verdict(facts: ClusterState, now: datetime = NOW):
+    [seen] = facts.observe_nodes(ClusterNodes(), now)
     return seen
 
 
 def test_a_hint_alone_cordons_nothing_and_ends_when_it_is_no_longer_heard(store):
     told(store, slow=0)
-    found = evidence_by_node(slow_in(OnlyStore(store), [GANG], NOW), pods("n1", "b", "c", "d"))
-    facts = ClusterFacts()
-    facts.nodes.take(Synced([node("n1")]))
-    facts.hear(found)
+    found = evidence_by_node(find_slow_gangs(SingleStore(store), [GANG], NOW), pods("n1", "b", "c", "d"))
+    facts = ClusterState()
+    facts.nodes.apply(ListSnapshot([node("n1")]))
+    facts.set_external_evidence(found)
     before = facts.version
-    assert verdict(facts).verdict.state is State.HEALTHY
-    assert "1.50 times" in verdict(facts).verdict.why
+    assert verdict(facts).verdict.state is NodeHealth.HEALTHY
+    assert "1.50 times" in verdict(facts).verdict.message
     assert not verdict(facts).node.cordoned
-    facts.nodes.take(Synced([node("n1", 8, condition("IBLinkFlapping"))]))
-    assert verdict(facts).verdict.state is State.SUSPECT, "two sources agree"
+    facts.nodes.apply(ListSnapshot([node("n1", 8, condition("IBLinkFlapping"))]))
+    assert verdict(facts).verdict.state is NodeHealth.SUSPECT, "two sources agree"
     assert verdict(facts).node.cordoned
-    facts.hear({})
+    facts.set_external_evidence({})
     assert facts.version != before
-    assert verdict(facts).verdict.state is State.HEALTHY
+    assert verdict(facts).verdict.state is NodeHealth.HEALTHY
 
 
 def test_items_of_a_fan_out_are_told_apart(store):
     told(store, slow=2)
-    slow = slow_in(OnlyStore(store), [GANG], NOW)
+    slow = find_slow_gangs(SingleStore(store), [GANG], NOW)
     other = [pod.model_copy(update={"node": "wf-g.fit(1:b)[0].attempts(0)[1].run"}) for pod in pods("x", "x", "x", "x")]
     assert list(evidence_by_node(slow, [*pods("a", "b", "c", "d"), *other])) == ["c"]

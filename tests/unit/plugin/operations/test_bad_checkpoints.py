@@ -5,11 +5,11 @@ from support.lineage import ref
 from support.world import Flow, World, commit, fit, keys, outputs, phase, said, world
 
 from tiphys.faults import InjectedFaultError
-from tiphys.lineage import Status, timeline, tree
-from tiphys.lineage.quarantine import quarantine_records, quarantined
+from tiphys.lineage import CheckpointStatus, read_lineage_tree, read_timeline
+from tiphys.lineage.quarantine import list_quarantined, read_quarantine_records
 from tiphys.protocol.step_spec import CheckpointPolicy, RetryPolicy
 from tiphys.records import CheckpointRef, CrashRecord
-from tiphys.store import RunLayout, step_attempts
+from tiphys.store import RunLayout, read_step_attempts
 
 RUN = "digits-abc12"
 LINEAGE = f"{RUN}/fit"
@@ -68,12 +68,12 @@ def test_two_deaths_alike_quarantine_the_checkpoint_and_the_third_attempt_starts
     answer = crashes(flow, 3, 2, restored=at(1, 20))
     assert answer == (
         "Failed: Attempt 3 ended by user error, the program exited with 1 (ValueError: NaN); "
-        "checkpoint 20 of attempt 1 is quarantined, since 2 attempts that loaded it died alike, "
+        "checkpoint 20 of attempt 1 is quarantined, since 2 attempts that loaded it crashed in the same way, "
         "the last one 3 steps after the load: "
         "ValueError: NaN; attempt 4 resumes from step 10"
     )
     assert outputs(flow.admit("fit", 3))["resume-from"] == "1-10"
-    assert quarantine_records(here.store, LINEAGE)[at(1, 20)].by == "settle"
+    assert read_quarantine_records(here.store, LINEAGE)[at(1, 20)].by == "settle"
 
 
 def test_people_find_it_in_the_lineage_and_among_the_events(here):
@@ -81,10 +81,12 @@ def test_people_find_it_in_the_lineage_and_among_the_events(here):
     crashes(flow, 2, 1, restored=at(1, 20))
     flow.admit("fit", 2)
     crashes(flow, 3, 2, restored=at(1, 20))
-    node = next(n for a in tree(here.store, RUN).steps[0].attempts for n in a.checkpoints if n.ref == at(1, 20))
-    assert node.status is Status.QUARANTINED
-    assert "died alike" in node.reason and node.reason.endswith("(by settle)")
-    told = [event.message for event in timeline(here.store, RUN) if event.name == "checkpoint.quarantined"]
+    node = next(
+        n for a in read_lineage_tree(here.store, RUN).steps[0].attempts for n in a.checkpoints if n.ref == at(1, 20)
+    )
+    assert node.status is CheckpointStatus.QUARANTINED
+    assert "crashed in the same way" in node.reason and node.reason.endswith("(by settle)")
+    told = [event.message for event in read_timeline(here.store, RUN) if event.name == "checkpoint.quarantined"]
     assert len(told) == 1 and "checkpoint 20 of attempt 1 was quarantined" in told[0]
 
 
@@ -96,7 +98,7 @@ def test_the_try_from_the_older_checkpoint_is_given_although_the_budget_is_spent
     assert outputs(flow.admit("fit", 3))["run"] == "true"
     answer = crashes(flow, 4, 3, restored=at(1, 10))
     assert answer.startswith("Succeeded: Stopped trying: user error")
-    assert quarantined(here.store, LINEAGE) == {at(1, 20)}
+    assert list_quarantined(here.store, LINEAGE) == {at(1, 20)}
 
 
 def test_deaths_of_another_kind_do_not_add_up(here):
@@ -104,7 +106,7 @@ def test_deaths_of_another_kind_do_not_add_up(here):
     crashes(flow, 2, 1, "NaN", restored=at(1, 20))
     flow.admit("fit", 2)
     assert crashes(flow, 3, 2, "other", restored=at(1, 20)).startswith("Succeeded: Stopped trying")
-    assert quarantined(here.store, LINEAGE) == set()
+    assert list_quarantined(here.store, LINEAGE) == set()
 
 
 def test_a_program_that_always_crashes_from_the_beginning_is_just_broken(here):
@@ -121,9 +123,9 @@ def test_segfaults_without_an_account_count_and_plain_exit_codes_do_not(here):
     for attempt, code in ((2, 1), (3, 1), (4, 139)):
         dies(flow, attempt, attempt - 1, code)
         flow.admit("fit", attempt)
-    assert quarantined(here.store, LINEAGE) == set()
+    assert list_quarantined(here.store, LINEAGE) == set()
     assert "SIGSEGV" in dies(flow, 5, 4, 139)
-    assert quarantined(here.store, LINEAGE) == {at(1, 20)}
+    assert list_quarantined(here.store, LINEAGE) == {at(1, 20)}
 
 
 def test_the_only_checkpoint_gives_way_to_the_beginning(here):
@@ -161,7 +163,7 @@ def test_resumes_add_up(here):
     """With no retries after a user error, the second death comes in a later submission."""
     flow = two_checkpoints(here, RetryPolicy(user_error=0, backoff_seconds=1))
     assert crashes(flow, 2, 1, restored=at(1, 20)).startswith("Succeeded: Stopped trying")
-    ends = [attempt.end for attempt in step_attempts(here.store, RUN, "fit")]
+    ends = [attempt.end for attempt in read_step_attempts(here.store, RUN, "fit")]
     assert ends[1] is not None and ends[1].death is not None and ends[1].suspect is None
 
 
@@ -170,6 +172,6 @@ def test_on_a_volume_the_end_alone_tells(here):
     for attempt in (1, 2):
         flow.admit("fit", attempt - 1)
         crashes(flow, attempt, attempt - 1, restored=at(1, 20))
-    end = step_attempts(here.store, RUN, "fit")[-1].end
+    end = read_step_attempts(here.store, RUN, "fit")[-1].end
     assert end is not None and end.suspect == at(1, 20)
     assert keys(here.store, "lineages/") == []

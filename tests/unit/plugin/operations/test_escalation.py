@@ -15,10 +15,10 @@ import pytest
 from support.world import Flow, World, fit, gpus, outputs, phase, said, workflow, world
 from tiphys_plugin import Queues
 
-from tiphys.protocol.step_spec import NodeKind, RetryPolicy, StepSpec
+from tiphys.protocol.step_spec import NodeLabelValue, RetryPolicy, StepSpec
 
 GI = 1024**3
-SPOT = NodeKind(label="cloud.google.com/gke-spot", value="true")
+SPOT = NodeLabelValue(label="cloud.google.com/gke-spot", value="true")
 ADMITTED = {"terminationGracePeriodSeconds": 30}
 
 

@@ -12,8 +12,8 @@ import pytest
 from support.world import Flow, World, fit, phase, said, world
 
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import AttemptEnd, Cause, CrashRecord, Evidence
-from tiphys.store import LineageLayout, RunLayout, step_attempts
+from tiphys.records import AttemptEnd, Cause, CrashRecord, FailureEvidence
+from tiphys.store import LineageLayout, RunLayout, read_step_attempts
 
 RUN = "digits-abc12"
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -39,7 +39,7 @@ def ends_with(flow: Flow, code: int) -> str:
 
 
 def end(here: World) -> AttemptEnd:
-    found = step_attempts(here.store, RUN, "fit")[0].end
+    found = read_step_attempts(here.store, RUN, "fit")[0].end
     assert found is not None
     return found
 
@@ -52,7 +52,7 @@ def test_a_full_gpu_is_told_from_other_failures_and_not_tried_again_unasked(here
         "GPU out of memory is not retried"
     )
     assert end(here).cause is Cause.GPU_OUT_OF_MEMORY
-    assert end(here).evidence == Evidence(rule="gpu-out-of-memory", words=FULL, node="node-3")
+    assert end(here).evidence == FailureEvidence(rule="gpu-out-of-memory", words=FULL, node="node-3")
 
 
 def test_a_full_gpu_may_have_a_budget_of_its_own(here):
@@ -65,7 +65,7 @@ def test_a_training_that_was_stuck_is_tried_again(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     assert dies(flow, STUCK, 79, stuck_seconds=912.0).startswith(f"Failed: Attempt 1 ended by hang, {STUCK}")
-    assert end(here).evidence == Evidence(rule="no-step", words="no step in 912 s", node="node-3")
+    assert end(here).evidence == FailureEvidence(rule="no-step", words="no step in 912 s", node="node-3")
 
 
 def test_an_account_that_cannot_be_read_decides_nothing(here):
@@ -73,7 +73,7 @@ def test_an_account_that_cannot_be_read_decides_nothing(here):
     flow.admit("fit", 0)
     here.store.create(RunLayout(RUN).attempt_crash("fit", 1), b"{")
     assert ends_with(flow, 1).startswith("Succeeded: Stopped trying: user error")
-    assert end(here).evidence == Evidence(rule="program-failed", node="node-3")
+    assert end(here).evidence == FailureEvidence(rule="program-failed", node="node-3")
 
 
 def test_storage_out_of_reach_has_the_budget_of_infrastructure_unless_it_has_its_own():

@@ -6,10 +6,10 @@ import pytest
 from support.ledger import queues
 from support.world import World, fit, gpus, keys, outputs, phase, prep, records, said, world
 from tiphys_plugin.operations import admit as admit_module
-from tiphys_plugin.operations import start_checkpoint as beginnings
+from tiphys_plugin.operations import start_checkpoint
 
 from tiphys.errors import IntegrityError, StoreError
-from tiphys.records import AttemptClaim, AttemptEnd, Outcome
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome
 
 ATTEMPTS = "runs/digits-abc12/attempts/fit"
 
@@ -26,7 +26,7 @@ def fence(here: World, attempt: int = 1) -> None:
         step="fit",
         attempt=attempt,
         submission=1,
-        outcome=Outcome.FENCED,
+        outcome=AttemptEndOutcome.FENCED,
         message="submission 2 took over",
     )
     here.store.create(f"{ATTEMPTS}/{attempt:09d}.end.json", end.to_bytes())
@@ -71,7 +71,7 @@ def test_refused_attempt_gives_its_gpus_back_and_one_that_storage_failed_finds_t
 ):
     flow = here.submit(fit(gpu=gpus(8)))
     with monkeypatch.context() as patched:
-        patched.setattr(beginnings, "choose", fault)
+        patched.setattr(start_checkpoint, "pin_start_checkpoint", fault)
         if fault is fail:
             with pytest.raises(StoreError):
                 flow.admit("fit", 0)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.world import phase, prep, records, said, world
-from tiphys_plugin.operations.finalize import summarize
+from tiphys_plugin.operations.finalize import summarize_failures
 
 
 def test_first_seal_stands(tmp_path):
@@ -38,7 +38,7 @@ TWO = [{"displayName": "fit", "message": "exit 1"}, {"displayName": "prep", "mes
     ],
 )
 def test_failures_are_summarised_whatever_their_encoding(failures, line):
-    assert summarize(failures) == line
+    assert summarize_failures(failures) == line
 
 
 def failed(name, template, message=""):
@@ -74,9 +74,11 @@ WAITED = "Stopped with strategy 'Stop'"
 )
 def test_what_counts_is_said_first_whatever_the_order(nodes, line):
     for order in (nodes, nodes[::-1]):
-        assert summarize(json.dumps(json.dumps(order))) == line
+        assert summarize_failures(json.dumps(json.dumps(order))) == line
 
 
 def test_a_shutdown_is_never_cut_off():
     many = [failed(f"fit({n})", "plain", "exit 1 " + "x" * 50) for n in range(50)]
-    assert summarize(json.dumps([*many, failed("run", "fit-run", STOPPED)])).startswith(f"fit-run: {STOPPED}; fit(0)")
+    assert summarize_failures(json.dumps([*many, failed("run", "fit-run", STOPPED)])).startswith(
+        f"fit-run: {STOPPED}; fit(0)"
+    )

@@ -14,7 +14,7 @@ from support.world import Flow, World, keys, outputs, phase, prep, said, world
 from tiphys_plugin.operations import admit as admit_module
 
 from tiphys.records import AttemptClaim, SubmissionClaim, SubmissionKind
-from tiphys.store import DirectoryStore, RunLayout, claim
+from tiphys.store import DirectoryStore, RunLayout, claim_record
 
 ATTEMPTS = "runs/digits-abc12/attempts"
 PLAIN = prep(parameters=())
@@ -81,7 +81,7 @@ def test_a_workflow_whose_run_went_on_opens_none(flow):
     newer = SubmissionClaim(
         run="digits-abc12", submission=2, kind=SubmissionKind.RESUME, workflow_name="digits-abc12-2", namespace="ml"
     )
-    claim(flow.world.store, RunLayout("digits-abc12").submission(2), newer)
+    claim_record(flow.world.store, RunLayout("digits-abc12").submission(2), newer)
     refused = flow.admit("prep")
     assert phase(refused) == "Failed"
     assert "submission 2 has taken over" in said(refused)

@@ -10,8 +10,8 @@
 import pytest
 from support.world import Flow, World, commit, fit, outputs, phase, prep, said, workflow, world
 
-from tiphys.records import SubmissionClaim, SubmissionKind, WorkflowRecord, digest
-from tiphys.store import RunLayout, claim
+from tiphys.records import SubmissionClaim, SubmissionKind, WorkflowRecord, json_digest
+from tiphys.store import RunLayout, claim_record
 
 RUN = "digits-abc12"
 
@@ -33,7 +33,7 @@ def resumed(here: World, *specs, submission: int = 2, made_of: str = "", **fresh
         fresh_since=fresh_since,
         workflow=made_of,
     )
-    claim(here.store, RunLayout(RUN).submission(submission), wanted)
+    claim_record(here.store, RunLayout(RUN).submission(submission), wanted)
     flow = here.submit(*specs, name=name, uid=f"uid-{submission}")
     flow.run, flow.submission = RUN, str(submission)
     return flow
@@ -100,8 +100,8 @@ def test_a_step_whose_program_was_changed_is_judged_by_the_workflow_that_the_sub
     finish(here.submit(STEP), "prep", "0/artifacts/data")
     changed = prep(parameters=(), template="t-other")
     document = workflow([changed])
-    record = WorkflowRecord(run=RUN, workflow=document, digest=digest(document))
-    claim(here.store, RunLayout(RUN).workflow(record.digest), record)
+    record = WorkflowRecord(run=RUN, workflow=document, digest=json_digest(document))
+    claim_record(here.store, RunLayout(RUN).workflow(record.digest), record)
 
     assert finish(resumed(here, changed, made_of=record.digest), "prep", "0/artifacts/data") == "2"
     later = resumed(here, STEP, submission=3)

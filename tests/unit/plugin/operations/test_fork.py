@@ -16,12 +16,12 @@ import copy
 import pytest
 from support.world import Flow, World, artifacts, commit, fit, outputs, phase, prep, said, workflow, world
 
-from tiphys.lineage.quarantine import quarantine
-from tiphys.lineage.retention.gc import RunLineage, run_lineages
-from tiphys.lineage.retention.policy import pins_of
-from tiphys.lineage.tree import tree
+from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.retention.gc import RunLineage, iter_run_lineages
+from tiphys.lineage.retention.policy import list_pins
+from tiphys.lineage.tree import read_lineage_tree
 from tiphys.records import CheckpointRef, RunRecord, SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, claim, step_attempts
+from tiphys.store import RunLayout, claim_record, read_step_attempts
 
 PARENT = "digits-abc12"
 STEP = prep(parameters=())
@@ -37,7 +37,7 @@ def forked(here: World, name: str, *specs, parent: str = PARENT, fresh: tuple[st
     live = workflow(list(specs), name, f"uid-{name}")
     document = copy.deepcopy({key: live[key] for key in ("apiVersion", "kind", "metadata", "spec")})
     record = RunRecord(run=name, pipeline="digits", workflow=document, digest="d", parent=parent, fresh=fresh)
-    claim(here.store, RunLayout(name).record, record)
+    claim_record(here.store, RunLayout(name).run_record, record)
     wanted = SubmissionClaim(
         run=name,
         submission=1,
@@ -46,7 +46,7 @@ def forked(here: World, name: str, *specs, parent: str = PARENT, fresh: tuple[st
         namespace="ml",
         fresh_since=dict.fromkeys(fresh, 1),
     )
-    claim(here.store, RunLayout(name).submission(1), wanted)
+    claim_record(here.store, RunLayout(name).submission(1), wanted)
     flow = here.submit(*specs, name=name, uid=f"uid-{name}")
     flow.run, flow.submission = name, "1"
     return flow
@@ -106,7 +106,7 @@ def test_what_the_parent_was_asked_to_make_anew_and_has_not_counts_no_more(here)
         namespace="ml",
         fresh_since={"prep": 2},
     )
-    claim(here.store, RunLayout(PARENT).submission(2), again)
+    claim_record(here.store, RunLayout(PARENT).submission(2), again)
     assert outputs(forked(here, "hot", STEP).admit("prep"))["run"] == "true"
 
 
@@ -126,7 +126,7 @@ def test_training_starts_from_the_newest_checkpoint_of_the_parent(here):
 
 def test_what_cannot_be_used_is_passed_over_and_told(here):
     trained(here)
-    quarantine(here.store, ref(1000), "bit rot", by="verify")
+    quarantine_checkpoint(here.store, ref(1000), "bit rot", by="verify")
     reply = forked(here, "hot", fit()).admit("fit", 0)
     assert outputs(reply)["resume-from"] == f"{PARENT}/fit/1-900"
     assert "1000 of attempt 1 was skipped" in said(reply)
@@ -138,9 +138,9 @@ def test_the_checkpoint_that_a_fork_began_with_stays_in_its_parent(here):
     for step in range(1100, 1600, 100):
         commit(here.store, f"{PARENT}/fit", attempt=1, step=step)
     keep = lambda policy: policy.model_copy(update={"delay_seconds": 0.0})  # noqa: E731
-    [lineage] = run_lineages(here.store, PARENT, keep)
+    [lineage] = iter_run_lineages(here.store, PARENT, keep)
     assert isinstance(lineage, RunLineage)
-    kept = {fate.checkpoint.global_step: fate.reasons for fate in lineage.collect().fates if fate.reasons}
+    kept = {fate.checkpoint.global_step: fate.reasons for fate in lineage.collect().decisions if fate.reasons}
     assert kept[1000] == ("pinned fork-hot",)
     assert 900 not in kept
 
@@ -156,11 +156,11 @@ def test_a_fork_goes_on_from_its_own_checkpoints_and_back_to_where_it_began(here
     fork.pod("fit", 2, retry=1, phase="Failed", exit_code=75)
     fork.settle("fit", 1, exit_code="75")
     assert outputs(fork.admit("fit", 2))["resume-from"] == "2-1100"
-    quarantine(here.store, ref(1100, 2, "hot"), "bit rot", by="verify")
+    quarantine_checkpoint(here.store, ref(1100, 2, "hot"), "bit rot", by="verify")
     fork.pod("fit", 3, retry=2, phase="Failed", exit_code=75)
     fork.settle("fit", 2, exit_code="75")
     assert outputs(fork.admit("fit", 3))["resume-from"] == f"{PARENT}/fit/1-1000"
-    assert pins_of(here.store, f"{PARENT}/fit") == {ref(1000): ("fork-hot",)}
+    assert list_pins(here.store, f"{PARENT}/fit") == {ref(1000): ("fork-hot",)}
 
 
 def test_a_fork_of_a_fork_that_saved_nothing_begins_where_that_began(here):
@@ -177,7 +177,7 @@ def test_a_training_that_is_asked_for_anew_starts_from_the_beginning(here):
 def test_the_lineage_tells_where_it_comes_from(here):
     trained(here)
     forked(here, "hot", fit()).admit("fit", 0)
-    [step] = tree(here.store, "hot").steps
+    [step] = read_lineage_tree(here.store, "hot").steps
     assert step.attempts[0].starts_from == ref(1000)
     assert step.attempts[0].checkpoints == ()
-    assert step_attempts(here.store, "hot", "fit")[0].claim.lineage == "hot/fit"
+    assert read_step_attempts(here.store, "hot", "fit")[0].claim.lineage == "hot/fit"

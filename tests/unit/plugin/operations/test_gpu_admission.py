@@ -20,8 +20,8 @@ from tiphys_plugin import PluginCore, SqliteLedger
 
 from tiphys.faults import InjectedFaultError
 from tiphys.protocol.step_spec import RetryPolicy
-from tiphys.records import AttemptEnd, Outcome
-from tiphys.store import claim
+from tiphys.records import AttemptEnd, AttemptEndOutcome
+from tiphys.store import claim_record
 
 EIGHT = queues(research={"A100": 8})
 
@@ -177,12 +177,12 @@ def test_stopping_workflow_gets_no_gpus_and_leaves_the_line(here):
     other(here, 8).admit("fit", 0)
     flow = here.submit(fit(gpu=gpus(8)))
     flow.admit("fit", 0)
-    assert len(here.ledger.snapshot().waiting) == 1
+    assert len(here.ledger.snapshot().pending) == 1
     end_workflow(here, "Running", shutdown="Stop")
     answer = flow.admit("fit", 0)
     assert outputs(answer)["run"] == "false"
     assert "is stopping" in said(answer)
-    assert here.ledger.snapshot().waiting == ()
+    assert here.ledger.snapshot().pending == ()
 
 
 def test_type_that_the_ledger_chose_is_where_the_pod_must_land(tmp_path):
@@ -244,7 +244,7 @@ def test_who_waits_behind_a_training_with_a_deadline_is_told_when_it_starts(here
 
 def test_gpus_of_a_fenced_attempt_come_back_while_its_workflow_still_seems_to_run(here):
     here.submit(fit(gpu=gpus(8))).admit("fit", 0)
-    end = AttemptEnd(run="digits-abc12", step="fit", attempt=1, submission=1, outcome=Outcome.FENCED)
+    end = AttemptEnd(run="digits-abc12", step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
     fence(here, end.to_bytes())
     assert outputs(other(here).admit("fit", 0))["run"] == "true"
 
@@ -289,7 +289,7 @@ def test_gpus_of_an_attempt_are_not_given_back_by_who_came_too_late_to_open_it(h
         if not opened:
             opened.append(True)
             here.restart().execute_document(flow.document(flow.body("admit", "fit", 1)))
-        return claim(*claimed)
+        return claim_record(*claimed)
 
     monkeypatch.setattr("tiphys_plugin.operations.admit.claim_record", racing)
     late = flow.admit("fit", 0)
@@ -308,7 +308,7 @@ def test_service_with_another_queue_file_does_not_end_what_was_admitted(here, mo
         if not admitted:
             admitted.append(True)
             flow.admit("fit", 0)
-        return claim(*claimed)
+        return claim_record(*claimed)
 
     monkeypatch.setattr("tiphys_plugin.operations.admit.claim_record", racing)
     answer = other_service.execute_document(flow.document(flow.body("admit", "fit", 0)))

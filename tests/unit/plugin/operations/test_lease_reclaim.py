@@ -14,7 +14,7 @@
 import pytest
 from support.world import Flow, World, fit, gpus, phase, said, workflow, world
 from tiphys_plugin import Queues
-from tiphys_plugin.operations import lease_reclaim as lapses
+from tiphys_plugin.operations import lease_reclaim
 
 from tiphys.checkpoint.save.commit import check_fence
 from tiphys.errors import FencedError, StoreError
@@ -111,7 +111,7 @@ def test_who_cannot_be_fenced_keeps_its_gpus(here, monkeypatch):
     over(here)
     waiting = another(here)
     with monkeypatch.context() as patched:
-        patched.setattr(lapses, "fence", failing)
+        patched.setattr(lease_reclaim, "fence_lease_holder", failing)
         time_passes(here, waiting, 8)
     assert holders(here) == ["uid-1"]
     time_passes(here, waiting, 1)

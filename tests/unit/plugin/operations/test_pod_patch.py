@@ -16,7 +16,7 @@ from support.world import Flow, World, fit, gpus, outputs, said, workflow, world
 from tiphys_plugin import PluginCore, SqliteLedger
 from tiphys_plugin.quota.queues import Queues
 
-from tiphys.protocol.gang import Gang
+from tiphys.protocol.gang import GangSpec
 from tiphys.records import AttemptClaim
 from tiphys.store import RunLayout, read_record
 
@@ -91,7 +91,7 @@ def test_tolerations_that_argo_fills_in_are_refused_with_their_remedy_and_hold_n
     here.cluster.write_workflow(document)
     reply = Flow(here, "digits-abc12", "uid-1").admit("fit", 0)
     assert outputs(reply)["run"] == "false"
-    assert "write them out" in said(reply)
+    assert "without placeholders" in said(reply)
     assert here.ledger.snapshot().leases == ()
 
 
@@ -109,7 +109,7 @@ def test_the_node_is_told_beside_the_flavor(tmp_path):
 
 
 def test_pods_of_a_gang_get_the_same_by_their_manifest(here):
-    spec = fit(gpu=gpus(8, members=4, spot="only"), gang=Gang(members=4), artifacts=())
+    spec = fit(gpu=gpus(8, members=4, spot="only"), gang=GangSpec(members=4), artifacts=())
     answer = outputs(here.submit(spec).admit("fit", 0))
     assert json.loads(f"[{answer['tolerations']}]") == SPOT
     requirements = {one["key"]: one for one in json.loads(f"[{answer['node-requirements']}]")}

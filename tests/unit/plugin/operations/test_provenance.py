@@ -5,7 +5,7 @@ from support.world import Flow, World, fit, workflow, world
 
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION
 from tiphys.records import AttemptClaim
-from tiphys.store import read_run, step_attempts
+from tiphys.store import read_run, read_step_attempts
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def test_a_claim_holds_digests_of_parameters_and_data_that_change_with_them_alon
     def claimed(name: str, lr: str, artifact: str) -> AttemptClaim:
         flow = here.submit(fit(), name=name, uid=f"uid-{name}")
         flow.admit("fit", 0, inputs={"lr": lr}, artifacts=[{"name": "data", "s3": {"key": artifact}}])
-        [attempt] = step_attempts(here.store, name, "fit")
+        [attempt] = read_step_attempts(here.store, name, "fit")
         return attempt.claim
 
     one, hotter, other = claimed("a", "0.1", "raw/1"), claimed("b", "0.2", "raw/1"), claimed("c", "0.1", "raw/2")
@@ -29,7 +29,7 @@ def test_a_claim_holds_digests_of_parameters_and_data_that_change_with_them_alon
 
 def test_a_step_without_input_artifacts_has_no_data_to_be_known_by(here):
     here.submit(fit()).admit("fit", 0)
-    [attempt] = step_attempts(here.store, "digits-abc12", "fit")
+    [attempt] = read_step_attempts(here.store, "digits-abc12", "fit")
     assert attempt.claim.dataset == ""
 
 

@@ -15,7 +15,7 @@ import pytest
 from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, said, world
 
 from tiphys.records import SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, claim, read_events
+from tiphys.store import RunLayout, claim_record, read_events
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def resumed(here: World, *specs, run: str = "digits-abc12", submission: int = 2)
     wanted = SubmissionClaim(
         run=run, submission=submission, kind=SubmissionKind.RESUME, workflow_name=name, namespace="ml"
     )
-    claim(here.store, RunLayout(run).submission(submission), wanted)
+    claim_record(here.store, RunLayout(run).submission(submission), wanted)
     flow = here.submit(*specs, name=name, uid=f"uid-{submission}")
     flow.run, flow.submission = run, str(submission)
     return flow
@@ -58,8 +58,8 @@ def test_finished_step_is_adopted_by_the_next_submission(here):
     assert artifacts(verdict) == {"data": key}
     assert [e.message for e in read_events(here.store, "digits-abc12")] == ["prep was not run: adopted from attempt 1"]
     layout = RunLayout("digits-abc12")
-    left = {info.key for info in here.store.list(layout.adoptions)}
-    assert left == {layout.adopted(2, "prep"), layout.adopted_attempt(2, "prep", 1)}
+    left = {info.key for info in here.store.list(layout.all_reused)}
+    assert left == {layout.reused(2, "prep"), layout.reused_attempt(2, "prep", 1)}
 
 
 def test_repeated_admit_of_an_adopted_step_gives_the_same_answer_once_recorded(here):

@@ -15,7 +15,7 @@ import pytest
 from support.world import QUICK, World, artifacts, keys, outputs, phase, prep, records, said, world
 
 from tiphys.faults import InjectedFaultError
-from tiphys.store import listing_digest
+from tiphys.store import outputs_digest
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_outputs_are_verified_recorded_and_answered(here):
 def test_done_projection_is_the_digest_of_the_listing(here):
     ran(here).conclude("prep")
     rows = [("0/artifacts/data/a.bin", 2), ("0/artifacts/data/b.bin", 1), ("0/parameters/rows", 5)]
-    expected = f"runs/digits-abc12/done/prep/000000001-{listing_digest(rows)}"
+    expected = f"runs/digits-abc12/done/prep/000000001-{outputs_digest(rows)}"
     assert keys(here.store, "runs/digits-abc12/done/") == [expected]
 
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import pytest
 from support.ledger import NOW, ask, lease, waiting
-from tiphys_plugin.quota.lease import Admitted, Deferred, Reason, Rejected
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.usage import usage
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues, parse_queues
 from tiphys_plugin.quota.scheduler import pools
-from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 from tiphys.errors import UsageError
 
@@ -44,7 +44,7 @@ def queue(name: str = "research", **fields) -> dict:
 
 
 def given(declared: Queues, request, *leases, line=()):
-    return decide(State(declared, tuple(leases), tuple(line)), request, 10, NOW)
+    return decide_admission(SchedulingState(declared, tuple(leases), tuple(line)), request, 10, NOW)
 
 
 def pool(answer) -> str:
@@ -87,10 +87,10 @@ def test_room_within_a_quota_goes_before_gpus_of_others():
 @pytest.mark.parametrize(
     ("request_", "reason", "words"),
     [
-        (ask(1, gpu_type="H100"), Reason.NO_MATCHING_GPU_TYPE, "queue research has no H100"),
-        (ask(1, min_gpu_memory_mb=90_000), Reason.NO_MATCHING_GPU_TYPE, "has no A100"),
-        (ask(9), Reason.EXCEEDS_MAX_QUOTA, "at most 8"),
-        (ask(1, gpu_type="own"), Reason.NO_MATCHING_GPU_TYPE, "has no own"),
+        (ask(1, gpu_type="H100"), AdmissionReason.NO_MATCHING_GPU_TYPE, "queue research has no H100"),
+        (ask(1, min_gpu_memory_mb=90_000), AdmissionReason.NO_MATCHING_GPU_TYPE, "has no A100"),
+        (ask(9), AdmissionReason.EXCEEDS_MAX_QUOTA, "at most 8"),
+        (ask(1, gpu_type="own"), AdmissionReason.NO_MATCHING_GPU_TYPE, "has no own"),
     ],
 )
 def test_what_no_flavor_of_the_queue_can_serve_is_rejected(request_, reason, words):
@@ -110,7 +110,7 @@ def test_a_step_is_told_that_spot_nodes_are_what_it_would_have_to_allow():
     stays = rules({"name": "research", "gpus": {"own": 8}}, flavors=(OWN,), inventory={"own": {"count": 8}})
     assert pool(given(stays, ask(1, spot="allowed"))) == "own"
     answer = given(rules({"name": "research", "gpus": {"own": 8}}), ask(1, spot="only"))
-    assert "spot nodes alone" in answer.message
+    assert "spot nodes only" in answer.message
 
 
 def test_a_step_without_a_type_is_told_why_the_star_is_not_for_it():
@@ -122,7 +122,7 @@ def test_a_step_without_a_type_is_told_why_the_star_is_not_for_it():
 def test_who_waits_is_told_of_flavors_by_name():
     answer = given(rules(queue()), ask(4, spot="allowed"), lease(6, "a", "own"), lease(8, "b", "spot"))
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.WAITING_FOR_QUOTA
+    assert answer.reason is AdmissionReason.WAITING_FOR_QUOTA
     assert "6 of 8 own, 8 of 8 spot" in answer.message
 
 
@@ -136,7 +136,7 @@ def test_gpus_that_exist_are_counted_by_flavor():
     answer = given(few, ask(2, spot="only"), lease(1, "a", "spot"))
     assert isinstance(answer, Deferred)
     assert "1 of 2 spot of the cluster are in use" in answer.message
-    assert few.stock["own"].memory_mb == 81920
+    assert few.gpu_inventory["own"].memory_mb == 81920
 
 
 def test_the_flavor_of_the_node_decides():
@@ -147,7 +147,7 @@ def test_the_flavor_of_the_node_decides():
         {"name": "n4", "gpu_type": "L4", "gpus": 2},
     ]
     placed = rules({"name": "research", "gpus": {"own": 32, "spot": 32, "*": 32}}, flavors=(OWN, SPOT), nodes=nodes)
-    assert {kind: one.count for kind, one in placed.stock.items()} == {"own": 4, "spot": 8, "L4": 2}
+    assert {kind: one.count for kind, one in placed.gpu_inventory.items()} == {"own": 4, "spot": 8, "L4": 2}
     assert given(placed, ask(4)).nodes == ("n2",)
     assert given(placed, ask(4, spot="only")).nodes == ("n1",)
     assert given(placed, ask(8, gpu_type=None, members=2, spot="allowed")).nodes == ("n1", "n1")
@@ -167,7 +167,7 @@ def test_who_names_no_type_does_not_get_gpus_of_which_nobody_knows_the_nodes():
 def test_leases_from_before_there_were_flavors_count_in_all_of_their_type(declared):
     now = rules({"name": "research", "gpus": {"own": 8, "spot": 8}}, flavors=(OWN, SPOT), **declared)
     before = lease(6, "a", "A100")
-    assert usage(now, Book((before,)))[0].held == 6
+    assert compute_queue_usage(now, LedgerState((before,)))[0].held == 6
     answer = given(now, ask(4, spot="allowed", gpu_type="A100"), before, lease(6, "b", "spot"))
     assert isinstance(answer, Deferred)
     if declared:
@@ -191,8 +191,10 @@ def test_a_flavor_that_the_queue_no_longer_names_counts_in_another_of_the_type()
 
 
 def test_usage_is_by_flavor():
-    book = Book((lease(3, "a", "spot"), lease(1, "b", "*", gpu_type="L4")), (waiting(4, 1), waiting(2, 2, spot="only")))
-    rows = {one.gpu_type: (one.held, one.waiting) for one in usage(rules(queue()), book)}
+    book = LedgerState(
+        (lease(3, "a", "spot"), lease(1, "b", "*", gpu_type="L4")), (waiting(4, 1), waiting(2, 2, spot="only"))
+    )
+    rows = {one.gpu_type: (one.held, one.pending) for one in compute_queue_usage(rules(queue()), book)}
     assert rows == {"own": (0, 4), "spot": (3, 2), "T4": (0, 0), "*": (1, 0)}
 
 
@@ -231,7 +233,7 @@ def test_what_cannot_be_meant_is_refused_by_name(document, words):
 
 def test_nodes_of_today_may_have_none_of_a_flavor():
     declared = rules({"name": "research", "gpus": {"own": 8}}, cluster_nodes={})
-    today = declared.on((), changing=True)
+    today = declared.with_nodes((), are_current=True)
     answer = given(today, ask(4))
     assert isinstance(answer, Deferred)
     assert "for now" in answer.message
@@ -252,5 +254,5 @@ def test_kinds_of_requests_that_nobody_asks_for_again_are_forgotten():
     declared = rules(queue())
     [research] = declared.queues
     for memory in range(1, 4200):
-        assert pools.of(declared, research, ask(1, min_gpu_memory_mb=memory))
-    assert len(declared.drawn) < 4200
+        assert pools.find_eligible_pools(declared, research, ask(1, min_gpu_memory_mb=memory))
+    assert len(declared.eligible_pools_cache) < 4200

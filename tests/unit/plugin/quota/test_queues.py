@@ -29,7 +29,7 @@ def test_the_example_of_the_documentation_is_read(tmp_path):
     path = tmp_path / "queues.yaml"
     path.write_text(text.split("```yaml\n")[1].split("```")[0])
     research, nightly = load_queues(path).queues
-    assert (research.ceiling("A100"), research.keeps("A100"), research.weight) == (12, 2, 2)
+    assert (research.max_with_borrowing("A100"), research.guaranteed_quota("A100"), research.weight) == (12, 2, 2)
     assert (nightly.cohort, nightly.stopped) == ("lab", True)
 
 
@@ -89,8 +89,8 @@ def test_missing_file_is_named(tmp_path):
 def test_level_is_told_by_the_gpu_hours_at_which_the_next_one_begins():
     queue = Queue(name="a", gpus={}, order="attained", attained_gpu_hours=(1, 8))
     hours = (0, 0.99, 1, 7.9, 8, 1000)
-    assert [queue.level(3600 * one) for one in hours] == [0, 0, 1, 1, 2, 2]
-    assert Queue(name="a", gpus={}).level(1e9) == 0
+    assert [queue.attained_level(3600 * one) for one in hours] == [0, 0, 1, 1, 2, 2]
+    assert Queue(name="a", gpus={}).attained_level(1e9) == 0
     assert Queue.model_validate(queue.model_dump()) == queue
 
 

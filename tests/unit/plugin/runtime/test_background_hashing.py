@@ -78,7 +78,7 @@ def test_storage_that_fails_while_hashing_is_asked_again(flow):
 
 
 def test_call_about_a_step_that_is_being_answered_is_asked_again_later(tmp_path):
-    here = world(tmp_path, settings=replace(QUICK, lock_seconds=0.01))
+    here = world(tmp_path, settings=replace(QUICK, lock_timeout_seconds=0.01))
     flow = here.submit(prep())
     with here.core._locks.hold("digits-abc12/prep/", 1):
         waiting = flow.admit("prep")

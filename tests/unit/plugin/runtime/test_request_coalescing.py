@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 from support.polling import until
 from tiphys_plugin.runtime import concurrency as module
-from tiphys_plugin.runtime.concurrency import Busy, Together
+from tiphys_plugin.runtime.concurrency import LockTimeoutError, SingleFlight
 
 PATIENCE = 60.0
 CALLERS = 6
@@ -45,11 +45,11 @@ class Waiting:
 
 
 def test_those_who_come_while_somebody_looks_share_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, look, waiting = Together(), Look(), Waiting(monkeypatch)
+    together, look, waiting = SingleFlight(), Look(), Waiting(monkeypatch)
     with ThreadPoolExecutor(CALLERS + 1) as pool:
-        first = pool.submit(together.ask, "newest?", look, PATIENCE)
+        first = pool.submit(together.lookup, "newest?", look, PATIENCE)
         until(lambda: look.begun == 1)
-        later = [pool.submit(together.ask, "newest?", look, PATIENCE) for _ in range(CALLERS)]
+        later = [pool.submit(together.lookup, "newest?", look, PATIENCE) for _ in range(CALLERS)]
         until(lambda: waiting.callers == CALLERS - 1)  # all but the one who will look
         look.first_may_end.set()
         assert first.result(PATIENCE) == 1
@@ -57,7 +57,7 @@ def test_those_who_come_while_somebody_looks_share_the_next_look(monkeypatch: py
 
 
 def test_nobody_gets_an_answer_that_is_older_than_its_question() -> None:
-    together, numbers, begun = Together(), count(1), [0]
+    together, numbers, begun = SingleFlight(), count(1), [0]
 
     def look() -> int:
         begun[0] = next(numbers)
@@ -65,46 +65,46 @@ def test_nobody_gets_an_answer_that_is_older_than_its_question() -> None:
 
     def ask(_: int) -> tuple[int, int]:
         before = begun[0]
-        return before, together.ask("newest?", look, PATIENCE)
+        return before, together.lookup("newest?", look, PATIENCE)
 
     with ThreadPoolExecutor(CALLERS) as pool:
         assert all(before < answer for before, answer in pool.map(ask, range(300)))
 
 
 def test_other_questions_do_not_wait() -> None:
-    together, look = Together(), Look()
+    together, look = SingleFlight(), Look()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(together.ask, "newest?", look, PATIENCE)
+        first = pool.submit(together.lookup, "newest?", look, PATIENCE)
         until(lambda: look.begun == 1)
-        assert together.ask("oldest?", lambda: 7, PATIENCE) == 7
+        assert together.lookup("oldest?", lambda: 7, PATIENCE) == 7
         look.first_may_end.set()
         assert first.result(PATIENCE) == 1
 
 
 def test_a_look_that_fails_fails_for_all_who_share_it_and_for_nobody_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, look, waiting = Together(), Look(), Waiting(monkeypatch)
+    together, look, waiting = SingleFlight(), Look(), Waiting(monkeypatch)
 
     def fails() -> int:
         raise OSError("no answer")
 
     with ThreadPoolExecutor(CALLERS + 1) as pool:
-        first = pool.submit(together.ask, "newest?", look, PATIENCE)
+        first = pool.submit(together.lookup, "newest?", look, PATIENCE)
         until(lambda: look.begun == 1)
-        later = [pool.submit(together.ask, "newest?", fails, PATIENCE) for _ in range(CALLERS)]
+        later = [pool.submit(together.lookup, "newest?", fails, PATIENCE) for _ in range(CALLERS)]
         until(lambda: waiting.callers == CALLERS - 1)
         look.first_may_end.set()
         assert first.result(PATIENCE) == 1
         assert [type(one.exception(PATIENCE)) for one in later] == [OSError] * CALLERS
-    assert together.ask("newest?", look, PATIENCE) == 2
+    assert together.lookup("newest?", look, PATIENCE) == 2
 
 
 def test_a_look_that_takes_too_long_is_not_waited_for() -> None:
-    together, look = Together(), Look()
+    together, look = SingleFlight(), Look()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(together.ask, "newest?", look, PATIENCE)
+        first = pool.submit(together.lookup, "newest?", look, PATIENCE)
         until(lambda: look.begun == 1)
-        with pytest.raises(Busy):
-            together.ask("newest?", look, 0.01)
+        with pytest.raises(LockTimeoutError):
+            together.lookup("newest?", look, 0.01)
         look.first_may_end.set()
         assert first.result(PATIENCE) == 1
-    assert together.ask("newest?", look, PATIENCE) == 2
+    assert together.lookup("newest?", look, PATIENCE) == 2

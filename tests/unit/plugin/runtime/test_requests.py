@@ -109,7 +109,7 @@ class Unreachable(DirectoryStore):
 
 @pytest.fixture
 def shaky(tmp_path) -> World:
-    return world(tmp_path, settings=replace(QUICK, outage_calls=2), store=Unreachable(tmp_path / "store"))
+    return world(tmp_path, settings=replace(QUICK, silent_outage_calls=2), store=Unreachable(tmp_path / "store"))
 
 
 def test_short_outage_is_for_argo_to_repeat_and_a_long_one_is_waited_for(shaky):

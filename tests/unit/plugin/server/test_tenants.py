@@ -16,14 +16,14 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from support.installation import RELEASE, Site, site
 from support.world import fit, gpus, outputs, phase, prep, said
-from tiphys_plugin.server.tenants import CALLS_OF_ONE_TENANT, TenantChecks, TrespassError
-from tiphys_plugin.server.wiring import Installation, build
+from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespaceError, TenantChecks
+from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
 from tiphys.errors import StoreError, UsageError
 from tiphys.kube.resources import GPU_LEDGERS, WORKFLOWS
 from tiphys.protocol.execute_api import NOT_MINE
-from tiphys.records import AttemptEnd, Outcome, SubmissionBound
-from tiphys.store import RunLayout, claim
+from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding
+from tiphys.store import RunLayout, claim_record
 
 
 @pytest.fixture
@@ -46,14 +46,16 @@ def test_each_namespace_keeps_its_runs_in_its_own_store(here):
         assert outputs(flow.call("admit", "prep"))["run"] == "true"
         assert phase(flow.call("conclude", "prep", status="Succeeded")) == "Succeeded"
     assert keys(here, "ml") == keys(here, "vision") != []
-    bound = [here.store(one).read(RunLayout("digits-abc12").submission_bound(1)) for one in ("ml", "vision")]
+    bound = [here.store(one).read(RunLayout("digits-abc12").submission_binding(1)) for one in ("ml", "vision")]
     assert bound[0] != bound[1]
 
 
 def test_caller_that_names_another_namespace_is_turned_away_unread(here):
     flow = here.submit("vision", prep())
     before = here.server.count()
-    with pytest.raises(TrespassError, match="caller of namespace ml spoke for a workflow of namespace vision"):
+    with pytest.raises(
+        ForbiddenNamespaceError, match="caller of namespace ml spoke for a workflow of namespace vision"
+    ):
         here.tenants.execute("ml", flow.document("admit", "prep"))
     assert here.server.count() == before
     assert keys(here, "ml") == keys(here, "vision") == []
@@ -62,7 +64,7 @@ def test_caller_that_names_another_namespace_is_turned_away_unread(here):
 @pytest.mark.parametrize("workflow", [None, {}, {"metadata": {}}, {"metadata": {"namespace": 7}}])
 def test_caller_that_names_no_namespace_is_turned_away(here, workflow):
     document = here.submit("ml", prep()).document("admit", "prep")
-    with pytest.raises(TrespassError):
+    with pytest.raises(ForbiddenNamespaceError):
         here.tenants.execute("ml", {**document, "workflow": workflow})
 
 
@@ -77,7 +79,7 @@ def test_workflow_of_another_namespace_cannot_be_spoken_for(here):
     waiting = here.submit("vision", fit(gpu=gpus(8)), name="waits")
     assert phase(waiting.call("admit", "fit", 0)) == "Pending"
     here.submit("ml", fit(gpu=gpus(8)))
-    forged = SubmissionBound(
+    forged = SubmissionBinding(
         run="waits",
         submission=1,
         cluster=here.tenants.cluster.name,
@@ -85,7 +87,7 @@ def test_workflow_of_another_namespace_cannot_be_spoken_for(here):
         workflow_name="waits",
         uid=waiting.uid,
     )
-    claim(here.store("ml"), RunLayout("waits").submission_bound(1), forged)
+    claim_record(here.store("ml"), RunLayout("waits").submission_binding(1), forged)
     document = waiting.document("admit", "fit", 0)
     document["workflow"]["metadata"]["namespace"] = "ml"
     document["template"]["plugin"]["tiphys"] = {
@@ -98,7 +100,7 @@ def test_workflow_of_another_namespace_cannot_be_spoken_for(here):
         "failures": "null",
     }
     assert "is not in cluster" in said(here.tenants.execute("ml", document))
-    assert len(here.tenants.ledger.snapshot().waiting) == 1
+    assert len(here.tenants.ledger.snapshot().pending) == 1
 
 
 def test_workflow_for_another_store_is_refused_with_both_urls(here):
@@ -151,12 +153,12 @@ def test_lease_is_judged_by_the_store_of_its_own_namespace(here):
     """Runs of two namespaces may have the same name."""
     holder = here.submit("vision", fit(gpu=gpus(8)))
     holder.call("admit", "fit", 0)
-    end = AttemptEnd(run=holder.name, step="fit", attempt=1, submission=1, outcome=Outcome.FENCED)
-    claim(here.store("ml"), RunLayout(holder.name).attempt_end("fit", 1), end)
+    end = AttemptEnd(run=holder.name, step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.FENCED)
+    claim_record(here.store("ml"), RunLayout(holder.name).attempt_end("fit", 1), end)
     here.tenants.ledger.release_workflow(holder.uid)
     late = here.submit("ml", fit(gpu=gpus(8)), name="other")
     assert phase(late.call("admit", "fit", 0)) == "Pending"
-    claim(here.store("vision"), RunLayout(holder.name).attempt_end("fit", 1), end)
+    claim_record(here.store("vision"), RunLayout(holder.name).attempt_end("fit", 1), end)
     here.tenants.ledger.release_workflow(holder.uid)
     assert phase(late.call("admit", "fit", 0)) == "Succeeded"
     assert leases(here) == [("ml", 8)]
@@ -232,7 +234,7 @@ def test_one_tenant_cannot_occupy_all_threads(here, monkeypatch):
 
     monkeypatch.setattr(slow, "execute_document", hang)
     flow = here.submit("vision", prep())
-    callers = [threading.Thread(target=flow.call, args=("admit", "prep")) for _ in range(CALLS_OF_ONE_TENANT)]
+    callers = [threading.Thread(target=flow.call, args=("admit", "prep")) for _ in range(MAX_CALLS_PER_TENANT)]
     for caller in callers:
         caller.start()
     for _ in callers:
@@ -247,7 +249,7 @@ def test_one_tenant_cannot_occupy_all_threads(here, monkeypatch):
 def test_requests_of_one_admitted_training_step(here):
     """What the class documents, and the ledger's own reads and writes beside it."""
     flow = here.submit("ml", fit(gpu=gpus(8), artifacts=()))
-    here.tenants.core("ml").recover()
+    here.tenants.core("ml").recover_leases()
     here.server.requests.clear()
     flow.call("admit", "fit", 0)
     flow.call("settle", "fit", 0, status="Succeeded", exit_code="0")
@@ -272,9 +274,9 @@ def test_metrics_tell_tenants_apart(here):
 def test_checks_name_the_store_that_is_broken_and_why(here):
     here.break_store("vision")
     checks = TenantChecks(here.tenants)
-    assert checks.state()["status"] == "unknown"
-    checks.look()
-    state = checks.state()
+    assert checks.status_document()["status"] == "unknown"
+    checks.check_all()
+    state = checks.status_document()
     assert state["status"] == "degraded"
     assert state["ledger"] == {"error": ""}
     assert [one["namespace"] for one in state["tenants"]] == ["ml", "vision"]
@@ -282,29 +284,29 @@ def test_checks_name_the_store_that_is_broken_and_why(here):
     assert str(here.root / "stores" / "vision") in state["tenants"][1]["error"]
     assert 'tiphys_store_up{tenant="vision"} 0.0' in here.tenants.render().decode()
     here.mend_store("vision")
-    checks.look()
-    assert checks.state()["status"] == "ok"
+    checks.check_all()
+    assert checks.status_document()["status"] == "ok"
 
 
 def test_checks_name_queues_that_grant_nothing(here):
     checks = TenantChecks(here.tenants)
     here.server.authorize = lambda request: request.plural != "nodes"
     here.api.patch(GPU_LEDGERS, RELEASE, "default", {"spec": {"cluster_nodes": {}}})
-    checks.look()
-    state = checks.state()
+    checks.check_all()
+    state = checks.status_document()
     assert state["status"] == "degraded"
     assert "`nodes.observe: true` in the values of the chart" in state["ledger"]["error"]
     here.api.patch(GPU_LEDGERS, RELEASE, "default", {"spec": {"cluster_nodes": None}})
-    checks.look()
-    assert checks.state()["status"] == "ok"
+    checks.check_all()
+    assert checks.status_document()["status"] == "ok"
 
 
 def test_checks_name_a_ledger_out_of_reach(here):
     checks = TenantChecks(here.tenants)
     here.server.fail_next(503, times=2, plural="gpuledgers", message="etcd is away")
-    checks.look()
-    assert "etcd is away" in checks.state()["ledger"]["error"]
-    assert checks.state()["status"] == "degraded"
+    checks.check_all()
+    assert "etcd is away" in checks.status_document()["ledger"]["error"]
+    assert checks.status_document()["status"] == "degraded"
 
 
 @pytest.mark.parametrize(
@@ -318,11 +320,11 @@ def test_checks_name_a_ledger_out_of_reach(here):
 )
 def test_choice_that_would_mix_tenants_is_refused(here, url, namespaces, says):
     with pytest.raises(UsageError, match=says):
-        build(here.api, Installation(url, namespaces, release_namespace=RELEASE))
+        build_tenants(here.api, DeploymentSettings(url, namespaces, release_namespace=RELEASE))
 
 
 def test_every_namespace_is_served_where_that_is_asked_for(tmp_path):
     with site(tmp_path, None) as here:
         flow = here.submit("vision", prep())
         assert phase(flow.call("admit", "prep")) == "Succeeded"
-        assert here.tenants.known == ["vision"]
+        assert here.tenants.known_namespaces == ["vision"]

@@ -13,7 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from tiphys_plugin.server import token_review as authentication
 from tiphys_plugin.server.authentication import UnauthenticatedError
-from tiphys_plugin.server.token_review import ReviewedTokens
+from tiphys_plugin.server.token_review import TokenReviewAuthenticator
 
 from tiphys.errors import StoreError
 
@@ -32,7 +32,9 @@ class Gate:
         self.clock = Seconds()
         self.registry = CollectorRegistry()
         api = server.api("tiphys")
-        self.tokens = ReviewedTokens(api, lambda namespace: namespace in ("ml", "vision"), self.registry, self.clock)
+        self.tokens = TokenReviewAuthenticator(
+            api, lambda namespace: namespace in ("ml", "vision"), self.registry, self.clock
+        )
 
     def reviews(self, result: str) -> float:
         return self.registry.get_sample_value("tiphys_reviews_total", {"result": result}) or 0.0
@@ -45,8 +47,8 @@ def gate(server):
 
 
 def test_account_speaks_for_its_own_namespace(gate):
-    assert gate.tokens.caller("good").namespace == "ml"
-    assert gate.tokens.caller("other").namespace == "vision"
+    assert gate.tokens.authenticate("good").namespace == "ml"
+    assert gate.tokens.authenticate("other").namespace == "vision"
     assert gate.reviews("accepted") == 2
 
 
@@ -66,61 +68,61 @@ def test_account_speaks_for_its_own_namespace(gate):
 def test_anybody_else_is_refused(server, gate, user):
     server.tokens["bad"] = user
     with pytest.raises(UnauthenticatedError, match="not that of a service account tiphys-executor-plugin"):
-        gate.tokens.caller("bad")
+        gate.tokens.authenticate("bad")
     assert gate.reviews("refused") == 1
 
 
 def test_missing_token_costs_no_review(server, gate):
     with pytest.raises(UnauthenticatedError):
-        gate.tokens.caller("")
+        gate.tokens.authenticate("")
     assert server.count() == 0
 
 
 def test_good_verdict_is_remembered_for_a_minute(server, gate):
     for _ in range(10):
-        gate.tokens.caller("good")
+        gate.tokens.authenticate("good")
     assert server.count("create", "tokenreviews") == 1
     del server.tokens["good"]
     gate.clock.now += 59
-    assert gate.tokens.caller("good").namespace == "ml"
+    assert gate.tokens.authenticate("good").namespace == "ml"
     gate.clock.now += 1
     with pytest.raises(UnauthenticatedError):
-        gate.tokens.caller("good")
+        gate.tokens.authenticate("good")
 
 
 def test_bad_verdict_is_remembered_for_five_seconds(server, gate):
     for _ in range(10):
         with pytest.raises(UnauthenticatedError):
-            gate.tokens.caller("new")
+            gate.tokens.authenticate("new")
     assert server.count("create", "tokenreviews") == 1
     server.tokens["new"] = ACCOUNT.format("ml")
     gate.clock.now += 5
-    assert gate.tokens.caller("new").namespace == "ml"
+    assert gate.tokens.authenticate("new").namespace == "ml"
 
 
 def test_api_server_that_is_away_is_no_verdict(server, gate):
     server.fail_next(503, plural="tokenreviews")
     with pytest.raises(StoreError):
-        gate.tokens.caller("good")
-    assert gate.tokens.caller("good").namespace == "ml"
+        gate.tokens.authenticate("good")
+    assert gate.tokens.authenticate("good").namespace == "ml"
     assert gate.reviews("unavailable") == 1
 
 
 def test_memory_is_bounded_and_forgets_the_oldest(server, gate, monkeypatch):
-    monkeypatch.setattr(authentication, "_MOST_VERDICTS", 2)
+    monkeypatch.setattr(authentication, "_MAX_CACHED_REVIEWS", 2)
     for token in ("good", "other", "unknown"):
         try:
-            gate.tokens.caller(token)
+            gate.tokens.authenticate(token)
         except UnauthenticatedError:
             assert token == "unknown"
-    gate.tokens.caller("other")
+    gate.tokens.authenticate("other")
     assert server.count("create", "tokenreviews") == 3
-    gate.tokens.caller("good")
+    gate.tokens.authenticate("good")
     assert server.count("create", "tokenreviews") == 4
 
 
 def test_no_token_is_ever_logged_or_kept(server, gate):
     with structlog.testing.capture_logs() as logs, pytest.raises(UnauthenticatedError) as refused:
-        gate.tokens.caller("a-secret-token")
+        gate.tokens.authenticate("a-secret-token")
     assert [log["event"] for log in logs] == ["token.refused"]
     assert "a-secret-token" not in f"{logs} {refused.value} {vars(gate.tokens)}"

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from support.ledger import ask, ledger_api, queues
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, Leaving, Rejected
+from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, PreemptionNotice, Rejected
 from tiphys_plugin.quota.ledger.backend import MemoryLedger
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
@@ -37,7 +37,7 @@ def held(ledger: AdmissionBackend) -> list[tuple[str, int]]:
 
 
 def queued(ledger: AdmissionBackend) -> list[str]:
-    return [w.request.uid for w in ledger.snapshot().waiting]
+    return [w.request.uid for w in ledger.snapshot().pending]
 
 
 def test_repeated_request_gets_the_lease_it_holds(ledger):
@@ -57,7 +57,7 @@ def test_deferred_request_holds_nothing_but_its_place(ledger):
     assert queued(ledger) == ["u2", "u3"]
 
 
-def test_released_gpus_go_to_the_first_in_line(ledger, clock):
+def test_released_gpus_go_to_the_first_pending_request(ledger, clock):
     first = ledger.request(ask(8, "u1"))
     assert isinstance(first, Admitted)
     ledger.request(ask(8, "u2"))
@@ -93,7 +93,7 @@ def test_an_elastic_gang_gets_what_fits_and_gives_back_a_member_at_a_time(ledger
 def test_an_elastic_gang_that_waits_holds_back_no_more_than_its_fewest(ledger):
     ledger.request(ask(6, "u1"))
     assert isinstance(ledger.request(ask(4, "u2", members=2, min_members=2, max_members=4)), Deferred)
-    [waits] = ledger.snapshot().waiting
+    [waits] = ledger.snapshot().pending
     assert (waits.request.gpus, waits.request.members, waits.request.max_members) == (4, 2, 4)
 
 
@@ -121,7 +121,7 @@ def test_who_stops_asking_blocks_nobody_but_keeps_its_place(ledger, clock):
     assert isinstance(ledger.request(ask(7, "u4")), Deferred), "the one that came back is ahead again"
 
 
-def test_withdrawn_workflow_leaves_the_line(ledger):
+def test_withdrawn_workflow_leaves_the_pending_queue(ledger):
     ledger.request(ask(8, "u1"))
     ledger.request(ask(8, "u2"))
     ledger.withdraw("u2")
@@ -137,13 +137,13 @@ def test_rejected_request_does_not_wait(ledger):
 def test_time_alone_never_takes_a_lease_away(ledger, clock):
     ledger.request(ask(8, "u1"))
     clock.advance(timedelta(days=30).total_seconds())
-    assert ledger.sweep(lambda lease: False) == []
+    assert ledger.release_dead_leases(lambda lease: False) == []
     assert held(ledger) == [("u1", 8)]
 
 
 def test_sweep_checks_only_leases_that_are_due_and_releases_the_gone(ledger, clock):
     ledger.request(ask(4, "u2"))
-    ledger.sweep(lambda lease: False)
+    ledger.release_dead_leases(lambda lease: False)
     ledger.request(ask(4, "u1"))
     asked = []
 
@@ -151,27 +151,27 @@ def test_sweep_checks_only_leases_that_are_due_and_releases_the_gone(ledger, clo
         asked.append(lease.request.uid)
         return True
 
-    assert [lease.request.uid for lease in ledger.sweep(is_gone)] == ["u1"]
+    assert [lease.request.uid for lease in ledger.release_dead_leases(is_gone)] == ["u1"]
     assert asked == ["u1"]
     assert held(ledger) == [("u2", 4)]
 
 
 def test_lease_found_alive_is_not_asked_about_at_once_again(ledger, clock):
     ledger.request(ask(4, "u1"))
-    ledger.sweep(lambda lease: False)
-    assert ledger.sweep(lambda lease: pytest.fail("asked again")) == []
+    ledger.release_dead_leases(lambda lease: False)
+    assert ledger.release_dead_leases(lambda lease: pytest.fail("asked again")) == []
     clock.advance(31)
-    assert len(ledger.sweep(lambda lease: True)) == 1
+    assert len(ledger.release_dead_leases(lambda lease: True)) == 1
 
 
 def test_released_workflow_is_checked_at_the_next_sweep(ledger):
     ledger.request(ask(4, "u1"))
     ledger.request(ask(4, "u2"))
     ledger.request(ask(1, "u1", step="other"))
-    ledger.sweep(lambda lease: False)
+    ledger.release_dead_leases(lambda lease: False)
     ledger.release_workflow("u1")
     assert held(ledger) == [("u1", 4), ("u2", 4)], "marked, not yet free: its pods may still run"
-    assert [lease.request.uid for lease in ledger.sweep(lambda lease: True)] == ["u1"]
+    assert [lease.request.uid for lease in ledger.release_dead_leases(lambda lease: True)] == ["u1"]
     assert queued(ledger) == []
 
 
@@ -217,15 +217,15 @@ def test_lease_that_went_to_another_attempt_while_it_was_looked_at_is_kept(ledge
         ledger.request(ask(8, attempt=3))
         return True
 
-    ledger.sweep(meanwhile)
+    ledger.release_dead_leases(meanwhile)
     assert held(ledger) == [("u1", 8)]
 
 
 def test_clock_that_is_put_back_does_not_keep_dead_holders(ledger, clock):
     ledger.request(ask(8))
-    ledger.sweep(lambda _: False)
+    ledger.release_dead_leases(lambda _: False)
     clock.advance(-3600)
-    ledger.sweep(lambda _: True)
+    ledger.release_dead_leases(lambda _: True)
     assert held(ledger) == []
 
 
@@ -278,7 +278,7 @@ def test_what_has_left_for_one_is_kept_for_it_by_every_service(two_services):
     here, there = two_services
     lease = here.request(ask(8, "u1"))
     there.request(ask(8, "u2", priority=5))
-    assert here.ask_to_leave(("u2", "fit"), {lease.lease: 30.0})
+    assert here.mark_preempted(("u2", "fit"), {lease.lease: 30.0})
     there.release(lease.lease)
     assert isinstance(here.request(ask(8, "u3", priority=9)), Deferred)
     assert here.snapshot() == there.snapshot()
@@ -290,11 +290,11 @@ def test_who_is_asked_to_leave_is_marked_for_all_services_and_once(two_services,
     lease = here.request(ask(8, "u1"))
     there.request(ask(8, "u2", priority=5))
     graces = {lease.lease: 90.0}
-    [marked] = here.ask_to_leave(("u2", "fit"), graces)
-    assert marked.leaving == Leaving("u2", "fit", clock(), clock() + timedelta(seconds=90))
-    assert there.ask_to_leave(("u2", "fit"), graces) == ()
-    assert [one.leaving for one in there.snapshot().leases] == [marked.leaving]
-    there.sweep(lambda _: False)
+    [marked] = here.mark_preempted(("u2", "fit"), graces)
+    assert marked.preemption == PreemptionNotice("u2", "fit", clock(), clock() + timedelta(seconds=90))
+    assert there.mark_preempted(("u2", "fit"), graces) == ()
+    assert [one.preemption for one in there.snapshot().leases] == [marked.preemption]
+    there.release_dead_leases(lambda _: False)
     assert isinstance(here.request(ask(8, "u2", priority=5)), Deferred), "it is still there"
     there.release(lease.lease)
     assert isinstance(here.request(ask(8, "u1", attempt=2, node="later", priority=0)), Deferred)
@@ -306,19 +306,19 @@ def test_members_that_an_elastic_gang_can_spare_are_asked_to_leave_without_it(tw
     lease = here.request(ask(2, "u1", members=1, min_members=1, max_members=4))
     there.request(ask(3, "u2", priority=5))
     graces = {f"{lease.lease}/{number}": 30.0 * number for number in (2, 3)}
-    [marked] = here.ask_to_leave(("u2", "fit"), graces)
-    assert marked.leaving == Leaving("u2", "fit", clock(), clock() + timedelta(seconds=90), keeps=2)
-    assert there.ask_to_leave(("u2", "fit"), graces) == ()
-    assert there.ask_to_leave(("u2", "fit"), {lease.lease: 30.0}) == ()
-    assert [one.leaving for one in there.snapshot().leases] == [marked.leaving]
+    [marked] = here.mark_preempted(("u2", "fit"), graces)
+    assert marked.preemption == PreemptionNotice("u2", "fit", clock(), clock() + timedelta(seconds=90), keeps=2)
+    assert there.mark_preempted(("u2", "fit"), graces) == ()
+    assert there.mark_preempted(("u2", "fit"), {lease.lease: 30.0}) == ()
+    assert [one.preemption for one in there.snapshot().leases] == [marked.preemption]
     there.shrink(lease.lease, 3)
-    assert [one.leaving for one in there.snapshot().leases] == [marked.leaving], "one more has to go"
+    assert [one.preemption for one in there.snapshot().leases] == [marked.preemption], "one more has to go"
     here.shrink(lease.lease, 2)
-    assert [one.leaving for one in there.snapshot().leases] == [None]
+    assert [one.preemption for one in there.snapshot().leases] == [None]
     assert isinstance(here.request(ask(3, "u2", priority=5)), Admitted)
 
 
-def test_a_choice_that_the_book_has_left_behind_marks_nobody(two_services):
+def test_a_selection_from_an_outdated_state_marks_no_lease(two_services):
     here, there = two_services
     lease = here.request(ask(8, "u1"))
     there.request(ask(8, "u2", priority=5))
@@ -326,5 +326,5 @@ def test_a_choice_that_the_book_has_left_behind_marks_nobody(two_services):
     again = there.request(ask(8, "u3", priority=5))
     assert isinstance(again, Deferred)
     assert isinstance(there.request(ask(8, "u2", priority=5)), Admitted)
-    assert here.ask_to_leave(("u2", "fit"), {lease.lease: 30.0}) == ()
-    assert all(one.leaving is None for one in here.snapshot().leases)
+    assert here.mark_preempted(("u2", "fit"), {lease.lease: 30.0}) == ()
+    assert all(one.preemption is None for one in here.snapshot().leases)

@@ -5,10 +5,10 @@ from pathlib import Path
 import yaml
 from support.ledger import NOW, lease, waiting
 from tiphys_plugin.quota.flavors import Flavor, Toleration
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.status_codec import encode
-from tiphys_plugin.quota.queues import Queue, Queues, Stock
-from tiphys_plugin.quota.scheduler.fair_share import Consumed
+from tiphys_plugin.quota.lease import EndedUsage
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import encode_status
+from tiphys_plugin.quota.queues import InventoryEntry, Queue, Queues
 
 from tiphys.kube.resources import GPU_LEDGERS
 
@@ -29,17 +29,17 @@ def test_spec_declares_every_field_of_a_queue_file():
     flavor = SPEC["flavors"]["items"]["properties"]
     assert flavor.keys() == Flavor.model_fields.keys()
     assert flavor["tolerations"]["items"]["properties"].keys() == Toleration.model_fields.keys()
-    assert SPEC["inventory"]["additionalProperties"]["properties"].keys() == Stock.model_fields.keys()
+    assert SPEC["inventory"]["additionalProperties"]["properties"].keys() == InventoryEntry.model_fields.keys()
 
 
 def test_what_the_status_requires_is_written():
-    status = encode(Book((lease(8),), (waiting(2, 1),), (Consumed("research", "A100", 1.5, NOW),)))
+    status = encode_status(LedgerState((lease(8),), (waiting(2, 1),), (EndedUsage("research", "A100", 1.5, NOW),)))
     assert STATUS.keys() == status.keys()
     for part in ("leases", "waiting", "history"):
         assert set(STATUS[part]["items"]["required"]) <= status[part][0].keys()
 
 
 def test_columns_show_what_is_written():
-    summary = encode(Book())["summary"]
+    summary = encode_status(LedgerState())["summary"]
     shown = [column["jsonPath"] for column in VERSION["additionalPrinterColumns"]]
     assert {path for path in shown if path.startswith(".status")} == {f".status.summary.{name}" for name in summary}

@@ -20,11 +20,19 @@ from support.kube_server import serving
 from support.kube_store import Collection, Place
 from support.ledger import LedgerApi, ask, ledger_api, queues, spec
 from support.world import Clock
-from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, Leaving, Reason, Rejected, Waiting
+from tiphys_plugin.quota.lease import (
+    AdmissionReason,
+    Admitted,
+    Deferred,
+    Lease,
+    PendingRequest,
+    PreemptionNotice,
+    Rejected,
+)
 from tiphys_plugin.quota.ledger import ledger_object as stored
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.status_codec import decode, encode
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import decode_status, encode_status
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.resources import GPU_LEDGERS
@@ -88,7 +96,7 @@ def test_asking_again_is_written_only_when_the_last_sign_of_life_is_old(api, led
         assert calls_of(api, lambda: ledger.request(ask(1, "u2"))) == ["get"]
     clock.advance(1)
     assert calls_of(api, lambda: ledger.request(ask(1, "u2"))) == ["get", "replace"]
-    assert ledger.snapshot().waiting[0].seen_at == clock.now
+    assert ledger.snapshot().pending[0].seen_at == clock.now
 
 
 def test_one_write_stores_the_signs_of_life_of_all_who_asked_here(api, ledger, clock):
@@ -99,7 +107,7 @@ def test_one_write_stores_the_signs_of_life_of_all_who_asked_here(api, ledger, c
         ledger.request(ask(8, uid))
     clock.advance(10)
     ledger.request(ask(8, "u4"))
-    ages = [(clock.now - one.seen_at).total_seconds() for one in ledger.snapshot().waiting]
+    ages = [(clock.now - one.seen_at).total_seconds() for one in ledger.snapshot().pending]
     assert ages == [10, 10, 0]
 
 
@@ -206,7 +214,7 @@ def test_object_that_is_deleted_while_in_use_is_not_begun_anew(api, ledger, cloc
     assert isinstance(service(api, clock).request(ask(8, "u2")), Admitted)
 
 
-def test_status_that_is_taken_away_is_not_an_empty_book(api, ledger):
+def test_a_removed_status_is_not_an_empty_state(api, ledger):
     ledger.request(ask(8, "u1"))
     api.store._objects[PLACE] = {
         key: value for key, value in api.store.get(PLACE).items() if key != "status"
@@ -235,7 +243,7 @@ def test_damaged_status_is_refused_in_words(api, clock, damage, says):
 
 
 def with_lease(**changes) -> dict:
-    status = encode(Book((Lease("one", ask(8), "A100", Clock().now, Clock().now),)))
+    status = encode_status(LedgerState((Lease("one", ask(8), "A100", Clock().now, Clock().now),)))
     return {**status, "leases": [{**status["leases"][0], **changes}]}
 
 
@@ -281,7 +289,7 @@ def test_spec_that_is_wrong_grants_nothing_new_and_keeps_what_is_held(api, ledge
     edit(api, spec={"queues": [{"name": "research"}]})
     answer = ledger.request(ask(1, "u2"))
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.MISCONFIGURED
+    assert answer.reason is AdmissionReason.MISCONFIGURED
     assert "queues.0.gpus: Field required" in answer.message
     assert "tiphys queues apply -f FILE -n tiphys" in answer.message
     assert isinstance(first, Admitted)
@@ -292,7 +300,7 @@ def test_spec_that_is_wrong_grants_nothing_new_and_keeps_what_is_held(api, ledge
     assert isinstance(ledger.request(ask(1, "u2")), Admitted)
 
 
-def test_a_book_of_the_first_format_is_read_and_goes_on(api, clock):
+def test_a_state_of_the_first_format_is_read_and_updated(api, clock):
     ledger = service(api, clock)
     ledger.request(ask(6, "u1"))
     written = api.store.get(PLACE)["status"]
@@ -312,13 +320,13 @@ def test_full_object_lets_nobody_in_and_says_so(api, clock, monkeypatch):
     ledger.request(ask(8, "u1"))
     ledger.request(ask(8, "u2"))
     seen = ledger.snapshot()
-    size = len(str(encode(Book(seen.leases, seen.waiting))))
-    monkeypatch.setattr(stored, "STATUS_BYTES", size + 200_000)
+    size = len(str(encode_status(LedgerState(seen.leases, seen.pending))))
+    monkeypatch.setattr(stored, "MAX_STATUS_BYTES", size + 200_000)
     answer = ledger.request(ask(8, "u3"))
     assert isinstance(answer, Deferred)
-    assert (answer.reason, answer.position) == (Reason.LEDGER_FULL, 2)
+    assert (answer.reason, answer.position) == (AdmissionReason.LEDGER_FULL, 2)
     assert "1 leases and 2 waiting" in answer.message
-    assert [one.request.uid for one in ledger.snapshot().waiting] == ["u2"]
+    assert [one.request.uid for one in ledger.snapshot().pending] == ["u2"]
     ledger.release(ledger.snapshot().leases[0].id)
     assert isinstance(ledger.request(ask(8, "u2")), Admitted), "there is room for the lease of who waits"
 
@@ -331,50 +339,50 @@ def test_two_thousand_leases_and_waiting_requests_fit():
         ask(8, f"{n:08}-1111-2222-3333-444444444444", node=node, workflow=name, instance=node[:80], run=name)
         for n in range(2000)
     ]
-    book = Book(
+    book = LedgerState(
         tuple(Lease(f"{n:016x}", request, "A100", now, now) for n, request in enumerate(requests[:1000])),
-        tuple(Waiting(request, n + 1, now, now) for n, request in enumerate(requests[1000:])),
+        tuple(PendingRequest(request, n + 1, now, now) for n, request in enumerate(requests[1000:])),
     )
     api = ledger_api(EIGHT)
-    kept = stored.StoredBook(api, "tiphys", "default")
+    kept = stored.LedgerObject(api, "tiphys", "default")
     kept.write(kept.read(), book, spare_bytes=200_000)
-    assert stored.StoredBook(api, "tiphys", "default").read().book == book
+    assert stored.LedgerObject(api, "tiphys", "default").read().state == book
 
 
 def test_status_has_a_stable_form_and_a_summary_for_people():
-    book = Book(
+    book = LedgerState(
         (Lease("one", ask(8, priority=3), "A100", Clock().now, Clock().now),),
-        (Waiting(ask(2, "u2", gpu_type=None, queue="nightly"), 4, Clock().now, Clock().now),),
+        (PendingRequest(ask(2, "u2", gpu_type=None, queue="nightly"), 4, Clock().now, Clock().now),),
     )
-    status = encode(book)
-    assert decode(status) == book
+    status = encode_status(book)
+    assert decode_status(status) == book
     assert status["summary"] == {"leases": 1, "gpus": 8, "held": "research 8", "waiting": 1}
     assert status["leases"][0]["grantedAt"] == "2026-01-01T00:00:00Z"
     assert (status["leases"][0]["gpuType"], status["leases"][0]["priority"]) == ("A100", 3)
     assert not {"gpuType", "priority", "minGpuMemoryMb"} & set(status["waiting"][0])
 
 
-def test_only_a_book_that_needs_the_new_format_is_written_in_it():
+def test_only_a_state_that_needs_the_new_format_is_written_in_it():
     now = Clock().now
     plain = Lease("one", ask(8), "A100", now, now)
     gang = Lease("two", ask(8, "u2", members=2), "A100", now, now, nodes=("n1", "n2"))
-    asked = Lease("three", ask(8, "u3"), "A100", now, now, leaving=Leaving("u9", "fit", now, now))
+    asked = Lease("three", ask(8, "u3"), "A100", now, now, preemption=PreemptionNotice("u9", "fit", now, now))
     for lease, version in ((plain, 2), (gang, 3), (asked, 3)):
-        status = encode(Book((lease,)))
+        status = encode_status(LedgerState((lease,)))
         assert status["version"] == version
-        assert decode(json.loads(json.dumps(status))) == Book((lease,))
+        assert decode_status(json.loads(json.dumps(status))) == LedgerState((lease,))
 
 
 def test_write_on_an_old_version_is_refused_by_the_server_over_http():
     with serving() as server:
         api = server.api("tiphys")
-        one, other = (stored.StoredBook(api, "tiphys", "default") for _ in range(2))
+        one, other = (stored.LedgerObject(api, "tiphys", "default") for _ in range(2))
         old = one.read()
         lease = Lease("one", ask(8), "A100", Clock().now, Clock().now)
-        other.write(other.read(), Book((lease,)))
+        other.write(other.read(), LedgerState((lease,)))
         with pytest.raises(ConflictError):
-            one.write(old, Book())
-        assert one.read().book == Book((lease,))
+            one.write(old, LedgerState())
+        assert one.read().state == LedgerState((lease,))
 
 
 def test_what_another_service_left_alone_is_the_very_same_as_before(api, clock):
@@ -385,7 +393,7 @@ def test_what_another_service_left_alone_is_the_very_same_as_before(api, clock):
     other.request(ask(2, "u3"))
     other.request(ask(4, "u4"))
     after = one.snapshot()
-    assert len(after.waiting) == 3
+    assert len(after.pending) == 3
     assert after.leases[0] is before.leases[0]
-    assert after.waiting[0] is before.waiting[0]
+    assert after.pending[0] is before.pending[0]
     assert after.queues is before.queues, "much is remembered for these objects"

@@ -13,21 +13,21 @@ import pytest
 from support.ledger import ledger_api
 from support.ledger_walk import PATIENCE, RULES, Walk
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionBackend, Admitted
+from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, LeaseRequest
 from tiphys_plugin.quota.ledger import kubernetes_ledger as kubernetes
 from tiphys_plugin.quota.ledger import sqlite_ledger as rows
 from tiphys_plugin.quota.ledger import transitions as admission
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
-from tiphys_plugin.quota.ledger.ledger_object import StoredBook
+from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
-from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queue
 from tiphys_plugin.quota.scheduler import cycle as line
 from tiphys_plugin.quota.scheduler import snapshot as lines
 from tiphys_plugin.quota.scheduler import snapshot as standing
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.cycle import _Walk
+from tiphys_plugin.quota.scheduler.cycle import _SchedulingCycle
 
 SEEDS = range(20_261_121, 20_261_127)
 STEPS = 200
@@ -51,7 +51,12 @@ def in_file(tmp_path) -> Opening:
 
 
 def walk(opening: Opening) -> None:
-    for known in (standing._latest_states.clear, lines._latest_queues.clear, line._look.cache_clear, RULES.terms.clear):
+    for known in (
+        standing._latest_states.clear,
+        lines._latest_queues.clear,
+        line._run_cycle.cache_clear,
+        RULES.pool_options_cache.clear,
+    ):
         known()  # what a bug has worked out is no truth for the next
     for seed in SEEDS:
         clock = Clock()
@@ -72,23 +77,23 @@ def holders_count_twice(plant):
 
 
 def borrowed_gpus_are_forgotten(plant):
-    plant(Capacity, "common", lambda self, cohort, pool: self.queues.lent[cohort, pool])
+    plant(Capacity, "available_in_cohort", lambda self, cohort, pool: self.queues.lendable_gpus[cohort, pool])
 
 
 def the_borrowing_limit_is_not_read(plant):
-    plant(Queue, "ceiling", lambda self, pool: math.inf)
+    plant(Queue, "max_with_borrowing", lambda self, pool: math.inf)
 
 
 def the_lending_limit_is_not_read(plant):
-    plant(Queue, "keeps", lambda self, pool: 0)
+    plant(Queue, "guaranteed_quota", lambda self, pool: 0)
 
 
 def the_inventory_is_not_read(plant):
-    plant(Capacity, "_unused", lambda self, wanted, existing: math.inf)
+    plant(Capacity, "_free_inventory", lambda self, wanted, existing: math.inf)
 
 
 def nobody_can_borrow(plant):
-    plant(Capacity, "room", lambda self, queue, pool: self.left(queue, pool))
+    plant(Capacity, "available_gpus", lambda self, queue, pool: self.remaining_quota(queue, pool))
 
 
 def a_stopped_queue_is_open(plant):
@@ -96,7 +101,7 @@ def a_stopped_queue_is_open(plant):
 
 
 def nothing_is_kept_for_who_is_next(plant):
-    plant(_Walk, "_reserve", lambda self, queue, one, short: None)
+    plant(_SchedulingCycle, "_reserve", lambda self, queue, one, short: None)
 
 
 def what_is_kept_is_given_away(plant):
@@ -104,23 +109,23 @@ def what_is_kept_is_given_away(plant):
 
 
 def priority_is_not_read(plant):
-    plant(lines, "place_in_queue", lambda queue, request, arrival: (0, 0, math.inf, arrival))
+    plant(lines, "queue_position", lambda queue, request, arrival: (0, 0, math.inf, arrival))
 
 
 def who_starts_takes_nothing(plant):
-    plant(_Walk, "_start", lambda self, request, hold, end: None)
+    plant(_SchedulingCycle, "_start", lambda self, request, hold, end: None)
 
 
 def a_repeated_request_gets_another_lease(plant):
-    plant(admission, "_left_for", lambda book, request: None)
+    plant(admission, "_find_existing_lease", lambda book, request: None)
 
 
 def a_request_stands_behind_itself(plant):
-    plant(admission, "_step", lambda request: object())
+    plant(LeaseRequest, "workflow_step", property(lambda request: object()))
 
 
 def who_waits_holds_already(plant):
-    admit = admission.admit
+    admit = admission.admit_or_queue
 
     def generous(book, rules, request, now, lease, forget_after):
         after, answer = admit(book, rules, request, now, lease, forget_after)
@@ -128,20 +133,20 @@ def who_waits_holds_already(plant):
             return after, answer
         return replace(after, leases=(*after.leases, admission.Lease(lease, request, "A100", now, now))), answer
 
-    plant(kubernetes, "admit", generous)
+    plant(kubernetes, "admit_or_queue", generous)
 
 
 def a_release_frees_nothing(plant):
-    plant(Book, "release", lambda self, lease, rules, now: self)
+    plant(LedgerState, "release", lambda self, lease, rules, now: self)
 
 
 def a_release_frees_more_than_its_own(plant):
-    plant(Book, "release", lambda self, lease, rules, now: replace(self, leases=()))
+    plant(LedgerState, "release", lambda self, lease, rules, now: replace(self, leases=()))
 
 
 def gpus_come_back_when_they_are_looked_at(plant):
-    checked = Book.checked
-    plant(Book, "checked", lambda self, due, gone, at, rules, now: checked(self, due, due, at, rules, now))
+    checked = LedgerState.record_check
+    plant(LedgerState, "record_check", lambda self, due, gone, at, rules, now: checked(self, due, due, at, rules, now))
 
 
 def a_restart_forgets_the_line(plant):
@@ -151,15 +156,15 @@ def a_restart_forgets_the_line(plant):
 def forgetting(opened):
     def init(self, *arguments, **options):
         opened(self, *arguments, **options)
-        version = self._stored.read()
-        self._stored.write(version, replace(version.book, waiting=()))
+        version = self._ledger_object.read()
+        self._ledger_object.write(version, replace(version.state, pending=()))
 
     return init
 
 
 def a_write_wins_without_a_look_at_the_version(plant):
     """The answer is given and not kept."""
-    plant(StoredBook, "write", lambda self, version, book, spare_bytes=0: None)
+    plant(LedgerObject, "write", lambda self, version, book, spare_bytes=0: None)
 
 
 CORE = [
@@ -193,8 +198,8 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 
 
 def rows_are_never_deleted(plant):
-    store = rows.store
-    plant(rows, "store", lambda connection, before, after: store(connection, Book(), after))
+    store = rows.store_state
+    plant(rows, "store_state", lambda connection, before, after: store(connection, LedgerState(), after))
 
 
 def leases_are_not_written(plant):

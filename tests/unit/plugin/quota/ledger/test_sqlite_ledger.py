@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.ledger import ask, queues
 from support.world import Clock
-from tiphys_plugin.quota.lease import Admitted, Deferred, Snapshot
+from tiphys_plugin.quota.lease import Admitted, Deferred, LedgerSnapshot
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 from tiphys.errors import StoreError
@@ -33,7 +33,7 @@ def held(ledger: SqliteLedger) -> list[tuple[str, int]]:
 
 
 def queued(ledger: SqliteLedger) -> list[str]:
-    return [w.request.uid for w in ledger.snapshot().waiting]
+    return [w.request.uid for w in ledger.snapshot().pending]
 
 
 def test_lease_outlives_a_restart(tmp_path, clock):
@@ -92,7 +92,7 @@ def test_crash_before_the_commit_leaves_nothing(ledger, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(InjectedFaultError):
         patched.setattr("tiphys_plugin.quota.ledger.sqlite_ledger.failpoint", crash)
         ledger.request(ask(8, "u1"))
-    assert ledger.snapshot() == Snapshot((), ())
+    assert ledger.snapshot() == LedgerSnapshot((), ())
     assert isinstance(ledger.request(ask(8, "u2")), Admitted)
 
 

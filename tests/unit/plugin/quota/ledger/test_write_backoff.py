@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tiphys_plugin.quota.ledger.kubernetes_ledger import Gaps
+from tiphys_plugin.quota.ledger.kubernetes_ledger import WriteBackoff
 
 FOR_SECONDS = 60.0
 
@@ -23,10 +23,10 @@ class Site:
     def service(self, name: str, took: float, *, leaves_gaps: bool) -> Iterator[float]:
         """Read, decide and write for ever; it yields how long each takes."""
         waits: list[float] = []
-        gaps, lost = Gaps(waits.append, lambda: self.now), 0
+        gaps, lost = WriteBackoff(waits.append, lambda: self.now), 0
         while True:
             if leaves_gaps:
-                gaps.leave()
+                gaps.wait()
                 yield sum(waits)
                 waits.clear()
             read = self.version
@@ -34,7 +34,7 @@ class Site:
             if self.version == read:
                 self.version += 1
                 self.written[name] += 1
-                gaps.wrote(took)
+                gaps.record_write(took)
                 lost = 0
             else:
                 lost += 1
@@ -68,15 +68,15 @@ def test_with_gaps_it_does_again_and_again() -> None:
 def test_who_writes_seldom_waits_for_nobody() -> None:
     waits: list[float] = []
     now = 0.0
-    gaps = Gaps(waits.append, lambda: now)
-    gaps.leave()
+    gaps = WriteBackoff(waits.append, lambda: now)
+    gaps.wait()
     for _ in range(20):
-        gaps.wrote(0.04)
+        gaps.record_write(0.04)
         now += 0.04
-        gaps.leave()
+        gaps.wait()
     assert not waits
     for _ in range(20):
-        gaps.wrote(0.04)
-        gaps.leave()
+        gaps.record_write(0.04)
+        gaps.wait()
     assert waits
     assert max(waits) <= 0.04

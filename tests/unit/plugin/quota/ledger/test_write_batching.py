@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.ledger import LedgerApi, ask, ledger_api, queues
-from tiphys_plugin.quota.lease import Admitted, Deferred, Reason
-from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger, Turn, Turns
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred
+from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger, QueuedWrite, WriteBatcher
 from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError
-from tiphys_plugin.quota.ledger.state import Book
+from tiphys_plugin.quota.ledger.state import LedgerState
 
 from tiphys.errors import StoreError
 
@@ -42,7 +42,7 @@ def all_at_once(ledger: KubernetesLedger, gate: Gate):
         first = pool.submit(ledger.request, ask(1, "first"))
         assert gate.entered.wait(120)
         others = [pool.submit(ledger.request, ask(1, f"u{number}")) for number in range(MANY)]
-        while len(ledger._turns._waiting) < MANY:
+        while len(ledger._write_batcher._waiting) < MANY:
             threading.Event().wait(0.001)
         gate.opened.set()
         return first.result(), [other.result() for other in others]
@@ -64,46 +64,46 @@ def test_one_write_serves_all_who_came_while_another_wrote():
 def test_who_has_no_room_takes_it_from_nobody(monkeypatch):
     api = ledger_api(queues(research={"A100": 100}))
     ledger = KubernetesLedger(api, "tiphys")
-    write = ledger._stored.write
+    write = ledger._ledger_object.write
 
-    def small(version, book: Book, spare_bytes: int) -> None:
+    def small(version, book: LedgerState, spare_bytes: int) -> None:
         if len(book.leases) > 4:
             raise LedgerFullError("no room for more")
         write(version, book, spare_bytes)
 
-    monkeypatch.setattr(ledger._stored, "write", small)
+    monkeypatch.setattr(ledger._ledger_object, "write", small)
     first, others = all_at_once(ledger, Gate(api))
     assert isinstance(first, Admitted)
     assert sum(isinstance(answer, Admitted) for answer in others) == 3
-    assert {answer.reason for answer in others if isinstance(answer, Deferred)} == {Reason.LEDGER_FULL}
+    assert {answer.reason for answer in others if isinstance(answer, Deferred)} == {AdmissionReason.LEDGER_FULL}
 
 
 def test_all_who_shared_a_write_are_told_that_it_failed():
     def down(turns):
         raise StoreError("the API server did not answer")
 
-    turns = Turns(down, 60, "the ledger")
+    turns = WriteBatcher(down, 60, "the ledger")
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(turns.take, lambda book, rules: (book, None)) for _ in range(4)]
+        asked = [pool.submit(turns.submit, lambda book, rules: (book, None)) for _ in range(4)]
     assert [str(one.exception()) for one in asked] == ["the API server did not answer"] * 4
 
 
 def test_who_gives_up_waiting_is_not_decided_on_later():
     entered, opened, served = threading.Event(), threading.Event(), []
 
-    def slow(turns: list[Turn]):
+    def slow(turns: list[QueuedWrite]):
         served.append(len(turns))
         entered.set()
         assert opened.wait(120)
         return [None for _ in turns]
 
-    turns = Turns(slow, 0.05, "GPULedger tiphys/default")
+    turns = WriteBatcher(slow, 0.05, "GPULedger tiphys/default")
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(turns.take, lambda book, rules: (book, None))
+        first = pool.submit(turns.submit, lambda book, rules: (book, None))
         assert entered.wait(120)
         with pytest.raises(StoreError, match=r"GPULedger tiphys/default is busy: others have waited .* for 0.05 s"):
-            turns.take(lambda book, rules: (book, None))
+            turns.submit(lambda book, rules: (book, None))
         opened.set()
         first.result()
-    turns.take(lambda book, rules: (book, None))
+    turns.submit(lambda book, rules: (book, None))
     assert served == [1, 1]

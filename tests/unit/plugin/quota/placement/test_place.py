@@ -14,73 +14,77 @@ from collections import Counter
 
 import pytest
 from pydantic import ValidationError
-from tiphys_plugin.quota.placement.inventory import Free, Inventory
-from tiphys_plugin.quota.placement.model import Ask, Gang, Node, Placement
-from tiphys_plugin.quota.placement.place import Shortage, Unplaceable, place
-from tiphys_plugin.quota.placement.scoring import Fragmentation, Policy, best_fit, typical
+from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
+from tiphys_plugin.quota.placement.model import GangRequest, GpuNode, Placement, PodRequest
+from tiphys_plugin.quota.placement.place import PlacementFailure, UnschedulableReason, find_placement
+from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit, find_typical_requests
 
-BEST_FIT = Policy(best_fit)
-
-
-def node(name: str, gpus: int = 8, **more) -> Node:
-    return Node(name=name, gpu_type=more.pop("gpu_type", "A100"), gpus=gpus, **more)
+BEST_FIT = PlacementPolicy(best_fit)
 
 
-def free(*nodes: Node) -> Free:
-    return Free(Inventory(nodes))
+def node(name: str, gpus: int = 8, **more) -> GpuNode:
+    return GpuNode(name=name, gpu_type=more.pop("gpu_type", "A100"), gpus=gpus, **more)
 
 
-def where(found: Placement | Unplaceable) -> tuple[str, ...]:
+def free(*nodes: GpuNode) -> ClusterFreeCapacity:
+    return ClusterFreeCapacity(NodeInventory(nodes))
+
+
+def where(found: Placement | PlacementFailure) -> tuple[str, ...]:
     assert isinstance(found, Placement), found
     return found.nodes
 
 
-def why(found: Placement | Unplaceable) -> Unplaceable:
-    assert isinstance(found, Unplaceable), found
+def why(found: Placement | PlacementFailure) -> PlacementFailure:
+    assert isinstance(found, PlacementFailure), found
     return found
 
 
-def test_best_fit_takes_the_smallest_hole_that_is_large_enough() -> None:
-    assert where(place(free(node("a", 8), node("b", 2), node("c", 4)), Gang(Ask(2)), BEST_FIT)) == ("b",)
+def test_best_fit_takes_the_smallest_free_capacity_that_fits() -> None:
+    assert where(
+        find_placement(free(node("a", 8), node("b", 2), node("c", 4)), GangRequest(PodRequest(2)), BEST_FIT)
+    ) == ("b",)
 
 
-def test_of_equal_holes_the_one_with_the_least_memory_is_taken() -> None:
+def test_of_equal_free_capacities_the_one_with_the_least_memory_is_taken() -> None:
     nodes = free(node("a", 2, memory_mb=80_000), node("b", 2, memory_mb=40_000), node("c", 2))
-    assert where(place(nodes, Gang(Ask(2, min_gpu_memory_mb=24_000)), BEST_FIT)) == ("b",)
+    assert where(find_placement(nodes, GangRequest(PodRequest(2, min_gpu_memory_mb=24_000)), BEST_FIT)) == ("b",)
 
 
 def test_fragmentation_leaves_what_others_usually_want() -> None:
     """Everybody else wants four GPUs of one node: one of five is a fragment, and one of four is a loss of four."""
     nodes = free(node("a", 4), node("b", 5))
-    usual = Policy(Fragmentation({Ask(4): 9, Ask(1): 1}))
-    assert where(place(nodes, Gang(Ask(1)), BEST_FIT)) == ("a",)
-    assert where(place(nodes, Gang(Ask(1)), usual)) == ("b",)
+    usual = PlacementPolicy(FragmentationScorer({PodRequest(4): 9, PodRequest(1): 1}))
+    assert where(find_placement(nodes, GangRequest(PodRequest(1)), BEST_FIT)) == ("a",)
+    assert where(find_placement(nodes, GangRequest(PodRequest(1)), usual)) == ("b",)
 
 
 def test_expected_fragmentation_is_the_mean_of_what_typical_requests_cannot_use() -> None:
-    measure = Fragmentation({Ask(4): 1, Ask(1): 1, Ask(1, gpu_milli=500): 1, Ask(1, "T4"): 1})
-    hole = next(iter(free(node("a", 3)).offered()))
-    assert measure.expected(hole) == pytest.approx((3000 + 0 + 0 + 3000) / 4)
-    shared = hole._replace(whole=1, parts=(300, 600))
-    assert measure.expected(shared) == pytest.approx((1900 + 900 + 300 + 1900) / 4)
+    measure = FragmentationScorer(
+        {PodRequest(4): 1, PodRequest(1): 1, PodRequest(1, gpu_milli=500): 1, PodRequest(1, "T4"): 1}
+    )
+    hole = next(iter(free(node("a", 3)).distinct_capacities()))
+    assert measure.expected_fragmentation_milli(hole) == pytest.approx((3000 + 0 + 0 + 3000) / 4)
+    shared = hole._replace(free_gpus=1, shared_gpu_free_milli=(300, 600))
+    assert measure.expected_fragmentation_milli(shared) == pytest.approx((1900 + 900 + 300 + 1900) / 4)
 
 
 def test_typical_requests_are_the_most_frequent() -> None:
-    asks = [Ask(1)] * 90 + [Ask(8)] * 9 + [Ask(3)]
-    assert typical(asks) == {Ask(1): 90, Ask(8): 9}
-    assert typical([]) == {}
+    asks = [PodRequest(1)] * 90 + [PodRequest(8)] * 9 + [PodRequest(3)]
+    assert find_typical_requests(asks) == {PodRequest(1): 90, PodRequest(8): 9}
+    assert find_typical_requests([]) == {}
 
 
 def test_all_members_go_to_one_node_if_one_has_room_for_them() -> None:
     nodes = free(node("a", 4, rack="r1"), node("b", 4, rack="r1"), node("c", 8, rack="r2"))
-    assert where(place(nodes, Gang(Ask(2), 4), BEST_FIT)) == ("c",) * 4
+    assert where(find_placement(nodes, GangRequest(PodRequest(2), 4), BEST_FIT)) == ("c",) * 4
 
 
 def test_a_gang_goes_to_the_smallest_rack_that_holds_it() -> None:
     racks = {"r1": "ab", "r2": "cdef", "r3": "ghi"}
     nodes = free(*(node(name, rack=rack, block="k") for rack, names in racks.items() for name in names))
-    assert where(place(nodes, Gang(Ask(8), 3), BEST_FIT)) == ("g", "h", "i")
-    assert Counter(where(place(nodes, Gang(Ask(8), 2), BEST_FIT))) == Counter("ab")
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), 3), BEST_FIT)) == ("g", "h", "i")
+    assert Counter(where(find_placement(nodes, GangRequest(PodRequest(8), 2), BEST_FIT))) == Counter("ab")
 
 
 def test_a_gang_that_no_rack_holds_stays_in_one_block_and_in_few_racks() -> None:
@@ -93,37 +97,42 @@ def test_a_gang_that_no_rack_holds_stays_in_one_block_and_in_few_racks() -> None
             for name in names
         )
     )
-    assert where(place(nodes, Gang(Ask(8), 4), BEST_FIT)) == tuple("abcd")
-    assert where(place(nodes, Gang(Ask(8), 6), BEST_FIT)) == tuple("fghijm")
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), 4), BEST_FIT)) == tuple("abcd")
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), 6), BEST_FIT)) == tuple("fghijm")
 
 
-def test_as_few_nodes_as_possible_and_the_rest_in_the_smallest_hole() -> None:
+def test_as_few_nodes_as_possible_and_the_rest_in_the_smallest_free_capacity() -> None:
     nodes = free(node("a", 2), node("b", 8), node("c", 4), node("d", 6))
-    assert where(place(nodes, Gang(Ask(2), 6), BEST_FIT)) == ("b",) * 4 + ("c",) * 2
-    assert where(place(nodes, Gang(Ask(2), 8), BEST_FIT)) == ("a",) + ("b",) * 4 + ("d",) * 3
+    assert where(find_placement(nodes, GangRequest(PodRequest(2), 6), BEST_FIT)) == ("b",) * 4 + ("c",) * 2
+    assert where(find_placement(nodes, GangRequest(PodRequest(2), 8), BEST_FIT)) == ("a",) + ("b",) * 4 + ("d",) * 3
 
 
 def test_ranks_follow_the_topology() -> None:
     nodes = free(node("a", rack="r1"), node("b", rack="r2"), node("c", rack="r2"))
-    assert where(place(nodes, Gang(Ask(8), 3), BEST_FIT)) == ("a", "b", "c")
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), 3), BEST_FIT)) == ("a", "b", "c")
 
 
 def test_nodes_of_which_no_rack_is_known_are_not_taken_to_be_near_each_other() -> None:
     nodes = free(node("a"), node("b"), node("c", rack="r"), node("d", rack="r"), node("e", rack="r"))
-    assert where(place(nodes, Gang(Ask(8), 2), BEST_FIT)) == ("c", "d")
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), 2), BEST_FIT)) == ("c", "d")
 
 
 def test_the_same_name_of_a_rack_in_two_blocks_is_two_racks() -> None:
     nodes = free(*(node(f"{block}{n}", rack="r1", block=block) for block in "kl" for n in range(2)))
-    assert len({name[0] for name in where(place(nodes, Gang(Ask(8), 2), BEST_FIT))}) == 1
+    assert len({name[0] for name in where(find_placement(nodes, GangRequest(PodRequest(8), 2), BEST_FIT))}) == 1
 
 
 def test_a_tensor_parallel_group_does_not_leave_its_nvlink_domain() -> None:
     domains = {"x": "abc", "y": "def"}
     nodes = free(*(node(name, rack="r", nvlink_domain=domain) for domain, names in domains.items() for name in names))
-    assert where(place(nodes, Gang(Ask(8), 4, tensor_parallel=2), BEST_FIT)) == ("a", "b", "d", "e")
-    found = why(place(nodes, Gang(Ask(8), 6, tensor_parallel=2), BEST_FIT))
-    assert found.reason is Shortage.TOPOLOGY_PLACEMENT_FAILED
+    assert where(find_placement(nodes, GangRequest(PodRequest(8), 4, tensor_parallel=2), BEST_FIT)) == (
+        "a",
+        "b",
+        "d",
+        "e",
+    )
+    found = why(find_placement(nodes, GangRequest(PodRequest(8), 6, tensor_parallel=2), BEST_FIT))
+    assert found.reason is UnschedulableReason.TOPOLOGY_PLACEMENT_FAILED
     assert found.message == (
         "48 A100 are free, but NVLink domains hold 2 of the 3 groups of 16 that must not leave one"
     )
@@ -131,98 +140,118 @@ def test_a_tensor_parallel_group_does_not_leave_its_nvlink_domain() -> None:
 
 def test_without_a_declared_nvlink_domain_a_group_stays_on_one_node() -> None:
     nodes = free(node("a", rack="r"), node("b", rack="r"))
-    assert where(place(nodes, Gang(Ask(4), 4, tensor_parallel=2), BEST_FIT)) == ("a", "a", "b", "b")
-    assert why(place(nodes, Gang(Ask(8), 2, tensor_parallel=2), BEST_FIT)).groups == 0
+    assert where(find_placement(nodes, GangRequest(PodRequest(4), 4, tensor_parallel=2), BEST_FIT)) == (
+        "a",
+        "a",
+        "b",
+        "b",
+    )
+    assert why(find_placement(nodes, GangRequest(PodRequest(8), 2, tensor_parallel=2), BEST_FIT)).placeable_groups == 0
 
 
 def test_a_gang_gets_gpus_of_one_type() -> None:
     nodes = free(node("a"), node("b", gpu_type="H100"))
-    found = why(place(nodes, Gang(Ask(8), 2), BEST_FIT))
-    assert (found.reason, found.free, found.room) == (Shortage.WAITING_FOR_INVENTORY, 8, 1)
+    found = why(find_placement(nodes, GangRequest(PodRequest(8), 2), BEST_FIT))
+    assert (found.reason, found.free_gpus, found.placeable_members) == (UnschedulableReason.WAITING_FOR_INVENTORY, 8, 1)
 
 
 @pytest.mark.parametrize(
     ("gang", "reason", "message"),
     [
         (
-            Gang(Ask(8)),
-            Shortage.GANG_FRAGMENTED,
+            GangRequest(PodRequest(8)),
+            UnschedulableReason.GANG_FRAGMENTED,
             "16 A100 are free, but at most 4 on one node, and 8 are needed on one",
         ),
         (
-            Gang(Ask(3), 5),
-            Shortage.GANG_FRAGMENTED,
+            GangRequest(PodRequest(3), 5),
+            UnschedulableReason.GANG_FRAGMENTED,
             "16 A100 are free, but at most 4 on one node, and 3 are needed on one; 4 of 5 pods find room",
         ),
-        (Gang(Ask(4), 5), Shortage.WAITING_FOR_INVENTORY, "16 A100 are free, and 20 are needed"),
-        (Gang(Ask(1, "H100")), Shortage.NO_MATCHING_GPU_TYPE, "the nodes have no H100; they have: A100"),
         (
-            Gang(Ask(1, min_gpu_memory_mb=80_000)),
-            Shortage.GPU_MEMORY_TOO_SMALL,
+            GangRequest(PodRequest(4), 5),
+            UnschedulableReason.WAITING_FOR_INVENTORY,
+            "16 A100 are free, and 20 are needed",
+        ),
+        (
+            GangRequest(PodRequest(1, "H100")),
+            UnschedulableReason.NO_MATCHING_GPU_TYPE,
+            "the nodes have no H100; they have: A100",
+        ),
+        (
+            GangRequest(PodRequest(1, min_gpu_memory_mb=80_000)),
+            UnschedulableReason.GPU_MEMORY_TOO_SMALL,
             "no GPU has 80000 MB; ask for less memory or another type",
         ),
         (
-            Gang(Ask(1, cpu_milli=9000)),
-            Shortage.WAITING_FOR_INVENTORY,
+            GangRequest(PodRequest(1, cpu_milli=9000)),
+            UnschedulableReason.WAITING_FOR_INVENTORY,
             "0 A100 are free beside enough CPUs and memory, and 1 is needed",
         ),
-        (Gang(Ask(0, cpu_milli=9000)), Shortage.WAITING_FOR_INVENTORY, "no node has the CPUs and the memory free"),
+        (
+            GangRequest(PodRequest(0, cpu_milli=9000)),
+            UnschedulableReason.WAITING_FOR_INVENTORY,
+            "no node has the CPUs and the memory free",
+        ),
     ],
 )
-def test_what_has_no_place_is_told_why(gang: Gang, reason: Shortage, message: str) -> None:
+def test_what_has_no_place_is_told_why(gang: GangRequest, reason: UnschedulableReason, message: str) -> None:
     nodes = free(*(node(name, 4, memory_mb=40_000, cpu_milli=8000) for name in "abcd"))
-    found = why(place(nodes, gang, BEST_FIT))
+    found = why(find_placement(nodes, gang, BEST_FIT))
     assert (found.reason, found.message) == (reason, message)
 
 
 def test_a_cordoned_node_gets_nothing_new_and_is_spoken_of() -> None:
-    inventory = Inventory([node("a", 8, cordoned=True), node("b", 2)])
-    now, one_day = Free(inventory), Free(inventory, cordoned_too=True)
-    now.take(Placement(Gang(Ask(4)), ("a",)))
-    assert why(place(now, Gang(Ask(4)), BEST_FIT)).message == (
+    inventory = NodeInventory([node("a", 8, cordoned=True), node("b", 2)])
+    now, one_day = ClusterFreeCapacity(inventory), ClusterFreeCapacity(inventory, include_cordoned=True)
+    now.allocate(Placement(GangRequest(PodRequest(4)), ("a",)))
+    assert why(find_placement(now, GangRequest(PodRequest(4)), BEST_FIT)).message == (
         "2 A100 are free, and 4 are needed; 4 more are free on cordoned nodes"
     )
-    assert where(place(one_day, Gang(Ask(4)), BEST_FIT)) == ("a",)
+    assert where(find_placement(one_day, GangRequest(PodRequest(4)), BEST_FIT)) == ("a",)
 
 
 def test_a_node_that_was_overfilled_offers_nothing_until_enough_is_given_back() -> None:
     nodes = free(node("a", 2))
-    too_much = Placement(Gang(Ask(3)), ("a",))
-    nodes.take(too_much)
-    assert why(place(nodes, Gang(Ask(1)), BEST_FIT)).free == 0
-    nodes.give_back(too_much)
-    assert where(place(nodes, Gang(Ask(2)), BEST_FIT)) == ("a",)
+    too_much = Placement(GangRequest(PodRequest(3)), ("a",))
+    nodes.allocate(too_much)
+    assert why(find_placement(nodes, GangRequest(PodRequest(1)), BEST_FIT)).free_gpus == 0
+    nodes.release(too_much)
+    assert where(find_placement(nodes, GangRequest(PodRequest(2)), BEST_FIT)) == ("a",)
 
 
 def test_what_ran_on_a_node_that_is_gone_uses_nothing() -> None:
     nodes = free(node("a", 2))
-    nodes.take(Placement(Gang(Ask(2), 2), ("a", "gone")))
-    assert why(place(nodes, Gang(Ask(1)), BEST_FIT)).free == 0
-    nodes.give_back(Placement(Gang(Ask(2), 2), ("a", "gone")))
-    assert where(place(nodes, Gang(Ask(2)), BEST_FIT)) == ("a",)
+    nodes.allocate(Placement(GangRequest(PodRequest(2), 2), ("a", "gone")))
+    assert why(find_placement(nodes, GangRequest(PodRequest(1)), BEST_FIT)).free_gpus == 0
+    nodes.release(Placement(GangRequest(PodRequest(2), 2), ("a", "gone")))
+    assert where(find_placement(nodes, GangRequest(PodRequest(2)), BEST_FIT)) == ("a",)
 
 
 def test_a_share_comes_from_the_fullest_gpu_and_cannot_be_given_back() -> None:
     nodes = free(node("a", 2))
     for milli, left in ((600, (400,)), (300, (100,)), (500, (100, 500))):
-        found = place(nodes, Gang(Ask(1, gpu_milli=milli)), BEST_FIT)
+        found = find_placement(nodes, GangRequest(PodRequest(1, gpu_milli=milli)), BEST_FIT)
         assert isinstance(found, Placement)
-        nodes.take(found)
-        assert nodes.holes[0].parts == left
-    assert why(place(nodes, Gang(Ask(1, gpu_milli=501)), BEST_FIT)).message == "no GPU has 501/1000 free"
-    with pytest.raises(ValueError, match="of which GPU it was is not kept"):
-        nodes.give_back(found)
+        nodes.allocate(found)
+        assert nodes.node_capacities[0].shared_gpu_free_milli == left
+    assert (
+        why(find_placement(nodes, GangRequest(PodRequest(1, gpu_milli=501)), BEST_FIT)).message
+        == "no GPU has 501/1000 free"
+    )
+    with pytest.raises(ValueError, match="its device is not recorded"):
+        nodes.release(found)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: Gang(Ask(1), 3, tensor_parallel=2), "3 members cannot form groups of 2"),
-        (lambda: Gang(Ask(1), 0), "0 members"),
-        (lambda: Gang(Ask(0), 2), "at least one"),
-        (lambda: Ask(-1), "less than nothing"),
-        (lambda: Ask(2, gpu_milli=500), "a part of one GPU"),
-        (lambda: Inventory([node("a"), node("b"), node("a")]), "node 'a' is declared twice"),
+        (lambda: GangRequest(PodRequest(1), 3, tensor_parallel=2), "3 members cannot form groups of 2"),
+        (lambda: GangRequest(PodRequest(1), 0), "0 members"),
+        (lambda: GangRequest(PodRequest(0), 2), "at least one"),
+        (lambda: PodRequest(-1), "must not be negative"),
+        (lambda: PodRequest(2, gpu_milli=500), "a part of one GPU"),
+        (lambda: NodeInventory([node("a"), node("b"), node("a")]), "node 'a' is declared twice"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(wrong, message: str) -> None:
@@ -235,10 +264,10 @@ def test_what_cannot_be_meant_is_refused(wrong, message: str) -> None:
 )
 def test_a_node_is_declared_with_care(wrong) -> None:
     with pytest.raises(ValidationError):
-        Node.model_validate({"name": "n", "gpu_type": "A100", "gpus": 8} | wrong)
+        GpuNode.model_validate({"name": "n", "gpu_type": "A100", "gpus": 8} | wrong)
 
 
-def test_among_ten_thousand_nodes_a_placement_compares_a_few_holes() -> None:
+def test_among_ten_thousand_nodes_a_placement_compares_a_few_free_capacities() -> None:
     """Counted, and not timed: as many as there are different holes, once for each request that is new."""
     compared: list[object] = []
 
@@ -246,12 +275,14 @@ def test_among_ten_thousand_nodes_a_placement_compares_a_few_holes() -> None:
         compared.append(before)
         return best_fit(before, left)
 
-    policy = Policy(counting)
-    nodes = Free(Inventory(node(f"n{n}", gpu_type=f"type-{n % 4}", rack=f"r{n // 16}") for n in range(10_000)))
+    policy = PlacementPolicy(counting)
+    nodes = ClusterFreeCapacity(
+        NodeInventory(node(f"n{n}", gpu_type=f"type-{n % 4}", rack=f"r{n // 16}") for n in range(10_000))
+    )
     most = 0
     for number in range(300):
-        gang = Gang(Ask((1, 2, 4, 8)[number % 4], f"type-{number % 3}"))
-        most = max(most, len(list(nodes.offered(gang.member.gpu_type))))
-        nodes.take(place(nodes, gang, policy))
+        gang = GangRequest(PodRequest((1, 2, 4, 8)[number % 4], f"type-{number % 3}"))
+        most = max(most, len(list(nodes.distinct_capacities(gang.pod.gpu_type))))
+        nodes.allocate(find_placement(nodes, gang, policy))
     assert most <= 9
     assert len(compared) <= 4 * 3 * 9

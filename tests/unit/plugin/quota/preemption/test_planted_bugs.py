@@ -14,15 +14,15 @@ from support.preemption_oracle import come_to_rest, examine
 from support.world import World, fit, gpus, outputs, phase, world
 from tiphys_plugin import DirectoryCluster, Queues
 from tiphys_plugin.eviction import loop as job
-from tiphys_plugin.eviction.loop import Preemptions
+from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.operations import end_attempt as ending
 from tiphys_plugin.quota.ledger import transitions as marking
 from tiphys_plugin.quota.preemption import rights
 from tiphys_plugin.quota.preemption import victims as choice
-from tiphys_plugin.quota.preemption.rights import Rights
-from tiphys_plugin.quota.preemption.victims import Case, Victims
+from tiphys_plugin.quota.preemption.rights import PreemptionPolicy
+from tiphys_plugin.quota.preemption.victims import PreemptionCase, VictimSelection
 from tiphys_plugin.quota.scheduler import snapshot as standing
-from tiphys_plugin.runtime.context import OnlyStore
+from tiphys_plugin.runtime.context import SingleStore
 
 SEEDS = range(20_261_122, 20_261_150)
 Plant = Callable[..., None]
@@ -49,7 +49,7 @@ def walk() -> None:
     for seed in SEEDS:
         source = random.Random(seed)
         arena = Arena(rules(source), {f"u{number}": source.choice([0.0, 1.0, 9.0]) for number in range(12)})
-        stale: dict[str, Victims] = {}
+        stale: dict[str, VictimSelection] = {}
         for number in range(12):
             size, queue, priority = (
                 source.choice([1, 1, 2, 3, 4]),
@@ -63,8 +63,8 @@ def walk() -> None:
                 come_to_rest(arena)
             if source.random() < 0.3 and arena.book.leases:
                 arena.book = arena.book.release(source.choice(arena.book.leases).id, arena.rules, arena.now)
-            chosen = {one.request.uid: arena.choose(one.request.uid) for one in arena.book.waiting}
-            stale = {uid: found for uid, found in chosen.items() if isinstance(found, Victims)}
+            chosen = {one.request.uid: arena.choose(one.request.uid) for one in arena.book.pending}
+            stale = {uid: found for uid, found in chosen.items() if isinstance(found, VictimSelection)}
         for mark in arena.marks:
             examine(arena, mark)
 
@@ -74,26 +74,30 @@ def test_who_is_chosen_and_marked_keeps_every_law():
 
 
 def one_of_the_same_priority_goes(plant: Plant) -> None:
-    may_go = Rights._may_go
+    may_go = PreemptionPolicy._may_preempt
 
     def lenient(self, lease, *now):
-        equal = self._is_own(lease) and lease.request.priority == self._request.priority
+        equal = self._is_in_same_queue(lease) and lease.request.priority == self._request.priority
         return (equal and self._queue.preempts_lower_priority) or may_go(self, lease, *now)
 
-    plant(Rights, "_may_go", lenient)
+    plant(PreemptionPolicy, "_may_preempt", lenient)
 
 
 def one_that_keeps_to_its_quota_goes(plant: Plant) -> None:
-    plant(rights, "_borrowed", lambda queues, counted, leases: iter([one.id for one in leases]))
+    plant(rights, "_find_borrowing_leases", lambda queues, counted, leases: iter([one.id for one in leases]))
 
 
 def one_of_another_cohort_goes(plant: Plant) -> None:
-    may_go = Rights._may_go
-    plant(Rights, "_may_go", lambda self, lease, *now: may_go(self, lease, *now) or lease.request.queue == "d")
+    may_go = PreemptionPolicy._may_preempt
+    plant(
+        PreemptionPolicy,
+        "_may_preempt",
+        lambda self, lease, *now: may_go(self, lease, *now) or lease.request.queue == "d",
+    )
 
 
 def a_borrower_takes_back(plant: Plant) -> None:
-    plant(Rights, "allow", lambda self, victims, pool: True)
+    plant(PreemptionPolicy, "allows", lambda self, victims, pool: True)
 
 
 def one_that_has_just_started_goes(plant: Plant) -> None:
@@ -101,22 +105,22 @@ def one_that_has_just_started_goes(plant: Plant) -> None:
 
 
 def more_go_than_have_to(plant: Plant) -> None:
-    cheapest = Case.cheapest
-    plant(Case, "cheapest", lambda self, leases, cost: cheapest(self, leases, cost) and tuple(leases))
-    plant(marking, "objection", lambda *_: None)
+    cheapest = PreemptionCase.select_cheapest
+    plant(PreemptionCase, "select_cheapest", lambda self, leases, cost: cheapest(self, leases, cost) and tuple(leases))
+    plant(marking, "find_objection", lambda *_: None)
 
 
 def they_go_for_one_that_will_not_start(plant: Plant) -> None:
-    plant(Case, "starts_without", lambda self, victims: self.fits_without(victims))
+    plant(PreemptionCase, "starts_without", lambda self, victims: self.fits_without(victims))
 
 
 def they_go_although_enough_leaves_already(plant: Plant) -> None:
-    plant(choice, "_leaves_for", lambda lease, request: False)
-    plant(choice, "comes_free", lambda lease, now: False)
+    plant(choice, "_is_preempted_for", lambda lease, request: False)
+    plant(choice, "is_expected_to_end", lambda lease, now: False)
 
 
 def the_book_is_not_asked_again(plant: Plant) -> None:
-    plant(marking, "objection", lambda *_: None)
+    plant(marking, "find_objection", lambda *_: None)
 
 
 CHOICE = [
@@ -151,11 +155,11 @@ def handshake(here: World) -> None:
     assert outputs(low.admit("fit", 0))["run"] == "true"
     low.pod("fit", 1, grace_seconds=60.0)
     assert phase(high.admit("fit", 0)) == "Pending"
-    jobs = [Preemptions(here.ledger, here.cluster, OnlyStore(here.store), clock=here.clock) for _ in range(2)]
+    jobs = [PreemptionLoop(here.ledger, here.cluster, SingleStore(here.store), clock=here.clock) for _ in range(2)]
     for one in (*jobs, *jobs):
-        one.look()
+        one.run_once()
         here.clock.advance(1)
-    [pod] = here.cluster.pods_of(low.uid)
+    [pod] = here.cluster.workflow_pods(low.uid)
     assert pod.ending, "it was marked and not asked"
     assert phase(low.settle("fit", 0, exit_code="75")) == "Pending"
     assert phase(high.admit("fit", 0)) == "Pending", "its GPUs were given away while its pod is there"
@@ -171,17 +175,17 @@ def test_the_handshake_keeps_every_law(tmp_path):
 
 
 def it_is_marked_and_not_asked(plant: Plant) -> None:
-    plant(job, "ask", lambda cluster, lease: 0)
+    plant(job, "evict_lease", lambda cluster, lease: 0)
 
 
 def its_gpus_come_back_when_it_is_asked(plant: Plant) -> None:
-    end = DirectoryCluster.end_pod
+    end = DirectoryCluster.delete_pod
 
     def at_once(self, pod):
         end(self, pod)
         self.write_pod(pod.model_copy(update={"phase": "Failed"}))
 
-    plant(DirectoryCluster, "end_pod", at_once)
+    plant(DirectoryCluster, "delete_pod", at_once)
 
 
 def settle_does_not_wait_for_the_pods(plant: Plant) -> None:
@@ -189,11 +193,11 @@ def settle_does_not_wait_for_the_pods(plant: Plant) -> None:
 
 
 def the_mark_is_not_kept(plant: Plant) -> None:
-    plant(job, "choose", lambda *_: choice.Nobody(""))
+    plant(job, "select_victims", lambda *_: choice.NoVictims(""))
 
 
 def its_end_is_as_any_other(plant: Plant) -> None:
-    plant(ending, "report", lambda call, attempt: None)
+    plant(ending, "build_preemption_record", lambda call, attempt: None)
 
 
 HANDSHAKE = [

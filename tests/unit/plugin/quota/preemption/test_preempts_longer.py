@@ -14,10 +14,11 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, lease, waiting
-from tiphys_plugin.quota.lease import Lease, Reason, Waiting
-from tiphys_plugin.quota.preemption.victims import Nobody, Victims, choose, held_gpu_seconds
+from tiphys_plugin.quota.lease import AdmissionReason, Lease, PendingRequest
+from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import State
+from tiphys_plugin.quota.scheduler.decide import SchedulingState
+from tiphys_plugin.quota.scheduler.fair_share import held_gpu_seconds
 
 HOUR = 3600.0
 NEW = waiting(4, 9, "new")
@@ -28,8 +29,10 @@ def rules(**changes) -> Queues:
     return Queues.model_validate({"queues": [{"preempts_longer": True, **queue}]})
 
 
-def chosen(queues: Queues, leases: tuple[Lease, ...], mine: Waiting = NEW, others: tuple[Waiting, ...] = ()):
-    return choose(State(queues, leases, others), mine, lost, NOW)
+def chosen(
+    queues: Queues, leases: tuple[Lease, ...], mine: PendingRequest = NEW, others: tuple[PendingRequest, ...] = ()
+):
+    return select_victims(SchedulingState(queues, leases, others), mine, lost, NOW)
 
 
 def lost(leases) -> dict[str, float]:
@@ -40,8 +43,8 @@ def ran(seconds: float, name: str, gpus: int = 4, **changes) -> Lease:
     return replace(lease(gpus, name, **changes), granted_at=NOW - timedelta(seconds=seconds))
 
 
-def names(found: Victims | Nobody) -> list[str]:
-    assert isinstance(found, Victims), found
+def names(found: VictimSelection | NoVictims) -> list[str]:
+    assert isinstance(found, VictimSelection), found
     return [one.request.uid for one in found.leases]
 
 
@@ -66,7 +69,7 @@ def test_nobody_else_goes(changes, leases, mine):
     if "cohort" in changes:
         other = {"name": "other", "gpus": {"A100": 0}, "cohort": "lab"}
         queues = Queues.model_validate({"queues": [*queues.model_dump()["queues"], other]})
-    assert isinstance(chosen(queues, leases, mine), Nobody)
+    assert isinstance(chosen(queues, leases, mine), NoVictims)
 
 
 def test_a_higher_priority_takes_from_a_higher_level_without_any_other_right():
@@ -76,11 +79,11 @@ def test_a_higher_priority_takes_from_a_higher_level_without_any_other_right():
 
 def test_the_shortest_time_of_the_queue_protects():
     found = chosen(rules(min_runtime_seconds=7200), (ran(HOUR, "a"), ran(HOUR, "b")))
-    assert isinstance(found, Nobody)
-    assert found.reason is Reason.MIN_RUNTIME_PROTECTED
+    assert isinstance(found, NoVictims)
+    assert found.reason is AdmissionReason.MIN_RUNTIME_PROTECTED
 
 
 def test_who_is_not_next_has_nobody_go():
     earlier = waiting(4, 1, "earlier")
     found = chosen(rules(), (ran(HOUR, "long"), ran(600, "short")), NEW, (earlier,))
-    assert isinstance(found, Nobody), "what comes free would go to the earlier one"
+    assert isinstance(found, NoVictims), "what comes free would go to the earlier one"

@@ -15,16 +15,16 @@ from datetime import timedelta
 import pytest
 from support.ledger import NOW, ask, lease, queues, waiting
 from support.world import Clock, fit, gpus, records, world
-from tiphys_plugin.quota.lease import Admitted, Deferred, Reason
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
-from tiphys_plugin.quota.ledger.state import Book
-from tiphys_plugin.quota.ledger.status_codec import decode, encode
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import decode_status, encode_status
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import State, decide
-from tiphys_plugin.quota.scheduler.fair_share import attained, level_of
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
+from tiphys_plugin.quota.scheduler.fair_share import attained_gpu_seconds, attained_level_of
 
-from tiphys.records import AttemptClaim, AttemptEnd, Cause, Outcome
-from tiphys.store import RunLayout, claim
+from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause
+from tiphys.store import RunLayout, claim_record
 
 HOUR = 3600.0
 
@@ -39,10 +39,10 @@ RULES = by_gpu_time()
 
 def first(rules: Queues, *line) -> str:
     """Who of those that each want all GPUs would get them."""
-    state = State(rules)
+    state = SchedulingState(rules)
     answers = {
-        one.request.uid: decide(
-            replace(state, waiting=tuple(other for other in line if other is not one)), one.request, one.arrival, NOW
+        one.request.uid: decide_admission(
+            replace(state, pending=tuple(other for other in line if other is not one)), one.request, one.arrival, NOW
         )
         for one in line
     }
@@ -69,36 +69,38 @@ def test_a_lower_level_goes_before_an_earlier_arrival_and_behind_a_higher_priori
 
 
 def test_who_is_behind_less_gpu_time_is_told_so():
-    state = State(RULES, waiting=(waiting(8, 2, "new", attained=0.5 * HOUR),))
-    answer = decide(state, ask(8, "long", attained=20 * HOUR), 1, NOW)
+    state = SchedulingState(RULES, pending=(waiting(8, 2, "new", attained=0.5 * HOUR),))
+    answer = decide_admission(state, ask(8, "long", attained=20 * HOUR), 1, NOW)
     assert isinstance(answer, Deferred)
-    assert (answer.reason, answer.position) == (Reason.BEHIND_LESS_ATTAINED, 2)
+    assert (answer.reason, answer.position) == (AdmissionReason.BEHIND_LESS_ATTAINED, 2)
     assert answer.message.startswith(
         "8 A100 asked; behind run-new/fit (8 A100, which has had 0.5 GPU-hours so far, and this one 20.0)"
     )
 
 
 def test_who_is_behind_one_that_began_earlier_is_told_so():
-    state = State(RULES, waiting=(waiting(8, 2, "old", attained=HOUR, first_start=100.0),))
-    answer = decide(state, ask(8, "young", attained=HOUR, first_start=200.0), 1, NOW)
+    state = SchedulingState(RULES, pending=(waiting(8, 2, "old", attained=HOUR, first_start=100.0),))
+    answer = decide_admission(state, ask(8, "young", attained=HOUR, first_start=200.0), 1, NOW)
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.BEHIND_EARLIER_REQUEST
+    assert answer.reason is AdmissionReason.BEHIND_EARLIER_REQUEST
     assert "behind run-old/fit (8 A100, began earlier)" in answer.message
 
 
 def test_positions_in_a_stopped_queue_go_by_the_same_order():
-    state = State(by_gpu_time(stopped=True), waiting=(waiting(1, 1, "long", attained=9 * HOUR), waiting(1, 2, "new")))
-    answer = decide(state, ask(1, "mine", attained=2 * HOUR), 3, NOW)
+    state = SchedulingState(
+        by_gpu_time(stopped=True), pending=(waiting(1, 1, "long", attained=9 * HOUR), waiting(1, 2, "new"))
+    )
+    answer = decide_admission(state, ask(1, "mine", attained=2 * HOUR), 3, NOW)
     assert isinstance(answer, Deferred)
-    assert (answer.reason, answer.position) == (Reason.QUEUE_STOPPED, 2)
+    assert (answer.reason, answer.position) == (AdmissionReason.QUEUE_STOPPED, 2)
 
 
 def test_gpu_time_of_a_lease_is_that_of_earlier_attempts_and_its_own():
     held, queue = lease(4, attained=HOUR), RULES.queues[0]
-    assert attained(held, NOW) == HOUR
-    assert attained(held, NOW + timedelta(hours=2)) == 9 * HOUR
-    assert attained(held, NOW - timedelta(hours=2)) == HOUR, "a clock that was put back takes none away"
-    assert [level_of(queue, held, NOW + timedelta(hours=hours)) for hours in (0, 1, 2)] == [1, 1, 2]
+    assert attained_gpu_seconds(held, NOW) == HOUR
+    assert attained_gpu_seconds(held, NOW + timedelta(hours=2)) == 9 * HOUR
+    assert attained_gpu_seconds(held, NOW - timedelta(hours=2)) == HOUR, "a clock that was put back takes none away"
+    assert [attained_level_of(queue, held, NOW + timedelta(hours=hours)) for hours in (0, 1, 2)] == [1, 1, 2]
 
 
 def test_admit_counts_what_the_attempts_before_have_had(tmp_path):
@@ -112,11 +114,11 @@ def test_admit_counts_what_the_attempts_before_have_had(tmp_path):
         step="fit",
         attempt=1,
         submission=1,
-        outcome=Outcome.FAILED,
+        outcome=AttemptEndOutcome.FAILED,
         cause=Cause.PREEMPTION,
         written_at=begun.written_at + timedelta(hours=3),
     )
-    claim(here.store, RunLayout("digits-abc12").attempt_end("fit", 1), end)
+    claim_record(here.store, RunLayout("digits-abc12").attempt_end("fit", 1), end)
     here.ledger.release(begun.lease)
     flow.admit("fit", 1)
     [held] = here.ledger.snapshot().leases
@@ -131,7 +133,7 @@ def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path)
     ledger.request(ask(8, "u2", attained=6 * HOUR))
     ledger.request(ask(8, "u3", attained=7 * HOUR, first_start=2.5, queue="nightly"))
     seen = ledger.snapshot()
-    kept = [(one.request.attained, one.request.first_start) for one in (*seen.leases, *seen.waiting)]
+    kept = [(one.request.attained, one.request.first_start) for one in (*seen.leases, *seen.pending)]
     assert kept == [(5 * HOUR, 1.5), (0, None), (6 * HOUR, None)]
     assert isinstance(ledger.request(ask(8, "u1", attained=5 * HOUR)), Admitted), "the same answer again"
     ledger.close()
@@ -139,7 +141,7 @@ def test_the_file_keeps_it_where_the_queue_goes_by_it_and_nowhere_else(tmp_path)
 
 def test_the_status_of_a_ledger_says_it_in_the_new_format_and_only_then():
     for one, version in ((lease(8, attained=1.5, first_start=9.25), 3), (lease(8), 2)):
-        status = json.loads(json.dumps(encode(Book((one,)))))
+        status = json.loads(json.dumps(encode_status(LedgerState((one,)))))
         assert status["version"] == version
         assert ("attained" in status["leases"][0]) == (version == 3)
-        assert decode(status) == Book((one,))
+        assert decode_status(status) == LedgerState((one,))

@@ -15,50 +15,49 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, ask, cohort, lease, queues, waiting
-from tiphys_plugin.quota.lease import Admitted, Deferred, Leaving, Reason, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, EndedUsage, PreemptionNotice, Rejected
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import State, decide
-from tiphys_plugin.quota.scheduler.fair_share import Consumed
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 EIGHT = queues(research={"A100": 8})
 PAIR = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}})
 HOUR = 3600
 
 
-def decided(state: State, request, arrival: int = 100):
-    return decide(state, request, arrival, NOW)
+def decided(state: SchedulingState, request, arrival: int = 100):
+    return decide_admission(state, request, arrival, NOW)
 
 
-def admits(state: State, request, arrival: int = 100) -> bool:
+def admits(state: SchedulingState, request, arrival: int = 100) -> bool:
     return isinstance(decided(state, request, arrival), Admitted)
 
 
 def test_a_queue_takes_what_its_cohort_does_not_use():
-    assert admits(State(PAIR, (lease(8),)), ask(8))
-    assert not admits(State(PAIR, (lease(8), lease(1, "b", queue="nightly"))), ask(8))
+    assert admits(SchedulingState(PAIR, (lease(8),)), ask(8))
+    assert not admits(SchedulingState(PAIR, (lease(8), lease(1, "b", queue="nightly"))), ask(8))
 
 
 def test_a_queue_without_a_cohort_borrows_nothing():
     alone = queues(research={"A100": 8}, nightly={"A100": 8})
-    assert not admits(State(alone, (lease(8),)), ask(1))
+    assert not admits(SchedulingState(alone, (lease(8),)), ask(1))
 
 
 @pytest.mark.parametrize(("asked", "admitted"), [(4, True), (5, False)])
 def test_no_more_is_borrowed_than_the_borrowing_limit(asked, admitted):
     rules = cohort(research={"gpus": {"A100": 8}, "borrowing_limit": {"A100": 4}}, nightly={"gpus": {"A100": 8}})
-    answer = decided(State(rules, (lease(8),)), ask(asked))
+    answer = decided(SchedulingState(rules, (lease(8),)), ask(asked))
     assert isinstance(answer, Admitted) is admitted
     if not admitted:
-        assert answer.reason is Reason.BORROWING_LIMIT_REACHED
+        assert answer.reason is AdmissionReason.BORROWING_LIMIT_REACHED
 
 
 @pytest.mark.parametrize(("asked", "admitted"), [(3, True), (4, False)])
 def test_no_more_is_lent_than_the_lending_limit(asked, admitted):
     rules = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}, "lending_limit": {"A100": 3}})
-    answer = decided(State(rules, (lease(8),)), ask(asked))
+    answer = decided(SchedulingState(rules, (lease(8),)), ask(asked))
     assert isinstance(answer, Admitted) is admitted
     if not admitted:
-        assert answer.reason is Reason.WAITING_FOR_QUOTA
+        assert answer.reason is AdmissionReason.WAITING_FOR_QUOTA
         assert "queue research holds 8 of 8 A100 and may take 3 more now, what cohort lab lends included" in (
             answer.message
         )
@@ -66,73 +65,75 @@ def test_no_more_is_lent_than_the_lending_limit(asked, admitted):
 
 def test_what_a_queue_keeps_for_itself_is_there_whatever_the_others_hold():
     rules = cohort(research={"gpus": {"A100": 8}}, nightly={"gpus": {"A100": 8}, "lending_limit": {"A100": 3}})
-    greedy = State(rules, (lease(11),), (waiting(4, 1, priority=99),))
+    greedy = SchedulingState(rules, (lease(11),), (waiting(4, 1, priority=99),))
     assert admits(greedy, ask(5, queue="nightly"))
     assert not admits(greedy, ask(6, queue="nightly"))
 
 
 def test_what_even_the_whole_cohort_cannot_lend_is_rejected():
-    answer = decided(State(PAIR), ask(17))
+    answer = decided(SchedulingState(PAIR), ask(17))
     assert isinstance(answer, Rejected)
     assert "queue research may hold at most 16, borrowed ones included" in answer.message
 
 
 def test_a_stopped_queue_admits_nobody_and_lends_what_it_has():
     rules = cohort(research={"gpus": {"A100": 8}, "stopped": True}, nightly={"gpus": {"A100": 8}})
-    answer = decided(State(rules, (), (waiting(1, 1),)), ask(1))
+    answer = decided(SchedulingState(rules, (), (waiting(1, 1),)), ask(1))
     assert isinstance(answer, Deferred)
-    assert (answer.reason, answer.position) == (Reason.QUEUE_STOPPED, 2)
-    assert admits(State(rules, (), (waiting(16, 1, priority=9),)), ask(16, queue="nightly"))
+    assert (answer.reason, answer.position) == (AdmissionReason.QUEUE_STOPPED, 2)
+    assert admits(SchedulingState(rules, (), (waiting(16, 1, priority=9),)), ask(16, queue="nightly"))
 
 
 def test_who_stays_within_its_quota_goes_before_who_borrows():
     borrower = waiting(16, 1, queue="nightly", priority=50)
-    assert admits(State(PAIR, (), (borrower,)), ask(8), arrival=2)
-    answer = decided(State(PAIR, (), (waiting(8, 2),)), ask(16, queue="nightly", priority=50), arrival=1)
+    assert admits(SchedulingState(PAIR, (), (borrower,)), ask(8), arrival=2)
+    answer = decided(SchedulingState(PAIR, (), (waiting(8, 2),)), ask(16, queue="nightly", priority=50), arrival=1)
     assert isinstance(answer, Deferred)
 
 
 def test_of_two_that_borrow_the_queue_that_uses_less_goes_first():
     rules = cohort(a={"gpus": {"A100": 0}}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 8}})
     held = (lease(4, queue="a"),)
-    assert not admits(State(rules, held, (waiting(4, 9, queue="b"),)), ask(4, queue="a"), arrival=1)
-    answer = decided(State(rules, held, (waiting(4, 9, queue="b"),)), ask(4, queue="a"), arrival=1)
-    assert answer.reason is Reason.BEHIND_SMALLER_SHARE
-    assert admits(State(rules, held, (waiting(4, 1, queue="a"),)), ask(4, queue="b"), arrival=9)
+    assert not admits(SchedulingState(rules, held, (waiting(4, 9, queue="b"),)), ask(4, queue="a"), arrival=1)
+    answer = decided(SchedulingState(rules, held, (waiting(4, 9, queue="b"),)), ask(4, queue="a"), arrival=1)
+    assert answer.reason is AdmissionReason.BEHIND_SMALLER_SHARE
+    assert admits(SchedulingState(rules, held, (waiting(4, 1, queue="a"),)), ask(4, queue="b"), arrival=9)
 
 
 def test_weight_is_how_much_more_a_queue_may_use():
     rules = cohort(a={"gpus": {"A100": 0}, "weight": 4}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 16}})
     held = (lease(6, "a", queue="a"), lease(2, "b", queue="b"))
-    assert admits(State(rules, held, (waiting(8, 1, queue="b"),)), ask(8, queue="a"), arrival=9)
+    assert admits(SchedulingState(rules, held, (waiting(8, 1, queue="b"),)), ask(8, queue="a"), arrival=9)
 
 
 def test_what_was_used_lately_counts_and_is_forgotten():
     rules = cohort(a={"gpus": {"A100": 0}}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 8}})
     rival = (waiting(8, 9, queue="b"),)
-    recent = (Consumed("a", "A100", 8.0, NOW - timedelta(hours=1)),)
-    assert not admits(State(rules, (), rival, recent), ask(8, queue="a"), arrival=1)
-    both = (*recent, Consumed("b", "A100", 8.0, NOW - timedelta(minutes=1)))
-    assert admits(State(rules, (), rival, both), ask(8, queue="a"), arrival=1)
+    recent = (EndedUsage("a", "A100", 8.0, NOW - timedelta(hours=1)),)
+    assert not admits(SchedulingState(rules, (), rival, recent), ask(8, queue="a"), arrival=1)
+    both = (*recent, EndedUsage("b", "A100", 8.0, NOW - timedelta(minutes=1)))
+    assert admits(SchedulingState(rules, (), rival, both), ask(8, queue="a"), arrival=1)
 
 
 def test_a_burst_is_not_let_in_before_its_use_is_counted():
     """Everybody of queue a asks at once; b, which asks last, is served before the second of a."""
     rules = cohort(a={"gpus": {"A100": 0}}, b={"gpus": {"A100": 0}}, lender={"gpus": {"A100": 8}})
     burst = tuple(waiting(4, arrival, queue="a") for arrival in range(1, 6))
-    assert admits(State(rules, (), burst), ask(4, queue="b"), arrival=9)
+    assert admits(SchedulingState(rules, (), burst), ask(4, queue="b"), arrival=9)
     late = (*burst[1:], waiting(4, 9, queue="b"))
-    assert admits(State(rules, (), late), burst[0].request, arrival=1)
-    assert not admits(State(rules, (), (burst[0], *burst[2:], waiting(4, 9, queue="b"))), burst[1].request, arrival=2)
+    assert admits(SchedulingState(rules, (), late), burst[0].request, arrival=1)
+    assert not admits(
+        SchedulingState(rules, (), (burst[0], *burst[2:], waiting(4, 9, queue="b"))), burst[1].request, arrival=2
+    )
 
 
 def test_a_short_one_starts_before_the_one_that_cannot_start_yet():
     running = (lease(6, seconds=2 * HOUR),)
-    state = State(EIGHT, running, (waiting(8, 1),))
+    state = SchedulingState(EIGHT, running, (waiting(8, 1),))
     assert admits(state, ask(2, seconds=HOUR))
     answer = decided(state, ask(2, seconds=3 * HOUR))
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.RESERVED
+    assert answer.reason is AdmissionReason.RESERVED
     assert (
         "2 A100 would be free, and are kept for run-waiter-1/fit (8 A100), expected to start by 2026-01-01 02:00"
         in (answer.message)
@@ -142,75 +143,75 @@ def test_a_short_one_starts_before_the_one_that_cannot_start_yet():
 
 def test_a_long_one_starts_before_it_if_enough_will_be_left():
     running = (lease(4, seconds=HOUR), lease(2, "b", seconds=HOUR))
-    state = State(EIGHT, running, (waiting(6, 1),))
+    state = SchedulingState(EIGHT, running, (waiting(6, 1),))
     assert admits(state, ask(2)), "8 will be free, and 6 are enough"
-    assert not admits(State(EIGHT, running, (waiting(7, 1),)), ask(2))
+    assert not admits(SchedulingState(EIGHT, running, (waiting(7, 1),)), ask(2))
 
 
 def test_two_that_start_before_it_do_not_delay_it_together():
     running = (lease(4, seconds=HOUR),)
-    state = State(EIGHT, running, (waiting(6, 1), waiting(2, 2)))
+    state = SchedulingState(EIGHT, running, (waiting(6, 1), waiting(2, 2)))
     answer = decided(state, ask(2), arrival=3)
     assert isinstance(answer, Deferred), "the second has taken the two that the first leaves over"
 
 
 def test_without_a_known_end_nobody_starts_before_it():
-    state = State(EIGHT, (lease(6),), (waiting(8, 1),))
+    state = SchedulingState(EIGHT, (lease(6),), (waiting(8, 1),))
     assert not admits(state, ask(1, seconds=60))
 
 
 def test_an_end_that_has_passed_is_not_known():
     overrun = lease(6, seconds=60)
-    state = State(EIGHT, (overrun,), (waiting(8, 1),))
-    assert isinstance(decide(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=30)), Admitted)
-    assert isinstance(decide(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=90)), Deferred)
+    state = SchedulingState(EIGHT, (overrun,), (waiting(8, 1),))
+    assert isinstance(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=30)), Admitted)
+    assert isinstance(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=90)), Deferred)
 
 
 def test_the_one_that_waits_is_told_when_it_will_start():
-    answer = decided(State(EIGHT, (lease(6, seconds=HOUR),)), ask(8))
+    answer = decided(SchedulingState(EIGHT, (lease(6, seconds=HOUR),)), ask(8))
     assert isinstance(answer, Deferred)
-    assert answer.start == NOW + timedelta(hours=1)
+    assert answer.expected_start == NOW + timedelta(hours=1)
     assert answer.message.endswith("position 1, expected to start by 2026-01-01 01:00:00 UTC")
-    assert decided(State(EIGHT, (lease(6),)), ask(8)).start is None
+    assert decided(SchedulingState(EIGHT, (lease(6),)), ask(8)).expected_start is None
 
 
 def test_all_reasons_are_given_and_the_heaviest_first():
     stocked = queues({"A100": {"count": 8}}, research={"A100": 8}, nightly={"A100": 8})
     held = (lease(8, queue="research"),)
-    answer = decided(State(stocked, held, (waiting(2, 1),)), ask(4))
-    assert [one.reason for one in answer.because] == [
-        Reason.WAITING_FOR_QUOTA,
-        Reason.WAITING_FOR_INVENTORY,
-        Reason.BEHIND_EARLIER_REQUEST,
+    answer = decided(SchedulingState(stocked, held, (waiting(2, 1),)), ask(4))
+    assert [one.reason for one in answer.reasons] == [
+        AdmissionReason.WAITING_FOR_QUOTA,
+        AdmissionReason.WAITING_FOR_INVENTORY,
+        AdmissionReason.BEHIND_EARLIER_REQUEST,
     ]
-    assert answer.reason is Reason.WAITING_FOR_QUOTA
+    assert answer.reason is AdmissionReason.WAITING_FOR_QUOTA
 
 
 def test_one_that_waits_for_its_own_quota_keeps_nothing_from_other_queues():
     stocked = queues({"A100": {"count": 16}}, research={"A100": 8}, nightly={"A100": 8})
-    state = State(stocked, (lease(8),), (waiting(8, 1, priority=99),))
+    state = SchedulingState(stocked, (lease(8),), (waiting(8, 1, priority=99),))
     assert admits(state, ask(8, queue="nightly"))
 
 
 def leaving(gpus: int, uid: str, whom: str, **changes):
-    asked = Leaving(whom, "fit", NOW, NOW + timedelta(minutes=2))
-    return replace(lease(gpus, uid, **changes), leaving=asked)
+    asked = PreemptionNotice(whom, "fit", NOW, NOW + timedelta(minutes=2))
+    return replace(lease(gpus, uid, **changes), preemption=asked)
 
 
 def test_what_is_about_to_leave_is_kept_for_whom_it_leaves():
-    state = State(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(4, 1, "other", priority=9),))
+    state = SchedulingState(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(4, 1, "other", priority=9),))
     answer = decided(state, ask(8, "first"), arrival=2)
     assert isinstance(answer, Deferred), "nothing is free before it is gone"
-    assert (answer.position, answer.start) == (1, NOW + timedelta(minutes=2))
-    assert answer.reason is Reason.WAITING_FOR_PREEMPTED_CHECKPOINT
+    assert (answer.position, answer.expected_start) == (1, NOW + timedelta(minutes=2))
+    assert answer.reason is AdmissionReason.WAITING_FOR_PREEMPTED_CHECKPOINT
     assert "run-victim/fit was asked to save and go at 00:00:00, by 00:02:00 at the latest" in answer.message
 
 
 def test_nobody_takes_what_has_come_free_for_another():
-    state = State(EIGHT, (leaving(4, "victim", whom="first"),), (waiting(8, 2, "first"),))
+    state = SchedulingState(EIGHT, (leaving(4, "victim", whom="first"),), (waiting(8, 2, "first"),))
     answer = decided(state, ask(2, "quick", priority=9), arrival=1)
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.RESERVED
+    assert answer.reason is AdmissionReason.RESERVED
     assert "2 A100 would be free, and are kept for run-first/fit (8 A100), expected to start by 2026-01-01 00:02" in (
         answer.message
     )
@@ -218,24 +219,24 @@ def test_nobody_takes_what_has_come_free_for_another():
 
 
 def test_who_has_to_wait_as_well_is_told_why_another_goes_first():
-    state = State(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 2, "first"),))
+    state = SchedulingState(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 2, "first"),))
     answer = decided(state, ask(8, "other", priority=9), arrival=1)
     assert isinstance(answer, Deferred)
-    assert "behind run-first/fit (8 A100, for which others were asked to leave)" in answer.because[1].message
+    assert "behind run-first/fit (8 A100, for which others were asked to leave)" in answer.reasons[1].message
 
 
 def test_what_has_left_for_one_does_not_go_to_the_next_for_whom_somebody_leaves():
     """The four free ones are those that left for ``first``; nothing says so any more, but that it came before."""
     queue = {"name": "research", "gpus": {"A100": 8}, "preempts_lower_priority": True}
     rules = Queues.model_validate({"queues": [queue]})
-    state = State(rules, (leaving(4, "victim", whom="second"),), (waiting(4, 2, "second", priority=9),))
+    state = SchedulingState(rules, (leaving(4, "victim", whom="second"),), (waiting(4, 2, "second", priority=9),))
     assert admits(state, ask(4, "first", priority=9), arrival=1)
     assert not admits(state, ask(4, "late", priority=99), arrival=3), "who came later takes nothing from the second"
     assert not admits(state, ask(4, "low"), arrival=1), "nor does one that was behind it"
 
 
 def test_who_should_be_gone_and_is_not_holds_on():
-    late = State(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 1, "first"),))
-    answer = decide(late, ask(1, "other"), 2, NOW + timedelta(minutes=3))
+    late = SchedulingState(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 1, "first"),))
+    answer = decide_admission(late, ask(1, "other"), 2, NOW + timedelta(minutes=3))
     assert isinstance(answer, Deferred)
-    assert answer.start is None
+    assert answer.expected_start is None

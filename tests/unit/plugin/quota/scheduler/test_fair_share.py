@@ -4,8 +4,9 @@ from datetime import timedelta
 
 import pytest
 from support.ledger import NOW, cohort, lease
+from tiphys_plugin.quota.lease import EndedUsage
 from tiphys_plugin.quota.scheduler.capacity import Capacity
-from tiphys_plugin.quota.scheduler.fair_share import Consumed, Means, Shares, ended
+from tiphys_plugin.quota.scheduler.fair_share import DecayedUsage, FairShares, add_ended_usage
 
 RULES = cohort(a={"gpus": {"A100": 8, "T4": 4}}, b={"gpus": {"A100": 8}, "weight": 2})
 DAY = timedelta(hours=24)
@@ -13,7 +14,7 @@ A, B = RULES.queues
 
 
 def share(queue, leases=(), history=(), at=NOW, rules=RULES) -> float:
-    return Shares(rules, Means(rules, leases, history), at).of(queue, Capacity(rules, leases))
+    return FairShares(rules, DecayedUsage(rules, leases, history), at).share_of(queue, Capacity(rules, leases))
 
 
 def test_what_is_held_counts_at_once():
@@ -34,7 +35,7 @@ def test_a_half_life_of_holding_is_half_of_it():
 
 
 def test_what_is_over_is_forgotten_by_half_in_each_half_life():
-    past = (Consumed("a", "A100", 8.0, NOW),)
+    past = (EndedUsage("a", "A100", 8.0, NOW),)
     assert share(A, (), past) == pytest.approx(8 / 16)
     assert share(A, (), past, NOW + DAY) == pytest.approx(4 / 16)
     assert share(A, (), past, NOW - DAY) == pytest.approx(8 / 16), "the clock was put back"
@@ -43,22 +44,22 @@ def test_what_is_over_is_forgotten_by_half_in_each_half_life():
 def test_the_end_of_a_lease_takes_away_what_it_held_and_nothing_of_what_it_has_used():
     held = lease(8, queue="a")
     then = NOW + DAY
-    past = ended((), [held], RULES, then)
-    assert past == (Consumed("a", "A100", 4.0, then),)
+    past = add_ended_usage((), [held], RULES, then)
+    assert past == (EndedUsage("a", "A100", 4.0, then),)
     assert share(A, (), past, then) == pytest.approx(share(A, (held,), (), then) - 8 / 16)
 
 
 def test_ends_add_up_however_they_are_told():
     first, second = lease(2, "x", queue="a"), lease(4, "y", queue="a")
     later = NOW + timedelta(hours=7)
-    together = ended((), [first, second], RULES, later)
-    one_by_one = ended(ended((), [first], RULES, later), [second], RULES, later)
+    together = add_ended_usage((), [first, second], RULES, later)
+    one_by_one = add_ended_usage(add_ended_usage((), [first], RULES, later), [second], RULES, later)
     assert [one.gpus for one in together] == pytest.approx([one.gpus for one in one_by_one], abs=1e-3)
 
 
 def test_what_is_nearly_forgotten_takes_no_room():
-    assert ended((Consumed("a", "A100", 8.0, NOW),), [], RULES, NOW + 20 * DAY) == ()
+    assert add_ended_usage((EndedUsage("a", "A100", 8.0, NOW),), [], RULES, NOW + 20 * DAY) == ()
 
 
 def test_without_queues_nothing_is_compared():
-    assert ended((), [lease(8)], None, NOW + DAY) == ()
+    assert add_ended_usage((), [lease(8)], None, NOW + DAY) == ()

@@ -15,9 +15,9 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 from support.ledger import NOW, ask, lease, waiting
-from tiphys_plugin.quota.lease import Admitted, Deferred, Lease, Reason, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, Rejected
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.decide import State, decide
+from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
 
 def cluster(*sizes: int, nvlink_domain: list[str] | None = None, **fields) -> Queues:
@@ -35,29 +35,29 @@ def on(node: str, gpus: int, uid: str, **changes) -> Lease:
     return Lease(uid, ask(gpus, uid, **changes), "A100", NOW, NOW, (node,))
 
 
-def decided(state: State, request, arrival: int = 100):
-    return decide(state, request, arrival, NOW)
+def decided(state: SchedulingState, request, arrival: int = 100):
+    return decide_admission(state, request, arrival, NOW)
 
 
-def test_a_pod_takes_the_smallest_hole_that_fits():
-    state = State(cluster(8, 8, 8), (on("n1", 4, "a"), on("n2", 6, "b")))
+def test_a_pod_takes_the_node_with_the_smallest_free_capacity_that_fits():
+    state = SchedulingState(cluster(8, 8, 8), (on("n1", 4, "a"), on("n2", 6, "b")))
     assert decided(state, ask(2)) == Admitted("", "A100", nodes=("n2",))
     assert decided(state, ask(4)) == Admitted("", "A100", nodes=("n1",))
     assert decided(state, ask(5)) == Admitted("", "A100", nodes=("n3",))
 
 
 def test_scattered_gpus_are_told_from_missing_ones():
-    state = State(cluster(8, 8), (on("n1", 4, "a"), on("n2", 5, "b")))
+    state = SchedulingState(cluster(8, 8), (on("n1", 4, "a"), on("n2", 5, "b")))
     answer = decided(state, ask(6))
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.GANG_FRAGMENTED
+    assert answer.reason is AdmissionReason.GANG_FRAGMENTED
     assert "7 A100 are free, but at most 4 on one node, and 6 are needed on one; 6 A100 asked" in answer.message
 
 
 def test_a_gang_gets_a_node_for_each_member_or_nothing():
-    state = State(cluster(8, 8, 8), (on("n1", 1, "a"),))
+    state = SchedulingState(cluster(8, 8, 8), (on("n1", 1, "a"),))
     assert decided(state, ask(16, members=2)) == Admitted("", "A100", nodes=("n2", "n3"))
-    answer = decided(State(cluster(8, 8, 8), (on("n1", 1, "a"), on("n2", 1, "b"))), ask(16, members=2))
+    answer = decided(SchedulingState(cluster(8, 8, 8), (on("n1", 1, "a"), on("n2", 1, "b"))), ask(16, members=2))
     assert isinstance(answer, Deferred)
     assert "1 of 2 pods find room" in answer.message
 
@@ -66,15 +66,15 @@ def test_a_tensor_parallel_group_stays_in_its_nvlink_domain():
     rules = cluster(8, 8, 8, 8, nvlink_domain=["d1", "d1", "d2", "d2"])
     group = {"members": 2, "tensor_parallel": 2}
     one_each = (on("n1", 8, "a"), on("n3", 8, "b"))
-    answer = decided(State(rules, one_each), ask(16, **group))
+    answer = decided(SchedulingState(rules, one_each), ask(16, **group))
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.TOPOLOGY_PLACEMENT_FAILED
-    assert decided(State(rules, one_each), ask(16, members=2)).nodes == ("n2", "n4")
-    assert set(decided(State(rules, one_each[:1]), ask(16, **group)).nodes) == {"n3", "n4"}
+    assert answer.reason is AdmissionReason.TOPOLOGY_PLACEMENT_FAILED
+    assert decided(SchedulingState(rules, one_each), ask(16, members=2)).nodes == ("n2", "n4")
+    assert set(decided(SchedulingState(rules, one_each[:1]), ask(16, **group)).nodes) == {"n3", "n4"}
 
 
 def test_what_no_node_can_hold_is_rejected_with_what_one_can():
-    answer = decided(State(cluster(8, 4)), ask(12))
+    answer = decided(SchedulingState(cluster(8, 4)), ask(12))
     assert isinstance(answer, Rejected)
     assert "12 A100 can never be had" in answer.message
     assert "ask for at most 8 on one node, or for several nodes" in answer.message
@@ -82,9 +82,9 @@ def test_what_no_node_can_hold_is_rejected_with_what_one_can():
 
 def test_a_cordoned_node_gives_nothing_new_and_may_come_back():
     rules = cluster(8, 8)
-    assert isinstance(decided(State(rules, (on("n2", 4, "a"),)), ask(8)), Admitted)
+    assert isinstance(decided(SchedulingState(rules, (on("n2", 4, "a"),)), ask(8)), Admitted)
     nodes = [node.model_copy(update={"cordoned": node.name == "n1"}) for node in rules.nodes or ()]
-    state = State(rules.on(nodes), (on("n2", 4, "a"),))
+    state = SchedulingState(rules.with_nodes(nodes), (on("n2", 4, "a"),))
     answer = decided(state, ask(8))
     assert isinstance(answer, Deferred), "it is not impossible for ever"
     assert "8 more are free on cordoned nodes" in answer.message
@@ -92,28 +92,28 @@ def test_a_cordoned_node_gives_nothing_new_and_may_come_back():
 
 def test_a_start_is_expected_when_a_node_comes_free_and_not_when_enough_do():
     ends = (on("n1", 4, "a", seconds=60), on("n2", 4, "b", seconds=600), on("n1", 4, "c", seconds=1200))
-    answer = decided(State(cluster(8, 8), ends), ask(8))
-    assert answer.start == NOW + timedelta(seconds=600)
+    answer = decided(SchedulingState(cluster(8, 8), ends), ask(8))
+    assert answer.expected_start == NOW + timedelta(seconds=600)
 
 
 def test_who_would_take_the_node_that_is_kept_has_to_wait():
-    state = State(cluster(8, 8), (on("n1", 8, "a", seconds=600), on("n2", 4, "b")), (waiting(8, 1),))
+    state = SchedulingState(cluster(8, 8), (on("n1", 8, "a", seconds=600), on("n2", 4, "b")), (waiting(8, 1),))
     assert isinstance(decided(state, ask(4, seconds=3600)), Admitted), "n2 is of no use to the one that waits"
-    state = State(cluster(8, 8), (on("n1", 4, "a", seconds=600), on("n2", 8, "b")), (waiting(8, 1),))
+    state = SchedulingState(cluster(8, 8), (on("n1", 4, "a", seconds=600), on("n2", 8, "b")), (waiting(8, 1),))
     answer = decided(state, ask(4, seconds=3600))
     assert isinstance(answer, Deferred)
-    assert answer.reason is Reason.RESERVED
+    assert answer.reason is AdmissionReason.RESERVED
     assert isinstance(decided(state, ask(4, seconds=300)), Admitted), "it is over before"
 
 
 def test_fragmentation_keeps_whole_what_is_usually_asked_for():
     rules = cluster(8, 3, placement="fragmentation", typical_gpus={3: 1.0})
-    assert decided(State(rules), ask(2)).nodes == ("n1",), "of n2 nothing would be left that is of use"
-    assert decided(State(cluster(8, 3)), ask(2)).nodes == ("n2",)
+    assert decided(SchedulingState(rules), ask(2)).nodes == ("n1",), "of n2 nothing would be left that is of use"
+    assert decided(SchedulingState(cluster(8, 3)), ask(2)).nodes == ("n2",)
 
 
 def test_a_lease_of_a_time_without_nodes_counts_among_all():
-    state = State(cluster(8), (lease(4),))
+    state = SchedulingState(cluster(8), (lease(4),))
     assert isinstance(decided(state, ask(4)), Admitted)
     assert isinstance(decided(state, ask(5)), Deferred)
 

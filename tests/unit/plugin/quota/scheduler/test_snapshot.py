@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from support.ledger import NOW, waiting
-from tiphys_plugin.quota.lease import Waiting
+from tiphys_plugin.quota.lease import PendingRequest
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.snapshot import Lines, lines_of
+from tiphys_plugin.quota.scheduler.snapshot import PendingQueues, get_pending_queues
 
 RULES = Queues.model_validate(
     {
@@ -20,14 +20,14 @@ RULES = Queues.model_validate(
 )
 
 
-def shown(lines: Lines) -> dict[str, list[object]]:
+def shown(lines: PendingQueues) -> dict[str, list[object]]:
     return {
-        queue.name: [(one.place, one.waiting.request, one.waiting.promised_at, one.seconds) for one in line]
+        queue.name: [(one.position, one.pending.request, one.pending.promised_at, one.max_seconds) for one in line]
         for queue, line in lines
     }
 
 
-def newcomer(source: random.Random, number: int) -> Waiting:
+def newcomer(source: random.Random, number: int) -> PendingRequest:
     return waiting(
         source.choice([1, 2, 4]),
         number,
@@ -38,7 +38,7 @@ def newcomer(source: random.Random, number: int) -> Waiting:
     )
 
 
-def changed(source: random.Random, one: Waiting) -> Waiting:
+def changed(source: random.Random, one: PendingRequest) -> PendingRequest:
     """It asked again, as another try of its step, or something was promised to it."""
     return source.choice(
         [
@@ -49,7 +49,7 @@ def changed(source: random.Random, one: Waiting) -> Waiting:
     )
 
 
-def test_lines_are_brought_up_to_date_by_whoever_comes_goes_or_changes():
+def test_pending_queues_are_updated_by_added_removed_and_changed_requests():
     source, number = random.Random(20_261_122), 60
     line = [newcomer(source, number) for number in range(1, 61)]
     for _ in range(300):
@@ -59,12 +59,12 @@ def test_lines_are_brought_up_to_date_by_whoever_comes_goes_or_changes():
         for _ in range(min(len(line), source.choice([0, 1, 2, 4]))):
             line.pop(source.randrange(len(line)))
         line = [changed(source, one) if source.random() < 0.02 else one for one in line]
-        kept = lines_of(RULES, line)
-        assert shown(kept) == shown(Lines(RULES, line))
+        kept = get_pending_queues(RULES, line)
+        assert shown(kept) == shown(PendingQueues(RULES, line))
         assert kept.has_promises == any(one.promised_at for one in line)
 
 
-def test_a_sign_of_life_changes_no_line():
+def test_a_later_seen_at_changes_no_pending_queue():
     line = [waiting(1, number, queue="a") for number in range(1, 6)]
-    kept = lines_of(RULES, line)
-    assert lines_of(RULES, [replace(one, seen_at=one.seen_at + timedelta(seconds=5)) for one in line]) is kept
+    kept = get_pending_queues(RULES, line)
+    assert get_pending_queues(RULES, [replace(one, seen_at=one.seen_at + timedelta(seconds=5)) for one in line]) is kept

@@ -26,18 +26,18 @@ from bench.quota_workloads import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger import cohort, queues
-from tiphys_plugin.quota.lease import Reason
+from tiphys_plugin.quota.lease import AdmissionReason
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.simulation.jobs import Job, Replay
-from tiphys_plugin.quota.simulation.replay import POLICIES, replay
-from tiphys_plugin.quota.simulation.results import spans
+from tiphys_plugin.quota.simulation.jobs import ReplayResult, TraceJob
+from tiphys_plugin.quota.simulation.replay import POLICIES, replay_jobs
+from tiphys_plugin.quota.simulation.results import build_timeline
 
 TYPES = ("A100", "T4", None)
 NAMES = ("research", "nightly")
 
 jobs_of_any_kind = st.lists(
     st.builds(
-        Job,
+        TraceJob,
         name=st.just("job"),
         submit_seconds=st.integers(0, 40).map(float),
         duration_seconds=st.integers(0, 30).map(float),
@@ -65,12 +65,12 @@ rules_of_any_kind = st.builds(
 policies = pytest.mark.parametrize("policy", POLICIES)
 
 
-def assert_nobody_holds_too_much(done: Replay) -> None:
+def assert_nobody_holds_too_much(done: ReplayResult) -> None:
     rules = done.queues
-    for span in spans(done):
+    for span in build_timeline(done):
         for queue in rules.queues:
             for pool in queue.gpus:
-                assert span.held[queue.name, pool] <= rules.most(queue, pool)
+                assert span.held[queue.name, pool] <= rules.max_gpus(queue, pool)
         for pool in ("A100", "*"):
             together = sum(span.held[name, pool] for name in NAMES)
             assert together <= sum(queue.gpus[pool] for queue in rules.queues)
@@ -82,34 +82,36 @@ def assert_nobody_holds_too_much(done: Replay) -> None:
 @policies
 @given(rules=rules_of_any_kind, jobs=jobs_of_any_kind)
 @settings(max_examples=40)
-def test_every_job_has_one_fate_and_quotas_hold(policy: str, rules: Queues, jobs: list[Job]) -> None:
-    done = replay(rules, jobs, POLICIES[policy])
+def test_every_job_has_one_fate_and_quotas_hold(policy: str, rules: Queues, jobs: list[TraceJob]) -> None:
+    done = replay_jobs(rules, jobs, POLICIES[policy])
     assert_nobody_holds_too_much(done)
-    assert done.waiting == ()
+    assert done.never_started == ()
     fates = Counter([run.job for run in done.runs] + [job for job, _ in done.rejected])
     assert fates == Counter(jobs)
     for run in done.runs:
         assert run.started_seconds >= run.submitted_seconds == run.job.submit_seconds
         assert run.ended_seconds - run.started_seconds == run.job.held_seconds
-    assert done == replay(rules, jobs, POLICIES[policy])
+    assert done == replay_jobs(rules, jobs, POLICIES[policy])
 
 
 @policies
 @given(rules=rules_of_any_kind, jobs=jobs_of_any_kind)
 @settings(max_examples=30)
-def test_a_job_that_is_alone_does_not_wait(policy: str, rules: Queues, jobs: list[Job]) -> None:
+def test_a_job_that_is_alone_does_not_wait(policy: str, rules: Queues, jobs: list[TraceJob]) -> None:
     for job in jobs[:3]:
-        done = replay(rules, [job], POLICIES[policy])
+        done = replay_jobs(rules, [job], POLICIES[policy])
         assert all(run.started_seconds == run.submitted_seconds for run in done.runs)
 
 
 @policies
 @given(jobs=jobs_of_any_kind, less=quotas, more=quotas)
 @settings(max_examples=30)
-def test_more_quota_turns_nobody_away(policy: str, jobs: list[Job], less: dict[str, int], more: dict[str, int]) -> None:
+def test_more_quota_turns_nobody_away(
+    policy: str, jobs: list[TraceJob], less: dict[str, int], more: dict[str, int]
+) -> None:
     larger = {pool: less[pool] + more[pool] for pool in less}
-    few = replay(queues(research=less, nightly=less), jobs, POLICIES[policy])
-    many = replay(queues(research=larger, nightly=larger), jobs, POLICIES[policy])
+    few = replay_jobs(queues(research=less, nightly=less), jobs, POLICIES[policy])
+    many = replay_jobs(queues(research=larger, nightly=larger), jobs, POLICIES[policy])
     assert len(many.runs) >= len(few.runs)
 
 
@@ -125,65 +127,65 @@ def test_more_quota_never_ends_equal_jobs_later(
     policy: str, gpus: int, arrivals: list[int], less: int, more: int
 ) -> None:
     # Unequal ones may: Graham's anomalies (1966).
-    jobs = [Job(f"j{n}", float(at), 10, gpus, "research") for n, at in enumerate(arrivals)]
-    few, many = (replay(queues(research={"*": quota}), jobs, POLICIES[policy]) for quota in (less, less + more))
+    jobs = [TraceJob(f"j{n}", float(at), 10, gpus, "research") for n, at in enumerate(arrivals)]
+    few, many = (replay_jobs(queues(research={"*": quota}), jobs, POLICIES[policy]) for quota in (less, less + more))
     ends = [sorted(run.ended_seconds for run in done.runs) for done in (few, many)]
     assert all(later <= sooner for sooner, later in zip(*ends, strict=True))
 
 
 @given(rules=rules_of_any_kind, jobs=jobs_of_any_kind)
 @settings(max_examples=30)
-def test_fifo_starts_in_order_of_arrival(rules: Queues, jobs: list[Job]) -> None:
-    done = replay(rules, jobs, POLICIES["fifo"])
+def test_fifo_starts_in_order_of_arrival(rules: Queues, jobs: list[TraceJob]) -> None:
+    done = replay_jobs(rules, jobs, POLICIES["fifo"])
     started = [run.submitted_seconds for run in sorted(done.runs, key=lambda run: run.started_seconds)]
     assert started == sorted(started)
 
 
-def starts(done: Replay) -> dict[str, float]:
+def starts(done: ReplayResult) -> dict[str, float]:
     return {run.job.name: run.started_seconds for run in done.runs}
 
 
 def test_each_policy_has_its_order() -> None:
     """4 GPUs, 3 of them held until 10 s; who comes needs 4, then 1 for longer, then 1 for a short time."""
     jobs = [
-        Job("holder", 0, 10, 3, "research", limit_seconds=10),
-        Job("large", 1, 10, 4, "research", limit_seconds=10),
-        Job("long", 2, 20, 1, "research", limit_seconds=20),
-        Job("short", 3, 5, 1, "research", limit_seconds=5),
+        TraceJob("holder", 0, 10, 3, "research", limit_seconds=10),
+        TraceJob("large", 1, 10, 4, "research", limit_seconds=10),
+        TraceJob("long", 2, 20, 1, "research", limit_seconds=20),
+        TraceJob("short", 3, 5, 1, "research", limit_seconds=5),
     ]
     rules = queues(research={"*": 4})
-    assert starts(replay(rules, jobs, POLICIES["fifo"])) == {"holder": 0, "large": 10, "long": 20, "short": 20}
-    assert starts(replay(rules, jobs, POLICIES["skip"])) == {"holder": 0, "long": 2, "short": 10, "large": 22}
-    assert starts(replay(rules, jobs)) == {"holder": 0, "short": 3, "large": 10, "long": 20}
+    assert starts(replay_jobs(rules, jobs, POLICIES["fifo"])) == {"holder": 0, "large": 10, "long": 20, "short": 20}
+    assert starts(replay_jobs(rules, jobs, POLICIES["skip"])) == {"holder": 0, "long": 2, "short": 10, "large": 22}
+    assert starts(replay_jobs(rules, jobs)) == {"holder": 0, "short": 3, "large": 10, "long": 20}
 
 
 def test_a_stopped_queue_starts_nobody_and_holds_up_nobody() -> None:
     rules = Queues.model_validate(
         {"queues": [{"name": "research", "gpus": {"*": 4}, "stopped": True}, {"name": "nightly", "gpus": {"*": 4}}]}
     )
-    jobs = [Job("a", 0, 1, 1, "research"), Job("b", 0, 1, 1, "nightly")]
+    jobs = [TraceJob("a", 0, 1, 1, "research"), TraceJob("b", 0, 1, 1, "nightly")]
     for policy in POLICIES.values():
-        done = replay(rules, jobs, policy)
-        assert [job.name for job in done.waiting] == ["a"]
+        done = replay_jobs(rules, jobs, policy)
+        assert [job.name for job in done.never_started] == ["a"]
         assert starts(done) == {"b": 0}
 
 
 def test_the_rejected_are_told_with_their_reason() -> None:
     jobs = [
-        Job("size", 0, 1, 9, "research"),
-        Job("type", 0, 1, 1, "research", gpu_type="T4"),
-        Job("queue", 0, 1, 1, "nobody"),
+        TraceJob("size", 0, 1, 9, "research"),
+        TraceJob("type", 0, 1, 1, "research", gpu_type="T4"),
+        TraceJob("queue", 0, 1, 1, "nobody"),
     ]
-    done = replay(queues(research={"A100": 8}), jobs)
+    done = replay_jobs(queues(research={"A100": 8}), jobs)
     assert {job.name: why for job, why in done.rejected} == {
-        "size": Reason.EXCEEDS_MAX_QUOTA,
-        "type": Reason.NO_MATCHING_GPU_TYPE,
-        "queue": Reason.QUEUE_UNKNOWN,
+        "size": AdmissionReason.EXCEEDS_MAX_QUOTA,
+        "type": AdmissionReason.NO_MATCHING_GPU_TYPE,
+        "queue": AdmissionReason.QUEUE_UNKNOWN,
     }
 
 
 def test_a_job_beyond_its_limit_is_ended() -> None:
-    done = replay(queues(research={"*": 1}), [Job("a", 0, 100, 1, "research", limit_seconds=30)])
+    done = replay_jobs(queues(research={"*": 1}), [TraceJob("a", 0, 100, 1, "research", limit_seconds=30)])
     assert done.runs[0].ended_seconds == 30
 
 
@@ -191,25 +193,25 @@ def test_who_has_used_less_lately_goes_first() -> None:
     """What is over counts, as in the service: both hold nothing when both ask for what a third one lends."""
     rules = cohort(owner={"gpus": {"*": 4}}, used={"gpus": {"*": 0}}, fresh={"gpus": {"*": 0}})
     jobs = [
-        Job("before", 0, 3600, 2, "used"),
-        Job("blocker", 3600, 100, 4, "owner"),
-        Job("again", 3601, 10, 4, "used"),
-        Job("first", 3602, 10, 4, "fresh"),
+        TraceJob("before", 0, 3600, 2, "used"),
+        TraceJob("blocker", 3600, 100, 4, "owner"),
+        TraceJob("again", 3601, 10, 4, "used"),
+        TraceJob("first", 3602, 10, 4, "fresh"),
     ]
-    assert starts(replay(rules, jobs)) == {"before": 0, "blocker": 3600, "first": 3700, "again": 3710}
-    assert starts(replay(rules, jobs, POLICIES["skip"]))["again"] == 3700
+    assert starts(replay_jobs(rules, jobs)) == {"before": 0, "blocker": 3600, "first": 3700, "again": 3710}
+    assert starts(replay_jobs(rules, jobs, POLICIES["skip"]))["again"] == 3700
 
 
 def test_progress_is_told_to_the_last_job() -> None:
     told: list[int] = []
-    jobs = [Job("a", 0, 1, 1, "research"), Job("b", 0, 1, 1, "research"), Job("c", 0, 1, 1, "unknown")]
-    replay(queues(research={"*": 1}), jobs, advance=told.append)
+    jobs = [TraceJob("a", 0, 1, 1, "research"), TraceJob("b", 0, 1, 1, "research"), TraceJob("c", 0, 1, 1, "unknown")]
+    replay_jobs(queues(research={"*": 1}), jobs, advance=told.append)
     assert sum(told) == 3
 
 
 def test_nothing_is_looked_at_while_nobody_fits() -> None:
-    jobs = [Job("holder", 0, 100, 4, "research"), *(Job(f"j{n}", n, 1, 1, "research") for n in range(1, 50))]
-    assert replay(queues(research={"*": 4}), jobs).looks < 20
+    jobs = [TraceJob("holder", 0, 100, 4, "research"), *(TraceJob(f"j{n}", n, 1, 1, "research") for n in range(1, 50))]
+    assert replay_jobs(queues(research={"*": 4}), jobs).cycles < 20
 
 
 HORIZON_SECONDS = 4000.0
@@ -219,10 +221,10 @@ HORIZON_SECONDS = 4000.0
 @pytest.mark.parametrize(("rules", "small"), [(one_queue(), "all"), (lending_queues(), "small")])
 def test_a_gang_is_not_starved_by_an_endless_stream_of_small_jobs(rules: Queues, small: str, declared: bool) -> None:
     jobs = stream(HORIZON_SECONDS, seed=6, queue=small, declared=declared)
-    done = replay(rules, jobs)
+    done = replay_jobs(rules, jobs)
     assert 0 < gang_wait(done) <= gang_bound(done) <= 300
     # The same jobs starve it where nothing is reserved: not one second is all free before the stream ends.
-    plain = replay(rules, jobs, POLICIES["skip"])
+    plain = replay_jobs(rules, jobs, POLICIES["skip"])
     assert gang_wait(plain) >= HORIZON_SECONDS - 10 - ARRIVES_SECONDS
 
 
@@ -233,8 +235,9 @@ def test_jobs_draw_from_flavors():
     ]
     rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"own": 4, "idle": 4}}], "flavors": flavors})
     given_jobs = [
-        Job(f"job-{n}", 0.0, 10.0, 4, "research", "A100", spot=use) for n, use in enumerate(["no", "no", "allowed"])
-    ] + [Job("too-large", 0.0, 10.0, 8, "research", "A100", spot="allowed")]
-    replayed = replay(rules, given_jobs)
+        TraceJob(f"job-{n}", 0.0, 10.0, 4, "research", "A100", spot=use)
+        for n, use in enumerate(["no", "no", "allowed"])
+    ] + [TraceJob("too-large", 0.0, 10.0, 8, "research", "A100", spot="allowed")]
+    replayed = replay_jobs(rules, given_jobs)
     assert {run.job.name: run.started_seconds for run in replayed.runs} == {"job-0": 0.0, "job-1": 10.0, "job-2": 0.0}
     assert [job.name for job, _ in replayed.rejected] == ["too-large"]

@@ -20,15 +20,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiphys_plugin.quota.queues import Queues
-from tiphys_plugin.quota.scheduler.fair_share import level_of
-from tiphys_plugin.quota.simulation.jobs import Attempt, Costs, Job, Replay, Run
-from tiphys_plugin.quota.simulation.prepare import spread
-from tiphys_plugin.quota.simulation.replay import replay
-from tiphys_plugin.quota.simulation.results import outcome, spans
-from tiphys_plugin.quota.simulation.simulated_cluster import Running
+from tiphys_plugin.quota.scheduler.fair_share import attained_level_of
+from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, SimulatedAttempt, SimulatedRun, TraceJob
+from tiphys_plugin.quota.simulation.prepare import spread_over_nodes
+from tiphys_plugin.quota.simulation.replay import replay_jobs
+from tiphys_plugin.quota.simulation.results import build_timeline, measure_replay
+from tiphys_plugin.quota.simulation.simulated_cluster import SimulatedCluster
 
 HOUR = 3600.0
-COSTS = Costs(checkpoint_every_seconds=600, save_seconds=30, restart_seconds=60)
+COSTS = PreemptionCosts(checkpoint_every_seconds=600, save_seconds=30, restart_seconds=60)
 
 
 def rules(**changes) -> Queues:
@@ -36,11 +36,11 @@ def rules(**changes) -> Queues:
     return Queues.model_validate({"queues": [{**queue, "preempts_longer": True, **changes}]})
 
 
-def job(name: str, at: float, seconds: float, gpus: int = 8, **more) -> Job:
-    return Job(name, at, seconds, gpus, **{"queue": "research", **more})
+def job(name: str, at: float, seconds: float, gpus: int = 8, **more) -> TraceJob:
+    return TraceJob(name, at, seconds, gpus, **{"queue": "research", **more})
 
 
-def run_of(done: Replay, name: str) -> Run:
+def run_of(done: ReplayResult, name: str) -> SimulatedRun:
     return next(run for run in done.runs if run.job.name == name)
 
 
@@ -48,20 +48,22 @@ LONG, SHORT = job("long", 0, 4 * HOUR), job("short", 2 * HOUR + 100, 600)
 
 
 def test_a_short_training_starts_once_a_long_one_has_saved_and_gone():
-    done = replay(rules(), [LONG, SHORT], costs=COSTS)
+    done = replay_jobs(rules(), [LONG, SHORT], costs=COSTS)
     short, long = run_of(done, "short"), run_of(done, "long")
     assert (short.started_seconds, short.ended_seconds) == (2 * HOUR + 130, 2 * HOUR + 730)
     assert long.attempts == (
-        Attempt("*", 0, 0, 2 * HOUR + 130, kept_seconds=2 * HOUR + 100),
-        Attempt("*", 2 * HOUR + 130, 2 * HOUR + 730, 4 * HOUR + 690, kept_seconds=2 * HOUR - 100, restart_seconds=60),
+        SimulatedAttempt("*", 0, 0, 2 * HOUR + 130, kept_seconds=2 * HOUR + 100),
+        SimulatedAttempt(
+            "*", 2 * HOUR + 130, 2 * HOUR + 730, 4 * HOUR + 690, kept_seconds=2 * HOUR - 100, restart_seconds=60
+        ),
     )
     assert long.lost_gpu_seconds == 8 * (30 + 60)
-    total = outcome(done).total
+    total = measure_replay(done).total
     assert (total.preemptions, total.lost_gpu_hours) == (1, pytest.approx(0.2))
 
 
 def test_who_is_ended_at_once_does_again_what_no_checkpoint_held():
-    done = replay(rules(), [LONG, SHORT], costs=Costs(600, 30, 60, waits_for_save=False))
+    done = replay_jobs(rules(), [LONG, SHORT], costs=PreemptionCosts(600, 30, 60, waits_for_save=False))
     assert run_of(done, "short").started_seconds == SHORT.submit_seconds
     first, second = run_of(done, "long").attempts
     assert (first.kept_seconds, first.lost_seconds, first.held_seconds) == (2 * HOUR, 100, 2 * HOUR + 100)
@@ -70,23 +72,23 @@ def test_who_is_ended_at_once_does_again_what_no_checkpoint_held():
 
 def test_nobody_goes_unless_costs_are_given_or_the_queue_has_it_so():
     for queues, costs in ((rules(), None), (rules(preempts_longer=False), COSTS)):
-        assert run_of(replay(queues, [LONG, SHORT], costs=costs), "short").started_seconds == 4 * HOUR
+        assert run_of(replay_jobs(queues, [LONG, SHORT], costs=costs), "short").started_seconds == 4 * HOUR
 
 
 def test_one_that_reaches_the_next_level_goes_for_one_that_waits():
     """After an hour of 8 GPUs; the one that waits had come long before."""
-    done = replay(rules(), [LONG, job("short", 10, 600)], costs=COSTS)
+    done = replay_jobs(rules(), [LONG, job("short", 10, 600)], costs=COSTS)
     assert run_of(done, "short").started_seconds == pytest.approx(HOUR / 8 + 30, abs=1e-3)
 
 
 def test_the_shortest_time_of_the_queue_is_waited_for():
-    done = replay(rules(min_runtime_seconds=3 * 3600), [LONG, SHORT], costs=COSTS)
+    done = replay_jobs(rules(min_runtime_seconds=3 * 3600), [LONG, SHORT], costs=COSTS)
     assert run_of(done, "short").started_seconds == 3 * HOUR + 30
 
 
 def test_a_service_looks_at_its_own_times():
     """Every minute: who has to go is asked at the first look, who waits starts at the next one after the save."""
-    done = replay(rules(), [LONG, SHORT], costs=Costs(600, 30, 60, look_every_seconds=60))
+    done = replay_jobs(rules(), [LONG, SHORT], costs=PreemptionCosts(600, 30, 60, look_every_seconds=60))
     assert run_of(done, "short").started_seconds == 2 * HOUR + 180
 
 
@@ -99,7 +101,7 @@ def test_priorities_and_loans_have_trainings_go_as_well():
         job("owner", 100, HOUR, 4),
         job("urgent", 200, 60, 4, priority=9),
     ]
-    done = replay(lab, jobs, costs=COSTS)
+    done = replay_jobs(lab, jobs, costs=COSTS)
     assert run_of(done, "owner").started_seconds == 130
     assert run_of(done, "urgent").started_seconds == 230
     assert [run_of(done, name).preemptions for name in ("host", "guest", "owner", "urgent")] == [0, 1, 1, 0]
@@ -108,21 +110,21 @@ def test_priorities_and_loans_have_trainings_go_as_well():
 def test_gangs_are_placed_on_nodes_and_go_whole():
     nodes = [{"name": f"n{number}", "gpu_type": "A100", "gpus": 8} for number in range(2)]
     two = Queues.model_validate({"queues": rules(gpus={"*": 16}).model_dump()["queues"], "nodes": nodes})
-    jobs = spread([job("gang", 0, HOUR, 16), job("small", 1800, 60, 2)], two)
+    jobs = spread_over_nodes([job("gang", 0, HOUR, 16), job("small", 1800, 60, 2)], two)
     assert [one.members for one in jobs] == [2, 1]
-    done = replay(two, jobs, costs=COSTS)
+    done = replay_jobs(two, jobs, costs=COSTS)
     assert run_of(done, "small").started_seconds == 1830
     assert run_of(done, "gang").ended_seconds == HOUR + 30 + 60 + 60
 
 
 def test_a_declared_limit_covers_the_way_back():
-    done = replay(rules(), [job("long", 0, 4 * HOUR, limit_seconds=14400), SHORT], costs=COSTS)
+    done = replay_jobs(rules(), [job("long", 0, 4 * HOUR, limit_seconds=14400), SHORT], costs=COSTS)
     assert sum(one.kept_seconds for one in run_of(done, "long").attempts) == 4 * HOUR
 
 
 jobs_of_any_kind = st.lists(
     st.builds(
-        Job,
+        TraceJob,
         name=st.just("job"),
         submit_seconds=st.integers(0, 3000).map(float),
         duration_seconds=st.integers(0, 4000).map(float),
@@ -141,7 +143,7 @@ flags = st.fixed_dictionaries(
     }
 )
 costs_of_any_kind = st.builds(
-    Costs,
+    PreemptionCosts,
     checkpoint_every_seconds=st.sampled_from([100.0, 600.0]),
     save_seconds=st.sampled_from([0.0, 7.0, 40.0]),
     restart_seconds=st.sampled_from([0.0, 50.0]),
@@ -150,38 +152,38 @@ costs_of_any_kind = st.builds(
 )
 
 
-class Recorded(Running):
+class Recorded(SimulatedCluster):
     """Remembers who had whom go, with priority and level of both."""
 
     seen: list[tuple[tuple[str, int, int], tuple[str, int, int], bool]]
 
-    def ask_to_leave(self, leases, mine, now):
+    def preempt(self, leases, preemptor, now):
         for lease in leases:
-            asked, own = lease.request, mine.request
+            asked, own = lease.request, preemptor.request
             queue = self._queues.find(asked.queue)
-            first = (own.uid, own.priority, self._queues.find(own.queue).level(own.attained))
-            other = (asked.uid, asked.priority, level_of(queue, lease, now))
+            first = (own.uid, own.priority, self._queues.find(own.queue).attained_level(own.attained))
+            other = (asked.uid, asked.priority, attained_level_of(queue, lease, now))
             self.seen.append((first, other, own.queue == asked.queue))
-        super().ask_to_leave(leases, mine, now)
+        super().preempt(leases, preemptor, now)
 
 
 @contextmanager
 def recorded() -> Iterator[list]:
     Recorded.seen = []
-    with mock.patch("tiphys_plugin.quota.simulation.replay.Running", Recorded):
+    with mock.patch("tiphys_plugin.quota.simulation.replay.SimulatedCluster", Recorded):
         yield Recorded.seen
 
 
 @given(jobs=jobs_of_any_kind, flags=flags, costs=costs_of_any_kind)
 @settings(max_examples=40, deadline=None)
-def test_laws_of_going_and_coming_back(jobs: list[Job], flags: dict, costs: Costs) -> None:
+def test_laws_of_going_and_coming_back(jobs: list[TraceJob], flags: dict, costs: PreemptionCosts) -> None:
     own = {**rules(gpus={"*": 6}, attained_gpu_hours=[0.25, 1]).model_dump()["queues"][0], "cohort": "lab", **flags}
     lab = Queues.model_validate({"queues": [own, {"name": "guests", "gpus": {"*": 2}, "cohort": "lab"}]})
     with recorded() as seen:
-        done = replay(lab, jobs, costs=costs)
-    assert done.waiting == ()
+        done = replay_jobs(lab, jobs, costs=costs)
+    assert done.never_started == ()
     assert Counter(run.job for run in done.runs) == Counter(jobs)
-    for span in spans(done):
+    for span in build_timeline(done):
         assert span.held.total() <= 8
         assert all(gpus >= 0 for gpus in span.held.values())
     for run in done.runs:
@@ -191,18 +193,18 @@ def test_laws_of_going_and_coming_back(jobs: list[Job], flags: dict, costs: Cost
             assert (-other_priority, other_level) > (-priority, level)
     chased = Counter((one[0], other[0]) for one, other, same_queue in seen if same_queue)
     assert all(min(times, chased[other, one]) <= 2 for (one, other), times in chased.items())
-    with mock.patch("tiphys_plugin.quota.simulation.simulated_cluster._most", lambda kind, gpus: len(jobs)):
-        assert done == replay(lab, jobs, costs=costs)
+    with mock.patch("tiphys_plugin.quota.simulation.simulated_cluster._max_relevant", lambda kind, gpus: len(jobs)):
+        assert done == replay_jobs(lab, jobs, costs=costs)
 
 
-def accounted(run: Run, costs: Costs) -> None:
+def accounted(run: SimulatedRun, costs: PreemptionCosts) -> None:
     for one in run.attempts:
         assert min(one.kept_seconds, one.lost_seconds, one.restart_seconds) >= 0
         saving = one.held_seconds - one.kept_seconds - one.lost_seconds - one.restart_seconds
         went = one is not run.attempts[-1]
         assert saving == pytest.approx(costs.save_seconds if went and costs.waits_for_save else 0, abs=1e-3)
         assert one.lost_seconds == 0 or not costs.waits_for_save
-        assert one.started_seconds >= one.asked_seconds
+        assert one.started_seconds >= one.requested_seconds
     assert sum(one.kept_seconds for one in run.attempts) == pytest.approx(run.job.held_seconds, abs=1e-3)
     for before, after in zip(run.attempts, run.attempts[1:], strict=False):
-        assert after.asked_seconds == before.ended_seconds
+        assert after.requested_seconds == before.ended_seconds

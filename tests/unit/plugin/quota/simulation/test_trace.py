@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.ledger import cohort, queues
-from tiphys_plugin.quota.simulation.jobs import Job
-from tiphys_plugin.quota.simulation.prepare import declared, given_to, shared_out
+from tiphys_plugin.quota.simulation.jobs import TraceJob
+from tiphys_plugin.quota.simulation.prepare import assign_by_quota, assign_to_queue, declare_job_durations
 from tiphys_plugin.quota.simulation.trace import read_trace
 
 from tiphys.errors import UsageError
@@ -37,14 +37,14 @@ def test_the_columns_of_the_own_form_stand_in_any_order(written):
             "8,pretrain,research,60.5,7200,-3,A100,9000\n"
         )
     )
-    assert trace.form == "jobs"
-    assert trace.jobs == (Job("pretrain", 60.5, 7200, 8, "research", "A100", -3, 9000),)
+    assert trace.format_name == "jobs"
+    assert trace.jobs == (TraceJob("pretrain", 60.5, 7200, 8, "research", "A100", -3, 9000),)
 
 
 def test_what_is_optional_may_be_missing_or_empty(written):
     short = read_trace(written(f"{HEADER}\n0,10,1\n"))
     empty = read_trace(written(f"{HEADER},queue,gpu_type,priority,name,limit_seconds\n0,10,1,,,,,\n"))
-    assert short.jobs == empty.jobs == (Job("line-2", 0, 10, 1),)
+    assert short.jobs == empty.jobs == (TraceJob("line-2", 0, 10, 1),)
 
 
 def test_a_job_says_how_it_uses_spot_nodes(written):
@@ -61,7 +61,7 @@ def test_jobs_come_in_order_of_submission_and_those_of_one_instant_as_they_stand
 
 def test_a_spreadsheets_file_is_read(written):
     trace = read_trace(written(b"\xef\xbb\xbfsubmit_seconds, duration_seconds, gpus\r\n\r\n0, 10, 1\r\n"))
-    assert trace.jobs == (Job("line-3", 0, 10, 1),)
+    assert trace.jobs == (TraceJob("line-3", 0, 10, 1),)
 
 
 def test_columns_of_others_are_told(written):
@@ -72,8 +72,8 @@ def test_times_of_muri_are_milliseconds(written):
     trace = read_trace(
         written("job_id,num_gpu,submit_time,model_name,duration,priority\n7,8,201694000,dqn,4472936000,1\n")
     )
-    assert trace.form == "Muri"
-    assert trace.jobs == (Job("job-7", 201_694, 4_472_936, 8),)
+    assert trace.format_name == "Muri"
+    assert trace.jobs == (TraceJob("job-7", 201_694, 4_472_936, 8),)
     assert trace.ignored == ()
 
 
@@ -91,16 +91,16 @@ def test_pods_of_openb_that_are_no_jobs_with_whole_gpus_are_counted(written):
         "never,1,1,1,1000,,LS,Pending,10,110,",
     )
     trace = read_trace(written("\n".join((columns, *rows))))
-    assert trace.form == "openb pods"
+    assert trace.format_name == "openb pods"
     assert trace.jobs == (
-        Job("whole", 10, 80, 8),
-        Job("typed", 10, 100, 1, gpu_type="V100M32"),
-        Job("either", 20, 90, 1),
+        TraceJob("whole", 10, 80, 8),
+        TraceJob("typed", 10, 100, 1, gpu_type="V100M32"),
+        TraceJob("either", 20, 90, 1),
     )
     assert trace.skipped == {
         "without a GPU": 1,
         "with a part of a GPU": 2,
-        "never started, so nobody knows for how long": 1,
+        "never started, so without a duration": 1,
     }
 
 
@@ -141,12 +141,12 @@ def test_a_missing_file_is_refused(tmp_path):
         read_trace(tmp_path / "none.csv")
 
 
-JOBS = tuple(Job(f"j{n}", n, 10, 1) for n in range(900))
+JOBS = tuple(TraceJob(f"j{n}", n, 10, 1) for n in range(900))
 
 
 def test_jobs_without_a_queue_are_given_to_one():
-    jobs = (Job("a", 0, 1, 1), Job("b", 0, 1, 1, queue="other"))
-    assert [job.queue for job in given_to(jobs, queues(research={"*": 1}, other={"*": 1}), "research")] == [
+    jobs = (TraceJob("a", 0, 1, 1), TraceJob("b", 0, 1, 1, queue="other"))
+    assert [job.queue for job in assign_to_queue(jobs, queues(research={"*": 1}, other={"*": 1}), "research")] == [
         "research",
         "other",
     ]
@@ -154,42 +154,44 @@ def test_jobs_without_a_queue_are_given_to_one():
 
 def test_a_queue_that_is_not_there_is_refused():
     with pytest.raises(UsageError, match=r"there is no queue 'nightly' .* the queues are: research"):
-        given_to(JOBS, queues(research={"*": 1}), "nightly")
+        assign_to_queue(JOBS, queues(research={"*": 1}), "nightly")
 
 
 def test_jobs_are_drawn_in_proportion_to_the_quotas():
-    drawn = shared_out(JOBS, queues(large={"A100": 4, "*": 2}, small={"*": 3}, empty={"*": 0}), seed=1)
+    drawn = assign_by_quota(JOBS, queues(large={"A100": 4, "*": 2}, small={"*": 3}, empty={"*": 0}), seed=1)
     count = {name: sum(job.queue == name for job in drawn) for name in ("large", "small", "empty")}
     assert count["empty"] == 0
     assert 1.6 < count["large"] / count["small"] < 2.4
 
 
 def test_only_quotas_that_serve_the_job_count():
-    job = Job("typed", 0, 1, 4, gpu_type="A100")
-    drawn = shared_out([job] * 50, queues(fits={"A100": 4}, type={"T4": 90}, size={"A100": 3}), seed=1)
+    job = TraceJob("typed", 0, 1, 4, gpu_type="A100")
+    drawn = assign_by_quota([job] * 50, queues(fits={"A100": 4}, type={"T4": 90}, size={"A100": 3}), seed=1)
     assert {one.queue for one in drawn} == {"fits"}
 
 
 def test_a_queue_that_only_borrows_is_drawn_as_well():
     rules = cohort(owner={"gpus": {"A100": 4}}, guest={"gpus": {"A100": 0}})
-    assert {job.queue for job in shared_out(JOBS, rules, seed=1)} == {"owner", "guest"}
+    assert {job.queue for job in assign_by_quota(JOBS, rules, seed=1)} == {"owner", "guest"}
 
 
 def test_a_job_for_nobody_is_drawn_as_well():
-    assert shared_out([Job("huge", 0, 1, 100)], queues(one={"*": 1}), seed=1)[0].queue == "one"
+    assert assign_by_quota([TraceJob("huge", 0, 1, 100)], queues(one={"*": 1}), seed=1)[0].queue == "one"
 
 
 def test_the_same_seed_draws_the_same():
     rules = queues(a={"*": 1}, b={"*": 1})
-    assert shared_out(JOBS, rules, 7) == shared_out(JOBS, rules, 7) != shared_out(JOBS, rules, 8)
+    assert assign_by_quota(JOBS, rules, 7) == assign_by_quota(JOBS, rules, 7) != assign_by_quota(JOBS, rules, 8)
 
 
 def test_without_any_queue_there_is_nothing_to_draw():
     with pytest.raises(UsageError, match="the queue file has none"):
-        shared_out(JOBS, queues(), 1)
+        assign_by_quota(JOBS, queues(), 1)
 
 
 def test_a_declared_duration_covers_the_real_one():
-    jobs = declared([Job("a", 0, 10.2, 1), Job("b", 0, 0, 1), Job("c", 0, 5, 1, limit_seconds=99)])
+    jobs = declare_job_durations(
+        [TraceJob("a", 0, 10.2, 1), TraceJob("b", 0, 0, 1), TraceJob("c", 0, 5, 1, limit_seconds=99)]
+    )
     assert [job.limit_seconds for job in jobs] == [11, 1, 5]
     assert all(job.held_seconds == job.duration_seconds for job in jobs)

@@ -14,19 +14,19 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiphys_controller.plan.depends import (
-    DONE,
-    DONE_GROUP,
-    OMITTED,
-    RESULTS,
-    Expression,
-    parse,
-    simplify,
-    tasks_in,
-    without,
-)
 
 from tiphys.errors import UsageError
+from tiphys.protocol.depends import (
+    DONE_FAN_OUT_RESULTS,
+    DONE_RESULTS,
+    OMITTED_RESULTS,
+    RESULTS,
+    DependsExpression,
+    drop_known_tasks,
+    parse_depends,
+    simplify,
+    tasks_in,
+)
 
 ENDED = " || ".join(f"b.{result}" for result in RESULTS)
 # What holds for a task that ended in each way; "" is the bare name.
@@ -57,17 +57,17 @@ HOLDS = {
     ],
 )
 def test_done_task_leaves(written: str, left: str | bool) -> None:
-    assert without(written, {"a": DONE}) == left
+    assert drop_known_tasks(written, {"a": DONE_RESULTS}) == left
 
 
 def test_a_done_fan_out_has_an_item_that_succeeded_and_none_that_failed() -> None:
-    assert without("a.AnySucceeded", {"a": DONE_GROUP}) is True
-    assert without("a.AllFailed", {"a": DONE_GROUP}) is False
+    assert drop_known_tasks("a.AnySucceeded", {"a": DONE_FAN_OUT_RESULTS}) is True
+    assert drop_known_tasks("a.AllFailed", {"a": DONE_FAN_OUT_RESULTS}) is False
 
 
 def test_an_omitted_task_holds_back_whoever_names_it_bare() -> None:
-    assert without("a", {"a": OMITTED}) is False
-    assert without("a.Omitted", {"a": OMITTED}) is True
+    assert drop_known_tasks("a", {"a": OMITTED_RESULTS}) is False
+    assert drop_known_tasks("a.Omitted", {"a": OMITTED_RESULTS}) is True
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_omitted_task_holds_back_whoever_names_it_bare() -> None:
 )
 def test_what_cannot_be_read_is_refused_with_the_place(text: str, what: str) -> None:
     with pytest.raises(UsageError, match="depends") as caught:
-        parse(text)
+        parse_depends(text)
 
     assert what in str(caught.value)
 
@@ -103,7 +103,7 @@ def expressions() -> st.SearchStrategy[str]:
     )
 
 
-def holds(expression: Expression, endings: dict[str, str]) -> bool:
+def holds(expression: DependsExpression, endings: dict[str, str]) -> bool:
     found = simplify(expression, {task: HOLDS[ending] for task, ending in endings.items()})
     assert isinstance(found, bool)
     return found
@@ -111,20 +111,20 @@ def holds(expression: Expression, endings: dict[str, str]) -> bool:
 
 @given(expressions(), st.sampled_from(["Succeeded", "Omitted"]))
 def test_leaving_a_finished_task_out_changes_neither_decision_nor_waiting(text: str, ending: str) -> None:
-    left = without(text, {"a": DONE if ending == "Succeeded" else OMITTED})
-    others = sorted(set(tasks_in(parse(text))) - {"a"})
+    left = drop_known_tasks(text, {"a": DONE_RESULTS if ending == "Succeeded" else OMITTED_RESULTS})
+    others = sorted(set(tasks_in(parse_depends(text))) - {"a"})
 
     if isinstance(left, bool):
         assert others == []
     else:
-        assert set(tasks_in(parse(left))) == set(others)
+        assert set(tasks_in(parse_depends(left))) == set(others)
     for endings in itertools.product(RESULTS, repeat=len(others)):
         world = dict(zip(others, endings, strict=True))
-        before = holds(parse(text), {**world, "a": ending})
-        assert before is (left if isinstance(left, bool) else holds(parse(left), world))
+        before = holds(parse_depends(text), {**world, "a": ending})
+        assert before is (left if isinstance(left, bool) else holds(parse_depends(left), world))
 
 
 @given(expressions())
 def test_a_condition_reads_back_as_it_prints(text: str) -> None:
-    expression = parse(text)
-    assert parse(str(expression)) == expression
+    expression = parse_depends(text)
+    assert parse_depends(str(expression)) == expression

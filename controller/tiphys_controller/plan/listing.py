@@ -1,0 +1,74 @@
+"""Collects the rows of a run's storage listings by step.
+
+A run may have hundreds of thousands of objects, so each row is parsed as its
+page arrives and no listing is kept. The planner and the automatic resumes read
+the same rows, and `tiphys.store.layout.parse_listed_key` is their only parser.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+from tiphys.store import ObjectInfo
+from tiphys.store.layout import (
+    AttemptRecordKey,
+    DoneMarkerKey,
+    OutputKey,
+    ReusedAttemptKey,
+    ReuseRecordKey,
+    parse_listed_key,
+)
+from tiphys_controller.plan.step_state import StepListing
+
+
+@dataclass
+class RunListing:
+    """What the listings of one run show, by step id.
+
+    Threads may add different prefixes of the run at the same time: each prefix fills fields of its own.
+    """
+
+    claimed: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Attempts that have a claim."""
+    ended: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Attempts that have an end record."""
+    projections: dict[str, dict[int, frozenset[str]]] = field(default_factory=lambda: defaultdict(dict))
+    """Listing digests of done projections, by attempt."""
+    output_sizes: dict[str, dict[int, dict[str, int]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
+    )
+    """Sizes of outputs in bytes, by attempt and by key relative to the outputs of the attempt."""
+    last_reuse: dict[str, int] = field(default_factory=dict)
+    """The last submission that reused a result for the step."""
+    reused_attempts: set[ReusedAttemptKey] = field(default_factory=set)
+    """Reuses of an attempt of the same step; a reuse of another run's result leaves no such key."""
+
+    def add(self, rows: Iterable[ObjectInfo]) -> Self:
+        """Add the rows of a listing; keys of other kinds are ignored."""
+        for row in rows:
+            match parse_listed_key(row.key):
+                case OutputKey() as output:
+                    self.output_sizes[output.step][output.attempt][output.name] = row.size
+                case AttemptRecordKey() as record:
+                    (self.ended if record.is_end else self.claimed)[record.step].add(record.attempt)
+                case DoneMarkerKey() as marker:
+                    digests = self.projections[marker.step].get(marker.attempt, frozenset())
+                    self.projections[marker.step][marker.attempt] = digests | {marker.listing_digest}
+                case ReuseRecordKey() as reuse:
+                    self.last_reuse[reuse.step] = max(reuse.submission, self.last_reuse.get(reuse.step, 0))
+                case ReusedAttemptKey() as reused:
+                    self.reused_attempts.add(reused)
+        return self
+
+    def build_steps(self) -> dict[str, StepListing]:
+        """The listing of each step that has an attempt or a reused result."""
+        steps = dict.fromkeys(self.last_reuse, StepListing())
+        for step, attempts in self.claimed.items():
+            steps[step] = StepListing(
+                attempts=frozenset(attempts),
+                ended_attempts=frozenset(self.ended.get(step, ())),
+                projections=self.projections.get(step, {}),
+                output_sizes=self.output_sizes.get(step, {}),
+            )
+        return steps
