@@ -135,6 +135,9 @@ class CycleResult:
         index, pending, verdict = self._positions[arrival]
         limits = self.possible_limits(pending.request)
         ahead = [before for before in self._sorted[:index] if not limits.isdisjoint(before.verdict.contended_limits)]
+        if not ahead and verdict.pool is None and self._would_start_alone(pending.request):
+            # Leases without a type count against every type, so a start on one type can take the last GPU of another.
+            ahead = [before for before in self._sorted[:index] if before.verdict.pool is not None]
         first = ahead[0] if ahead else None
         return RequestOutcome(
             verdict.pool,
@@ -146,6 +149,10 @@ class CycleResult:
             self.capacity,
             self._sorted[index].is_promised,
         )
+
+    def _would_start_alone(self, request: LeaseRequest) -> bool:
+        queue = self.capacity.queues.find(request.queue)
+        return queue is not None and bool(self.capacity.find_fitting_pools(queue, request))
 
     @cached_property
     def _sorted(self) -> list[RankedRequest]:

@@ -187,3 +187,13 @@ def test_rules_that_cannot_be_read_grant_nothing_and_say_why():
         MisconfiguredQueues("queue 'a' is declared twice"), (), (waiting(8, 1), waiting(8, 2, queue="nightly"))
     )
     assert decided(state, ask(1)) == Deferred(AdmissionReason.MISCONFIGURED, "queue 'a' is declared twice", position=2)
+
+
+def test_a_request_that_an_untyped_lease_and_an_earlier_start_leave_no_gpu_waits_behind_that_start():
+    rules = queues(a={"A100": 1, "T4": 1}, b={"A100": 0, "*": 1}, inventory={"A100": {"count": 1}, "T4": {"count": 1}})
+    held = (lease(1, queue="b", gpu_type=None, pool="*"),)
+    earlier = (waiting(1, 1, queue="a", gpu_type="A100"),)
+    answer = decided(SchedulingState(rules, held, earlier), ask(1, "second", queue="a", gpu_type="T4"), 2)
+    assert isinstance(answer, Deferred)
+    assert [one.reason for one in answer.reasons] == [AdmissionReason.BEHIND_EARLIER_REQUEST]
+    assert answer.position == 2
