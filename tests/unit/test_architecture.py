@@ -1,0 +1,83 @@
+"""The shape of the repository: what a stranger relies on to find a rule in one guess.
+
+Which package may import which is held by import-linter (`make lint`); this is about sizes and names.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import storeys
+
+ROOT = storeys.ROOT
+PACKAGES = [
+    pytest.param(folder, id=str(folder.relative_to(ROOT)))
+    for top in storeys.FOLDERS.values()
+    for folder in (top, *sorted(path for path in top.rglob("*") if (path / "__init__.py").exists()))
+]
+MODULES = [path for top in storeys.FOLDERS.values() for path in sorted(top.rglob("*.py"))]
+MAX_ENTRIES, MAX_LINES = 14, 500
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+
+def entries(folder: Path) -> list[str]:
+    """Modules and packages of a folder, without its ``__init__`` and without data."""
+    modules = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+    return [*modules, *(path.parent.name for path in folder.glob("*/__init__.py"))]
+
+
+def public_classes(top: Path) -> Iterator[str]:
+    for path in top.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_a_folder_has_no_more_entries_than_a_reader_takes_in(folder: Path) -> None:
+    assert len(entries(folder)) <= MAX_ENTRIES, sorted(entries(folder))
+
+
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_a_folder_says_in_a_sentence_what_it_is_for(folder: Path) -> None:
+    doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert doc is not None
+    assert doc.split("\n\n")[0].endswith(".")
+
+
+def test_no_module_is_longer_than_one_idea() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES}
+    assert not {path: lines for path, lines in lengths.items() if lines > MAX_LINES}
+
+
+@pytest.mark.parametrize("top", storeys.FOLDERS.values(), ids=storeys.FOLDERS)
+def test_a_public_class_name_means_one_thing_in_a_package(top: Path) -> None:
+    assert not {name: count for name, count in Counter(public_classes(top)).items() if count > 1 and name not in FACES}
+
+
+FACES = {"CheckpointCallback"}
+"""The same thing for two frameworks: users of Lightning and of Hugging Face each import theirs."""
+
+
+def test_the_picture_of_the_storeys_is_current() -> None:
+    assert storeys.PICTURE.read_text() == storeys.svg(), "run `make golden`"
+
+
+def glossary() -> list[tuple[str, str]]:
+    """Words of the glossary, each with the path that it gives."""
+    return re.findall(r"^\| \*\*([^*]+)\*\* \|.*\| `([\w/.]+)` \|$", GLOSSARY.read_text(), re.MULTILINE)
+
+
+def test_a_word_of_the_glossary_is_found_by_file_name_alone() -> None:
+    found = glossary()
+    assert len(found) >= 30
+    lost = {}
+    for word, path in found:
+        named = re.sub(r"[^a-z]", "", path.lower())
+        stem = re.sub(r"[^a-z]", "", word.lower())
+        if not (ROOT / path).exists() or stem.removesuffix("s") not in named:
+            lost[word] = path
+    assert not lost
