@@ -112,8 +112,9 @@ class AlertHandler:
         self, key: RunKey, alert: str, claim: AlertClaimRecord, record: AlertRecord, resolved: bool
     ) -> AlertResultRecord | None:
         """Perform the next action for an alert; None while it must wait."""
-        action, shutdowns = AlertAction(claim.action), self.context.find_shutdowns(key[0])
+        action = AlertAction(claim.action)
         with self.reconciler.lock_run(key):
+            shutdowns = self.context.find_shutdowns(key[0])
             observation = self.reconciler.observe(key, shutdowns)
             match choose_handler_action(_build_alert_state(action, resolved, claim, observation, shutdowns)):
                 case HandlerAction.NOTIFY:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError
+from tiphys.errors import ConflictError, ObjectMissingError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, SubmissionClaim, SubmissionKind
@@ -44,9 +44,21 @@ from tiphys_controller.submit.submitter import LiveWorkflow, Submitter
 
 
 def fence_attempts(store: Store, run: str, attempts: Sequence[AttemptId]) -> list[AttemptEnd]:
-    """End each attempt as fenced, unless it has an end; answers the ends that the attempts have now."""
-    ends = (fence_attempt(store, run, step, attempt, "fenced by a resume of the run") for step, attempt in attempts)
-    return [end for end in ends if end is not None]
+    """End each attempt as fenced, unless it has an end; answers the ends that the attempts have now.
+
+    Raises:
+        ObjectMissingError: a claim is gone since it was listed. The attempt may still run, and nothing would fence it.
+    """
+    ends = []
+    for step, attempt in attempts:
+        end = fence_attempt(store, run, step, attempt, "fenced by a resume of the run")
+        if end is None:
+            raise ObjectMissingError(
+                f"{store.url}: {RunLayout(run).attempt(step, attempt)} is gone since it was listed, so attempt "
+                f"{attempt} of {step} cannot be fenced; restore the object, or begin a new run"
+            )
+        ends.append(end)
+    return ends
 
 
 class ResumeRequest(NamedTuple):

@@ -24,7 +24,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import LiveWorkflow, resume_run, start_run
 from tiphys_controller.submit import resume as resuming
 
-from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageError
+from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, UsageError
 from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding, SubmissionEnd, SubmissionKind
 from tiphys.store import RunLayout, Store, read_events, read_record, read_submissions
 
@@ -274,6 +274,23 @@ def test_a_late_finish_that_beats_the_fence_counts(
     assert resumed.plan.running == ("register",)
     assert resumed.fenced == ()
     assert read_record(store, LAYOUT.attempt_end("fit", 1), AttemptEnd).outcome is AttemptEndOutcome.DONE
+
+
+def test_an_attempt_whose_claim_is_gone_stops_the_resume_because_nothing_fences_it(
+    store: Store, submitter: FakeSubmitter, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losing_the_claim(*arguments: Any) -> Any:
+        store.delete(LAYOUT.attempt("fit", 1))
+        return fence(*arguments)
+
+    fence = resuming.fence_attempts
+    monkeypatch.setattr(resuming, "fence_attempts", losing_the_claim)
+
+    with pytest.raises(ObjectMissingError, match=r"attempt 1 of fit cannot be fenced"):
+        resume_run(store, submitter, RUN)
+
+    assert len(read_submissions(store, RUN)) == 1
+    assert submitter.names() == [RUN]
 
 
 @pytest.mark.parametrize("point", ["after_record", "after_claim", "after_create", "after_bind"])
