@@ -20,6 +20,7 @@ from hera_pipelines.compile.references import workflow_parameters_used
 from tiphys.errors import UsageError
 from tiphys.failures.classify import CAUSE_PHRASES, EXIT_CODES
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.quantities import format_argo_duration
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import Cause
 
@@ -89,9 +90,9 @@ def _message_matches(words: tuple[str, ...]) -> str:
 
 def _backoff(policy: RetryPolicy) -> Manifest:
     return {
-        "duration": f"{policy.backoff_seconds:g}s",
+        "duration": format_argo_duration(policy.backoff_seconds),
         "factor": f"{policy.backoff_factor:g}",
-        "cap": f"{policy.backoff_cap_seconds:g}s",
+        "cap": format_argo_duration(policy.backoff_cap_seconds),
     }
 
 

@@ -49,7 +49,7 @@ from hera_pipelines.local.shutdown import WorkflowShutdown
 from hera_pipelines.local.workflow_object import WorkflowDefinition
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.quantities import parse_argo_duration_seconds
 
 
 async def run_steps(
@@ -392,7 +392,9 @@ class Interpreter:
         execution = asyncio.ensure_future(self.plugin_client.execute(template, show_pending))
         stopped = asyncio.ensure_future(self.shutdown.wait_until_stopped(call.on_exit))
         try:
-            limit = parse_duration_seconds(str(template["timeout"])) / self.speed if template.get("timeout") else None
+            limit = (
+                parse_argo_duration_seconds(str(template["timeout"])) / self.speed if template.get("timeout") else None
+            )
             await asyncio.wait({execution, stopped}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             if execution.done() and not stopped.done():
                 return self._finish_node(node, execution.result())
@@ -425,7 +427,7 @@ class Interpreter:
     def _build_pod(self, call: TemplateCall, template: Manifest, seconds_left: float | None) -> LocalPod:
         limits = [seconds_left]
         limits += [
-            parse_duration_seconds(str(template[field]))
+            parse_argo_duration_seconds(str(template[field]))
             for field in ("activeDeadlineSeconds", "timeout")
             if field in template
         ]

@@ -20,7 +20,7 @@ from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.execute_api import ExecuteReply, NodeResult
 from tiphys.protocol.execute_api import NodeOutputs as WireOutputs
-from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.quantities import parse_argo_duration_seconds
 
 _TIMEOUT_SECONDS = 30.0
 _MAX_TRIES = 5
@@ -71,7 +71,7 @@ class PluginClient:
         while True:
             try:
                 reply = await self._call_plugin(template)
-                pause = parse_duration_seconds(reply.requeue) if reply.requeue else None
+                pause = parse_argo_duration_seconds(reply.requeue) if reply.requeue else None
             except (httpx.HTTPError, _UnavailableError) as error:
                 return NodeEnd(NodePhase.FAILED, f"the plugin did not answer: {str(error) or type(error).__name__}")
             except (ValidationError, UsageError) as error:

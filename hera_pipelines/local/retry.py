@@ -13,7 +13,7 @@ from hera_pipelines.local.expressions.expr import evaluate_condition
 from hera_pipelines.local.nodes import NodePhase
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.quantities import parse_argo_duration_seconds
 
 _POLICY_PHASE = {"OnFailure": NodePhase.FAILED, "OnError": NodePhase.ERROR}
 _POLICIES = ("Always", *_POLICY_PHASE)
@@ -102,14 +102,14 @@ class RetryStrategy:
     def backoff_seconds(self, attempts: int) -> float:
         """Back-off in seconds after ``attempts`` attempts: duration × factor^(attempts-1), at most cap."""
         backoff = self.backoff or {}
-        base = parse_duration_seconds(str(backoff.get("duration", "0")))
+        base = parse_argo_duration_seconds(str(backoff.get("duration", "0")))
         factor = int(backoff.get("factor") or 0)
         wait = base * factor ** min(attempts - 1, 64) if factor > 0 else base
-        return min(wait, parse_duration_seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
+        return min(wait, parse_argo_duration_seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
 
     def _remaining_seconds(self, elapsed: float) -> float | None:
         longest = (self.backoff or {}).get("maxDuration")
-        return parse_duration_seconds(str(longest)) - elapsed if longest else None
+        return parse_argo_duration_seconds(str(longest)) - elapsed if longest else None
 
     def _apply_policy(self, observation: RetryObservation, remaining: float | None) -> NextAttempt | NoRetry:
         if not (self.policy == "Always" or _POLICY_PHASE[self.policy] is observation.phase):

@@ -28,7 +28,7 @@ from hera_pipelines.local.pods.pod_files import (
 from hera_pipelines.local.retry import RetryStrategy
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.quantities import parse_duration_seconds
+from tiphys.protocol.quantities import parse_argo_duration_seconds
 
 _PLACEMENT_FIELDS = {
     "affinity",
@@ -228,7 +228,7 @@ def _check_timeouts(template: Manifest) -> Iterator[str]:
         if value and is_composite:
             yield f"{field} on a dag or steps template: set it on its containers"
         elif value and "{{" not in value:
-            yield from _check_readable(parse_duration_seconds, value)
+            yield from _check_readable(parse_argo_duration_seconds, value)
 
 
 def _check_dag(dag: Manifest, names: set[str]) -> Iterator[str]:

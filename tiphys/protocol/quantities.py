@@ -1,7 +1,7 @@
 """Quantities in manifests, options and reports: memory as Kubernetes writes it, durations as Argo and Go write them.
 
-Each has one parser and one formatter here, so that an option, an environment variable and a compiled Workflow accept
-the same text and every command prints the same form.
+They are parsed and formatted only here, so that options, environment variables and authors' arguments accept the same
+text and every command prints the same form. Argo and Go accept less than that, so what they read has stricter parsers.
 """
 
 import math
@@ -45,6 +45,7 @@ _SECONDS_PER_UNIT = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3,
 _NUMBER = r"(?:\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
 _DURATION_PART = re.compile(rf"({_NUMBER})\s*(ms|us|µs|ns|d|h|m|s)\s*")
 _GO_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|us|µs|ns|h|m|s))+")
+_ARGO_DURATION = re.compile(r"\d+|(?:\d+(?:\.\d+)?(?:ms|us|µs|ns|d|h|m|s))+")
 _FORMAT_UNITS = ("d", "h", "m", "s")
 
 
@@ -77,6 +78,26 @@ def parse_go_duration_seconds(text: str) -> float:
     if not _GO_DURATION.fullmatch(text):
         raise UsageError(f"{text!r} is not a duration of Go; write for example 500ms, 10s or 1h30m")
     return parse_duration_seconds(text)
+
+
+def parse_argo_duration_seconds(text: str) -> float:
+    """Seconds of a duration in a Workflow or in a plugin's reply, for the local engine.
+
+    Argo accepts less than `parse_duration_seconds`: no blanks, no exponents, and of bare numbers only whole seconds. A
+    Workflow that the local engine accepts must not fail in a cluster.
+
+    Raises:
+        UsageError: ``text`` is not a duration in this form.
+    """
+    if not _ARGO_DURATION.fullmatch(text.strip()):
+        raise UsageError(f"{text!r} is not a duration of Argo; write for example 10s, 5m or 1h30m")
+    return parse_duration_seconds(text)
+
+
+def format_argo_duration(seconds: float) -> str:
+    """A duration for a Workflow: seconds without an exponent, which Argo refuses, down to nanoseconds."""
+    whole = f"{seconds:.9f}".rstrip("0").rstrip(".")
+    return f"{whole}s"
 
 
 def format_duration(seconds: float) -> str:

@@ -7,6 +7,8 @@
 | 7, 0.5, 1e3             | seconds     | refused       |
 | empty, s, 1x, -3s       | refused     | refused       |
 
+In a Workflow only the first row, whole days and whole seconds are durations.
+
 | Seconds          | Printed                          |
 |------------------|----------------------------------|
 | below 1          | whole milliseconds               |
@@ -21,8 +23,10 @@ from hypothesis import strategies as st
 
 from tiphys.errors import UsageError
 from tiphys.protocol.quantities import (
+    format_argo_duration,
     format_duration,
     format_memory_quantity,
+    parse_argo_duration_seconds,
     parse_duration_seconds,
     parse_go_duration_seconds,
     parse_memory_bytes,
@@ -74,6 +78,25 @@ def test_durations_of_people_may_be_written_more_freely_than_those_of_go(text, s
     assert parse_duration_seconds(text) == pytest.approx(seconds)
     with pytest.raises(UsageError, match=r"not a duration of Go; write for example 500ms"):
         parse_go_duration_seconds(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("10s", 10), ("1h30m", 5400), ("1.5m", 90), ("2d", 172800)])
+def test_durations_of_a_workflow_are_compact_or_whole_seconds(text, seconds):
+    assert parse_argo_duration_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0.5", "1e3", "1e+06s", "10 m", "3h 20m", "-3s", "soon"])
+def test_the_local_engine_refuses_durations_that_argo_refuses(text):
+    with pytest.raises(UsageError, match=r"is not a duration of Argo; write for example 10s"):
+        parse_argo_duration_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5.0, "5s"), (300.0, "300s"), (0.5, "0.5s"), (1_036_800.0, "1036800s"), (0.00005, "0.00005s")]
+)
+def test_durations_are_written_for_argo_without_an_exponent(seconds, text):
+    assert format_argo_duration(seconds) == text
+    assert parse_argo_duration_seconds(text) == parse_go_duration_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", " ", "s", "10 minutes", "1x", "-3s", "1h30", "1.s", "auto"])
