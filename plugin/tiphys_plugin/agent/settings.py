@@ -8,6 +8,9 @@ so it is sent at once.
 from dataclasses import dataclass
 from math import inf
 
+_MAX_DOUBLINGS = 64
+"""No delay is doubled more often. An outage of hours makes a thousand failures, and 2.0**1024 is no float."""
+
 
 @dataclass(frozen=True)
 class AgentSettings:
@@ -46,7 +49,8 @@ class AgentSettings:
 
     def retry_delay_seconds(self, earlier_failures: int) -> float:
         """Delay before a repetition; it doubles with each of ``earlier_failures``, up to ``max_retry_seconds``."""
-        return min(self.retry_seconds * 2.0**earlier_failures, self.max_retry_seconds)
+        doublings = min(earlier_failures, _MAX_DOUBLINGS)
+        return min(self.retry_seconds * 2.0**doublings, self.max_retry_seconds)
 
 
 @dataclass

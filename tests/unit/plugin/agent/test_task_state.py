@@ -469,3 +469,9 @@ def test_metrics_tell_how_long_an_answer_took() -> None:
     text = desk.metrics.render().decode()
     assert "tiphys_agent_answer_seconds_sum 0.2" in text
     assert 'tiphys_agent_patches_total{outcome="written"} 1.0' in text
+
+
+@pytest.mark.parametrize("earlier_failures", [1, 1024, 100_000])
+def test_a_delay_stays_at_its_limit_however_often_a_call_has_failed(earlier_failures: int) -> None:
+    settings = AgentSettings(retry_seconds=1.0, max_retry_seconds=2.0)
+    assert settings.retry_delay_seconds(earlier_failures) == 2.0
