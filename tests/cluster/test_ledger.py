@@ -89,7 +89,7 @@ def test_services_never_hold_more_than_the_quota_together(api, cluster, ledger):
 
     with ThreadPoolExecutor(THREADS) as pool:
         assert max(pool.map(service, range(THREADS))) <= 8
-    assert ledger.snapshot().leases == ledger.snapshot().waiting == ()
+    assert ledger.snapshot().leases == ledger.snapshot().pending == ()
 
 
 def insist(call):
