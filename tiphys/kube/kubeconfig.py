@@ -110,8 +110,8 @@ def _connect_by_kubeconfig(kubeconfig: Path | None, context: str | None) -> Kube
         from yaml import YAMLError
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"a kubeconfig cannot be read, because {error.name} is not installed, and this is not a pod with a service "
-            "account; install it with `pip install 'tiphys[kubernetes]'`"
+            f"a kubeconfig cannot be read, because {error.name} is not installed; install it with "
+            "`pip install 'tiphys[kubernetes]'`, or in a pod use its service account: leave KUBECONFIG unset"
         ) from error
 
     # Passed explicitly, because the library reads KUBECONFIG only when it is imported.
