@@ -16,7 +16,7 @@ from hera.workflows._context import _context
 from hera.workflows.models import Template
 from hera.workflows.protocol import Templatable
 
-from hera_pipelines.sweeps import search as sweeps
+from hera_pipelines.sweeps import search
 from tiphys.errors import UsageError
 
 TASK_OPTIONS = frozenset(
@@ -67,7 +67,7 @@ def create_task(
     sweep, parallel = options.pop("sweep", None), options.pop("parallel", None)
     if sweep is not None:
         inputs = {name: (slot.name, slot.artifact) for slot in slots for name in (slot.python_name, slot.name)}
-        options["with_items"] = sweeps.build_sweep_items(template.name, sweep, options, inputs)
+        options["with_items"] = search.build_sweep_items(template.name, sweep, options, inputs)
     arguments = [*_as_list(options.get("arguments")), *_bind_arguments(template.name, slots, args, values)]
     if sweep is not None:
         _check_swept_once(template.name, options["with_items"][0], arguments)
@@ -77,9 +77,9 @@ def create_task(
     with _open_dag():
         task = hera_call(**options)
         if sweep is not None:
-            sweeps.record_sweep(_open_contexts()[0], task.name, sweep)
+            search.record_sweep(_open_contexts()[0], task.name, sweep)
         if parallel is not None:
-            sweeps.limit_parallel_tasks(_open_contexts()[-1], template.name, parallel, options)
+            search.limit_parallel_tasks(_open_contexts()[-1], template.name, parallel, options)
         return task
 
 

@@ -7,7 +7,7 @@
 import json
 from typing import Any
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from hera_pipelines.compile.settings import SharedVolume
@@ -78,7 +78,7 @@ def _path_variables(step: GatedStep) -> dict[str, str]:
 
 
 def _admit_output_placeholder(name: str) -> str:
-    return f"{{{{inputs.parameters.{names.admit_output_parameter(name)}}}}}"
+    return f"{{{{inputs.parameters.{references.admit_output_parameter(name)}}}}}"
 
 
 GPU = "nvidia.com/gpu"
@@ -101,7 +101,7 @@ def apply_placement(template: Manifest, step: GatedStep) -> None:
         return  # Argo applies podSpecPatch only to pods that it creates, and others create those of a gang
     if step.is_training:
         # admit adds what is known only at run time: nodes to avoid and more memory, beside the grace period.
-        template["podSpecPatch"] = input_placeholder(names.admit_output_parameter("pod-patch"))
+        template["podSpecPatch"] = input_placeholder(references.admit_output_parameter("pod-patch"))
     elif settings.grace_seconds is not None:
         template["podSpecPatch"] = json.dumps({"terminationGracePeriodSeconds": step.grace_seconds})
 
@@ -143,8 +143,8 @@ def _allow_spot(template: Manifest, step: GatedStep) -> None:
 
 
 def _mount_volume(template: Manifest, volume: SharedVolume) -> None:
-    claim = {"name": names.CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": volume.claim}}
+    claim = {"name": references.CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": volume.claim}}
     template["volumes"] = [*(template.get("volumes") or []), claim]
     container = program_container(template)
-    mount = {"name": names.CHECKPOINT_VOLUME, "mountPath": volume.mount_path}
+    mount = {"name": references.CHECKPOINT_VOLUME, "mountPath": volume.mount_path}
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]

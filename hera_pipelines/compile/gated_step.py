@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.settings import StepSettings
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -30,8 +30,8 @@ class GatedStep:
     settings: StepSettings
 
     @property
-    def names(self) -> names.StepNames:
-        return names.StepNames(self.name)
+    def names(self) -> references.StepNames:
+        return references.StepNames(self.name)
 
     @property
     def is_training(self) -> bool:

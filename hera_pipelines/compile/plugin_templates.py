@@ -5,7 +5,7 @@ Their bodies are the models of `tiphys.protocol.operations`, which the plugin pa
 
 from typing import Any
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep
 from hera_pipelines.compile.references import workflow_parameters_used
 from tiphys.protocol.compiled_workflow import Manifest
@@ -41,7 +41,7 @@ class IdentityPlaceholders:
         return {
             **self.fields(),
             "step": step.name,
-            "item": input_placeholder(names.ITEM_PARAMETER) if step.fan_out else "",
+            "item": input_placeholder(references.ITEM_PARAMETER) if step.fan_out else "",
         }
 
 
@@ -116,12 +116,12 @@ def conclude_template(step: GatedStep, identity: IdentityPlaceholders) -> Manife
 def finalize_template(identity: IdentityPlaceholders) -> Manifest:
     """Build the template that reports the end of the workflow to the plugin."""
     body = FinalizeOperation(**identity.fields(), status="{{workflow.status}}", failures="{{workflow.failures}}")
-    return {"name": names.FINALIZE, "plugin": _plugin_body(body)}
+    return {"name": references.FINALIZE, "plugin": _plugin_body(body)}
 
 
 def item_input(step: GatedStep) -> list[Manifest]:
     """The input parameter for the fan-out item; empty for a step that is not fanned out."""
-    return [{"name": names.ITEM_PARAMETER}] if step.fan_out else []
+    return [{"name": references.ITEM_PARAMETER}] if step.fan_out else []
 
 
 def leaf_artifact(artifact: Manifest) -> Manifest:

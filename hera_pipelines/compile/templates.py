@@ -10,7 +10,7 @@ exit code 75 and after a deleted pod, stop and terminate.
 
 import copy
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.container import apply_placement, build_step_environment
 from hera_pipelines.compile.gang import gang_template
 from hera_pipelines.compile.gated_step import GatedStep, program_container
@@ -69,16 +69,16 @@ def _metadata(step: GatedStep) -> Manifest:
     # The plugin finds the pods of an attempt by these labels; a podSpecPatch cannot set labels.
     metadata["labels"] = {
         **(metadata.get("labels") or {}),
-        RUN_LABEL: input_placeholder(names.admit_output_parameter("run-id")),
+        RUN_LABEL: input_placeholder(references.admit_output_parameter("run-id")),
         STEP_LABEL: step.name,
-        ATTEMPT_LABEL: input_placeholder(names.admit_output_parameter("attempt")),
+        ATTEMPT_LABEL: input_placeholder(references.admit_output_parameter("attempt")),
     }
     return {field: value for field, value in metadata.items() if value}
 
 
 def _inputs(step: GatedStep) -> Manifest:
     declared = [{"name": p["name"]} for p in step.input_parameters]
-    admitted = [{"name": names.admit_output_parameter(name)} for name in admit_output_names(step)]
+    admitted = [{"name": references.admit_output_parameter(name)} for name in admit_output_names(step)]
     inputs: Manifest = {"parameters": declared + admitted}
     if step.input_artifacts:
         inputs["artifacts"] = [_readable_artifact(a) for a in step.input_artifacts]
@@ -94,7 +94,9 @@ def _readable_artifact(artifact: Manifest) -> Manifest:
 def _outputs(step: GatedStep) -> list[Manifest]:
     artifacts = [_keyed_artifact(step, a["name"], a["path"], f"artifacts/{a['name']}") for a in step.output_artifacts]
     parameters = [
-        _keyed_artifact(step, names.parameter_artifact(p["name"]), p["valueFrom"]["path"], f"parameters/{p['name']}")
+        _keyed_artifact(
+            step, references.parameter_artifact(p["name"]), p["valueFrom"]["path"], f"parameters/{p['name']}"
+        )
         for p in step.output_parameters
     ]
     return artifacts + parameters
@@ -109,7 +111,7 @@ def _keyed_artifact(step: GatedStep, name: str, path: str, key: str) -> Manifest
         "path": path,
         "optional": True,
         "archive": {"none": {}},
-        "s3": {"key": f"{input_placeholder(names.admit_output_parameter('outputs'))}/{retry}{key}"},
+        "s3": {"key": f"{input_placeholder(references.admit_output_parameter('outputs'))}/{retry}{key}"},
     }
 
 
@@ -233,7 +235,7 @@ def _run_step(step: GatedStep) -> Manifest:
     if step.settings.gang is not None:
         arguments.pop("artifacts", None)  # the members fetch them, by keys from admit
     admitted = [
-        {"name": names.admit_output_parameter(name), "value": f"{{{{steps.admit.outputs.parameters.{name}}}}}"}
+        {"name": references.admit_output_parameter(name), "value": f"{{{{steps.admit.outputs.parameters.{name}}}}}"}
         for name in admit_output_names(step)
     ]
     return {
@@ -276,4 +278,8 @@ def _passed_arguments(step: GatedStep, item: bool = True) -> Manifest:
 
 
 def _item_arguments(step: GatedStep) -> list[Manifest]:
-    return [{"name": names.ITEM_PARAMETER, "value": input_placeholder(names.ITEM_PARAMETER)}] if step.fan_out else []
+    return (
+        [{"name": references.ITEM_PARAMETER, "value": input_placeholder(references.ITEM_PARAMETER)}]
+        if step.fan_out
+        else []
+    )

@@ -8,7 +8,7 @@ the field, before anything runs.
 import re
 from collections.abc import Iterator
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, list_declared, settings_annotation
 from hera_pipelines.compile.references import fields_used
 from hera_pipelines.compile.settings import CompileOptions
@@ -114,9 +114,9 @@ def _check_entry(spec: Manifest) -> None:
 
 def _check_template(template: Manifest) -> None:
     name = template.get("name", "")
-    if name.startswith(names.RESERVED_PREFIX):
+    if name.startswith(references.RESERVED_PREFIX):
         raise UsageError(
-            f"template {name!r}: names that begin with {names.RESERVED_PREFIX!r} are Tiphys' own; rename it"
+            f"template {name!r}: names that begin with {references.RESERVED_PREFIX!r} are Tiphys' own; rename it"
         )
     if "plugin" in template and len(template["plugin"] or {}) != 1:
         raise UsageError(
@@ -130,7 +130,7 @@ def _check_template(template: Manifest) -> None:
 
 def _resolve_pipeline_name(manifest: Manifest, declared: str) -> str:
     metadata = manifest.get("metadata") or {}
-    name = names.pipeline_name(declared, metadata.get("name"), metadata.get("generateName"))
+    name = references.pipeline_name(declared, metadata.get("name"), metadata.get("generateName"))
     if not name:
         raise UsageError("the pipeline has no name; give it one, as in Pipeline('digits', …)")
     if not _PIPELINE_NAME.fullmatch(name):
@@ -142,8 +142,8 @@ def _resolve_pipeline_name(manifest: Manifest, declared: str) -> str:
 
 def _check_run_name(manifest: Manifest, run_name: str) -> None:
     parameters = {p["name"] for p in list_declared(manifest["spec"], "arguments", "parameters")}
-    if reserved := sorted(name for name in parameters if name.startswith(names.RESERVED_PREFIX)):
-        raise UsageError(f"workflow parameter {reserved[0]!r}: {names.RESERVED_PREFIX}… is Tiphys' own; rename it")
+    if reserved := sorted(name for name in parameters if name.startswith(references.RESERVED_PREFIX)):
+        raise UsageError(f"workflow parameter {reserved[0]!r}: {references.RESERVED_PREFIX}… is Tiphys' own; rename it")
     if not run_name:
         return
     if not _RUN_NAME.fullmatch(run_name):

@@ -5,7 +5,7 @@ Each check returns a complaint that says what to change, or None.
 
 from collections.abc import Callable
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.gang import check_gang
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.retries import CAUSES_HIDDEN_FROM_ARGO
@@ -144,8 +144,10 @@ def _check_template_fields(step: GatedStep) -> str | None:
 def _check_reserved_names(step: GatedStep) -> str | None:
     declared = step.input_parameters + step.input_artifacts + step.output_parameters + step.output_artifacts
     for entry in declared:
-        if entry["name"].startswith(names.RESERVED_PREFIX):
-            return f"{entry['name']!r}: inputs and outputs named {names.RESERVED_PREFIX}… are Tiphys' own; rename it"
+        if entry["name"].startswith(references.RESERVED_PREFIX):
+            return (
+                f"{entry['name']!r}: inputs and outputs named {references.RESERVED_PREFIX}… are Tiphys' own; rename it"
+            )
     for variable in require_single_container(step).get("env") or []:
         if variable["name"].startswith("TIPHYS_") or variable["name"] == environment.CHECKPOINT_URI:
             return f"{variable['name']}: Tiphys sets this variable; drop it from env"

@@ -9,7 +9,7 @@ writes newer ones.
 import copy
 from collections.abc import Mapping
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.executor_plugins import parse_executor_plugin
 from hera_pipelines.compile.gated_step import GatedStep, find_gated_steps, list_declared, settings_annotation
 from hera_pipelines.compile.plugin_templates import IdentityPlaceholders, finalize_template, identity_placeholders
@@ -59,11 +59,11 @@ def exit_templates(manifest: Manifest, identity: IdentityPlaceholders) -> list[M
     handler = _author_exit_handler(manifest)
     finalize = finalize_template(identity)
     if handler is None:
-        spec["onExit"] = names.FINALIZE
+        spec["onExit"] = references.FINALIZE
         return [finalize]
-    spec["onExit"] = names.EXIT_HANDLER
-    group = [handler, {"name": "finalize", "template": names.FINALIZE}]
-    return [{"name": names.EXIT_HANDLER, "steps": [group]}, finalize]
+    spec["onExit"] = references.EXIT_HANDLER
+    group = [handler, {"name": "finalize", "template": references.FINALIZE}]
+    return [{"name": references.EXIT_HANDLER, "steps": [group]}, finalize]
 
 
 def _author_exit_handler(manifest: Manifest) -> Manifest | None:

@@ -14,7 +14,7 @@ Secret. Source: ``pkg/apis/trainer/v1alpha1`` of trainer 2.3.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.gang.member_pod import (
     RawPlaceholder,
     elastic_variables,
@@ -101,7 +101,7 @@ def _check_supported_fields(spec: Manifest, container: Manifest) -> None:
         raise UsageError(f"a TrainJob has no place for {unsupported[0]}; drop it, or use backend='jobset' or 'job'")
 
 
-_GANG_NAME = input_placeholder(names.admit_output_parameter("gang"))
+_GANG_NAME = input_placeholder(references.admit_output_parameter("gang"))
 _REPLICATED_JOB = "node"
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
@@ -154,14 +154,14 @@ def _elastic_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -
     """Spec of an Indexed Job with as many members as admit has granted, of which some may be lost."""
     pod = pod_template(step, template, workflow, elastic_variables(step, f"{_GANG_NAME}-0.{GANG_SERVICE}"))
     pod["spec"]["subdomain"] = GANG_SERVICE
-    members = RawPlaceholder(names.admit_output_parameter("members"))
+    members = RawPlaceholder(references.admit_output_parameter("members"))
     return {
         "completionMode": "Indexed",
         "completions": members,
         "parallelism": members,
         # A lost member is not replaced: the next attempt requests all members again.
         "backoffLimitPerIndex": 0,
-        "maxFailedIndexes": RawPlaceholder(names.admit_output_parameter("spare")),
+        "maxFailedIndexes": RawPlaceholder(references.admit_output_parameter("spare")),
         # When member 0 succeeds, the training is complete; member 0 alone stores the outputs.
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
         "podReplacementPolicy": "Failed",

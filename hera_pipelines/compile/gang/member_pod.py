@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import input_placeholder
 from tiphys.errors import UsageError
@@ -36,7 +36,7 @@ _SAFE_TAGS = frozenset(
     {
         "workflow.uid",
         *(
-            f"inputs.parameters.{names.admit_output_parameter(name)}"
+            f"inputs.parameters.{references.admit_output_parameter(name)}"
             for name in ("attempt", "gang", "members", "outputs", "resume-from", "run-id", *MEMORY_OUTPUTS.values())
         ),
     }
@@ -112,7 +112,7 @@ def _tag_expression(tag: str) -> str:
 
 
 SCRIPT_ANNOTATION = "tiphys.dev/script"
-SCRIPT_VOLUME = f"{names.RESERVED_PREFIX}script"
+SCRIPT_VOLUME = f"{references.RESERVED_PREFIX}script"
 SCRIPT_FOLDER = "/tiphys/script"
 _SCRIPT_FILE = "script"
 
@@ -129,10 +129,10 @@ _WORKFLOW_FIELDS = ("dnsConfig", "dnsPolicy", "hostNetwork", "imagePullSecrets")
 def gang_labels(step: GatedStep) -> dict[str, str]:
     """Labels of the members and of the object that creates them; plugin and controller select by these."""
     return {
-        RUN_LABEL: input_placeholder(names.admit_output_parameter("run-id")),
+        RUN_LABEL: input_placeholder(references.admit_output_parameter("run-id")),
         STEP_LABEL: step.name,
-        ATTEMPT_LABEL: input_placeholder(names.admit_output_parameter("attempt")),
-        GANG_LABEL: input_placeholder(names.admit_output_parameter("gang")),
+        ATTEMPT_LABEL: input_placeholder(references.admit_output_parameter("attempt")),
+        GANG_LABEL: input_placeholder(references.admit_output_parameter("gang")),
         WORKFLOW_UID_LABEL: "{{workflow.uid}}",
     }
 
@@ -162,7 +162,7 @@ def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, rank_e
         "containers": [container],
     }
     tolerations = spec.get("tolerations") or []
-    admitted = RawPlaceholder(names.admit_output_parameter("tolerations"), first=bool(tolerations))
+    admitted = RawPlaceholder(references.admit_output_parameter("tolerations"), first=bool(tolerations))
     spec["tolerations"] = [admitted, *tolerations]
     if "activeDeadlineSeconds" in template:
         spec["activeDeadlineSeconds"] = template["activeDeadlineSeconds"]
@@ -189,10 +189,10 @@ def _container(step: GatedStep, template: Manifest, rank_environment: list[Manif
     container["env"] = [*rank_environment, *(container.get("env") or [])]
     for side, name in MEMORY_OUTPUTS.items():
         if name in step.admitted_memory:
-            container["resources"][side]["memory"] = input_placeholder(names.admit_output_parameter(name))
+            container["resources"][side]["memory"] = input_placeholder(references.admit_output_parameter(name))
     if (declared := declared_files(step)) is not None:
         container["command"] = [*MEMBER_COMMAND, *container["command"]]
-        keys = input_placeholder(names.admit_output_parameter("input-keys"))
+        keys = input_placeholder(references.admit_output_parameter("input-keys"))
         container["env"] += [
             {"name": environment.FILES, "value": json.dumps(declared)},
             {"name": environment.INPUT_KEYS, "value": keys},
@@ -237,7 +237,7 @@ def _affinity(declared: Manifest) -> Manifest:
     affinity = copy.deepcopy(declared)
     nodes = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     for term in nodes.setdefault("nodeSelectorTerms", [{}]):
-        admitted = RawPlaceholder(names.admit_output_parameter("node-requirements"))
+        admitted = RawPlaceholder(references.admit_output_parameter("node-requirements"))
         term["matchExpressions"] = [*(term.get("matchExpressions") or []), admitted]
     return affinity
 
@@ -277,10 +277,10 @@ def elastic_variables(step: GatedStep, first_host: str) -> list[Manifest]:
     assert gang.min_members is not None
     index = {"fieldRef": {"fieldPath": _INDEX_ANNOTATION}}
     texts = {
-        "PET_NNODES": f"{gang.min_members}:{input_placeholder(names.admit_output_parameter('members'))}",
+        "PET_NNODES": f"{gang.min_members}:{input_placeholder(references.admit_output_parameter('members'))}",
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{first_host}:{GANG_PORT}",
-        "PET_RDZV_ID": input_placeholder(names.admit_output_parameter("gang")),
+        "PET_RDZV_ID": input_placeholder(references.admit_output_parameter("gang")),
         # Pods start minutes apart where a node must pull the image first.
         "PET_RDZV_CONF": f"join_timeout={_RENDEZVOUS_TIMEOUT_SECONDS},read_timeout={_RENDEZVOUS_TIMEOUT_SECONDS}",
         # Each member that joins late, and each that is lost, costs the others one restart.

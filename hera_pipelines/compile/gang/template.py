@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from hera_pipelines.compile import references as names
+from hera_pipelines.compile import references
 from hera_pipelines.compile.gang.kinds import select_object_kind
 from hera_pipelines.compile.gang.member_pod import declared_files, gang_labels, render_manifest
 from hera_pipelines.compile.gated_step import GatedStep, program_container
@@ -26,7 +26,7 @@ def gang_template(step: GatedStep, template: Manifest, workflow: Manifest) -> Ma
     """
     assert step.settings.gang is not None
     kind = select_object_kind(step.settings.gang)
-    metadata = {"name": input_placeholder(names.admit_output_parameter("gang")), "labels": gang_labels(step)}
+    metadata = {"name": input_placeholder(references.admit_output_parameter("gang")), "labels": gang_labels(step)}
     head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     try:
         text = render_manifest({**head, "spec": kind.build_spec(step, template, workflow)}, _artifact_paths(template))

@@ -20,7 +20,7 @@ from tiphys.errors import (
 )
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import GPU_LEDGERS
-from tiphys_plugin.quota.ledger import status_codec as status
+from tiphys_plugin.quota.ledger import status_codec
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, parse_queues
 
@@ -45,7 +45,7 @@ class LedgerVersion:
         return _object_version(self.manifest)
 
     @property
-    def decoded_status(self) -> status.DecodedStatus | None:
+    def decoded_status(self) -> status_codec.DecodedStatus | None:
         """Status and state, from which the codec reuses unchanged entries; None without a status."""
         return (self.manifest["status"], self.state) if "status" in self.manifest else None
 
@@ -87,7 +87,7 @@ class LedgerObject:
             LedgerFullError: fewer bytes would remain free; nothing was written.
             StoreError: no answer; the state may have been written.
         """
-        content = status.encode_status(ledger_state, version.decoded_status)
+        content = status_codec.encode_status(ledger_state, version.decoded_status)
         self._check_room(ledger_state, content, spare_bytes)
         metadata = {key: version.manifest["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
         unchanged = {key: value for key, value in version.manifest.items() if key in ("apiVersion", "kind", "spec")}
@@ -136,7 +136,9 @@ class LedgerObject:
             return LedgerVersion(manifest, self._rules(manifest), LedgerState())
         try:
             previous = self.last_version.decoded_status if self.last_version is not None else None
-            return LedgerVersion(manifest, self._rules(manifest), status.decode_status(manifest["status"], previous))
+            return LedgerVersion(
+                manifest, self._rules(manifest), status_codec.decode_status(manifest["status"], previous)
+            )
         except IntegrityError as error:
             raise StoreError(
                 f"the status of {self} is damaged: {error}. Nothing is granted until it is repaired: with "
