@@ -6,6 +6,8 @@ SHELL := /bin/bash
 # uv installs the locked packages; it is installed into .tools where it is absent.
 UV := $(shell command -v uv || echo .tools/bin/uv)
 RUN := $(UV) run --no-sync
+SBOM_DIR := build/sbom
+SBOM = $(UV) export --quiet --locked --preview-features sbom-export --format cyclonedx1.5 --no-dev
 # The harness needs only Python.
 HARNESS := PYTHONPATH=tests PYTHONDONTWRITEBYTECODE=1 python3 -m cluster
 
@@ -17,7 +19,7 @@ help:  ## list the targets by group
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tiphys needs Python 3.11 or newer as python3; found $$(python3 --version)" >&2; exit 2; }
 	@echo "uv is not installed; installing it into .tools" >&2
 	python3 -m venv .tools
-	.tools/bin/python -m pip install --quiet 'uv>=0.9,<1'
+	.tools/bin/python -m pip install --quiet --require-hashes --requirement plugin/uv.txt
 
 setup: $(filter .tools/bin/uv,$(UV))  ## install the locked packages into .venv
 	@$(UV) sync --quiet --locked --all-extras --no-extra torch
@@ -37,7 +39,7 @@ test-integration: setup  ## run the tests that take minutes: hundreds of kills
 
 test-torch: $(filter .tools/bin/uv,$(UV))  ## run the tests that need PyTorch, in a separate environment (5 GB)
 	@UV_PROJECT_ENVIRONMENT=.venv-torch $(UV) sync --quiet --locked --all-extras --group torch
-	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch
+	@UV_PROJECT_ENVIRONMENT=.venv-torch $(RUN) pytest tests/pytorch tests/security/test_unpickling.py
 
 ##@ Cluster
 cluster:  ## start a Kubernetes with an S3 server here, as root; prints lines for the shell to evaluate
@@ -82,7 +84,22 @@ golden: setup  ## write the output of compile to the golden files, and draw the 
 	@PYTHONPATH=tests $(RUN) python -m support.storeys
 	@git --no-pager diff --stat -- examples templates charts docs
 
+##@ Supply chain
+lock: $(filter .tools/bin/uv,$(UV))  ## write uv.lock and the hashes of uv itself (UPGRADE=1: take the newest versions)
+	@$(UV) lock $(if $(UPGRADE),--upgrade)
+	@$(UV) export --quiet --frozen --only-group uv --no-emit-project --no-header --output-file plugin/uv.txt
+
+sbom: $(filter .tools/bin/uv,$(UV))  ## list the packages of the images and of the desk in build/sbom, as CycloneDX
+	@mkdir -p $(SBOM_DIR)
+	@$(SBOM) --extra plugin --extra controller --extra cluster --output-file $(SBOM_DIR)/tiphys.cdx.json
+	@$(SBOM) --extra numpy --output-file $(SBOM_DIR)/tiphys-trainer.cdx.json
+	@$(SBOM) --extra all --output-file $(SBOM_DIR)/desk.cdx.json
+	@ls $(SBOM_DIR)/*
+
+audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the database of vulnerabilities, where it can be reached
+	@UV="$(UV)" .ci/audit
+
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage test-integration test-torch lint golden cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-quota bench-resume clean
+.PHONY: help setup demo test coverage test-integration test-torch lint golden lock sbom audit cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-quota bench-resume clean

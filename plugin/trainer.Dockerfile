@@ -6,10 +6,10 @@
 ARG BASE
 
 FROM ${BASE} AS build
-RUN pip install --no-cache-dir "uv>=0.9,<1"
 ENV UV_PROJECT_ENVIRONMENT=/opt/tiphys UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 WORKDIR /build
-COPY pyproject.toml uv.lock ./
+COPY pyproject.toml uv.lock plugin/uv.txt ./
+RUN pip install --no-cache-dir --require-hashes --requirement uv.txt
 RUN uv sync --frozen --no-dev --no-install-project --extra numpy
 COPY tiphys /opt/tiphys/lib/python3.11/site-packages/tiphys
 # Byte code is made here, because nothing can be written where the root is read-only.

@@ -1,3 +1,4 @@
+import logging
 import os
 import sys
 from collections import Counter
@@ -42,3 +43,5 @@ def logging_is_as_imported() -> Iterator[None]:
     """A command that ran in this process has set up logging for itself, and for every test after it."""
     yield
     structlog.reset_defaults()
+    assert logging.lastResort is not None
+    logging.lastResort.setFormatter(None)

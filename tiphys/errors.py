@@ -2,6 +2,7 @@
 
     TiphysError                      1  something failed
     ├── UsageError                   2  the call, file or manifest is wrong
+    │   └── StoreFormatError            another version of Tiphys wrote the store
     ├── NotFoundError                3  the run, step or object is not there
     │   └── ObjectMissingError
     ├── ConflictError                4  another owner holds it, or quota denies it
@@ -9,7 +10,7 @@
     │   └── FencedError                 a newer attempt exists; this one must stop
     ├── IntegrityError               5  bytes do not match what was recorded
     └── StoreError                  75  storage or cluster did not answer, or refused
-        └── ForbiddenError              the cluster says that this account may not do it
+        └── ForbiddenError              cluster or storage says that this account may not do it
 
 The number is the exit code of the ``tiphys`` command. 75 is ``EX_TEMPFAIL`` of
 sysexits.h: trying again may help. Messages say what failed, where, why, and
@@ -30,6 +31,10 @@ class UsageError(TiphysError):
     """The call, the file or the manifest is wrong; trying again cannot help."""
 
     exit_code = 2
+
+
+class StoreFormatError(UsageError):
+    """Another version of Tiphys wrote the store, and this one does not read it."""
 
 
 class NotFoundError(TiphysError):
@@ -69,7 +74,7 @@ class StoreError(TiphysError):
 
 
 class ForbiddenError(StoreError):
-    """The cluster denies this account the request; an administrator can grant the permission."""
+    """Cluster or storage denies this account the request; an administrator can grant the permission."""
 
 
 def report_error(error: TiphysError, exit_code: int) -> int:

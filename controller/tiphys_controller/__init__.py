@@ -8,12 +8,14 @@ from tiphys_controller.submit.plan_report import API_VERSION, ItemReport, PlanRe
 from tiphys_controller.submit.planner import WorkflowChange
 from tiphys_controller.submit.resume import ResumeResult, resume_run
 from tiphys_controller.submit.start import StartResult, start_run
+from tiphys_controller.submit.submission import locate_workflow
 from tiphys_controller.submit.submitter import (
     ADDRESS_PREFIX,
     ClusterSubmitter,
     LiveWorkflow,
     ShutdownStrategy,
     Submitter,
+    TenantSubmitter,
     is_stable_cluster_name,
 )
 
@@ -34,12 +36,14 @@ __all__ = [
     "StartResult",
     "StepReport",
     "Submitter",
+    "TenantSubmitter",
     "WorkflowChange",
     "describe_run",
     "fork_run",
     "format_drift",
     "is_stable_cluster_name",
     "list_run_summaries",
+    "locate_workflow",
     "plan_run",
     "resume_run",
     "start_run",

@@ -17,6 +17,7 @@ import structlog
 
 from tiphys.errors import TiphysError
 from tiphys.kube import connect_to_cluster
+from tiphys.service.http_server import add_tls_options, read_tls_options
 from tiphys.service.logging import configure_json_logging
 from tiphys.store import TenantStores
 from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, read_alert_rules
@@ -49,6 +50,8 @@ def _run(options: argparse.Namespace) -> None:
         signal.signal(number, lambda *_: stop.set())
     namespaces = None if options.all_namespaces else tuple(dict.fromkeys(options.namespace))
     stores = TenantStores(options.store, namespaces)
+    stores.check_formats()
+    certificate = read_tls_options(options)
     api = connect_to_cluster()
     identity = os.environ.get(_POD_NAME) or socket.gethostname()
     inbox = AlertInbox(stores.store, namespaces) if options.token_file else None
@@ -63,13 +66,15 @@ def _run(options: argparse.Namespace) -> None:
         inbox=inbox,
         rules=read_alert_rules(options.alert_rules) if options.alert_rules else DEFAULT_ALERT_RULES,
         janitor_mode=AutomationMode(options.janitor),
+        agent_pods=options.agent_pods,
+        descriptions=options.descriptions,
     )
     controller = Controller(dependencies)
     api_routes = []
     if inbox is not None:
         access = AccessControl(options.token_file, controller.metrics.observe_call)
         api_routes = ApiRoutes(inbox, stores.store, submitter_of(api), namespaces).create_routes(access)
-    with HealthServer(controller, options.host, options.port, api_routes) as health:
+    with HealthServer(controller, options.host, options.port, api_routes, certificate) as health:
         _log.info("controller.started", port=health.port, store=options.store, namespaces=namespaces or "all")
         controller.run(stop)
         _log.info("controller.stopping")
@@ -99,6 +104,18 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="NAME",
         help="GPULedger in the namespace of the Lease to project as GPUQueue and GPULease objects (default: none)",
+    )
+    parser.add_argument(
+        "--no-agent-pods",
+        dest="agent_pods",
+        action="store_false",
+        help="neither watch nor delete agent pods, because Argo creates none (disableAgentPodCreation)",
+    )
+    parser.add_argument(
+        "--no-descriptions",
+        dest="descriptions",
+        action="store_false",
+        help="do not write title and description of Workflows for Argo's UI",
     )
     parser.add_argument(
         "--auto-resume",
@@ -142,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--port", default=7243, type=int, help="port of /healthz, /readyz and /metrics; 0 for a free one"
     )
+    add_tls_options(parser)
     return parser
 
 

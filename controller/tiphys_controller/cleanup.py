@@ -75,7 +75,7 @@ class _AlertRemoval:
 
     def __init__(self, store: Store, keys: list[str]) -> None:
         self._store = store
-        self._keys = sorted(keys, key=lambda one: one.endswith("/done.json"))
+        self._keys = sorted(keys, key=lambda one: one.endswith("/result.json"))
 
     def __call__(self) -> None:
         for key in self._keys:
@@ -88,10 +88,10 @@ def _find_done_alerts(store: Store) -> Iterator[tuple[str, list[str], AlertResul
         if (parsed := parse_alert(info.key)) is not None:
             keys_by_alert.setdefault(parsed[0], []).append(info.key)
     for alert, keys in keys_by_alert.items():
-        if alert_key(alert, "done") not in keys:
+        if alert_key(alert, "result") not in keys:
             continue
         try:
-            yield alert, keys, read_record(store, alert_key(alert, "done"), AlertResultRecord)
+            yield alert, keys, read_record(store, alert_key(alert, "result"), AlertResultRecord)
         except ObjectMissingError:
             continue
 

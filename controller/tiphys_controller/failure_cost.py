@@ -7,6 +7,7 @@ newest attempt saved or finished, to the checkpoint it started from, and so on.
 All but the readers at the end is pure.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -22,6 +23,8 @@ from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, StartTimes, Timestamp
 from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_events, read_run, read_submissions
 from tiphys.store.runs import read_concurrently
+
+_EVENT_CHECKPOINT = re.compile(r"([0-9]{1,9})-([0-9]{1,15})")
 
 
 class TimePhase(StrEnum):
@@ -74,8 +77,8 @@ def split_phases(attempt: Attempt, kept: KeptTraining, now: datetime) -> tuple[P
     """
     opened_at = attempt.claim.written_at
     ended_at = attempt.end.written_at if attempt.end else now
-    over_at = (attempt.end.over_at if attempt.end else None) or ended_at
-    borders = [opened_at, *_phase_borders(attempt, kept, min(over_at, ended_at)), ended_at]
+    terminating_at = (attempt.end.terminating_at if attempt.end else None) or ended_at
+    borders = [opened_at, *_phase_borders(attempt, kept, min(terminating_at, ended_at)), ended_at]
     phases = (*(_STARTUP_PHASES if kept.began else ()), TimePhase.USEFUL, TimePhase.LOST, TimePhase.DETECTING)
     return tuple(_spans_between(phases, borders))
 
@@ -83,15 +86,15 @@ def split_phases(attempt: Attempt, kept: KeptTraining, now: datetime) -> tuple[P
 _STARTUP_PHASES = (TimePhase.STARTING, TimePhase.LOADING, TimePhase.FIRST_STEP)
 
 
-def _phase_borders(attempt: Attempt, kept: KeptTraining, over_at: datetime) -> Iterator[datetime]:
+def _phase_borders(attempt: Attempt, kept: KeptTraining, terminating_at: datetime) -> Iterator[datetime]:
     """End of each phase except the last."""
     if kept.began is not None:
         yield kept.began.opened_at
         yield (restored := kept.began.restored_at or kept.began.opened_at)
         yield kept.began.first_step_at or restored
     done = attempt.end is not None and attempt.end.outcome is AttemptEndOutcome.DONE
-    yield over_at if done else kept.until or attempt.claim.written_at
-    yield over_at
+    yield terminating_at if done else kept.until or attempt.claim.written_at
+    yield terminating_at
 
 
 def _spans_between(phases: Sequence[TimePhase], borders: Sequence[datetime]) -> Iterator[PhaseSpan]:
@@ -426,7 +429,7 @@ def _read_checkpoint_moments(
         if event.name == "checkpoint.restored" and (ref := _parse_event_checkpoint(event, lineage))
     }
     starts = {one.claim.attempt: _find_start_checkpoint(one, restored.get(one.claim.attempt)) for one in attempts}
-    saved = {one.claim.attempt: one.end.saved for one in attempts if one.end and one.end.saved}
+    saved = {one.claim.attempt: one.end.last_checkpoint for one in attempts if one.end and one.end.last_checkpoint}
     last = attempts[-1].claim
     if store is None or not lineage:
         return CheckpointMoments(starts=starts, saved=saved, at={})
@@ -452,10 +455,8 @@ def _find_start_checkpoint(attempt: Attempt, restored: CheckpointRef | None) -> 
 
 def _parse_event_checkpoint(event: Event, lineage: str) -> CheckpointRef | None:
     """Parse the checkpoint of an event, written as ``attempt-step``."""
-    attempt, _, step = str(event.data.get("checkpoint", "")).partition("-")
-    if not (attempt.isdecimal() and step.isdecimal()):
-        return None
-    return CheckpointRef(lineage=lineage, attempt=int(attempt), global_step=int(step))
+    match = _EVENT_CHECKPOINT.fullmatch(str(event.data.get("checkpoint", "")))
+    return CheckpointRef(lineage=lineage, attempt=int(match[1]), global_step=int(match[2])) if match else None
 
 
 def _read_saved(store: Store, ref: CheckpointRef) -> LastCheckpoint | None:

@@ -21,7 +21,7 @@ from tiphys_controller.plan.decide import PlanAction, TaskPlan
 from tiphys_controller.submit.plan_report import OutputDocument, StepReport, build_plan_report
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run
 from tiphys_controller.submit.start import author_parameters, read_code_version
-from tiphys_controller.submit.submission import is_bound_workflow, locate_workflow, submission_cluster
+from tiphys_controller.submit.submission import find_workflow, is_bound_workflow, submission_cluster
 from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_stable_cluster_name
 
 
@@ -235,7 +235,7 @@ def _look_up_workflow(last: Submission | None, submitter: Submitter | None) -> W
     is_stable = is_stable_cluster_name(submitter.cluster)
     if is_stable and submission_cluster(last) not in ("", submitter.cluster):
         return WorkflowLookup(is_visible=False)
-    live = submitter.find(*locate_workflow(last))
+    live = find_workflow(submitter, last)
     is_bound = live is not None and is_bound_workflow(last, live)
     return WorkflowLookup(is_visible=is_stable or is_bound, live=live if is_bound else None)
 
@@ -275,7 +275,7 @@ def _attempt_detail(attempt: Attempt) -> AttemptDetail:
         cause=end.cause.value if end and end.cause else "",
         message=end.message if end else "",
         evidence=end.evidence if end else None,
-        escalation=attempt.claim.escalation.words if attempt.claim.escalation else "",
+        escalation=attempt.claim.escalation.explanation if attempt.claim.escalation else "",
         exit_code=end.exit_code if end else None,
         starts_from=attempt.claim.starts_from.relative_to(attempt.claim.lineage) if attempt.claim.starts_from else "",
         opened_at=attempt.claim.written_at,

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 import tiphys
 from hera_pipelines.cli.error_messages import EXIT_CODES, report_error
-from hera_pipelines.cli.screen import Screen
+from hera_pipelines.cli.screen import Screen, guard_streams
 
 # Command → (module, function, constant with the examples for its help).
 _COMMANDS = {
@@ -54,17 +54,25 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, me
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments`` (default: ``sys.argv``) and return its exit code."""
-    arguments = _global_options_first(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        with guard_streams():
+            return _run(sys.argv[1:] if arguments is None else arguments)
+    except BrokenPipeError:
+        # The reader of stdout has closed the pipe, as `head` does. Closing stderr keeps the interpreter from
+        # reporting the same error again at exit.
+        sys.stderr.close()
+        return 0
+
+
+def _run(arguments: Sequence[str]) -> int:
+    arguments = _global_options_first(list(arguments))
     screen = Screen(quiet="--quiet" in arguments, color="--no-color" not in arguments, verbose="--verbose" in arguments)
     _log_to_stderr(screen.verbose)
     try:
         application = get_command(_build_application(arguments))
         result = application.main(args=arguments, prog_name="tiphys", standalone_mode=False)
     except BrokenPipeError:
-        # The reader of stdout has closed the pipe, as `head` does. Closing stderr keeps the interpreter from
-        # reporting the same error again at exit.
-        sys.stderr.close()
-        return 0
+        raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  every failure ends as one line and an exit code
         return report_error(error, screen)
     return result if isinstance(result, int) else 0
@@ -72,7 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _log_to_stderr(verbose: bool) -> None:
     """Send the plugin's log to stderr, since stdout is for data. Without ``--verbose`` only critical lines appear."""
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
+        processors=[*structlog.get_config()["processors"][:-1], plain],
         wrapper_class=structlog.make_filtering_bound_logger("info" if verbose else "critical"),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )

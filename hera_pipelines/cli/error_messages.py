@@ -40,9 +40,9 @@ class RunInterruptedError(TiphysError):
 def report_error(error: BaseException, screen: Screen) -> int:
     """Print ``error`` on stderr and return the exit code for it."""
     if screen.verbose:
-        screen.err.file.write("".join(traceback.format_exception(error)))
+        screen.error("".join(traceback.format_exception(error)))
     line, code = _describe_error(error)
-    screen.err.file.write(f"tiphys: {line}\n")
+    screen.error(f"tiphys: {line}")
     return code
 
 

@@ -3,19 +3,29 @@
 A script that reads stdout must never read a progress line, and a person who
 redirects stdout must still see errors. Colour and live views appear only on a
 terminal; ``NO_COLOR`` and ``--no-color`` switch colour off.
+
+What a command shows was written by the programs of a run, so control characters
+become visible symbols here. `Screen` does this for its own output, and
+`guard_streams` for everything that a command writes without it.
 """
 
+import io
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from hera_pipelines.control_characters import replace_control_characters
 
 _PIPE_WIDTH = 10_000
 """Width in columns when the output is a pipe, so that no line is wrapped or cut."""
@@ -29,6 +39,60 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
+class GuardedStream(io.TextIOBase):
+    """A text stream that shows control characters as symbols. It has no ``buffer`` that would lead past it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unguarded = stream
+
+    def write(self, text: str) -> int:
+        self.unguarded.write(replace_control_characters(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self.unguarded.flush()
+
+    def isatty(self) -> bool:
+        return self.unguarded.isatty()
+
+    def fileno(self) -> int:
+        return self.unguarded.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.unguarded.encoding
+
+
+@contextmanager
+def guard_streams() -> Iterator[None]:
+    """Guard the standard streams while the body runs: from ``print``, warnings, logs and the help of commands."""
+    with redirect_stdout(GuardedStream(sys.stdout)), redirect_stderr(GuardedStream(sys.stderr)):
+        yield
+
+
+class _GuardedConsole(Console):
+    """A console that obeys its own styles and cursor moves, and none in the text that it prints."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        if isinstance(renderable, Text):
+            renderable = _guarded(renderable)  # here, because symbols are wider than what they stand for
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                style = segment.style.update_link(None) if segment.style and segment.style.link else segment.style
+                yield Segment(replace_control_characters(segment.text), style)
+
+
+def _guarded(text: Text) -> Text:
+    guarded = text.copy()
+    guarded.plain = replace_control_characters(text.plain)
+    return guarded
+
+
 @dataclass
 class Screen:
     """The output streams of one command, with its global options."""
@@ -38,8 +102,8 @@ class Screen:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        self.out = self._console(stderr=False)
-        self.err = self._console(stderr=True)
+        self.out = self._console(sys.stdout)
+        self.err = self._console(sys.stderr)
 
     def note(self, text: str) -> None:
         """Print a note on stderr, unless ``--quiet`` is set."""
@@ -56,8 +120,12 @@ class Screen:
         self.write("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
     def write(self, text: str) -> None:
-        """Print ``text`` on stdout unchanged, with a final newline."""
-        self.out.file.write(text if text.endswith("\n") else f"{text}\n")
+        """Print ``text`` on stdout as it is but for control characters, with a final newline."""
+        self.out.file.write(_as_lines(text))
+
+    def error(self, text: str) -> None:
+        """Print ``text`` on stderr, even with ``--quiet``."""
+        self.err.file.write(_as_lines(text))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
         """Print a table on stdout without borders, as ``kubectl`` does."""
@@ -65,21 +133,35 @@ class Screen:
         for column in columns:
             table.add_column(column, overflow="fold", no_wrap=column != columns[-1])
         for row in rows:
-            table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+            table.add_row(*(_guarded(Text(cell) if isinstance(cell, str) else cell) for cell in row))
         self.show(table)
 
-    def document(self, document: Any, output: Format) -> None:
-        """Print ``document``, which consists of JSON types, as JSON or YAML on stdout."""
-        if output == Format.YAML:
-            self.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-        else:
-            self.write(json.dumps(document, indent=2, ensure_ascii=False))
+    def document(self, document: Any, output: Format, *, indent: int | None = 2) -> None:
+        """Print ``document``, which consists of JSON types, as JSON or YAML on stdout.
 
-    def _console(self, *, stderr: bool) -> Console:
-        console = Console(stderr=stderr, no_color=None if self.color else True, highlight=False)
+        JSON is one line if ``indent`` is None. Characters beyond ASCII are escaped, so that a program that reads
+        the document gets every one of them.
+        """
+        if output == Format.YAML:
+            self.write(yaml.safe_dump(document, sort_keys=False))
+        else:
+            self.write(json.dumps(document, indent=indent))
+
+    def _console(self, stream: TextIO) -> Console:
+        console = _GuardedConsole(
+            file=stream.unguarded if isinstance(stream, GuardedStream) else stream,
+            no_color=None if self.color else True,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
         if not console.is_terminal:
             console.width = _PIPE_WIDTH
         return console
+
+
+def _as_lines(text: str) -> str:
+    return replace_control_characters(text if text.endswith("\n") else f"{text}\n")
 
 
 def format_local_time(moment: datetime) -> str:

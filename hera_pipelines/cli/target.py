@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tiphys_controller import ADDRESS_PREFIX, is_stable_cluster_name
+from tiphys_controller import ADDRESS_PREFIX, TenantSubmitter, is_stable_cluster_name, locate_workflow
 
 from hera_pipelines.cli.shared_options import ClusterOptions
 from tiphys.errors import TiphysError, UsageError
+from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import Store, Submission, read_submissions
 
 if TYPE_CHECKING:
@@ -126,6 +127,42 @@ def _through_argo_server(
     server = argo.connect_argo_server(argo_server, os.environ, api.authorization if api else lambda: "")
     namespace = cluster_options.namespace or os.environ.get("ARGO_NAMESPACE") or (api.namespace if api else "")
     return argo.ArgoServerSubmitter(server, cluster, api if cluster else None), namespace
+
+
+def tenant_submitter(
+    cluster_options: ClusterOptions, last: Submission | None, run: str, note: Callable[[str], object]
+) -> tuple["TenantSubmitter", str]:
+    """A submitter for the one namespace in which a run may continue, and that namespace.
+
+    A run that went to a cluster stays in its namespace. A run of the local engine goes where the options say. Each
+    Workflow is announced right before it is created, with its namespace and service account: they come from records.
+
+    Args:
+        cluster_options: Cluster options of the command.
+        last: The last submission of the run; None if it was never submitted.
+        run: Name of the run.
+        note: Called with a sentence for the user.
+
+    Raises:
+        UsageError: the options name another namespace than the records, or no namespace is given.
+    """
+    submitter, default_namespace = cluster_submitter(cluster_options, note)
+    recorded = locate_workflow(last)[0] if last is not None and is_on_cluster(last) else ""
+    given = cluster_options.namespace
+    if given and recorded and given != recorded:
+        raise UsageError(
+            f"-n {given}: the records of run {run} name namespace {recorded}, and a run stays in its namespace; "
+            "leave -n out if you trust this store, or give the store of the namespace that you mean"
+        )
+    namespace = recorded or given or default_namespace
+    if not namespace:
+        raise UsageError("no namespace is given for the Workflow; give one with -n")
+
+    def announce(manifest: Manifest) -> None:
+        metadata, account = manifest["metadata"], manifest["spec"].get("serviceAccountName") or "default"
+        note(f"creating Workflow {metadata['name']} in namespace {namespace}, under service account {account}")
+
+    return TenantSubmitter(submitter, namespace, announce), namespace
 
 
 def require_same_cluster(last: Submission, cluster: str, run: str) -> None:

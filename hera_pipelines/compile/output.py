@@ -36,9 +36,16 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  anchors help no reader
         return True
 
+    def write_double_quoted(self, text: str, split: bool = True) -> None:
+        self.allow_unicode = False  # what cannot be seen is the reason for this style, so it is written as an escape
+        super().write_double_quoted(text, split)
+        self.allow_unicode = True
+
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     style = "|" if "\n" in value else "'" if value in ("y", "Y", "n", "N") else None
+    if not value.replace("\n", "").replace("\t", "").isprintable():
+        style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

@@ -23,6 +23,7 @@ from tiphys.protocol.compiled_workflow import Manifest, find_template, read_work
 from tiphys.protocol.drift_policy import DRIFT_ANNOTATION
 from tiphys.protocol.step_spec import (
     DESCRIPTION_ANNOTATION,
+    EXECUTOR_ACCOUNT,
     GENERATED_TEXT_ANNOTATION,
     PIPELINE_ANNOTATION,
     RUN_PARAMETER,
@@ -111,6 +112,7 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     workflow = copy.deepcopy(manifest)
     name = check_workflow(workflow, options)
     spec = workflow["spec"]
+    _withhold_token(spec)
     entry = find_template(workflow, spec["entrypoint"])
     steps = find_gated_steps(entry, spec["templates"])
     check_steps(workflow, steps, options)
@@ -125,6 +127,15 @@ def compile_workflow(manifest: Manifest, options: CompileOptions | None = None) 
     if options.executor_plugin is not None:
         spec["executorPlugins"] = [*(spec.get("executorPlugins") or []), parse_executor_plugin(options.executor_plugin)]
     return workflow
+
+
+def _withhold_token(spec: Manifest) -> None:
+    """Give the token of an account to Argo's executor only, and none to programs whose author did not ask for one.
+
+    Argo refuses the first without the second (``workflow/controller/workflowpod.go``, ``setupServiceAccount``).
+    """
+    spec.setdefault("automountServiceAccountToken", False)
+    spec["executor"] = {"serviceAccountName": EXECUTOR_ACCOUNT, **(spec.get("executor") or {})}
 
 
 def _use_wrapper_templates(entry: Manifest, steps: list[GatedStep]) -> None:

@@ -6,15 +6,16 @@ checkpoint downwards and turns into its own row, so repeated work shows as two
 dots in one column.
 
 `load_picture_template` loads the templates of all pictures in an environment that
-escapes every value, so no text can break out of the document.
+escapes every value and shows control characters as symbols, so no text can break
+out of the document or turn it around.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from hera_pipelines.control_characters import replace_control_characters
 from hera_pipelines.draw.lineage_graph import (
     CheckpointPosition,
     Dot,
@@ -129,7 +130,6 @@ def _row_start(
     )
 
 
-_NOT_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LONGEST_MESSAGE = 46
 
 
@@ -146,15 +146,10 @@ def load_picture_template(name: str) -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_replace_non_xml,
+        finalize=lambda value: replace_control_characters(value) if type(value) is str else value,
     )
     environment.filters["shorten"] = _shorten
     return environment.get_template(name)
-
-
-def _replace_non_xml(value: object) -> object:
-    """Replace the characters that XML does not allow, even escaped."""
-    return _NOT_XML.sub("\ufffd", value) if type(value) is str else value
 
 
 def _shorten(text: str) -> str:

@@ -8,10 +8,12 @@ has no back-off and no circuit breaker: each firing of the alert resumes again.
 from hera.workflows import Container, Env, Parameter, SecretEnvFrom, WorkflowTemplate, models
 
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.step_spec import STORE_SECRET
+from tiphys.protocol.step_spec import EXECUTOR_ACCOUNT
 
 RESUME_OBJECT_NAME = "tiphys-resume"
 """Name of both objects, of the account, and the discriminator of the event."""
+CONTROL_SECRET = "tiphys-control"  # noqa: S105  the name of a Secret
+"""Credentials that write records of runs. No namespace with training programs may hold them."""
 _WORKFLOW_TTL_SECONDS = 24 * 60 * 60
 _MODULE = "tiphys_controller.kubernetes.resume_once"
 
@@ -19,7 +21,8 @@ _MODULE = "tiphys_controller.kubernetes.resume_once"
 def resume_template(image: str, store: str) -> Manifest:
     """The WorkflowTemplate that resumes the run given as parameter ``run``.
 
-    ``templates/events/account.yaml`` defines its service account ``tiphys-resume``.
+    ``templates/events/account.yaml`` defines its service account ``tiphys-resume``. It
+    writes records of the run, so it belongs into a namespace without training programs.
 
     Args:
         image: Image of the controller.
@@ -37,6 +40,7 @@ def resume_template(image: str, store: str) -> Manifest:
         entrypoint="resume",
         arguments=parameters,
         service_account_name=RESUME_OBJECT_NAME,
+        executor=models.ExecutorConfig(service_account_name=EXECUTOR_ACCOUNT),
         active_deadline_seconds=600,
         # Each delivery creates a Workflow, and Alertmanager repeats the delivery while the alert fires.
         ttl_strategy=models.TTLStrategy(seconds_after_completion=_WORKFLOW_TTL_SECONDS),
@@ -47,7 +51,7 @@ def resume_template(image: str, store: str) -> Manifest:
             command=["python", "-m", _MODULE],
             args=[*arguments, "--key={{workflow.parameters.key}}"],
             env=[Env(name="HOME", value="/tmp")],  # noqa: S108  the only folder of the image that can be written
-            env_from=[SecretEnvFrom(name=STORE_SECRET, optional=True)],
+            env_from=[SecretEnvFrom(name=CONTROL_SECRET, optional=True)],
         )
     built: Manifest = template.to_dict()
     return built

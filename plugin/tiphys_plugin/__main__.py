@@ -17,6 +17,7 @@ from pathlib import Path
 import prometheus_client
 
 from tiphys.errors import TiphysError
+from tiphys.service.http_server import add_tls_options
 from tiphys.service.logging import configure_json_logging
 from tiphys_plugin.runtime.settings import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 
@@ -48,6 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
         "answer the sidecars of a cluster, each for the namespace of its service account",
     )
     _add_deployment_options(serve)
+    serve.add_argument(
+        "--token-audience",
+        default="",
+        metavar="AUDIENCE",
+        help="accept only tokens that were issued for this audience, as sidecars with TIPHYS_TOKEN_AUDIENCE request "
+        "them (default: tokens for the API server)",
+    )
     serve.set_defaults(module="tiphys_plugin.server.service", function="serve")
     agent = _add_command(
         commands,
@@ -94,6 +102,7 @@ def _add_deployment_options(command: argparse.ArgumentParser) -> None:
         "--release-namespace", default="", help="namespace of the GPULedger and the Leases (default: that of this pod)"
     )
     _add_address_options(command, _ALL_ADDRESSES)
+    add_tls_options(command)
 
 
 def _add_embedded_options(command: argparse.ArgumentParser) -> None:

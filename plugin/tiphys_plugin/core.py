@@ -35,6 +35,7 @@ from tiphys.protocol.operations import (
 )
 from tiphys.records import utc_now
 from tiphys.store import Store
+from tiphys.store.layout import RUNS
 from tiphys_plugin.attempts.run_binding import RunBinding, bind_workflow, resolve_step_id
 from tiphys_plugin.cluster.interface import Cluster
 from tiphys_plugin.eviction.loop import PreemptionLoop
@@ -56,6 +57,7 @@ _log = structlog.get_logger()
 _REFUSED_ERRORS = (UsageError, NotFoundError, ConflictError, IntegrityError)
 _BUSY_SECONDS = 2.0
 _MAX_BINDINGS = 256
+_MAX_LOGGED_CHARACTERS = 512
 
 
 class PluginCore:
@@ -153,9 +155,7 @@ class PluginCore:
             StoreError: storage, cluster or ledger did not answer; the next call tries again.
         """
         if not self._recovered:
-            services = self._context
-            namespace = self._tenant.namespace if self._tenant else None
-            recover_leases(services.store, services.cluster, services.ledger, namespace)
+            recover_leases(self._context, self._tenant.namespace if self._tenant else None)
             self._recovered = True
 
     def check(self) -> None:
@@ -165,7 +165,7 @@ class PluginCore:
 
     def check_store(self) -> None:
         """Raise `StoreError` unless storage answers."""
-        next(self._context.store.list("runs/"), None)
+        next(self._context.store.list(RUNS), None)
 
     def close(self) -> None:
         """Stop the background work."""
@@ -176,7 +176,7 @@ class PluginCore:
         try:
             reply = self._perform(request, requests.read_operation(request))
         except _REFUSED_ERRORS as error:
-            _log.warning("call.refused", op=identity.op, node=identity.node, error=str(error))
+            _log.warning("call.refused", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
             reply = refusal_reply(identity, error)
         except LockTimeoutError:
             return pending_reply("Another call about this step is being answered", _BUSY_SECONDS)
@@ -242,7 +242,7 @@ class PluginCore:
         Argo repeats a 503 four times within some 15 s and then fails the node,
         so a longer outage must be answered with a reply.
         """
-        _log.error("call.unavailable", op=identity.op, node=identity.node, error=str(error))
+        _log.error("call.unavailable", op=identity.op, node=identity.node[:_MAX_LOGGED_CHARACTERS], error=str(error))
         settings = self._context.settings
         self._outages[call_key] += 1
         if self._outages[call_key] <= settings.silent_outage_calls:

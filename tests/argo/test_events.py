@@ -21,7 +21,7 @@ import yaml
 from support.story.pipelines import expected_version, story
 from support.story.scenarios import check_starts, version
 
-from hera_pipelines.pipelines.resume_on_alert import RESUME_OBJECT_NAME
+from hera_pipelines.pipelines.resume_on_alert import CONTROL_SECRET, RESUME_OBJECT_NAME
 from tiphys.kube.resources import PODS, WORKFLOWS
 from tiphys.store import read_submissions
 
@@ -47,11 +47,17 @@ def installed(world: World) -> Iterator[World]:
 
 
 def adapted(world: World) -> list[dict[str, Any]]:
+    """All in the namespace of the runs: the tests have no other that Argo serves."""
     documents = [one for file in sorted(FILES.glob("*.yaml")) for one in yaml.safe_load_all(file.read_text())]
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    documents.append(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": CONTROL_SECRET}, "stringData": variables}
+    )
     labels = "app.kubernetes.io/name=tiphys,app.kubernetes.io/component=controller"
     [pod, *_] = world.api.list(PODS, world.settings.system_namespace, labels=labels).items
     given = {"image": pod["spec"]["containers"][0]["image"], "store": world.settings.store}
     for one in documents:
+        one["metadata"].pop("namespace", None)
         for subject in one.get("subjects", []):
             subject["namespace"] = world.settings.namespace
         if one["kind"] == "WorkflowTemplate":

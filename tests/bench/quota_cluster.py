@@ -74,7 +74,9 @@ def _service(
     def work(_: int) -> None:
         while time.monotonic() - began < seconds:
             asked = time.perf_counter()
-            answer = ledger.request(ask(1, f"asker-{number}-{os.getpid()}-{next(names)}", queue="nightly"))
+            answer = ledger.request(
+                ask(1, f"asker-{number}-{os.getpid()}-{next(names)}", queue="nightly", namespace="askers")
+            )
             if not isinstance(answer, Admitted):
                 raise RuntimeError(f"there is room, and the answer is {answer}")
             times.append(1000 * (time.perf_counter() - asked))

@@ -117,10 +117,10 @@ def _request(number: int, draw: random.Random) -> LeaseRequest:
     return LeaseRequest(
         uid=f"u{number}",
         step="fit",
-        node=f"n{number}",
+        node_hash=f"n{number}",
         namespace="ml",
         workflow=f"w{number}",
-        instance=f"w{number}.fit",
+        instance_hash=f"w{number}.fit",
         run=f"r{number}",
         attempt=1,
         queue=_queue(draw.randrange(QUEUES)),

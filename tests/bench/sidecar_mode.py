@@ -38,7 +38,7 @@ class Release:
 @contextmanager
 def installed(here: Place, image: str, mode: str) -> Iterator[Release]:
     """The chart in the namespace of the benchmark, which is release and workflow namespace in one."""
-    credentials: Object = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "tiphys-store"}}
+    credentials: Object = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "tiphys-control"}}
     here.cluster.apply({**credentials, "stringData": here.store.environment}, namespace=here.namespace)
     repository, _, tag = image.rpartition(":")
     given = {

@@ -23,6 +23,7 @@ from support.chart import CHART
 from tiphys.kube import KubeApi, connect_to_cluster
 from tiphys.store import Store as RunStore
 from tiphys.store import open_store
+from tiphys.store.credentials import CredentialsHolder, bucket_policy
 
 TESTS = Path(__file__).parents[1]
 _HOW = "set TIPHYS_CLUSTER=start (or run `make test-cluster`) to run the tests that need a Kubernetes cluster"
@@ -46,6 +47,11 @@ class FakeNodes(Protocol):
         `model` is the label `nvidia.com/gpu.product`; labels such as those of rack, block and NVLink domain are the
         same for all nodes of a group; a taint is `key=value:effect`.
         """
+
+
+class StoreUser(Protocol):
+    def __call__(self, holder: CredentialsHolder, url: str = ...) -> Store:
+        """The store, with the key of a new user, who may do what the policy for the store ``url`` says."""
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +99,7 @@ def api(cluster: Cluster, kinds: None, namespace: str) -> Iterator[KubeApi]:
 
 @pytest.fixture
 def cluster_store(cluster: Cluster) -> Store:
-    """An empty bucket on a server that pods and tests both reach."""
+    """An empty bucket on a server that pods and tests both reach, with the key of its administrator."""
     if not cluster.s3_url:
         pytest.skip("TIPHYS_TEST_S3 names no S3 server that the pods of this cluster reach")
     store = Store(f"test-{uuid.uuid4().hex[:12]}", cluster.s3_url, cluster.access_key, cluster.secret_key)
@@ -102,41 +108,42 @@ def cluster_store(cluster: Cluster) -> Store:
 
 
 @pytest.fixture
-def run_store(cluster_store: Store, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    """The same, opened by this process, which has its credentials from now on."""
-    for name, value in cluster_store.environment.items():
-        monkeypatch.setenv(name, value)
-    return open_store(cluster_store.url)
+def store_user(cluster: Cluster, cluster_store: Store) -> StoreUser:
+    """Users of the bucket. A server that cannot be given users has one, who may do everything."""
+    statements: list[Json] = []
 
-
-@pytest.fixture
-def tenants(cluster: Cluster, cluster_store: Store) -> Callable[..., list[Store]]:
-    """`tenants("a", "b")`: the store under each prefix of one bucket, each with a key that opens no other prefix."""
-    if not cluster.own:
-        pytest.skip("only the S3 server of `make cluster` can be given users")
-
-    def create(*prefixes: str) -> list[Store]:
-        stores = []
-        for prefix in prefixes:
-            user = f"{cluster_store.bucket}-{prefix}"
-            secret = cluster.harness("s3-user", user).strip()
-            stores.append(replace(cluster_store, prefix=prefix, access_key=user, secret_key=secret))
-        policy = {"Version": "2012-10-17", "Statement": [rule for store in stores for rule in _only_its_prefix(store)]}
-        cluster_store.client().put_bucket_policy(Bucket=cluster_store.bucket, Policy=json.dumps(policy))
-        return stores
+    def create(holder: CredentialsHolder, url: str = cluster_store.url) -> Store:
+        if not cluster.own:
+            return cluster_store
+        user = f"{cluster_store.bucket}-{len(statements)}"
+        secret = cluster.harness("s3-user", user).strip()
+        policy = bucket_policy(url, holder, [user])
+        statements.extend(policy["Statement"])
+        text = json.dumps({**policy, "Statement": statements})
+        cluster_store.client().put_bucket_policy(Bucket=cluster_store.bucket, Policy=text)
+        return replace(cluster_store, access_key=user, secret_key=secret)
 
     return create
 
 
-def _only_its_prefix(store: Store) -> list[Json]:
-    """The rights that a tenant needs, and no more."""
-    bucket, own = f"arn:aws:s3:::{store.bucket}", f"{store.prefix}/*"
-    who = {"Effect": "Allow", "Principal": {"AWS": [store.access_key]}}
-    objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
-    return [
-        {**who, "Action": objects, "Resource": f"{bucket}/{own}"},
-        {**who, "Action": ["s3:ListBucket"], "Resource": bucket, "Condition": {"StringLike": {"s3:prefix": [own]}}},
-    ]
+@pytest.fixture
+def services_store(store_user: StoreUser) -> Store:
+    """The store, with the key of plugin and controller."""
+    return store_user(CredentialsHolder.SERVICES)
+
+
+@pytest.fixture
+def program_store(store_user: StoreUser) -> Store:
+    """The store, with the key of training programs."""
+    return store_user(CredentialsHolder.PROGRAM)
+
+
+@pytest.fixture
+def run_store(services_store: Store, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    """The same, opened by this process, which has the key of the services from now on."""
+    for name, value in services_store.environment.items():
+        monkeypatch.setenv(name, value)
+    return open_store(services_store.url)
 
 
 @pytest.fixture(scope="session")
@@ -247,7 +254,9 @@ __all__ = [
     "images",
     "kinds",
     "namespace",
+    "program_store",
     "run_store",
     "second_node",
-    "tenants",
+    "services_store",
+    "store_user",
 ]

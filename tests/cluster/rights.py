@@ -24,15 +24,7 @@ class Right(NamedTuple):
 
 def new_account(cluster: Cluster, namespace: str, account: str, rules: Sequence[Json], folder: Path) -> Path:
     """Kubeconfig, in ``folder``, of an account that may do in its namespace what ``rules`` say, and nothing else."""
-    named = {"name": account, "namespace": namespace}
-    role = {"apiGroup": _RBAC, "kind": "Role", "name": account}
-    subject = {"kind": "ServiceAccount", **named}
-    cluster.apply(
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named},
-        {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": named, "rules": list(rules)},
-        {"apiVersion": f"{_RBAC}/v1", "kind": "RoleBinding", "metadata": named, "roleRef": role, "subjects": [subject]},
-        namespace=namespace,
-    )
+    grant(cluster, namespace, account, rules)
     token = cluster.kubectl("create", "token", account, "--namespace", namespace, "--duration=2h").strip()
     own = yaml.safe_load(cluster.kubeconfig.read_text())
     own["users"] = [{"name": user["name"], "user": {"token": token}} for user in own["users"]]
@@ -42,6 +34,19 @@ def new_account(cluster: Cluster, namespace: str, account: str, rules: Sequence[
     file.touch(mode=0o600)
     file.write_text(yaml.safe_dump(own))
     return file
+
+
+def grant(cluster: Cluster, namespace: str, account: str, rules: Sequence[Json]) -> None:
+    """Have the account, which is made if need be, do in its namespace what ``rules`` say, and nothing else."""
+    named = {"name": account, "namespace": namespace}
+    role = {"apiGroup": _RBAC, "kind": "Role", "name": account}
+    subject = {"kind": "ServiceAccount", **named}
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named},
+        {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": named, "rules": list(rules)},
+        {"apiVersion": f"{_RBAC}/v1", "kind": "RoleBinding", "metadata": named, "roleRef": role, "subjects": [subject]},
+        namespace=namespace,
+    )
 
 
 def granted(cluster: Cluster, namespace: str, account: str) -> set[Right]:

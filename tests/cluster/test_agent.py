@@ -27,9 +27,9 @@ DONE = {"phase": "Succeeded", "message": "done"}
 
 
 @pytest.fixture
-def agent(cluster: Cluster, kinds: None, namespace: str, cluster_store: Store) -> Callable[[], AgentProcess]:
-    where = [f"--store={cluster_store.url}", f"--namespace={namespace}", f"--release-namespace={namespace}"]
-    environment = {**cluster_store.environment, "KUBECONFIG": str(cluster.kubeconfig)}
+def agent(cluster: Cluster, kinds: None, namespace: str, services_store: Store) -> Callable[[], AgentProcess]:
+    where = [f"--store={services_store.url}", f"--namespace={namespace}", f"--release-namespace={namespace}"]
+    environment = {**services_store.environment, "KUBECONFIG": str(cluster.kubeconfig)}
     return lambda: AgentProcess(where, environment)
 
 
@@ -98,9 +98,9 @@ def test_a_task_set_that_was_deleted_or_made_again_takes_no_answer(api: KubeApi)
 
 
 def test_open_steps_are_admitted_through_kills_of_the_agent(
-    cluster: Cluster, api: KubeApi, cluster_store: Store, agent: Callable[[], AgentProcess]
+    cluster: Cluster, api: KubeApi, services_store: Store, agent: Callable[[], AgentProcess]
 ) -> None:
-    submit(api, cluster_store, "many", 40)
+    submit(api, services_store, "many", 40)
     with agent() as first:
         cluster.wait("some steps are admitted", lambda: answers(api, "many"))
         first.send(signal.SIGKILL)
@@ -108,19 +108,19 @@ def test_open_steps_are_admitted_through_kills_of_the_agent(
     with agent():
         cluster.wait("all steps are admitted", lambda: len(answers(api, "many")) == 40)
         assert attempts(api, "many") == {"1"}, "no step was opened twice"
-        submit(api, cluster_store, "late", 3)
+        submit(api, services_store, "late", 3)
         cluster.wait("a new workflow is answered", lambda: len(answers(api, "late")) == 3)
 
 
 def test_a_paused_leader_stands_by_when_it_wakes(
-    cluster: Cluster, api: KubeApi, cluster_store: Store, agent: Callable[[], AgentProcess]
+    cluster: Cluster, api: KubeApi, services_store: Store, agent: Callable[[], AgentProcess]
 ) -> None:
     with agent() as first:
         cluster.wait("the first leads", lambda: holder(api))
         paused = holder(api)
         with agent() as second:
             first.send(signal.SIGSTOP)
-            submit(api, cluster_store, "flow", 5)
+            submit(api, services_store, "flow", 5)
             cluster.wait("the second leads", lambda: holder(api) not in ("", paused))
             cluster.wait("it answers", lambda: len(answers(api, "flow")) == 5)
             before = json.dumps(answers(api, "flow"), sort_keys=True)
@@ -130,5 +130,5 @@ def test_a_paused_leader_stands_by_when_it_wakes(
             second.send(signal.SIGTERM)
             assert second.ended() == 0
         cluster.wait("the first leads again", lambda: holder(api) == paused)
-        submit(api, cluster_store, "again", 2)
+        submit(api, services_store, "again", 2)
         cluster.wait("and answers", lambda: len(answers(api, "again")) == 2)

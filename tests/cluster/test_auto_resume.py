@@ -41,14 +41,14 @@ RULES = [
 
 @pytest.fixture
 def controller(
-    cluster: Cluster, namespace: str, cluster_store: Store, tmp_path: Path
+    cluster: Cluster, namespace: str, services_store: Store, tmp_path: Path
 ) -> Callable[[], ControllerProcess]:
     """Starts controllers with an account of their own."""
     file = new_account(cluster, namespace, "controller", RULES, tmp_path)
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "rules.json").write_text(json.dumps({"RunFailed": "resume"}))
     given = [
-        f"--store={cluster_store.url}",
+        f"--store={services_store.url}",
         f"--namespace={namespace}",
         f"--lease-namespace={namespace}",
         "--auto-resume=on",
@@ -56,7 +56,7 @@ def controller(
         f"--token-file={tmp_path / 'token'}",
         f"--alert-rules={tmp_path / 'rules.json'}",
     ]
-    return lambda: ControllerProcess(given, {**cluster_store.environment, "KUBECONFIG": str(file)})
+    return lambda: ControllerProcess(given, {**services_store.environment, "KUBECONFIG": str(file)})
 
 
 def started(api: KubeApi, store: RunStore, policy: AutoResumePolicy | None) -> History:

@@ -36,7 +36,7 @@ from support.chart_rights import GUIDE, with_table
 from hera_pipelines.compile.executor_plugins import parse_executor_plugin
 from tiphys.protocol.gang import GANG_SERVICE, MEMBER_LABEL
 from tiphys.protocol.step_spec import STORE_ANNOTATION, STORE_SECRET
-from tiphys.service import http_server as server
+from tiphys.service import http_server
 
 pytestmark = pytest.mark.cluster
 if not find_helm():
@@ -159,7 +159,8 @@ def test_the_guide_lists_every_right() -> None:
 def test_in_agent_mode_no_tokens_are_reviewed_and_no_sidecar_is_installed() -> None:
     objects = render(*MINIMAL, "mode=agent")
     assert not of_kind(objects, "ClusterRole")
-    assert not [one for one in of_kind(objects, "ConfigMap", "ServiceAccount") if "executor" in one["metadata"]["name"]]
+    kinds = ("ConfigMap", "ServiceAccount")
+    assert not [one for one in of_kind(objects, *kinds) if "executor-plugin" in one["metadata"]["name"]]
     assert {one["metadata"]["name"] for one in of_kind(objects, "Service")} == {"ours-pods", "tiphys-members"}
 
 
@@ -175,17 +176,11 @@ def test_a_workflow_namespace_has_what_argo_needs(namespace: str) -> None:
         ("Secret", "tiphys-workflow.service-account-token"),
         ("Role", "tiphys-workflow"),
         ("RoleBinding", "tiphys-workflow"),
+        ("ServiceAccount", "tiphys-executor"),
+        ("Secret", "tiphys-executor.service-account-token"),
+        ("Role", "tiphys-executor"),
+        ("RoleBinding", "tiphys-executor"),
         ("Service", "tiphys-members"),
-    }
-    rules = named(objects, "Role", "tiphys-workflow", namespace)["rules"]
-    assert {(rule["resources"][0], verb) for rule in rules for verb in rule["verbs"]} == {
-        ("workflowtaskresults", "create"),
-        ("workflowtaskresults", "patch"),
-        ("workflowtasksets", "list"),
-        ("workflowtasksets", "watch"),
-        ("workflowtasksets/status", "patch"),
-        ("jobs", "create"),
-        ("jobs", "get"),
     }
 
 
@@ -208,8 +203,66 @@ def test_the_sidecar_is_what_argo_demands() -> None:
 def test_the_sidecar_calls_the_service_by_its_name_and_port() -> None:
     objects = render(file=TENANTS)
     service = named(objects, "Service", "ours-plugin")
-    [variable] = _sidecar(objects)["env"]
-    assert variable["value"] == f"http://ours-plugin.system.svc:{service['spec']['ports'][0]['port']}"
+    assert _sidecar_env(objects)["TIPHYS_SERVICE_URL"] == f"https://ours-plugin.system.svc:{_port(service)}"
+    assert _sidecar_env(render(*MINIMAL))["TIPHYS_SERVICE_URL"] == f"http://ours-plugin.system.svc:{_port(service)}"
+
+
+def test_sidecar_and_service_agree_on_the_audience_of_tokens() -> None:
+    objects = render(*MINIMAL, "sidecar.tokenAudience=mine")
+    assert _sidecar_env(objects)["TIPHYS_TOKEN_AUDIENCE"] == "mine"
+    assert "--token-audience=mine" in _arguments(objects, "plugin")
+    without = render(*MINIMAL, "sidecar.tokenAudience=")
+    assert "TIPHYS_TOKEN_AUDIENCE" not in _sidecar_env(without)
+    assert not [one for one in _arguments(without, "plugin") if "audience" in one]
+    assert not [one for one in of_kind(without, "Role") if one["metadata"]["name"] == "tiphys-executor-plugin"]
+    assert not [one for one in _arguments(render(*MINIMAL, "mode=agent"), "plugin") if "audience" in one]
+
+
+def test_sidecar_gets_the_authority_of_the_service() -> None:
+    """Argo gives it no volume, so as a variable."""
+    [given] = [one for one in _sidecar(render(file=TENANTS))["env"] if one["name"] == "TIPHYS_SERVICE_CA"]
+    assert given["valueFrom"] == {"configMapKeyRef": {"name": "internal-ca", "key": "ca.crt"}}
+    pem = "-----BEGIN CERTIFICATE-----"
+    assert _sidecar_env(render(*MINIMAL, "tls.secret=own", f"tls.ca={pem}"))["TIPHYS_SERVICE_CA"] == pem
+    assert "TIPHYS_SERVICE_CA" not in _sidecar_env(render(*MINIMAL, "tls.secret=own"))
+
+
+@pytest.mark.parametrize("mode", ["sidecar", "agent"])
+def test_tls_is_the_same_for_services_probes_and_scrapers(mode: str) -> None:
+    objects = render(*MINIMAL, f"mode={mode}", "tls.secret=own", "serviceMonitor.enabled=true")
+    for component in ("plugin", "controller"):
+        files = {"--tls-cert=/etc/tiphys/tls/tls.crt", "--tls-key=/etc/tiphys/tls/tls.key"}
+        assert files <= set(_arguments(objects, component))
+        spec = named(objects, "Deployment", f"ours-{component}")["spec"]["template"]["spec"]
+        [volume] = [one for one in spec["volumes"] if one["name"] == "certificate"]
+        assert volume["secret"]["secretName"] == "own"
+        [container] = spec["containers"]
+        assert "/etc/tiphys/tls" in [mount["mountPath"] for mount in container["volumeMounts"]]
+        for probe in ("livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    [endpoint] = named(objects, "ServiceMonitor", "ours")["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"]["serverName"] == "ours-pods.system.svc"
+    assert named(objects, "Pod", "ours-test")["spec"]["containers"][0]["args"][-1] == "https"
+    assert not of_kind(objects, "Certificate")
+
+
+def test_certificate_of_an_issuer_names_every_service() -> None:
+    objects = render(file=TENANTS)
+    certificate = named(objects, "Certificate", "ours")["spec"]
+    assert certificate["issuerRef"] == {"name": "internal", "kind": "ClusterIssuer"}
+    services = {
+        f"{one['metadata']['name']}.system.svc" for one in of_kind(objects, "Service") if key(one)[1] == "system"
+    }
+    assert services == set(certificate["dnsNames"])
+    volumes = named(objects, "Deployment", "ours-plugin")["spec"]["template"]["spec"]["volumes"]
+    assert certificate["secretName"] in [volume.get("secret", {}).get("secretName") for volume in volumes]
+
+
+def test_without_a_certificate_nothing_speaks_of_tls() -> None:
+    text = json.dumps([one for one in render(*MINIMAL) if one["kind"] in ("Deployment", "ConfigMap")])
+    assert "https" not in text.lower().replace("https_proxy", "")
+    assert "tls" not in text
 
 
 @FORMS
@@ -240,16 +293,6 @@ def test_members_of_a_gang_have_host_names_before_they_are_ready() -> None:
     }
 
 
-@pytest.mark.parametrize(("value", "resource"), [("jobSet", "jobsets"), ("pyTorchJob", "pytorchjobs")])
-def test_other_kinds_of_gangs_may_be_made_where_that_is_asked_for(value: str, resource: str) -> None:
-    def verbs(*values: str) -> set[str]:
-        rules = [rule for role in of_kind(render(*MINIMAL, *values), "Role") for rule in role["rules"]]
-        return {verb for rule in rules if resource in rule["resources"] for verb in rule["verbs"]}
-
-    assert verbs() == set()
-    assert verbs(f"gangs.{value}=true") == {"create", "get", "list", "delete"}
-
-
 def test_selectors_never_change_between_versions() -> None:
     """A Deployment's selector cannot be changed: an upgrade would fail."""
     for component in ("plugin", "controller"):
@@ -267,7 +310,7 @@ def test_an_update_leaves_no_gap() -> None:
     pod = deployment["spec"]["template"]["spec"]
     pause = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pause > 0, "calls arrive until every node has heard that the pod ends"
-    assert pod["terminationGracePeriodSeconds"] > pause + server._DRAIN_SECONDS
+    assert pod["terminationGracePeriodSeconds"] > pause + http_server._DRAIN_SECONDS
 
 
 @pytest.mark.parametrize("change", ["store.url=s3://other/x", "image.tag=v2", "plugin.env[0].name=A", "namespaces={x}"])
@@ -276,11 +319,19 @@ def test_a_change_of_settings_starts_new_pods(change: str) -> None:
     assert before["spec"]["template"] != after["spec"]["template"]
 
 
-def test_credentials_come_from_a_secret_that_may_be_missing() -> None:
+@pytest.mark.parametrize(
+    ("values", "secret"), [((), "tiphys-control"), (("store.controlSecret=from-vault",), "from-vault")]
+)
+def test_the_services_have_a_secret_of_their_own_that_may_be_missing(values: tuple[str, ...], secret: str) -> None:
     """With workload identity there is none."""
     for name in ("ours-plugin", "ours-controller"):
-        container = named(render(*MINIMAL), "Deployment", name)["spec"]["template"]["spec"]["containers"][0]
-        assert container["envFrom"] == [{"secretRef": {"name": STORE_SECRET, "optional": True}}]
+        container = named(render(*MINIMAL, *values), "Deployment", name)["spec"]["template"]["spec"]["containers"][0]
+        assert container["envFrom"] == [{"secretRef": {"name": secret, "optional": True}}]
+
+
+def test_the_services_cannot_have_the_secret_of_training_programs() -> None:
+    with pytest.raises(Refused, match="controlSecret"):
+        render(*MINIMAL, f"store.controlSecret={STORE_SECRET}")
 
 
 def test_what_the_values_say_of_pods_is_done() -> None:
@@ -356,18 +407,44 @@ def test_token_and_rules_for_alerts_are_files_and_new_rules_make_new_pods() -> N
     assert not of_kind(render(*MINIMAL), "ConfigMap")[0]["metadata"]["name"].endswith("alert-rules")
 
 
-def test_the_network_policy_lets_in_whom_it_should() -> None:
-    policy = named(render(file=TENANTS), "NetworkPolicy", "ours")["spec"]
-    [rule] = policy["ingress"]
-    test, agents, scrapers, callers = rule["from"]
-    assert callers["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "alertmanager"}
+def test_network_policies_let_in_only_who_has_business_with_a_component() -> None:
+    objects = render(file=TENANTS)
+    plugin, controller = (named(objects, "NetworkPolicy", f"ours-{name}")["spec"] for name in ("plugin", "controller"))
+    test, agents, scrapers = plugin["ingress"][0]["from"]
     assert test["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
     assert agents["podSelector"]["matchLabels"] == {"workflows.argoproj.io/component": "agent"}
     assert agents["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]
     assert scrapers["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
-    assert policy["policyTypes"] == ["Ingress", "Egress"]
-    assert policy["egress"][1]["to"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
-    assert "egress" not in named(render(*MINIMAL), "NetworkPolicy", "ours")["spec"]
+    callers = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "alertmanager"}}}
+    assert controller["ingress"][0]["from"] == [test, scrapers, callers]
+    for policy in (plugin, controller):
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        assert policy["egress"][1]["to"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert "egress" not in named(render(*MINIMAL), "NetworkPolicy", "ours-plugin")["spec"]
+    assert len(named(render(*MINIMAL, "mode=agent"), "NetworkPolicy", "ours-plugin")["spec"]["ingress"][0]["from"]) == 2
+
+
+@FORMS
+def test_every_pod_of_tiphys_has_a_network_policy(file: Path) -> None:
+    objects = render(file=file)
+    chosen = [one["spec"]["podSelector"]["matchLabels"].items() for one in of_kind(objects, "NetworkPolicy")]
+    for one in of_kind(objects, "Deployment"):
+        labels = one["spec"]["template"]["metadata"]["labels"].items()
+        assert len([labels for selector in chosen if selector <= labels]) == 1, one["metadata"]["name"]
+
+
+def test_pods_of_a_gang_are_reached_by_each_other_only() -> None:
+    """Their rendezvous authenticates nobody. All ports, because NCCL and Gloo choose theirs."""
+    for namespace in ("team-a", "team-b"):
+        policy = named(render(file=TENANTS), "NetworkPolicy", "tiphys-members", namespace)["spec"]
+        members = {"matchLabels": {MEMBER_LABEL: "true"}}
+        assert policy["podSelector"] == members
+        [rule] = policy["ingress"]
+        assert "ports" not in rule
+        assert rule["from"][0] == {"podSelector": members}
+        assert [list(one) for one in rule["from"][1:]] == [["namespaceSelector"]]
+    without = render(*MINIMAL, "networkPolicy.gangs.enabled=false")
+    assert len(of_kind(without, "NetworkPolicy")) == 2
 
 
 def test_everything_optional_can_be_left_out() -> None:
@@ -479,6 +556,20 @@ def test_there_are_values_of_this_version() -> None:
 def _notes(*arguments: str | Path) -> str:
     text = helm("install", "ours", CHART, "--namespace", "system", "--dry-run=client", *arguments)
     return text.partition("NOTES:\n")[2]
+
+
+def _sidecar_env(objects: Sequence[Object]) -> dict[str, str]:
+    return {one["name"]: one.get("value", "") for one in _sidecar(objects)["env"]}
+
+
+def _arguments(objects: Sequence[Object], component: str) -> list[str]:
+    spec = named(objects, "Deployment", f"ours-{component}")["spec"]["template"]["spec"]
+    arguments: list[str] = spec["containers"][0]["args"]
+    return arguments
+
+
+def _port(service: Object) -> int:
+    return int(service["spec"]["ports"][0]["port"])
 
 
 def _sidecar(objects: Sequence[Object]) -> Any:

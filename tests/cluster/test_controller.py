@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from cluster.client import Cluster, Store
-from cluster.rights import new_account
+from cluster.rights import grant, new_account
 from support.argo_objects import NARRATED
 from support.compiled import History
 from support.controller_process import ControllerProcess
@@ -43,12 +43,12 @@ RULES = [
 
 @pytest.fixture
 def controller(
-    cluster: Cluster, namespace: str, cluster_store: Store, tmp_path: Path
+    cluster: Cluster, namespace: str, services_store: Store, tmp_path: Path
 ) -> Callable[[], ControllerProcess]:
     """Starts controllers with an account of their own."""
     file = new_account(cluster, namespace, "controller", RULES, tmp_path)
-    given = [f"--store={cluster_store.url}", f"--namespace={namespace}", f"--lease-namespace={namespace}"]
-    return lambda: ControllerProcess(given, {**cluster_store.environment, "KUBECONFIG": str(file)})
+    given = [f"--store={services_store.url}", f"--namespace={namespace}", f"--lease-namespace={namespace}"]
+    return lambda: ControllerProcess(given, {**services_store.environment, "KUBECONFIG": str(file)})
 
 
 def submitted(api: KubeApi, store: RunStore) -> Object:
@@ -164,29 +164,34 @@ def test_workflows_are_created_once_stopped_by_uid_and_watched(cluster: Cluster,
     assert phases == [None, "Failed"]
 
 
+RULES_OF_ACCOUNTS = {
+    "tiphys-executor": [
+        {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]},
+    ],
+    "tiphys-workflow": [
+        {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets/status"], "verbs": ["patch"]},
+    ],
+}
+
+
 def test_doctor_sees_clocks_and_rights_as_they_are(cluster: Cluster, api: KubeApi) -> None:
-    named = {"name": "tiphys-workflow", "namespace": api.namespace}
-    cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": named}, namespace=api.namespace)
+    for account in RULES_OF_ACCOUNTS:
+        grant(cluster, api.namespace, account, [])
 
-    def found() -> dict[str, DoctorFinding]:
-        return {one.name: one for one in run_checks(observe_cluster(api, [api.namespace]))}
+    def findings() -> list[DoctorFinding]:
+        return run_checks(observe_cluster(api, [api.namespace]))
 
-    before = found()
+    def rights() -> list[DoctorFinding]:
+        return [one for one in findings() if one.name == f"{api.namespace}/rights"]
+
+    before = {one.name: one for one in findings()}
     assert before["clocks"].state is CheckStatus.OK, before["clocks"].sentence
     assert before["argo-kinds"].state is CheckStatus.OK
     assert before["api-server"].state is CheckStatus.OK
-    assert "may not create workflowtaskresults" in before[f"{api.namespace}/rights"].sentence
-    version = "rbac.authorization.k8s.io/v1"
-    rules = [
-        {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]},
-        {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets"], "verbs": ["list", "watch"]},
-        {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets/status"], "verbs": ["patch"]},
-    ]
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "tiphys-workflow"}
-    subject = {"kind": "ServiceAccount", **named}
-    cluster.apply(
-        {"apiVersion": version, "kind": "Role", "metadata": named, "rules": rules},
-        {"apiVersion": version, "kind": "RoleBinding", "metadata": named, "roleRef": role, "subjects": [subject]},
-        namespace=api.namespace,
-    )
-    cluster.wait("the right is seen", lambda: found()[f"{api.namespace}/rights"].state is CheckStatus.OK)
+    executor, agent = rights()
+    assert "tiphys-executor may not create workflowtaskresults" in executor.sentence
+    assert "tiphys-workflow may not watch workflowtasksets" in agent.sentence
+    for account, rules in RULES_OF_ACCOUNTS.items():
+        grant(cluster, api.namespace, account, rules)
+    cluster.wait("the rights are seen", lambda: {one.state for one in rights()} == {CheckStatus.OK})

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from cluster.client import Cluster, Json, Store
-from hera.workflows import DAG
+from hera.workflows import DAG, Artifact
 from support.argo_objects import NARRATED
 from support.gangs import filled_in
 from support.ledger import ask
@@ -80,6 +80,7 @@ with checkpoint.session() as session:
             print("saves", step, flush=True)
         if first and step >= first + 50:
             break
+numpy.save("/tmp/weights.npy", state["weights"])
 """
 
 ELASTIC = """
@@ -194,6 +195,7 @@ def _pipeline(store: str, image: str, program: str, nodes: int | str) -> Json:
             queue="research",
             grace="60s",
             checkpoints=Checkpoints(every="1000000 steps"),
+            outputs=[Artifact(name="weights", path="/tmp/weights.npy")] if program == TRAINER else [],
         )
         with DAG(name="main"):
             fit()
@@ -204,8 +206,8 @@ def _pipeline(store: str, image: str, program: str, nodes: int | str) -> Json:
 def training(
     cluster: Cluster,
     api: KubeApi,
-    cluster_store: Store,
     run_store: RunStore,
+    program_store: Store,
     images: dict[str, str],
     gpus: Callable[[str, int], None],
     tmp_path: Path,
@@ -218,7 +220,7 @@ def training(
         "metadata": {"name": GANG_SERVICE},
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {MEMBER_LABEL: "true"}},
     }
-    cluster.apply({**credentials, "stringData": cluster_store.environment}, service, namespace=api.namespace)
+    cluster.apply({**credentials, "stringData": program_store.environment}, service, namespace=api.namespace)
     gpus("node-1", RANKS)
     ledger = SqliteLedger(tmp_path / "ledger.db", Queues.model_validate(QUEUES))
     program = getattr(request, "param", PROGRAM)
@@ -255,6 +257,7 @@ def test_ranks_save_together_when_one_has_to_go_and_go_on_from_there(training: T
     assert training.logs("begins at") == [f"begins at {found[1]} and has met the others"] * RANKS
     training.watched("succeeded")
     training.settle("Succeeded", retry=1)
+    assert phase(training.flow.conclude("fit", 0)) == "Succeeded"
 
 
 def test_the_rank_that_failed_is_the_cause_and_not_those_that_were_told(training: Training) -> None:

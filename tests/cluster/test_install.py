@@ -19,7 +19,10 @@ import pytest
 import yaml
 from cluster import argo_kinds
 from cluster.client import AuditLog, Cluster, Store
+from cluster.fixtures import StoreUser
 from support.chart import CHART, ROOT, Refused, find_helm, helm, render
+
+from tiphys.store.credentials import CredentialsHolder
 
 if not find_helm():
     pytest.skip("there is no helm on PATH, nor in the cache of the test cluster", allow_module_level=True)
@@ -27,7 +30,7 @@ if not find_helm():
 EARLIER_VALUES = sorted((ROOT / "tests" / "cluster" / "values").glob("*.yaml"))
 PATIENCE = "--timeout=20m"
 NAMED_BY_LABEL = "deploy,svc,sa,secret,cm,role,rolebinding,networkpolicy,pdb,clusterrole,clusterrolebinding"
-FOREIGN = ("monitoring.coreos.com/v1", "argoproj.io/v1alpha1")
+FOREIGN = ("monitoring.coreos.com/v1", "argoproj.io/v1alpha1", "cert-manager.io/v1")
 
 
 @dataclass(frozen=True)
@@ -89,22 +92,31 @@ class Release:
 
 @pytest.fixture
 def release(
-    cluster: Cluster, namespace: str, images: dict[str, str], cluster_store: Store, tmp_path: Path
+    cluster: Cluster,
+    namespace: str,
+    images: dict[str, str],
+    cluster_store: Store,
+    store_user: StoreUser,
+    tmp_path: Path,
 ) -> Iterator[Release]:
-    """Three namespaces that refuse what is not restricted, with the store's credentials; nothing installed yet."""
+    """Three namespaces that refuse what is not restricted, each with its credentials; nothing installed yet."""
     argo_kinds.ensure(cluster)
     name = f"r{uuid.uuid4().hex[:8]}"
     tenants = (f"{namespace}-a", f"{namespace}-b")
     for tenant in tenants:
         cluster.kubectl("create", "namespace", tenant)
-    for each in (namespace, *tenants):
+    url = f"s3://{cluster_store.bucket}/{{namespace}}/tiphys"
+    users = {namespace: store_user(CredentialsHolder.SERVICES, url)}
+    users |= {one: store_user(CredentialsHolder.PROGRAM, url.replace("{namespace}", one)) for one in tenants}
+    for each, user in users.items():
         cluster.kubectl("label", "namespace", each, "pod-security.kubernetes.io/enforce=restricted")
-        credentials = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "tiphys-store"}}
-        cluster.apply({**credentials, "stringData": cluster_store.environment}, namespace=each)
+        secret = {"name": "tiphys-control" if each == namespace else "tiphys-store"}
+        credentials = {"kind": "Secret", "apiVersion": "v1", "metadata": secret}
+        cluster.apply({**credentials, "stringData": user.environment}, namespace=each)
     repository, _, tag = images["tiphys"].rpartition(":")
     values = {
         "namespaces": list(tenants),
-        "store": {"url": f"s3://{cluster_store.bucket}/{{namespace}}/tiphys"},
+        "store": {"url": url},
         "image": {"repository": repository, "tag": tag},
     }
     file = tmp_path / "values.yaml"
@@ -135,7 +147,7 @@ def test_from_nothing_to_ready_and_gone_again(release: Release, mode: str) -> No
 def test_argo_finds_the_tokens_that_it_looks_for(release: Release) -> None:
     release.apply("install")
     for tenant in release.tenants:
-        for account in ("tiphys-workflow", "tiphys-executor-plugin"):
+        for account in ("tiphys-workflow", "tiphys-executor", "tiphys-executor-plugin"):
             name = f"{account}.service-account-token"
 
             def token(name: str = name, tenant: str = tenant) -> bool:

@@ -194,9 +194,10 @@ def test_what_runs_on_a_node_that_will_go_is_told_to_end(
     [goes, stays] = fake_nodes("spot", 2, gpus=8, model=MODEL, labels=labels(namespace, "spot"))
     cluster.wait("both are seen", lambda: len(nodes(ledger)) == 2)
     for node in (goes, stays):
-        request = ask(8, f"uid-{node}", namespace=namespace, gpu_type=MODEL, run=node)
+        instance = f"wf-{node}.fit"
+        request = ask(8, f"uid-{node}", instance=instance, namespace=namespace, gpu_type=MODEL, run=node)
         ledger.restore(f"lease-{node}", request, None, (node,))
-        cluster.apply(training_pod(node, request.uid, request.instance), namespace=namespace)
+        cluster.apply(training_pod(node, request.uid, instance), namespace=namespace)
     cluster.wait("both run", lambda: set(running(cluster, namespace)) == {goes, stays})
     evacuation = NodeEvacuation(ledger, KubernetesCluster(api, None, "kubernetes:test"), lambda _: True, inventory)
     evacuation.run_once()

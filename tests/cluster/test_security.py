@@ -61,7 +61,7 @@ RESTRICTED = {
 }
 ASK = """
 import json, os, pathlib, time, urllib.error, urllib.request
-token = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount/token").read_text()
+token = pathlib.Path("/var/run/tiphys/token").read_text()
 headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 deadline = time.monotonic() + float(os.environ["SECONDS"])
 def ask(call):
@@ -101,16 +101,20 @@ def api(cluster: Cluster) -> Iterator[KubeApi]:
 
 
 class Tenant:
-    """One workflow of a tenant with a step that wants a GPU, and one of several pods.
+    """One workflow of a tenant with a step that wants a GPU, and with ``gangs`` one of several pods.
 
     What Argo would do about it is done by hand.
     """
 
-    def __init__(self, api: KubeApi, cluster_store: Store, namespace: str, name: str = "digits") -> None:
+    def __init__(
+        self, api: KubeApi, cluster_store: Store, namespace: str, name: str = "digits", *, gangs: bool = False
+    ) -> None:
         self.api = api
         self.namespace = namespace
         self.name = name
-        body = workflow([fit(gpu=gpus(1)), fit(name="spread", gang=GangSpec(members=2))], name)
+        spread = [fit(name="spread", gang=GangSpec(members=2))] if gangs else []
+        self.steps = ("fit", "spread") if gangs else ("fit",)
+        body = workflow([fit(gpu=gpus(1)), *spread], name)
         store = f"s3://{cluster_store.bucket}/{namespace}/tiphys"
         # Whatever its step fails by, so that the controller has something to do.
         asked = AutoResumePolicy(causes=tuple(Cause)).model_dump_json()
@@ -128,18 +132,18 @@ class Tenant:
         return document
 
     def open_task_set(self) -> None:
-        admits = [self.call("admit"), self.call("admit", "spread")]
+        admits = [self.call("admit", step) for step in self.steps]
         tasks = {f"{self.name}-{number}": {"name": "admit", **one["template"]} for number, one in enumerate(admits)}
         made = task_set(tasks, self.name, self.namespace, self.uid)
         self.api.create(WORKFLOW_TASK_SETS, self.namespace, made)
 
     def is_admitted(self) -> bool:
-        """Whether both steps have their answer."""
+        """Whether all steps have their answer."""
         found = self.api.get(WORKFLOW_TASK_SETS, self.namespace, self.name) or {}
-        return len((found.get("status") or {}).get("nodes") or {}) == 2
+        return len((found.get("status") or {}).get("nodes") or {}) == len(self.steps)
 
     def settle_by_task_set(self) -> None:
-        task = {f"{self.name}-2": {"name": "settle", **self.call("settle", "spread")["template"]}}
+        task = {f"{self.name}-2": {"name": "settle", **self.call("settle", self.steps[-1])["template"]}}
         self.api.patch(WORKFLOW_TASK_SETS, self.namespace, self.name, {"spec": {"tasks": task}})
 
     def make_job(self, name: str) -> None:
@@ -168,7 +172,7 @@ class Tenant:
         metadata = {
             "name": f"{self.name}-asked",
             "labels": {RUN_LABEL: self.name, ATTEMPT_LABEL: "1"},
-            "annotations": {NODE_NAME_ANNOTATION: f"{held.instance}[0].run"},
+            "annotations": {NODE_NAME_ANNOTATION: f"{self.name}.asked[0].run"},
             "ownerReferences": [reference],
         }
         container = {"name": "main", "image": "none", "securityContext": RESTRICTED}
@@ -200,15 +204,18 @@ def ask(release: Release, image: str, namespace: str, account: str, calls: list[
     given = {"URL": url, "CALLS": json.dumps(calls), "SECONDS": str(SECONDS / 2)}
     env = [{"name": variable, "value": value} for variable, value in given.items()]
     container = {"name": "main", "image": image, "command": ["python", "-c", ASK], "env": env}
+    mount = {"name": "token", "mountPath": "/var/run/tiphys", "readOnly": True}
+    token = {"serviceAccountToken": {"audience": "tiphys", "path": "token"}}
     pod: Json = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "labels": {"workflows.argoproj.io/component": "agent"}},
         "spec": {
             "serviceAccountName": account,
-            "automountServiceAccountToken": True,
+            "automountServiceAccountToken": False,
             "restartPolicy": "Never",
-            "containers": [{**container, "securityContext": RESTRICTED}],
+            "containers": [{**container, "securityContext": RESTRICTED, "volumeMounts": [mount]}],
+            "volumes": [{"name": "token", "projected": {"sources": [token]}}],
         },
     }
     release.cluster.apply(pod, namespace=namespace)
@@ -268,10 +275,15 @@ def show_ledger(release: Release, api: KubeApi) -> None:
     )
 
 
+GANGS = "gangs.job=true"
+EVERYTHING = (GANGS, "nodes.observe=true", "projections.enabled=true")
+LEAST = ("descriptions.enabled=false", "autoResume.enabled=false", "janitor.enabled=false")
+
+
 @pytest.mark.parametrize(
-    ("mode", "observe"),
-    [("sidecar", False), ("agent", False), ("sidecar", True)],
-    ids=["sidecar", "agent", "sidecar-with-nodes-and-projections"],
+    ("mode", "settings"),
+    [("sidecar", ()), ("sidecar", EVERYTHING), ("agent", LEAST), ("agent", (GANGS,))],
+    ids=["sidecar", "sidecar-with-everything", "agent-with-the-least", "agent-with-gangs"],
 )
 def test_every_right_is_used_and_none_is_missing(
     release: Release,
@@ -280,11 +292,11 @@ def test_every_right_is_used_and_none_is_missing(
     images: dict[str, str],
     cluster_store: Store,
     mode: str,
-    observe: bool,
+    settings: tuple[str, ...],
 ) -> None:
-    more = ["nodes.observe=true", "projections.enabled=true"] if observe else []
-    release.apply("install", f"mode={mode}", *more)
-    if observe:
+    release.apply("install", f"mode={mode}", *settings)
+    gangs = GANGS in settings
+    if settings == EVERYTHING:
         look_at_nodes(release, api, audit)
         show_ledger(release, api)
     declare_quota(release, api)
@@ -302,14 +314,15 @@ def test_every_right_is_used_and_none_is_missing(
 
     deadline = time.monotonic() + SECONDS
     for number in itertools.count():
-        tenant = Tenant(api, cluster_store, namespace, f"digits-{number}")
+        tenant = Tenant(api, cluster_store, namespace, f"digits-{number}", gangs=gangs)
         if number == 0:
             tenant.lose_agent_pod()
             tenant.be_asked_to_leave(release.home)
-        tenant.make_job(gang_name(tenant.name, "spread", 1))
+        if gangs:
+            tenant.make_job(gang_name(tenant.name, "spread", 1))
         if mode == "sidecar":
             calls = [tenant.call("admit"), tenant.call("settle"), tenant.call("conclude")]
-            calls += [tenant.call("admit", "spread"), tenant.call("settle", "spread")]
+            calls += [tenant.call(op, "spread") for op in ("admit", "settle") if gangs]
             answers = ask(release, images["tiphys"], namespace, "tiphys-executor-plugin", calls)
             assert [status for status, _ in answers] == [200] * len(calls), answers
         else:
@@ -317,7 +330,8 @@ def test_every_right_is_used_and_none_is_missing(
             tenant.touch_task_set(times=200)
             release.cluster.wait("the agent admits", tenant.is_admitted)
             tenant.settle_by_task_set()
-        tenant.make_job(f"left-by-{tenant.name}")
+        if gangs:
+            tenant.make_job(f"left-by-{tenant.name}")
         # A run that was stopped is left alone, one that has failed goes on by itself.
         (tenant.fail if number % 2 else tenant.stop)()
         if not left() or time.monotonic() > deadline:

@@ -14,7 +14,7 @@ def here(tmp_path, bucket) -> World:
 def test_run_is_kept_below_the_prefix_of_the_store(here):
     flow = here.submit(prep(parameters=()), fit())
     admitted = flow.admit("prep")
-    assert outputs(admitted)["outputs"] == "team/tiphys/runs/digits-abc12/outputs/prep/000000001"
+    assert outputs(admitted)["outputs"] == "team/tiphys/data/runs/digits-abc12/outputs/prep/000000001"
     made = flow.write_output(admitted, "0/artifacts/data/rows.csv", b"1,2").rpartition("/")[0]
     verdict = flow.conclude("prep")
     assert artifacts(verdict) == {"data": made}
@@ -25,9 +25,9 @@ def test_run_is_kept_below_the_prefix_of_the_store(here):
     commit(here.store, "digits-abc12/fit", attempt=1, step=100)
     assert phase(flow.settle("fit", 0, exit_code="75")) == "Failed"
     again = flow.admit("fit", 1, artifacts=given)
-    shards = "lineages/digits-abc12/fit/shards/000000001-000000000000100/"
+    shards = "data/lineages/digits-abc12/fit/shards/000000001-000000000000100/"
     assert outputs(again)["checkpoint-uri"] == f"{here.store.url}/{shards}"
-    keys = [record["step_key"] for record in records(here.store, "runs/digits-abc12/attempts/fit/")]
+    keys = [record["step_key"] for record in records(here.store, "control/runs/digits-abc12/attempts/fit/")]
     assert len(set(keys)) == 1
 
 
@@ -36,4 +36,4 @@ def test_two_plugins_on_one_bucket_open_one_attempt(here):
     first = flow.admit("prep")
     here.core = here.restart()
     assert flow.admit("prep") == first
-    assert len(records(here.store, "runs/digits-abc12/attempts/")) == 1
+    assert len(records(here.store, "control/runs/digits-abc12/attempts/")) == 1

@@ -21,7 +21,15 @@ import pytest
 from support import s3_proxy as faults
 from support.s3_proxy import S3Proxy, Times
 
-from tiphys.errors import IntegrityError, NotFoundError, ObjectExistsError, ObjectMissingError, StoreError, UsageError
+from tiphys.errors import (
+    ForbiddenError,
+    IntegrityError,
+    NotFoundError,
+    ObjectExistsError,
+    ObjectMissingError,
+    StoreError,
+    UsageError,
+)
 from tiphys.faults import InjectedFaultError
 from tiphys.records import SubmissionEnd
 from tiphys.store import ObjectInfo, S3Store, claim_record, open_store
@@ -130,14 +138,14 @@ class TestWritingInParts:
         assert sorted(len(r.body) for r in parts) == [2 * MIB, 5 * MIB, 5 * MIB]
         assert all("x-amz-checksum-sha256" in r.headers for r in parts)
         assert completion.headers["if-none-match"] == "*"
-        assert store.read("shard") == big_file.read_bytes()
+        assert b"".join(store.chunks("shard")) == big_file.read_bytes()
         assert open_uploads(bucket) == []
 
     def test_large_bytes_in_memory_travel_the_same_way(self, store: S3Store, proxy: S3Proxy) -> None:
         store.create("shard", data := b"x" * (5 * MIB + 1))
 
         assert [r.method for r in proxy.requests].count("POST") == 2
-        assert store.read("shard") == data
+        assert b"".join(store.chunks("shard")) == data
 
     def test_a_taken_key_is_refused_and_leaves_no_parts(self, store: S3Store, bucket: str, big_file: Path) -> None:
         store.create("shard", b"first")
@@ -196,7 +204,7 @@ class TestWritingInParts:
         with pytest.raises(ObjectExistsError, match="an earlier request or another writer made it"):
             store.create_from_file("shard", big_file)
 
-        assert store.read("shard") == big_file.read_bytes()
+        assert b"".join(store.chunks("shard")) == big_file.read_bytes()
 
     def test_an_upload_that_somebody_removed_is_no_object(self, store: S3Store, proxy: S3Proxy, big_file: Path) -> None:
         proxy.behaviour = Times(1, faults.is_completion, faults.refuses(404, "NoSuchUpload"))
@@ -224,7 +232,7 @@ class TestWritingInParts:
 
         store.create_from_file("shard", big_file)
 
-        assert store.read("shard") == big_file.read_bytes()
+        assert b"".join(store.chunks("shard")) == big_file.read_bytes()
         assert open_uploads(bucket) == []
 
     def test_a_file_that_shrinks_meanwhile_is_refused(self, store: S3Store, proxy: S3Proxy, big_file: Path) -> None:
@@ -359,6 +367,25 @@ class TestErrors:
             list(store.list("runs/"))
         with pytest.raises(StoreError, match="may not delete a"):
             store.delete("a")
+
+    def test_an_object_is_missing_although_the_server_calls_that_forbidden(
+        self, store: S3Store, proxy: S3Proxy
+    ) -> None:
+        """As AWS does where the right to list depends on the prefix."""
+        store.create("there", b"1")
+        refuse = faults.refuses(403, "AccessDenied")
+        proxy.behaviour = lambda request, forward: (
+            refuse(request, forward)
+            if request.method == "GET" and "list-type" not in request.path
+            else forward(request)
+        )
+
+        with pytest.raises(ObjectMissingError, match="has no object a"):
+            store.read("a")
+        with pytest.raises(ObjectMissingError, match="has no object the"):
+            store.read("the")
+        with pytest.raises(ForbiddenError, match="may not read there"):
+            store.read("there")
 
     def test_an_expired_token_is_a_matter_of_credentials(self, store: S3Store, proxy: S3Proxy) -> None:
         proxy.behaviour = faults.refuses(400, "ExpiredToken")

@@ -23,7 +23,7 @@ import httpx
 import pytest
 from support import http
 from support.agent import Agent
-from support.processes import Process
+from support.sidecar_pod import ACCOUNT, OURS, TOKEN, SidecarPod, post, sidecar_url
 from support.upstream import upstream
 from tiphys_plugin.runtime import requests
 from tiphys_plugin.sidecar import forwarding, server
@@ -32,38 +32,7 @@ from tiphys_plugin.sidecar.settings import SidecarSettings
 from tiphys.errors import UsageError
 from tiphys.protocol.operations import PLUGIN_BODY_KEY
 
-TOKEN, ACCOUNT = "argo-made-this-token", "account-token-of-ml"
-OURS = {"workflow": {"metadata": {"name": "w", "namespace": "ml", "uid": "u"}}, "template": {"plugin": {"tiphys": {}}}}
 LARGEST_MIB = 50
-
-
-class Pod:
-    """One sidecar, its files, and the service behind it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.write("token", TOKEN)
-        self.write("account", ACCOUNT)
-
-    def write(self, name: str, content: str) -> None:
-        (self.root / name).write_text(f"{content}\n")
-
-    def process(self, service: str, **environment: str) -> Process:
-        files = {"TIPHYS_TOKEN_FILE": str(self.root / "token"), "TIPHYS_ACCOUNT_TOKEN_FILE": str(self.root / "account")}
-        place = {"TIPHYS_SIDECAR_HOST": "127.0.0.1", "TIPHYS_SIDECAR_PORT": "0", "TIPHYS_SERVICE_URL": service}
-        return Process("tiphys_plugin.sidecar", **{**files, **place, **environment})
-
-
-def url(running: Process) -> str:
-    return f"http://127.0.0.1:{running.started['port']}"
-
-
-def post(running: Process, content: bytes | None = None, token: str = TOKEN) -> httpx.Response:
-    return http.post(
-        f"{url(running)}{forwarding.EXECUTE_PATH}",
-        content=json.dumps(OURS).encode() if content is None else content,
-        headers={"Authorization": f"Bearer {token}"},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +43,7 @@ def service():
 
 @pytest.fixture(scope="module")
 def pod(tmp_path_factory):
-    return Pod(tmp_path_factory.mktemp("pod"))
+    return SidecarPod(tmp_path_factory.mktemp("pod"))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +72,7 @@ def test_body_is_handed_on_as_it_is_with_the_accounts_token(sidecar, service):
 
 def test_agent_gets_its_answer(sidecar, service):
     service.answers(200, b'{"node": {"phase": "Succeeded", "message": "done"}}')
-    assert Agent(url(sidecar), TOKEN).run(OURS) == {"phase": "Succeeded", "message": "done"}
+    assert Agent(sidecar_url(sidecar), TOKEN).run(OURS) == {"phase": "Succeeded", "message": "done"}
 
 
 def test_accounts_token_is_read_again_for_each_call(sidecar, service, pod):
@@ -135,7 +104,7 @@ def test_wrong_token_is_refused(sidecar, service, token):
 
 
 def test_missing_authorization_is_refused(sidecar, service):
-    assert http.post(f"{url(sidecar)}{forwarding.EXECUTE_PATH}", json=OURS).status_code == 403
+    assert http.post(f"{sidecar_url(sidecar)}{forwarding.EXECUTE_PATH}", json=OURS).status_code == 403
     assert service.bodies == []
 
 
@@ -171,7 +140,7 @@ def test_what_no_agent_sends_is_refused_here(sidecar, service, content, status):
 
 
 def test_other_paths_are_not_there(sidecar):
-    assert http.post(f"{url(sidecar)}/elsewhere", json={}).status_code == 404
+    assert http.post(f"{sidecar_url(sidecar)}/elsewhere", json={}).status_code == 404
 
 
 def test_largest_body_is_handed_on(sidecar, service):
@@ -206,7 +175,7 @@ def test_service_that_is_away_is_503(pod):
 
 
 def test_missing_tokens_are_503_and_say_what_to_do(tmp_path, service):
-    pod = Pod(tmp_path)
+    pod = SidecarPod(tmp_path)
     with pod.process(service.url) as running:
         (tmp_path / "account").unlink()
         assert "create the ServiceAccount tiphys-executor-plugin" in post(running).json()["error"]
@@ -288,7 +257,7 @@ def test_wrong_setting_is_named(variable, value, says):
 
 def test_settings_that_nobody_gives_are_those_of_a_pod():
     settings = SidecarSettings.from_environment({"TIPHYS_SERVICE_URL": "https://service"})
-    assert (settings.host, settings.port, settings.ca_file) == ("", 7243, None)
+    assert (settings.host, settings.port, settings.ca_file) == ("127.0.0.1", 7243, None)
     assert settings.token_file == Path("/var/run/argo/token")
 
 

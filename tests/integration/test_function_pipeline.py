@@ -69,7 +69,7 @@ def test_functions_hand_on_values_files_and_checkpoints(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "first\n"
-    outputs = tmp_path / "store" / "runs" / "first" / "outputs"
+    outputs = tmp_path / "store" / "data" / "runs" / "first" / "outputs"
     (best,) = outputs.glob("report/*/*/parameters/best")
     assert best.read_text() == "1.0 of two"
     cards = {card.read_text() for card in outputs.glob("sweep.*/*/artifacts/card")}

@@ -152,12 +152,12 @@ def stored(here: World) -> dict[str, Any]:
     Events are told for people, and one may be lost in a crash; nothing decides by them.
     """
     found: dict[str, Any] = {}
-    for key in (info.key for prefix in ("runs/", "memo/") for info in here.store.list(prefix)):
+    for key in (info.key for prefix in ("control/runs/", "control/memo/") for info in here.store.list(prefix)):
         data = here.store.read(key)
         if key.endswith(".json") and "/events/" not in key:
             record = json.loads(data)
-            if record.get("saved"):
-                record["saved"].pop("at")  # the moment of a checkpoint, of which each test commits one of its own
+            if record.get("last_checkpoint"):
+                record["last_checkpoint"].pop("at")  # each test commits a checkpoint of its own
             found[key] = {field: value for field, value in record.items() if field not in DIFFERS}
         elif "/events/" not in key:
             found[key] = data

@@ -23,8 +23,7 @@ from support.s3_proxy import S3Proxy
 
 from tiphys.errors import NotFoundError, ObjectExistsError, StoreError
 from tiphys.records import utc_now
-from tiphys.store import DirectoryStore, ObjectInfo, S3Store
-from tiphys.store import probe as probe_module
+from tiphys.store import DirectoryStore, ObjectInfo, S3Store, probe
 from tiphys.store.probe import WRITERS_PER_RACE, ProbeFinding, is_store_usable, probe_store
 
 # Enough to catch the bad servers here; the default is for those that lose a race seldom.
@@ -44,7 +43,7 @@ def proxy(bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 class TestGoodStores:
     def test_a_folder_is_accepted_and_left_as_it_was(self, tmp_path: Path) -> None:
-        DirectoryStore(tmp_path).create("runs/a/run.json", b"")
+        DirectoryStore(tmp_path).create("control/runs/a/run.json", b"")
 
         findings = probe_store(str(tmp_path))
 
@@ -54,12 +53,13 @@ class TestGoodStores:
             ("race", True),
             ("read-after-write", True),
             ("listing", True),
+            ("data", True),
             ("clean-up", True),
         ]
-        assert [info.key for info in DirectoryStore(tmp_path).list("")] == ["runs/a/run.json"]
+        assert [info.key for info in DirectoryStore(tmp_path).list("")] == ["control/runs/a/run.json"]
 
     def test_moto_is_accepted_with_the_warning_it_deserves(self, bucket: str) -> None:
-        S3Store(bucket).create("p/runs/a", b"")
+        S3Store(bucket).create("p/control/runs/a", b"")
 
         findings = probe_store(f"s3://{bucket}/p")
 
@@ -67,7 +67,7 @@ class TestGoodStores:
         assert {f.name for f in findings if f.ok is None} == {"checksum"}
         assert "not verified by the server" in by_name(findings)["checksum"].sentence
         assert by_name(findings)["create-only-parts"].ok
-        assert [info.key for info in S3Store(bucket).list("")] == ["p/runs/a"]
+        assert [info.key for info in S3Store(bucket).list("")] == ["p/control/runs/a"]
 
     def test_a_store_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
         with pytest.raises(NotFoundError):
@@ -203,7 +203,7 @@ class TestBadStores:
         def open_bad(url: str, **options: Any) -> DirectoryStore:
             return {c.__name__: c for c in DirectoryStore.__subclasses__()}[url](tmp_path)
 
-        monkeypatch.setattr(probe_module, "open_store", open_bad)
+        monkeypatch.setattr(probe, "open_store", open_bad)
 
     @pytest.mark.parametrize(
         ("kind", "check", "sentence"),
@@ -228,7 +228,7 @@ class TestBadStores:
 
         assert is_store_usable(findings)
         assert by_name(findings)["clean-up"].ok is None
-        assert "are left below .tiphys-probe/" in by_name(findings)["clean-up"].sentence
+        assert "are left below control/probe/" in by_name(findings)["clean-up"].sentence
 
 
 def test_warnings_do_not_refuse_a_store_and_failures_do() -> None:
@@ -243,6 +243,7 @@ def test_each_probe_writes_below_a_folder_of_its_own(bucket: str, proxy: S3Proxy
     probe_store(f"s3://{bucket}/p", races=RACES)
 
     written = [r.path for r in proxy.requests if faults.is_write(r)]
-    folders = {path.split("/.tiphys-probe/")[1].split("/")[0] for path in written}
-    assert len(folders) == 2
+    folders = {tuple(path.removeprefix(f"/{bucket}/p/").split("/")[:3]) for path in written}
+    assert {(half, probe) for half, probe, _ in folders} == {("control", "probe"), ("data", "probe")}
+    assert len({nonce for _, _, nonce in folders}) == 2
     assert http.get(f"{proxy.url}/{bucket}?list-type=2").text.count("<Key>") == 0

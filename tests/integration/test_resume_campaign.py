@@ -17,10 +17,7 @@ import pytest
 from support.memory import MemoryStore
 from support.resume_stories import RUN, STORIES, Story, check, failed_run
 from support.submitter import FakeSubmitter
-from tiphys_controller.submit import idempotency as once
-from tiphys_controller.submit import resume as resuming
-from tiphys_controller.submit import start as starting
-from tiphys_controller.submit import submission as sending
+from tiphys_controller.submit import idempotency, resume, start, submission
 
 from tiphys.errors import ConflictError
 from tiphys.faults import InjectedFaultError
@@ -48,7 +45,7 @@ class Death:
 def dying_first_at(point: str) -> Iterator[Death]:
     death = Death(point)
     with ExitStack() as patches:
-        for module in (once, resuming, sending, starting):
+        for module in (idempotency, resume, submission, start):
             patches.enter_context(patch.object(module, "failpoint", death))
         yield death
 

@@ -16,11 +16,7 @@ from support.corruption import KINDS, LAYERS, NEWEST, Objects, mutations, sound_
 from support.lineage import RUN
 from support.memory import MemoryStore
 
-from tiphys.lineage.audit import audit as auditing
-from tiphys.lineage.audit import audit as deep
-from tiphys.lineage.audit import checks as audit_attempts
-from tiphys.lineage.audit import checks as audit_checkpoints
-from tiphys.lineage.audit import checks as audit_records
+from tiphys.lineage.audit import audit, checks
 from tiphys.lineage.audit.audit import audit_run, check_bytes
 from tiphys.lineage.audit.findings import AuditReport
 
@@ -90,33 +86,33 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def skip_a_shard(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(auditing, "check_bytes", lambda wanted, **options: check_bytes(wanted[1:], **options))
+    patch.setattr(audit, "check_bytes", lambda wanted, **options: check_bytes(wanted[1:], **options))
 
 
 def trust_the_size(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(auditing, "check_bytes", lambda wanted, **options: [])
+    patch.setattr(audit, "check_bytes", lambda wanted, **options: [])
 
 
 def trust_the_cache(patch: pytest.MonkeyPatch) -> None:
     """Bytes that were right once are taken for those that are there."""
     known = {key: data for objects in originals() for key, data in objects.items()}
-    read = deep._hash_object
+    read = audit._hash_object
 
     def cached(wanted: Any, *others: Any) -> Any:
         matches = len(known.get(wanted.key, b"")) == wanted.size
         return (wanted.size, wanted.sha256) if matches else read(wanted, *others)
 
-    patch.setattr(deep, "_hash_object", cached)
+    patch.setattr(audit, "_hash_object", cached)
 
 
 def accept_any_manifest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(audit_checkpoints, "manifest_fault", lambda manifest, ref: None)
+    patch.setattr(checks, "manifest_fault", lambda manifest, ref: None)
 
 
 def skip_the_newest_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    commits = audit_checkpoints.list_commits
-    patch.setattr(audit_checkpoints, "list_commits", lambda *place: commits(*place)[1:])
-    patch.setattr(audit_checkpoints.LineageAudit, "_check_required_checkpoints", lambda self: None)
+    commits = checks.list_commits
+    patch.setattr(checks, "list_commits", lambda *place: commits(*place)[1:])
+    patch.setattr(checks.LineageAudit, "_check_required_checkpoints", lambda self: None)
 
 
 def ignore_seals(patch: pytest.MonkeyPatch) -> None:
@@ -127,7 +123,7 @@ def ignore_seals(patch: pytest.MonkeyPatch) -> None:
             self.__name__ = kind.__name__
             self.model_validate_json = lambda data: kind.model_validate(json.loads(data))
 
-    read = audit_records.AuditReader.read
+    read = checks.AuditReader.read
 
     def lax(self: Any, place: Any, key: str, kind: Any, **options: Any) -> Any:
         try:
@@ -136,7 +132,7 @@ def ignore_seals(patch: pytest.MonkeyPatch) -> None:
             self.add_finding(place, key, str(error))
             return None
 
-    patch.setattr(audit_records.AuditReader, "read", lax)
+    patch.setattr(checks.AuditReader, "read", lax)
 
 
 def accept_other_spellings(patch: pytest.MonkeyPatch) -> None:
@@ -144,27 +140,27 @@ def accept_other_spellings(patch: pytest.MonkeyPatch) -> None:
         def __ne__(self, other: object) -> bool:
             return False
 
-    patch.setattr(audit_records, "encode_document", lambda document: Alike())
+    patch.setattr(checks, "encode_document", lambda document: Alike())
 
 
 def accept_any_attempt(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(audit_attempts, "_has_identity", lambda *_: True)
+    patch.setattr(checks, "_has_identity", lambda *_: True)
 
 
 def count_no_attempts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(audit_attempts, "_check_numbers", lambda *_: None)
+    patch.setattr(checks, "_check_numbers", lambda *_: None)
 
 
 def ignore_projections(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(audit_attempts, "_check_done", lambda *_: None)
+    patch.setattr(checks, "_check_done", lambda *_: None)
 
 
 def expect_no_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(audit_checkpoints.LineageAudit, "_check_required_checkpoints", lambda self: None)
+    patch.setattr(checks.LineageAudit, "_check_required_checkpoints", lambda self: None)
 
 
 def ignore_outputs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(audit_attempts, "_check_outputs", lambda *_: None)
+    patch.setattr(checks, "_check_outputs", lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -191,19 +187,17 @@ def test_a_planted_fault_in_the_verifier_lets_damage_escape(plant: Plant, monkey
 
 def trust_the_listing(patch: pytest.MonkeyPatch) -> None:
     """Whatever is listed counts as complete."""
-    sizes = audit_checkpoints.check_size
+    sizes = checks.check_size
     patch.setattr(
-        audit_checkpoints,
+        checks,
         "check_size",
         lambda wanted, size, **o: None if size is not None else sizes(wanted, size, **o),
     )
 
 
 def ignore_what_is_not_listed(patch: pytest.MonkeyPatch) -> None:
-    sizes = audit_checkpoints.check_size
-    patch.setattr(
-        audit_checkpoints, "check_size", lambda wanted, size, **o: None if size is None else sizes(wanted, size, **o)
-    )
+    sizes = checks.check_size
+    patch.setattr(checks, "check_size", lambda wanted, size, **o: None if size is None else sizes(wanted, size, **o))
 
 
 SHALLOW = ("truncate", "zero length", "missing", "extra")

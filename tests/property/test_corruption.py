@@ -17,8 +17,8 @@ from support.lineage import LINEAGE, attempts_of, ref, resealed
 from support.memory import MemoryStore
 from support.sessions import newest_shards, open_session
 
-from tiphys.checkpoint import tracked_session as tracked
-from tiphys.checkpoint.restore import shard_reader as reading
+from tiphys.checkpoint import tracked_session
+from tiphys.checkpoint.restore import shard_reader
 from tiphys.checkpoint.state import shards
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.select import choose_checkpoint
@@ -49,7 +49,7 @@ def fingerprint(state: dict[str, Any]) -> Any:
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several shards to each checkpoint, although the states are small."""
-    monkeypatch.setattr(tracked, "plan_shards", lambda state: shards.plan_shards(state, shard_bytes=64))
+    monkeypatch.setattr(tracked_session, "plan_shards", lambda state: shards.plan_shards(state, shard_bytes=64))
 
 
 def saved(rng: random.Random, lineage_seed: int) -> tuple[MemoryStore, dict[int, Any]]:
@@ -228,7 +228,7 @@ def test_every_good_checkpoint_is_accepted():
 
 def test_the_checker_notices_a_reader_that_compares_no_hashes(monkeypatch):
     """Planted bug: without the comparison a flipped bit must come through, or the trials above prove nothing."""
-    monkeypatch.setattr(reading.ShardReader, "_read", lambda self, shard: memoryview(self._store.read(shard.key)))
+    monkeypatch.setattr(shard_reader.ShardReader, "_read", lambda self, shard: memoryview(self._store.read(shard.key)))
     original, expected = originals(20)[0]
     accepted = 0
     for trial in range(50):

@@ -10,12 +10,15 @@
 | only released or gone leases come back           | invariant: holders match  |
 | who is at the head and fits is admitted          | rule ask                  |
 | nobody is overtaken in its own line by who takes what it waits for | rule ask |
+| who may not use a queue is rejected and holds nothing | rule ask                |
+| no namespace has more of the ledger's room than its share | invariant, in a cluster |
 
 The same search drives the ledger in a file and the one in a cluster. There, two
 services take turns; others write in between, the API server refuses, answers
 get lost, and who got no answer asks again, as Argo does.
 """
 
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,27 +27,53 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.ledger import ask, ledger_api, queues
+from support.kube_store import Collection, Place
+from support.ledger import ask, ledger_api
 from support.world import Clock
-from tiphys_plugin.quota.lease import AdmissionBackend, AdmissionReason, Admitted, Deferred, LeaseRequest
+from tiphys_plugin.quota.lease import AdmissionBackend, AdmissionReason, Admitted, Deferred, LeaseRequest, Rejected
 from tiphys_plugin.quota.ledger.backend import MemoryLedger
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
+from tiphys_plugin.quota.queues import Queues
 
 from tiphys.errors import StoreError
 
 QUOTAS = {"research": {"A100": 8, "*": 4}, "nightly": {"A100": 4}}
+OWNERS = {"nightly": ("ml",)}
+HIGHEST_PRIORITY = {"nightly": 3}
 INVENTORY = {"A100": {"count": 10}, "T4": {"count": 6}}
 
+
 # Few names and round numbers, so that requests meet each other.
+def ask_of_tenant(gpus: int, number: int, **wish: Any) -> LeaseRequest:
+    return ask(gpus, f"u{number}", namespace="ml" if number < 5 else "vision", **wish)
+
+
 requests = st.builds(
-    ask,
+    ask_of_tenant,
     st.sampled_from([1, 2, 4, 8]),
-    uid=st.sampled_from([f"u{n}" for n in range(6)]),
+    number=st.integers(0, 7),
     queue=st.sampled_from(["research", "research", "nightly"]),
     gpu_type=st.sampled_from(["A100", "A100", "T4"]),
-    priority=st.sampled_from([0, 0, 0, 5]),
+    priority=st.sampled_from([0, 0, 0, 3, 5]),
 )
+SHARE_BYTES = 1000
+ENTRY_BYTES = 350
+"""Most that one of these requests takes in the ledger, waiting or as a lease."""
+
+
+def declare(inventory: dict[str, dict[str, int]] | None) -> Queues:
+    declared = [
+        {"name": name, "gpus": gpus, "namespaces": OWNERS.get(name), "max_priority": HIGHEST_PRIORITY.get(name)}
+        for name, gpus in QUOTAS.items()
+    ]
+    share = SHARE_BYTES / 1_100_000
+    return Queues.model_validate({"queues": declared, "inventory": inventory, "ledger_share": share})
+
+
+def is_allowed(request: LeaseRequest) -> bool:
+    owners, highest = OWNERS.get(request.queue), HIGHEST_PRIORITY.get(request.queue, 5)
+    return (owners is None or request.namespace in owners) and request.priority <= highest
 
 
 def pool_of(request: LeaseRequest) -> str:
@@ -57,7 +86,7 @@ class Ledger(RuleBasedStateMachine):
     @initialize(with_inventory=st.booleans())
     def open(self, with_inventory: bool) -> None:
         self.clock = Clock()
-        self.queues = queues(INVENTORY if with_inventory else None, **QUOTAS)
+        self.queues = declare(INVENTORY if with_inventory else None)
         self.holders: dict[str, tuple[str, LeaseRequest]] = {}
         self.line: dict[str, LeaseRequest] = {}
         self._make()
@@ -90,6 +119,14 @@ class Ledger(RuleBasedStateMachine):
         if known is not None:
             assert isinstance(answer, Admitted)
             assert answer.lease == known[0]
+            return
+        if not is_allowed(request):
+            assert isinstance(answer, Rejected)
+            self.line.pop(request.uid, None)
+            return
+        if isinstance(answer, Deferred) and answer.reason is AdmissionReason.LEDGER_SHARE_EXCEEDED:
+            assert request.uid not in self.line
+            assert (len(self._entries_of(request.namespace)) + 1) * ENTRY_BYTES > SHARE_BYTES
             return
         ahead = self._ahead_of(request)
         if isinstance(answer, Admitted):
@@ -155,6 +192,15 @@ class Ledger(RuleBasedStateMachine):
             for gpu_type, stock in self.queues.inventory.items():
                 assert sum(r.gpus for r in held if r.gpu_type == gpu_type) <= stock.count
 
+    @invariant()
+    def no_namespace_has_more_than_its_share(self) -> None:
+        if hasattr(self, "holders"):
+            assert all(sum(self._entries_of(namespace)) <= SHARE_BYTES for namespace in ("ml", "vision"))
+
+    def _entries_of(self, namespace: str) -> list[int]:
+        """What each entry of the namespace takes in an object of limited size; other ledgers have no limit."""
+        return []
+
     def _ceiling(self, request: LeaseRequest) -> int:
         quota = QUOTAS[request.queue].get(pool_of(request), 0)
         stock = self.queues.inventory[request.gpu_type].count if self.queues.inventory else quota
@@ -207,6 +253,12 @@ class LedgerInCluster(Ledger):
 
     def _unmake(self) -> None:
         pass
+
+    def _entries_of(self, namespace: str) -> list[int]:
+        place = Place(Collection("tiphys.dev", "gpuledgers"), "tiphys", "default")
+        status = self.api.store.get(place).get("status") or {"leases": (), "waiting": ()}
+        entries = (one for one in (*status["leases"], *status["waiting"]) if one["namespace"] == namespace)
+        return [len(json.dumps(one, separators=(",", ":"))) for one in entries]
 
     @rule(faults=st.lists(st.sampled_from(["", "", "conflict", "refused", "lost"]), max_size=6))
     def trouble_ahead(self, faults: list[str]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.lineage import ref
 
-from tiphys.lineage.retention import policy as keeping
+from tiphys.lineage.retention import policy
 from tiphys.lineage.retention.policy import LineageSnapshot, age_key, evaluate_retention
 from tiphys.protocol.step_spec import BestCheckpoints, RetentionPolicy
 
@@ -181,7 +181,7 @@ def last_of_each_bucket(every_steps, valid):
 
 
 def old_whatever_is_left(keep, seen):
-    recent = keeping.select_newest_valid(keep, seen)
+    recent = policy.select_newest_valid(keep, seen)
     return [one for one in seen.commits if recent and age_key(one) < min(map(age_key, recent))]
 
 
@@ -194,7 +194,7 @@ def old_whatever_is_left(keep, seen):
     ],
 )
 def test_the_laws_notice_planted_bugs(place, bug, law, monkeypatch):
-    monkeypatch.setattr(keeping, place, bug)
+    monkeypatch.setattr(policy, place, bug)
     unshrunk = settings(phases=[Phase.generate], report_multiple_bugs=False, max_examples=500)
     with pytest.raises(AssertionError):
         unshrunk(law)()

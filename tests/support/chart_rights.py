@@ -1,4 +1,4 @@
-"""Who may do what, read from the rendered roles: for the table of the installation guide."""
+"""Who may do what, read from the rendered roles, with what each right depends on."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from support.chart import MINIMAL, ROOT, Object, key, named, of_kind, render
 GUIDE = ROOT / "docs" / "install.md"
 _BEGIN, _END = "<!-- rights: begin -->\n", "<!-- rights: end -->\n"
 _MODES = ("sidecar", "agent")
+_GANGS = "gangs.job"
 
 
 class Right(NamedTuple):
@@ -42,24 +43,29 @@ def _full(resource: str, group: str) -> str:
 def _where(role: Object) -> str:
     if role["kind"] == "ClusterRole":
         return "cluster"
-    return "workflows" if "workflow" in role["metadata"]["name"] else "home"
+    return "home" if role["metadata"]["name"] in ("ours-plugin", "ours-controller") else "workflows"
 
 
 def table() -> str:
     """The table of the guide."""
-    by_mode = {mode: list(rights(render(*MINIMAL, f"mode={mode}"))) for mode in _MODES}
-    rows = ["| account | where | what | verbs | mode |", "|---|---|---|---|---|"]
-    for right in sorted({*by_mode["sidecar"], *by_mode["agent"]}):
-        modes = [mode for mode in _MODES if right in by_mode[mode]]
-        cells = (
-            f"`{right.account}`",
-            right.where,
-            f"`{right.resource}`",
-            right.verbs,
-            "both" if modes[1:] else modes[0],
-        )
-        rows.append(f"| {' | '.join(cells)} |")
+    found = {
+        (mode, gangs): set(rights(render(*MINIMAL, f"mode={mode}", f"{_GANGS}={str(gangs).lower()}")))
+        for mode in _MODES
+        for gangs in (False, True)
+    }
+    rows = ["| account | where | what | verbs | only with |", "|---|---|---|---|---|"]
+    for right in sorted(set().union(*found.values())):
+        given = {form for form, every in found.items() if right in every}
+        cells = (f"`{right.account}`", right.where, f"`{right.resource}`", right.verbs, _condition(given))
+        rows.append(f"| {' | '.join(cells).rstrip()} |")
     return "\n".join([*rows, ""])
+
+
+def _condition(given: set[tuple[str, bool]]) -> str:
+    """In which mode, and whether with gangs, a right is given; empty for a right that is always given."""
+    modes = sorted({mode for mode, _ in given})
+    conditions = [f"mode `{modes[0]}`"] * (len(modes) == 1) + [f"`{_GANGS}`"] * all(gangs for _, gangs in given)
+    return ", ".join(conditions)
 
 
 def with_table(guide: str) -> str:

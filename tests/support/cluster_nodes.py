@@ -42,8 +42,9 @@ def foreign_pod(name: str = "notebook", gpus: int = 2, on: str = "n1", phase: st
 
 
 def member(run: str, rank: int, on: str) -> Object:
-    """A pod of an attempt on several nodes."""
+    """A pod of an attempt on several nodes, of the Workflow that holds the lease of `support.ledger.lease`."""
     labels = {
+        "tiphys.dev/workflow-uid": run.removeprefix("run-"),
         "tiphys.dev/run": run,
         "tiphys.dev/step": "fit",
         "tiphys.dev/attempt": "1",

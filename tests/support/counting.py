@@ -18,6 +18,10 @@ class CountingStore:
     def url(self) -> str:
         return self._store.url
 
+    @property
+    def namespace(self) -> str:
+        return self._store.namespace
+
     def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
         self.requests["create"] += 1
         self._store.create(key, data, sha256=sha256)

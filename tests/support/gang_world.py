@@ -22,7 +22,7 @@ class WithGangs(DirectoryCluster):
         self.objects: dict[str, GangStatus] = {}
         self.ended: list[str] = []
 
-    def gang(self, backend: GangBackend, namespace: str, name: str) -> GangStatus | None:
+    def gang(self, backend: GangBackend, namespace: str, name: str, workflow_uid: str) -> GangStatus | None:
         return self.objects.get(name)
 
     def delete_gang(self, gang: GangStatus) -> None:

@@ -30,6 +30,7 @@ DEFAULT_STATUS = frozenset({"gpuledgers", "workflowtasksets"})
 _STATUS_ALSO_IN_THE_OBJECT = frozenset({"pods", "nodes", "namespaces", "services", "deployments"})
 """Unlike a real server, this one takes their status with the object as well: tests have no kubelet that reports it."""
 
+API_AUDIENCE = "https://kubernetes.default.svc.cluster.local"
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 _OF_THE_SERVER = ("tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews")
 
@@ -74,6 +75,8 @@ class KubeServer:
         """Every request that arrived, also those that failed."""
         self.tokens: dict[str, str] = {}
         """User names by bearer token, for TokenReview and for who asks."""
+        self.audiences: dict[str, str] = {}
+        """Audiences of tokens that are for another than the API server, by token; TokenRequest adds to both."""
         self.authenticate = False
         """Whether a request without a known token is refused with 401."""
         self.authorize: Callable[[Request], bool] = lambda _: True
@@ -187,6 +190,8 @@ class KubeServer:
             return 200, self.paths[request.path]
         if request.plural in _OF_THE_SERVER:
             return 201, self._review(request, body)
+        if (request.verb, request.plural, request.subresource) == ("create", "serviceaccounts", "token"):
+            return 201, self._issue_token(request, body)
         self._check_subresource(request)
         match request.verb:
             case "get":
@@ -237,10 +242,20 @@ class KubeServer:
         meant = Request(verb=str(asked.get("verb", "")), user=user, group=str(asked.get("group", "")), **told)
         return {**body, "status": {"allowed": self.authorize(meant)}}
 
+    def _issue_token(self, request: Request, body: Object) -> Object:
+        spec = body["spec"]
+        token = f"issued-{len(self.audiences) + 1}-to-{request.name}-of-{request.namespace}"
+        self.tokens[token] = f"system:serviceaccount:{request.namespace}:{request.name}"
+        self.audiences[token] = spec["audiences"][0]
+        return {**body, "status": {"token": token}}
+
     def _reviewed(self, token: str, audiences: list[str] | None) -> Object:
         name = self.tokens.get(token)
         if name is None:
             return {"user": {}, "error": "[invalid bearer token]"}
+        meant_for = self.audiences.get(token, API_AUDIENCE)
+        if meant_for not in (audiences or [API_AUDIENCE]):
+            return {"user": {}, "error": f'token audiences ["{meant_for}"] is invalid for the target audiences'}
         groups = ["system:authenticated"]
         if name.startswith("system:serviceaccount:"):
             groups += ["system:serviceaccounts", f"system:serviceaccounts:{name.split(':')[2]}"]

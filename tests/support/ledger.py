@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, hash_node_name
 from tiphys_plugin.quota.queues import Queues
 
 from support.kube_store import Collection, ObjectStore, Place, RefusedError
@@ -32,14 +32,17 @@ def spec(declared: Queues) -> dict[str, Any]:
     return declared.model_dump(mode="json", exclude_defaults=True)
 
 
-def ask(gpus: int, uid: str = "u1", step: str = "fit", **changes: Any) -> LeaseRequest:
+def ask(
+    gpus: int, uid: str = "u1", step: str = "fit", node: str = "", instance: str = "", **changes: Any
+) -> LeaseRequest:
+    """``node`` is the name of the admit node, and ``instance`` that of the step."""
     given = {
+        "node_hash": hash_node_name(node or f"{uid}.{step}[0].attempts(0)[0].admit"),
+        "instance_hash": hash_node_name(instance or f"wf-{uid}.{step}"),
         "uid": uid,
         "step": step,
-        "node": f"{uid}.{step}[0].attempts(0)[0].admit",
         "namespace": "ml",
         "workflow": f"wf-{uid}",
-        "instance": f"wf-{uid}.{step}",
         "run": f"run-{uid}",
         "attempt": 1,
         "queue": "research",

@@ -9,7 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
-from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, LeaseRequest
+from tiphys_plugin.quota.lease import (
+    AdmissionBackend,
+    AdmissionReason,
+    Admitted,
+    Deferred,
+    LeaseRequest,
+    Rejected,
+)
 from tiphys_plugin.quota.queues import Queues
 
 from support.ledger import ask
@@ -25,18 +32,30 @@ RULES = Queues.model_validate(
         "queues": [
             {"name": "a", "gpus": {"A100": 4, "T4": 2}, "cohort": "lab", "borrowing_limit": {"A100": 8, "T4": 0}},
             {"name": "b", "gpus": {"A100": 6}, "cohort": "lab", "lending_limit": {"A100": 1}},
-            {"name": "c", "gpus": {"A100": 4}},
+            {"name": "c", "gpus": {"A100": 4}, "namespaces": ["ml"], "max_priority": 5},
             {"name": "shut", "gpus": {"A100": 4}, "cohort": "lab", "stopped": True},
         ],
         "inventory": {name: {"count": count} for name, count in STOCK.items()},
+        "ledger_share": 0.02,
     }
 )
 
 
-class Walk:
-    """Requests, releases, sweeps and restarts in random order; an `AssertionError` names the law that is broken."""
+MOST_OF_A_SHARE = 22_000
+"""Bytes of one namespace: two hundredths of 1.1 MB."""
+CROWD_BYTES = (700, 950)
+"""What one request of the crowd takes, by its long names: at least, and at most."""
 
-    def __init__(self, seed: int, clock: Clock, open_ledger: Callable[[], AdmissionBackend]) -> None:
+
+class Walk:
+    """Requests, releases, sweeps and restarts in random order; an `AssertionError` names the law that is broken.
+
+    ``shares_room``: the ledger has a limited size, of which each namespace has a share.
+    """
+
+    def __init__(
+        self, seed: int, clock: Clock, open_ledger: Callable[[], AdmissionBackend], *, shares_room: bool = False
+    ) -> None:
         self._random = random.Random(seed)
         self._clock = clock
         self._open = open_ledger
@@ -44,14 +63,15 @@ class Walk:
         self._names = 0
         self.holders: dict[str, tuple[str, LeaseRequest]] = {}
         self.line: dict[str, LeaseRequest] = {}
+        self._moves = [self._ask, self._ask_again, self._release, self._sweep, self._give_up, self._again]
+        self._moves += [self._trespass, *([self._crowd] if shares_room else [])]
 
     def run(self, steps: int) -> None:
         for step in range(steps):
             self._clock.advance(1)
             if step % 40 == 0:
                 self._all_give_up()
-            moves = [self._ask, self._ask_again, self._release, self._sweep, self._give_up, self._again]
-            [move] = self._random.choices(moves, weights=[8, 8, 3, 1, 1, 1])
+            [move] = self._random.choices(self._moves, weights=[8, 8, 3, 1, 1, 1, 1, 1][: len(self._moves)])
             move()
             self._look()
 
@@ -61,11 +81,34 @@ class Walk:
         gpu_type = self._random.choice(["A100", "A100", "T4"]) if queue == "a" else "A100"
         gpus = self._random.choice([1, 2]) if gpu_type == "T4" else self._random.choice([1, 2, 3, 4])
         priority = self._random.choice([0, 5])
-        if len(self.line) < 8:
+        if len(self._neighbours()) < 8:
             self._request(ask(gpus, f"u{self._names}", queue=queue, gpu_type=gpu_type, priority=priority))
 
+    def _trespass(self) -> None:
+        """A namespace that may not use the queue, or a priority that it does not take."""
+        self._names += 1
+        wish = self._random.choice([{"namespace": "vision"}, {"priority": 6}, {"namespace": "m"}])
+        answer = self._ledger.request(ask(1, f"u{self._names}", queue="c", **wish))
+        assert isinstance(answer, Rejected), "who may not use the queue was not sent away"
+
+    def _crowd(self) -> None:
+        """One namespace asks for more than its share of the ledger, by long names in a queue that is stopped."""
+        for _ in range(16):
+            self._names += 1
+            long = {"workflow": f"w{'x' * 250}", "run": f"r{'x' * 60}", "step": f"s{'x' * 60}"}
+            request = ask(1, f"u{self._names}", queue="shut", namespace="crowd", **long)
+            many = sum(one.namespace == "crowd" for one in self.line.values())
+            least, most = CROWD_BYTES
+            answer = self._ledger.request(request)
+            assert isinstance(answer, Deferred), "a stopped queue admitted"
+            if answer.reason is AdmissionReason.LEDGER_SHARE_EXCEEDED:
+                assert (many + 1) * most > MOST_OF_A_SHARE, "it was sent away with room in its share"
+                return
+            assert (many + 1) * least <= MOST_OF_A_SHARE, "it took more than its share"
+            self.line[request.uid] = request
+
     def _ask_again(self) -> None:
-        known = [*self.line.values(), *(request for _, request in self.holders.values())]
+        known = [*self._neighbours(), *(request for _, request in self.holders.values())]
         if known:
             self._request(self._random.choice(known))
 
@@ -83,11 +126,17 @@ class Walk:
             self.line.pop(request.uid, None)
         else:
             assert isinstance(answer, Deferred), f"rejected: {answer}"
+            assert answer.reason is not AdmissionReason.LEDGER_SHARE_EXCEEDED, "another has taken its room"
             self.line[request.uid] = request
-            assert others or request.queue == "shut" or not self._fits(request), (
+            rivals = [one for one in self._neighbours() if one.uid != request.uid]
+            assert rivals or request.queue == "shut" or not self._fits(request), (
                 "it fits, nobody waits, and it was sent away"
             )
             assert answer.position <= len(others) + 1, "it stands behind itself"
+
+    def _neighbours(self) -> list[LeaseRequest]:
+        """Those who wait and are not of the crowd, which delays nobody: its queue is stopped."""
+        return [one for one in self.line.values() if one.namespace != "crowd"]
 
     def _release(self) -> None:
         if self.holders:

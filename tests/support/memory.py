@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tiphys.errors import ObjectExistsError, ObjectMissingError, StoreError, UsageError
 from tiphys.store import ObjectInfo, check_key
+from tiphys.store.base import check_read_size
 
 
 class MemoryStore:
@@ -15,8 +16,9 @@ class MemoryStore:
     and key which calls raise `StoreError`.
     """
 
-    def __init__(self, objects: dict[str, bytes] | None = None, url: str = "memory://") -> None:
+    def __init__(self, objects: dict[str, bytes] | None = None, url: str = "memory://", *, namespace: str = "") -> None:
         self._url = url
+        self.namespace = namespace
         self.objects = dict(objects or {})
         self.refuses: Callable[[str, str], bool] = lambda operation, key: False
         self._lock = threading.Lock()
@@ -40,6 +42,11 @@ class MemoryStore:
         self.create(key, data)
 
     def read(self, key: str) -> bytes:
+        data = self._find(key)
+        check_read_size(self, key, len(data))
+        return data
+
+    def _find(self, key: str) -> bytes:
         self._enter("read", check_key(key))
         try:
             return self.objects[key]
@@ -47,7 +54,7 @@ class MemoryStore:
             raise ObjectMissingError(f"{self.url} has no object {key}") from None
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
-        data = self.read(key)
+        data = self._find(key)
         for start in range(0, len(data), size_bytes):
             yield data[start : start + size_bytes]
 

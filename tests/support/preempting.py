@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count
 
-from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest
+from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest, hash_node_name
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import admit_or_queue, find_preemptor, mark_victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
@@ -90,4 +90,5 @@ class Arena:
 
 def _next(request: LeaseRequest) -> LeaseRequest:
     attempt = request.attempt + 1
-    return replace(request, attempt=attempt, node=f"{request.uid}.fit[0].attempts({attempt - 1})[0].admit")
+    node = f"{request.uid}.fit[0].attempts({attempt - 1})[0].admit"
+    return replace(request, attempt=attempt, node_hash=hash_node_name(node))

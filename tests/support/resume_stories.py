@@ -97,9 +97,9 @@ def check(name: str, story: Story, store: Store, cluster: Cluster) -> None:
     expected = {"resume": ["report"], "key": ["report"], "from": ["fit", "report"]}.get(name)
     assert tasks == (expected or (["report"] if name == "change" else ["prep", "fit", "report"]))
     if name == "from":
-        assert last.claim.fresh_since == {"fit": 2, "report": 2}
+        assert last.claim.rerun_since == {"fit": 2, "report": 2}
     if name == "change":
-        assert store.list(f"runs/{RUN}/workflows/{last.claim.workflow}.json")
+        assert store.list(f"control/runs/{RUN}/workflows/{last.claim.workflow}.json")
     if name.startswith("fork"):
         assert (read_run(store, "new").parent, images) == (RUN, {"python:3.13"})
-        assert last.claim.fresh_since == {"fit": 1, "report": 1}
+        assert last.claim.rerun_since == {"fit": 1, "report": 1}

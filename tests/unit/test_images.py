@@ -7,10 +7,10 @@ import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cluster.images.recipe import ENVIRONMENT, ROOT, SITE, Recipe, recipes
+from support.locked import locked_packages
 
 RECIPES = list(recipes().values())
 each_image = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -71,24 +71,6 @@ def test_nobody_is_root(recipe: Recipe) -> None:
 @each_image
 def test_every_source_is_a_package_here(recipe: Recipe) -> None:
     assert all((ROOT / source / "__init__.py").is_file() for source in recipe.sources)
-
-
-def locked_packages(extras: list[str]) -> set[str]:
-    """Names of the packages that uv installs for these extras of Tiphys, without those for tests."""
-    locked = {one["name"]: one for one in tomllib.loads((ROOT / "uv.lock").read_text())["package"]}
-    found: set[tuple[str, str]] = set()
-    pending = [("tiphys", ""), *(("tiphys", extra) for extra in extras)]
-    while pending:
-        name, extra = key = pending.pop()
-        if key in found:
-            continue
-        found.add(key)
-        package: dict[str, Any] = locked[name]
-        for needed in (
-            package.get("optional-dependencies", {}).get(extra, []) if extra else package.get("dependencies", [])
-        ):
-            pending += [(needed["name"], ""), *((needed["name"], one) for one in needed.get("extra", []))]
-    return {name for name, _ in found}
 
 
 @each_image

@@ -96,16 +96,16 @@ def find_suspect(
         min_crashes: Number of crashes that make a checkpoint suspect.
         within_steps: Steps after the load within which a crash counts.
     """
-    crash = newest.death
+    crash = newest.checkpoint_crash
     if crash is None or not _is_early_crash(newest, within_steps):
         return None
     same_crashes = 1
     for claim, end in sorted(earlier, key=lambda attempt: -attempt.claim.attempt):
-        if end is None or (end.death.loaded if end.death else claim.starts_from) != crash.loaded:
+        if end is None or (end.checkpoint_crash.loaded if end.checkpoint_crash else claim.starts_from) != crash.loaded:
             continue
-        if end.progress or (end.death and not _is_early_crash(end, within_steps)):
+        if end.progress or (end.checkpoint_crash and not _is_early_crash(end, within_steps)):
             break
-        same_crashes += end.death is not None and end.death.fingerprint == crash.fingerprint
+        same_crashes += end.checkpoint_crash is not None and end.checkpoint_crash.fingerprint == crash.fingerprint
     if same_crashes < min_crashes:
         return None
     return SuspectCheckpoint(
@@ -122,9 +122,9 @@ def list_suspects(attempts: Iterable[Attempt]) -> set[CheckpointRef]:
 
 def _is_early_crash(end: AttemptEnd, within_steps: int) -> bool:
     """Whether an attempt crashed within ``within_steps`` of its load, without a commit."""
-    if end.outcome is not AttemptEndOutcome.FAILED or end.death is None or end.progress:
+    if end.outcome is not AttemptEndOutcome.FAILED or end.checkpoint_crash is None or end.progress:
         return False
-    return end.death.steps is None or end.death.steps <= within_steps
+    return end.checkpoint_crash.steps is None or end.checkpoint_crash.steps <= within_steps
 
 
 def _describe_crash_time(crash: CheckpointCrash) -> str:

@@ -50,7 +50,9 @@ _WORKER_KILLED = r"DataLoader worker \(pid.{0,200}is killed by signal: Killed"
 _GPU_BROKEN = r"uncorrectable (?:NVLink|ECC) error|GPU has fallen off the bus|\bXid\b.{0,40}: \d+|NVRM: "
 _NO_GPU = r"no CUDA-capable device is detected|CUDA driver initialization failed|system not yet initialized"
 _NCCL = r"ncclSystemError|ncclRemoteError|ncclUnhandledCudaError"
-_PEER_LOST = r"Connection closed by (?:remote )?peer|Connection reset by peer.*\[Gloo\]|\[Gloo\].*Connection"
+_PEER_LOST = (
+    r"Connection closed by (?:remote )?peer|Connection reset by peer.{0,300}\[Gloo\]|\[Gloo\].{0,300}Connection"
+)
 
 ERROR_SIGNATURES: Sequence[ErrorSignature] = (
     ErrorSignature("gpu-broken", Cause.INFRASTRUCTURE, re.compile(_GPU_BROKEN), "its GPU is broken"),

@@ -50,7 +50,11 @@ def compute_escalation(
     if not changes and memory is None:
         return None
     return Escalation(
-        memory_bytes=memory, on_demand=on_demand, avoided_nodes=avoided, batch_scale=scale, words=", ".join(changes)
+        memory_bytes=memory,
+        on_demand=on_demand,
+        avoided_nodes=avoided,
+        batch_scale=scale,
+        explanation=", ".join(changes),
     )
 
 

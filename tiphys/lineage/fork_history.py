@@ -28,12 +28,12 @@ from tiphys.store import Attempt, Store, lineage_name, read_last_claim, read_run
 class AncestorRun(NamedTuple):
     """A direct or indirect parent of a fork.
 
-    ``fresh_since`` holds, by step, the first submission of this run whose results
+    ``rerun_since`` holds, by step, the first submission of this run whose results
     count. Such a step was run again there, so results of older runs do not count.
     """
 
     run: str
-    fresh_since: Mapping[str, int]
+    rerun_since: Mapping[str, int]
 
 
 def read_ancestors(store: Store, record: RunRecord) -> tuple[AncestorRun, ...]:
@@ -56,7 +56,7 @@ def read_ancestors(store: Store, record: RunRecord) -> tuple[AncestorRun, ...]:
 
 def _read_fresh_since(store: Store, record: RunRecord) -> Mapping[str, int]:
     last = read_last_claim(store, record.run)
-    return last.fresh_since if last else dict.fromkeys(record.fresh, 1)
+    return last.rerun_since if last else dict.fromkeys(record.rerun_steps, 1)
 
 
 def iter_start_candidates(
@@ -104,7 +104,7 @@ def choose_start_checkpoint(
     step: str,
     attempts: Sequence[Attempt],
     *,
-    fresh_since: int = 0,
+    rerun_since: int = 0,
     ancestors: Iterable[AncestorRun] = (),
 ) -> CheckpointChoice:
     """The newest valid checkpoint for the start of the next attempt, possibly one of an ancestor.
@@ -114,11 +114,11 @@ def choose_start_checkpoint(
         run: Name of the run.
         step: The step id.
         attempts: Its attempts so far.
-        fresh_since: The submission that runs the step again from the beginning; 0 for none.
+        rerun_since: The submission that runs the step again from the beginning; 0 for none.
         ancestors: The ancestors of the run, the nearest first.
     """
     lineage = lineage_name(run, step)
-    if fresh_since and not any(attempt.claim.submission >= fresh_since for attempt in attempts):
+    if rerun_since and not any(attempt.claim.submission >= rerun_since for attempt in attempts):
         return START_FROM_BEGINNING
     if attempts:
         own = choose_checkpoint(store, lineage, attempts)
@@ -131,7 +131,7 @@ def choose_start_checkpoint(
 def _choose_inherited_checkpoint(store: Store, step: str, ancestors: Iterable[AncestorRun]) -> CheckpointChoice:
     """The start checkpoint from the nearest ancestor that has attempts of the step."""
     for ancestor in ancestors:
-        since = ancestor.fresh_since.get(step.partition(".")[0], 0)
+        since = ancestor.rerun_since.get(step.partition(".")[0], 0)
         attempts = read_step_attempts(store, ancestor.run, step)
         if any(attempt.claim.submission >= since for attempt in attempts):
             lineage = lineage_name(ancestor.run, step)

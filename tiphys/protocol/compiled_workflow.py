@@ -84,10 +84,21 @@ class CompiledPipeline:
         return self.steps[name]
 
     def checkpoint_volume_url(self, name: str) -> str:
-        """URL of the separate store for the checkpoints of a step; empty for the run's store."""
+        """URL of the separate store for the checkpoints of a step; empty for the run's store.
+
+        Raises:
+            UsageError: it is no volume. The services reach the buckets of all tenants, so an author may name none.
+        """
         spec = self.steps.get(name)
         store = spec.checkpoints.store if spec and spec.checkpoints else ""
-        return "" if store == self.store else store
+        if store in ("", self.store):
+            return ""
+        if not store.startswith("file:"):
+            raise UsageError(
+                f"step {name!r} keeps its checkpoints in {store}; give checkpoints the run's store, or a volume "
+                "(file:///…)"
+            )
+        return store
 
 
 def find_template(manifest: Manifest, name: str) -> Manifest:
@@ -123,7 +134,12 @@ def read_annotation(
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise UsageError(f"annotation {annotation} is damaged ({error.errors()[0]['msg']}){consequence}") from error
+        raise UsageError(f"annotation {annotation} is damaged ({_first_mistake(error)}){consequence}") from error
+
+
+def _first_mistake(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
 
 
 def read_workflow_parameters(manifest: Manifest) -> dict[str, str]:
@@ -141,7 +157,7 @@ def _read_step_specs(manifest: Manifest) -> Iterator[StepSpec]:
             except ValidationError as error:
                 raise UsageError(
                     f"template {template.get('name')!r}: annotation {STEP_ANNOTATION} is damaged "
-                    f"({error.errors()[0]['msg']}); compile the pipeline again"
+                    f"({_first_mistake(error)}); compile the pipeline again"
                 ) from error
 
 

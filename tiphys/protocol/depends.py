@@ -8,6 +8,7 @@ Source: Argo Workflows v4.1 ``workflow/common/ancestry.go`` and ``workflow/contr
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from tiphys.errors import UsageError
 
 RESULTS = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned")
 _GROUP_RESULTS = ("AnySucceeded", "AllFailed")
+_MAX_NESTING = 50
+"""Brackets and negations inside each other. Argo's own examples have three; each is a call of the parser."""
+_MAX_SHOWN_CHARACTERS = 300
 _TOKEN = re.compile(r"\s*(&&|\|\||!|\(|\)|[A-Za-z0-9][-A-Za-z0-9]*(?:\.[A-Za-z]+)?)")
 
 KnownResults = Mapping[str, frozenset[str]]
@@ -67,10 +71,11 @@ def parse_depends(text: str) -> DependsExpression:
     """Parse a ``depends`` condition.
 
     Raises:
-        UsageError: the condition is not made of task results, ``!``, ``&&``, ``||`` and brackets.
+        UsageError: the condition is not made of task results, ``!``, ``&&``, ``||`` and brackets, or is nested too
+            deeply.
     """
     tokens = _tokens(text)
-    expression = _parse_alternatives(tokens, text)
+    expression = _parse_alternatives(tokens, text, _MAX_NESTING)
     if tokens:
         raise _syntax_error(text, f"{tokens[0]!r} is not expected there")
     return expression
@@ -147,39 +152,42 @@ def _with_brackets(expression: DependsExpression) -> str:
     return f"({expression})" if isinstance(expression, AllOf | AnyOf) else str(expression)
 
 
-def _tokens(text: str) -> list[str]:
-    tokens, position, text = [], 0, text.strip()
+def _tokens(text: str) -> deque[str]:
+    tokens, position, text = deque[str](), 0, text.strip()
     while position < len(text):
         if not (match := _TOKEN.match(text, position)):
-            raise _syntax_error(text, f"{text[position:].split()[0]!r} is not expected there")
+            raise _syntax_error(text, f"{text[position : position + 60].split()[0]!r} is not expected there")
         tokens.append(match[1])
         position = match.end()
     return tokens
 
 
-def _parse_alternatives(tokens: list[str], text: str) -> DependsExpression:
-    terms = [_parse_conjunction(tokens, text)]
+def _parse_alternatives(tokens: deque[str], text: str, depth: int) -> DependsExpression:
+    terms = [_parse_conjunction(tokens, text, depth)]
     while tokens and tokens[0] == "||":
-        tokens.pop(0)
-        terms.append(_parse_conjunction(tokens, text))
+        tokens.popleft()
+        terms.append(_parse_conjunction(tokens, text, depth))
     return terms[0] if len(terms) == 1 else AnyOf(tuple(terms))
 
 
-def _parse_conjunction(tokens: list[str], text: str) -> DependsExpression:
-    terms = [_parse_term(tokens, text)]
+def _parse_conjunction(tokens: deque[str], text: str, depth: int) -> DependsExpression:
+    terms = [_parse_term(tokens, text, depth)]
     while tokens and tokens[0] == "&&":
-        tokens.pop(0)
-        terms.append(_parse_term(tokens, text))
+        tokens.popleft()
+        terms.append(_parse_term(tokens, text, depth))
     return _conjoin(tuple(terms))
 
 
-def _parse_term(tokens: list[str], text: str) -> DependsExpression:
-    word = tokens.pop(0) if tokens else ""
+def _parse_term(tokens: deque[str], text: str, depth: int) -> DependsExpression:
+    """Parse one term; ``depth`` is how many brackets and negations it may hold inside each other."""
+    word = tokens.popleft() if tokens else ""
+    if word in ("!", "(") and not depth:
+        raise _syntax_error(text, f"more than {_MAX_NESTING} brackets and negations are inside each other")
     if word == "!":
-        return Not(_parse_term(tokens, text))
+        return Not(_parse_term(tokens, text, depth - 1))
     if word == "(":
-        inner = _parse_alternatives(tokens, text)
-        if not tokens or tokens.pop(0) != ")":
+        inner = _parse_alternatives(tokens, text, depth - 1)
+        if not tokens or tokens.popleft() != ")":
             raise _syntax_error(text, "a bracket is not closed")
         return inner
     task, dot, result = word.partition(".")
@@ -193,4 +201,5 @@ def _parse_term(tokens: list[str], text: str) -> DependsExpression:
 
 
 def _syntax_error(text: str, why: str) -> UsageError:
-    return UsageError(f"depends {text!r} cannot be read: {why}; write task results joined by &&, ||, ! and brackets")
+    shown = text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
+    return UsageError(f"depends {shown!r} cannot be read: {why}; write task results joined by &&, ||, ! and brackets")

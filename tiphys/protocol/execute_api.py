@@ -5,9 +5,9 @@ A reply without ``node`` means that the plugin does not handle the template.
 finished node again. Source: Argo Workflows ``pkg/plugins/executor``.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Phase = Literal["Pending", "Succeeded", "Failed"]
 
@@ -17,9 +17,9 @@ class WorkflowMetadata(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: str
-    namespace: str = "default"
-    uid: str
+    name: Annotated[str, Field(max_length=253)]
+    namespace: Annotated[str, Field(max_length=63)] = "default"
+    uid: Annotated[str, Field(max_length=128)]
 
 
 class WorkflowObject(BaseModel):

@@ -22,6 +22,8 @@ MEMBER_LABEL = "tiphys.dev/member"
 """``true`` on every member; the selector of the Service `GANG_SERVICE`."""
 GANG_SERVICE = "tiphys-members"
 """Headless Service of a namespace, through which the members of each gang resolve each other's host names."""
+GANG_ACCOUNT = "tiphys-gang"
+"""Account of the pod of Argo that creates a gang. The chart creates it where gangs are enabled."""
 GANG_PORT = 29500
 """Port on which the first member listens for the others; the default of torchrun."""
 

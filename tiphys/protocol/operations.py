@@ -105,12 +105,12 @@ def gang_outputs(gang: GangSpec | None) -> tuple[str, ...]:
     return GANG_OUTPUTS if gang.min_members is None else (*GANG_OUTPUTS, *ELASTIC_OUTPUTS)
 
 
-_SUFFIX = re.compile(r"(\[\d+\]\.attempts\(\d+\))?\[\d+\]\.(admit|settle|conclude)$")
+_SUFFIX = re.compile(r"(\[\d+\]\.attempts\(\d+\))?\[\d+\]\.(admit|settle|conclude|run(\(\d+\))?)$")
 _RETRY = re.compile(r"\.attempts\((\d+)\)\[\d+\]\.(admit|settle)$")
 
 
 def step_instance_name(node: str) -> str:
-    """Node name of the step of a plugin node, without the part for its attempt.
+    """Node name of the step of a plugin node or of a pod, without the part for its attempt.
 
     ``wf.sweep(1:lr:0.2)[0].attempts(1)[0].admit`` → ``wf.sweep(1:lr:0.2)``.
     """

@@ -9,7 +9,7 @@ write and that reach the training program as environment variables.
 
 import re
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -93,6 +93,8 @@ GENERATED_TEXT_ANNOTATION = "tiphys.dev/narrated"
 """Which of title and description Tiphys generated. The controller updates these and leaves the author's texts."""
 STORE_SECRET = "tiphys-store"  # noqa: S105  the name of a Secret
 """Secret with the store's credentials, as environment variables of the S3 client, in each workflow namespace."""
+EXECUTOR_ACCOUNT = "tiphys-executor"
+"""Account of Argo's own containers in the pods of a workflow; the chart creates it in each workflow namespace."""
 RUN_LABEL = "tiphys.dev/run"
 STEP_LABEL = "tiphys.dev/step"
 ATTEMPT_LABEL = "tiphys.dev/attempt"
@@ -150,6 +152,15 @@ class RetryPolicy(Record):
         return self.budget(Cause(budget)) if isinstance(budget, str) else budget
 
 
+# Bounds of a request for GPUs: all namespaces share the ledger that keeps it, and the scheduler that computes with it.
+_Gpus = Annotated[int, Field(gt=0, le=100_000)]
+_Members = Annotated[int, Field(gt=0, le=5000)]
+_Amount = Annotated[int, Field(gt=0, le=1_000_000_000)]
+Priority = Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)]
+"""In the range that users of Kubernetes have for a PriorityClass."""
+_QueueName = Annotated[str, Field(min_length=1, max_length=253)]
+_GpuType = Annotated[str, Field(min_length=1, max_length=63)]
+"""The value of a node label."""
 SpotUse = Literal["no", "allowed", "only"]
 """Whether a step must not, may, or must run on spot nodes."""
 
@@ -160,19 +171,19 @@ class GpuRequest(Record):
     The ``members`` pods of a gang share them evenly.
     """
 
-    gpus: PositiveInt
-    gpu_type: str | None = None
-    min_gpu_memory_mb: PositiveInt | None = None
-    queue: str = "default"
-    priority: int = 0
-    seconds: PositiveInt | None = None
+    gpus: _Gpus
+    gpu_type: _GpuType | None = None
+    min_gpu_memory_mb: _Amount | None = None
+    queue: _QueueName = "default"
+    priority: Priority = 0
+    seconds: _Amount | None = None
     """Maximum run time of the pod of one attempt, its grace period included; None if not declared."""
-    members: PositiveInt = Field(default=1, exclude_if=lambda members: members == 1)
-    tensor_parallel: PositiveInt = Field(default=1, exclude_if=lambda size: size == 1)
+    members: _Members = Field(default=1, exclude_if=lambda members: members == 1)
+    tensor_parallel: _Members = Field(default=1, exclude_if=lambda size: size == 1)
     """Number of consecutive pods that form a group within one NVLink domain."""
     spot: SpotUse = Field(default="no", exclude_if=lambda use: use == "no")
 
-    min_members: PositiveInt | None = Field(default=None, exclude_if=lambda fewest: fewest is None)
+    min_members: _Members | None = Field(default=None, exclude_if=lambda fewest: fewest is None)
     """Minimum number of pods of an elastic gang; None: the gang starts with all its pods or none."""
 
     @model_validator(mode="after")

@@ -27,7 +27,15 @@ from tiphys.records.auto_resume import (
     ManualStopRecord,
     RunProgress,
 )
-from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp, encode_document, utc_now
+from tiphys.records.base import (
+    Record,
+    SealedRecord,
+    StoredRecord,
+    StoreFormatRecord,
+    Timestamp,
+    encode_document,
+    utc_now,
+)
 from tiphys.records.checkpoint import (
     CheckpointManifest,
     CheckpointRef,
@@ -101,6 +109,7 @@ __all__ = [
     "Shard",
     "SkippedCheckpoint",
     "StartTimes",
+    "StoreFormatRecord",
     "StoredRecord",
     "SubmissionBinding",
     "SubmissionClaim",

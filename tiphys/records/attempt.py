@@ -12,11 +12,18 @@ versions ignore.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tiphys.records.base import Record, SealedRecord, StoredRecord, Timestamp
+from tiphys.records.base import (
+    MAX_PROGRAM_RECORD_BYTES,
+    Record,
+    SealedRecord,
+    StoredRecord,
+    Timestamp,
+    shortened,
+)
 from tiphys.records.checkpoint import CheckpointManifest, CheckpointRef, StartTimes
 
 
@@ -91,7 +98,7 @@ class Escalation(Record):
     avoided_nodes: tuple[str, ...] = ()
     batch_scale: float = 1.0
     """Recommended fraction of the usual batch size."""
-    words: str = ""
+    explanation: str = ""
     """The changes as a sentence; empty without changes."""
 
 
@@ -120,16 +127,16 @@ class AttemptClaim(SealedRecord):
     """Empty for a step that keeps no checkpoints."""
     starts_from: CheckpointRef | None = None
     skipped: tuple[SkippedCheckpoint, ...] = ()
-    pod_patch: str = ""
-    """Strategic merge patch of the pod spec, JSON; empty for none."""
     escalation: Escalation | None = Field(default=None, exclude_if=lambda escalation: escalation is None)
-    """The part of `pod_patch` that follows from earlier failures."""
+    """What changes after earlier failures; None for nothing."""
     lease: str = ""
     """Id of the GPU lease; empty for a step without GPUs."""
     nodes: tuple[str, ...] = Field(default=(), exclude_if=lambda nodes: not nodes)
     """The node of each of its pods, by rank; empty if Kubernetes chooses."""
     flavor: str = Field(default="", exclude_if=lambda flavor: not flavor)
     """The flavor of its GPUs; empty if no flavor is declared for them."""
+    gpu_type: str = Field(default="", exclude_if=lambda gpu_type: not gpu_type)
+    """The GPU type that the ledger chose; empty if the step names it, a flavor has it, or none was chosen."""
     members: PositiveInt | None = Field(default=None, exclude_if=lambda members: members is None)
     """Number of pods of an elastic gang at its start; None: the number that the step declares."""
 
@@ -181,14 +188,16 @@ class CheckpointCrash(Record):
 
 
 class CrashRecord(StoredRecord):
-    """``attempts/<step>/<k>.crash.json``: the error that ended attempt k, as its training program reported it."""
+    """``crashes/<step>/<k>.json``: the error that ended attempt k, as its training program reported it."""
+
+    max_bytes: ClassVar[int] = MAX_PROGRAM_RECORD_BYTES
 
     run: str
     step: str
     attempt: int
-    error: str
+    error: Annotated[str, shortened(4096)]
     """The exception, in one line."""
-    fingerprint: str = ""
+    fingerprint: Annotated[str, shortened(1024)] = ""
     """The exception without parts that differ between occurrences; empty for errors that no checkpoint can cause."""
     global_step: NonNegativeInt | None = None
     """Global step at the crash; None if no step was completed."""
@@ -196,7 +205,7 @@ class CrashRecord(StoredRecord):
     """The checkpoint that it had restored, or was restoring."""
     stuck_seconds: float | None = None
     """Seconds without a completed step when the hang watchdog ended it; None if it was not ended for a hang."""
-    stacks: str = ""
+    stacks: Annotated[str, shortened(32 << 10)] = ""
     """Stacks of its threads at that moment."""
 
 
@@ -238,7 +247,7 @@ class FailureEvidence(Record):
 
     rule: str
     """Name of the rule that matched."""
-    words: str = ""
+    matched_text: str = ""
     """The matched text, verbatim; empty if an exit code or missing evidence decided."""
     node: str = ""
     """Node of the attempt, or of its pod that ended first; empty if unknown."""
@@ -264,15 +273,15 @@ class AttemptEnd(SealedRecord):
     progress: bool = False
     progress_unknown: bool = Field(default=False, exclude_if=lambda unknown: not unknown)
     """Whether it committed checkpoints that cannot be read, so its progress is unknown. No budget is charged then."""
-    death: CheckpointCrash | None = None
+    checkpoint_crash: CheckpointCrash | None = None
     """None if the end says nothing about a checkpoint."""
     suspect: CheckpointRef | None = None
     """The checkpoint that this crash put into quarantine; the next attempt starts from an older one."""
     preempted: Preemption | None = None
     """None without a preemption request. The end may still have another cause, such as a crash during the save."""
-    over_at: Timestamp | None = None
+    terminating_at: Timestamp | None = None
     """When its pod began to terminate, by the cluster's clock; None if that was not observed."""
-    saved: LastCheckpoint | None = None
+    last_checkpoint: LastCheckpoint | None = None
     """Its newest checkpoint; None if it committed none that is visible outside its pods."""
     step_key: str = ""
     outputs: tuple[Output, ...] = ()
@@ -287,7 +296,7 @@ class AttemptEnd(SealedRecord):
 
 
 class ReuseRecord(StoredRecord):
-    """``adopted/<n>/<step>.json``: submission n reused a finished result instead of running the step.
+    """``reused/<n>/<step>.json``: submission n reused a finished result instead of running the step.
 
     ``source_run`` differs from ``run`` when the result is shared between runs.
     """

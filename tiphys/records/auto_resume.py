@@ -29,7 +29,7 @@ class RunProgress(Record):
 
 
 class AutoResumeRecord(StoredRecord):
-    """``automatic/<n>.json``: the controller's intent to create submission n, and the reason.
+    """``auto-resumes/<n>.json``: the controller's intent to create submission n, and the reason.
 
     Written before any other record of that submission. A controller that dies
     afterwards has used up the resume, so that every automatic submission counts.
@@ -48,7 +48,7 @@ class AutoResumeRecord(StoredRecord):
 
 
 class ManualStopRecord(StoredRecord):
-    """``automatic/<n>.left.json``: a person ended submission n, so the controller does not resume its run.
+    """``auto-resumes/<n>.manual-stop.json``: a person ended submission n, so the controller does not resume its run.
 
     A separate record, because the Workflow that shows it may be deleted.
     """
@@ -74,20 +74,19 @@ class AlertRecord(StoredRecord):
 
 
 class AlertClaimRecord(StoredRecord):
-    """``alerts/<id>/taken.json``: the action and submission of an alert, fixed when it is first processed.
+    """``alerts/<id>/claim.json``: the run and submission of an alert, fixed when it is first processed.
 
     An alert applies to the submission that is the last one at that moment.
-    Repeated deliveries therefore lead to one action.
+    Repeated deliveries therefore lead to one action. Which action that is follows from the administrator's rules.
     """
 
-    action: str
     run: str = ""
     """Empty if the alert names no run."""
     submission: NonNegativeInt = 0
 
 
 class AlertResultRecord(StoredRecord):
-    """``alerts/<id>/done.json``: the outcome of an alert."""
+    """``alerts/<id>/result.json``: the outcome of an alert."""
 
     outcome: Literal["resumed", "restarted", "forked", "told", "left", "resolved", "unmatched", "refused"]
     message: str

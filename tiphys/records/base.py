@@ -9,9 +9,18 @@ display; no decision depends on it, because clocks disagree.
 import json
 import secrets
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, ValidationInfo, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from tiphys.records.names import json_digest
@@ -54,12 +63,31 @@ SCHEMA_VERSION = 1
 """Version of all stored records. New fields do not change it; it changes only if old readers would be wrong."""
 
 
+def shortened(characters: int) -> BeforeValidator:
+    """Cut a text that a program wrote, when it is written and when it is read: services keep such texts in memory."""
+    return BeforeValidator(lambda text: text[:characters] if isinstance(text, str) else text)
+
+
+MAX_RECORD_BYTES = 4 << 20
+"""Size of the largest record, and of the largest object that `tiphys.store.Store.read` returns. Without a limit, one
+object of a tenant could fill the memory of a service that reads the records of all tenants."""
+MAX_PROGRAM_RECORD_BYTES = 64 << 10
+"""Size of the largest record of the kinds that programs write and services read by the dozen."""
+
+
 class StoredRecord(Record):
     """A record with its own key in storage. Validation refuses other schema versions, whose meaning is unknown."""
+
+    max_bytes: ClassVar[int] = MAX_RECORD_BYTES
+    """Writers refuse, and readers do not parse, a larger record of this kind."""
 
     version: int = SCHEMA_VERSION
     nonce: str = Field(default_factory=lambda: secrets.token_hex(8))
     written_at: Timestamp = Field(default_factory=utc_now)
+
+    def named_namespaces(self) -> tuple[str, ...]:
+        """Namespaces of the cluster that the record names; they must be that of its store."""
+        return ()
 
     @model_validator(mode="before")
     @classmethod
@@ -67,6 +95,12 @@ class StoredRecord(Record):
         if info.mode == "json" and isinstance(document, dict):
             check_version(document)
         return document
+
+
+class StoreFormatRecord(StoredRecord):
+    """``control/format.json``: names the format of the store; written before its first run."""
+
+    format: int
 
 
 class SealedRecord(StoredRecord):

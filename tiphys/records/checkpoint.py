@@ -7,11 +7,19 @@ is never changed.
 
 import json
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import NonNegativeInt, PlainSerializer, ValidationInfo, model_validator
 
-from tiphys.records.base import Record, StoredRecord, Timestamp, check_seal, compute_seal
+from tiphys.records.base import (
+    MAX_PROGRAM_RECORD_BYTES,
+    Record,
+    StoredRecord,
+    Timestamp,
+    check_seal,
+    compute_seal,
+    shortened,
+)
 
 Metric = Annotated[float, PlainSerializer(lambda value: value if math.isfinite(value) else str(value))]
 """A float whose JSON form is text where JSON has no number: ``"nan"`` or ``"inf"``."""
@@ -134,14 +142,18 @@ class CheckpointManifest(StoredRecord):
 class QuarantineRecord(StoredRecord):
     """``quarantine/…json``: this checkpoint must not be loaded, and why."""
 
+    max_bytes: ClassVar[int] = MAX_PROGRAM_RECORD_BYTES
+
     checkpoint: CheckpointRef
-    reason: str
-    by: str
+    reason: Annotated[str, shortened(500)]
+    by: Annotated[str, shortened(100)]
     """``restore`` or ``verify`` for bytes that do not match, ``settle`` for a suspect, or the name of a person."""
 
 
 class PinRecord(StoredRecord):
     """``pins/<k>-<step>/<name>.json``: retention keeps this checkpoint until the pin is removed."""
+
+    max_bytes: ClassVar[int] = MAX_PROGRAM_RECORD_BYTES
 
     checkpoint: CheckpointRef
     name: str
@@ -150,10 +162,12 @@ class PinRecord(StoredRecord):
 
 
 class TombstoneRecord(StoredRecord):
-    """``expired/<k>-<step>.json``: no rule keeps this checkpoint, so it will be deleted after a delay.
+    """``tombstones/<k>-<step>.json``: no rule keeps this checkpoint, so it will be deleted after a delay.
 
-    Under ``expired/<k>-<step>.<nonce>.json`` the same record announces that a
+    Under ``tombstones/<k>-<step>.<nonce>.json`` the same record announces that a
     process is about to delete it, unless that process still finds a reference.
     """
+
+    max_bytes: ClassVar[int] = MAX_PROGRAM_RECORD_BYTES
 
     checkpoint: CheckpointRef

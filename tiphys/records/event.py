@@ -1,10 +1,10 @@
 """Events: occurrences in a run that no other record holds, such as a skipped checkpoint."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tiphys.records.base import Record, StoredRecord, Timestamp, utc_now
+from tiphys.records.base import MAX_PROGRAM_RECORD_BYTES, Record, StoredRecord, Timestamp, utc_now
 
 
 class Event(Record):
@@ -21,6 +21,13 @@ class Event(Record):
     data: dict[str, Any] = {}
 
 
+PROGRAM_EVENT_SOURCE = "trainer"
+"""Source of the events of training programs, which have a place of their own in the store."""
+
+PROGRAM_EVENT_PREFIX = "checkpoint."
+"""Programs report on their checkpoints only. Readers drop every other event of theirs as forged."""
+
+
 class EventBatch(StoredRecord):
     """``events/<n>.json``: events of one writer. The writer claims the number n by creating the object."""
 
@@ -28,3 +35,9 @@ class EventBatch(StoredRecord):
     source: str
     """The writer: ``plugin``, ``trainer``, ``controller`` or ``engine``."""
     events: tuple[Event, ...]
+
+
+class ProgramEventBatch(EventBatch):
+    """A batch that a training program stored."""
+
+    max_bytes: ClassVar[int] = MAX_PROGRAM_RECORD_BYTES

@@ -14,6 +14,8 @@ from tiphys.errors import UsageError
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _RUN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 MAX_RUN_NAME_CHARACTERS = 63
+LOCAL_CLUSTER_PREFIX = "local:"
+"""Prefix of the names of local engines, whose Workflows have no namespace of Kubernetes."""
 # One encoder for all calls: a plan of ten thousand steps computes as many hashes.
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 _ITEM = re.compile(r"[0-9a-f]{12}\.\d+")

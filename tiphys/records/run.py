@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from tiphys.records.base import StoredRecord
+from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 
 
 class RunRecord(StoredRecord):
@@ -27,7 +28,7 @@ class RunRecord(StoredRecord):
     code_version: str | None = None
     parent: str = Field(default="", exclude_if=lambda parent: not parent)
     """The run that this one is a fork of; empty for a run that is no fork."""
-    fresh: tuple[str, ...] = Field(default=(), exclude_if=lambda fresh: not fresh)
+    rerun_steps: tuple[str, ...] = Field(default=(), exclude_if=lambda steps: not steps)
     """Steps of a fork that reuse neither results nor checkpoints of the parent."""
     key: str = Field(default="", exclude_if=lambda key: not key)
     """Digest of the idempotency key of its creation; empty without one."""
@@ -47,7 +48,7 @@ class WorkflowRecord(StoredRecord):
 
 
 class IdempotencyKeyRecord(StoredRecord):
-    """``keys/<digest of the key>.json``: the run that an idempotency key created, and a digest of the request.
+    """``idempotency-keys/<digest>.json``: the run that an idempotency key created, and a digest of the request.
 
     Written before any record of that run, so that the same key never creates a second run.
     """
@@ -56,6 +57,9 @@ class IdempotencyKeyRecord(StoredRecord):
     namespace: str
     content: str
     """Digest of the whole request."""
+
+    def named_namespaces(self) -> tuple[str, ...]:
+        return (self.namespace,)
 
 
 class SubmissionKind(StrEnum):
@@ -83,15 +87,18 @@ class SubmissionClaim(StoredRecord):
     """The target cluster; empty if the plugin of the Workflow itself writes the claim."""
     steps: tuple[str, ...] = ()
     """Names of the steps to run; empty means all."""
-    again: tuple[str, ...] = Field(default=(), exclude_if=lambda again: not again)
+    rerun_roots: tuple[str, ...] = Field(default=(), exclude_if=lambda roots: not roots)
     """Done steps that the user wants to run again."""
-    fresh_since: dict[str, PositiveInt] = Field(default={}, exclude_if=lambda since: not since)
+    rerun_since: dict[str, PositiveInt] = Field(default={}, exclude_if=lambda since: not since)
     """By step, the first submission of this run whose results and checkpoints count; those of other runs do not.
     Includes the entries of earlier submissions."""
     workflow: str = Field(default="", exclude_if=lambda workflow: not workflow)
     """Digest of its `WorkflowRecord`; empty for the Workflow of ``run.json``."""
     key: str = Field(default="", exclude_if=lambda key: not key)
     """Digest of the idempotency key of the request; empty without one."""
+
+    def named_namespaces(self) -> tuple[str, ...]:
+        return () if self.cluster.startswith(LOCAL_CLUSTER_PREFIX) else (self.namespace,)
 
 
 class SubmissionBinding(StoredRecord):
@@ -103,6 +110,9 @@ class SubmissionBinding(StoredRecord):
     namespace: str
     workflow_name: str
     uid: str
+
+    def named_namespaces(self) -> tuple[str, ...]:
+        return () if self.cluster.startswith(LOCAL_CLUSTER_PREFIX) else (self.namespace,)
 
 
 class SubmissionEnd(StoredRecord):

@@ -17,7 +17,7 @@ class RankShardsRecord(StoredRecord):
 
 
 class SaveAbandonedRecord(StoredRecord):
-    """``shards/<k>-<step>/lost-…json``: a rank could not store its shards, so the others stop waiting."""
+    """``shards/<k>-<step>/abandoned-…json``: a rank could not store its shards, so the others stop waiting."""
 
     rank: int
     global_step: int
@@ -25,7 +25,7 @@ class SaveAbandonedRecord(StoredRecord):
 
 
 class SaveRequest(StoredRecord):
-    """``gangs/…/calls/<n>.json``: all ranks save after ``global_step`` steps, and stop there if ``stop`` is set."""
+    """``gangs/…/save-requests/<n>.json``: all ranks save after ``global_step`` steps, and may stop there."""
 
     rank: int
     """The rank that made the request."""

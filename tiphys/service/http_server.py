@@ -3,24 +3,103 @@
 uvicorn runs in a thread, so that the main thread of a service keeps its own
 loop and tests can start the service as a context manager. `read_body` limits
 the size of a request, so that a caller cannot exhaust the memory of a service.
+With a `ServerCertificate` the server speaks TLS, and only TLS.
 """
 
+import argparse
 import errno
+import json
 import socket
+import ssl
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import structlog
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from tiphys.errors import ConflictError, StoreError, UsageError
+from tiphys.service.connections import MAX_HEADER_BYTES, LimitedConnection, LimitedListener, TlsEventLoop
 
+CLOSE_CONNECTION = {"Connection": "close"}
+"""Header of a response to a caller whose body is not read."""
 _DRAIN_SECONDS = 25
 """Time to answer open calls at shutdown. Argo ends a call after 30 s."""
 _START_SECONDS = 60.0
+_RENEWAL_CHECK_SECONDS = 30
+_log = structlog.get_logger()
+
+
+class ServerCertificate:
+    """Certificate and key of a server, read again when the files change: a renewal needs no restart.
+
+    Args:
+        certificate: PEM file with the certificate, followed by those of intermediate authorities.
+        key: PEM file with its private key, not encrypted.
+
+    Raises:
+        UsageError: a file cannot be read, or the key is not that of the certificate.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._content = b""
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.reload()
+
+    def reload(self) -> None:
+        """Use the files as they are now, for new connections. Raises `UsageError`, and keeps the pair of before."""
+        try:
+            content = self._certificate.read_bytes() + self._key.read_bytes()
+            if content == self._content:
+                return
+            # A pair that does not match must not replace one that does. The empty password prevents a prompt.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key, "")
+            self.context.load_cert_chain(self._certificate, self._key, "")
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"the certificate {self._certificate} with the key {self._key} cannot be used: {error}; give PEM files "
+                "of one pair: --tls-cert, --tls-key"
+            ) from error
+        self._content = content
+
+    async def follow_renewals(self) -> None:
+        """Reload; a pair that cannot be used is logged."""
+        try:
+            self.reload()
+        except UsageError as error:
+            _log.error("certificate.unusable", error=str(error))
+
+
+def add_tls_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--tls-cert`` and ``--tls-key``; `read_tls_options` reads them."""
+    parser.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="PEM file of the certificate; the server then speaks HTTPS only, and takes up a renewed certificate "
+        "without a restart (default: plain HTTP)",
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file of the private key of --tls-cert")
+
+
+def read_tls_options(options: argparse.Namespace) -> ServerCertificate | None:
+    """The certificate that the options name; None for plain HTTP.
+
+    Raises:
+        UsageError: only one of the two is given, or the files cannot be used.
+    """
+    if not options.tls_cert and not options.tls_key:
+        return None
+    if not options.tls_cert or not options.tls_key:
+        raise UsageError("--tls-cert and --tls-key belong together; give both, or none for plain HTTP")
+    return ServerCertificate(options.tls_cert, options.tls_key)
 
 
 class AppServer:
@@ -30,6 +109,7 @@ class AppServer:
         app: The application.
         host: Address to listen on.
         port: Port to listen on; 0 for a free one.
+        certificate: Certificate for TLS; None for plain HTTP.
 
     Raises:
         ConflictError: the port is in use.
@@ -37,17 +117,33 @@ class AppServer:
         StoreError: the server did not start in time.
     """
 
-    def __init__(self, app: Starlette, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
         self._host = host
         self._port = port
+        self._scheme = "http" if certificate is None else "https"
         config = uvicorn.Config(
             app,
+            http=LimitedConnection,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             log_config=None,
             access_log=False,
+            server_header=False,
             lifespan="off",
             ws="none",
             timeout_graceful_shutdown=_DRAIN_SECONDS,
         )
+        if certificate is not None:
+            context = certificate.context
+            config.ssl_context_factory = lambda *_: context
+            config.loop = f"{TlsEventLoop.__module__}:{TlsEventLoop.__name__}"
+            config.callback_notify = certificate.follow_renewals
+            config.timeout_notify = _RENEWAL_CHECK_SECONDS
         self._server = uvicorn.Server(config)
         self._thread: threading.Thread | None = None
         self._socket: socket.socket | None = None
@@ -58,7 +154,7 @@ class AppServer:
         if self._socket is None:
             raise UsageError("the server has not been started; use it as a context manager")
         host, port = self._socket.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     def __enter__(self) -> Self:
         self._socket = _listen(self._host, self._port)
@@ -85,9 +181,7 @@ class AppServer:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio disables Nagle's algorithm only for sockets with an explicit protocol; without it each answer waits about
-    # 40 ms for an acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = LimitedListener(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -106,19 +200,41 @@ class BodyTooLargeError(UsageError):
     """The body of a request exceeds the limit."""
 
 
+class BodyIncompleteError(UsageError):
+    """The caller went away, or was ended by a deadline, before its body was complete."""
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """Read the body of a request of at most ``max_bytes`` bytes.
 
     Raises:
         BodyTooLargeError: the body is larger. If its Content-Length says so, the body is not read.
+        BodyIncompleteError: the connection ended before the body did; nobody reads the response.
     """
     too_large = BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
-    content_length = request.headers.get("content-length", "")
-    if content_length.isdecimal() and int(content_length) > max_bytes:
+    # The server has refused a length of more than 20 digits, or of any but ASCII digits (h11, `_headers.py`).
+    if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise too_large
+    except ClientDisconnect as error:
+        raise BodyIncompleteError("the connection ended before the body did") from error
     return bytes(body)
+
+
+def parse_json(body: bytes) -> Any:
+    """Parse the body of a request.
+
+    Raises:
+        UsageError: the body is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(body)
+    except RecursionError as error:
+        raise UsageError("the body is not JSON that can be read: it is nested too deeply") from error
+    except ValueError as error:
+        raise UsageError(f"the body is not JSON: {error}") from error

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
-from tiphys.errors import UsageError
+from tiphys.errors import IntegrityError, UsageError
+from tiphys.records.base import MAX_RECORD_BYTES
 
 _LONGEST_KEY_BYTES = 1024
 _NO_PARTS = frozenset(("", ".", ".."))
@@ -36,6 +37,10 @@ class Store(Protocol):
     def url(self) -> str:
         """URL with which `open_store` opens this store; contains no secret."""
 
+    @property
+    def namespace(self) -> str:
+        """The namespace whose runs it holds. Records that name another are damaged. Empty if it is not known."""
+
     def create(self, key: str, data: bytes | bytearray, *, sha256: str | None = None) -> None:
         """Write an object durably if no object has this key.
 
@@ -53,10 +58,11 @@ class Store(Protocol):
         """Like `create`, for bytes that need not fit in memory."""
 
     def read(self, key: str) -> bytes:
-        """The whole object.
+        """The whole object, of at most `MAX_RECORD_BYTES`; `chunks` reads larger ones.
 
         Raises:
             ObjectMissingError: no object has this key.
+            IntegrityError: the object is larger.
         """
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
@@ -110,6 +116,19 @@ def check_key(key: str) -> str:
     if "\0" in key or not _NO_PARTS.isdisjoint(key.split("/")):
         raise UsageError(f"key {key!r} is not valid: its parts must not be empty, '.' or '..'")
     return key
+
+
+def check_read_size(store: Store, key: str, size_bytes: int) -> None:
+    """Check the size of an object that is to be read as a whole.
+
+    Raises:
+        IntegrityError: it has more than `MAX_RECORD_BYTES`.
+    """
+    if size_bytes > MAX_RECORD_BYTES:
+        raise IntegrityError(
+            f"{store.url}: {key} has {size_bytes:,} bytes, and no record has more than {MAX_RECORD_BYTES:,}; it was "
+            "not read: restore the object or remove the run"
+        )
 
 
 class UploadSource(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from tiphys.errors import IntegrityError, ObjectExistsError, ObjectMissingError
+from tiphys.errors import IntegrityError, ObjectExistsError, ObjectMissingError, UsageError
 from tiphys.records import StoredRecord
 from tiphys.records.base import SCHEMA_VERSION, UNKNOWN_VERSION
 from tiphys.store.base import Store
@@ -25,9 +25,20 @@ class ClaimResult(NamedTuple, Generic[RecordT]):
 
 
 def claim_record(store: Store, key: str, record: RecordT) -> ClaimResult[RecordT]:
-    """Write ``record`` under ``key`` unless the key exists; return the record that the key holds."""
+    """Write ``record`` under ``key`` unless the key exists; return the record that the key holds.
+
+    Raises:
+        UsageError: the record is larger than readers accept.
+        IntegrityError: the key holds something else than a valid record of this kind.
+    """
+    data = record.to_bytes()
+    if len(data) > record.max_bytes:
+        raise UsageError(
+            f"{type(record).__name__} {key} would have {len(data):,} bytes, and such a record has at most "
+            f"{record.max_bytes:,}; nothing was written: make the Workflow, or the number of files, smaller"
+        )
     try:
-        store.create(key, record.to_bytes())
+        store.create(key, data)
     except ObjectExistsError:
         stored = read_record(store, key, type(record))
         return ClaimResult(stored, is_ours=stored.nonce == record.nonce)
@@ -39,11 +50,17 @@ def read_record(store: Store, key: str, kind: type[RecordT]) -> RecordT:
 
     Raises:
         ObjectMissingError: no object has this key.
-        IntegrityError: the object is not a valid record of this kind, or has another schema version.
+        IntegrityError: the object is not a valid record of this kind, has another schema version, or names another
+            namespace than that of the store.
     """
     data = store.read(key)
+    if len(data) > kind.max_bytes:
+        raise IntegrityError(
+            f"{store.url}: {key} has {len(data):,} bytes, and a {kind.__name__} has at most {kind.max_bytes:,}; it was "
+            "not read: restore the object or remove the run"
+        )
     try:
-        return kind.model_validate_json(data)
+        record = kind.model_validate_json(data)
     except ValidationError as error:
         problem = error.errors()[0]
         if problem["type"] == UNKNOWN_VERSION:
@@ -55,6 +72,8 @@ def read_record(store: Store, key: str, kind: type[RecordT]) -> RecordT:
             f"{store.url}: {key} is not a valid {kind.__name__}: {problem['msg']}; "
             "records are never edited: restore the object or remove the run"
         ) from error
+    _check_namespace(store, key, record)
+    return record
 
 
 def find_record(store: Store, key: str, kind: type[RecordT]) -> RecordT | None:
@@ -63,3 +82,13 @@ def find_record(store: Store, key: str, kind: type[RecordT]) -> RecordT | None:
         return read_record(store, key, kind)
     except ObjectMissingError:
         return None
+
+
+def _check_namespace(store: Store, key: str, record: StoredRecord) -> None:
+    """Refuse a record that names another namespace than that of its store: it must not reach what runs there."""
+    for namespace in record.named_namespaces():
+        if store.namespace and namespace and namespace != store.namespace:
+            raise IntegrityError(
+                f"{store.url}: {key} names namespace {namespace}, and this store belongs to namespace "
+                f"{store.namespace}; nothing was done there: remove the object, and find out which program wrote it"
+            )

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from tiphys.errors import NotFoundError, ObjectExistsError, ObjectMissingError, StoreError, UsageError
 from tiphys.faults import failpoint
-from tiphys.store.base import ObjectInfo, check_key, open_source
+from tiphys.store.base import ObjectInfo, check_key, check_read_size, open_source
 
 
 @contextlib.contextmanager
@@ -66,14 +66,16 @@ class DirectoryStore:
     Args:
         path: The folder. It must be on one file system that supports hard links.
         create: Create the folder if it is missing.
+        namespace: The namespace whose runs it holds; empty if unknown.
 
     Raises:
         NotFoundError: the folder is missing and ``create`` is False.
         StoreError: the folder cannot be created, or is a file.
     """
 
-    def __init__(self, path: Path | str, create: bool = True) -> None:
+    def __init__(self, path: Path | str, create: bool = True, *, namespace: str = "") -> None:
         self._root = Path(path).absolute()
+        self.namespace = namespace
         self._stale_files_removed = False
         with translate_os_errors(self._root, "open the store"):
             if not create and not self._root.exists():
@@ -102,9 +104,17 @@ class DirectoryStore:
             self._create(key, size, lambda stream: shutil.copyfileobj(source, stream, _COPY_BYTES))
 
     def read(self, key: str) -> bytes:
-        return b"".join(self.chunks(key))
+        with self._open(key) as stream:
+            check_read_size(self, key, os.fstat(stream.fileno()).st_size)
+            return stream.read()
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
+        with self._open(key) as stream:
+            while chunk := stream.read(size_bytes):
+                yield chunk
+
+    @contextlib.contextmanager
+    def _open(self, key: str) -> Iterator[BinaryIO]:
         path = self._path(key)
         with translate_os_errors(path, "read"):
             try:
@@ -113,8 +123,7 @@ class DirectoryStore:
                 self._check_mounted()
                 raise ObjectMissingError(f"{self.url} has no object {key}") from None
             with stream:
-                while chunk := stream.read(size_bytes):
-                    yield chunk
+                yield stream
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         for entry, key in self._children(prefix):

@@ -1,20 +1,32 @@
-"""Keys of all records. No other module builds a key.
+"""Keys of all objects. No other module builds a key.
+
+A store has two halves, so that one policy of the storage service can tell them
+apart. Below ``control/`` lies what Tiphys acts on: only the services, the local
+engine and a person with the control credentials write there. Below ``data/``
+lies what training programs and Argo's artifacts write. A program that writes
+nonsense there harms its own tenant only.
 
 Numbers are zero-padded, so that listings return them in order. In ``manifests/``,
-``quarantine/``, ``pins/`` and ``expired/`` they count down, so that the newest
+``quarantine/``, ``pins/`` and ``tombstones/`` they count down, so that the newest
 checkpoint is listed first.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from tiphys.records import CheckpointRef, check_run_name, check_step_id
 
-RUNS = "runs/"
-LINEAGES = "lineages/"
-ALERTS = "alerts/"
+StoreHalf = Literal["control/", "data/"]
+CONTROL: Final = "control/"
+DATA: Final = "data/"
+FORMAT_MARKER = f"{CONTROL}format.json"
+"""Key of the record that names the format of the store (`tiphys.store.format`)."""
+RUNS = f"{CONTROL}runs/"
+RUN_DATA = f"{DATA}runs/"
+LINEAGES = f"{DATA}lineages/"
+ALERTS = f"{CONTROL}alerts/"
 
 PIN_NAME = r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"
 
@@ -24,12 +36,12 @@ _CHECKPOINT = re.compile(r"(\d{9})-(\d{15})\.json")
 _PIN = re.compile(r"(\d{9})-(\d{15})/(" + PIN_NAME + r")\.json")
 _TOMBSTONE = re.compile(r"(\d{9})-(\d{15})(?:\.([0-9a-f]+))?\.json")
 _SHARD = re.compile(r"(\d{9})-(\d{15})/.+")
-_STEP_TIME = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d+)")
-_ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|taken|done)\.json")
+_STEP_TIME = re.compile(r"(\d{9})-(\d{9})-(\d{5})-(\d{1,15})", re.ASCII)
+_ALERT = re.compile(ALERTS + r"([0-9a-f]{32})/(firing|resolved|claim|result)\.json")
 _ATTEMPT = re.compile(RUNS + r"[^/]+/attempts/([^/]+)/(\d{9})(\.end)?\.json")
-_OUTPUT = re.compile(RUNS + r"([^/]+)/outputs/([^/]+)/(\d{9})/(.+)", re.DOTALL)
-_REUSED = re.compile(RUNS + r"[^/]+/adopted/(\d{9})/([^/]+)\.json")
-_REUSED_ATTEMPT = re.compile(RUNS + r"[^/]+/adopted/(\d{9})/([^/]+)\.attempt-(\d{9})")
+_OUTPUT = re.compile(RUN_DATA + r"([^/]+)/outputs/([^/]+)/(\d{9})/(.+)", re.DOTALL)
+_REUSED = re.compile(RUNS + r"[^/]+/reused/(\d{9})/([^/]+)\.json")
+_REUSED_ATTEMPT = re.compile(RUNS + r"[^/]+/reused/(\d{9})/([^/]+)\.attempt-(\d{9})")
 _DONE = re.compile(RUNS + r"[^/]+/done/([^/]+)/(\d{9})-([0-9a-f]{64})")
 
 
@@ -47,16 +59,22 @@ class RunLayout:
         check_run_name(self.run)
 
     @property
-    def prefix(self) -> str:
+    def control(self) -> str:
+        """Prefix of the records of the run, which only Tiphys writes."""
         return f"{RUNS}{self.run}/"
 
     @property
+    def data(self) -> str:
+        """Prefix of what the programs of the run write, without their checkpoints."""
+        return f"{RUN_DATA}{self.run}/"
+
+    @property
     def run_record(self) -> str:
-        return f"{self.prefix}run.json"
+        return f"{self.control}run.json"
 
     @property
     def submissions(self) -> str:
-        return f"{self.prefix}submissions/"
+        return f"{self.control}submissions/"
 
     def submission(self, submission: int) -> str:
         return f"{self.submissions}{_pad_number(submission)}.json"
@@ -69,24 +87,24 @@ class RunLayout:
 
     def workflow(self, workflow_digest: str) -> str:
         """Key of a later Workflow of the run (`tiphys.records.WorkflowRecord`)."""
-        return f"{self.prefix}workflows/{workflow_digest}.json"
+        return f"{self.control}workflows/{workflow_digest}.json"
 
     def auto_resume(self, submission: int) -> str:
         """Key of the record that the controller resumed the run automatically with this submission."""
-        return f"{self.prefix}automatic/{_pad_number(submission)}.json"
+        return f"{self.control}auto-resumes/{_pad_number(submission)}.json"
 
     def manual_stop(self, submission: int) -> str:
-        return f"{self.prefix}automatic/{_pad_number(submission)}.left.json"
+        return f"{self.control}auto-resumes/{_pad_number(submission)}.manual-stop.json"
 
     def items(self, submission: int) -> str:
-        return f"{self.prefix}items/{_pad_number(submission)}/"
+        return f"{self.control}items/{_pad_number(submission)}/"
 
     def item(self, submission: int, step: str) -> str:
         return f"{self.items(submission)}{check_step_id(step)}.json"
 
     @property
     def all_reused(self) -> str:
-        return f"{self.prefix}adopted/"
+        return f"{self.control}reused/"
 
     def reused(self, submission: int, step: str) -> str:
         return f"{self.all_reused}{_pad_number(submission)}/{check_step_id(step)}.json"
@@ -97,7 +115,7 @@ class RunLayout:
 
     @property
     def attempts(self) -> str:
-        return f"{self.prefix}attempts/"
+        return f"{self.control}attempts/"
 
     def step_attempts(self, step: str) -> str:
         return f"{self.attempts}{check_step_id(step)}/"
@@ -110,11 +128,11 @@ class RunLayout:
 
     @property
     def all_outputs(self) -> str:
-        return f"{self.prefix}outputs/"
+        return f"{self.data}outputs/"
 
     def attempt_crash(self, step: str, attempt: int) -> str:
         """Key of the crash report of the training program of an attempt."""
-        return f"{self.step_attempts(step)}{_pad_number(attempt)}.crash.json"
+        return f"{self.data}crashes/{check_step_id(step)}/{_pad_number(attempt)}.json"
 
     def outputs(self, step: str, attempt: int) -> str:
         """Prefix of the outputs of an attempt, with a final slash."""
@@ -122,7 +140,7 @@ class RunLayout:
 
     @property
     def done_markers(self) -> str:
-        return f"{self.prefix}done/"
+        return f"{self.control}done/"
 
     def step_done_markers(self, step: str) -> str:
         return f"{self.done_markers}{check_step_id(step)}/"
@@ -132,7 +150,7 @@ class RunLayout:
 
     @property
     def all_progress(self) -> str:
-        return f"{self.prefix}progress/"
+        return f"{self.data}progress/"
 
     def progress(self, step: str, attempt: int) -> str:
         """Key of an empty object: this attempt has committed a checkpoint on a volume, which only its pod can read."""
@@ -140,10 +158,13 @@ class RunLayout:
 
     @property
     def events(self) -> str:
-        return f"{self.prefix}events/"
+        """Prefix of the events of the services and of the local engine."""
+        return f"{self.control}events/"
 
-    def event_batch(self, number: int) -> str:
-        return f"{self.events}{_pad_number(number)}.json"
+    @property
+    def program_events(self) -> str:
+        """Prefix of the events of the training programs."""
+        return f"{self.data}events/"
 
 
 @dataclass(frozen=True)
@@ -184,7 +205,7 @@ class LineageLayout:
 
     def abandoned_save(self, attempt: int, global_step: int, incarnation: int) -> str:
         """Key of the record that a rank could not store its shards of a checkpoint."""
-        return f"{self.shards(attempt, global_step)}lost-{incarnation:05d}.json"
+        return f"{self.shards(attempt, global_step)}abandoned-{incarnation:05d}.json"
 
     def gang(self, attempt: int, incarnation: int) -> str:
         """Prefix of the records through which the ranks of an attempt coordinate."""
@@ -195,7 +216,7 @@ class LineageLayout:
         return f"{self.gang(attempt, incarnation)}opened"
 
     def save_requests(self, attempt: int, incarnation: int) -> str:
-        return f"{self.gang(attempt, incarnation)}calls/"
+        return f"{self.gang(attempt, incarnation)}save-requests/"
 
     def save_request(self, attempt: int, incarnation: int, number: int) -> str:
         return f"{self.save_requests(attempt, incarnation)}{_pad_number(number)}.json"
@@ -206,7 +227,7 @@ class LineageLayout:
 
     def step_times(self, attempt: int) -> str:
         """Prefix of the step times that the ranks of an attempt report."""
-        return f"{self.prefix}pace/{_pad_number(attempt)}/"
+        return f"{self.prefix}step-times/{_pad_number(attempt)}/"
 
     def step_time(self, attempt: int, measured: "RankStepTime") -> str:
         """Key of an empty object whose name holds one step time."""
@@ -243,7 +264,7 @@ class LineageLayout:
 
     @property
     def all_tombstones(self) -> str:
-        return f"{self.prefix}expired/"
+        return f"{self.prefix}tombstones/"
 
     def tombstone(self, attempt: int, global_step: int) -> str:
         """Key of the tombstone of a checkpoint that no rule keeps any more."""
@@ -258,7 +279,7 @@ class LineageLayout:
         return f"{self.tombstones(attempt, global_step)}{nonce}.json"
 
     def parse_tombstone(self, key: str) -> tuple[CheckpointRef, str] | None:
-        """(checkpoint, nonce of the notice or "" for the tombstone) of a key below ``expired/``; None otherwise."""
+        """(checkpoint, nonce of the notice or "" for the tombstone) of a key below ``tombstones/``; None otherwise."""
         match = _TOMBSTONE.fullmatch(key.removeprefix(self.all_tombstones))
         return (self._ref_from_countdown(match[1], match[2]), match[3] or "") if match else None
 
@@ -299,15 +320,20 @@ def lineage_name(run: str, step: str) -> str:
 
 def memo_key(step_key: str) -> str:
     """Key of the record that shares the result of a step between runs."""
-    return f"memo/{step_key}.json"
+    return f"{CONTROL}memo/{step_key}.json"
+
+
+def probe_folder(half: StoreHalf, nonce: str) -> str:
+    """Prefix of the objects with which ``tiphys doctor`` tries out a half of the store; it removes them again."""
+    return f"{half}probe/{nonce}/"
 
 
 def idempotency_record_key(key_digest: str) -> str:
     """Key of the record of the run that an idempotency key created."""
-    return f"keys/{key_digest}.json"
+    return f"{CONTROL}idempotency-keys/{key_digest}.json"
 
 
-def alert_key(alert: str, kind: Literal["firing", "resolved", "taken", "done"]) -> str:
+def alert_key(alert: str, kind: Literal["firing", "resolved", "claim", "result"]) -> str:
     """Key of a record of one alert, by its id."""
     return f"{ALERTS}{alert}/{kind}.json"
 
@@ -322,6 +348,11 @@ def parse_submission(key: str) -> tuple[int, str] | None:
     """(submission, ``claim``, ``bound`` or ``end``) of a key below ``submissions/``; None otherwise."""
     match = re.fullmatch(r".*submissions/(\d{9})(?:\.(bound|end))?\.json", key)
     return (int(match[1]), match[2] or "claim") if match else None
+
+
+def event_batch_key(prefix: str, number: int) -> str:
+    """Key of a batch of events below `RunLayout.events` or `RunLayout.program_events`."""
+    return f"{prefix}{_pad_number(number)}.json"
 
 
 def parse_event_batch(key: str) -> int | None:
@@ -356,7 +387,7 @@ class DoneMarkerKey(NamedTuple):
 
 
 class ReuseRecordKey(NamedTuple):
-    """Key of a reuse record below ``adopted/``."""
+    """Key of a reuse record below ``reused/``."""
 
     submission: int
     step: str
@@ -375,8 +406,8 @@ ListedKey = AttemptRecordKey | OutputKey | DoneMarkerKey | ReuseRecordKey | Reus
 
 def parse_listed_key(key: str) -> ListedKey | None:
     """The typed form of a key that a listing of a run's results shows; None for any other key."""
-    folders = key.split("/", 3)
-    for parse in _LISTED_KEY_PARSERS.get(folders[2], ()) if len(folders) == 4 else ():
+    folders = key.split("/", 4)
+    for parse in _LISTED_KEY_PARSERS.get(folders[3], ()) if len(folders) == 5 else ():
         if (listed := parse(key)) is not None:
             return listed
     return None
@@ -401,7 +432,7 @@ def parse_done(key: str) -> DoneMarkerKey | None:
 
 
 def parse_reused(key: str) -> ReuseRecordKey | None:
-    """Submission and step id of a reuse record below ``adopted/``; None for any other key."""
+    """Submission and step id of a reuse record below ``reused/``; None for any other key."""
     match = _REUSED.fullmatch(key)
     return ReuseRecordKey(int(match[1]), match[2]) if match else None
 
@@ -416,7 +447,7 @@ _LISTED_KEY_PARSERS: Mapping[str, tuple[Callable[[str], ListedKey | None], ...]]
     "attempts": (parse_attempt,),
     "outputs": (parse_output,),
     "done": (parse_done,),
-    "adopted": (parse_reused, parse_reused_attempt),
+    "reused": (parse_reused, parse_reused_attempt),
 }
 
 

@@ -4,21 +4,25 @@ An installation has one store URL for all namespaces. The placeholder
 ``{namespace}`` in it gives each namespace its own store.
 """
 
+import contextlib
 import re
 import threading
+from collections import defaultdict
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from tiphys.errors import NotFoundError, UsageError
+from tiphys.errors import IntegrityError, NotFoundError, StoreError, UsageError
 from tiphys.store.base import Store
 from tiphys.store.directory import DirectoryStore
+from tiphys.store.format import check_format
 from tiphys.store.s3 import S3Store
+from tiphys.threads import map_parallel
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _SUPPORTED_URLS = "use s3://bucket/prefix, file:///absolute/folder or a path such as ./store"
 
 
-def open_store(url: str, must_exist: bool = False) -> Store:
+def open_store(url: str, must_exist: bool = False, *, namespace: str = "") -> Store:
     """Open the store that ``url`` names: ``s3://bucket/prefix``, ``file:///folder`` or a path.
 
     Args:
@@ -26,22 +30,30 @@ def open_store(url: str, must_exist: bool = False) -> Store:
             standard settings of the AWS SDKs, never from the URL.
         must_exist: Fail if the folder or bucket is missing. Otherwise a missing
             folder is created.
+        namespace: The namespace whose runs it holds; empty if unknown.
 
     Raises:
         UsageError: the URL is not valid.
+        StoreFormatError: another version of Tiphys wrote the store.
         NotFoundError: ``must_exist`` is set, and the folder or bucket is missing.
         StoreError: storage is unavailable or refuses access.
     """
+    store = _find_store(url, must_exist, namespace)
+    check_format(store)
+    return store
+
+
+def _find_store(url: str, must_exist: bool, namespace: str) -> Store:
     if not url:
         raise UsageError(f"the store's URL is empty; {_SUPPORTED_URLS}")
     if not _SCHEME.match(url):
-        return DirectoryStore(url, create=not must_exist)
+        return DirectoryStore(url, create=not must_exist, namespace=namespace)
     parts = urlsplit(url)
     match parts.scheme:
         case "s3":
-            return _open_s3(parts, must_exist)
+            return _open_s3(parts, must_exist, namespace)
         case "file":
-            return DirectoryStore(_file_path(parts), create=not must_exist)
+            return DirectoryStore(_file_path(parts), create=not must_exist, namespace=namespace)
         case "gs":
             raise UsageError(
                 "gs:// is not supported: Google Cloud Storage makes creation conditional by its own generation "
@@ -50,14 +62,14 @@ def open_store(url: str, must_exist: bool = False) -> Store:
     raise UsageError(f"no store has the scheme {parts.scheme}://; {_SUPPORTED_URLS}")
 
 
-def _open_s3(parts: SplitResult, must_exist: bool) -> S3Store:
+def _open_s3(parts: SplitResult, must_exist: bool, namespace: str) -> S3Store:
     if "@" in parts.netloc:
         raise UsageError(
             "credentials do not belong in a store's URL, which is recorded and shown; use a profile or role"
         )
     if not parts.netloc or parts.query or parts.fragment:
         raise UsageError(f"{parts.geturl()!r} names no bucket and prefix; {_SUPPORTED_URLS}")
-    store = S3Store(parts.netloc, parts.path.strip("/"))
+    store = S3Store(parts.netloc, parts.path.strip("/"), namespace=namespace)
     if must_exist:
         store.check_bucket()
     return store
@@ -72,6 +84,7 @@ def _file_path(parts: SplitResult) -> Path:
 
 
 PLACEHOLDER = "{namespace}"
+_PARALLEL_CHECKS = 16
 
 
 class TenantStores:
@@ -99,6 +112,7 @@ class TenantStores:
         self._url = url
         self.namespaces = namespaces
         self._open: dict[str, Store] = {}
+        self._opening: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
 
     def serves(self, namespace: str) -> bool:
@@ -107,12 +121,29 @@ class TenantStores:
     def url(self, namespace: str) -> str:
         return self._url.replace(PLACEHOLDER, namespace)
 
+    def check_formats(self) -> None:
+        """Look at the stores of the named namespaces, so that a service does not start on those of another version.
+
+        A store that is not there, or does not answer, is looked at when it is first used.
+
+        Raises:
+            UsageError: the URL is not valid.
+            StoreFormatError: another version of Tiphys wrote a store.
+        """
+
+        def check(_: int, namespace: str) -> None:
+            with contextlib.suppress(StoreError, NotFoundError, IntegrityError):
+                open_store(self.url(namespace), must_exist=True)
+
+        map_parallel(check, self.namespaces or (), _PARALLEL_CHECKS)
+
     def store(self, namespace: str) -> Store:
         """The store of a namespace.
 
         Raises:
             NotFoundError: the namespace is not served.
             UsageError: the URL is not valid.
+            StoreFormatError: another version of Tiphys wrote the store.
             StoreError: the store cannot be opened.
         """
         if not self.serves(namespace):
@@ -121,6 +152,8 @@ class TenantStores:
                 "have the administrator add it to its namespaces"
             )
         with self._lock:
+            opening = self._opening[namespace]
+        with opening:  # a store that answers slowly holds up its own namespace only
             if namespace not in self._open:
-                self._open[namespace] = open_store(self.url(namespace))
+                self._open[namespace] = open_store(self.url(namespace), namespace=namespace)
             return self._open[namespace]

@@ -10,7 +10,7 @@ import base64
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -23,6 +23,7 @@ from botocore.exceptions import ClientError
 from tiphys.errors import ObjectExistsError, TiphysError
 from tiphys.records import utc_now
 from tiphys.store.base import Store
+from tiphys.store.layout import CONTROL, DATA, StoreHalf, probe_folder
 from tiphys.store.open import open_store
 from tiphys.store.s3 import S3Store, S3Uploader
 
@@ -61,7 +62,6 @@ def measure_clock_skew_seconds(store: S3Store, now: Callable[[], datetime]) -> f
 
 WRITERS_PER_RACE = 8
 RACES = 20
-PROBE_FOLDER = ".tiphys-probe/"
 # Small, so that a few objects fill several pages.
 _PAGE_SIZE = 4
 _WARN_SKEW_SECONDS = 60.0
@@ -87,11 +87,18 @@ class CheckResult(NamedTuple):
 ProbeCheck = tuple[str, Callable[[], CheckResult]]
 
 
-def probe_store(store_url: str, *, races: int = RACES, now: Callable[[], datetime] = utc_now) -> list[ProbeFinding]:
-    """Check a store with writes below ``.tiphys-probe/``, which are removed afterwards.
+def probe_store(
+    store_url: str,
+    halves: Sequence[StoreHalf] = (CONTROL, DATA),
+    *,
+    races: int = RACES,
+    now: Callable[[], datetime] = utc_now,
+) -> list[ProbeFinding]:
+    """Check a store with writes below ``probe/`` in its halves, which are removed afterwards.
 
     Args:
         store_url: As for `open_store`.
+        halves: Halves that the credentials in use must be able to write. All checks run in the first.
         races: Number of races of several writers for one key. Faulty servers
             fail within the first few.
         now: The clock to compare with the server's.
@@ -102,13 +109,16 @@ def probe_store(store_url: str, *, races: int = RACES, now: Callable[[], datetim
         StoreError: storage is unavailable.
     """
     store = open_store(store_url, must_exist=True)
-    folder = f"{PROBE_FOLDER}{secrets.token_hex(8)}/"
-    checks = [*_store_checks(store, folder, races), *_s3_checks(store, folder, now)]
+    nonce = secrets.token_hex(8)
+    folders = {half: probe_folder(half, nonce) for half in halves}
+    first, *others = halves
+    checks = [*_store_checks(store, folders[first], races), *_s3_checks(store, folders[first], now)]
+    checks += [(half.rstrip("/"), partial(_read_after_write, store, f"{folders[half]}fresh/")) for half in others]
     findings: list[ProbeFinding] = []
     try:
         findings.extend(_run_checks(checks))
     finally:
-        findings.append(_remove_probe_objects(store, folder))
+        findings.append(_remove_probe_objects(store, folders.values()))
     return findings
 
 
@@ -235,10 +245,11 @@ def _run_checks(checks: Iterable[ProbeCheck]) -> Iterator[ProbeFinding]:
             return
 
 
-def _remove_probe_objects(store: Store, folder: str) -> ProbeFinding:
-    try:
-        for info in list(store.list(folder)):
-            store.delete(info.key)
-    except TiphysError as error:
-        return ProbeFinding("clean-up", None, f"objects of this probe are left below {folder}: {error}")
+def _remove_probe_objects(store: Store, folders: Iterable[str]) -> ProbeFinding:
+    for folder in folders:
+        try:
+            for info in list(store.list(folder)):
+                store.delete(info.key)
+        except TiphysError as error:
+            return ProbeFinding("clean-up", None, f"objects of this probe are left below {folder}: {error}")
     return ProbeFinding("clean-up", True, "all objects of this probe are removed")

@@ -6,6 +6,8 @@ three see the same state.
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, StoreError
@@ -23,9 +25,18 @@ from tiphys.records import (
     WorkflowRecord,
     json_digest,
 )
+from tiphys.records.event import PROGRAM_EVENT_PREFIX, PROGRAM_EVENT_SOURCE, ProgramEventBatch
 from tiphys.store.base import Store
-from tiphys.store.claims import claim_record, find_record, read_record
-from tiphys.store.layout import RUNS, RunLayout, parse_attempt, parse_event_batch, parse_submission
+from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
+from tiphys.store.format import mark_format
+from tiphys.store.layout import (
+    RUNS,
+    RunLayout,
+    event_batch_key,
+    parse_attempt,
+    parse_event_batch,
+    parse_submission,
+)
 from tiphys.threads import map_parallel
 
 RecordT = TypeVar("RecordT", bound=StoredRecord)
@@ -35,6 +46,11 @@ ResultT = TypeVar("ResultT")
 # Reads of small records mostly wait for the network, so parallel reads take hardly longer than one.
 _PARALLEL_READS = 16
 _EVENT_ATTEMPTS = 100
+MAX_PROGRAM_BATCHES = 1000
+"""Batches of events that are read of the programs of a run: a program may write as many as it likes."""
+_MAX_EVENTS_OF_BATCH = 20
+_MAX_MESSAGE_CHARACTERS = 1000
+_MAX_DATA_FIELDS, _MAX_DATA_CHARACTERS = 20, 300
 
 
 class Attempt(NamedTuple):
@@ -73,6 +89,12 @@ def read_run(store: Store, run: str) -> RunRecord:
         similar = difflib.get_close_matches(run, list(list_runs(store)))
         hint = f"did you mean {' or '.join(similar)}?" if similar else "check the name and the store"
         raise NotFoundError(f"{store.url} has no run {run!r}; {hint}") from None
+
+
+def claim_run(store: Store, record: RunRecord) -> ClaimResult[RunRecord]:
+    """Write the record of a new run, and before it the marker of the store's format."""
+    mark_format(store)
+    return claim_record(store, RunLayout(record.run).run_record, record)
 
 
 def check_record_identity(store: Store, key: str, record: RecordT, **expected: Any) -> RecordT:
@@ -234,16 +256,20 @@ def fence_attempt(store: Store, run: str, step: str, attempt: int, message: str)
 def append_events(store: Store, run: str, source: str, events: Sequence[Event]) -> None:
     """Store ``events`` under the next free number; no events, no object.
 
+    Those of a training program (`PROGRAM_EVENT_SOURCE`) go below ``data/``, all others below ``control/``.
+
     Raises:
         StoreError: other writers claimed every number that was tried.
     """
     if not events:
         return
     layout = RunLayout(run)
-    batch = EventBatch(run=run, source=source, events=tuple(events))
-    first = max((number for number, _ in _event_keys(store, run)), default=0) + 1
+    prefix = layout.program_events if source == PROGRAM_EVENT_SOURCE else layout.events
+    kind = ProgramEventBatch if source == PROGRAM_EVENT_SOURCE else EventBatch
+    batch = kind(run=run, source=source, events=tuple(events))
+    first = max((number for number, _ in _event_keys(store, prefix)), default=0) + 1
     for number in range(first, first + _EVENT_ATTEMPTS):
-        if claim_record(store, layout.event_batch(number), batch).is_ours:
+        if claim_record(store, event_batch_key(prefix, number), batch).is_ours:
             return
     raise StoreError(
         f"{store.url}: other writers claimed {_EVENT_ATTEMPTS} event numbers of run {run} in a row; try again"
@@ -251,14 +277,52 @@ def append_events(store: Store, run: str, source: str, events: Sequence[Event]) 
 
 
 def read_events(store: Store, run: str) -> list[Event]:
-    """All events of a run, in the order of their storage."""
-    keys = [key for _, key in _event_keys(store, run)]
-    batches = read_concurrently(lambda key: read_record(store, key, EventBatch), keys)
-    return [event for batch in batches for event in batch.events]
+    """All events of a run: those of the services, then those of its programs, each in the order of their storage.
+
+    Of the programs' objects the first `MAX_PROGRAM_BATCHES` count; one that cannot be read is skipped.
+    """
+    layout = RunLayout(run)
+    services = read_concurrently(
+        lambda key: read_record(store, key, EventBatch).events, [key for _, key in _event_keys(store, layout.events)]
+    )
+    programs = read_concurrently(partial(read_program_events, store), list_program_batches(store, run))
+    return [event for batch in (*services, *programs) for event in batch]
 
 
-def _event_keys(store: Store, run: str) -> Iterator[tuple[int, str]]:
-    for info in store.list(RunLayout(run).events):
+def list_program_batches(store: Store, run: str) -> list[str]:
+    """Keys of the first `MAX_PROGRAM_BATCHES` batches of events that programs of the run stored."""
+    return [key for _, key in islice(_event_keys(store, RunLayout(run).program_events), MAX_PROGRAM_BATCHES)]
+
+
+def read_program_events(store: Store, key: str) -> tuple[Event, ...]:
+    """The events of one batch of a program; none if it cannot be read, so that it does not hide other events.
+
+    A program can report on its checkpoints only. Long texts are cut, because services keep events in memory.
+    """
+    try:
+        events = read_record(store, key, ProgramEventBatch).events
+    except (IntegrityError, ObjectMissingError):
+        return ()
+    return tuple(_bounded(event) for event in events[:_MAX_EVENTS_OF_BATCH] if _is_about_checkpoints(event))
+
+
+def _is_about_checkpoints(event: Event) -> bool:
+    return event.name.startswith(PROGRAM_EVENT_PREFIX) and len(event.name) < _MAX_DATA_CHARACTERS
+
+
+def _bounded(event: Event) -> Event:
+    """``event`` with plain values only, each of a limited length."""
+    data = {
+        name[:_MAX_DATA_CHARACTERS]: value[:_MAX_DATA_CHARACTERS] if isinstance(value, str) else value
+        for name, value in islice(event.data.items(), _MAX_DATA_FIELDS)
+        if value is None or isinstance(value, str | float | bool) or (isinstance(value, int) and abs(value) < 1 << 63)
+    }
+    step, message = event.step[:_MAX_DATA_CHARACTERS], event.message[:_MAX_MESSAGE_CHARACTERS]
+    return event.model_copy(update={"data": data, "message": message, "step": step})
+
+
+def _event_keys(store: Store, prefix: str) -> Iterator[tuple[int, str]]:
+    for info in store.list(prefix):
         if (number := parse_event_batch(info.key)) is not None:
             yield number, info.key
 

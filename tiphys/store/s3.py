@@ -15,16 +15,16 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 
-from tiphys.errors import NotFoundError, ObjectExistsError, StoreError, UsageError
+from tiphys.errors import NotFoundError, ObjectExistsError, ObjectMissingError, StoreError, UsageError
 from tiphys.faults import failpoint
-from tiphys.store.base import ObjectInfo, UploadSource, bytes_source, check_key, file_source
+from tiphys.store.base import ObjectInfo, UploadSource, bytes_source, check_key, check_read_size, file_source
 from tiphys.store.s3_client import error_code, make_client, skip_stored_checksum, translate_boto_errors
 from tiphys.threads import map_parallel
 
@@ -131,6 +131,7 @@ def _sha256(data: bytes | bytearray) -> str:
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 # S3 returns these codes instead of 412 if a conditional write races with another request for the key.
 _CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
+_REFUSED = ("AccessDenied", "403")
 _MAX_TRIES = 5
 _FIRST_PAUSE_SECONDS = 0.1
 
@@ -148,6 +149,8 @@ class S3Store:
         uploader: Sizes and parallelism of uploads.
         page_size: Keys per page of a listing, at most 1,000.
         sleep: Waits the given number of seconds before a retry.
+        namespace: The namespace whose runs it holds; empty if unknown.
+        variables: ``AWS_…`` variables to use instead of the settings of this process.
 
     Raises:
         UsageError: the name of the bucket, the prefix or the endpoint is not valid.
@@ -161,14 +164,17 @@ class S3Store:
         uploader: S3Uploader | None = None,
         page_size: int = 1000,
         sleep: Callable[[float], None] = time.sleep,
+        namespace: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.bucket = _check_bucket_name(bucket)
+        self.namespace = namespace
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
         self._uploader = uploader or S3Uploader()
         self._page_size = page_size
         self._sleep = sleep
         with translate_boto_errors(self.url, "open it", "AWS"):
-            self.client = make_client()
+            self.client = make_client(variables)
 
     def with_options(self, *, uploader: S3Uploader | None = None, page_size: int | None = None) -> "S3Store":
         """The same store with the same client and other sizes."""
@@ -213,18 +219,20 @@ class S3Store:
             self._create(key, source)
 
     def read(self, key: str) -> bytes:
-        return b"".join(self._read_chunks(key, 8 << 20, contextlib.nullcontext))
+        return b"".join(self._read_chunks(key, 8 << 20, contextlib.nullcontext, as_a_whole=True))
 
     def chunks(self, key: str, size_bytes: int = 8 << 20) -> Iterator[bytes]:
         return self._read_chunks(key, size_bytes, skip_stored_checksum)
 
-    def _read_chunks(self, key: str, size_bytes: int, request_context: _RequestContext) -> Iterator[bytes]:
+    def _read_chunks(
+        self, key: str, size_bytes: int, request_context: _RequestContext, *, as_a_whole: bool = False
+    ) -> Iterator[bytes]:
         """The object in pieces. After a lost connection the read continues at the same offset."""
         offset, failures = 0, 0
         with self.translate_errors("read", key):
             while True:
                 try:
-                    for chunk in self._chunks_from(key, offset, size_bytes, request_context):
+                    for chunk in self._chunks_from(key, offset, size_bytes, request_context, as_a_whole):
                         offset, failures = offset + len(chunk), 0
                         yield chunk
                 except (HTTPClientError, IncompleteReadError):
@@ -273,17 +281,35 @@ class S3Store:
                         raise
                 self._pause(failures)
 
-    def _chunks_from(self, key: str, offset: int, size_bytes: int, request_context: _RequestContext) -> Iterator[bytes]:
+    def _chunks_from(
+        self, key: str, offset: int, size_bytes: int, request_context: _RequestContext, as_a_whole: bool
+    ) -> Iterator[bytes]:
         artifact_key = self.artifact_key(key)
         with self.translate_errors("read", key), request_context():
-            if offset:
-                reply = self.client.get_object(Bucket=self.bucket, Key=artifact_key, Range=f"bytes={offset}-")
-            else:
-                reply = self.client.get_object(Bucket=self.bucket, Key=artifact_key)
+            try:
+                if offset:
+                    reply = self.client.get_object(Bucket=self.bucket, Key=artifact_key, Range=f"bytes={offset}-")
+                else:
+                    reply = self.client.get_object(Bucket=self.bucket, Key=artifact_key)
+            except ClientError as error:
+                if error_code(error) in _REFUSED and not self._is_listed(artifact_key):
+                    raise ObjectMissingError(f"{self.url} has no object {key}") from error
+                raise
         if offset and not reply.get("ContentRange", "").startswith(f"bytes {offset}-"):
             raise StoreError(f"{self.url}: the server cannot resume a read of {key} at byte {offset:,}; read it again")
         with contextlib.closing(reply["Body"]) as body:
+            if as_a_whole:
+                check_read_size(self, key, offset + reply["ContentLength"])
             yield from body.iter_chunks(size_bytes)
+
+    def _is_listed(self, artifact_key: str) -> bool:
+        """Whether a listing shows the object.
+
+        S3 answers 403 for a missing object if the right to list depends on the prefix, as in a policy for one tenant.
+        Source: S3 API reference, "GetObject", permissions.
+        """
+        page = self.client.list_objects_v2(Bucket=self.bucket, Prefix=artifact_key, MaxKeys=1)
+        return any(row["Key"] == artifact_key for row in page.get("Contents", ()))
 
     def _pages(self, prefix: str, delimiter: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
         pages = self.client.get_paginator("list_objects_v2").paginate(

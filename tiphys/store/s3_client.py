@@ -9,14 +9,22 @@ into a `TiphysError` with the cause and the remedy.
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as NoConnectionError
 
-from tiphys.errors import IntegrityError, ObjectExistsError, ObjectMissingError, StoreError, TiphysError, UsageError
+from tiphys.errors import (
+    ForbiddenError,
+    IntegrityError,
+    ObjectExistsError,
+    ObjectMissingError,
+    StoreError,
+    TiphysError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -35,8 +43,12 @@ def skip_stored_checksum() -> Iterator[None]:
         _thread_state.hashes = False
 
 
-def make_client() -> "S3Client":
-    """Create an S3 client with its own session; creating clients from a shared session is not thread-safe."""
+def make_client(variables: Mapping[str, str] | None = None) -> "S3Client":
+    """Create an S3 client with its own session; creating clients from a shared session is not thread-safe.
+
+    Args:
+        variables: ``AWS_…`` variables with the credentials, region and endpoint, instead of those of this process.
+    """
     # Imported here, because they load slowly and `DirectoryStore` does not need them.
     import boto3
     import botocore.session
@@ -66,7 +78,16 @@ def make_client() -> "S3Client":
         # botocore builds its default user agent for each request, at a tenth of the request's CPU time.
         user_agent=f"tiphys Boto3/{boto3.__version__} Botocore/{botocore.__version__}",
     )
-    client: S3Client = boto3.session.Session(botocore_session=core).client("s3", config=config)
+    given = variables or {}
+    session = boto3.session.Session(
+        botocore_session=core,
+        aws_access_key_id=given.get("AWS_ACCESS_KEY_ID"),
+        aws_secret_access_key=given.get("AWS_SECRET_ACCESS_KEY"),
+        aws_session_token=given.get("AWS_SESSION_TOKEN"),
+        region_name=given.get("AWS_DEFAULT_REGION") or given.get("AWS_REGION"),
+    )
+    endpoint = given.get("AWS_ENDPOINT_URL_S3") or given.get("AWS_ENDPOINT_URL")
+    client: S3Client = session.client("s3", config=config, endpoint_url=endpoint)
     client.meta.events.register("before-call.s3.GetObject", _disable_checksum_mode)
     # A handler with this name runs before botocore's S3 handler, which parses each reply to detect errors.
     client.meta.events.register("before-parse.*.ListObjectsV2", _parse_listing_rows)
@@ -165,7 +186,9 @@ def _error_from_response(error: ClientError, store: str, action: str, endpoint: 
     if key and code in ("NoSuchKey", "404"):
         return ObjectMissingError(f"{store} has no object {key}")
     if status == 403 or code in ("ExpiredToken", "InvalidToken"):
-        return StoreError(
+        # Other codes mean that the credentials themselves are wrong or too old.
+        kind = ForbiddenError if code == "AccessDenied" else StoreError
+        return kind(
             f"{store}: the credentials in use may not {action} ({code}); "
             "they need s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and s3:ListBucket"
         )

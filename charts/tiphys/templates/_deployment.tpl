@@ -5,6 +5,12 @@ each with a path and a volume, and follows: a text with which the pods are repla
 {{- define "tiphys.deployment" -}}
 {{- $root := .root -}}
 {{- $selector := dict "root" $root "component" .component -}}
+{{- $files := .files | default list -}}
+{{- with include "tiphys.tlsSecret" $root -}}
+{{- $items := list (dict "key" "tls.crt" "path" "tls.crt") (dict "key" "tls.key" "path" "tls.key") -}}
+{{- $certificate := dict "name" "certificate" "secret" (dict "secretName" . "items" $items) -}}
+{{- $files = append $files (dict "path" "/etc/tiphys/tls" "volume" $certificate) -}}
+{{- end -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -65,7 +71,7 @@ spec:
             {{- end }}
           envFrom:
             - secretRef:
-                name: tiphys-store
+                name: {{ $root.Values.store.controlSecret }}
                 optional: true
           {{- include "tiphys.probes" . | nindent 10 }}
           resources:
@@ -74,7 +80,7 @@ spec:
           volumeMounts:
             - name: scratch
               mountPath: /tmp
-            {{- range .files }}
+            {{- range $files }}
             - name: {{ .volume.name }}
               mountPath: {{ .path }}
               readOnly: true
@@ -83,7 +89,7 @@ spec:
         - name: scratch
           emptyDir:
             sizeLimit: 1Gi
-        {{- range .files }}
+        {{- range $files }}
         - {{- toYaml .volume | nindent 10 }}
         {{- end }}
 {{- end }}
@@ -108,6 +114,7 @@ securityContext:
 
 {{/* A pod that is told to end still gets calls for a moment: it goes on until everybody has heard of it. */}}
 {{- define "tiphys.probes" -}}
+{{- $scheme := ternary "HTTPS" "" (eq "https" (include "tiphys.scheme" .root)) }}
 {{- if .drain }}
 lifecycle:
   preStop:
@@ -118,6 +125,9 @@ livenessProbe:
   httpGet:
     path: /healthz
     port: http
+    {{- with $scheme }}
+    scheme: {{ . }}
+    {{- end }}
   initialDelaySeconds: 10
   periodSeconds: 20
   timeoutSeconds: 10
@@ -126,6 +136,9 @@ readinessProbe:
   httpGet:
     path: /readyz
     port: http
+    {{- with $scheme }}
+    scheme: {{ . }}
+    {{- end }}
   periodSeconds: 5
   timeoutSeconds: 10
   failureThreshold: 3

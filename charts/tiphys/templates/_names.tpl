@@ -38,8 +38,21 @@ app.kubernetes.io/component: {{ .component }}
 {{- .Values.namespaces | default (list .Release.Namespace) | uniq | sortAlpha | toJson -}}
 {{- end }}
 
+{{/* Secret with the certificate of service and controller; empty without TLS. */}}
+{{- define "tiphys.tlsSecret" -}}
+{{- if .Values.tls.issuerRef.name -}}
+{{ .Values.tls.secret | default (printf "%s-tls" .Release.Name) }}
+{{- else -}}
+{{ .Values.tls.secret }}
+{{- end -}}
+{{- end }}
+
+{{- define "tiphys.scheme" -}}
+{{ if include "tiphys.tlsSecret" . }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{- define "tiphys.serviceUrl" -}}
-http://{{ .Release.Name }}-plugin.{{ .Release.Namespace }}.svc:7243
+{{ include "tiphys.scheme" . }}://{{ .Release.Name }}-plugin.{{ .Release.Namespace }}.svc:7243
 {{- end }}
 
 {{/* What service, agent and controller are told, as a JSON list. */}}
@@ -51,6 +64,9 @@ http://{{ .Release.Name }}-plugin.{{ .Release.Namespace }}.svc:7243
 {{- range include "tiphys.namespaces" . | fromJsonArray -}}
 {{- $args = append $args (printf "--namespace=%s" .) -}}
 {{- end -}}
+{{- end -}}
+{{- if include "tiphys.tlsSecret" . -}}
+{{- $args = concat $args (list "--tls-cert=/etc/tiphys/tls/tls.crt" "--tls-key=/etc/tiphys/tls/tls.key") -}}
 {{- end -}}
 {{- $args | toJson -}}
 {{- end }}

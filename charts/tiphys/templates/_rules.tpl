@@ -8,7 +8,7 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, delete]
-{{ include "tiphys.rules.gangs" (dict "root" . "verbs" "[get, delete]") }}
+{{- include "tiphys.rules.gangs" (dict "root" . "verbs" "[get, delete]") }}
 {{- if eq .Values.mode "agent" }}
 - apiGroups: [argoproj.io]
   resources: [workflowtasksets]
@@ -52,19 +52,30 @@
 {{- define "tiphys.rules.controller.workflows" -}}
 - apiGroups: [argoproj.io]
   resources: [workflows]
-  verbs: [list, watch, patch]
+  verbs: [list, watch]
+{{- if or .Values.descriptions.enabled .Values.api.tokenSecret }}
+- apiGroups: [argoproj.io]
+  resources: [workflows]
+  verbs: [patch]
+{{- end }}
 {{- if include "tiphys.makesWorkflows" . }}
 - apiGroups: [argoproj.io]
   resources: [workflows]
   verbs: [get, create]
 {{- end }}
 - apiGroups: [""]
-  resources: [pods]
-  verbs: [list, watch, delete]
-- apiGroups: [""]
   resources: [events]
   verbs: [create]
-{{ include "tiphys.rules.gangs" (dict "root" . "verbs" "[list, delete]") }}
+{{- if eq .Values.mode "sidecar" }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, delete]
+{{- else if include "tiphys.makesGangs" . }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+{{- end }}
+{{- include "tiphys.rules.gangs" (dict "root" . "verbs" "[list, delete]") }}
 {{- end }}
 
 {{/* Whether the controller makes Workflows: not empty if so. */}}
@@ -105,12 +116,19 @@
   verbs: [get, update]
 {{- end }}
 
+{{/* Whether workflows may create gangs, of any kind: not empty if so. */}}
+{{- define "tiphys.makesGangs" -}}
+{{- with .Values.gangs }}{{ if or .job .jobSet .pyTorchJob .trainJob }}yes{{ end }}{{ end -}}
+{{- end }}
+
 {{/* What makes the pods of a training on several nodes. Takes a dict of root and verbs. */}}
 {{- define "tiphys.rules.gangs" -}}
+{{- with .root.Values.gangs }}
+{{- if .job }}
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: {{ .verbs }}
-{{- with .root.Values.gangs }}
+  verbs: {{ $.verbs }}
+{{- end }}
 {{- if .jobSet }}
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
@@ -129,18 +147,25 @@
 {{- end }}
 {{- end }}
 
-{{/* Workflows, in their namespace: what Argo's executor and its agent do under the workflow's account. */}}
-{{- define "tiphys.rules.workflow" -}}
+{{/* Argo's containers in the pods of workflows: report what a pod has returned. */}}
+{{- define "tiphys.rules.executor" -}}
 - apiGroups: [argoproj.io]
   resources: [workflowtaskresults]
   verbs: [create, patch]
-{{ include "tiphys.rules.gangs" (dict "root" . "verbs" "[create, get]") }}
-{{- if eq .Values.mode "sidecar" }}
+{{- end }}
+
+{{/* The pod of Argo that creates a gang and watches it. */}}
+{{- define "tiphys.rules.gang" -}}
+{{ include "tiphys.rules.executor" . }}
+{{- include "tiphys.rules.gangs" (dict "root" . "verbs" "[create, get]") }}
+{{- end }}
+
+{{/* Argo's agent pod, in mode sidecar. */}}
+{{- define "tiphys.rules.agent" -}}
 - apiGroups: [argoproj.io]
   resources: [workflowtasksets]
-  verbs: [list, watch]
+  verbs: [watch]
 - apiGroups: [argoproj.io]
   resources: [workflowtasksets/status]
   verbs: [patch]
-{{- end }}
 {{- end }}

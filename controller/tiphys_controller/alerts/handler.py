@@ -5,9 +5,8 @@ each alert leads to one action, whichever replica handles it and however often
 Alertmanager delivers it.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -16,7 +15,7 @@ from tiphys.errors import ConflictError, IntegrityError, NotFoundError, UsageErr
 from tiphys.records import AlertClaimRecord, AlertRecord, AlertResultRecord, AutoResumeRecord, Event
 from tiphys.records.names import MAX_RUN_NAME_CHARACTERS
 from tiphys.store import RunLayout, Store, append_events, claim_record, find_record, read_record, read_submissions
-from tiphys.store.layout import ALERTS, alert_key, parse_alert
+from tiphys.store.layout import alert_key
 from tiphys_controller.alerts.rules import (
     AlertAction,
     AlertRules,
@@ -54,28 +53,21 @@ class AlertHandler:
     reconciler: AutoResumeReconciler
     rules: AlertRules
     context: AlertContext
-    _done: set[tuple[str, str]] = field(default_factory=set)
 
-    def handle_pending(self, namespace: str) -> int:
-        """Perform the next action for each alert of a tenant; returns how many alerts must wait.
+    def handle_pending(self, namespace: str, pending: Mapping[str, Collection[str]]) -> int:
+        """Perform the next action for some alerts of a tenant; returns how many of them must wait.
+
+        Args:
+            namespace: The tenant.
+            pending: Kinds of the stored records by the id of the alert, of alerts that fired and have no result.
 
         Raises:
             StoreError: storage or API server is out of reach; the next call handles the remaining alerts.
             FencedError: another controller leads by now.
         """
-        store, records_by_alert = self.stores(namespace), defaultdict[str, set[str]](set)
-        for info in store.list(ALERTS):
-            if (parsed := parse_alert(info.key)) is not None and (namespace, parsed[0]) not in self._done:
-                records_by_alert[parsed[0]].add(parsed[1])
-        waiting = 0
-        for alert, records in records_by_alert.items():
-            if "done" in records or (
-                "firing" in records and self._handle_firing(namespace, alert, resolved="resolved" in records)
-            ):
-                self._done.add((namespace, alert))
-            else:
-                waiting += "firing" in records
-        return waiting
+        return sum(
+            not self._handle_firing(namespace, alert, resolved="resolved" in kinds) for alert, kinds in pending.items()
+        )
 
     def _handle_firing(self, namespace: str, alert: str, *, resolved: bool) -> bool:
         """Handle an alert that fires or has fired; returns whether it is done."""
@@ -100,19 +92,19 @@ class AlertHandler:
         return result is not None and self._record_done(key, alert, record, result)
 
     def _pin_alert(self, store: Store, namespace: str, alert: str, record: AlertRecord) -> AlertClaimRecord:
-        claim = find_record(store, alert_key(alert, "taken"), AlertClaimRecord)
+        claim = find_record(store, alert_key(alert, "claim"), AlertClaimRecord)
         if claim is not None:
             return claim
         run = self.context.find_run(namespace, record.labels)
         last = max((one.claim.submission for one in read_submissions(store, run)), default=0) if run else 0
-        claim = AlertClaimRecord(action=choose_alert_action(self.rules, record.name), run=run, submission=last)
-        return claim_record(store, alert_key(alert, "taken"), claim).record
+        claim = AlertClaimRecord(run=run, submission=last)
+        return claim_record(store, alert_key(alert, "claim"), claim).record
 
     def _perform_next_action(
         self, key: RunKey, alert: str, claim: AlertClaimRecord, record: AlertRecord, resolved: bool
     ) -> AlertResultRecord | None:
         """Perform the next action for an alert; None while it must wait."""
-        action = AlertAction(claim.action)
+        action = choose_alert_action(self.rules, record.name)  # by the rules of now: no record brings an action
         with self.reconciler.lock_run(key):
             shutdowns = self.context.find_shutdowns(key[0])
             observation = self.reconciler.observe(key, shutdowns)
@@ -182,7 +174,7 @@ class AlertHandler:
 
     def _record_done(self, key: RunKey, alert: str, record: AlertRecord, done: AlertResultRecord) -> bool:
         store = self.stores(key[0])
-        if claim_record(store, alert_key(alert, "done"), done).is_ours:
+        if claim_record(store, alert_key(alert, "result"), done).is_ours:
             if key[1]:
                 message = f"alert {record.name or alert}: {done.message}"
                 data = {"alert": alert, "outcome": done.outcome}

@@ -31,8 +31,8 @@ from tiphys_controller.auto_resume.state import (
 )
 from tiphys_controller.submit.fork import fork_run
 from tiphys_controller.submit.resume import ResumeResult, resume_run
-from tiphys_controller.submit.submission import is_bound_workflow, locate_workflow
-from tiphys_controller.submit.submitter import ClusterSubmitter, Submitter
+from tiphys_controller.submit.submission import find_workflow
+from tiphys_controller.submit.submitter import ClusterSubmitter, Submitter, TenantSubmitter
 
 
 def record_intent(store: Store, observation: RunObservation, decision: AutoResumeDecision, alert: str = "") -> None:
@@ -64,10 +64,13 @@ def auto_resume_run(
 
 
 def stop_workflow(store: Store, submitter: ClusterSubmitter, run: str) -> None:
-    """Stop the Workflow of the last submission, so that its programs save a checkpoint."""
+    """Stop the Workflow of the last submission, so that its programs save a checkpoint.
+
+    Nothing is stopped before the submission is bound: only a binding names the object, not just its name.
+    """
     last = read_submissions(store, run)[-1]
-    live = submitter.find(*locate_workflow(last))
-    if live is not None and live.running and is_bound_workflow(last, live):
+    live = find_workflow(submitter, last)
+    if live is not None and live.running and last.binding is not None and live.uid == last.binding.uid:
         submitter.stop(live)
 
 
@@ -164,9 +167,7 @@ class AutoResumeReconciler:
     def observe(self, key: RunKey, shutdowns: Mapping[str, str] = _NO_SHUTDOWNS) -> RunObservation:
         """Read everything about a run, even if it is running. Raises as `reconcile` does."""
         store = self._dependencies.stores(key[0])
-        return observe_run(
-            store, self._dependencies.submitter(), key[1], self.read_policy(key), shutdowns, is_thorough=True
-        )
+        return observe_run(store, self._submitter(key[0]), key[1], self.read_policy(key), shutdowns, is_thorough=True)
 
     def stop_for_restart(self, key: RunKey, alert: str, observation: RunObservation) -> AutoResumeDecision:
         """Record that a resume of a running run is intended, then stop its Workflow.
@@ -196,7 +197,7 @@ class AutoResumeReconciler:
             self._check_is_leader()
             if not observation.is_intended:
                 record_intent(self._dependencies.stores(key[0]), ended, decision, alert)
-            stop_workflow(self._dependencies.stores(key[0]), self._dependencies.submitter(), key[1])
+            stop_workflow(self._dependencies.stores(key[0]), self._submitter(key[0]), key[1])
         return decision
 
     def fork_run(self, key: RunKey, fork_name: str) -> AutoResumeDecision:
@@ -209,7 +210,7 @@ class AutoResumeReconciler:
             return forked
         self._check_is_leader()
         try:
-            auto_fork_run(self._dependencies.stores(key[0]), self._dependencies.submitter(), key[1], fork_name)
+            auto_fork_run(self._dependencies.stores(key[0]), self._submitter(key[0]), key[1], fork_name)
         except ConflictError as error:
             return AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "Refused", str(error))
         return forked
@@ -229,7 +230,7 @@ class AutoResumeReconciler:
     def _reconcile(
         self, key: RunKey, shutdowns: Mapping[str, str], alert: str, observation: RunObservation | None
     ) -> ReconcileResult:
-        store, submitter = self._dependencies.stores(key[0]), self._dependencies.submitter()
+        store, submitter = self._dependencies.stores(key[0]), self._submitter(key[0])
         current = observation or observe_run(store, submitter, key[1], self.read_policy(key), shutdowns)
         decision = decide_auto_resume(
             current, self._seconds_in_status(key, current), self._limits, requested_by_alert=bool(alert)
@@ -253,6 +254,9 @@ class AutoResumeReconciler:
                 current,
             )
         return ReconcileResult(decision, current, resumed)
+
+    def _submitter(self, namespace: str) -> ClusterSubmitter:
+        return TenantSubmitter(self._dependencies.submitter(), namespace)
 
     def _check_is_leader(self) -> None:
         if not self._dependencies.is_leader():

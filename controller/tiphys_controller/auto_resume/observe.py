@@ -22,7 +22,7 @@ from tiphys_controller.auto_resume.state import (
     determine_submission_status,
 )
 from tiphys_controller.plan.listing import RunListing
-from tiphys_controller.submit.submission import locate_workflow
+from tiphys_controller.submit.submission import find_workflow
 from tiphys_controller.submit.submitter import Submitter
 
 _MAX_COUNTED_RESUMES = 100
@@ -53,7 +53,7 @@ def observe_run(
     """
     submissions = read_submissions(store, run)
     last = submissions[-1] if submissions else None
-    live = submitter.find(*locate_workflow(last)) if last else None
+    live = find_workflow(submitter, last) if last else None
     number, status = last.claim.submission if last else 0, determine_submission_status(last, live, submitter.cluster)
     uid = last.binding.uid if last and last.binding else ""
     if (

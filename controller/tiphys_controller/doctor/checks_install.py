@@ -77,6 +77,21 @@ def _absent_finding(name: str, consequence: str, unseen: str) -> DoctorFinding:
     return failed_finding(name, f"the {name} is not installed: {consequence}", _INSTALL)
 
 
+def check_release_namespace(observed: ClusterObservation) -> list[DoctorFinding]:
+    """Pods of workflows can mount every Secret of their namespace, so the services' Secret belongs into another."""
+    homes = {one["metadata"]["namespace"] for one in observed.tiphys.found if read_component_label(one) in _COMPONENTS}
+    return [
+        warning_finding(
+            f"{one.name}/release",
+            f"namespace {one.name} runs workflows and the services of Tiphys: a pod of any Workflow there can mount "
+            "the Secret of the services, which opens the stores of all tenants",
+            "install Tiphys in a namespace of its own, and name this one among its namespaces",
+        )
+        for one in observed.namespaces
+        if one.name in homes
+    ]
+
+
 def _logs_command(pod: PodReadiness) -> str:
     return f"kubectl logs -n {pod.namespace} {pod.name}"
 

@@ -1,26 +1,51 @@
 """Checks of a namespace in which workflows run: accounts, tokens, rights and credentials. Each is pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from tiphys.protocol.gang import GANG_ACCOUNT
+from tiphys.protocol.step_spec import EXECUTOR_ACCOUNT, STORE_SECRET
 from tiphys_controller.doctor.finding import DoctorFinding, failed_finding, ok_finding, unknown_finding, warning_finding
 from tiphys_controller.doctor.observed import Permission, PluginMode, UnknownValue, WorkflowNamespace
 
 WORKFLOW_ACCOUNT = "tiphys-workflow"
 PLUGIN_ACCOUNT = "tiphys-executor-plugin"
 PLUGIN_CONFIG = "tiphys-executor-plugin"
-STORE_SECRET = "tiphys-store"  # noqa: S105  the name of a Secret
 TOKEN_SUFFIX = ".service-account-token"  # noqa: S105  Argo looks for a token under this name
 
-EXECUTOR_PERMISSIONS = (Permission("create", "workflowtaskresults"), Permission("patch", "workflowtaskresults"))
-"""Needed by Argo's executor in each pod."""
-AGENT_PERMISSIONS = (
-    Permission("list", "workflowtasksets"),
-    Permission("watch", "workflowtasksets"),
-    Permission("patch", "workflowtasksets/status"),
+_EXECUTOR_PERMISSIONS = (Permission("create", "workflowtaskresults"), Permission("patch", "workflowtaskresults"))
+PERMISSIONS: Mapping[str, tuple[Permission, ...]] = {
+    WORKFLOW_ACCOUNT: (Permission("watch", "workflowtasksets"), Permission("patch", "workflowtasksets/status")),
+    EXECUTOR_ACCOUNT: _EXECUTOR_PERMISSIONS,
+    GANG_ACCOUNT: (*_EXECUTOR_PERMISSIONS, Permission("create", "jobs", "batch"), Permission("get", "jobs", "batch")),
+}
+"""Permissions by account: of Argo's agent pod, of its executor in each pod, and of the pod that creates a gang."""
+
+
+class _NeededAccount(NamedTuple):
+    """An account that Argo uses in a namespace, and what happens without it, its token or one of its permissions."""
+
+    name: str
+    without_account: str
+    without_mount: str
+    without_permission: str = ""
+
+
+_AGENT_POD = "the agent pod never starts, and plugin steps stay Pending for ever"
+_EXECUTOR = _NeededAccount(
+    EXECUTOR_ACCOUNT,
+    without_account="every step ends in Error",
+    without_mount="no pod of a step starts",
+    without_permission="steps end in Error",
 )
-"""Needed by Argo's agent pod."""
-GANG_PERMISSIONS = (Permission("create", "jobs", "batch"), Permission("get", "jobs", "batch"))
-"""Needed by Argo's executor for a training on several nodes."""
+_AGENT = _NeededAccount(
+    WORKFLOW_ACCOUNT,
+    without_account="no pod of a workflow is made",
+    without_mount=_AGENT_POD,
+    without_permission="the agent pod crashes again and again, and plugin steps stay Pending for ever",
+)
+_PLUGIN = _NeededAccount(PLUGIN_ACCOUNT, without_account="every plugin step ends in Error", without_mount=_AGENT_POD)
+_GANG_REMEDY = "helm upgrade tiphys charts/tiphys --reuse-values --set gangs.job=true"
 
 
 def check_namespace(namespace: WorkflowNamespace, mode: PluginMode | None) -> list[DoctorFinding]:
@@ -34,86 +59,94 @@ def check_namespace(namespace: WorkflowNamespace, mode: PluginMode | None) -> li
             )
         ]
     sidecar = mode is not PluginMode.AGENT
+    with_token = (_EXECUTOR, _AGENT, _PLUGIN) if sidecar else (_EXECUTOR,)
     findings = [
-        *_check_accounts(namespace, sidecar),
-        *_check_tokens(namespace, sidecar),
-        _check_permissions(namespace, sidecar),
+        *_check_accounts(namespace, (*with_token, *(() if sidecar else (_AGENT,)))),
+        *_check_tokens(namespace, with_token),
+        *_check_permissions(namespace, [one for one in with_token if one.without_permission]),
     ]
-    findings += _check_gang_permissions(namespace)
+    findings += _check_gangs(namespace)
     findings += [_check_plugin_config(namespace)] if sidecar else []
-    return [*findings, _check_store_secret(namespace)]
+    return [*findings, _check_store_secret(namespace), *_check_store_access(namespace)]
 
 
-def _check_accounts(namespace: WorkflowNamespace, sidecar: bool) -> Iterator[DoctorFinding]:
-    consequences = {WORKFLOW_ACCOUNT: "no pod of a workflow is made"}
-    if sidecar:
-        consequences[PLUGIN_ACCOUNT] = "every plugin step ends in Error"
+def _check_accounts(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[DoctorFinding]:
     name = _finding_name(namespace, "accounts")
     if isinstance(namespace.accounts, UnknownValue):
         yield unknown_finding(name, namespace.accounts.reason)
         return
-    missing = [account for account in consequences if account not in namespace.accounts]
+    missing = [account for account in needed if account.name not in namespace.accounts]
     for account in missing:
         yield failed_finding(
-            name, f"there is no service account {account}: {consequences[account]}", _upgrade_command(namespace)
+            name, f"there is no service account {account.name}: {account.without_account}", _upgrade_command(namespace)
         )
     if not missing:
-        yield ok_finding(name, f"service accounts are there: {', '.join(consequences)}")
+        yield ok_finding(name, f"service accounts are there: {', '.join(account.name for account in needed)}")
 
 
-def _check_tokens(namespace: WorkflowNamespace, sidecar: bool) -> Iterator[DoctorFinding]:
-    if not sidecar:
-        return
-    for account in (WORKFLOW_ACCOUNT, PLUGIN_ACCOUNT):
-        name, secret = _finding_name(namespace, "tokens"), f"{account}{TOKEN_SUFFIX}"
+def _check_tokens(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[DoctorFinding]:
+    for account in needed:
+        name, secret = _finding_name(namespace, "tokens"), f"{account.name}{TOKEN_SUFFIX}"
         keys = namespace.secrets.get(secret, frozenset())
         if isinstance(keys, UnknownValue):
             yield unknown_finding(name, keys.reason)
         elif not keys:
             yield failed_finding(
                 name,
-                f"there is no Secret {secret}, from which Argo mounts the account's token: the agent pod never starts, "
-                "and plugin steps stay Pending for ever",
+                f"there is no Secret {secret}, from which Argo mounts the account's token: {account.without_mount}",
                 _upgrade_command(namespace),
             )
         elif "token" not in keys:
             yield failed_finding(
                 name,
-                f"Secret {secret} holds no token: its annotation kubernetes.io/service-account.name must be {account}, "
-                "and its type kubernetes.io/service-account-token",
+                f"Secret {secret} holds no token: its annotation kubernetes.io/service-account.name must be "
+                f"{account.name}, and its type kubernetes.io/service-account-token",
                 f"kubectl delete secret -n {namespace.name} {secret}, then {_upgrade_command(namespace)}",
             )
         else:
             yield ok_finding(name, f"Secret {secret} holds a token")
 
 
-def _check_permissions(namespace: WorkflowNamespace, sidecar: bool) -> DoctorFinding:
+def _check_permissions(namespace: WorkflowNamespace, needed: Sequence[_NeededAccount]) -> Iterator[DoctorFinding]:
     name = _finding_name(namespace, "rights")
     if isinstance(namespace.permissions, UnknownValue):
-        return unknown_finding(name, namespace.permissions.reason)
-    needed = EXECUTOR_PERMISSIONS + (AGENT_PERMISSIONS if sidecar else ())
-    if lacking := [str(right) for right in needed if not namespace.permissions.get(right, False)]:
-        return failed_finding(
-            name,
-            f"account {WORKFLOW_ACCOUNT} may not {', '.join(lacking)}: the agent pod crashes again and again, and "
-            "plugin steps stay Pending for ever"
-            if sidecar
-            else f"account {WORKFLOW_ACCOUNT} may not {', '.join(lacking)}: steps end in Error",
-            _upgrade_command(namespace),
-        )
-    return ok_finding(name, f"account {WORKFLOW_ACCOUNT} may do what Argo's pods do")
-
-
-def _check_gang_permissions(namespace: WorkflowNamespace) -> Iterator[DoctorFinding]:
-    """Only a warning: trainings on one node do not need these permissions."""
-    if isinstance(namespace.permissions, UnknownValue):
+        yield unknown_finding(name, namespace.permissions.reason)
         return
-    if lacking := [str(right) for right in GANG_PERMISSIONS if not namespace.permissions.get(right, False)]:
+    for account in needed:
+        if lacking := _lacking(namespace.permissions, account.name):
+            yield failed_finding(
+                name,
+                f"account {account.name} may not {', '.join(lacking)}: {account.without_permission}",
+                _upgrade_command(namespace),
+            )
+        else:
+            yield ok_finding(name, f"account {account.name} may do what Argo's pods do")
+
+
+def _check_gangs(namespace: WorkflowNamespace) -> Iterator[DoctorFinding]:
+    """Trainings on several nodes are off unless the chart enables them; half of what they need is a mistake."""
+    name, secret = _finding_name(namespace, "gangs"), f"{GANG_ACCOUNT}{TOKEN_SUFFIX}"
+    if isinstance(namespace.accounts, UnknownValue) or isinstance(namespace.permissions, UnknownValue):
+        return
+    if GANG_ACCOUNT not in namespace.accounts:
+        yield ok_finding(name, "trainings on several nodes are off (gangs.job of the chart)")
+    elif lacking := _lacking(namespace.permissions, GANG_ACCOUNT):
         yield warning_finding(
-            _finding_name(namespace, "jobs"),
-            f"account {WORKFLOW_ACCOUNT} may not {', '.join(lacking)}: a training on several nodes ends in Error",
-            _upgrade_command(namespace),
+            name,
+            f"account {GANG_ACCOUNT} may not {', '.join(lacking)}: a training on several nodes with backend=job ends "
+            "in Error",
+            _GANG_REMEDY,
         )
+    elif not namespace.secrets.get(secret):
+        yield warning_finding(
+            name,
+            f"there is no Secret {secret}: the pod of Argo that creates a training on several nodes never starts",
+            _GANG_REMEDY,
+        )
+
+
+def _lacking(permissions: Mapping[tuple[str, Permission], bool], account: str) -> list[str]:
+    return [str(right) for right in PERMISSIONS[account] if not permissions.get((account, right), False)]
 
 
 def _check_plugin_config(namespace: WorkflowNamespace) -> DoctorFinding:
@@ -144,6 +177,24 @@ def _check_store_secret(namespace: WorkflowNamespace) -> DoctorFinding:
             "--from-literal=AWS_SECRET_ACCESS_KEY=…",
         )
     return ok_finding(name, f"Secret {STORE_SECRET} sets {', '.join(sorted(keys))}")
+
+
+def _check_store_access(namespace: WorkflowNamespace) -> Iterator[DoctorFinding]:
+    name, access = _finding_name(namespace, "store-access"), namespace.store_access
+    if isinstance(access, UnknownValue):
+        yield unknown_finding(
+            name, access.reason, "try them out where the store is in reach: tiphys doctor URL --as-program"
+        )
+    elif access is not None:
+        holder = f"the credentials in Secret {STORE_SECRET}"
+        for found in access.findings:
+            if found.ok is None:
+                yield warning_finding(name, f"{holder} {found.sentence}", "run this again after the first run")
+            elif not found.ok:
+                remedy = f"give their user the policy of: tiphys doctor {access.url} --policy program"
+                yield failed_finding(name, f"{holder} {found.sentence}", remedy)
+        if all(found.ok for found in access.findings):
+            yield ok_finding(name, f"{holder} suffice, and reach no further")
 
 
 def _finding_name(namespace: WorkflowNamespace, what: str) -> str:

@@ -1,8 +1,11 @@
-"""Reads from the API server what the checks need, and writes nothing.
+"""Reads from the API server what the checks need, and writes nothing there.
 
-A request that the account may not make yields an `UnknownValue`.
+A request that the account may not make yields an `UnknownValue`. The credentials
+that a workflow namespace holds are tried out in the store, see
+`tiphys.store.credentials`.
 """
 
+import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -11,7 +14,7 @@ from typing import TypeVar
 
 import yaml
 
-from tiphys.errors import ForbiddenError, NotFoundError, StoreError
+from tiphys.errors import ForbiddenError, NotFoundError, StoreError, TiphysError
 from tiphys.kube import KubeApi, Object, Resource
 from tiphys.kube.resources import (
     CONFIG_MAPS,
@@ -23,13 +26,13 @@ from tiphys.kube.resources import (
     SERVICE_ACCOUNTS,
     SUBJECT_ACCESS_REVIEWS,
 )
+from tiphys.protocol.step_spec import STORE_SECRET
+from tiphys.store.credentials import probe_program_credentials
+from tiphys.store.open import PLACEHOLDER
 from tiphys_controller.doctor.checks_namespace import (
-    AGENT_PERMISSIONS,
-    EXECUTOR_PERMISSIONS,
-    GANG_PERMISSIONS,
+    PERMISSIONS,
     PLUGIN_ACCOUNT,
     PLUGIN_CONFIG,
-    STORE_SECRET,
     TOKEN_SUFFIX,
     WORKFLOW_ACCOUNT,
 )
@@ -39,8 +42,10 @@ from tiphys_controller.doctor.observed import (
     NodeClock,
     Permission,
     PodReadiness,
+    StoreAccess,
     UnknownValue,
     WorkflowNamespace,
+    find_served_store,
     is_argo_controller,
 )
 from tiphys_controller.doctor.pod_readiness import (
@@ -77,7 +82,7 @@ def observe_cluster(api: KubeApi, namespaces: Sequence[str] = ()) -> ClusterObse
     tiphys = _deployments(api, (*_LIKELY_NAMESPACES, api.namespace, *namespaces), lambda _: True, _TIPHYS_LABELS)
     workflow_namespaces = namespaces or _namespaces_of_workflows(api)
     with ThreadPoolExecutor(_PARALLEL_READS) as pool:
-        observed_namespaces = tuple(pool.map(partial(_namespace, api), workflow_namespaces))
+        observed_namespaces = tuple(pool.map(partial(_namespace, api, tiphys), workflow_namespaces))
     return ClusterObservation(
         server=api.server,
         version=version,
@@ -193,24 +198,47 @@ def _namespaces_of_workflows(api: KubeApi) -> Sequence[str]:
     return sorted(set(found)) or [api.namespace]
 
 
-def _namespace(api: KubeApi, name: str) -> WorkflowNamespace:
+def _namespace(api: KubeApi, tiphys: DeploymentSearch, name: str) -> WorkflowNamespace:
     def names(resource: Resource, wanted: Iterable[str]) -> frozenset[str]:
         return frozenset(one for one in wanted if api.get(resource, name, one) is not None)
 
-    secrets = (STORE_SECRET, WORKFLOW_ACCOUNT + TOKEN_SUFFIX, PLUGIN_ACCOUNT + TOKEN_SUFFIX)
+    accounts = (*PERMISSIONS, PLUGIN_ACCOUNT)
+    secrets = (STORE_SECRET, *(account + TOKEN_SUFFIX for account in accounts))
     return WorkflowNamespace(
         name=name,
         exists=_read_or_unknown(lambda: api.get(NAMESPACES, None, name) is not None),
-        accounts=_read_or_unknown(lambda: names(SERVICE_ACCOUNTS, (WORKFLOW_ACCOUNT, PLUGIN_ACCOUNT))),
+        accounts=_read_or_unknown(lambda: names(SERVICE_ACCOUNTS, accounts)),
         config_maps=_read_or_unknown(lambda: names(CONFIG_MAPS, (PLUGIN_CONFIG,))),
         secrets={one: _read_or_unknown(partial(_read_secret_keys, api, name, one)) for one in secrets},
         permissions=_read_or_unknown(
             lambda: {
-                right: _is_permitted(api, name, right)
-                for right in (*EXECUTOR_PERMISSIONS, *AGENT_PERMISSIONS, *GANG_PERMISSIONS)
+                (account, right): _is_permitted(api, name, account, right)
+                for account, rights in PERMISSIONS.items()
+                for right in rights
             }
         ),
+        store_access=_try_store_credentials(api, tiphys, name),
     )
+
+
+def _try_store_credentials(api: KubeApi, tiphys: DeploymentSearch, name: str) -> StoreAccess | UnknownValue | None:
+    """Try out the Secret with the credentials of the store, as a program of the namespace could."""
+    secret = _read_or_unknown(lambda: api.get(SECRETS, name, STORE_SECRET))
+    if secret is None or isinstance(secret, UnknownValue):
+        return secret
+    variables = {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
+    served = find_served_store(tiphys.found, name)
+    if served is None:
+        return UnknownValue(f"no Deployment of Tiphys was found that serves {name} and so names its store")
+    if not served.url.startswith("s3://"):
+        return None
+    if "AWS_ACCESS_KEY_ID" not in variables:
+        return UnknownValue(f"Secret {STORE_SECRET} sets no AWS_ACCESS_KEY_ID")
+    try:
+        findings = probe_program_credentials(served.url, name, served.namespaces, variables)
+    except TiphysError as error:
+        return UnknownValue(str(error))
+    return StoreAccess(served.url.replace(PLACEHOLDER, name), tuple(findings))
 
 
 def _read_secret_keys(api: KubeApi, namespace: str, secret: str) -> frozenset[str]:
@@ -219,7 +247,7 @@ def _read_secret_keys(api: KubeApi, namespace: str, secret: str) -> frozenset[st
     return frozenset((found or {}).get("data") or {}) if found else frozenset()
 
 
-def _is_permitted(api: KubeApi, namespace: str, right: Permission) -> bool:
+def _is_permitted(api: KubeApi, namespace: str, account: str, right: Permission) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {
         "namespace": namespace,
@@ -228,9 +256,7 @@ def _is_permitted(api: KubeApi, namespace: str, right: Permission) -> bool:
         "resource": resource,
         "subresource": subresource,
     }
-    review = {
-        "spec": {"user": f"system:serviceaccount:{namespace}:{WORKFLOW_ACCOUNT}", "resourceAttributes": attributes}
-    }
+    review = {"spec": {"user": f"system:serviceaccount:{namespace}:{account}", "resourceAttributes": attributes}}
     return bool((api.create(SUBJECT_ACCESS_REVIEWS, None, review).get("status") or {}).get("allowed"))
 
 

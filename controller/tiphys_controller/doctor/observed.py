@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tiphys.kube import Object
+from tiphys.store.probe import ProbeFinding
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,22 @@ class PodReadiness(NamedTuple):
     partial_failures: tuple[str, ...] = ()
 
 
+class ServedStore(NamedTuple):
+    """Arguments of a plugin: where it keeps the runs of the namespaces that it serves."""
+
+    url: str
+    """May contain ``{namespace}``."""
+    namespaces: tuple[str, ...]
+    """Empty: all."""
+
+
+class StoreAccess(NamedTuple):
+    """What the credentials of a workflow namespace allow in the store ``url``."""
+
+    url: str
+    findings: tuple[ProbeFinding, ...]
+
+
 class NodeClock(NamedTuple):
     """Offset of a node's clock from the API server's in seconds; negative: behind."""
 
@@ -70,8 +87,10 @@ class WorkflowNamespace:
     config_maps: frozenset[str] | UnknownValue
     secrets: Mapping[str, frozenset[str] | UnknownValue]
     """Keys of each needed Secret; empty if the Secret does not exist."""
-    permissions: Mapping[Permission, bool] | UnknownValue
-    """Permissions of the workflow account."""
+    permissions: Mapping[tuple[str, Permission], bool] | UnknownValue
+    """Whether an account has a permission."""
+    store_access: "StoreAccess | UnknownValue | None" = None
+    """What its Secret with the credentials of the store allows; None without a Secret, or if the store is a folder."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,19 @@ def find_plugin_mode(deployments: tuple[Object, ...]) -> PluginMode | None:
         return None
     arguments = [argument for container in _containers(plugins[0]) for argument in container.get("args") or []]
     return PluginMode.AGENT if "agent" in arguments else PluginMode.SIDECAR
+
+
+def find_served_store(deployments: tuple[Object, ...], namespace: str) -> ServedStore | None:
+    """The store of the plugin that serves ``namespace``; None if no such plugin was found."""
+    for one in deployments:
+        arguments = [argument for container in _containers(one) for argument in container.get("args") or []]
+        url = next((argument.removeprefix("--store=") for argument in arguments if argument.startswith("--store=")), "")
+        served = tuple(
+            argument.removeprefix("--namespace=") for argument in arguments if argument.startswith("--namespace=")
+        )
+        if url and (namespace in served or "--all-namespaces" in arguments):
+            return ServedStore(url, served)
+    return None
 
 
 def format_kubectl_target(deployment: Object) -> str:

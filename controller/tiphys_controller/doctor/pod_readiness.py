@@ -8,9 +8,12 @@ READINESS_PORT = 7243
 
 
 def build_readiness_path(pod: Object) -> str:
-    """Path at the API server that leads to the pod's ``/readyz``."""
+    """Path at the API server that leads to the pod's ``/readyz``, over TLS if its probe uses TLS."""
     metadata = pod["metadata"]
-    return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{READINESS_PORT}/proxy/readyz"
+    containers = (pod.get("spec") or {}).get("containers") or []
+    probes = [((one.get("readinessProbe") or {}).get("httpGet") or {}).get("scheme") for one in containers]
+    name = f"https:{metadata['name']}" if "HTTPS" in probes else metadata["name"]
+    return f"/api/v1/namespaces/{metadata['namespace']}/pods/{name}:{READINESS_PORT}/proxy/readyz"
 
 
 def is_pod_ready(pod: Object) -> bool:

@@ -1,13 +1,23 @@
-"""Runs the alert handler while this controller leads, and reports results as Events."""
+"""Runs the alert handler while this controller leads, and reports results as Events.
+
+Tenants take turns. A turn looks at a limited number of stored objects and handles
+a limited number of alerts, and the next one goes on behind them: the thousands of
+alerts of one tenant delay another tenant by a turn. Nothing is kept of an alert
+between two turns but how far its tenant has come.
+"""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
 
 import structlog
 
 from tiphys.errors import StoreError, TiphysError, UsageError
 from tiphys.records import AlertRecord, AlertResultRecord, RunRecord
 from tiphys.store import RunLayout, Store, find_record
+from tiphys.store.base import ObjectInfo
+from tiphys.store.layout import ALERTS, parse_alert
 from tiphys_controller.alerts.handler import AlertHandler
 from tiphys_controller.alerts.rules import AlertRules, find_run_label, find_workflow_label
 from tiphys_controller.alerts.webhook import AlertInbox
@@ -22,11 +32,17 @@ from tiphys_controller.kubernetes.writer import ClusterWriter
 _TICK_SECONDS = 1.0
 _FULL_ROUND_TICKS = 10
 """Rounds without a local alert: they find alerts that another replica stored."""
+_ALERTS_PER_TURN = 20
+_OBJECTS_PER_TURN = 2000
+"""Objects listed in a turn; most of them belong to alerts that were handled."""
+_OBJECTS_PER_LISTING = 50
+"""What a listing counts beside its objects, because an empty one is a request as well."""
+_SHARDS = tuple(f"{number:02x}" for number in range(256))
 _log = structlog.get_logger()
 
 
 class AlertWorker:
-    """Handles the pending alerts of all tenants in rounds."""
+    """Handles the pending alerts of all tenants in rounds, in which each tenant has a turn."""
 
     def __init__(
         self,
@@ -46,23 +62,28 @@ class AlertWorker:
         self._metrics = metrics
         self._namespaces = namespaces
         self._handler = AlertHandler(stores, reconciler, rules, self)
+        self._sweeps: dict[str, AlertSweep] = {}
+        self.has_backlog = False
+        """Whether the last round left alerts to look at."""
 
     def run(self, stop: threading.Event) -> None:
         """Work until ``stop``."""
         ticks, waiting = 0, 0
         while not stop.is_set():
-            arrived = self._inbox.arrived.wait(_TICK_SECONDS)
+            arrived = self._inbox.arrived.wait(0 if self.has_backlog else _TICK_SECONDS)
             self._inbox.arrived.clear()
             ticks += 1
-            if (arrived or waiting or ticks >= _FULL_ROUND_TICKS) and not stop.is_set():
+            if (arrived or waiting or self.has_backlog or ticks >= _FULL_ROUND_TICKS) and not stop.is_set():
                 ticks, waiting = 0, self.run_round()
 
     def run_round(self) -> int:
-        """Handle all pending alerts; returns how many must wait."""
-        waiting = 0
-        for namespace in self._served_namespaces():
+        """Give each tenant a turn; returns how many of the alerts looked at must wait."""
+        self._sweeps = {name: self._sweeps.get(name) or AlertSweep() for name in self._served_namespaces()}
+        self.has_backlog = False
+        for namespace, sweep in self._sweeps.items():
             try:
-                waiting += self._handler.handle_pending(namespace)
+                self._take_turn(namespace, sweep)
+                self.has_backlog |= bool(sweep.after)
             except StoreError as error:
                 self._metrics.failures.labels("alert").inc()
                 _log.warning("alerts.unanswered", namespace=namespace, error=str(error))
@@ -72,8 +93,13 @@ class AlertWorker:
             except Exception:  # noqa: BLE001  the worker loop: a bug about one alert must not silence all tenants
                 self._metrics.failures.labels("alert").inc()
                 _log.exception("alerts.crashed", namespace=namespace)
+        waiting = sum(max(sweep.waiting, sweep.waited) for sweep in self._sweeps.values())
         self._metrics.alerts_waiting.set(waiting)
         return waiting
+
+    def _take_turn(self, namespace: str, sweep: "AlertSweep") -> None:
+        pending = sweep.find_next_pending(self._stores(namespace))
+        sweep.count_waiting(self._handler.handle_pending(namespace, pending))
 
     def find_run(self, namespace: str, labels: Mapping[str, str]) -> str:
         store, name, workflow = self._stores(namespace), find_run_label(labels), find_workflow_label(labels)
@@ -110,3 +136,60 @@ class AlertWorker:
 
 def _has_name(workflow: WorkflowView, namespace: str, name: str) -> bool:
     return (workflow.namespace, workflow.name) == (namespace, name)
+
+
+@dataclass
+class AlertSweep:
+    """How far the worker has come with the alerts of one tenant. It goes through them again and again."""
+
+    after: str = ""
+    """Id of the last alert that was looked at; empty before the first and after the last."""
+    passed: int = 0
+    """Objects listed since the first."""
+    waiting: int = 0
+    """Alerts found waiting since the first."""
+    waited: int = 0
+    """The same of the sweep before."""
+
+    def find_next_pending(self, store: Store) -> dict[str, set[str]]:
+        """Kinds of the stored records by the id of the alert, of the next alerts that fired and have no result.
+
+        Raises:
+            StoreError: storage is out of reach; the next call goes on where this one began.
+        """
+        pending: dict[str, set[str]] = {}
+        objects = 0
+        for prefix in self._remaining_prefixes():
+            objects += _OBJECTS_PER_LISTING
+            for alert, infos in groupby(store.list(prefix), _alert_directory):
+                if alert <= self.after:
+                    continue
+                kinds = set()
+                for info in infos:
+                    objects += 1
+                    if parsed := parse_alert(info.key):
+                        kinds.add(parsed[1])
+                if "firing" in kinds and "result" not in kinds:
+                    pending[alert] = kinds
+                if len(pending) >= _ALERTS_PER_TURN or objects >= _OBJECTS_PER_TURN:
+                    self.after, self.passed = alert, self.passed + objects
+                    return pending
+        self.after, self.passed = "", 0
+        return pending
+
+    def count_waiting(self, waiting: int) -> None:
+        """Count the alerts of the last turn that must wait."""
+        self.waiting += waiting
+        if not self.after:
+            self.waiting, self.waited = 0, self.waiting
+
+    def _remaining_prefixes(self) -> Iterator[str]:
+        # A listing cannot begin in the middle: a few objects are listed again, to skip them. Where they are many, one
+        # listing for each first byte goes on close to the place, because ids are evenly spread hashes.
+        if self.passed < _OBJECTS_PER_TURN:
+            return iter((ALERTS,))
+        return (f"{ALERTS}{shard}" for shard in _SHARDS if shard >= self.after[:2])
+
+
+def _alert_directory(info: ObjectInfo) -> str:
+    return info.key.removeprefix(ALERTS).partition("/")[0]

@@ -18,7 +18,7 @@ from tiphys.errors import StoreError
 from tiphys.kube import KubeApi, LeaderElector, identify_cluster
 from tiphys.kube.resources import DEFAULT_LEDGER_NAME, GPU_LEDGERS, LEASES
 from tiphys.records import utc_now
-from tiphys.service.http_server import AppServer
+from tiphys.service.http_server import AppServer, ServerCertificate
 from tiphys.store import Store
 from tiphys_controller.alerts.rules import DEFAULT_ALERT_RULES, AlertRules
 from tiphys_controller.alerts.webhook import AlertInbox
@@ -169,6 +169,10 @@ class ControllerDependencies:
     """Actions by alert name."""
     janitor_mode: AutomationMode = AutomationMode.OFF
     """Whether the janitor removes dead uploads and old alerts."""
+    agent_pods: bool = True
+    """Whether Argo creates agent pods, of which failed ones must be deleted."""
+    descriptions: bool = True
+    """Whether to write title and description of Workflows."""
     now: Callable[[], datetime] = utc_now
     monotonic: Callable[[], float] = time.monotonic
 
@@ -231,19 +235,17 @@ class Controller:
             dependencies.identity or COMPONENT,
         )
         recorder = EventRecorder(
-            view, dependencies.stores, writer, self.metrics, dependencies.now, dependencies.monotonic
+            *(view, dependencies.stores, writer, self.metrics, dependencies.now, dependencies.monotonic),
+            descriptions=dependencies.descriptions,
         )
-        agent_cleaner = AgentPodCleaner(view, writer, self.metrics)
         gang_cleaner = GangCleaner(view, dependencies.api, writer, self.metrics, dependencies.monotonic)
         self._watches, self._event_recorder = (
-            ClusterWatches(dependencies.api, dependencies.namespaces, view, self.metrics),
+            ClusterWatches(dependencies.api, dependencies.namespaces, view, self.metrics, dependencies.agent_pods),
             recorder,
         )
-        specs: list[WorkerSpec] = [
-            ("agent-cleaner", agent_cleaner.run),
-            ("gang-cleaner", gang_cleaner.run),
-            ("recorder", recorder.run),
-        ]
+        specs: list[WorkerSpec] = [("gang-cleaner", gang_cleaner.run), ("recorder", recorder.run)]
+        if dependencies.agent_pods:
+            specs.append(("agent-cleaner", AgentPodCleaner(view, writer, self.metrics).run))
         specs += WorkerFactory(self._build_context(view, self._watches, writer)).create_workers()
         if dependencies.ledger_name:
             projection_args = (
@@ -297,16 +299,23 @@ class HealthServer(AppServer):
         host: Address to listen on.
         port: Port to listen on; 0 for a free one.
         api_routes: Routes of the HTTP API.
+        certificate: Certificate for TLS; None for plain HTTP.
 
     Raises:
         ConflictError: the port is in use.
         UsageError: the host cannot be listened on.
     """
 
-    def __init__(self, controller: Controller, host: str, port: int, api_routes: Sequence[Route] = ()) -> None:
-        super().__init__(
-            create_controller_app(controller.check_ready, controller.metrics.render, api_routes), host, port
-        )
+    def __init__(
+        self,
+        controller: Controller,
+        host: str,
+        port: int,
+        api_routes: Sequence[Route] = (),
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        app = create_controller_app(controller.check_ready, controller.metrics.render, api_routes)
+        super().__init__(app, host, port, certificate)
 
     @property
     def port(self) -> int:

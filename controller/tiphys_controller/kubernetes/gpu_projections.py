@@ -97,7 +97,7 @@ def _sum_gpus(entries: Iterable[tuple[Object, str]]) -> GpuSums:
 
 LEDGER_LABEL = "tiphys.dev/ledger"
 MAX_LEASES = 2500
-"""Largest number of leases in a ledger."""
+"""Most leases that are shown."""
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.-]+")
 _LONGEST_PREFIX = 200
 

@@ -147,23 +147,28 @@ class _WatchedResource(NamedTuple):
 class ClusterWatches:
     """Watches Workflows and agent pods of some namespaces; None: of all.
 
-    ``errors`` holds the error of each broken watch, by its resource.
+    ``errors`` holds the error of each broken watch, by its resource. Without ``agent_pods`` it watches only Workflows.
     """
 
     def __init__(
-        self, api: KubeApi, namespaces: tuple[str, ...] | None, cache: WatchCache, metrics: ControllerMetrics
+        self,
+        api: KubeApi,
+        namespaces: tuple[str, ...] | None,
+        cache: WatchCache,
+        metrics: ControllerMetrics,
+        agent_pods: bool = True,
     ) -> None:
         self._api = api
         self._metrics = metrics
         self._cache = cache
         self.errors: dict[str, str] = {}
+        kinds = [(WORKFLOWS, PIPELINE_ANNOTATION, cache.apply_workflow_change)]
+        if agent_pods:
+            kinds.append((PODS, AGENT_LABELS, cache.apply_agent_pod_change))
         self._targets = [
-            subject
+            _WatchedResource(resource, namespace, labels, apply_change)
             for namespace in (namespaces if namespaces is not None else (None,))
-            for subject in (
-                _WatchedResource(WORKFLOWS, namespace, PIPELINE_ANNOTATION, cache.apply_workflow_change),
-                _WatchedResource(PODS, namespace, AGENT_LABELS, cache.apply_agent_pod_change),
-            )
+            for resource, labels, apply_change in kinds
         ]
 
     @property

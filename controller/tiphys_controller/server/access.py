@@ -1,17 +1,16 @@
-"""Access control of the HTTP API: rate limit, token and body size.
+"""Access control of the HTTP API: token, rate limit and body size, in this order.
 
 They are checked before a call is parsed. A refused call is logged and changes nothing.
+A caller without the token takes nothing of the rate limit, and its body is not read.
 """
 
 import base64
 import binascii
 import hmac
-import json
 import math
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import structlog
 from starlette.concurrency import run_in_threadpool
@@ -19,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, StoreError, TiphysError, UsageError
-from tiphys.service.http_server import BodyTooLargeError, read_body
+from tiphys.service.http_server import CLOSE_CONNECTION, BodyIncompleteError, BodyTooLargeError, read_body
 from tiphys_controller.auto_resume.observation_health import TokenBucket
 
 MAX_BODY_BYTES = 2 << 20
@@ -67,19 +66,26 @@ class AccessControl:
         return answer
 
     async def _answer(self, name: str, handler: CallHandler, request: Request) -> Response:
-        if wait := self._bucket.take():
-            return self._refuse(name, request, 429, "too many calls", {"Retry-After": str(math.ceil(wait))})
-        if (refusal := await run_in_threadpool(self._check_credentials, request)) is not None:
+        if (refusal := self._check_credentials(request)) is not None:
             status, why = refusal
-            return self._refuse(name, request, status, why, {"WWW-Authenticate": 'Bearer realm="tiphys"'})
+            headers = {"WWW-Authenticate": 'Bearer realm="tiphys"', **CLOSE_CONNECTION}
+            return self._refuse(name, request, status, why, headers)
+        if wait := self._bucket.take():
+            headers = {"Retry-After": str(math.ceil(wait)), **CLOSE_CONNECTION}
+            return self._refuse(name, request, 429, "too many calls", headers)
         try:
             body = await read_body(request, MAX_BODY_BYTES)
         except BodyTooLargeError as error:
-            return self._refuse(name, request, 413, str(error))
+            return self._refuse(name, request, 413, str(error), CLOSE_CONNECTION)
+        except BodyIncompleteError as error:
+            return self._refuse(name, request, 400, str(error))
         return await run_in_threadpool(self._run_handler, name, handler, request, body)
 
     def _check_credentials(self, request: Request) -> tuple[int, str] | None:
-        """Status and reason of a refusal; None if the caller is authorized."""
+        """Status and reason of a refusal; None if the caller is authorized.
+
+        It reads the file in the event loop, because the threads may all be busy; the file is in memory (a Secret).
+        """
         try:
             expected = self._token_file.read_bytes().strip()
         except OSError as error:
@@ -109,18 +115,6 @@ class AccessControl:
     ) -> Response:
         _log.warning("call.refused", call=name, status=status, reason=why, **_log_fields(request))
         return JSONResponse({"error": why}, status_code=status, headers=headers)
-
-
-def parse_json_body(body: bytes) -> Any:
-    """Parse the body of a call.
-
-    Raises:
-        UsageError: the body is not JSON.
-    """
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}") from error
 
 
 def _read_credential(header: str) -> bytes:

@@ -14,15 +14,18 @@ from starlette.routing import Route
 
 from tiphys.errors import NotFoundError, UsageError
 from tiphys.lineage import read_lineage_tree, read_timeline
+from tiphys.service.http_server import parse_json
 from tiphys.store import Store
 from tiphys_controller.alerts.webhook import AlertInbox, parse_delivery
-from tiphys_controller.server.access import AccessControl, parse_json_body
+from tiphys_controller.server.access import AccessControl
 from tiphys_controller.submit.idempotency import start_run_once
 from tiphys_controller.submit.plan_report import API_VERSION, plan_run
 from tiphys_controller.submit.resume import resume_run
-from tiphys_controller.submit.submitter import Submitter
+from tiphys_controller.submit.submitter import ClusterSubmitter, TenantSubmitter
 
 IDEMPOTENCY_KEY_HEADER = "Idempotency-Key"
+MAX_YAML_BYTES = 256 << 10
+"""Largest YAML body. YAML takes a hundred times the time and the memory of JSON, which may have 2 MiB."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class ApiRoutes:
 
     inbox: AlertInbox
     stores: Callable[[str], Store]
-    submitter: Callable[[], Submitter]
+    submitter: Callable[[], ClusterSubmitter]
     namespaces: tuple[str, ...] | None
     """Namespaces that are served; None for all."""
 
@@ -49,7 +52,7 @@ class ApiRoutes:
         ]
 
     def _alerts(self, _: Request, body: bytes) -> Response:
-        taken = self.inbox.store_delivery(parse_delivery(parse_json_body(body)))
+        taken = self.inbox.store_delivery(parse_delivery(parse_json(body)))
         return JSONResponse(taken._asdict(), status_code=202)
 
     def _start(self, request: Request, body: bytes) -> Response:
@@ -62,18 +65,20 @@ class ApiRoutes:
         named = (manifest.get("metadata") or {}).get("namespace", "") if isinstance(manifest, dict) else ""
         namespace = self._find_namespace(request.query_params.get("namespace") or str(named))
         run = request.query_params.get("run")
-        started = start_run_once(self.stores(namespace), self.submitter(), manifest, key, run, namespace)
+        started = start_run_once(self.stores(namespace), self._submitter(namespace), manifest, key, run, namespace)
         answer = {"namespace": namespace, **started._asdict()}
         return JSONResponse(answer, status_code=201 if started.created else 200)
 
     def _resume(self, request: Request, body: bytes) -> Response:
-        options = parse_json_body(body) if body else {}
+        options = parse_json(body) if body else {}
         if not isinstance(options, dict) or not set(options) <= {"force", "dryRun"}:
             raise UsageError("the body may be a JSON object with force and dryRun, each true or false")
-        store, run = self._locate_run(request)
+        namespace, run = self._find_namespace(request.query_params.get("namespace", "")), request.path_params["run"]
         key = request.headers.get(IDEMPOTENCY_KEY_HEADER, "")
         force, dry_run = bool(options.get("force")), bool(options.get("dryRun"))
-        resumed = resume_run(store, self.submitter(), run, force=force, dry_run=dry_run, key=key)
+        resumed = resume_run(
+            self.stores(namespace), self._submitter(namespace), run, force=force, dry_run=dry_run, key=key
+        )
         answer: dict[str, Any] = {
             "run": resumed.run,
             "submission": resumed.submission,
@@ -94,6 +99,9 @@ class ApiRoutes:
     def _lineage(self, request: Request, _: bytes) -> Response:
         found = read_lineage_tree(*self._locate_run(request))
         return JSONResponse({"apiVersion": API_VERSION, "kind": "Lineage", **found.model_dump(mode="json")})
+
+    def _submitter(self, namespace: str) -> TenantSubmitter:
+        return TenantSubmitter(self.submitter(), namespace)
 
     def _locate_run(self, request: Request) -> tuple[Store, str]:
         return self.stores(self._find_namespace(request.query_params.get("namespace", ""))), request.path_params["run"]
@@ -118,7 +126,9 @@ class _NoAliasLoader(yaml.SafeLoader):
 
 def _parse_manifest(request: Request, body: bytes) -> Any:
     if "yaml" not in request.headers.get("content-type", ""):
-        manifest = parse_json_body(body)
+        manifest = parse_json(body)
+    elif len(body) > MAX_YAML_BYTES:
+        raise UsageError(f"a YAML body may have {MAX_YAML_BYTES >> 10} KiB; send the Workflow as JSON")
     else:
         try:
             manifest = yaml.load(body, _NoAliasLoader)  # noqa: S506  a SafeLoader

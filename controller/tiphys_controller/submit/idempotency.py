@@ -14,7 +14,7 @@ from tiphys.errors import ConflictError, UsageError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.records import IdempotencyKeyRecord, RunRecord, SubmissionBinding, json_digest
-from tiphys.store import RunLayout, Store, claim_record, find_record, idempotency_record_key
+from tiphys.store import RunLayout, Store, claim_record, claim_run, find_record, idempotency_record_key
 from tiphys_controller.submit.start import (
     RunOrigin,
     StartResult,
@@ -148,7 +148,7 @@ def _claim_run_record(
     store: Store, pipeline: CompiledPipeline, reservation: IdempotencyKeyRecord, origin: RunOrigin
 ) -> RunRecord:
     record = build_run_record(pipeline, reservation.run, reservation.namespace, origin)
-    existing = claim_record(store, RunLayout(reservation.run).run_record, record).record
+    existing = claim_run(store, record).record
     if existing.key != origin.key:
         raise _name_taken_error(store, reservation.run)
     failpoint("start.after_record")

@@ -179,7 +179,7 @@ def _find_resumed_trainings(
 def _find_unsent_rerun(state: RunState) -> Sequence[str]:
     """Reruns of an unbound claim, which the next resume carries out."""
     last = state.submissions[-1] if state.submissions else None
-    return last.claim.again if last and last.binding is None else ()
+    return last.claim.rerun_roots if last and last.binding is None else ()
 
 
 def _check_rerun_roots(decisions: PlanDecisions, roots: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ from tiphys_controller.submit.submission import (
     check_workflow_name_free,
     choose_next_submission,
     create_and_bind,
-    locate_workflow,
+    find_workflow,
     recover_created_workflow,
     submission_cluster,
 )
@@ -75,7 +75,7 @@ class ResumeRequest(NamedTuple):
 
     def is_satisfied_by(self, claimed: SubmissionClaim) -> bool:
         """Whether a claimed submission does all that this request names. A plain resume names nothing."""
-        return self.rerun in ((), claimed.again) and self.workflow in (None, claimed.workflow)
+        return self.rerun in ((), claimed.rerun_roots) and self.workflow in (None, claimed.workflow)
 
     def check_unsent_claim(self, next_submission: NextSubmission, force: bool) -> NextSubmission:
         """Return ``next_submission`` if its claim satisfies this request; with ``force``, else the number after it.
@@ -106,7 +106,7 @@ def claim_submission(
         ConflictError: another process claimed the submission first.
     """
     record, previous_claim = run_plan.state.record, run_plan.last_submission.claim if run_plan.last_submission else None
-    run, since = record.run, previous_claim.fresh_since if previous_claim else dict.fromkeys(record.fresh, 1)
+    run, since = record.run, previous_claim.rerun_since if previous_claim else dict.fromkeys(record.rerun_steps, 1)
     claim = SubmissionClaim(
         run=run,
         submission=next_submission.submission,
@@ -115,8 +115,8 @@ def claim_submission(
         namespace=next_submission.namespace,
         cluster=submitter.cluster,
         steps=run_plan.decisions.running_tasks,
-        again=run_plan.rerun_roots,
-        fresh_since={**since, **dict.fromkeys(run_plan.rerun_steps, next_submission.submission)},
+        rerun_roots=run_plan.rerun_roots,
+        rerun_since={**since, **dict.fromkeys(run_plan.rerun_steps, next_submission.submission)},
         workflow=request.workflow
         if request.workflow is not None
         else previous_claim.workflow
@@ -145,15 +145,15 @@ def build_resumed_event(
         message += f"; finished before: {', '.join(skipped)}"
     if run_plan.drift:
         message += f"; changed: {', '.join(dict.fromkeys(one.drift.value for one in run_plan.drift))}"
-    if claimed.again:
-        message += f"; rerun on request: {', '.join(claimed.again)}"
+    if claimed.rerun_roots:
+        message += f"; rerun on request: {', '.join(claimed.rerun_roots)}"
     data = {
         "submission": claimed.submission,
         "workflow": workflow.name,
         "run": list(running),
         "skipped": skipped,
         "fenced": list(fenced),
-        "again": list(claimed.again),
+        "again": list(claimed.rerun_roots),
         "drift": [format_drift(one) for one in run_plan.drift],
     }
     return Event(name="run.resumed", message=message, data=data)
@@ -310,7 +310,7 @@ def _choose_submission(
     store: Store, submitter: Submitter, run_plan: RunPlan, options: _ResumeOptions
 ) -> NextSubmission:
     last = run_plan.last_submission
-    live = submitter.find(*locate_workflow(last)) if last else None
+    live = find_workflow(submitter, last) if last else None
     namespace = options.namespace or recorded_namespace(run_plan.state.record)
     next_submission = choose_next_submission(last, live, submitter.cluster, namespace, options.force)
     next_submission = options.request.check_unsent_claim(next_submission, options.force)

@@ -12,7 +12,7 @@ from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest, read_workflow_parameters
 from tiphys.protocol.step_spec import CODE_VERSION_ANNOTATION, RUN_PARAMETER, SUBMISSION_PARAMETER
 from tiphys.records import RunRecord, SubmissionClaim, SubmissionKind, check_run_name, json_digest, make_run_name
-from tiphys.store import RunLayout, Store, claim_record
+from tiphys.store import RunLayout, Store, claim_record, claim_run
 from tiphys_controller.plan.dag import contains_tags, substitute_tags
 from tiphys_controller.plan.prune import SubmissionIdentity, apply_identity, workflow_name
 from tiphys_controller.submit.submission import check_workflow_name_free, create_and_bind
@@ -113,7 +113,7 @@ def build_first_claim(record: RunRecord, cluster: str, namespace: str) -> Submis
         workflow_name=workflow_name(record.run, 1),
         namespace=namespace,
         cluster=cluster,
-        fresh_since=dict.fromkeys(record.fresh, 1),
+        rerun_since=dict.fromkeys(record.rerun_steps, 1),
         key=record.key,
     )
 
@@ -140,7 +140,7 @@ def build_run_record(pipeline: CompiledPipeline, run: str, namespace: str, origi
         parameters=author_parameters(workflow),
         code_version=read_code_version(workflow),
         parent=origin.parent,
-        fresh=origin.rerun_steps,
+        rerun_steps=origin.rerun_steps,
         key=origin.key,
     )
 
@@ -170,7 +170,7 @@ def _record_run(
     for name in candidate_run_names(pipeline, run, suffix):
         check_workflow_name_free(store, submitter, namespace, name, 1)
         record = build_run_record(pipeline, name, namespace, origin)
-        if claim_record(store, RunLayout(name).run_record, record).is_ours:
+        if claim_run(store, record).is_ours:
             return record
     raise ConflictError(
         f"{store.url} already has a run {name!r}; choose another name, or continue it with `tiphys resume {name}`"

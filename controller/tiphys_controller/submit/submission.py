@@ -12,6 +12,7 @@ from tiphys.errors import ConflictError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import SubmissionBinding, SubmissionClaim
+from tiphys.records.names import LOCAL_CLUSTER_PREFIX
 from tiphys.store import RunLayout, Store, Submission, claim_record, find_record
 from tiphys_controller.plan.prune import workflow_name
 from tiphys_controller.submit.submitter import LiveWorkflow, Submitter, is_stable_cluster_name
@@ -117,6 +118,15 @@ def locate_workflow(submission: Submission) -> tuple[str, str]:
     if submission.binding:
         return submission.binding.namespace, submission.binding.workflow_name
     return submission.claim.namespace, submission.claim.workflow_name
+
+
+def find_workflow(submitter: Submitter, submission: Submission) -> LiveWorkflow | None:
+    """The live Workflow of a submission; None if there is none, or if a local engine ran it on another machine."""
+    if submission_cluster(submission).startswith(LOCAL_CLUSTER_PREFIX) and submission_cluster(submission) != (
+        submitter.cluster
+    ):
+        return None
+    return submitter.find(*locate_workflow(submission))
 
 
 def choose_next_submission(

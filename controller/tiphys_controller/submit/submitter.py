@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from tiphys.errors import StoreError
+from tiphys.errors import IntegrityError, StoreError
 
 ADDRESS_PREFIX = "argo-server:"
 """Prefix of the name of a cluster of which only an address is known."""
@@ -79,3 +79,54 @@ class ClusterSubmitter(Submitter, Protocol):
         Raises:
             NotFoundError: the Workflow was deleted, or another one has its name.
         """
+
+
+class TenantSubmitter:
+    """A `ClusterSubmitter` for one namespace: whatever a record says, nothing is read or changed in another.
+
+    Args:
+        submitter: The submitter of the cluster.
+        namespace: The tenant's namespace.
+        announce: Called with each Workflow right before it is created.
+    """
+
+    def __init__(
+        self,
+        submitter: ClusterSubmitter,
+        namespace: str,
+        announce: Callable[[dict[str, Any]], object] = lambda _: None,
+    ) -> None:
+        self._submitter = submitter
+        self._namespace = namespace
+        self._announce = announce
+
+    @property
+    def cluster(self) -> str:
+        return self._submitter.cluster
+
+    def find(self, namespace: str, name: str) -> LiveWorkflow | None:
+        self._check(namespace, name)
+        return self._submitter.find(namespace, name)
+
+    def create(self, manifest: dict[str, Any]) -> LiveWorkflow:
+        metadata = manifest["metadata"]
+        self._check(metadata.get("namespace", ""), metadata["name"])
+        self._announce(manifest)
+        return self._submitter.create(manifest)
+
+    def stop(self, workflow: LiveWorkflow, strategy: ShutdownStrategy = ShutdownStrategy.STOP) -> None:
+        self._check(workflow.namespace, workflow.name)
+        self._submitter.stop(workflow, strategy)
+
+    def watch(
+        self, workflow: LiveWorkflow, stop: threading.Event, on_error: Callable[[StoreError], object] = lambda _: None
+    ) -> Iterator[dict[str, Any]]:
+        self._check(workflow.namespace, workflow.name)
+        return self._submitter.watch(workflow, stop, on_error)
+
+    def _check(self, namespace: str, name: str) -> None:
+        if namespace != self._namespace:
+            raise IntegrityError(
+                f"the records name Workflow {namespace}/{name}, and this store belongs to namespace "
+                f"{self._namespace}; nothing was done: find out which program wrote these records"
+            )

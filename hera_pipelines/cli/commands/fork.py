@@ -40,15 +40,14 @@ from hera_pipelines.cli.target import (
     CLUSTER_OPTIONS,
     ENGINE_OPTIONS,
     OnClusterOption,
-    cluster_submitter,
     command_arguments,
-    is_on_cluster,
     last_submission,
     refuse_options,
     runs_on_cluster,
+    tenant_submitter,
 )
 from hera_pipelines.local.run_session import LocalSession
-from tiphys.store import Store, read_run
+from tiphys.store import Store, Submission, read_run
 
 EXAMPLES = """\b
 Examples:
@@ -117,9 +116,7 @@ def fork(
         refuse_options(
             command, ENGINE_OPTIONS, "this is for the local engine, and the fork runs on a cluster; see --local"
         )
-        _fork_on_cluster(
-            screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), detach, is_on_cluster(last)
-        )
+        _fork_on_cluster(screen, request, ClusterOptions(kubeconfig, context, namespace, argo_server), detach, last)
     else:
         refuse_options(
             command, _ONLY_CLUSTER, f"this is for a cluster, and run {run} ran on this machine; see --cluster"
@@ -166,13 +163,11 @@ def _fork_locally(screen: Screen, request: _ForkRequest, options: EngineOptions)
 
 
 def _fork_on_cluster(
-    screen: Screen, request: _ForkRequest, cluster_options: ClusterOptions, detach: bool, parent_on_cluster: bool
+    screen: Screen, request: _ForkRequest, cluster_options: ClusterOptions, detach: bool, last: Submission | None
 ) -> None:
-    """Fork on a cluster. If the parent ran on a cluster and no namespace is given, the fork uses its namespace."""
-    submitter, default_namespace = cluster_submitter(cluster_options, screen.note)
-    started = _show_fork(
-        screen, request.start(submitter, cluster_options.namespace or ("" if parent_on_cluster else default_namespace))
-    )
+    """Fork on a cluster, in the namespace of the parent if that ran on a cluster."""
+    submitter, namespace = tenant_submitter(cluster_options, last, request.parent, screen.note)
+    started = _show_fork(screen, request.start(submitter, namespace))
     if started is None or not started.created:
         return
     options = command_arguments([("--store", request.store.url if request.needs_store_option else "")])

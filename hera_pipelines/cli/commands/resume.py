@@ -45,12 +45,12 @@ from hera_pipelines.cli.target import (
     ENGINE_OPTIONS,
     OnClusterOption,
     cluster_of_submission,
-    cluster_submitter,
     command_arguments,
     last_submission,
     refuse_options,
     require_same_cluster,
     runs_on_cluster,
+    tenant_submitter,
 )
 from hera_pipelines.local.run_session import LocalSession
 from tiphys.store import Store, Submission, read_current_workflow
@@ -232,7 +232,7 @@ def _resume_on_cluster(
     screen: Screen, request: _ResumeRequest, cluster_options: ClusterOptions, is_cluster_given: bool
 ) -> None:
     """Resume on a cluster; ``is_cluster_given`` allows a cluster other than that of the last submission."""
-    submitter, namespace = cluster_submitter(cluster_options, screen.note)
+    submitter, namespace = tenant_submitter(cluster_options, request.last, request.run, screen.note)
     if request.last is not None and cluster_of_submission(request.last) and not is_cluster_given:
         require_same_cluster(request.last, submitter.cluster, request.run)
     resumed = request.submit(submitter, namespace)

@@ -1,5 +1,6 @@
 """``tiphys runs``, ``get`` and ``events``: the runs of a store, one run in detail, and its events."""
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -237,7 +238,7 @@ def _follow_events(store: Store, run: str) -> Iterator[Event]:
 
 def _print_event(screen: Screen, event: Event, output: Format) -> None:
     if output == Format.JSON:
-        screen.write(event.model_dump_json(exclude_none=True))
+        screen.document(json.loads(event.model_dump_json(exclude_none=True)), output, indent=None)
     elif output == Format.YAML:
         screen.write("---")
         screen.document(event.model_dump(mode="json", exclude_none=True), output)

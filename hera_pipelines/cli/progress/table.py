@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from hera_pipelines.cli.screen import Screen
+from hera_pipelines.cli.screen import Screen, guard_streams
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.protocol.operations import retry_number
 from tiphys.protocol.quantities import format_duration
@@ -179,7 +179,8 @@ def show_live_progress(
     view = Live(
         get_renderable=lambda: render_progress(progress, screen.err.width), console=screen.err, refresh_per_second=8
     )
-    with view if animated else nullcontext():
+    # The view prints what others write above the table, and obeys the colours in it: so it is guarded once more.
+    with view if animated else nullcontext(), guard_streams():
         with _repeat_in_background(update_running_tasks):
             yield observe
         # The last checkpoint may have been committed after the last poll.

@@ -1,5 +1,6 @@
 """``tiphys queues``: sets and shows the GPU quotas of a cluster, with leases and pending requests."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 from tiphys_plugin import load_queues
 from tiphys_plugin.quota.lease import LeaseRequest
-from tiphys_plugin.quota.ledger import status_codec
+from tiphys_plugin.quota.ledger import room, status_codec
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import QueueUsage, compute_queue_usage
 from tiphys_plugin.quota.queues import ANY_TYPE, MisconfiguredQueues, Queue, QueueRules, Queues, format_gpus
@@ -33,6 +34,8 @@ A queue file:
   queues:
     - name: research
       gpus: {A100: 8, "*": 4}    # quota: 8 A100, and 4 of all other types together
+      namespaces: [vision]       # optional: only these namespaces use the queue; otherwise all do
+      max_priority: 10           # optional: highest priority that a step may ask for
       cohort: lab                # optional: queues of one cohort lend each other free quota
       borrowing_limit: {A100: 4} # optional: most GPUs that this queue borrows
       lending_limit: {A100: 6}   # optional: most GPUs that this queue lends
@@ -86,6 +89,7 @@ def apply(
         ("QUEUE", "GPU TYPE", "QUOTA", "NEW QUOTA", "HELD", "WAITING"), _change_rows(before, declared, ledger_state)
     )
     _warn_exceeded(screen, compute_queue_usage(declared, ledger_state))
+    _warn_refused(screen, declared, ledger_state)
     ledger_name = f"GPULedger {api.namespace}/{name}"
     if dry_run:
         screen.note(f"{ledger_name} is unchanged; without --dry-run it would be {'changed' if ledger else 'created'}")
@@ -119,6 +123,8 @@ def show(
     if ledger_state.leases or ledger_state.pending:
         screen.show("")
         screen.table(("GPUS", "QUEUE", "NAMESPACE", "RUN", "STEP", "ATTEMPT", "SINCE"), _request_rows(ledger_state))
+    for note in describe_used_shares(rules, ledger_state):
+        screen.note(note)
     if rules is None:
         screen.note("no queues are declared, so GPUs are not limited; declare some with `tiphys queues apply -f FILE`")
     if isinstance(rules, MisconfiguredQueues):
@@ -163,6 +169,16 @@ def parse_ledger(ledger: "Object") -> tuple[QueueRules, LedgerState]:
             f"the status of GPULedger {name} is damaged: {error}; repair it with `kubectl edit --subresource=status`"
         ) from error
     return parse_ledger_queues(ledger), ledger_state
+
+
+def describe_used_shares(rules: QueueRules, ledger_state: LedgerState) -> Iterator[str]:
+    """A sentence for each namespace that has nearly used its share of the ledger."""
+    for namespace, used in room.measure_shares(rules, ledger_state).items():
+        if used >= room.NEARLY_USED:
+            yield (
+                f"namespace {namespace} has used {used:.0%} of its share of the ledger; at 100 % its new requests wait "
+                "with LedgerShareExceeded"
+            )
 
 
 def _write_ledger(api: "KubeApi", name: str, declared: Queues, existing: "Object | None") -> None:
@@ -221,6 +237,19 @@ def _warn_exceeded(screen: Screen, rows: list[QueueUsage]) -> None:
             )
 
 
+def _warn_refused(screen: Screen, declared: Queues, ledger_state: LedgerState) -> None:
+    refused: Counter[tuple[str, str]] = Counter()
+    for request in (pending.request for pending in ledger_state.pending):
+        queue = declared.find(request.queue)
+        if queue is not None and not queue.accepts(request.namespace, request.priority):
+            refused[request.namespace, queue.name] += 1
+    for (namespace, name), steps in sorted(refused.items()):
+        screen.note(
+            f"warning: {steps} waiting step{'s' if steps > 1 else ''} of namespace {namespace} may not use queue "
+            f"{name}, by its namespaces or max_priority; these steps will fail"
+        )
+
+
 def _queue_rows(rules: QueueRules, ledger_state: LedgerState) -> Iterator[Sequence[str | Text]]:
     policies = {queue.name: _queue_policies(queue) for queue in rules.queues} if isinstance(rules, Queues) else {}
     for usage in compute_queue_usage(rules, ledger_state):
@@ -232,6 +261,8 @@ def _queue_rows(rules: QueueRules, ledger_state: LedgerState) -> Iterator[Sequen
 def _queue_policies(queue: Queue) -> str:
     """Non-default policies of a queue, as short phrases."""
     phrases = {
+        f"only for {', '.join(queue.namespaces or ())}": queue.namespaces is not None,
+        f"priority at most {queue.max_priority}": queue.max_priority is not None,
         "stopped": queue.stopped,
         "least GPU time first": queue.order == "attained",
         "preempts lower priority": queue.preempts_lower_priority,
@@ -284,7 +315,9 @@ def _queues_document(namespace: str, name: str, rules: QueueRules, ledger_state:
     if isinstance(rules, Queues):
         document |= rules.model_dump(mode="json", include={"inventory"}, exclude_none=True)
         policies = {"preempts_lower_priority", "preempts_longer", "reclaims", "min_runtime_seconds"}
+        policies |= {"namespaces", "max_priority"}
         by_name = {queue.name: queue.model_dump(include=policies, exclude_defaults=True) for queue in rules.queues}
         rows = [{**row, **by_name.get(str(row["name"]), {})} for row in rows]
-    document |= {"limited": rules is not None, "queues": rows}
+    shares = {name: round(used, 4) for name, used in room.measure_shares(rules, ledger_state).items()}
+    document |= {"limited": rules is not None, "queues": rows, "ledgerShares": shares}
     return {**document, "leases": encoded["leases"], "waiting": encoded["waiting"]}

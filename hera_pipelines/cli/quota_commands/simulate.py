@@ -152,9 +152,9 @@ Examples:
   tiphys simulate jobs.csv --queues queues.yaml --policy skip -o json | jq '.replays[0].total.wait'
 
 \b
-A trace, with the last six columns optional:
-  submit_seconds,duration_seconds,gpus,queue,gpu_type,priority,name,limit_seconds,spot
-  0,7200,8,research,A100,0,pretrain,10800,allowed
+A trace, with the last seven columns optional:
+  submit_seconds,duration_seconds,gpus,queue,gpu_type,priority,name,limit_seconds,spot,namespace
+  0,7200,8,research,A100,0,pretrain,10800,allowed,vision
 """
 
 

@@ -37,7 +37,12 @@ from hera_pipelines.cli.quota_commands.preemption_preview import (
     preemption_document,
     preview_preemption,
 )
-from hera_pipelines.cli.quota_commands.queues import LedgerNameOption, existing_ledger, parse_ledger
+from hera_pipelines.cli.quota_commands.queues import (
+    LedgerNameOption,
+    describe_used_shares,
+    existing_ledger,
+    parse_ledger,
+)
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
 from hera_pipelines.cli.shared_options import ContextOption, KubeconfigOption, NamespaceOption, connect_cluster
 from tiphys.errors import NotFoundError
@@ -71,7 +76,7 @@ def _newest_failure(attempts: list[Attempt]) -> NewestFailure | None:
         return None
     newest = max(failed, key=lambda end: end.attempt)
     next_claims = [attempt.claim for attempt in attempts if attempt.claim.attempt == newest.attempt + 1]
-    return NewestFailure(newest, "".join(claim.escalation.words for claim in next_claims if claim.escalation))
+    return NewestFailure(newest, "".join(claim.escalation.explanation for claim in next_claims if claim.escalation))
 
 
 def describe_failure(failure: NewestFailure) -> Iterator[Text]:
@@ -80,7 +85,7 @@ def describe_failure(failure: NewestFailure) -> Iterator[Text]:
     cause = f" by {end.cause.display_name}" if end.cause else ""
     yield Text(f"{end.run}/{end.step} attempt {end.attempt} ended{cause}: {end.message}")
     if evidence is not None:
-        matched = f", which matched: {evidence.words}" if evidence.words else ""
+        matched = f", which matched: {evidence.matched_text}" if evidence.matched_text else ""
         node = f"; it ran on {evidence.node}" if evidence.node else ""
         yield Text(f"  classified by the rule {evidence.rule}{matched}{node}")
     if failure.escalation:
@@ -148,9 +153,10 @@ def why(
     failures = newest_failures(store, run, step, requests[0].namespace if requests else "")
     if not leases and not waiting and not failures:
         store_hint = "" if store else "; with --store URL this command also shows how its steps failed"
+        share_hints = "".join(f"; {note}" for note in describe_used_shares(rules, ledger_state))
         raise NotFoundError(
             f"{what} neither holds GPUs nor waits for any in GPULedger {api.namespace}/{name}; "
-            f"`tiphys get {run}` shows the state of its steps{store_hint}"
+            f"`tiphys get {run}` shows the state of its steps{store_hint}{share_hints}"
         )
     now = utc_now()
     lost = build_loss_estimate(store, now)
@@ -200,7 +206,9 @@ def _matches_step(pattern: str, step: str) -> bool:
 def _decide_admission(
     rules: QueueRules, ledger_state: LedgerState, pending: PendingRequest, now: datetime
 ) -> Admission:
-    others = tuple(other for other in select_active(ledger_state.pending, now, FORGET_AFTER) if other is not pending)
+    others = tuple(
+        other for other in select_active(rules, ledger_state.pending, now, FORGET_AFTER) if other is not pending
+    )
     return decide_admission(
         SchedulingState(rules, ledger_state.leases, others, ledger_state.history),
         pending.request,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from hera_pipelines.compile import references
 from hera_pipelines.compile.gang.member_pod import (
+    TOKEN_FIELD,
     RawPlaceholder,
     elastic_variables,
     pod_template,
@@ -58,6 +59,8 @@ def train_job_spec(step: GatedStep, template: Manifest, workflow: Manifest) -> M
     assert step.settings.gang is not None
     pod = pod_template(step, template, workflow, [])
     spec, container = pod["spec"], pod["spec"]["containers"][0]
+    if not spec[TOKEN_FIELD]:
+        del spec[TOKEN_FIELD]  # the runtime says the same
     _check_supported_fields(spec, container)
     pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = _TRAINER_CONTAINER
     processes_per_node = process_count_variables(step).get("PET_NPROC_PER_NODE")

@@ -119,9 +119,10 @@ _SCRIPT_FILE = "script"
 MEMBER_COMMAND = ("python", "-m", "tiphys.checkpoint.member", "--")
 """Wrapper around the program that fetches inputs and stores outputs, as Argo's executor does in Argo's pods."""
 
+TOKEN_FIELD = "automountServiceAccountToken"  # noqa: S105  the name of a field
 _TEMPLATE_OR_WORKFLOW_FIELDS = (
-    *("automountServiceAccountToken", "hostAliases", "nodeSelector", "priorityClassName", "schedulerName"),
-    *("securityContext", "serviceAccountName", "tolerations"),
+    *("hostAliases", "nodeSelector", "priorityClassName", "schedulerName", "securityContext"),
+    *("serviceAccountName", "tolerations"),
 )
 _WORKFLOW_FIELDS = ("dnsConfig", "dnsPolicy", "hostNetwork", "imagePullSecrets")
 
@@ -151,6 +152,7 @@ def pod_template(step: GatedStep, template: Manifest, workflow: Manifest, rank_e
     spec: Manifest = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": step.grace_seconds,
+        TOKEN_FIELD: settings.get(TOKEN_FIELD, workflow[TOKEN_FIELD]),
         **{
             field: value
             for field in _TEMPLATE_OR_WORKFLOW_FIELDS

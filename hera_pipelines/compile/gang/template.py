@@ -9,6 +9,7 @@ from hera_pipelines.compile.gated_step import GatedStep, program_container
 from hera_pipelines.compile.plugin_templates import drop_empty_fields, input_placeholder
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
+from tiphys.protocol.gang import GANG_ACCOUNT
 
 _COPIED_FIELDS = ("name", "inputs", "synchronization", "timeout", "priority")
 
@@ -35,6 +36,7 @@ def gang_template(step: GatedStep, template: Manifest, workflow: Manifest) -> Ma
     members = step.settings.gang.members
     resource_template = {
         **{field: template[field] for field in _COPIED_FIELDS if field in template},
+        "executor": {"serviceAccountName": GANG_ACCOUNT},
         "resource": {
             # Not create: Argo recreates its own pod after a loss, and the new pod must accept the existing object.
             "action": "apply",

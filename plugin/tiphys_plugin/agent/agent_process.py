@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from tiphys.kube import KubeApi, LeaderElector
+from tiphys.service.http_server import ServerCertificate
 from tiphys_plugin.agent.agent import SharedAgent
 from tiphys_plugin.agent.metrics import AgentMetrics
 from tiphys_plugin.agent.plugin_calls import CountingApi
@@ -33,6 +34,7 @@ def run(
     port: int,
     stop: threading.Event,
     settings: AgentSettings | None = None,
+    certificate: ServerCertificate | None = None,
 ) -> None:
     """Until ``stop``, answer task sets while this process is the leader, else wait as a standby.
 
@@ -69,7 +71,7 @@ def run(
                 lambda: _readiness(checks.status_document(), agent.watch_error, lease.is_leader),
                 lambda: tenants.render() + metrics.render(),
             )
-            with AppServer(app, host, port) as server:
+            with AppServer(app, host, port, certificate) as server:
                 _log.info("agent.started", url=server.url, store=deployment.store_url, identity=_candidate_identity())
                 lease.run(stop, agent.run)
                 _log.info("agent.stopping")

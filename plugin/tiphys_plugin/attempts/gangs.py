@@ -132,14 +132,21 @@ def is_gang_orphaned(gang: GangSpec, gang_status: GangStatus | None, pod_statuse
 
 
 def gang_output_parameters(
-    gang: GangSpec, claim: AttemptClaim, input_keys: str, node_requirements: Sequence[Mapping[str, Any]] = ()
+    gang: GangSpec,
+    claim: AttemptClaim,
+    input_keys: str,
+    placement: Mapping[str, Any],
+    node_requirements: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, str]:
-    """Admit's additional output parameters for a gang; ``node_requirements`` are added to those of the lease."""
+    """Admit's additional output parameters for a gang.
+
+    ``placement`` is the pod patch that follows from the lease; ``node_requirements`` are added to its own.
+    """
     requirements = ", ".join(
         json.dumps(requirement, sort_keys=True)
-        for requirement in (*_lease_node_requirements(claim), *node_requirements)
+        for requirement in (*_lease_node_requirements(claim, placement), *node_requirements)
     )
-    tolerations = json.loads(claim.pod_patch or "{}").get("tolerations") or []
+    tolerations = placement.get("tolerations") or []
     parameters = {
         "gang": gang_name(claim.run, claim.step, claim.attempt),
         "node-requirements": requirements,
@@ -152,13 +159,13 @@ def gang_output_parameters(
     return {**parameters, "members": str(members), "spare": str(members - gang.min_members)}
 
 
-def _lease_node_requirements(claim: AttemptClaim) -> list[dict[str, Any]]:
+def _lease_node_requirements(claim: AttemptClaim, placement: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Node selector requirements of the lease; never empty, because the manifest's list must not be empty."""
     if claim.nodes:
         hosts: dict[str, Any] = {"key": HOSTNAME_LABEL, "operator": "In", "values": sorted(set(claim.nodes))}
     else:
         hosts = {"key": HOSTNAME_LABEL, "operator": "Exists"}
-    selector = json.loads(claim.pod_patch or "{}").get("nodeSelector") or {}
+    selector = placement.get("nodeSelector") or {}
     return [hosts, *({"key": key, "operator": "In", "values": [value]} for key, value in sorted(selector.items()))]
 
 

@@ -47,7 +47,7 @@ def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease) 
     if not stores.serves(request.namespace):
         return False
     pod_statuses = pods.list_instance_pods(
-        cluster, request.namespace, request.run, request.uid, request.attempt, request.instance
+        cluster, request.namespace, request.run, request.uid, request.attempt, request.instance_hash
     )
     if pods.find_live_pod(pod_statuses) is not None:
         return False
@@ -89,7 +89,8 @@ def _is_gang_active(store: Store, cluster: Cluster, request: LeaseRequest, pod_s
     gang = steps[request.step.partition(".")[0]].gang
     if gang is None:
         return False
-    gang_status = cluster.gang(gang.backend, request.namespace, gang_name(request.run, request.step, request.attempt))
+    name = gang_name(request.run, request.step, request.attempt)
+    gang_status = cluster.gang(gang.backend, request.namespace, name, request.uid)
     return gangs.is_gang_active(gang, gang_status, pod_statuses)
 
 

@@ -9,35 +9,38 @@ from collections.abc import Sequence
 
 from tiphys.errors import ConflictError, IntegrityError
 from tiphys.failures.classify import AttemptObservation
+from tiphys.protocol.operations import step_instance_name
 from tiphys.records import AttemptClaim, SubmissionBinding
 from tiphys.store import RunLayout, Store, find_record
 from tiphys_plugin.cluster.interface import Cluster, PodStatus
+from tiphys_plugin.quota.lease import hash_node_name
 
 _TRY = re.compile(r"\((\d+)\)$")
 
 
 def list_instance_pods(
-    cluster: Cluster, namespace: str, run: str, uid: str, attempt: int, instance: str
+    cluster: Cluster, namespace: str, run: str, uid: str, attempt: int, instance_hash: str
 ) -> list[PodStatus]:
     """Pods of one attempt of one step, the latest try last.
 
-    ``instance`` selects the step, because other steps have attempts of the same number.
+    ``instance_hash`` selects the step, because other steps have attempts of the same number.
     """
     pods = cluster.pods(namespace, run, uid, str(attempt))
     return sorted(
-        (p for p in pods if belongs_to_instance(p, instance)), key=lambda p: (parse_try_number(p.node), p.name)
+        (p for p in pods if hash_instance(p) == instance_hash), key=lambda p: (parse_try_number(p.node), p.name)
     )
 
 
-def belongs_to_instance(pod: PodStatus, instance: str) -> bool:
-    """Whether a pod belongs to the step with this node name."""
-    return pod.node.startswith(f"{instance}[")
+def hash_instance(pod: PodStatus) -> str:
+    """`LeaseRequest.instance_hash` of the step that a pod belongs to."""
+    return hash_node_name(step_instance_name(pod.node))
 
 
 def list_attempt_pods(store: Store, cluster: Cluster, claim: AttemptClaim) -> list[PodStatus]:
     """Pods of a claimed attempt, also of another submission of the run; raises like `read_submission_bound`."""
     bound = read_submission_bound(store, cluster, claim)
-    return list_instance_pods(cluster, bound.namespace, claim.run, claim.uid, claim.attempt, claim.instance)
+    instance_hash = hash_node_name(claim.instance)
+    return list_instance_pods(cluster, bound.namespace, claim.run, claim.uid, claim.attempt, instance_hash)
 
 
 def read_submission_bound(store: Store, cluster: Cluster, claim: AttemptClaim) -> SubmissionBinding:

@@ -37,7 +37,16 @@ from tiphys.records import (
     make_run_name,
 )
 from tiphys.records.names import MAX_RUN_NAME_CHARACTERS
-from tiphys.store import RunLayout, Store, claim_record, find_record, read_record, read_run, read_submission_workflow
+from tiphys.store import (
+    RunLayout,
+    Store,
+    claim_record,
+    claim_run,
+    find_record,
+    read_record,
+    read_run,
+    read_submission_workflow,
+)
 from tiphys_plugin.cluster.interface import Cluster
 
 _SERVER_FIELDS = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink")
@@ -53,7 +62,7 @@ class RunBinding(NamedTuple):
     workflow: str
     namespace: str
     pipeline: CompiledPipeline
-    fresh_since: Mapping[str, int] = MappingProxyType({})
+    rerun_since: Mapping[str, int] = MappingProxyType({})
     """Steps with a requested rerun, each with the first submission whose results count."""
     fork_ancestors: tuple[AncestorRun, ...] = ()
     """The runs that this one was forked from, the nearest first."""
@@ -110,7 +119,7 @@ def bind_workflow(
         metadata.name,
         metadata.namespace,
         CompiledPipeline.from_manifest(read_submission_workflow(store, record, claim)),
-        claim.fresh_since if claim else {},
+        claim.rerun_since if claim else {},
         read_ancestors(store, record),
     )
 
@@ -248,7 +257,7 @@ def _store_run(store: Store, live_workflow: _LiveWorkflow, run: str) -> RunRecor
         parameters=read_workflow_parameters(document),
         code_version=(document["metadata"].get("annotations") or {}).get(CODE_VERSION_ANNOTATION),
     )
-    stored = claim_record(store, RunLayout(run).run_record, record).record
+    stored = claim_run(store, record).record
     failpoint("admit.after_run_record")
     return stored
 
@@ -256,7 +265,7 @@ def _store_run(store: Store, live_workflow: _LiveWorkflow, run: str) -> RunRecor
 def _parse_submission_number(text: str) -> int:
     if not text:
         return 1
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise UsageError(f"plugin.tiphys.submission is {text!r}; expected a number from 1, or nothing")
     return int(text)
 

@@ -8,6 +8,7 @@ reads them.
 
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterator
@@ -21,6 +22,35 @@ from pydantic import BaseModel, ConfigDict
 from tiphys.protocol.gang import GANG_LABEL, FirstFailure, GangBackend, GangPhase
 from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL
+from tiphys.records.names import LOCAL_CLUSTER_PREFIX
+
+GPU_RESOURCE = "nvidia.com/gpu"
+"""The extended resource that pods of trainings request."""
+_GPU_QUANTITY = re.compile(r"(\d{1,18})([kMGTPE]?)")
+"""The API server writes 2000 as ``2k``, and stores no fraction of an extended resource."""
+_THOUSANDS = {unit: 1000**power for power, unit in enumerate(("", *"kMGTPE"))}
+
+
+def requested_gpus(pod: dict[str, Any]) -> int:
+    """GPUs that the scheduler counts for a pod (Kubernetes, ``component-helpers/resource``: PodRequests)."""
+    spec = pod.get("spec") or {}
+    containers = sum(map(_container_gpus, spec.get("containers") or ()))
+    sidecars, startup_peak = 0, 0
+    for container in spec.get("initContainers") or ():
+        if container.get("restartPolicy") == "Always":
+            sidecars += _container_gpus(container)
+            startup_peak = max(startup_peak, sidecars)
+        else:
+            startup_peak = max(startup_peak, sidecars + _container_gpus(container))
+    return max(containers + sidecars, startup_peak)
+
+
+def _container_gpus(container: dict[str, Any]) -> int:
+    resources: dict[str, Any] = container.get("resources") or {}
+    sides = (resources.get(side) or {} for side in ("requests", "limits"))
+    quantity = next((side[GPU_RESOURCE] for side in sides if side.get(GPU_RESOURCE)), 0)
+    digits = _GPU_QUANTITY.fullmatch(str(quantity))
+    return int(digits[1]) * _THOUSANDS[digits[2]] if digits else 0
 
 
 class PodStatus(BaseModel):
@@ -53,11 +83,18 @@ class PodStatus(BaseModel):
     """Termination message of the program, or the end of its log if the container is configured to use that."""
     host: str = ""
     """Name of the pod's node; empty while it has none, or if it is unknown."""
+    gpus: int = 0
+    """GPUs that its containers request."""
 
     @property
     def finished(self) -> bool:
         """Whether no container of the pod runs any more."""
         return is_final_pod_phase(self.phase)
+
+    @property
+    def holds_gpus(self) -> bool:
+        """Whether its GPUs are surely in use. A pod that waits for a node may request any number of them."""
+        return self.gpus > 0 and self.phase in ("Running", "Unknown")
 
 
 @dataclass(frozen=True)
@@ -108,8 +145,11 @@ class Cluster(Protocol):
             ConflictError: this plugin does not serve the pod's namespace.
         """
 
-    def gang(self, backend: GangBackend, namespace: str, name: str) -> GangStatus | None:
-        """The workload of a gang; None if it does not exist, or the cluster does not have its kind."""
+    def gang(self, backend: GangBackend, namespace: str, name: str, workflow_uid: str) -> GangStatus | None:
+        """The workload of a gang, if the Workflow with this uid made it; None without one.
+
+        The name is a function of run, step and attempt, so another Workflow can have made a workload of this name.
+        """
 
     def delete_gang(self, gang: GangStatus) -> None:
         """Delete the workload and its pods, which get their grace period; nothing if it is gone."""
@@ -124,7 +164,7 @@ class DirectoryCluster:
     @property
     def name(self) -> str:
         # Host and folder: storage may be shared with other machines, which cannot see the pods of this one.
-        return f"local:{socket.gethostname()}:{self._path}"
+        return f"{LOCAL_CLUSTER_PREFIX}{socket.gethostname()}:{self._path}"
 
     def workflow(self, namespace: str, name: str) -> dict[str, Any] | None:  # noqa: ARG002  one namespace here
         return self._read(self._path / "workflows" / f"{name}.json")
@@ -147,9 +187,9 @@ class DirectoryCluster:
         """Whether the deletion of the pod was requested; the engine that runs the pod polls it."""
         return self._deletion_marker(pod).exists()
 
-    def gang(self, backend: GangBackend, namespace: str, name: str) -> GangStatus | None:
+    def gang(self, backend: GangBackend, namespace: str, name: str, workflow_uid: str) -> GangStatus | None:
         # The local engine is the workload: it creates all pods at once, ends them all, and creates no more.
-        members = [pod for pod in self._pods() if pod.labels.get(GANG_LABEL) == name]
+        members = [pod for pod in self.workflow_pods(workflow_uid) if pod.labels.get(GANG_LABEL) == name]
         if not members:
             return None
         stage = GangPhase.FINISHED if all(pod.finished for pod in members) else GangPhase.ENDING

@@ -18,11 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from tiphys.errors import ConflictError
+from tiphys.errors import ConflictError, ForbiddenError
 from tiphys.kube import KubeApi, Object
 from tiphys.kube.gang_workloads import GANG_RESOURCES, count_remaining_members, find_first_failure, gang_phase
 from tiphys.kube.resources import PODS, WORKFLOWS
-from tiphys.protocol.gang import GangBackend
+from tiphys.protocol.gang import WORKFLOW_UID_LABEL, GangBackend
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
@@ -93,10 +93,15 @@ class KubernetesCluster:
         with contextlib.suppress(ConflictError):  # another pod has its name by now
             self._api.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
 
-    def gang(self, backend: GangBackend, namespace: str, name: str) -> GangStatus | None:
+    def gang(self, backend: GangBackend, namespace: str, name: str, workflow_uid: str) -> GangStatus | None:
         self._check_served(namespace)
-        workload = self._api.get(GANG_RESOURCES[backend], namespace, name)
-        if workload is None:
+        try:
+            workload = self._api.get(GANG_RESOURCES[backend], namespace, name)
+        except ForbiddenError as error:
+            raise ForbiddenError(
+                f"{error}; enable trainings on several nodes (the values gangs.* of the chart), or stop the workflow"
+            ) from error
+        if workload is None or (workload["metadata"].get("labels") or {}).get(WORKFLOW_UID_LABEL) != workflow_uid:
             return None
         uid = workload["metadata"]["uid"]
         return GangStatus(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tiphys.kube import Object
 from tiphys.protocol.gang import NODE_ANNOTATION, WORKFLOW_UID_LABEL
 from tiphys.protocol.phases import is_final_pod_phase
-from tiphys_plugin.cluster.interface import PodStatus
+from tiphys_plugin.cluster.interface import PodStatus, requested_gpus
 
 NODE_NAME_ANNOTATION = "workflows.argoproj.io/node-name"
 _DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
@@ -57,6 +57,7 @@ def pod_status(pod: Object) -> PodStatus:
         ending="deletionTimestamp" in metadata,
         told=str((main or {}).get("message") or ""),
         host=(pod.get("spec") or {}).get("nodeName") or "",
+        gpus=requested_gpus(pod),
     )
 
 
@@ -157,8 +158,8 @@ def _happened_first(asked_at: datetime | None, ended_at: datetime | None) -> boo
 
 def _deletion_requested_at(metadata: Object) -> datetime | None:
     """When the deletion was requested; ``deletionTimestamp`` is the end of the grace period."""
-    over_at = _parse_time(metadata.get("deletionTimestamp"))
-    return over_at and over_at - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    terminating_at = _parse_time(metadata.get("deletionTimestamp"))
+    return terminating_at and terminating_at - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
 
 
 def _disruption(status: Object) -> tuple[_PodEnd, datetime | None]:

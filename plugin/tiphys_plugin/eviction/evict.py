@@ -31,7 +31,7 @@ def list_unfinished_pods(cluster: Cluster, lease: Lease) -> list[PodStatus]:
     """
     request = lease.request
     attempt_pods = pods.list_instance_pods(
-        cluster, request.namespace, request.run, request.uid, request.attempt, request.instance
+        cluster, request.namespace, request.run, request.uid, request.attempt, request.instance_hash
     )
     unfinished = [pod for pod in attempt_pods if not pod.finished]
     return [pod for pod in unfinished if GANG_LABEL in pod.labels] or unfinished
@@ -117,7 +117,8 @@ def shrink_elastic_leases(
 
 def _find_remaining_nodes(cluster: Cluster, lease: Lease) -> tuple[str, ...] | None:
     request = lease.request
-    gang = cluster.gang(GangBackend.JOB, request.namespace, gang_name(request.run, request.step, request.attempt))
+    name = gang_name(request.run, request.step, request.attempt)
+    gang = cluster.gang(GangBackend.JOB, request.namespace, name, request.uid)
     if gang is None or _has_all_members(lease, gang):
         return None
     return remaining_member_nodes(lease, gang, list_unfinished_pods(cluster, lease))

@@ -21,9 +21,10 @@ from tiphys.kube import Object
 from tiphys.protocol.phases import is_final_pod_phase
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL
 from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
+from tiphys_plugin.cluster.interface import GPU_RESOURCE, requested_gpus
 from tiphys_plugin.cluster.pod_status import pod_status
 from tiphys_plugin.nodes.health import NodeEvidence, NodeHealth, NodeHealthVerdict, judge_node_health
-from tiphys_plugin.quota.flavors import GPU_RESOURCE, GPU_TYPE_LABEL, ClusterNodes, HealthSignal
+from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, ClusterNodes, HealthSignal
 from tiphys_plugin.quota.placement.model import GpuNode
 
 _FALSE_VALUES = ("False",)
@@ -127,26 +128,6 @@ def read_pod_facts(pod: Object) -> PodFacts | None:
         return PodFacts(node, hint=hint) if hint is not None else None
     gpus = 0 if is_final_pod_phase((pod.get("status") or {}).get("phase")) else requested_gpus(pod)
     return PodFacts(node, gpus) if gpus else None
-
-
-def requested_gpus(pod: Object) -> int:
-    """GPUs that the scheduler counts for a pod (Kubernetes, ``component-helpers/resource``: PodRequests)."""
-    spec = pod["spec"]
-    containers = sum(map(_container_gpus, spec.get("containers") or ()))
-    sidecars, startup_peak = 0, 0
-    for container in spec.get("initContainers") or ():
-        if container.get("restartPolicy") == "Always":
-            sidecars += _container_gpus(container)
-            startup_peak = max(startup_peak, sidecars)
-        else:
-            startup_peak = max(startup_peak, sidecars + _container_gpus(container))
-    return max(containers + sidecars, startup_peak)
-
-
-def _container_gpus(container: Object) -> int:
-    resources: dict[str, Any] = container.get("resources") or {}
-    gpus = (resources.get("requests") or {}).get(GPU_RESOURCE) or (resources.get("limits") or {}).get(GPU_RESOURCE) or 0
-    return int(gpus)
 
 
 def _failure_hint(pod: Object) -> NodeEvidence | None:

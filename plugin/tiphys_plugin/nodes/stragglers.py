@@ -17,6 +17,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import NamedTuple
 
 import structlog
@@ -27,7 +28,7 @@ from tiphys.store import LineageLayout, lineage_name
 from tiphys.store.layout import STEP_TIME_WINDOW_SECONDS, RankStepTime, parse_step_time
 from tiphys.store.runs import read_concurrently
 from tiphys_plugin.attempts.liveness import NamespaceStores
-from tiphys_plugin.attempts.pods import belongs_to_instance
+from tiphys_plugin.attempts.pods import hash_instance
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.nodes.health import NodeEvidence
 from tiphys_plugin.quota.lease import Lease, LeaseRequest
@@ -46,6 +47,8 @@ _MIN_MEMBERS = 3
 """With two members it is undecidable which one is slow."""
 _MAD_TO_STANDARD_DEVIATION = 1.4826
 """The median absolute deviation times this is the standard deviation of a normal distribution."""
+_MAX_LISTED_STEP_TIMES = 100_000
+"""Some windows of ten thousand ranks; a program may write as many keys as it likes."""
 _log = structlog.get_logger()
 
 
@@ -121,8 +124,10 @@ def evidence_by_node(
         hosts = {pod.rank: pod.host for pod in alive if _is_pod_of(pod, lease.request)}
         for straggler in members:
             if host := hosts.get(straggler.member):
-                source = f"pace of {lease.request.run}/{lease.request.step}"
-                evidence[host] = (*evidence[host], NodeEvidence(source, describe_straggler(straggler), "hint"))
+                # Programs write these times, so all trainings of one namespace are one source: alone it convicts none.
+                source = f"step times in {lease.request.namespace}"
+                message = f"{lease.request.run}/{lease.request.step}: {describe_straggler(straggler)}"
+                evidence[host] = (*evidence[host], NodeEvidence(source, message, "hint"))
     return dict(evidence)
 
 
@@ -141,9 +146,8 @@ def _find_slow_members(stores: NamespaceStores, lease: Lease, now: datetime) -> 
     try:
         layout = LineageLayout(lineage_name(request.run, request.step))
         keys = stores.store(request.namespace).list(layout.step_times(request.attempt))
-        return find_stragglers(
-            [step_time for info in keys if (step_time := parse_step_time(info.key)) is not None], current_window
-        )
+        step_times = (parse_step_time(info.key) for info in islice(keys, _MAX_LISTED_STEP_TIMES))
+        return find_stragglers((step_time for step_time in step_times if step_time is not None), current_window)
     except (StoreError, NotFoundError, UsageError) as error:
         _log.warning("pace.unknown", run=request.run, step=request.step, error=str(error))
         return []
@@ -151,4 +155,9 @@ def _find_slow_members(stores: NamespaceStores, lease: Lease, now: datetime) -> 
 
 def _is_pod_of(pod: PodStatus, request: LeaseRequest) -> bool:
     pod_labels = (pod.labels.get(RUN_LABEL), pod.labels.get(ATTEMPT_LABEL))
-    return pod_labels == (request.run, str(request.attempt)) and belongs_to_instance(pod, request.instance)
+    return (
+        pod.namespace == request.namespace
+        and pod.workflow_uid == request.uid
+        and pod_labels == (request.run, str(request.attempt))
+        and hash_instance(pod) == request.instance_hash
+    )

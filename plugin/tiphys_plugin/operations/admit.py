@@ -165,7 +165,8 @@ def _open_attempt(call: StepCall, key: StepKey, attempts: Sequence[Attempt], dam
         ).record
     if not _is_own_claim(call, claim):
         return _lost_race_reply(call, claim, admission)
-    return replies.run_step(call, claim, _capitalize(damage))
+    granted = admission.flavor if isinstance(admission, Admitted) else None
+    return replies.run_step(call, claim, _capitalize(damage), granted)
 
 
 def _is_own_claim(call: StepCall, claim: AttemptClaim) -> bool:
@@ -266,13 +267,14 @@ def _claim_attempt(
         lineage=lineage_name(call.run, call.step) if call.spec.checkpoints is not None else "",
         starts_from=choice.checkpoint,
         skipped=choice.skipped,
-        pod_patch=pod_patch.apply_escalation(pod_patch.build_pod_patch(call, lease), call, escalated),
         escalation=escalated,
         lease=lease.lease if lease else "",
         nodes=lease.nodes if lease else (),
         flavor=lease.flavor.name if lease and lease.flavor else "",
+        gpu_type=pod_patch.chosen_gpu_type(call, lease),
         members=lease.members if lease else None,
     )
+    pod_patch.build_pod_patch(call, claim, lease.flavor if lease else None)  # refuses before anything is claimed
     failpoint("admit.before_claim")
     stored = claim_record(call.store, call.layout.attempt(call.step, number), claim)
     failpoint("admit.after_claim")

@@ -40,7 +40,7 @@ from tiphys.records import (
     Output,
     Preemption,
 )
-from tiphys.store import claim_record, find_record, read_step_attempts
+from tiphys.store import claim_record, read_step_attempts
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.cluster.interface import GangStatus, PodStatus
 from tiphys_plugin.eviction.cost import elapsed_seconds, format_preemption
@@ -85,8 +85,8 @@ def observe_end(
     gang_status = _find_gang_status(call, gang, attempt)
     if gang.min_members is None or gang_status is None:
         return gangs.observe_gang_end(gang, gang_status, pod_statuses, status)
-    crash = find_record(call.store, call.layout.attempt_crash(attempt.step, attempt.attempt), CrashRecord)
-    return gangs.observe_elastic_end(gang, gang.min_members, pod_statuses, status, crashed=crash is not None)
+    crashed = _read_crash_record(call, attempt) is not None
+    return gangs.observe_elastic_end(gang, gang.min_members, pod_statuses, status, crashed=crashed)
 
 
 def end_failed_attempt(
@@ -114,7 +114,7 @@ def end_failed_attempt(
         evidence=_build_evidence(attempt, observation, verdict),
         exit_code=observation.effective_exit_code,
         preempted=preempted,
-        over_at=observation.ended_at,
+        terminating_at=observation.ended_at,
         crash=crash,
     )
 
@@ -135,7 +135,7 @@ def record_end(
     exit_code: int | None = None,
     outputs: tuple[Output, ...] = (),
     preempted: Preemption | None = None,
-    over_at: datetime | None = None,
+    terminating_at: datetime | None = None,
     crash: CrashRecord | None = None,
 ) -> AttemptEnd:
     """Write the end record of ``attempt`` unless it has one, and release its GPUs.
@@ -160,8 +160,8 @@ def record_end(
         step_key=attempt.step_key,
         outputs=outputs,
         preempted=preempted,
-        over_at=over_at,
-        saved=LastCheckpoint.from_manifest(newest) if newest else None,
+        terminating_at=terminating_at,
+        last_checkpoint=LastCheckpoint.from_manifest(newest) if newest else None,
     )
     end = _quarantine_bad_checkpoint(call, attempt, end, crash)
     failpoint("end.before_record")
@@ -233,8 +233,7 @@ def _drop_eviction_reason(call: StepCall, attempt: AttemptClaim, observation: At
 
     Preemption deletes the pod in any case, which would hide the crash.
     """
-    key = call.layout.attempt_crash(attempt.step, attempt.attempt)
-    if find_record(call.store, key, CrashRecord) is None:
+    if _read_crash_record(call, attempt) is None:
         return observation
     return replace(observation, pod_reason="", pod_message="")
 
@@ -265,7 +264,9 @@ def _build_evidence(
         return None
     only_node = claim.nodes[0] if len(claim.nodes) == 1 else ""
     return FailureEvidence(
-        rule=verdict.rule, words=verdict.matched_text[:_MAX_EVIDENCE_CHARACTERS], node=observation.node or only_node
+        rule=verdict.rule,
+        matched_text=verdict.matched_text[:_MAX_EVIDENCE_CHARACTERS],
+        node=observation.node or only_node,
     )
 
 
@@ -280,7 +281,7 @@ def _quarantine_bad_checkpoint(
         return end
     death = derive_checkpoint_crash(claim, end.cause, end.exit_code, crash, progress=end.progress)
     cause_message = f"{end.message} ({crash.error})" if crash and death else end.message
-    end = end.model_copy(update={"death": death, "message": cause_message})
+    end = end.model_copy(update={"checkpoint_crash": death, "message": cause_message})
     if death is None:
         return end
     settings = call.context.settings
@@ -332,7 +333,8 @@ def _find_gang_status(call: StepCall, gang: GangSpec, attempt: AttemptClaim) -> 
     """The workload that creates the pods of a gang; None if it is gone."""
     cluster = call.context.cluster
     namespace = pods.read_submission_bound(call.store, cluster, attempt).namespace
-    return cluster.gang(gang.backend, namespace, gang_name(attempt.run, attempt.step, attempt.attempt))
+    name = gang_name(attempt.run, attempt.step, attempt.attempt)
+    return cluster.gang(gang.backend, namespace, name, attempt.uid)
 
 
 def _wait_key(attempt: AttemptClaim) -> str:

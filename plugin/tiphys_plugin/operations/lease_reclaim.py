@@ -8,13 +8,17 @@ is fenced first, so that its later commits do not count, and each forced release
 is counted, logged and recorded as an event.
 
 The ledger can get lost, for example with its file. An empty ledger would grant
-GPUs that are in use. The pods show which attempts live, and the claim of an
-attempt names its lease, so `recover_leases` restores these leases.
+GPUs that are in use. The pods show which attempts live and the GPUs that they
+request, and the claim of an attempt names its lease, so `recover_leases` restores
+these leases.
 """
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
 
 import structlog
 
@@ -28,8 +32,7 @@ from tiphys.store.runs import read_concurrently
 from tiphys_plugin.attempts import pods
 from tiphys_plugin.attempts.liveness import is_attempt_over, is_lease_abandoned
 from tiphys_plugin.cluster.interface import Cluster, PodStatus
-from tiphys_plugin.operations import pod_patch
-from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LeaseRequest
+from tiphys_plugin.quota.lease import AdmissionBackend, Lease, LeaseRequest, hash_node_name
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.runtime.context import PluginContext
 
@@ -122,41 +125,84 @@ def _lease_log_fields(lease: Lease) -> dict[str, object]:
     return {"run": lease.request.run, "step": lease.request.step, "attempt": lease.request.attempt}
 
 
-def recover_leases(store: Store, cluster: Cluster, ledger: AdmissionBackend, namespace: str | None = None) -> None:
-    """Restore the lease of every live attempt that has one and that ``ledger`` lacks.
+def recover_leases(context: PluginContext, namespace: str | None = None) -> None:
+    """Restore the lease of every live attempt that has one and that the ledger lacks.
 
-    Reads nothing from storage if the ledger has them all. A run whose records
-    are damaged is skipped and logged. With ``namespace`` only pods of that
-    namespace are considered, because ``store`` is its tenant's.
+    The GPUs are those that the live pods request: stored records may be forged. Reads nothing from storage if the
+    ledger has all leases. A run whose records are damaged is skipped and logged. With ``namespace`` only pods of that
+    namespace are considered, because the store is its tenant's.
 
     Raises:
         StoreError: storage, cluster or ledger did not answer.
     """
-    for run, live_pods in find_unleased_pods(cluster, ledger, namespace).items():
-        try:
-            for claim, gpu in _live_claims(store, run, live_pods):
-                bound = read_record(store, RunLayout(run).submission_binding(claim.submission), SubmissionBinding)
-                gpu_type = claim.flavor or pod_patch.gpu_type_of_patch(claim.pod_patch)
-                ledger.restore(claim.lease, rebuild_lease_request(claim, gpu, bound), gpu_type, claim.nodes)
-                _log.warning("lease.recovered", run=run, step=claim.step, attempt=claim.attempt, gpus=gpu.gpus)
-        except (IntegrityError, NotFoundError, UsageError) as error:
-            _log.error("lease.not_recovered", run=run, error=str(error))
+    attempts: list[_LiveAttempt] = []
+    for run, live_pods in find_unleased_pods(context.cluster, context.ledger, namespace).items():
+        with _log_damage(run):
+            attempts += _live_attempts(context.store, run, live_pods)
+    # Those that run count in any case, so they come first: the others get what the quota has left.
+    for attempt in sorted(attempts, key=lambda one: not any(pod.holds_gpus for pod in one.pods)):
+        with _log_damage(attempt.claim.run):
+            _restore_lease(context, attempt)
 
 
-def rebuild_lease_request(claim: AttemptClaim, gpu: GpuRequest, bound: SubmissionBinding) -> LeaseRequest:
-    """The lease request of the attempt of ``claim``."""
-    return LeaseRequest.from_gpu_request(
-        gpu,
+@contextlib.contextmanager
+def _log_damage(run: str) -> Iterator[None]:
+    try:
+        yield
+    except (IntegrityError, NotFoundError, UsageError) as error:
+        _log.error("lease.not_recovered", run=run, error=str(error))
+
+
+class _LiveAttempt(NamedTuple):
+    """An attempt with GPUs that has no end, and its live pods that request GPUs, the running ones first."""
+
+    claim: AttemptClaim
+    gpu: GpuRequest
+    pods: list[PodStatus]
+
+
+def _restore_lease(context: PluginContext, attempt: _LiveAttempt) -> None:
+    claim, recorded, gpus = attempt.claim, attempt.gpu.gpus_for(attempt.claim.members), 0
+    fields = {"run": claim.run, "step": claim.step, "attempt": claim.attempt}
+    if attempt.pods:
+        bound = read_record(context.store, RunLayout(claim.run).submission_binding(claim.submission), SubmissionBinding)
+        gpu_type = claim.flavor or claim.gpu_type or None
+        running = sum(pod.holds_gpus for pod in attempt.pods)
+        request = rebuild_lease_request(attempt, bound)
+        gpus = context.ledger.restore(claim.lease, request, gpu_type, _nodes_of_members(attempt), running)
+    if gpus:
+        _log.warning("lease.recovered", **fields, gpus=gpus)
+    if gpus < recorded:
+        context.metrics.capped_leases.inc()
+        requested = sum(pod.gpus for pod in attempt.pods)
+        _log.warning("lease.capped", **fields, gpus=gpus, recorded=recorded, requested_by_pods=requested)
+
+
+def rebuild_lease_request(attempt: _LiveAttempt, bound: SubmissionBinding) -> LeaseRequest:
+    """The lease request of a live attempt, with the members, GPUs and namespace of its pods."""
+    claim, members = attempt.claim, len(attempt.pods)
+    recorded = LeaseRequest.from_gpu_request(
+        attempt.gpu,
         uid=claim.uid,
         step=claim.step,
         node=claim.node,
-        namespace=bound.namespace,
+        namespace=attempt.pods[0].namespace,
         workflow=bound.workflow_name,
         instance=claim.instance,
         run=claim.run,
         attempt=claim.attempt,
         members=claim.members,
     )
+    gpus_per_member = sum(pod.gpus for pod in attempt.pods) // members
+    tensor_parallel = recorded.tensor_parallel if members % recorded.tensor_parallel == 0 else 1
+    return replace(recorded, members=members, gpus=gpus_per_member * members, tensor_parallel=tensor_parallel)
+
+
+def _nodes_of_members(attempt: _LiveAttempt) -> tuple[str, ...]:
+    """The node that each member was sent to; empty where no nodes were declared, or they are not known of all."""
+    planned = attempt.claim.nodes
+    ranks = [pod.rank or 0 for pod in attempt.pods]
+    return tuple(planned[rank] for rank in ranks) if all(rank < len(planned) for rank in ranks) else ()
 
 
 def find_unleased_pods(
@@ -164,41 +210,39 @@ def find_unleased_pods(
 ) -> dict[str, list[PodStatus]]:
     """Live pods of attempts without a lease in ``ledger``, by run."""
     requests = [lease.request for lease in ledger.snapshot().leases]
-    instances = _instances_by_attempt((request.uid, request.attempt, request.instance) for request in requests)
+    leased = {(request.uid, str(request.attempt), request.instance_hash) for request in requests}
     unleased: dict[str, list[PodStatus]] = defaultdict(list)
     for pod in cluster.attempt_pods(namespace):
-        has_lease = any(map(partial(pods.belongs_to_instance, pod), instances[_attempt_key(pod)]))
+        has_lease = (*_attempt_key(pod), pods.hash_instance(pod)) in leased
         if not pod.finished and not has_lease and RUN_LABEL in pod.labels:
             unleased[pod.labels[RUN_LABEL]].append(pod)
     return unleased
 
 
-def _live_claims(store: Store, run: str, live_pods: Sequence[PodStatus]) -> Iterator[tuple[AttemptClaim, GpuRequest]]:
-    """Claims of the attempts with GPUs that ``live_pods`` belong to and that have no end record."""
+def _live_attempts(store: Store, run: str, live_pods: Sequence[PodStatus]) -> Iterator[_LiveAttempt]:
+    """The attempts with GPUs that ``live_pods`` belong to and that have no end record; each pod counts for one."""
     steps = CompiledPipeline.from_manifest(read_current_workflow(store, run)).steps
     requests = {name: spec.gpu for name, spec in steps.items() if spec.gpu is not None}
-    live_attempts = {(pod.labels.get(STEP_LABEL), pod.labels.get(ATTEMPT_LABEL)) for pod in live_pods}
+    live_steps = {(pod.labels.get(STEP_LABEL), pod.labels.get(ATTEMPT_LABEL)) for pod in live_pods}
     layout = RunLayout(run)
     record_keys = {record for info in store.list(layout.attempts) if (record := parse_attempt(info.key))}
     open_attempts = [
         (step, number)
         for step, number, is_end in sorted(record_keys)
         if not is_end and (step, number, True) not in record_keys
-        if (name := step.partition(".")[0]) in requests and (name, str(number)) in live_attempts
+        if (name := step.partition(".")[0]) in requests and (name, str(number)) in live_steps
     ]
+    unclaimed = {(pod.namespace, pod.name): pod for pod in live_pods}
     for opened in read_concurrently(
         lambda attempt: read_record(store, layout.attempt(*attempt), AttemptClaim), open_attempts
     ):
-        attempt_pods = [pod for pod in live_pods if _attempt_key(pod) == (opened.uid, str(opened.attempt))]
-        if opened.lease and any(pods.belongs_to_instance(pod, opened.instance) for pod in attempt_pods):
-            yield opened, requests[opened.step.partition(".")[0]]
-
-
-def _instances_by_attempt(rows: Iterable[tuple[str, int, str]]) -> dict[tuple[str, str], list[str]]:
-    instances: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for uid, attempt, instance in rows:
-        instances[uid, str(attempt)].append(instance)
-    return instances
+        instance = (opened.uid, str(opened.attempt), hash_node_name(opened.instance))
+        own = [pod for pod in unclaimed.values() if (*_attempt_key(pod), pods.hash_instance(pod)) == instance]
+        if opened.lease and own:
+            for pod in own:
+                del unclaimed[pod.namespace, pod.name]
+            showing = sorted((pod for pod in own if pod.gpus), key=lambda pod: (not pod.holds_gpus, pod.rank or 0))
+            yield _LiveAttempt(opened, requests[opened.step.partition(".")[0]], showing)
 
 
 def _attempt_key(pod: PodStatus) -> tuple[str, str]:

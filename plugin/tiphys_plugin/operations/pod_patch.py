@@ -3,9 +3,10 @@
 The ledger counts GPUs of certain nodes, so the pods must be scheduled there.
 After failures, an escalation (`tiphys.failures.escalation`) changes memory,
 nodes or the batch size of the next attempt. Both become one patch of the pod's
-spec, recorded in the claim of the attempt. Argo applies it to a single pod. A
-merge patch replaces whole lists, so each list of the patch includes the entries
-of the compiled pod.
+spec. It is worked out from the step's spec and the claim whenever it is needed
+and never stored, so no record can bring a pod patch of its own. Argo applies it
+to a single pod. A merge patch replaces whole lists, so each list of the patch
+includes the entries of the compiled pod.
 
 No patch reaches the pods of a gang. Admit returns the same values as output
 parameters for the manifest that creates the pods, see
@@ -27,55 +28,63 @@ from tiphys.protocol.step_spec import NodeLabelValue, StepKind
 from tiphys.records import AttemptClaim, Escalation
 from tiphys.store import Attempt
 from tiphys_plugin.attempts.gangs import HOSTNAME_LABEL
-from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL
+from tiphys_plugin.quota.flavors import GPU_TYPE_LABEL, Flavor
 from tiphys_plugin.quota.lease import Admitted
 from tiphys_plugin.quota.queues import ANY_TYPE
 from tiphys_plugin.runtime.context import StepCall
 
 
-def build_pod_patch(call: StepCall, lease: Admitted | None) -> str:
+def build_pod_patch(call: StepCall, claim: AttemptClaim, flavor: Flavor | None) -> dict[str, Any]:
     """Strategic merge patch for the pod of a training attempt; empty for other steps.
 
     If the step's author names a GPU type, the compiled step itself has the node
     selector, so that it also works in a cluster without queues.
 
+    Args:
+        call: The call of the step.
+        claim: The attempt, with its nodes and its escalation.
+        flavor: The flavor that the claim names; None if it names none.
+
     Raises:
-        UsageError: the tolerations of the flavor cannot be added to those of the step.
+        UsageError: tolerations or node affinity of the step have a placeholder of Argo, so nothing can be added.
     """
+    patch = build_placement_patch(call, claim, flavor)
+    escalation = claim.escalation
+    if escalation is None or not escalation.explanation or call.spec.gang is not None:
+        return patch
+    pod = _pod_template(call)
+    container, preferred = _container_patch(call, escalation), _avoid_nodes_patch(pod, escalation)
+    for addition in (container, preferred, _leave_spot_patch(call, pod, patch, escalation)):
+        patch = merge_patches(patch, addition)
+    return patch
+
+
+def build_placement_patch(call: StepCall, claim: AttemptClaim, flavor: Flavor | None) -> dict[str, Any]:
+    """The part of `build_pod_patch` that follows from the lease; a gang takes it for its own manifest."""
     if call.spec.kind is not StepKind.TRAIN:
-        return ""
-    patch: dict[str, object] = {"terminationGracePeriodSeconds": math.ceil(call.spec.grace_seconds)}
-    if selector := _node_selector(call, lease):
+        return {}
+    patch: dict[str, Any] = {"terminationGracePeriodSeconds": math.ceil(call.spec.grace_seconds)}
+    if selector := _node_selector(claim, flavor):
         patch["nodeSelector"] = selector
-    if added := _flavor_tolerations(lease):
+    if added := [toleration.manifest() for toleration in flavor.tolerations] if flavor is not None else []:
         # A merge patch replaces the pod's list; the manifest of a gang appends to its own.
         patch["tolerations"] = added if call.spec.gang is not None else [*_step_tolerations(call), *added]
-    return json.dumps(patch, sort_keys=True)
+    return patch
 
 
-def gpu_type_of_patch(patch: str) -> str | None:
-    """The GPU type that a patch of `build_pod_patch` selects; None if it selects none."""
-    gpu_type: str | None = json.loads(patch or "{}").get("nodeSelector", {}).get(GPU_TYPE_LABEL)
-    return gpu_type
+def chosen_gpu_type(call: StepCall, lease: Admitted | None) -> str:
+    """The GPU type that the ledger chose for a request without one; empty if it chose none, or a flavor."""
+    if lease is None or lease.flavor is not None or call.spec.gpu is None or call.spec.gpu.gpu_type is not None:
+        return ""
+    return lease.pool if lease.pool != ANY_TYPE else ""
 
 
-def _node_selector(call: StepCall, lease: Admitted | None) -> dict[str, str]:
-    selector: dict[str, str] = {}
-    if lease is None:
-        return selector
-    if lease.flavor is not None:
-        selector = lease.flavor.node_selector
-    elif call.spec.gpu is not None and call.spec.gpu.gpu_type is None and lease.pool != ANY_TYPE:
-        selector = {GPU_TYPE_LABEL: lease.pool}
-    return selector if len(lease.nodes) != 1 else {**selector, HOSTNAME_LABEL: lease.nodes[0]}
-
-
-def _flavor_tolerations(lease: Admitted | None) -> list[dict[str, Any]]:
-    return (
-        [toleration.manifest() for toleration in lease.flavor.tolerations]
-        if lease is not None and lease.flavor is not None
-        else []
-    )
+def _node_selector(claim: AttemptClaim, flavor: Flavor | None) -> dict[str, str]:
+    if flavor is not None:
+        selector = flavor.node_selector
+    else:
+        selector = {GPU_TYPE_LABEL: claim.gpu_type} if claim.gpu_type else {}
+    return selector if len(claim.nodes) != 1 else {**selector, HOSTNAME_LABEL: claim.nodes[0]}
 
 
 def _step_tolerations(call: StepCall) -> list[dict[str, Any]]:
@@ -171,30 +180,13 @@ def should_leave_spot(call: StepCall, attempts: Sequence[Attempt]) -> bool:
     return escalation is not None and escalation.on_demand
 
 
-def apply_escalation(patch: str, call: StepCall, escalation: Escalation | None) -> str:
-    """The pod patch ``patch`` with the changes of ``escalation``.
-
-    Raises:
-        UsageError: the step's node affinity has a placeholder of Argo, so spot nodes cannot be excluded.
-    """
-    if escalation is None or call.spec.gang is not None:
-        return patch
-    merged: dict[str, Any] = json.loads(patch or "{}")
-    if escalation.words:
-        pod = _pod_template(call)
-        container, preferred = _container_patch(call, escalation), _avoid_nodes_patch(pod, escalation)
-        for addition in (container, preferred, _leave_spot_patch(call, pod, merged, escalation)):
-            merged = merge_patches(merged, addition)
-    return json.dumps(merged, sort_keys=True) if merged else patch
-
-
-def spot_requirements(call: StepCall, claim: AttemptClaim) -> list[dict[str, Any]]:
+def spot_requirements(call: StepCall, claim: AttemptClaim, flavor: Flavor | None) -> list[dict[str, Any]]:
     """Node requirements of a gang on spot nodes: excludes them after an escalation, else applies ``spot=``.
 
     A single pod has ``spot=`` in its node selector, from which a patch can remove it.
     """
     spot, leaves_spot = call.spec.spot, claim.escalation is not None and claim.escalation.on_demand
-    if leaves_spot and not _has_spot_selector(call, json.loads(claim.pod_patch or "{}")):
+    if leaves_spot and not _has_spot_selector(call, _node_selector(claim, flavor)):
         return [_not_in_requirement(kind) for kind in spot]
     required_spot = spot if len(spot) == 1 else ()
     return [{"key": kind.label, "operator": "In", "values": [kind.value]} for kind in required_spot]
@@ -238,7 +230,7 @@ def _leave_spot_patch(
     call: StepCall, pod: Manifest, pod_patch: Mapping[str, Any], escalation: Escalation
 ) -> dict[str, Any]:
     spot = call.spec.spot
-    if not escalation.on_demand or not spot or _has_spot_selector(call, pod_patch):
+    if not escalation.on_demand or not spot or _has_spot_selector(call, pod_patch.get("nodeSelector") or {}):
         return {}
     required = _node_affinity(pod).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     if "{{" in json.dumps(required):
@@ -258,9 +250,8 @@ def _leave_spot_patch(
     return {**patch, "nodeSelector": removed} if removed else patch
 
 
-def _has_spot_selector(call: StepCall, pod_patch: Mapping[str, Any]) -> bool:
+def _has_spot_selector(call: StepCall, selector: Mapping[str, str]) -> bool:
     """Whether the ledger granted the attempt GPUs of spot nodes, so that its pods must run there."""
-    selector: Mapping[str, Any] = pod_patch.get("nodeSelector") or {}
     return any(selector.get(kind.label) == kind.value for kind in call.spec.spot)
 
 

@@ -36,6 +36,7 @@ from tiphys.records import (
     OutputKind,
     OutputObject,
 )
+from tiphys.records.base import MAX_RECORD_BYTES
 from tiphys.store import ObjectInfo, claim_record, find_output_fault, memo_key, outputs_digest
 from tiphys_plugin.operations import end_attempt
 from tiphys_plugin.runtime.background import HashingProgress
@@ -43,6 +44,10 @@ from tiphys_plugin.runtime.context import StepCall
 
 _OUTPUT_FOLDERS = {OutputKind.PARAMETER: "parameters", OutputKind.ARTIFACT: "artifacts"}
 _TRY = re.compile(r"(\d+)/")
+_RECORDED_OBJECT_BYTES = 130
+"""Size of an `OutputObject` in a record, without its key."""
+_MAX_RECORDED_BYTES = MAX_RECORD_BYTES - (256 << 10)
+"""Room for the objects of all outputs in an `AttemptEnd`; the rest is for its other fields."""
 
 
 class LocatedOutput(NamedTuple):
@@ -139,6 +144,12 @@ def build_outputs(call: StepCall, outputs: Sequence[Output]) -> NodeOutputs:
 
 
 def _find_output_error(call: StepCall, located: Sequence[LocatedOutput]) -> tuple[Cause, str] | None:
+    objects = [entry for candidate in located for entry in candidate.objects]
+    if sum(len(entry.key.encode()) + _RECORDED_OBJECT_BYTES for entry in objects) > _MAX_RECORDED_BYTES:
+        return Cause.USER_ERROR, (
+            f"its outputs have {len(objects):,} files, more than the record of a result can list "
+            f"({MAX_RECORD_BYTES:,} bytes, some 20,000 files); let the program pack them into an archive"
+        )
     limit = call.context.settings.parameter_max_bytes
     for candidate in located:
         output = candidate.output

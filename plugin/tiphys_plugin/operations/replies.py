@@ -1,5 +1,8 @@
 """Builds the replies of admit: output parameters for the compiled step, and a message that Argo shows on the node."""
 
+import json
+
+from tiphys.errors import StoreError
 from tiphys.protocol.execute_api import ExecuteReply, NodeOutputs, ParameterValue, succeeded_reply
 from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.operations import ADMIT_OUTPUTS
@@ -8,7 +11,8 @@ from tiphys.records import AttemptClaim, CheckpointRef, SkippedCheckpoint
 from tiphys.store import LineageLayout, Store
 from tiphys_plugin.attempts import gangs
 from tiphys_plugin.operations import pod_patch
-from tiphys_plugin.quota.queues import format_gpus
+from tiphys_plugin.quota.flavors import Flavor
+from tiphys_plugin.quota.queues import Queues, format_gpus
 from tiphys_plugin.runtime.context import StepCall
 
 
@@ -17,9 +21,21 @@ def skip_step(message: str) -> ExecuteReply:
     return _admit_reply(message, {"run": "false"})
 
 
-def run_step(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteReply:
-    """Reply that the step runs as the attempt of ``claim``; ``note`` is added to the message."""
+def run_step(call: StepCall, claim: AttemptClaim, note: str = "", granted: Flavor | None = None) -> ExecuteReply:
+    """Reply that the step runs as the attempt of ``claim``.
+
+    Args:
+        call: The call of the step.
+        claim: The attempt.
+        note: Added to the message.
+        granted: The flavor that the ledger has just granted; None: that of the claim is looked up.
+
+    Raises:
+        StoreError: the ledger did not answer, or its queues no longer declare the flavor of the attempt.
+    """
     start = claim.starts_from
+    flavor = granted if granted is not None and granted.name == claim.flavor else _find_flavor(call, claim)
+    patch = pod_patch.build_pod_patch(call, claim, flavor)
     values = {
         "run": "true",
         "run-id": claim.run,
@@ -29,18 +45,32 @@ def run_step(call: StepCall, claim: AttemptClaim, note: str = "") -> ExecuteRepl
         "resume-from": start.relative_to(claim.lineage) if start else "",
         "checkpoint-uri": checkpoint_uri(call.store, call.spec, claim),
         "outputs": call.store.artifact_key(call.layout.outputs(claim.step, claim.attempt).rstrip("/")),
-        "pod-patch": claim.pod_patch,
-        **(_gang_parameters(call, claim, call.spec.gang) if call.spec.gang else {}),
+        "pod-patch": json.dumps(patch, sort_keys=True) if patch else "",
+        **(_gang_parameters(call, claim, call.spec.gang, flavor) if call.spec.gang else {}),
     }
     return _admit_reply(
         ". ".join(part for part in (_describe_attempt(call, claim), _describe_escalation(claim), note) if part), values
     )
 
 
-def _gang_parameters(call: StepCall, claim: AttemptClaim, gang: GangSpec) -> dict[str, str]:
-    node_requirements = pod_patch.spot_requirements(call, claim)
+def _find_flavor(call: StepCall, claim: AttemptClaim) -> Flavor | None:
+    if not claim.flavor:
+        return None
+    queues = call.context.ledger.snapshot().queues
+    flavor = queues.flavor_set.by_name.get(claim.flavor) if isinstance(queues, Queues) else None
+    if flavor is None:
+        raise StoreError(
+            f"attempt {claim.attempt} of {claim.step} holds GPUs of flavor {claim.flavor!r}, which the queues no "
+            "longer declare, so its nodes are unknown; declare the flavor again"
+        )
+    return flavor
+
+
+def _gang_parameters(call: StepCall, claim: AttemptClaim, gang: GangSpec, flavor: Flavor | None) -> dict[str, str]:
+    node_requirements = pod_patch.spot_requirements(call, claim, flavor)
+    placement = pod_patch.build_placement_patch(call, claim, flavor)
     return {
-        **gangs.gang_output_parameters(gang, claim, call.input_keys, node_requirements),
+        **gangs.gang_output_parameters(gang, claim, call.input_keys, placement, node_requirements),
         **pod_patch.memory_output_parameters(call, claim),
     }
 
@@ -82,7 +112,7 @@ def _describe_attempt(call: StepCall, claim: AttemptClaim) -> str:
 
 
 def _describe_escalation(claim: AttemptClaim) -> str:
-    words = claim.escalation.words if claim.escalation else ""
+    words = claim.escalation.explanation if claim.escalation else ""
     return f"After earlier failures: {words}" if words else ""
 
 

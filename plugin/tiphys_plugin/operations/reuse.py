@@ -42,7 +42,7 @@ def find_reusable_result(call: StepCall, key: str, attempts: Sequence[Attempt]) 
             return ReuseLookup(end)
         source = "" if end.run == call.run else f" of run {end.run}"
         damage = damage or f"the result of attempt {end.attempt}{source} is damaged: {fault}"
-    if call.spec.share and not call.fresh_since and (shared := _find_shared_result(call, key)) is not None:
+    if call.spec.share and not call.rerun_since and (shared := _find_shared_result(call, key)) is not None:
         fault = find_damage(call.store, shared)
         if fault is None:
             return ReuseLookup(shared)
@@ -109,10 +109,10 @@ def describe_reuse(call: StepCall, record: ReuseRecord) -> str:
 def _matching_results(call: StepCall, key: str, attempts: Sequence[Attempt]) -> Iterator[AttemptEnd]:
     """Finished results under this step key, the newest first: of the run, then of the runs it was forked from."""
     # cache=False means: run once in every submission.
-    since = call.fresh_since if call.spec.cache else call.binding.submission
+    since = call.rerun_since if call.spec.cache else call.binding.submission
     yield from _done_attempts(attempts, key, since)
     for ancestor in call.fork_ancestors if call.spec.cache else ():
-        since = ancestor.fresh_since.get(call.spec.name, 0)
+        since = ancestor.rerun_since.get(call.spec.name, 0)
         yield from _done_attempts(read_step_attempts(call.store, ancestor.run, call.step), key, since)
         if since:
             break

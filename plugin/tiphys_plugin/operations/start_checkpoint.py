@@ -22,7 +22,7 @@ def find_start_checkpoint(call: StepCall, attempts: Sequence[Attempt]) -> Checkp
     if call.spec.checkpoints is None or call.volume:
         return START_FROM_BEGINNING
     return choose_start_checkpoint(
-        call.store, call.run, call.step, attempts, fresh_since=call.fresh_since, ancestors=call.fork_ancestors
+        call.store, call.run, call.step, attempts, rerun_since=call.rerun_since, ancestors=call.fork_ancestors
     )
 
 

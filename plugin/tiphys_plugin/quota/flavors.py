@@ -39,8 +39,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from tiphys.protocol.step_spec import SpotUse
 from tiphys_plugin.quota.placement.model import GpuNode
 
-GPU_RESOURCE = "nvidia.com/gpu"
-"""The extended resource that pods of trainings request."""
 GPU_TYPE_LABEL = "nvidia.com/gpu.product"
 
 _Name = Annotated[str, Field(min_length=1)]

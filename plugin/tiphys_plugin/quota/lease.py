@@ -5,6 +5,7 @@ is the only interface between the plugin and the authority that decides on GPUs,
 so another authority can replace the built-in ledger.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -30,6 +31,8 @@ class AdmissionReason(StrEnum):
     """Why GPUs were not granted. The names are Kueue's where Kueue has the same reason."""
 
     QUEUE_UNKNOWN = "QueueUnknown"
+    QUEUE_NOT_ALLOWED = "QueueNotAllowed"
+    PRIORITY_TOO_HIGH = "PriorityTooHigh"
     QUEUE_STOPPED = "QueueStopped"
     NO_MATCHING_GPU_TYPE = "NoMatchingGpuType"
     GPU_MEMORY_TOO_SMALL = "GpuMemoryTooSmall"
@@ -48,22 +51,32 @@ class AdmissionReason(StrEnum):
     MIN_RUNTIME_PROTECTED = "MinRuntimeProtected"
     MISCONFIGURED = "Misconfigured"
     LEDGER_FULL = "LedgerFull"
+    LEDGER_SHARE_EXCEEDED = "LedgerShareExceeded"
+
+
+def hash_node_name(node: str) -> str:
+    """What a ledger keeps of the name of a node: 64 bits, which tell apart the nodes of one workflow.
+
+    The name of a node contains the whole fan-out item, and all namespaces share the room of the ledger.
+    """
+    return hashlib.sha256(node.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """GPUs for one attempt, all or nothing. ``uid``, ``step`` and ``node`` are the replay key.
+    """GPUs for one attempt, all or nothing. ``uid``, ``step`` and ``node_hash`` are the replay key.
 
     From ``queue`` on the fields are those of `GpuRequest`, which the author of the step sets.
     """
 
     uid: str
     step: str
-    node: str
+    node_hash: str
+    """`hash_node_name` of the admit node."""
     namespace: str
     workflow: str
-    instance: str
-    """Node name of the step within the workflow; the plugin finds the pods of the step by it."""
+    instance_hash: str
+    """`hash_node_name` of the step within the workflow; the plugin finds the pods of the step by it."""
     run: str
     attempt: int
     queue: str
@@ -130,10 +143,10 @@ class LeaseRequest:
         return cls(
             uid=uid,
             step=step,
-            node=node,
+            node_hash=hash_node_name(node),
             namespace=namespace,
             workflow=workflow,
-            instance=instance,
+            instance_hash=hash_node_name(instance),
             run=run,
             attempt=attempt,
             queue=gpu.queue,
@@ -153,11 +166,11 @@ class LeaseRequest:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        return (self.uid, self.step, self.node)
+        return (self.uid, self.step, self.node_hash)
 
     @property
     def workflow_step(self) -> tuple[str, str]:
-        """UID of the workflow and name of the step. Retries of a step differ in ``node`` and share this key."""
+        """UID of the workflow and name of the step. Retries of a step differ in ``node_hash`` and share this key."""
         return (self.uid, self.step)
 
     @property
@@ -288,10 +301,26 @@ class AdmissionBackend(Protocol):
     def request(self, request: LeaseRequest) -> Admission:
         """Decide and record in one step. A repeated request gets the lease that it already holds."""
 
-    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
-        """Record a lease that was granted before, even beyond a quota; no effect if it is recorded already.
+    def restore(
+        self,
+        lease: str,
+        request: LeaseRequest,
+        gpu_type: str | None,
+        nodes: tuple[str, ...] = (),
+        running_members: int | None = None,
+    ) -> int:
+        """Record a lease that was granted before; no effect if the attempt has one. Returns the GPUs of its lease.
 
-        ``gpu_type`` is the type that was chosen for a request without one, ``nodes`` are the nodes of the members.
+        The first ``running_members`` members (None: all) hold their GPUs, which count even beyond a quota. The others
+        count only if the quota has room for the whole lease. A lease is never recorded in a queue that the namespace
+        may not use.
+
+        Args:
+            lease: Id of the lease.
+            request: What the lease was granted for.
+            gpu_type: The type that was chosen for a request without one.
+            nodes: The node of each member.
+            running_members: Members whose pods run.
         """
 
     def withdraw(self, uid: str) -> None:

@@ -7,6 +7,8 @@
         borrowing_limit: {A100: 4}  # optional: most GPUs borrowed from other queues
         lending_limit: {A100: 6}    # optional: most GPUs lent to other queues
         weight: 2                   # optional: twice the fair share
+        namespaces: [vision, speech]  # optional: only these namespaces may use it; otherwise all may
+        max_priority: 10            # optional: the highest priority that a step may ask for
       - name: nightly
         gpus: {A100: 4, "*": 2}
         cohort: lab
@@ -60,19 +62,22 @@ from pydantic import (
 )
 
 from tiphys.errors import UsageError
+from tiphys.protocol.step_spec import Priority
 from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, FlavorSet, find_flavor_error
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GpuNode, PodRequest
 from tiphys_plugin.quota.placement.scoring import FragmentationScorer, PlacementPolicy, best_fit
 
 ANY_TYPE = "*"
-
+DEFAULT_LEDGER_SHARE = 0.25
 
 DEFAULT_LEVEL_GPU_HOURS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 """Each level is four times as long as the one before. Few levels keep preemptions rare; a short first level lets
 short experiments start soon."""
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+"""A name and never a pattern: who can make namespaces could make one that matches."""
 
 
 class Queue(BaseModel):
@@ -85,6 +90,11 @@ class Queue(BaseModel):
     of their declaration. It takes the first suitable flavor with room within the
     quota, else the first from which the queue can borrow (Kueue's flavor
     fungibility with ``whenCanBorrow: TryNextFlavor``).
+
+    ``namespaces`` are the owners of the queue: only their requests are accepted. None:
+    the queue is shared by all namespaces. ``max_priority`` is the highest priority of
+    a request. A request beyond either limit is rejected, as Slurm rejects a job that
+    names a QOS it may not use: a silently lowered priority would only show as a wait.
 
     Queues of one ``cohort`` lend each other free GPUs. ``borrowing_limit`` is the
     most that a queue may hold beyond its quota, ``lending_limit`` the most of its
@@ -114,6 +124,8 @@ class Queue(BaseModel):
 
     name: str
     gpus: dict[str, NonNegativeInt]
+    namespaces: tuple[_Namespace, ...] | None = Field(default=None, min_length=1)
+    max_priority: Priority | None = None
     cohort: str | None = None
     borrowing_limit: dict[str, NonNegativeInt] = {}
     lending_limit: dict[str, NonNegativeInt] = {}
@@ -157,6 +169,14 @@ class Queue(BaseModel):
     def preempts(self) -> bool:
         """Whether requests of this queue may preempt running trainings."""
         return self.preempts_lower_priority or self.reclaims or self.preempts_longer
+
+    def is_usable_by(self, namespace: str) -> bool:
+        """Whether requests of the namespace may use the queue."""
+        return self.namespaces is None or namespace in self.namespaces
+
+    def accepts(self, namespace: str, priority: int) -> bool:
+        """Whether a request of the namespace with this priority may use the queue."""
+        return self.is_usable_by(namespace) and (self.max_priority is None or priority <= self.max_priority)
 
     def attained_level(self, gpu_seconds: float) -> int:
         """Level of a training with this attained service; 0 for every training of a queue with ``order: arrival``."""
@@ -203,6 +223,8 @@ class Queues(BaseModel):
     """Typical requests of pods for the placement by fragmentation: number of GPUs, and relative frequency."""
     usage_half_life_hours: _Positive = 24.0
     """Half-life of past usage in the fair shares of queues."""
+    ledger_share: Annotated[float, Field(gt=0, le=1)] = DEFAULT_LEDGER_SHARE
+    """Part of the room of a ledger object that the leases and pending requests of one namespace may take."""
     force_release_after_seconds: PositiveInt | None = None
     """Time after which GPUs of an ended attempt are released although its pods were not seen to end; None: never."""
     _has_current_nodes: bool = PrivateAttr(default=False)
@@ -256,6 +278,10 @@ class Queues(BaseModel):
     def find(self, name: str) -> Queue | None:
         return self._by_name.get(name)
 
+    def list_usable_by(self, namespace: str) -> str:
+        """Names of the queues that the namespace may use, for messages."""
+        return ", ".join(queue.name for queue in self.queues if queue.is_usable_by(namespace)) or "none"
+
     def max_gpus(self, queue: Queue, pool: str) -> int:
         """Most GPUs of ``pool`` that ``queue`` can ever hold."""
         if queue.cohort is None:
@@ -267,6 +293,11 @@ class Queues(BaseModel):
     def cohort_quota(self, queue: Queue, pool: str) -> int:
         """Sum of the quotas of ``pool`` in the cohort of ``queue``; its own quota without a cohort."""
         return queue.gpus[pool] if queue.cohort is None else self._nominal_quota[queue.cohort, pool]
+
+    @cached_property
+    def restricts_use(self) -> bool:
+        """Whether any queue has owners or a limit of the priority."""
+        return any(queue.namespaces is not None or queue.max_priority is not None for queue in self.queues)
 
     @property
     def preempts(self) -> bool:

@@ -129,14 +129,14 @@ class StepCall:
         return self.binding.layout
 
     @property
-    def fresh_since(self) -> int:
+    def rerun_since(self) -> int:
         """First submission whose results of this step count, if a rerun was requested; else 0."""
-        return self.binding.fresh_since.get(self.spec.name, 0)
+        return self.binding.rerun_since.get(self.spec.name, 0)
 
     @property
     def fork_ancestors(self) -> tuple[AncestorRun, ...]:
         """The runs whose results and checkpoints the step may use, the nearest first."""
-        return () if self.fresh_since else self.binding.fork_ancestors
+        return () if self.rerun_since else self.binding.fork_ancestors
 
     @property
     def volume(self) -> str:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from tiphys.errors import StoreError
 from tiphys.records import Preemption
 from tiphys_plugin.quota.lease import LedgerSnapshot
+from tiphys_plugin.quota.ledger import room
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
 from tiphys_plugin.quota.queues import Queues
@@ -57,6 +58,11 @@ class PluginMetrics:
         self.forced_leases = Counter(
             "tiphys_leases_forced",
             "Leases that were released after the declared time although the end of their pods was not observed.",
+            registry=self.registry,
+        )
+        self.capped_leases = Counter(
+            "tiphys_leases_capped",
+            "Leases of live attempts that were recovered with fewer GPUs than recorded, or not at all.",
             registry=self.registry,
         )
         self.skipped_checkpoints = Counter(
@@ -137,16 +143,22 @@ class TenantsCollector(Collector):
 
 
 class LedgerCollector(Collector):
-    """Held GPUs and waiting requests by queue, read from the ledger at each scrape."""
+    """Held GPUs and waiting requests by queue, read from the ledger at each scrape.
 
-    def __init__(self, snapshot: Callable[[], LedgerSnapshot]) -> None:
+    Args:
+        snapshot: Reads the ledger.
+        measures_room: Whether the ledger is an object of limited size, whose room namespaces share.
+    """
+
+    def __init__(self, snapshot: Callable[[], LedgerSnapshot], *, measures_room: bool = False) -> None:
         self._snapshot = snapshot
+        self._measures_room = measures_room
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         return self._families()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        held, waiting, quota, borrowed = self._families()
+        held, waiting, quota, borrowed, share_used, room_used = self._families()
         try:
             ledger = self._snapshot()
         except StoreError:  # absent series are correct; zeros would be false
@@ -167,7 +179,12 @@ class LedgerCollector(Collector):
                 rows = [usage for usage in declared if usage.queue == name]
                 quota.add_metric([name], sum(usage.quota or 0 for usage in rows))
                 borrowed.add_metric([name], sum(usage.borrowed for usage in rows))
-        return [held, waiting, quota, borrowed]
+        if self._measures_room:
+            ledger_state = LedgerState(ledger.leases, ledger.pending)
+            for tenant, used in room.measure_shares(ledger.queues, ledger_state).items():
+                share_used.add_metric([tenant], used)
+            room_used.add_metric([], room.measure_namespaces(ledger_state).total() / room.ROOM_BYTES)
+        return [held, waiting, quota, borrowed, share_used, room_used]
 
     @staticmethod
     def _families() -> tuple[GaugeMetricFamily, ...]:
@@ -176,4 +193,12 @@ class LedgerCollector(Collector):
             GaugeMetricFamily("tiphys_gpu_requests_waiting", "Requests that wait for GPUs.", labels=["queue"]),
             GaugeMetricFamily("tiphys_gpu_quota", "GPUs of the queue's own quota, of all types.", labels=["queue"]),
             GaugeMetricFamily("tiphys_gpus_borrowed", "GPUs held beyond the queue's own quota.", labels=["queue"]),
+            GaugeMetricFamily(
+                "tiphys_ledger_share_used",
+                "Part of its share of the GPU ledger that a namespace has used; at 1, its new requests are deferred.",
+                labels=["tenant"],
+            ),
+            GaugeMetricFamily(
+                "tiphys_ledger_room_used", "Part of the GPU ledger that all leases and waiting requests use.", labels=[]
+            ),
         )

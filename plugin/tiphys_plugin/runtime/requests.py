@@ -15,6 +15,21 @@ from tiphys.protocol.operations import PLUGIN_BODY_KEY, Operation
 
 _OPERATION: TypeAdapter[Operation] = TypeAdapter(Operation)
 _MAX_SHOWN_CHARACTERS = 60
+MAX_CHARACTERS = {
+    "run": 253,
+    "submission": 9,
+    "uid": 128,
+    "step": 63,
+    "item": 4096,
+    "node": 4096 + 1024,
+    "status": 63,
+    "exit_code": 63,
+}
+"""Longest fields of a body, whose author is that of the Workflow: records, logs and messages repeat what it says.
+
+Argo builds the name of a node from those of Workflow and step, and from the whole item. A larger item belongs into an
+artifact.
+"""
 
 
 class CallIdentity(NamedTuple):
@@ -56,13 +71,14 @@ def read_operation(request: ExecuteRequest) -> Operation:
     """Parse the operation in the body.
 
     Raises:
-        UsageError: a field is missing, unknown or of another type, holds a
-            placeholder that Argo did not fill in, or is of another workflow.
+        UsageError: a field is missing, unknown, too long or of another type,
+            holds a placeholder that Argo did not fill in, or is of another workflow.
     """
     try:
         operation = _OPERATION.validate_python(request.template["plugin"][PLUGIN_BODY_KEY])
     except ValidationError as error:
         raise UsageError(_validation_message(error, ("plugin", PLUGIN_BODY_KEY))) from error
+    _check_lengths(operation)
     _check_placeholders(operation)
     if operation.uid != request.workflow.metadata.uid:
         raise UsageError(
@@ -70,6 +86,16 @@ def read_operation(request: ExecuteRequest) -> Operation:
             f"{request.workflow.metadata.name} with uid {request.workflow.metadata.uid!r}; compile the pipeline again"
         )
     return operation
+
+
+def _check_lengths(operation: Operation) -> None:
+    for name, most in MAX_CHARACTERS.items():
+        if (length := len(getattr(operation, name, ""))) > most:
+            raise UsageError(_length_message(f"plugin.{PLUGIN_BODY_KEY}.{name}", length, most))
+
+
+def _length_message(field: str, length: int, most: int) -> str:
+    return f"{field} has {length} characters, and at most {most} are allowed; shorten it in the pipeline"
 
 
 def _check_placeholders(operation: Operation) -> None:
@@ -90,6 +116,8 @@ def _validation_message(error: ValidationError, field_prefix: tuple[str, ...]) -
     if path and path[0] in ("admit", "settle", "conclude", "finalize"):
         path = path[1:]  # pydantic names the branch of the union first
     field = ".".join((*field_prefix, *path))
+    if first["type"] == "string_too_long":
+        return _length_message(field, len(value), first["ctx"]["max_length"])
     shown = f", got {_shorten(value)}" if first["type"] != "missing" else ""
     return f"{field}: {first['msg']}{shown}; compile the pipeline with the version of Tiphys that the plugin runs"
 

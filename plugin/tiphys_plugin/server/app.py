@@ -9,8 +9,7 @@ with the right token gets 200 or 503. The sidecar passes on only these two.
 service and tests. The service and the shared agent use `AppServer` themselves.
 """
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
@@ -22,16 +21,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tiphys.errors import StoreError
+from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.execute_api import ExecuteReply
-from tiphys.service.http_server import AppServer, BodyTooLargeError, read_body
+from tiphys.service.http_server import CLOSE_CONNECTION, AppServer, BodyTooLargeError, parse_json, read_body
 from tiphys_plugin.core import PluginCore
 from tiphys_plugin.server.authentication import Authenticator, Caller, SharedTokenAuthenticator, UnauthenticatedError
 from tiphys_plugin.server.tenants import ForbiddenNamespaceError, TenantChecks, Tenants
 from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, MAX_BODY_BYTES
 
 _MAX_CONCURRENT_CALLS = 96
-"""Calls that are answered concurrently; further calls wait for a thread. Probes and metrics have other threads."""
+"""Calls that are answered concurrently; further calls wait for a thread. Probes, metrics and reviews of tokens have
+other threads."""
 _log = structlog.get_logger()
 
 ExecuteHandler = Callable[[Caller, dict[str, Any]], ExecuteReply]
@@ -92,20 +92,19 @@ class _ExecuteEndpoint:
 
     async def execute(self, request: Request) -> Response:
         try:
-            caller = await to_thread.run_sync(
-                self._authenticator.authenticate, _bearer_token(request), limiter=self._threads
-            )
-            document = json.loads(await read_body(request, MAX_BODY_BYTES))
+            caller = await self._authenticator.authenticate(_bearer_token(request), _client_host(request))
         except UnauthenticatedError as error:
             _log.warning("call.forbidden", client=_client_host(request), path=request.url.path)
-            return _error_response(403, str(error))
+            return _error_response(403, str(error), CLOSE_CONNECTION)
         except StoreError as error:
             _log.error("call.unreviewed", error=str(error))
-            return _error_response(503, f"the token cannot be verified now: {error}")
+            return _error_response(503, f"the token cannot be verified now: {error}", CLOSE_CONNECTION)
+        try:
+            document = parse_json(await read_body(request, MAX_BODY_BYTES))
         except BodyTooLargeError as error:
-            return _error_response(413, str(error))
-        except ValueError as error:
-            return _error_response(400, f"the body is not JSON: {error}")
+            return _error_response(413, str(error), CLOSE_CONNECTION)
+        except UsageError as error:
+            return _error_response(400, str(error))
         if not isinstance(document, dict):
             return _error_response(400, "the body is not a JSON object")
         return await to_thread.run_sync(self._answer, request, caller, document, limiter=self._threads)
@@ -136,8 +135,8 @@ def _client_host(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def _error_response(status: int, message: str) -> Response:
-    return JSONResponse({"error": message}, status_code=status)
+def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": message}, status_code=status, headers=headers)
 
 
 __all__ = ["AppServer", "PluginServer"]

@@ -22,8 +22,12 @@ class Caller(NamedTuple):
 class Authenticator(Protocol):
     """Identifies callers by their bearer token."""
 
-    def authenticate(self, token: str) -> Caller:
-        """Identify the caller with this token.
+    async def authenticate(self, token: str, client: str) -> Caller:
+        """Identify the caller with this token, before anything else is read of its request.
+
+        Args:
+            token: The bearer token; empty for none.
+            client: Address of the caller.
 
         Raises:
             UnauthenticatedError: the token is of no caller that is allowed.
@@ -43,7 +47,7 @@ class SharedTokenAuthenticator:
             raise UsageError("the plugin's token is empty, so any process could call it; set a random token")
         self._token = token.encode()
 
-    def authenticate(self, token: str) -> Caller:
+    async def authenticate(self, token: str, client: str) -> Caller:  # noqa: ARG002
         if not hmac.compare_digest(token.encode(), self._token):
             raise UnauthenticatedError(
                 "the bearer token is missing or wrong; the plugin and its caller must share one token"

@@ -2,11 +2,13 @@
 
 import argparse
 import threading
+from contextlib import closing
 from importlib import import_module
 
 import structlog
 
 from tiphys.kube import connect_to_cluster
+from tiphys.service.http_server import read_tls_options
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.server.app import AppServer, create_service_app
 from tiphys_plugin.server.tenants import TenantChecks
@@ -23,14 +25,19 @@ def serve(options: argparse.Namespace, stop: threading.Event) -> None:
         UsageError: an option is wrong.
         StoreError: the API server does not answer, or this account lacks a permission.
     """
+    certificate = read_tls_options(options)
     api = connect_to_cluster()
     tenants = build_tenants(api, _deployment_settings(options))
     try:
-        authenticator = TokenReviewAuthenticator(api, tenants.stores.serves, tenants.registry)
         with (
+            closing(
+                TokenReviewAuthenticator(api, tenants.stores.serves, tenants.registry, options.token_audience)
+            ) as authenticator,
             TenantChecks(tenants) as checks,
             PreemptionLoop(tenants.ledger, tenants.cluster, tenants.stores),
-            AppServer(create_service_app(tenants, checks, authenticator), options.host, options.port) as server,
+            AppServer(
+                create_service_app(tenants, checks, authenticator), options.host, options.port, certificate
+            ) as server,
         ):
             _log.info("service.started", url=server.url, store=options.store, namespaces=options.namespaces or "all")
             stop.wait()
@@ -42,7 +49,8 @@ def serve(options: argparse.Namespace, stop: threading.Event) -> None:
 def agent(options: argparse.Namespace, stop: threading.Event) -> None:
     """Answer task sets until ``stop``; raises like `serve`."""
     run = import_module("tiphys_plugin.agent").run
-    run(connect_to_cluster(), _deployment_settings(options), options.host, options.port, stop)
+    certificate = read_tls_options(options)
+    run(connect_to_cluster(), _deployment_settings(options), options.host, options.port, stop, certificate=certificate)
 
 
 def _deployment_settings(options: argparse.Namespace) -> DeploymentSettings:

@@ -23,7 +23,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from tiphys.errors import NotFoundError, StoreError, TiphysError, UsageError
+from tiphys.errors import NotFoundError, StoreError, StoreFormatError, TiphysError, UsageError
 from tiphys.protocol.execute_api import NOT_MINE, ExecuteReply, pending_reply
 from tiphys.records import utc_now
 from tiphys.store import TenantStores
@@ -73,7 +73,7 @@ class Tenants:
         self.background = ExitStack()
         """Background tasks and watches, which run until `close`."""
         self.registry = CollectorRegistry()
-        self.registry.register(LedgerCollector(ledger.snapshot))
+        self.registry.register(LedgerCollector(ledger.snapshot, measures_room=True))
         self.registry.register(TenantsCollector(self._metrics))
 
     def execute(self, namespace: str, document: dict[str, Any]) -> ExecuteReply:
@@ -151,6 +151,10 @@ class Tenants:
         """The core, or a reply that says why it is unavailable."""
         try:
             return self.core(namespace)
+        except StoreFormatError as error:
+            # Nothing of its runs is known here, so their nodes wait for the right version and do not fail.
+            _log.error("tenant.refused", namespace=namespace, error=str(error))
+            return pending_reply(f"Waiting: {error}", _UNAVAILABLE_SECONDS)
         except (NotFoundError, UsageError) as error:
             _log.error("tenant.refused", namespace=namespace, error=str(error))
             return refusal_reply(requests.identify_call(document["template"]), error)

@@ -4,17 +4,24 @@ A review is an API request, and each plugin step makes many calls, so results ar
 cached. An accepted token is cached for 60 seconds, which is how long a deleted
 account can still call. A refused one is cached for 5 seconds, so that a repaired
 account works soon.
+
+Anybody in the cluster can send tokens that nobody has seen. So reviews have
+threads of their own, and their number is limited, in all and for each client.
+Refused tokens cannot displace accepted ones from the cache, and a token that was
+accepted before is not reviewed behind unknown ones.
 """
 
+import asyncio
 import hashlib
 import re
-import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import prometheus_client
 import structlog
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from tiphys.errors import StoreError
 from tiphys.kube import KubeApi
@@ -25,16 +32,21 @@ SERVICE_ACCOUNT = "tiphys-executor-plugin"
 _USER = re.compile(rf"system:serviceaccount:([a-z0-9-]+):{SERVICE_ACCOUNT}")
 _ACCEPTED_TTL_SECONDS, _REFUSED_TTL_SECONDS = 60.0, 5.0
 _MAX_CACHED_REVIEWS = 2048
+"""Accepted tokens, and as many refused ones."""
+_REVIEW_THREADS, _RENEWAL_THREADS = 6, 2
+_MAX_OPEN_REVIEWS, _MAX_OPEN_REVIEWS_PER_CLIENT = 64, 4
+"""Reviews of unknown tokens that run or wait. Calls with one token share a review, so a sidecar needs one at a time."""
 _log = structlog.get_logger()
 
 
 class TokenReviewAuthenticator:
-    """An `Authenticator` that verifies tokens with the API server.
+    """An `Authenticator` that verifies tokens with the API server. It belongs to one event loop.
 
     Args:
         api: The API server.
         serves: Whether a namespace is served.
         registry: Registry of the metric that counts reviews.
+        audience: Audience for which a token must have been issued; empty for that of the API server.
         monotonic: Seconds on a clock that never jumps.
     """
 
@@ -43,28 +55,33 @@ class TokenReviewAuthenticator:
         api: KubeApi,
         serves: Callable[[str], bool],
         registry: CollectorRegistry,
+        audience: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._serves = serves
+        self._audience = audience
         self._monotonic = monotonic
-        self._cached_reviews: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-        self._lock = threading.Lock()
-        self._reviews = Counter(
+        self._accepted = _ReviewCache(_ACCEPTED_TTL_SECONDS)
+        self._refused = _ReviewCache(_REFUSED_TTL_SECONDS)
+        self._open_reviews: dict[bytes, asyncio.Future[str]] = {}
+        self._open_by_client: Counter[str] = Counter()
+        self._reviewers = ThreadPoolExecutor(_REVIEW_THREADS, "tiphys-review")
+        self._renewers = ThreadPoolExecutor(_RENEWAL_THREADS, "tiphys-renewal")
+        self._reviews = prometheus_client.Counter(
             "tiphys_reviews",
-            "Reviews of tokens by the API server, by result: accepted, refused, unavailable.",
+            "Reviews of tokens by the API server, by result: accepted, refused, unavailable; or put_off: too many.",
             ("result",),
             registry=registry,
         )
 
-    def authenticate(self, token: str) -> Caller:
+    async def authenticate(self, token: str, client: str) -> Caller:
         if not token:
             raise UnauthenticatedError("the call has no bearer token")
-        key = hashlib.sha256(token.encode()).digest()
-        namespace = self._cached_namespace(key)
+        key, now = hashlib.sha256(token.encode()).digest(), self._monotonic()
+        namespace = self._accepted.find(key, now) or self._refused.find(key, now)
         if namespace is None:
-            namespace = self._review(token)
-            self._cache_review(key, namespace)
+            namespace = await self._join_review(key, token, client)
         if not namespace:
             raise UnauthenticatedError(
                 f"the bearer token is not that of a service account {SERVICE_ACCOUNT} in a namespace that this "
@@ -72,32 +89,96 @@ class TokenReviewAuthenticator:
             )
         return Caller(namespace)
 
-    def _cached_namespace(self, key: bytes) -> str | None:
-        with self._lock:
-            until, namespace = self._cached_reviews.get(key, (0.0, ""))
-        return namespace if self._monotonic() < until else None
+    def close(self) -> None:
+        """End the threads once their reviews have ended."""
+        self._reviewers.shutdown(wait=False, cancel_futures=True)
+        self._renewers.shutdown(wait=False, cancel_futures=True)
 
-    def _cache_review(self, key: bytes, namespace: str) -> None:
-        until = self._monotonic() + (_ACCEPTED_TTL_SECONDS if namespace else _REFUSED_TTL_SECONDS)
-        with self._lock:
-            self._cached_reviews[key] = (until, namespace)
-            self._cached_reviews.move_to_end(key)
-            if len(self._cached_reviews) > _MAX_CACHED_REVIEWS:
-                self._cached_reviews.popitem(last=False)
+    async def _join_review(self, key: bytes, token: str, client: str) -> str:
+        """Namespace of a token by the review of it that is open, or by a new one; empty if it is refused."""
+        review = self._open_reviews.get(key)
+        if review is None:
+            review = self._begin_review(key, token, client)
+        return await asyncio.shield(review)
+
+    def _begin_review(self, key: bytes, token: str, client: str) -> asyncio.Future[str]:
+        loop = asyncio.get_running_loop()
+        if is_renewal := self._accepted.knows(key):
+            review = loop.run_in_executor(self._renewers, self._review, token)
+        else:
+            if (
+                self._open_by_client.total() >= _MAX_OPEN_REVIEWS
+                or self._open_by_client[client] >= _MAX_OPEN_REVIEWS_PER_CLIENT
+            ):
+                self._reviews.labels(result="put_off").inc()
+                raise StoreError("too many unknown tokens wait for a review; call again")
+            self._open_by_client[client] += 1
+            review = loop.run_in_executor(self._reviewers, self._review, token)
+
+        def end(done: asyncio.Future[str]) -> None:
+            del self._open_reviews[key]
+            if not is_renewal:
+                self._open_by_client[client] -= 1
+                self._open_by_client += Counter()  # drops clients without a review
+            if not done.cancelled() and done.exception() is None:
+                self._keep(key, done.result())
+
+        self._open_reviews[key] = review
+        review.add_done_callback(end)
+        return review
+
+    def _keep(self, key: bytes, namespace: str) -> None:
+        if namespace:
+            self._accepted.keep(key, namespace, self._monotonic())
+        else:
+            self._accepted.forget(key)
+            self._refused.keep(key, namespace, self._monotonic())
 
     def _review(self, token: str) -> str:
         """Namespace of the service account of the token; empty if the account may not call."""
         try:
-            answer = self._api.create(TOKEN_REVIEWS, None, {"spec": {"token": token}})
+            spec = {"token": token, **({"audiences": [self._audience]} if self._audience else {})}
+            answer = self._api.create(TOKEN_REVIEWS, None, {"spec": spec})
         except StoreError:
             self._reviews.labels(result="unavailable").inc()
             raise
         status = answer.get("status") or {}
         user = str((status.get("user") or {}).get("username") or "")
-        match = _USER.fullmatch(user) if status.get("authenticated") else None
+        # An API server that does not know audiences returns none (Kubernetes, TokenReviewSpec.audiences).
+        is_meant = not self._audience or self._audience in (status.get("audiences") or ())
+        match = _USER.fullmatch(user) if status.get("authenticated") and is_meant else None
         accepted = match is not None and self._serves(match[1])
         self._reviews.labels(result="accepted" if accepted else "refused").inc()
         if match is None or not accepted:
             _log.warning("token.refused", user=user, error=str(status.get("error") or ""))
             return ""
         return match[1]
+
+
+class _ReviewCache:
+    """Results of reviews by the hash of the token; the one used longest ago goes first."""
+
+    def __init__(self, ttl_seconds: float) -> None:
+        self._ttl_seconds = ttl_seconds
+        self._entries: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
+
+    def find(self, key: bytes, now: float) -> str | None:
+        """The namespace, empty for a refused token; None if there is no result, or if it is too old."""
+        reviewed_at, namespace = self._entries.get(key, (float("-inf"), ""))
+        if now - reviewed_at >= self._ttl_seconds:
+            return None
+        self._entries.move_to_end(key)
+        return namespace
+
+    def knows(self, key: bytes) -> bool:
+        """Whether there is a result, however old."""
+        return key in self._entries
+
+    def keep(self, key: bytes, namespace: str, now: float) -> None:
+        self._entries[key] = (now, namespace)
+        self._entries.move_to_end(key)
+        if len(self._entries) > _MAX_CACHED_REVIEWS:
+            self._entries.popitem(last=False)
+
+    def forget(self, key: bytes) -> None:
+        self._entries.pop(key, None)

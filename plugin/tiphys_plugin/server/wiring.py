@@ -39,9 +39,11 @@ def build_tenants(api: KubeApi, deployment: DeploymentSettings, settings: Plugin
 
     Raises:
         UsageError: the store's URL, or the choice of namespaces, is wrong.
+        StoreFormatError: another version of Tiphys wrote a store.
         StoreError: the API server does not answer, or this account lacks a permission.
     """
     stores = TenantStores(deployment.store_url, deployment.namespaces)
+    stores.check_formats()
     cluster = KubernetesCluster(api, deployment.namespaces, identify_cluster(api))
     nodes = ClusterInventory(api)
     namespace = deployment.release_namespace or api.namespace

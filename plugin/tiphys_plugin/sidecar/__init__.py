@@ -15,8 +15,10 @@ Requirements of its container:
 | securityContext | read-only root, no capabilities, non-root; **no** ``runAsUser``: Argo's 8737 may read its token |
 | ``sidecar.automountServiceAccountToken`` | true: the account ``tiphys-executor-plugin`` and its token Secret |
 | ``TIPHYS_SERVICE_URL`` | ``http://<release>-plugin.<namespace>.svc:7243``; ``https`` works, too |
-| ``TIPHYS_SERVICE_CA_FILE`` | optional: certificate authority of an ``https`` service, a file |
+| ``TIPHYS_SERVICE_CA`` | optional: certificate authority of an ``https`` service, as PEM text |
+| ``TIPHYS_SERVICE_CA_FILE`` | the same, as a file |
+| ``TIPHYS_TOKEN_AUDIENCE`` | optional: audience of a token that is requested for ten minutes, and sent to the service |
 | ``TIPHYS_TOKEN_FILE`` | optional: where Argo's token is |
 | ``TIPHYS_ACCOUNT_TOKEN_FILE`` | optional: where the account's token is |
-| ``TIPHYS_SIDECAR_HOST``, ``TIPHYS_SIDECAR_PORT`` | optional: where to listen; by default port 7243 of all addresses |
+| ``TIPHYS_SIDECAR_HOST``, ``TIPHYS_SIDECAR_PORT`` | optional: where to listen; by default port 7243 of 127.0.0.1 |
 """

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from tiphys.errors import UsageError
+from tiphys.errors import StoreError, UsageError
+from tiphys_plugin.sidecar.account_token import AccountToken
 from tiphys_plugin.sidecar.settings import SidecarSettings
 
 EXECUTE_PATH = "/api/v1/template.execute"
@@ -49,25 +50,18 @@ class ServiceClient:
 
     def __init__(self, settings: SidecarSettings) -> None:
         self._settings = settings
+        self._token = AccountToken(settings)
         self.url = settings.service_url.geturl().rstrip("/")
-        self._tls = _create_tls_context(settings.ca_file) if settings.service_url.scheme == "https" else None
+        self._tls = _create_tls_context(settings) if settings.service_url.scheme == "https" else None
         self._waiting_calls: set[SimpleQueue[SidecarReply]] = set()
         self._aborted = False
         self._lock = threading.Lock()
 
     def forward(self, body: bytes) -> SidecarReply:
         """Forward a call to the service; returns its reply, or an error after 25 s at the latest."""
-        try:
-            token = self._settings.account_token_file.read_text().strip()
-        except OSError as error:
-            return error_reply(
-                503,
-                f"the sidecar has no token of its service account ({error.filename}: {error.strerror}); create the "
-                "ServiceAccount tiphys-executor-plugin and its token Secret in the workflow's namespace",
-            )
         with self._waiting_call() as outcome:
             # In a thread of its own, because name resolution has no timeout if the name server is unreachable.
-            threading.Thread(target=lambda: outcome.put(self._post(body, token)), daemon=True).start()
+            threading.Thread(target=lambda: outcome.put(self._post(body)), daemon=True).start()
             try:
                 return outcome.get(timeout=_ANSWER_SECONDS)
             except Empty:
@@ -93,7 +87,11 @@ class ServiceClient:
             with self._lock:
                 self._waiting_calls.discard(outcome)
 
-    def _post(self, body: bytes, token: str) -> SidecarReply:
+    def _post(self, body: bytes) -> SidecarReply:
+        try:
+            token = self._token.read()
+        except StoreError as error:
+            return error_reply(503, str(error))
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection = self._connection()
         try:
@@ -138,8 +136,9 @@ def _error_text(body: bytes) -> str:
         return " ".join(body.decode(errors="replace").split())[:300]
 
 
-def _create_tls_context(ca_file: str | None) -> ssl.SSLContext:
+def _create_tls_context(settings: SidecarSettings) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise UsageError(f"TIPHYS_SERVICE_CA_FILE={ca_file} cannot be used: {error}") from error
+        return ssl.create_default_context(cafile=settings.ca_file, cadata=settings.ca_pem)
+    except (OSError, ValueError) as error:
+        name = f"TIPHYS_SERVICE_CA_FILE={settings.ca_file}" if settings.ca_file else "TIPHYS_SERVICE_CA"
+        raise UsageError(f"{name} cannot be used: {error}; expected certificates as PEM") from error

@@ -1,16 +1,21 @@
 """The HTTP server of the sidecar: checks the caller, forwards calls of Tiphys, and drains on shutdown.
 
-Each call has a thread, up to a limit; further connections wait to be accepted.
+It listens on the loopback device, where only the containers of its own pod reach
+it. Each call has a thread, up to a limit; further connections wait to be accepted.
+A caller has ten seconds for a whole request, and without Argo's token its body is
+not read.
 The sidecar must end within two seconds of SIGTERM, because Argo's agent pod waits
 for it. Until then it answers the calls in progress; a call that the service has
 not answered in time gets 503, so that Argo repeats it.
 """
 
 import hmac
+import io
 import json
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -21,8 +26,11 @@ from tiphys_plugin.sidecar.forwarding import EXECUTE_PATH, MAX_BODY_BYTES, Servi
 from tiphys_plugin.sidecar.settings import SidecarSettings, log
 
 PLUGIN_NAME = "tiphys"
+_MAX_LENGTH_DIGITS = 15
 _MAX_DISCARDED_BYTES = 4 * MAX_BODY_BYTES
 _MAX_CONCURRENT_CALLS = 32
+_RECEIVE_SECONDS = 10.0
+"""Time for a whole request, and for writing its response. Argo's agent is in the same pod."""
 _DRAIN_SECONDS = (1.0, 5.0)
 """First for the service to answer the calls in progress, then for writing the responses, which is quick."""
 _NOT_FOUND = error_reply(404, f"this path does not exist; Argo posts to {EXECUTE_PATH}")
@@ -53,7 +61,7 @@ class SidecarServer(socketserver.ThreadingTCPServer):
         self._calls_in_progress = 0
         self._changed = threading.Condition()
         self._is_draining = False
-        host = settings.host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")  # noqa: S104  Argo calls localhost
+        host = settings.host
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, settings.port), _Handler)
@@ -62,11 +70,6 @@ class SidecarServer(socketserver.ThreadingTCPServer):
                 f"the sidecar cannot listen on {host} port {settings.port}: {error.strerror}; two plugins of one pod "
                 "need different ports"
             ) from error
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
 
     @property
     def port(self) -> int:
@@ -113,9 +116,30 @@ class SidecarServer(socketserver.ThreadingTCPServer):
             self.service.abort()
 
 
+class _DeadlineReader(io.RawIOBase):
+    """Reads a socket until a deadline, however many pieces arrive by then; after it, raises `TimeoutError`."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._deadline = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("the request did not arrive in time")
+        self._connection.settimeout(remaining)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: SidecarServer
-    timeout = 30  # for a caller that connects and sends nothing
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_DeadlineReader(self.connection, _RECEIVE_SECONDS))
 
     def do_POST(self) -> None:
         with self.server.call_in_progress():
@@ -125,20 +149,23 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _answer(self) -> SidecarReply:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            return error_reply(400, "the body has no Content-Length")
-        refusal = self._refuse_caller() if self.path == EXECUTE_PATH else _NOT_FOUND
-        if refusal is None and int(length) > MAX_BODY_BYTES:
-            refusal = error_reply(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        if refusal is not None:
-            self._discard_body(int(length))
+        if self.path != EXECUTE_PATH:
+            return _NOT_FOUND
+        if (refusal := self._refuse_caller()) is not None:
             return refusal
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdecimal() and len(length) <= _MAX_LENGTH_DIGITS):
+            return error_reply(400, "the body has no Content-Length that can be read")
+        if int(length) > MAX_BODY_BYTES:
+            self._discard_body(int(length))
+            return error_reply(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
         return self._forward(self.rfile.read(int(length)))
 
     def _forward(self, body: bytes) -> SidecarReply:
         try:
             document = json.loads(body)
+        except RecursionError:
+            return error_reply(400, "the body is not JSON that can be read: it is nested too deeply")
         except ValueError as error:
             return error_reply(400, f"the body is not JSON: {error}")
         if not isinstance(document, dict):
@@ -146,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         return SidecarReply(200, b"{}") if is_foreign_template(document) else self.server.service.forward(body)
 
     def _discard_body(self, length: int) -> None:
-        """Read and drop the body: closing the connection before that can lose the response."""
+        """Read and drop the body of Argo: closing the connection before that can lose the response."""
         remaining = min(length, _MAX_DISCARDED_BYTES)
         while remaining and (count := len(self.rfile.read(min(remaining, 64 << 10)))):
             remaining -= count
@@ -173,6 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
                 status=answer.status,
                 error=answer.error,
             )
+        self.connection.settimeout(_RECEIVE_SECONDS)
         self.send_response(answer.status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer.body)))

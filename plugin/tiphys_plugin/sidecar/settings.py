@@ -23,29 +23,50 @@ class SidecarSettings:
     service_url: SplitResult
     ca_file: str | None
     """File of certificate authorities; None for those of the system."""
+    ca_pem: str | None
+    """Certificate authorities as PEM text, because the pod can have no volume for a file; None for none."""
     token_file: Path
     """Token that Argo writes for this pod, and sends with each call."""
     account_token_file: Path
     """Token of the service account, by which the service knows the namespace."""
+    token_audience: str
+    """Audience of the short-lived token that is requested with the account's token, and sent in its place; empty: the
+    account's token is sent."""
+    api_server: tuple[str, int]
+    """Host and port of the API server, which issues that token."""
     host: str
-    """Address to listen on; empty for all IPv4 and IPv6 addresses."""
+    """Address to listen on. Argo's agent is in the same pod, and calls ``localhost``."""
     port: int
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SidecarSettings":
         """Read the environment variables. Raises `UsageError`, which names a missing or wrong one."""
-        port = environment.get("TIPHYS_SIDECAR_PORT", "7243")
-        if not port.isdecimal() or int(port) > 65535:
-            raise UsageError(f"TIPHYS_SIDECAR_PORT is {port!r}; expected a number up to 65535")
+        audience = environment.get("TIPHYS_TOKEN_AUDIENCE", "")
+        api_host = environment.get("KUBERNETES_SERVICE_HOST", "")
+        if audience and not api_host:
+            raise UsageError(
+                "TIPHYS_TOKEN_AUDIENCE is set, but not KUBERNETES_SERVICE_HOST, which every pod has; run the sidecar "
+                "in a pod, or unset TIPHYS_TOKEN_AUDIENCE"
+            )
         account = "/var/run/secrets/kubernetes.io/serviceaccount/token"
         return cls(
             service_url=_parse_service_url(environment.get("TIPHYS_SERVICE_URL", "")),
             ca_file=environment.get("TIPHYS_SERVICE_CA_FILE") or None,
+            ca_pem=environment.get("TIPHYS_SERVICE_CA") or None,
             token_file=Path(environment.get("TIPHYS_TOKEN_FILE") or "/var/run/argo/token"),
             account_token_file=Path(environment.get("TIPHYS_ACCOUNT_TOKEN_FILE") or account),
-            host=environment.get("TIPHYS_SIDECAR_HOST", ""),
-            port=int(port),
+            token_audience=audience,
+            api_server=(api_host, _read_port(environment, "KUBERNETES_SERVICE_PORT", "443")),
+            host=environment.get("TIPHYS_SIDECAR_HOST") or "127.0.0.1",
+            port=_read_port(environment, "TIPHYS_SIDECAR_PORT", "7243"),
         )
+
+
+def _read_port(environment: Mapping[str, str], name: str, default: str) -> int:
+    port = environment.get(name, default)
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) > 65535:
+        raise UsageError(f"{name} is {port!r}; expected a number up to 65535")
+    return int(port)
 
 
 def _parse_service_url(url: str) -> SplitResult:

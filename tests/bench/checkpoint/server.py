@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LATENCY_SECONDS = 0.02
 BUCKET = "bench"
 STORE = f"s3://{BUCKET}/store"
-RUNS = "store/runs/"
+RUNS = "store/control/runs/"
 
 
 @dataclass(frozen=True)

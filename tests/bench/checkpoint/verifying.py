@@ -16,7 +16,7 @@ from bench.checkpoint.workload import MIB, STEP, Workload, commit, new_run, seco
 from bench.progress import say
 from support.lineage import write_run
 
-from tiphys.checkpoint.restore import shard_reader as reading
+from tiphys.checkpoint.restore import shard_reader
 from tiphys.lineage.audit.audit import audit_run
 from tiphys.store import Store, open_store
 
@@ -144,5 +144,5 @@ class _NoHash:
 
 @contextmanager
 def _nothing_is_hashed() -> Iterator[None]:
-    with mock.patch.object(reading, "hashlib", mock.Mock(spec=hashlib, sha256=_NoHash)):
+    with mock.patch.object(shard_reader, "hashlib", mock.Mock(spec=hashlib, sha256=_NoHash)):
         yield

@@ -137,10 +137,9 @@ def test_a_run_goes_on_at_its_cluster_in_its_namespace(
     assert (second.binding.namespace, second.binding.cluster) == ("tenant", identify_cluster(api))
 
 
-@pytest.mark.parametrize(("options", "namespace"), [((), "tenant"), (("-n", "ml"), "ml")])
+@pytest.mark.parametrize("options", [(), ("-n", "tenant")])
 def test_a_fork_goes_to_the_cluster_of_its_parent_and_leaves_that_alone(
     options: tuple[str, ...],
-    namespace: str,
     tiphys: Command,
     server: KubeServer,
     api: KubeApi,
@@ -156,9 +155,10 @@ def test_a_fork_goes_to_the_cluster_of_its_parent_and_leaves_that_alone(
     )
 
     assert (answer.code, answer.out) == (0, "hot\n")
-    assert api.get(WORKFLOWS, namespace, "hot")["metadata"]["labels"]["tiphys.dev/run"] == "hot"
+    assert "creating Workflow hot in namespace tenant, under service account default" in answer.err
+    assert api.get(WORKFLOWS, "tenant", "hot")["metadata"]["labels"]["tiphys.dev/run"] == "hot"
     first = read_submissions(store, "hot")[0].claim
-    assert (first.kind, first.cluster, first.fresh_since) == ("fork", identify_cluster(api), {"fit": 1})
+    assert (first.kind, first.cluster, first.rerun_since) == ("fork", identify_cluster(api), {"fit": 1})
     assert len(read_submissions(store, RUN)) == 1
 
 
@@ -214,12 +214,21 @@ def test_another_cluster_than_that_of_the_run_is_refused_with_both_names(
     assert len(read_submissions(store, RUN)) == 1
 
 
-@pytest.mark.parametrize("before", ["kubernetes:0123456789ab", "local:desk:/state"])
+@pytest.mark.parametrize(
+    ("before", "namespace"), [("kubernetes:0123456789ab", "dev"), ("local:desk:/state", "default")]
+)
 def test_a_sealed_run_may_go_on_at_another_cluster(
-    before: str, tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store, tmp_path: Path
+    before: str,
+    namespace: str,
+    tiphys: Command,
+    server: KubeServer,
+    api: KubeApi,
+    kubeconfig: Path,
+    store: Store,
+    tmp_path: Path,
 ) -> None:
     server.add_namespace("dev")
-    begun(store, FakeSubmitter(tmp_path / "cluster", before), namespace="elsewhere", sealed="Failed")
+    begun(store, FakeSubmitter(tmp_path / "cluster", before), namespace=namespace, sealed="Failed")
 
     def finish() -> None:
         until(lambda: exists(server, f"{RUN}-2"))
@@ -232,6 +241,22 @@ def test_a_sealed_run_may_go_on_at_another_cluster(
     bound = read_submissions(store, RUN)[-1].binding
     assert bound is not None
     assert (bound.cluster, bound.namespace) == (identify_cluster(api), "dev")
+
+
+@pytest.mark.parametrize("command", [("resume", RUN), ("fork", RUN, "--from", "fit")])
+def test_a_namespace_that_is_not_that_of_the_records_is_refused(
+    command: tuple[str, ...], tiphys: Command, server: KubeServer, api: KubeApi, kubeconfig: Path, store: Store
+) -> None:
+    for namespace in ("tenant", "ml"):
+        server.add_namespace(namespace)
+    begun(store, on(api), namespace="tenant")
+    end(api, RUN, namespace="tenant")
+
+    answer = tiphys(*command, "--store", store.url, "--kubeconfig", kubeconfig, "-n", "ml")
+
+    assert answer.code == 2
+    assert f"-n ml: the records of run {RUN} name namespace tenant" in answer.error
+    assert [one["metadata"]["name"] for one in server.objects("workflows")] == [RUN]
 
 
 def test_a_plan_asks_no_cluster(tiphys: Command, api: KubeApi, store: Store, tmp_path: Path) -> None:

@@ -57,12 +57,16 @@ def installed(server: KubeServer) -> KubeApi:
     }
     api.create(DEPLOYMENTS, "argo", deployment("workflow-controller", container))
     api.create(CONFIG_MAPS, "argo", {"metadata": {"name": "workflow-controller-configmap"}})
-    for component, arguments in (("plugin", ["tiphys_plugin", "serve"]), ("controller", ["tiphys_controller"])):
+    served = ["--store=/mnt/runs/{namespace}", "--namespace=ml", "--namespace=vision"]
+    for component, arguments in (
+        ("plugin", ["tiphys_plugin", "serve", *served]),
+        ("controller", ["tiphys_controller"]),
+    ):
         labels = {"app.kubernetes.io/name": "tiphys", "app.kubernetes.io/component": component}
         api.create(DEPLOYMENTS, "tiphys", deployment(f"tiphys-{component}", {"args": arguments}, labels))
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}
         api.create(PODS, "tiphys", {"metadata": {"name": f"{component}-1", "labels": labels}, "status": ready})
-    for account in ("tiphys-workflow", "tiphys-executor-plugin"):
+    for account in ("tiphys-workflow", "tiphys-executor", "tiphys-executor-plugin"):
         api.create(SERVICE_ACCOUNTS, "ml", {"metadata": {"name": account}})
         token = {"metadata": {"name": f"{account}.service-account-token"}, "data": {"token": "c2VjcmV0"}}
         api.create(SECRETS, "ml", token)

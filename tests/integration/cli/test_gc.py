@@ -96,7 +96,7 @@ def test_a_pin_holds_until_it_is_taken_away(tiphys: Command, store: DirectorySto
 def test_all_runs_are_cleaned_although_one_cannot_be_read(tiphys: Command, store: DirectoryStore) -> None:
     other = "digits-0"
     write_run(store, run=other)
-    (Path("store") / "runs" / other / "run.json").write_bytes(b"garbage")
+    (Path("store") / "control" / "runs" / other / "run.json").write_bytes(b"garbage")
     answer = tiphys("gc", "--all", "--delay", "0s", "--store", "store")
     assert answer.code == 5
     assert f"{other}: " in answer.err

@@ -42,7 +42,7 @@ def wait_for(happened: Callable[[], bool], what: str) -> None:
 
 
 def manifests(store: Path) -> list[Path]:
-    return list((store / "lineages").rglob("manifests/*.json"))
+    return list((store / "data" / "lineages").rglob("manifests/*.json"))
 
 
 def ends(store: Path, run: str, step: str) -> list[AttemptEnd | None]:
@@ -191,7 +191,7 @@ def test_a_disk_that_is_full_while_saving_does_not_end_the_training(tmp_path: Pa
     failed = [event for event in read_events(store, "r") if event.name == "checkpoint.save_failed"]
     assert failed, answer.err
     assert manifests(tmp_path / ".tiphys/store") == []
-    for shard in store.list("lineages/"):
+    for shard in store.list("data/lineages/"):
         assert hashlib.sha256(store.read(shard.key)).hexdigest().startswith(re.split(r"[-.]", shard.key)[-2])
 
 

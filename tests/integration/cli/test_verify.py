@@ -18,7 +18,7 @@ def store(finished: Finished, tmp_path: Path) -> Path:
 
 def newest_shard(store: Path) -> Path:
     """The last shard of the newest checkpoint."""
-    shards = max((store / "lineages" / "tiny-done" / "fit" / "shards").iterdir())
+    shards = max((store / "data" / "lineages" / "tiny-done" / "fit" / "shards").iterdir())
     return max(path for path in shards.iterdir())
 
 

@@ -51,7 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store, code: int
         "TIPHYS_STEP": "fit",
         "TIPHYS_ATTEMPT": "2",
         "TIPHYS_FILES": json.dumps(declared),
-        "TIPHYS_INPUT_KEYS": json.dumps({"data": "runs/digits/outputs/prep/data"}),
+        "TIPHYS_INPUT_KEYS": json.dumps({"data": "data/runs/digits/outputs/prep/data"}),
         **environ,
     }
     for name, value in given.items():
@@ -65,8 +65,8 @@ def stored(store: Store) -> dict[str, bytes]:
 
 @pytest.fixture
 def data(store: Store) -> None:
-    store.create("runs/digits/outputs/prep/data/a", b"weights")
-    store.create("runs/digits/outputs/prep/data-of-another/a", b"no")
+    store.create("data/runs/digits/outputs/prep/data/a", b"weights")
+    store.create("data/runs/digits/outputs/prep/data-of-another/a", b"no")
 
 
 @pytest.mark.usefixtures("data")
@@ -112,7 +112,7 @@ def test_what_was_stored_before_a_reply_was_lost_is_stored(tmp_path: Path, store
 @pytest.mark.usefixtures("data")
 def test_a_stop_that_comes_while_inputs_are_fetched_is_obeyed(tmp_path: Path, store: Store) -> None:
     with pytest.raises(member._StoppedError):
-        member.fetch_input(store, "runs/digits/outputs/prep/data", tmp_path / "in", lambda: True)
+        member.fetch_input(store, "data/runs/digits/outputs/prep/data", tmp_path / "in", lambda: True)
 
 
 def test_a_single_file_is_fetched_as_one(tmp_path: Path, store: Store) -> None:

@@ -76,9 +76,9 @@ def test_inside_tiphys_the_environment_is_enough(tmp_path):
         assert session.step(1, state_at(1)).wait() == ref(1, 1)
     with checkpoint.session(environ=environ) as session:
         assert session.restore()["step"] == 1
-    assert (tmp_path / "volume" / "lineages").is_dir()
-    assert (tmp_path / "runs" / "runs").is_dir()
-    assert not (tmp_path / "runs" / "lineages").exists()
+    assert (tmp_path / "volume" / "data" / "lineages").is_dir()
+    assert (tmp_path / "runs" / "control" / "runs").is_dir()
+    assert not (tmp_path / "runs" / "data" / "lineages").exists()
 
 
 @pytest.mark.parametrize(("mounted", "missing"), [("runs", "volume"), ("volume", "runs")])
@@ -388,7 +388,7 @@ def test_ends_and_claims_of_older_attempts_do_not_fence(store):
     write_claim(store, claim_of(1))
     write_end(store, end_of(1))
     write_claim(store, claim_of(2))
-    store.create("runs/digits-1/attempts/fit/notes.txt", b"")
+    store.create("control/runs/digits-1/attempts/fit/notes.txt", b"")
     assert open_session(store, 2).save(1, state_at(1)).wait() == ref(2, 1)
 
 

@@ -60,7 +60,7 @@ def opened(store, number, seconds, start=None, submission=1):
 
 def ended(store, number, seconds, over=None, saved=None, **fields):
     end = end_of(number, **fields)
-    told = {"written_at": at(seconds), "over_at": None if over is None else at(over), "saved": saved}
+    told = {"written_at": at(seconds), "terminating_at": None if over is None else at(over), "last_checkpoint": saved}
     write_end(store, end.model_copy(update=told))
 
 

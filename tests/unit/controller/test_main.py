@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiphys_controller import __main__ as program
+from tiphys_controller import __main__
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ def test_an_argument_that_is_missing_is_named(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        program.main(arguments)
+        __main__.main(arguments)
     assert left.value.code == 2
     assert sentence in capsys.readouterr().err.splitlines()[-1]
 
@@ -38,9 +38,9 @@ def test_what_cannot_work_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     # What they set holds for the whole process, and other tests share it.
-    monkeypatch.setattr(program, "configure_json_logging", lambda: None)
-    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
-    assert program.main(arguments) == 2
+    monkeypatch.setattr(__main__, "configure_json_logging", lambda: None)
+    monkeypatch.setattr(__main__.signal, "signal", lambda *_: None)
+    assert __main__.main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("tiphys-controller: ")
     assert sentence in line

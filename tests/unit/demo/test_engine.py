@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hera_pipelines.demo import fault_injection as sabotage
+from hera_pipelines.demo import fault_injection
 from hera_pipelines.demo.fault_injection import PromiseBrokenError, TiphysProcess
 
 
@@ -39,5 +39,5 @@ def test_what_has_happened_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_leaving_the_block_leaves_nothing_running(tmp_path: Path) -> None:
     with TiphysProcess(["--version"], tmp_path / "log") as engine:
-        assert sabotage.is_process_alive(engine.pid)
-    assert not sabotage.is_process_alive(engine.pid)
+        assert fault_injection.is_process_alive(engine.pid)
+    assert not fault_injection.is_process_alive(engine.pid)

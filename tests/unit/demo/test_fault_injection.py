@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hera_pipelines.demo import fault_injection as sabotage
+from hera_pipelines.demo import fault_injection
 from tiphys.errors import TiphysError
 from tiphys.records import CheckpointManifest, Shard
 
@@ -25,22 +25,22 @@ def manifest(*shards: Shard) -> CheckpointManifest:
 
 
 def test_a_killed_process_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
-    assert sabotage.is_process_alive(sleeper.pid)
-    sabotage.freeze_process(sleeper.pid)
-    assert sabotage.is_process_alive(sleeper.pid)
-    sabotage.kill_process(sleeper.pid)
-    assert sabotage.wait_until_dead(sleeper.pid, 10)
+    assert fault_injection.is_process_alive(sleeper.pid)
+    fault_injection.freeze_process(sleeper.pid)
+    assert fault_injection.is_process_alive(sleeper.pid)
+    fault_injection.kill_process(sleeper.pid)
+    assert fault_injection.wait_until_dead(sleeper.pid, 10)
     assert sleeper.wait() == -9
 
 
 def test_a_living_process_is_not_called_gone() -> None:
-    assert not sabotage.wait_until_dead(os.getpid(), 0)
+    assert not fault_injection.wait_until_dead(os.getpid(), 0)
 
 
 def test_flipping_changes_bytes_of_the_largest_shard_and_no_size(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(bytes(100))
     (tmp_path / "large").write_bytes(bytes(1000))
-    touched = sabotage.flip_bytes(
+    touched = fault_injection.flip_bytes(
         tmp_path, manifest(Shard(key="small", size=100, sha256=""), Shard(key="large", size=1000, sha256=""))
     )
     assert touched == tmp_path / "large"
@@ -52,4 +52,4 @@ def test_flipping_changes_bytes_of_the_largest_shard_and_no_size(tmp_path: Path)
 def test_a_checkpoint_too_small_to_corrupt_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tiny").write_bytes(b"x")
     with pytest.raises(TiphysError, match="only 1 bytes"):
-        sabotage.flip_bytes(tmp_path, manifest(Shard(key="tiny", size=1, sha256="")))
+        fault_injection.flip_bytes(tmp_path, manifest(Shard(key="tiny", size=1, sha256="")))

@@ -37,7 +37,7 @@ def died(
     attempt: int, fingerprint: str = "A", loaded: CheckpointRef = X, steps: int | None = 3, progress: bool = False
 ) -> Attempt:
     death = CheckpointCrash(loaded=loaded, fingerprint=fingerprint, steps=steps)
-    end = end_of(attempt, Cause.USER_ERROR, progress=progress).model_copy(update={"death": death})
+    end = end_of(attempt, Cause.USER_ERROR, progress=progress).model_copy(update={"checkpoint_crash": death})
     return Attempt(claim_of(attempt, loaded), end)
 
 

@@ -147,7 +147,7 @@ def test_what_is_different_is_said_in_words():
     ]
     given = run(LADDER.model_copy(update={"on_demand_after": 1}), ends)
     assert given is not None
-    assert given.words == "12Gi of memory, no spot node, rather not on node-3, batch scale 0.5"
+    assert given.explanation == "12Gi of memory, no spot node, rather not on node-3, batch scale 0.5"
 
 
 def test_attempts_that_are_done_or_open_change_nothing():

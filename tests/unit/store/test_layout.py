@@ -41,34 +41,40 @@ def test_the_documented_layout() -> None:
         RUN.attempt_end("fit", 3),
         RUN.outputs("fit", 3),
         RUN.done_marker("fit", 3, DIGEST),
-        RUN.event_batch(7),
+        RUN.attempt_crash("fit", 3),
+        RUN.progress("fit", 3),
+        layout.event_batch_key(RUN.events, 7),
+        layout.event_batch_key(RUN.program_events, 7),
         memo_key(DIGEST),
         RUN.auto_resume(2),
         RUN.manual_stop(2),
-        layout.alert_key("ab" * 16, "done"),
+        layout.alert_key("ab" * 16, "result"),
         LINEAGE.shards(3, 1200),
         LINEAGE.pin(3, 1200, "release-1"),
         LINEAGE.tombstone(3, 1200),
     ] == [
-        "runs/digits-7xk2p/run.json",
-        "runs/digits-7xk2p/submissions/000000001.json",
-        "runs/digits-7xk2p/submissions/000000001.bound.json",
-        "runs/digits-7xk2p/submissions/000000001.end.json",
-        "runs/digits-7xk2p/items/000000002/sweep.0123456789ab.0.json",
-        "runs/digits-7xk2p/adopted/000000002/fit.json",
-        "runs/digits-7xk2p/adopted/000000002/fit.attempt-000000003",
-        "runs/digits-7xk2p/attempts/fit/000000003.json",
-        "runs/digits-7xk2p/attempts/fit/000000003.end.json",
-        "runs/digits-7xk2p/outputs/fit/000000003/",
-        f"runs/digits-7xk2p/done/fit/000000003-{DIGEST}",
-        "runs/digits-7xk2p/events/000000007.json",
-        f"memo/{DIGEST}.json",
-        "runs/digits-7xk2p/automatic/000000002.json",
-        "runs/digits-7xk2p/automatic/000000002.left.json",
-        f"alerts/{'ab' * 16}/done.json",
-        "lineages/digits-7xk2p/fit/shards/000000003-000000000001200/",
-        "lineages/digits-7xk2p/fit/pins/999999996-999999999998799/release-1.json",
-        "lineages/digits-7xk2p/fit/expired/999999996-999999999998799.json",
+        "control/runs/digits-7xk2p/run.json",
+        "control/runs/digits-7xk2p/submissions/000000001.json",
+        "control/runs/digits-7xk2p/submissions/000000001.bound.json",
+        "control/runs/digits-7xk2p/submissions/000000001.end.json",
+        "control/runs/digits-7xk2p/items/000000002/sweep.0123456789ab.0.json",
+        "control/runs/digits-7xk2p/reused/000000002/fit.json",
+        "control/runs/digits-7xk2p/reused/000000002/fit.attempt-000000003",
+        "control/runs/digits-7xk2p/attempts/fit/000000003.json",
+        "control/runs/digits-7xk2p/attempts/fit/000000003.end.json",
+        "data/runs/digits-7xk2p/outputs/fit/000000003/",
+        f"control/runs/digits-7xk2p/done/fit/000000003-{DIGEST}",
+        "data/runs/digits-7xk2p/crashes/fit/000000003.json",
+        "data/runs/digits-7xk2p/progress/fit/000000003",
+        "control/runs/digits-7xk2p/events/000000007.json",
+        "data/runs/digits-7xk2p/events/000000007.json",
+        f"control/memo/{DIGEST}.json",
+        "control/runs/digits-7xk2p/auto-resumes/000000002.json",
+        "control/runs/digits-7xk2p/auto-resumes/000000002.manual-stop.json",
+        f"control/alerts/{'ab' * 16}/result.json",
+        "data/lineages/digits-7xk2p/fit/shards/000000003-000000000001200/",
+        "data/lineages/digits-7xk2p/fit/pins/999999996-999999999998799/release-1.json",
+        "data/lineages/digits-7xk2p/fit/tombstones/999999996-999999999998799.json",
     ]
 
 
@@ -87,13 +93,19 @@ def test_every_key_fits_every_store_and_lies_below_its_run(run: str, step: str, 
         place.reused_attempt(number, step, other),
         place.attempt(step, number),
         place.attempt_end(step, number),
-        place.outputs(step, number) + "artifacts/x",
         place.done_marker(step, number, DIGEST),
-        place.event_batch(number),
+        layout.event_batch_key(place.events, number),
+    ]
+    written_by_programs = [
+        place.outputs(step, number) + "artifacts/x",
+        place.attempt_crash(step, number),
+        place.progress(step, number),
+        layout.event_batch_key(place.program_events, number),
     ]
 
-    assert all(check_key(key).startswith(f"runs/{run}/") for key in keys)
-    assert len(set(keys)) == len(keys)
+    assert all(check_key(key).startswith(f"control/runs/{run}/") for key in keys)
+    assert all(check_key(key).startswith(f"data/runs/{run}/") for key in written_by_programs)
+    assert len({*keys, *written_by_programs}) == len(keys) + len(written_by_programs)
 
 
 @given(steps, numbers, st.booleans())
@@ -118,7 +130,8 @@ def test_results_are_read_from_their_keys(step: str, number: int) -> None:
     assert layout.parse_reused(RUN.reused_attempt(number, step, 3)) is None
     assert layout.parse_reused_attempt(RUN.reused_attempt(number, step, 3)) == (number, step, 3)
     assert layout.parse_reused_attempt(RUN.reused(number, step)) is None
-    assert layout.parse_event_batch(RUN.event_batch(number)) == number
+    assert layout.parse_event_batch(layout.event_batch_key(RUN.events, number)) == number
+    assert layout.parse_event_batch(layout.event_batch_key(RUN.program_events, number)) == number
 
 
 @given(steps, numbers)
@@ -139,7 +152,17 @@ def test_each_key_of_a_run_listing_has_one_typed_form(step: str, number: int) ->
 
 
 @pytest.mark.parametrize(
-    "key", [RUN.run_record, RUN.submission(1), RUN.attempt_crash("fit", 1), RUN.prefix, "runs", "alerts/a/b/c", ""]
+    "key",
+    [
+        RUN.run_record,
+        RUN.submission(1),
+        RUN.attempt_crash("fit", 1),
+        RUN.control,
+        RUN.data,
+        "runs",
+        "control/alerts/a/b/c",
+        "",
+    ],
 )
 def test_other_keys_have_no_listed_form(key: str) -> None:
     assert layout.parse_listed_key(key) is None
@@ -175,15 +198,15 @@ def test_mark_and_announcements_of_a_checkpoint_are_listed_together_and_the_mark
     [
         "",
         "README",
-        "runs/a/x/000000001.json.tmp",
-        "runs/a/x/1.json",
-        "runs/a/x/000000001",
-        "runs/a/x/000000001.old.json",
+        "control/runs/a/x/000000001.json.tmp",
+        "control/runs/a/x/1.json",
+        "control/runs/a/x/000000001",
+        "control/runs/a/x/000000001.old.json",
     ],
 )
 def test_any_other_key_is_nothing(key: str) -> None:
     parsers = [function for name, function in inspect.getmembers(layout) if name.startswith("parse_")]
-    folders = ("attempts/fit", "submissions", "events", "adopted", "done/fit", "outputs")
+    folders = ("attempts/fit", "submissions", "events", "reused", "done/fit", "outputs")
 
     assert len(parsers) >= 6
     for parse, folder in itertools.product(parsers, folders):
@@ -205,7 +228,7 @@ def test_the_newest_checkpoint_lists_first(written: list[tuple[int, int]]) -> No
 
 @given(st.lists(numbers, min_size=2, unique=True))
 def test_attempts_submissions_and_events_list_in_their_order(written: list[int]) -> None:
-    for key_of in (RUN.submission, RUN.event_batch, lambda number: RUN.attempt("fit", number)):
+    for key_of in (RUN.submission, lambda number: RUN.attempt("fit", number)):
         assert sorted(map(key_of, written)) == [key_of(number) for number in sorted(written)]
 
 
@@ -228,4 +251,4 @@ def test_a_step_that_cannot_be_a_key_is_refused(step: str) -> None:
 
 
 def test_a_lineage_belongs_to_one_step_of_one_run() -> None:
-    assert LineageLayout(lineage_name("digits", "fit")).prefix == "lineages/digits/fit/"
+    assert LineageLayout(lineage_name("digits", "fit")).prefix == "data/lineages/digits/fit/"

@@ -32,8 +32,9 @@ from tiphys.store import (
     read_run,
     read_step_attempts,
     read_submissions,
+    runs,
 )
-from tiphys.store import runs as runs_module
+from tiphys.store.layout import event_batch_key
 
 LAYOUT = RunLayout("digits")
 
@@ -110,8 +111,8 @@ class TestRuns:
     def test_lists_each_run_once_in_order(self, store: DirectoryStore) -> None:
         for run in ("b", "a", "a.b"):
             for name in ("run.json", "events/000000001.json"):
-                store.create(f"runs/{run}/{name}", b"")
-        store.create("lineages/c/fit/x", b"")
+                store.create(f"control/runs/{run}/{name}", b"")
+        store.create("data/lineages/c/fit/x", b"")
 
         assert list(list_runs(store)) == ["a.b", "a", "b"]
 
@@ -125,7 +126,7 @@ class TestRuns:
         assert read_run(store, "digits") == record
 
     def test_names_similar_runs_when_there_is_no_such_run(self, store: DirectoryStore) -> None:
-        store.create("runs/digits-7xk2p/run.json", b"")
+        store.create("control/runs/digits-7xk2p/run.json", b"")
 
         with pytest.raises(NotFoundError, match=r"has no run 'digits-7xk2q'; did you mean digits-7xk2p\?"):
             read_run(store, "digits-7xk2q")
@@ -156,7 +157,7 @@ class TestSubmissions:
         assert (second.claim.submission, second.binding, second.end) == (2, None, None)
 
     def test_are_none_for_a_run_without_any(self, store: DirectoryStore) -> None:
-        put(store, "runs/digits2/submissions/000000001.json", submission(1))
+        put(store, "control/runs/digits2/submissions/000000001.json", submission(1))
 
         assert read_submissions(store, "digits") == []
 
@@ -249,7 +250,7 @@ class TestEvents:
             """Another writer takes the number that this one saw free."""
 
             def create(self, key: str, data: bytes) -> None:
-                if key == LAYOUT.event_batch(1):
+                if key == event_batch_key(LAYOUT.events, 1):
                     put(store, key, EventBatch(run="digits", source="other", events=(event("other"),)))
                 super().create(key, data)
 
@@ -258,7 +259,7 @@ class TestEvents:
         assert messages(store) == ["other", "mine"]
 
     def test_give_up_in_bounded_time(self, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(runs_module, "_EVENT_ATTEMPTS", 3)
+        monkeypatch.setattr(runs, "_EVENT_ATTEMPTS", 3)
         batch = EventBatch(run="digits", source="other", events=())
 
         class Stale(DirectoryStore):
@@ -268,7 +269,7 @@ class TestEvents:
                 return iter(())
 
         for number in (1, 2, 3):
-            put(store, LAYOUT.event_batch(number), batch.model_copy(update={"nonce": str(number)}))
+            put(store, event_batch_key(LAYOUT.events, number), batch.model_copy(update={"nonce": str(number)}))
 
         with pytest.raises(StoreError, match="other writers claimed 3 event numbers of run digits"):
             append_events(Stale(store._root), "digits", "plugin", [event("mine")])

@@ -12,6 +12,9 @@ generators. Lightning has no public API for a checkpoint that is not a file, so
 the callback uses two private attributes of the trainer, and refuses to train if
 they have no effect. It supports both packages, ``lightning`` and
 ``pytorch_lightning``.
+
+Such a checkpoint may hold any object, for example hyperparameters. They are
+pickled, so a restore runs the code that the checkpoint names.
 """
 
 import sys
@@ -53,7 +56,7 @@ class CheckpointCallback(Callback):
         """Pass the newest valid checkpoint to the trainer, before it would load one from a file."""
         if stage != "fit" or (state := self._session.restore()) is None:
             return
-        checkpoint = decode_tensors(state)
+        checkpoint = decode_tensors(state, pickled=True)
         self._random = checkpoint.pop(_RANDOM)
         self._restored_step = self._last_step = checkpoint["global_step"]
         trainer._checkpoint_connector._loaded_checkpoint = checkpoint

@@ -97,7 +97,7 @@ def load(
     scaler: Any = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Load a state of `capture` into the same objects and return its plain values by name.
+    """Load a state of `capture` into the same objects and return its plain values by name. Nothing is unpickled.
 
     Args:
         state: The restored state.

@@ -17,6 +17,10 @@ import torch
 from tiphys.errors import UsageError
 
 _TENSOR, _COUNTER, _MODULE, _PICKLE = "torch.tensor", "counter", "torch.state_dict", "pickle"
+_MAPPING = "tiphys.mapping"
+"""Tag of a mapping that has a tag among its own keys."""
+_TAGS = {_TENSOR, _COUNTER, _MODULE, _PICKLE, _MAPPING}
+_TENSOR_FIELDS = {_TENSOR, "bits", "order", "requires_grad"}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _VALUES = (bool, int, float, str)
 _PLAIN = {
@@ -49,9 +53,15 @@ def encode_tensors(value: Any, *, pickled: bool = False) -> Any:
     return _Encoder(pickled).encode(value, "state")
 
 
-def decode_tensors(value: Any) -> Any:
-    """Invert `encode_tensors`; all tensors are on the CPU."""
-    return _Decoder().decode(value)
+def decode_tensors(value: Any, *, pickled: bool = False) -> Any:
+    """Invert `encode_tensors`; all tensors are on the CPU.
+
+    Args:
+        value: The encoded value, which may come from a checkpoint of an earlier version.
+        pickled: Whether to unpickle what was encoded with ``pickled``. Unpickling runs code
+            that the checkpoint names, so whoever can write the checkpoint chooses the code.
+    """
+    return _Decoder(pickled).decode(value)
 
 
 class _Encoder:
@@ -66,6 +76,8 @@ class _Encoder:
             return {_COUNTER: [[key, count] for key, count in value.items()]}
         if isinstance(value, Mapping):
             members = {key: self.encode(item, f"{path}.{key}") for key, item in value.items()}
+            if _TAGS & members.keys():
+                members = {_MAPPING: members}
             metadata = getattr(value, "_metadata", None)
             return members if metadata is None else {_MODULE: members, "metadata": self.encode(metadata, path)}
         if type(value) in (list, tuple):
@@ -97,7 +109,10 @@ class _Encoder:
 
 
 class _Decoder:
-    def __init__(self) -> None:
+    """Takes a dict for a form only if it has the shape of one: earlier versions stored authors' keys unescaped."""
+
+    def __init__(self, pickled: bool) -> None:
+        self._pickled = pickled
         self._tensors: dict[int, tuple[Any, Any]] = {}
 
     def decode(self, value: Any) -> Any:
@@ -108,17 +123,19 @@ class _Decoder:
         return value
 
     def _mapping(self, value: dict[Any, Any]) -> Any:
-        if _TENSOR in value:
+        fields = set(value)
+        if _TENSOR in fields <= _TENSOR_FIELDS and isinstance(value.get("bits"), np.ndarray):
             return self._tensor(value)
-        if _PICKLE in value:
-            # The hash of these bytes was verified; write access to the store already allows changing the program.
-            return pickle.loads(value[_PICKLE].tobytes())  # noqa: S301
-        if _COUNTER in value:
+        if fields == {_PICKLE} and self._pickled and isinstance(value[_PICKLE], np.ndarray):
+            return pickle.loads(value[_PICKLE].tobytes())  # noqa: S301  the caller has asked for it
+        if fields == {_COUNTER} and _is_list_of_pairs(value[_COUNTER]):
             return Counter(dict(value[_COUNTER]))
-        if _MODULE in value:
+        if fields == {_MODULE, "metadata"}:
             state: Any = OrderedDict(self.decode(value[_MODULE]))
             state._metadata = OrderedDict(self.decode(value["metadata"]))
             return state
+        if fields == {_MAPPING}:
+            value = value[_MAPPING]
         return {key: self.decode(item) for key, item in value.items()}
 
     def _tensor(self, form: dict[str, Any]) -> Any:
@@ -132,6 +149,10 @@ class _Decoder:
         tensor.requires_grad_(form.get("requires_grad", False))
         self._tensors[id(bits)] = tensor, bits
         return tensor
+
+
+def _is_list_of_pairs(value: Any) -> bool:
+    return type(value) is list and all(type(item) is list and len(item) == 2 for item in value)
 
 
 def _check(tensor: Any, path: str) -> None:

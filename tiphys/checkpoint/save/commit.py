@@ -196,7 +196,7 @@ def _store_shard(store: Store, key: str, data: bytes | bytearray, sha256: str) -
         store.create(key, data, sha256=sha256)
     except ObjectExistsError:
         # An earlier try of this save stored it. The hash in the key does not prove the content: compare the bytes.
-        if store.read(key) != data:
+        if b"".join(store.chunks(key)) != data:
             raise IntegrityError(
                 f"{store.url}: the content of {key} does not match the hash in its name, so this step cannot be saved"
             ) from None

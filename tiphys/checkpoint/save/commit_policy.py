@@ -29,6 +29,7 @@ from tiphys.errors import IntegrityError, ObjectExistsError, StoreError, TiphysE
 from tiphys.lineage.retention.delete import Retention
 from tiphys.records import AttemptClaim, CheckpointManifest, CheckpointRef, Provenance, StartTimes, utc_now
 from tiphys.store import RunLayout, Store, find_record
+from tiphys.store.format import mark_format
 
 
 class CheckpointCommitter(CommitSink):
@@ -206,7 +207,7 @@ class CheckpointCommitter(CommitSink):
         return draft.facts.model_copy(update={"dataset": claim.dataset, "parameters": claim.parameters})
 
     def _record_progress(self) -> None:
-        """Store a progress marker with the run, once per attempt.
+        """Store a progress marker with the run, and mark the format of the checkpoint store, once per attempt.
 
         Retry budgets depend on progress, and the plugin may not reach a separate checkpoint store.
         """
@@ -216,6 +217,7 @@ class CheckpointCommitter(CommitSink):
         try:
             with contextlib.suppress(ObjectExistsError):  # an earlier process of this attempt stored it
                 self._run_store.create(key, b"")
+            mark_format(self._store)  # no run begins in a separate store, so nothing else marks it
         except StoreError as error:
             log_message(f"the progress marker of this attempt could not be stored; the next save tries again: {error}")
         else:

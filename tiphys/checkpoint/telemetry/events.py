@@ -12,10 +12,9 @@ from typing import Any
 
 from tiphys.errors import TiphysError
 from tiphys.records import CheckpointRef, Event, SkippedCheckpoint
+from tiphys.records.event import PROGRAM_EVENT_SOURCE
 from tiphys.store import Store, append_events
 from tiphys.threads import start_background_thread
-
-EVENT_SOURCE = "trainer"
 
 
 def log_message(message: str) -> None:
@@ -70,7 +69,7 @@ class EventLog:
 
     def _store_events(self, events: Sequence[Event]) -> None:
         try:
-            append_events(self._store, self._run, EVENT_SOURCE, events)
+            append_events(self._store, self._run, PROGRAM_EVENT_SOURCE, events)
         except TiphysError as error:
             log_message(f"the events above could not be stored: {error}")
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tiphys.errors import ObjectMissingError
+from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.audit.findings import (
     AuditFinding,
     AuditLayer,
@@ -81,6 +81,9 @@ class AuditReader:
             record = kind.model_validate_json(data)
         except ObjectMissingError:
             return None
+        except IntegrityError as error:
+            self.add_finding(location, key, str(error), is_quarantined=is_quarantined)
+            return None
         except ValidationError as error:
             self.add_finding(
                 location,
@@ -100,8 +103,8 @@ class AuditReader:
         def fetch(key: str) -> bytes:
             try:
                 return self.store.read(key)
-            except ObjectMissingError:
-                return b""
+            except (ObjectMissingError, IntegrityError):
+                return b""  # `read` tries again, and says why
 
         self._prefetched |= dict(zip(keys, read_concurrently(fetch, keys), strict=True))
 
@@ -347,8 +350,4 @@ class LineageAudit:
 
 def is_deleted(store: Store, key: str) -> bool:
     """Whether the object no longer exists."""
-    try:
-        store.read(key)
-    except ObjectMissingError:
-        return True
-    return False
+    return next((info for info in store.list(key) if info.key == key), None) is None

@@ -12,15 +12,14 @@ from typing import NamedTuple
 
 from tiphys.kube import Object
 from tiphys.records import AlertResultRecord, AttemptEndOutcome, Event
-from tiphys_controller.kubernetes.events.run_log import AttemptKey, AttemptOutcome, AttemptStart, RunLog
+from tiphys_controller.kubernetes.events.run_log import (
+    REPORTED_EVENTS,
+    AttemptKey,
+    AttemptOutcome,
+    AttemptStart,
+    RunLog,
+)
 from tiphys_controller.kubernetes.workflow_view import SubmissionRef, WorkflowView
-
-_REPORTED_EVENTS = {
-    "checkpoint.skipped": ("CheckpointSkipped", True),
-    "checkpoint.save_failed": ("CheckpointNotSaved", True),
-    "run.resumed": ("RunResumed", False),
-    "lease.forced": ("LeaseForced", True),
-}
 
 
 class EventMessage(NamedTuple):
@@ -141,12 +140,12 @@ def _attempt_ended_messages(attempt: AttemptKey, ended: AttemptOutcome) -> Itera
 
 
 def _run_event_messages(submission_ref: SubmissionRef, log: RunLog) -> Iterator[EventMessage]:
-    for number, events in sorted(log.events.items()):
+    for key, events in sorted(log.events.items()):
         for index, event in enumerate(events):
-            if event.name in _REPORTED_EVENTS and _find_event_submission(event, log) == submission_ref.submission:
-                reason, warning = _REPORTED_EVENTS[event.name]
+            if _find_event_submission(event, log) == submission_ref.submission:
+                reason, warning = REPORTED_EVENTS[event.name]
                 about = f"{event.step}: " if event.step else ""
-                yield EventMessage(f"event/{number}/{index}", reason, f"{about}{event.message}", warning, event.at)
+                yield EventMessage(f"event/{key}/{index}", reason, f"{about}{event.message}", warning, event.at)
 
 
 def _find_event_submission(event: Event, log: RunLog) -> int | None:

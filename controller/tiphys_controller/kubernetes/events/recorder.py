@@ -98,6 +98,7 @@ class EventRecorder:
         metrics: Counters.
         now: Wall clock.
         monotonic: Monotonic clock in seconds.
+        descriptions: Whether to write title and description of Workflows too.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class EventRecorder:
         metrics: ControllerMetrics,
         now: Callable[[], datetime],
         monotonic: Callable[[], float],
+        descriptions: bool = True,
     ) -> None:
         self._view = view
         self._stores = stores
@@ -115,6 +117,7 @@ class EventRecorder:
         self._metrics = metrics
         self._now = now
         self._monotonic = monotonic
+        self._descriptions = descriptions
         self._recorded: dict[str, _RecordedWorkflow] = {}
         self.last_error = ""
         """Error of the last request to storage or API server; empty if it succeeded."""
@@ -174,7 +177,7 @@ class EventRecorder:
         self._read_run(recorded, workflow, store)
         resume = _resume_command(recorded.submission_ref, workflow, store)
         has_more = self._record_events(recorded, workflow, resume)
-        if recorded.submission_ref and recorded.log:
+        if self._descriptions and recorded.submission_ref and recorded.log:
             self._describe(workflow, describe_workflow(workflow, recorded.submission_ref, recorded.log, resume))
         complete = not has_more and (recorded.log is None or recorded.log.is_complete)
         recorded.last_look = StorageLook(self._monotonic(), workflow, complete)

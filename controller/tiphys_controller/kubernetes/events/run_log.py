@@ -1,6 +1,6 @@
 """Reads the records of one run incrementally.
 
-Records never change, so each is read once. A call of `RunLog.read` costs two
+Records never change, so each is read once. A call of `RunLog.read` costs three
 listings and at most `READS` reads, however long the run is; the rest follows
 with the next call.
 """
@@ -13,9 +13,16 @@ from typing import NamedTuple
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, Event, EventBatch
 from tiphys.store import RunLayout, Store, read_record
 from tiphys.store.layout import parse_attempt, parse_event_batch
-from tiphys.store.runs import read_concurrently
+from tiphys.store.runs import list_program_batches, read_concurrently, read_program_events
 
 READS = 64
+REPORTED_EVENTS = {
+    "checkpoint.skipped": ("CheckpointSkipped", True),
+    "checkpoint.save_failed": ("CheckpointNotSaved", True),
+    "run.resumed": ("RunResumed", False),
+    "lease.forced": ("LeaseForced", True),
+}
+"""Reason of the Kubernetes Event, and whether it is a warning, by the name of the event of the run."""
 
 AttemptKey = tuple[str, int]
 """Step id and number of an attempt."""
@@ -48,7 +55,8 @@ class RunLog:
         self.run = run
         self.attempt_starts: dict[AttemptKey, AttemptStart] = {}
         self.attempt_outcomes: dict[AttemptKey, AttemptOutcome] = {}
-        self.events: dict[int, tuple[Event, ...]] = {}
+        self.events: dict[str, tuple[Event, ...]] = {}
+        """Events that are worth a Kubernetes Event, by the key of their batch."""
         self.is_complete = False
         """Whether the last `read` reached the end."""
         self._layout = RunLayout(run)
@@ -75,9 +83,11 @@ class RunLog:
 
     def _events(self, store: Store) -> Iterator[Callable[[], None]]:
         for info in store.list(self._layout.events):
-            number = parse_event_batch(info.key)
-            if number is not None and number not in self.events:
-                yield partial(self._keep_events, store, number, info.key)
+            if parse_event_batch(info.key) is not None and info.key not in self.events:
+                yield partial(self._keep_events, info.key, lambda key: read_record(store, key, EventBatch).events)
+        for key in list_program_batches(store, self.run):
+            if key not in self.events:
+                yield partial(self._keep_events, key, partial(read_program_events, store))
 
     def _keep_claim(self, store: Store, attempt: AttemptKey, key: str) -> None:
         claim = read_record(store, key, AttemptClaim)
@@ -96,5 +106,5 @@ class RunLog:
         end = read_record(store, key, AttemptEnd)
         self.attempt_outcomes[attempt] = AttemptOutcome(end.written_at, end.outcome, end.cause, end.message)
 
-    def _keep_events(self, store: Store, number: int, key: str) -> None:
-        self.events[number] = read_record(store, key, EventBatch).events
+    def _keep_events(self, key: str, read: Callable[[str], tuple[Event, ...]]) -> None:
+        self.events[key] = tuple(event for event in read(key) if event.name in REPORTED_EVENTS)

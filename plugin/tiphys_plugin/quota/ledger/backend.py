@@ -60,8 +60,18 @@ class BaseLedger(ABC):
             lambda state, rules: admit_or_queue(state, rules, request, self._clock(), lease, self._forget_after)
         )
 
-    def restore(self, lease: str, request: LeaseRequest, gpu_type: str | None, nodes: tuple[str, ...] = ()) -> None:
-        self._update(lambda state, rules: state.restore(lease, request, gpu_type, nodes, rules, self._clock()))
+    def restore(
+        self,
+        lease: str,
+        request: LeaseRequest,
+        gpu_type: str | None,
+        nodes: tuple[str, ...] = (),
+        running_members: int | None = None,
+    ) -> int:
+        running = request.members if running_members is None else running_members
+        return self._transact(
+            lambda state, rules: state.restore(lease, request, gpu_type, nodes, running, rules, self._clock())
+        )
 
     def withdraw(self, uid: str) -> None:
         self._update(lambda state, _: state.withdraw(uid))

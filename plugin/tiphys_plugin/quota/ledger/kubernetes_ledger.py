@@ -30,6 +30,7 @@ from tiphys.records import utc_now
 from tiphys_plugin.quota.lease import Admission, AdmissionReason, Deferred, LeaseRequest
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
 from tiphys_plugin.quota.ledger.ledger_object import LedgerFullError, LedgerObject, LedgerVersion
+from tiphys_plugin.quota.ledger.room import RESERVED_BYTES, find_share_objection
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER, admit_or_queue
 from tiphys_plugin.quota.queues import QueueRules
@@ -148,8 +149,6 @@ _MAX_TRIES = 16
 _MAX_BACKOFF_SECONDS = 0.5
 _BATCH_WAIT_SECONDS = 15.0
 """Longest time that a call waits for the batch before it; Argo gives up on a call after 30 s."""
-_RESERVED_BYTES = 200_000
-"""Free bytes that a new pending request must leave in the status, so that there is room for the leases."""
 
 
 class KubernetesLedger(BaseLedger):
@@ -201,10 +200,13 @@ class KubernetesLedger(BaseLedger):
 
         def decide(state: LedgerState, rules: QueueRules) -> tuple[LedgerState, Admission]:
             now = self._last_asked[request.key] = self._clock()
-            return admit_or_queue(state, rules, request, now, lease, self._forget_after)
+            after, admission = admit_or_queue(state, rules, request, now, lease, self._forget_after)
+            if (objection := find_share_objection(rules, state, after, request)) is None:
+                return after, admission
+            return state, Deferred(AdmissionReason.LEDGER_SHARE_EXCEEDED, objection, position=len(after.pending))
 
         try:
-            return self._write_batcher.submit(decide, _RESERVED_BYTES)
+            return self._write_batcher.submit(decide, RESERVED_BYTES)
         except LedgerFullError as full:
             return Deferred(AdmissionReason.LEDGER_FULL, str(full), position=len(self.snapshot().pending) + 1)
 

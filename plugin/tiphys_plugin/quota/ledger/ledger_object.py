@@ -21,11 +21,9 @@ from tiphys.errors import (
 from tiphys.kube.api import KubeApi, Object
 from tiphys.kube.resources import GPU_LEDGERS
 from tiphys_plugin.quota.ledger import status_codec
+from tiphys_plugin.quota.ledger.room import MAX_STATUS_BYTES
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import MisconfiguredQueues, QueueRules, parse_queues
-
-MAX_STATUS_BYTES = 1_300_000
-"""Largest status. etcd takes 1.5 MiB for a whole object; the rest is for the spec and what the API server adds."""
 
 
 class LedgerFullError(StoreError):

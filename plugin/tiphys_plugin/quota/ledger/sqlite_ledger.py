@@ -26,7 +26,14 @@ from typing import TypeVar
 from tiphys.errors import StoreError, UsageError
 from tiphys.faults import failpoint
 from tiphys.records import utc_now
-from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.lease import (
+    EndedUsage,
+    Lease,
+    LeaseRequest,
+    PendingRequest,
+    PreemptionNotice,
+    hash_node_name,
+)
 from tiphys_plugin.quota.ledger.backend import CHECK_EVERY, BaseLedger, Transition
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.transitions import FORGET_AFTER
@@ -199,6 +206,16 @@ _MIGRATIONS = (
     ),
     # 4: a LeaseRequest may have ``spot``, and the pool of a lease may be a flavor; `PendingRequest.promised_at`.
     ("ALTER TABLE waiting ADD COLUMN promised_at TEXT",),
+    # 5: hashes in the place of the names of nodes.
+    tuple(
+        f"""UPDATE {table} SET node = hash_node_name(node), request = json_remove(
+            json_set(
+                request,
+                '$.node_hash', hash_node_name(json_extract(request, '$.node')),
+                '$.instance_hash', hash_node_name(json_extract(request, '$.instance'))
+            ), '$.node', '$.instance')"""  # noqa: S608  the names of two tables
+        for table in ("leases", "waiting")
+    ),
 )
 
 
@@ -210,6 +227,7 @@ def migrate_schema(connection: sqlite3.Connection, path: Path) -> None:
     """
     if connection.execute("PRAGMA user_version").fetchone()[0] == len(_MIGRATIONS):
         return  # without a lock, so a current file opens during a write
+    connection.create_function("hash_node_name", 1, hash_node_name, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]

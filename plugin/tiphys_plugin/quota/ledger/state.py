@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, LedgerSnapshot, PendingRequest
-from tiphys_plugin.quota.queues import QueueRules
+from tiphys_plugin.quota.queues import QueueRules, Queues
 from tiphys_plugin.quota.scheduler import pools
+from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.fair_share import add_ended_usage
 
 
@@ -43,15 +44,35 @@ class LedgerState:
         request: LeaseRequest,
         gpu_type: str | None,
         nodes: tuple[str, ...],
+        running_members: int,
         rules: QueueRules,
         now: datetime,
-    ) -> "LedgerState":
-        """Record a lease that was granted before, even beyond a quota; the same state if it is recorded already."""
-        if any(recorded.id == lease or recorded.request.key == request.key for recorded in self.leases):
-            return self
+    ) -> "tuple[LedgerState, int]":
+        """Record a lease that was granted before, see `AdmissionBackend.restore`; also the GPUs that it holds then."""
+        attempt = (request.workflow_step, request.attempt)
+        for recorded in self.leases:
+            if recorded.id == lease or attempt == (recorded.request.workflow_step, recorded.request.attempt):
+                return self, recorded.request.gpus
+        queue = rules.find(request.queue) if isinstance(rules, Queues) else None
+        if queue is not None and not queue.is_usable_by(request.namespace):
+            return self, 0
+        if queue is not None and queue.max_priority is not None:
+            request = replace(request, priority=min(request.priority, queue.max_priority))
         pool = gpu_type or pools.find_pool_of_request(rules, request, None)
+        if running_members < request.members and not self._has_quota(rules, request, pool):
+            if running_members == 0:
+                return self, 0
+            request, nodes = request.with_members(running_members), nodes[:running_members]
         restored = Lease(lease, request, pool, granted_at=now, check_at=now, nodes=nodes)
-        return replace(self, leases=(*self.leases, restored))
+        return replace(self, leases=(*self.leases, restored)), request.gpus
+
+    def _has_quota(self, rules: QueueRules, request: LeaseRequest, granted_pool: str) -> bool:
+        """Whether the queue may hold the GPUs of ``request`` beside what it holds."""
+        queue = rules.find(request.queue) if isinstance(rules, Queues) else None
+        if not isinstance(rules, Queues) or queue is None:
+            return False
+        pool = pools.find_pool_of_request(rules, request, granted_pool)
+        return pool in queue.gpus and Capacity(rules, self.leases).available_gpus(queue, pool) >= request.gpus
 
     def withdraw(self, uid: str) -> "LedgerState":
         """Drop the pending requests of a workflow."""

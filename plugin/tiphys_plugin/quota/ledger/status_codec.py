@@ -16,11 +16,13 @@ from pydantic.alias_generators import to_camel
 
 from tiphys.errors import IntegrityError
 from tiphys.protocol.step_spec import SpotUse
-from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice
+from tiphys_plugin.quota.lease import EndedUsage, Lease, LeaseRequest, PendingRequest, PreemptionNotice, hash_node_name
 from tiphys_plugin.quota.ledger.state import LedgerState
 
-STATUS_VERSION = 4
-_JSON_NAMES = {field.name: to_camel(field.name) for field in fields(LeaseRequest)}
+STATUS_VERSION = 5
+"""In formats before 5, ``node`` and ``instance`` are names; since then they are `hash_node_name` of these."""
+_HASHES = {"node_hash": "node", "instance_hash": "instance"}
+_JSON_NAMES = {field.name: _HASHES.get(field.name, to_camel(field.name)) for field in fields(LeaseRequest)}
 _DEFAULTS = (("priority", 0), ("members", 1), ("tensorParallel", 1), ("spot", "no"), ("attained", 0.0))
 _Time = Annotated[AwareDatetime, Field(strict=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
@@ -30,7 +32,7 @@ _Entry = TypeVar("_Entry")
 JsonObject = Mapping[str, Any]
 DecodedStatus = tuple[JsonObject, LedgerState]
 """A status and its decoded state. Codec calls for the next version reuse its unchanged entries."""
-_EMPTY_STATUS: DecodedStatus = ({"leases": [], "waiting": []}, LedgerState())
+_EMPTY_STATUS: DecodedStatus = ({"version": STATUS_VERSION, "leases": [], "waiting": []}, LedgerState())
 
 
 def encode_status(ledger_state: LedgerState, previous: DecodedStatus | None = None) -> dict[str, Any]:
@@ -39,11 +41,11 @@ def encode_status(ledger_state: LedgerState, previous: DecodedStatus | None = No
     ``summary`` is for the columns of `kubectl get gpuledgers`, and is not read back. Entries of ``previous`` whose
     objects did not change are reused.
     """
-    before, old = previous or _EMPTY_STATUS
+    before, old = _of_this_version(previous)
     leases = {id(one): raw for raw, one in zip(before["leases"], old.leases, strict=True)}
     waiting = {id(one): raw for raw, one in zip(before["waiting"], old.pending, strict=True)}
     return {
-        "version": _oldest_version_for(ledger_state),
+        "version": STATUS_VERSION,
         "summary": _encode_summary(ledger_state),
         "leases": [leases.get(id(one)) or _encode_lease(one) for one in ledger_state.leases],
         "waiting": [waiting.get(id(one)) or _encode_pending(one) for one in ledger_state.pending],
@@ -62,11 +64,13 @@ def decode_status(status: object, previous: DecodedStatus | None = None) -> Ledg
     """
     if isinstance(status, dict) and isinstance(version := status.get("version"), int) and version > STATUS_VERSION:
         raise IntegrityError(f"it has format {version}, this Tiphys knows up to {STATUS_VERSION}; upgrade Tiphys")
-    before, old = previous or _EMPTY_STATUS
     try:
         document = _StatusDocument.model_validate(status)
     except ValidationError as error:
         raise _integrity_error(error) from error
+    if document.version != STATUS_VERSION:
+        document = _hash_names(document)
+    before, old = _of_this_version(previous)
     leases = zip(before["leases"], old.leases, strict=True)
     waiting = zip(before["waiting"], old.pending, strict=True)
     ledger_state = LedgerState(
@@ -80,6 +84,22 @@ def decode_status(status: object, previous: DecodedStatus | None = None) -> Ledg
     )
     _check_no_duplicates(ledger_state)
     return ledger_state
+
+
+def _of_this_version(previous: DecodedStatus | None) -> DecodedStatus:
+    """``previous``, or an empty status if it is of an older format, whose entries must not be reused."""
+    return previous if previous is not None and previous[0]["version"] == STATUS_VERSION else _EMPTY_STATUS
+
+
+def _hash_names(document: "_StatusDocument") -> "_StatusDocument":
+    """A status of an older format with hashes in the place of node names."""
+
+    def convert(entry: JsonObject) -> dict[str, Any]:
+        names = {key: entry[key] for key in _HASHES.values() if isinstance(entry.get(key), str)}
+        return {**entry, **{key: hash_node_name(name) for key, name in names.items()}}
+
+    entries = {"leases": list(map(convert, document.leases)), "waiting": list(map(convert, document.waiting))}
+    return document.model_copy(update=entries)
 
 
 def _decode_entries(
@@ -129,10 +149,10 @@ class _StatusModel(BaseModel):
 class _RequestModel(_StatusModel):
     uid: str
     step: str
-    node: str
+    node_hash: str = Field(alias="node")
     namespace: str
     workflow: str
-    instance: str
+    instance_hash: str = Field(alias="instance")
     run: str
     attempt: int
     queue: str
@@ -192,7 +212,7 @@ class _EndedUsageModel(_StatusModel):
 
 
 class _StatusDocument(_StatusModel):
-    version: Literal[1, 2, 3, 4]
+    version: Literal[1, 2, 3, 4, 5]
     summary: dict[str, Any] = {}
     leases: list[dict[str, Any]]
     waiting: list[dict[str, Any]]
@@ -206,7 +226,7 @@ def _encode_lease(one: Lease) -> dict[str, Any]:
         "id": one.id,
         "pool": one.pool,
         **times,
-        **_encode_request(one.request),
+        **encode_request(one.request),
         **_encode_nodes_and_preemption(one),
     }
 
@@ -215,7 +235,7 @@ def _encode_pending(one: PendingRequest) -> dict[str, Any]:
     times = {"since": _format_timestamp(one.since), "seenAt": _format_timestamp(one.seen_at)}
     if one.promised_at is not None:
         times["promisedAt"] = _format_timestamp(one.promised_at)
-    return {"arrival": one.arrival, **times, **_encode_request(one.request)}
+    return {"arrival": one.arrival, **times, **encode_request(one.request)}
 
 
 def _encode_summary(ledger_state: LedgerState) -> dict[str, Any]:
@@ -230,23 +250,8 @@ def _encode_summary(ledger_state: LedgerState) -> dict[str, Any]:
     }
 
 
-def _oldest_version_for(ledger_state: LedgerState) -> int:
-    """The oldest format that can represent the state, so that older services can read it as long as possible."""
-    requests = [one.request for one in ledger_state.leases] + [one.request for one in ledger_state.pending]
-    if any(request.spot != "no" or request.min_members is not None for request in requests):
-        return STATUS_VERSION
-    if any(one.promised_at is not None for one in ledger_state.pending):
-        return STATUS_VERSION
-    return (
-        3 if any(map(_needs_version_3, requests)) or any(map(_encode_nodes_and_preemption, ledger_state.leases)) else 2
-    )
-
-
-def _needs_version_3(request: LeaseRequest) -> bool:
-    return request.members > 1 or request.attained > 0 or request.first_start is not None
-
-
-def _encode_request(request: LeaseRequest) -> dict[str, Any]:
+def encode_request(request: LeaseRequest) -> dict[str, Any]:
+    """The part of an entry that is its request."""
     values = {key: getattr(request, name) for name, key in _JSON_NAMES.items()}
     return {key: value for key, value in values.items() if value is not None and (key, value) not in _DEFAULTS}
 

@@ -69,7 +69,7 @@ def _decide_and_record(
         return _transfer_lease(ledger_state, existing, request), _admitted_with_lease(existing)
     pending = _find_or_create_pending(ledger_state, request, now)
     others = tuple(one for one in ledger_state.pending if one.request.workflow_step != request.workflow_step)
-    active = select_active(others, now, forget_after)
+    active = select_active(rules, others, now, forget_after)
     sized_request, admission = _decide_largest_fit(
         SchedulingState(rules, ledger_state.leases, active, ledger_state.history), pending, now
     )
@@ -108,10 +108,17 @@ def _admitted_with_lease(lease: Lease) -> Admitted:
 
 
 def select_active(
-    pending: Iterable[PendingRequest], now: datetime, forget_after: timedelta
+    rules: QueueRules, pending: Iterable[PendingRequest], now: datetime, forget_after: timedelta
 ) -> tuple[PendingRequest, ...]:
-    """The pending requests that were repeated within ``forget_after``."""
-    return tuple(one for one in pending if now - one.seen_at <= forget_after)
+    """The pending requests that were repeated within ``forget_after``, and that their queues still accept."""
+    active = tuple(one for one in pending if now - one.seen_at <= forget_after)
+    if not isinstance(rules, Queues) or not rules.restricts_use:
+        return active
+    return tuple(
+        one
+        for one in active
+        if (queue := rules.find(one.request.queue)) and queue.accepts(one.request.namespace, one.request.priority)
+    )
 
 
 def _find_existing_lease(ledger_state: LedgerState, request: LeaseRequest) -> Lease | None:
@@ -121,14 +128,14 @@ def _find_existing_lease(ledger_state: LedgerState, request: LeaseRequest) -> Le
     finds. The retry requests GPUs for the same attempt, and would wait for this lease until its workflow ends.
     """
     leases = [lease for lease in ledger_state.leases if lease.request.workflow_step == request.workflow_step]
-    same_node = [lease for lease in leases if lease.request.node == request.node]
+    same_node = [lease for lease in leases if lease.request.node_hash == request.node_hash]
     same_attempt = [lease for lease in leases if lease.request.attempt == request.attempt]
     return next(iter(same_node + same_attempt), None)
 
 
 def _transfer_lease(ledger_state: LedgerState, lease: Lease, request: LeaseRequest) -> LedgerState:
     """The state in which ``lease`` has the attempt and the node of ``request``, by which its pods are found."""
-    current_request = replace(lease.request, node=request.node, attempt=request.attempt)
+    current_request = replace(lease.request, node_hash=request.node_hash, attempt=request.attempt)
     if current_request == lease.request:
         return ledger_state
     transferred = replace(lease, request=current_request)
@@ -193,7 +200,7 @@ def find_preemptor(
     forget_after: timedelta,
 ) -> tuple[SchedulingState, PendingRequest] | None:
     """The pending request of a step, and the scheduling state without it; None if it is not pending and active."""
-    active = select_active(ledger_state.pending, now, forget_after)
+    active = select_active(rules, ledger_state.pending, now, forget_after)
     preemptor = next((one for one in active if one.request.workflow_step == preemptor_step), None)
     if preemptor is None:
         return None

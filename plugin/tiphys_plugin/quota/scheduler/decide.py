@@ -97,10 +97,11 @@ def decide_admission(
         return _defer(state.pending, request, arrival, AdmissionReason.MISCONFIGURED, state.queues.message)
     queue = state.queues.find(request.queue)
     if queue is None:
-        queue_names = ", ".join(state.queues.names) or "none"
-        return Rejected(
-            AdmissionReason.QUEUE_UNKNOWN, f"there is no queue {request.queue!r}; the queues are: {queue_names}"
-        )
+        usable = state.queues.list_usable_by(request.namespace)
+        message = f"there is no queue {request.queue!r}; namespace {request.namespace} may use: {usable}"
+        return Rejected(AdmissionReason.QUEUE_UNKNOWN, message)
+    if not queue.accepts(request.namespace, request.priority):
+        return _reject_by_owner(state.queues, queue, request)
     if (rejection := _find_rejection(state.queues, queue, request)) is not None:
         if (
             not state.queues.has_current_nodes
@@ -176,6 +177,19 @@ def _find_infeasible(queues: Queues, requests: Sequence[LeaseRequest]) -> frozen
         return infeasible_shapes[shape]
 
     return frozenset(index for index, request in enumerate(requests) if is_infeasible(request))
+
+
+def _reject_by_owner(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected:
+    """Rejects a request that `Queue.accepts` does not accept."""
+    if not queue.is_usable_by(request.namespace):
+        usable = queues.list_usable_by(request.namespace)
+        message = f"namespace {request.namespace} may not use queue {queue.name}; it may use: {usable}"
+        return Rejected(AdmissionReason.QUEUE_NOT_ALLOWED, message)
+    return Rejected(
+        AdmissionReason.PRIORITY_TOO_HIGH,
+        f"queue {queue.name} takes priorities up to {queue.max_priority}, and the step has {request.priority}; "
+        "lower the priority of the step",
+    )
 
 
 def _find_rejection(queues: Queues, queue: Queue, request: LeaseRequest) -> Rejected | None:
@@ -281,6 +295,7 @@ def _too_large_hint(queues: Queues, queue: Queue, request: LeaseRequest) -> str:
     ceilings = {
         q.name: max((queues.max_gpus(q, p) for p in pools.find_eligible_pools(queues, q, request)), default=0)
         for q in queues.queues
+        if q.accepts(request.namespace, request.priority)
     }
     name = max(sorted(ceilings), key=lambda n: ceilings[n])
     if ceilings[name] >= request.gpus:

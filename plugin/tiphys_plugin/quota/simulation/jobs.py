@@ -32,6 +32,8 @@ class TraceJob:
     """Pods that share the GPUs evenly, each on one node."""
     spot: SpotUse = "no"
     """Whether the job may use flavors of spot nodes."""
+    namespace: str | None = None
+    """Namespace of the job; None: one that may use the queue of the job."""
 
     @property
     def held_seconds(self) -> float:
@@ -55,10 +57,10 @@ def build_lease_request(job: TraceJob, number: int) -> LeaseRequest:
     return LeaseRequest(
         uid=str(number),
         step=job.name,
-        node=str(number),
-        namespace="trace",
+        node_hash=str(number),
+        namespace=job.namespace or "trace",
         workflow=job.name,
-        instance=job.name,
+        instance_hash=job.name,
         run=job.name,
         attempt=1,
         queue=job.queue or "",

@@ -19,6 +19,9 @@ from tiphys_plugin.quota.simulation.jobs import TRACE_EPOCH, TraceJob, build_lea
 
 def find_permanent_rejection(queues: Queues, job: TraceJob) -> AdmissionReason | None:
     """Why an empty cluster rejects the job; None if it admits the job."""
+    queue = queues.find(job.queue or "")
+    if job.namespace is None and queue is not None and queue.namespaces is not None:
+        job = replace(job, namespace=queue.namespaces[0])
     answer = decide_admission(SchedulingState(queues), build_lease_request(job, 0), 1, TRACE_EPOCH)
     return answer.reason if isinstance(answer, Rejected) else None
 
@@ -69,12 +72,12 @@ def assign_by_quota(jobs: Sequence[TraceJob], queues: Queues, seed: int) -> tupl
     if not queues.queues:
         raise UsageError("the jobs of the trace need a queue, and the queue file has none; add `queues: [{name: …}]`")
     generator = random.Random(seed)  # noqa: S311  not a secret; the same seed gives the same queues
-    weights_by_shape: dict[tuple[int, str | None, str], list[int]] = {}
+    weights_by_shape: dict[tuple[object, ...], list[int]] = {}
 
     def assign(job: TraceJob) -> TraceJob:
         if job.queue:
             return job
-        shape = (job.gpus, job.gpu_type, job.spot)
+        shape = (job.gpus, job.gpu_type, job.spot, job.namespace, job.priority)
         if shape not in weights_by_shape:
             weights_by_shape[shape] = _queue_weights(job, queues)
         return replace(job, queue=generator.choices(queues.names, weights_by_shape[shape])[0])

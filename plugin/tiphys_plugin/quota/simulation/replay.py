@@ -127,7 +127,7 @@ class _Simulation:
         self._pending = PendingJobs(self._queue_position if policy is select_admissible else _arrival_position)
         self._preemption = SimulatedPreemptionLoop(queues, self._cluster, self._pending, self._total_gpus)
         self._rejected: list[tuple[TraceJob, AdmissionReason]] = []
-        self._rejections: dict[tuple[str | None, str | None, int, int, str], AdmissionReason | None] = {}
+        self._rejections: dict[tuple[object, ...], AdmissionReason | None] = {}
         self._next_cycle: datetime | None = None
         self._cycles = 0
 
@@ -143,7 +143,7 @@ class _Simulation:
             self._pending.add(next_attempt)
 
     def submit_job(self, number: int, job: TraceJob, now: datetime) -> None:
-        shape = (job.queue, job.gpu_type, job.gpus, job.members, job.spot)
+        shape = (job.queue, job.gpu_type, job.gpus, job.members, job.spot, job.namespace, job.priority)
         if shape not in self._rejections:
             self._rejections[shape] = find_permanent_rejection(self._queues, job)
         if (reason := self._rejections[shape]) is not None:

@@ -168,7 +168,7 @@ class SimulatedCluster:
         restart_seconds = math.ceil(self._costs.restart_seconds)
         return replace(
             ended.lease.request,
-            node=f"{ended.number}.{attempt}",
+            node_hash=f"{ended.number}.{attempt}",
             attempt=attempt,
             attained=attained_gpu_seconds(ended.lease, now),
             first_start=to_datetime(self._attempts[ended.number][0].started_seconds).timestamp(),

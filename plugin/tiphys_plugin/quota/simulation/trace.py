@@ -86,6 +86,7 @@ def _parse_tiphys_row(row: TraceRow) -> TraceJob:
         priority=row.integer("priority") if row.text("priority") else 0,
         limit_seconds=row.integer("limit_seconds", minimum=1) if row.text("limit_seconds") else None,
         spot=_parse_spot_use(row),
+        namespace=row.text("namespace"),
     )
 
 
@@ -133,7 +134,7 @@ TRACE_FORMATS = (
         "jobs",
         frozenset({"submit_seconds", "duration_seconds", "gpus"}),
         _parse_tiphys_row,
-        frozenset({"queue", "gpu_type", "priority", "name", "limit_seconds", "spot"}),
+        frozenset({"queue", "gpu_type", "priority", "name", "limit_seconds", "spot", "namespace"}),
     ),
     TraceFormat("Muri", frozenset({"submit_time", "duration", "num_gpu"}), _parse_muri_row),
     TraceFormat(

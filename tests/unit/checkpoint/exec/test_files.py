@@ -8,8 +8,7 @@ import pytest
 from support.lineage import LINEAGE, ref
 from support.memory import MemoryStore
 
-from tiphys.checkpoint.exec import files as contents
-from tiphys.checkpoint.exec import restore as restoring
+from tiphys.checkpoint.exec import files, restore
 from tiphys.checkpoint.exec.files import FileChangedError, build_shards, read_index, scan_folder, split_into_spans
 from tiphys.checkpoint.exec.restore import SET_ASIDE_FOLDER, restore_files
 from tiphys.checkpoint.save.commit import ShardUploader, commit_checkpoint
@@ -80,7 +79,7 @@ def fill(folder):
 
 @pytest.mark.parametrize("shard_bytes", [7, 100, 1 << 20])
 def test_a_folder_comes_back_exactly(store, source, target, monkeypatch, shard_bytes):
-    monkeypatch.setattr(contents, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(files, "SHARD_BYTES", shard_bytes)
     fill(source)
     manifest = kept(store, source)
     restored(store, manifest, target)
@@ -126,7 +125,7 @@ def test_what_is_in_the_way_is_set_aside_and_the_rest_stays(store, source, targe
 @pytest.mark.parametrize("damage", ["flip", "truncate", "missing", "swap"])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_damaged_shard_is_found_before_anything_takes_its_place(store, source, target, monkeypatch, damage, which):
-    monkeypatch.setattr(contents, "SHARD_BYTES", 300)
+    monkeypatch.setattr(files, "SHARD_BYTES", 300)
     fill(source)
     manifest = kept(store, source)
     (target / "checkpoint-3").write_bytes(b"what was there")
@@ -256,4 +255,4 @@ def test_a_reading_that_went_wrong_once_is_repeated(store, source, target):
 
 def test_the_reference_of_the_draft_is_that_of_the_tests():
     assert DRAFT.ref == ref(1, 1)
-    assert restoring.SET_ASIDE_FOLDER.startswith(".tiphys-")
+    assert restore.SET_ASIDE_FOLDER.startswith(".tiphys-")

@@ -22,7 +22,7 @@ from support.memory import MemoryStore
 from support.sessions import Clock, open_session, state_at
 
 from tiphys import threads
-from tiphys.checkpoint import tracked_session as tracked
+from tiphys.checkpoint import tracked_session
 from tiphys.checkpoint.exec.save import BackgroundCommit
 from tiphys.checkpoint.lifecycle.hang_watchdog import CrashLog, HangWatchdog, KernelAlarm
 from tiphys.checkpoint.lifecycle.out_of_memory import (
@@ -31,10 +31,10 @@ from tiphys.checkpoint.lifecycle.out_of_memory import (
     MemoryReserve,
     OutOfMemoryGuard,
 )
-from tiphys.checkpoint.ranks import coordination as calls
+from tiphys.checkpoint.ranks import coordination
 from tiphys.checkpoint.ranks.barrier import RankInfo
-from tiphys.checkpoint.save import saver as saving
-from tiphys.checkpoint.telemetry import metrics as exposure
+from tiphys.checkpoint.save import saver
+from tiphys.checkpoint.telemetry import metrics
 from tiphys.errors import UsageError
 from tiphys.failures.bad_checkpoints import find_crash_record
 from tiphys.lineage.select import list_commits
@@ -64,7 +64,7 @@ def behind(store, **options):
 
 @pytest.fixture
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(saving, "PAUSES_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(saver, "PAUSES_SECONDS", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_training_that_waits_for_its_saves_goes_on_too():
 def test_who_waits_hears_of_the_end_even_if_there_is_no_memory_to_tell_it(monkeypatch):
     """Neither for the log, nor, for a while, for those who wait."""
     store, missing = Scarce(missing=1000), [1, 1]
-    monkeypatch.setattr(saving, "_MEMORY_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "_MEMORY_RETRY_SECONDS", 0.0)
     with behind(store) as session:
 
         def tells_nothing(step, error):
@@ -141,7 +141,7 @@ def test_what_follows_a_commit_may_lack_memory_without_an_end_of_the_training(mo
 
 def test_at_the_end_of_the_program_the_save_under_way_is_tried_at_once(monkeypatch):
     """When its memory comes free, the next try would be in an hour."""
-    monkeypatch.setattr(saving, "PAUSES_SECONDS", (3600.0,))
+    monkeypatch.setattr(saver, "PAUSES_SECONDS", (3600.0,))
     store = Scarce(missing=1)
     with pytest.raises(MemoryError), behind(store) as session:
         session.save(1, state_at(1))
@@ -177,7 +177,7 @@ def test_what_the_program_held_is_let_go_of_before_anything_is_told():
 
 
 def test_a_save_that_does_not_move_ends_with_the_program(monkeypatch):
-    monkeypatch.setattr(tracked, "DRAIN_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(tracked_session, "DRAIN_TIMEOUT_SECONDS", 0.01)
     gate, asked = threading.Event(), threading.Event()
 
     class Gated(MemoryStore):
@@ -305,8 +305,8 @@ def test_who_hears_the_other_ranks_does_so_too(monkeypatch):
             heard.set()
             return []
 
-    monkeypatch.setattr(calls, "POLL_SECONDS", 0.01)
-    listening = calls.SaveRequestListener(Others())
+    monkeypatch.setattr(coordination, "POLL_SECONDS", 0.01)
+    listening = coordination.SaveRequestListener(Others())
     listening.open()
     assert heard.wait(GUARD_SECONDS)
     listening.close()
@@ -318,7 +318,7 @@ def test_a_rank_that_cannot_hear_the_others_says_so_before_it_trains():
         rank_info = RankInfo(rank=1, world_size=2)
 
     with pytest.raises(UsageError, match="rank 1 cannot start the thread"):
-        calls.SaveRequestListener(Others()).open()
+        coordination.SaveRequestListener(Others()).open()
 
 
 def test_metrics_whose_thread_has_died_keep_no_session_open(monkeypatch):
@@ -334,9 +334,9 @@ def test_metrics_whose_thread_has_died_keep_no_session_open(monkeypatch):
 
     closed, dead = [], threading.Thread(target=never.wait, args=(GUARD_SECONDS,), daemon=True)
     dead.start()
-    monkeypatch.setattr(exposure, "_SHUT_SECONDS", 0.01)
+    monkeypatch.setattr(metrics, "_SHUT_SECONDS", 0.01)
     monkeypatch.setattr("prometheus_client.start_http_server", lambda *_, **__: (Server(), dead))
-    exposure.open_metrics({"TIPHYS_METRICS": "port:9464"}).close()
+    metrics.open_metrics({"TIPHYS_METRICS": "port:9464"}).close()
     assert closed == [True]
     never.set()
 

@@ -24,11 +24,10 @@ from support.lineage import LINEAGE, claim_of, end_of, ref, write_claim, write_e
 from support.memory import MemoryStore
 from support.sessions import Clock, open_session
 
-from tiphys.checkpoint.ranks import barrier as gang
-from tiphys.checkpoint.ranks import coordination as calls
+from tiphys.checkpoint.ranks import barrier, coordination
 from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
 from tiphys.checkpoint.ranks.coordination import steps_ahead as real_steps_ahead
-from tiphys.checkpoint.save import saver as saving
+from tiphys.checkpoint.save import saver
 from tiphys.checkpoint.settings import SaveInterval
 from tiphys.errors import StoreError, UsageError
 from tiphys.lineage.quarantine import list_quarantined
@@ -42,10 +41,10 @@ BARRIER_TIMEOUT_SECONDS = 120
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch):
     """Ranks listen when the test says so, and call three steps ahead."""
-    monkeypatch.setattr(calls, "POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(calls, "steps_ahead", lambda *_: 3)
+    monkeypatch.setattr(coordination, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(coordination, "steps_ahead", lambda *_: 3)
     monkeypatch.setattr(
-        calls.SaveRequestListener, "measure_step_time", lambda self, step: setattr(self, "_step_seconds", 1.0)
+        coordination.SaveRequestListener, "measure_step_time", lambda self, step: setattr(self, "_step_seconds", 1.0)
     )
 
 
@@ -141,7 +140,7 @@ def test_a_rank_that_dies_before_its_shard_leaves_no_checkpoint(store, monkeypat
     def die(rank, step):
         if rank == 1 and step == 4:
             assert training.sessions[rank].flush() == ref(1, 2)
-            monkeypatch.setattr(gang, "BARRIER_TIMEOUT_SECONDS", 0.5)
+            monkeypatch.setattr(barrier, "BARRIER_TIMEOUT_SECONDS", 0.5)
             raise SystemExit(1)
 
     training = Training(store, every=SaveInterval(2, "steps"))
@@ -218,7 +217,7 @@ def gang_of(store, rank, ranks, incarnation=0):
 
 def test_a_rank_that_hears_too_late_says_so_and_nobody_waits(store):
     first = gang_of(store, 0, 2)
-    late = calls.SaveRequestListener(gang_of(store, 1, 2))
+    late = coordination.SaveRequestListener(gang_of(store, 1, 2))
     with open_session(store, admit=False) as session:
         draft = session._draft(10, None, None, None)
     first.request_save(10, stop=False)
@@ -264,7 +263,7 @@ def test_ranks_of_an_attempt_that_was_replaced_commit_nothing(store):
 
 
 def test_a_rank_whose_storage_fails_lets_the_others_go_on(store, monkeypatch):
-    monkeypatch.setattr(saving, "PAUSES_SECONDS", ())
+    monkeypatch.setattr(saver, "PAUSES_SECONDS", ())
 
     class OneRefuses(MemoryStore):
         def create(self, key, data, *, sha256=None):
@@ -288,8 +287,8 @@ def test_states_of_more_ranks_than_there_are_now_are_refused_by_name(store):
 
 
 def test_ranks_that_say_nothing_are_named(store, monkeypatch, capsys):
-    monkeypatch.setattr(gang, "BARRIER_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(gang, "_HINT_SECONDS", 0.0)
+    monkeypatch.setattr(barrier, "BARRIER_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(barrier, "_HINT_SECONDS", 0.0)
     lonely = gang_of(store, 0, 8)
     with pytest.raises(StoreError, match="ranks 1, 2, 3, 4, 5 and 2 more did not restore checkpoint 1-1"):
         lonely.vote_valid(ref(1, 1))
@@ -321,7 +320,7 @@ def test_a_call_names_a_step_that_nobody_has_reached_when_it_is_heard(step_secon
 def test_nobody_calls_before_the_pace_is_known(store, monkeypatch):
     monkeypatch.undo()
     clock = Clock()
-    ours = calls.SaveRequestListener(gang_of(store, 0, 2), clock)
+    ours = coordination.SaveRequestListener(gang_of(store, 0, 2), clock)
     ours.measure_step_time(10)
     ours.request_save(10, stop=True)
     assert ours.stop_request is None
@@ -335,7 +334,7 @@ def test_nobody_calls_before_the_pace_is_known(store, monkeypatch):
 def test_the_pace_is_that_of_the_newest_steps(store, monkeypatch):
     monkeypatch.undo()
     clock = Clock()
-    ours = calls.SaveRequestListener(gang_of(store, 0, 2), clock)
+    ours = coordination.SaveRequestListener(gang_of(store, 0, 2), clock)
     ours.measure_step_time(0)
     clock.advance(60)  # the first step compiles
     ours.measure_step_time(1)
@@ -352,7 +351,7 @@ def test_a_store_that_cannot_take_the_call_is_asked_again(store, capsys):
 
     def tell(rank, step):
         if rank == 0 and step == 3:
-            store.refuses = lambda operation, key: "calls/" in key
+            store.refuses = lambda operation, key: "save-requests/" in key
             training.sessions[0]._stop.request()
         if rank == 0 and step == 6:
             store.refuses = lambda operation, key: False

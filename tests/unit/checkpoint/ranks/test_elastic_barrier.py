@@ -16,7 +16,7 @@ from support.lineage import LINEAGE, claim_of, ref, write_claim
 from support.memory import MemoryStore
 from support.sessions import open_session
 
-from tiphys.checkpoint.ranks import barrier as meeting
+from tiphys.checkpoint.ranks import barrier
 from tiphys.checkpoint.ranks.barrier import RankBarrier, RankInfo
 from tiphys.checkpoint.session import session
 from tiphys.errors import StoreError, UsageError
@@ -77,9 +77,9 @@ def test_states_of_each_rank_are_refused_before_the_first_step():
 
 
 def test_a_vote_of_before_does_not_count(store, monkeypatch):
-    monkeypatch.setattr(meeting, "BARRIER_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(barrier, "BARRIER_TIMEOUT_SECONDS", 0.0)
     for number in (0, 1):
-        store.create(f"lineages/{LINEAGE}/gangs/000000001-41000/votes/1-5/{number:05d}", b"")
+        store.create(f"data/lineages/{LINEAGE}/gangs/000000001-41000/votes/1-5/{number:05d}", b"")
     with pytest.raises(StoreError, match="rank 1 did not restore"):
         rank(store, 0, 2, 42000).vote_valid(ref(1, 5))
 

@@ -129,7 +129,7 @@ def test_one_process_keeps_no_pace():
 
 
 def test_keys_of_others_tell_no_pace():
-    assert parse_step_time("lineages/r/fit/pace/000000001/notes.txt") is None
+    assert parse_step_time("data/lineages/r/fit/step-times/000000001/notes.txt") is None
 
 
 def test_a_session_that_keeps_nothing_waits_as_well():

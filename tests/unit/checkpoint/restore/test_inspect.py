@@ -8,7 +8,7 @@ from support.lineage import ref
 from support.memory import MemoryStore
 from support.sessions import open_session
 
-from tiphys.checkpoint.restore import inspect as contents
+from tiphys.checkpoint.restore import inspect
 from tiphys.checkpoint.restore.inspect import (
     CheckpointContents,
     DifferenceKind,
@@ -207,4 +207,4 @@ def test_not_a_number_equals_itself_among_metrics():
 
 
 def test_the_form_that_is_read_is_the_one_that_is_written():
-    assert shards.FRAMEWORK in contents.READABLE_FRAMEWORKS
+    assert shards.FRAMEWORK in inspect.READABLE_FRAMEWORKS

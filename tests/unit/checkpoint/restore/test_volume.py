@@ -47,7 +47,7 @@ def start_of(runs, volume, number):
 def test_the_next_attempt_goes_on_from_the_newest_commit(runs, volume):
     attempt(runs, volume, 1, 3)
     assert start_of(runs, volume, 2) == 3
-    assert not any(key.startswith("lineages/") for key in runs.objects)
+    assert not any(key.startswith("data/lineages/") for key in runs.objects)
 
 
 def test_attempts_that_left_nothing_are_passed_through(runs, volume):

@@ -25,7 +25,7 @@ from support.submitter import FakeSubmitter
 from tiphys_controller import start_run
 
 from hera_pipelines.cli import main
-from hera_pipelines.cli.commands import janitor as command
+from hera_pipelines.cli.commands import janitor
 from tiphys.kube import identify_cluster
 from tiphys.kube.resources import GPU_LEDGERS
 from tiphys.records import AlertResultRecord, utc_now
@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> DirectoryStore:
     half = made.temporary_folder / "half"
     half.write_bytes(b"half")
     os.utime(half, (half.stat().st_mtime - 48 * 3600,) * 2)
-    made.create(alert_key(ALERT, "done"), AlertResultRecord(outcome="told", message="").to_bytes())
+    made.create(alert_key(ALERT, "result"), AlertResultRecord(outcome="told", message="").to_bytes())
     return made
 
 
@@ -53,7 +53,7 @@ def desk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, store: DirectoryStore
 ) -> Iterator[Desk]:
     """A month after everything in the store was written, with one thing of each kind on the cluster."""
-    monkeypatch.setattr(command, "utc_now", lambda: utc_now() + timedelta(days=30))
+    monkeypatch.setattr(janitor, "utc_now", lambda: utc_now() + timedelta(days=30))
     with serving() as server:
         here = Desk(server, tmp_path, capsys)
         here.server.add_namespace("tiphys")
@@ -75,7 +75,7 @@ def left(store: DirectoryStore, desk: Desk) -> tuple[bool, bool, int]:
     """Whether there are the upload and the alert, and how many agent pods."""
     return (
         (store.temporary_folder / "half").exists(),
-        bool(list(store.list("alerts/"))),
+        bool(list(store.list("control/alerts/"))),
         len(desk.server.objects("pods")),
     )
 
@@ -116,7 +116,7 @@ def test_a_store_that_cannot_be_read_does_not_keep_the_others_from_being_cleaned
     desk: Desk, store: DirectoryStore, tmp_path: Path
 ) -> None:
     damaged = DirectoryStore(tmp_path / "damaged")
-    damaged.create(alert_key(ALERT, "done"), b"no record")
+    damaged.create(alert_key(ALERT, "result"), b"no record")
 
     code, _, err = desk.tiphys("janitor", damaged.url, store.url)
 

@@ -31,7 +31,9 @@ def store(tmp_path):
     write_run(place, gpu=GpuRequest(gpus=4, queue="research"))
     saved = LastCheckpoint(checkpoint=ref(1, 50), at=at(80), began=StartTimes(opened_at=at(10), first_step_at=at(15)))
     write_claim(place, claim_of(1).model_copy(update={"written_at": at(0)}))
-    write_end(place, end_of(1).model_copy(update={"written_at": at(103), "over_at": at(100), "saved": saved}))
+    write_end(
+        place, end_of(1).model_copy(update={"written_at": at(103), "terminating_at": at(100), "last_checkpoint": saved})
+    )
     write_claim(place, claim_of(2, ref(1, 50)).model_copy(update={"written_at": at(110)}))
     write_end(place, end_of(2, outcome=AttemptEndOutcome.DONE).model_copy(update={"written_at": at(200)}))
     return place

@@ -70,6 +70,27 @@ def test_request_that_loses_its_quota_is_pointed_out(desk):
     assert "warning: steps wait for 2 A100 of queue research, which has no quota for them" in err
 
 
+def test_waiting_steps_that_may_no_longer_use_the_queue_are_pointed_out(desk):
+    desk.queues("apply")
+    desk.ledger().request(ask(8))
+    desk.ledger().request(ask(2, "u2", namespace="vision"))
+    desk.ledger().request(ask(2, "u3", priority=9))
+    owned = "queues: [{name: research, gpus: {A100: 8}, namespaces: [ml], max_priority: 5}]"
+    _, _, err = desk.queues("apply", "--dry-run", text=owned)
+    for namespace in ("ml", "vision"):
+        assert f"warning: 1 waiting step of namespace {namespace} may not use queue research" in err
+    assert "may not use" not in desk.queues("apply", "--dry-run")[2]
+
+
+def test_owners_of_a_queue_are_stored_and_shown(desk):
+    owned = "queues: [{name: research, gpus: {A100: 8}, namespaces: [ml, vision], max_priority: 5}]"
+    assert desk.queues("apply", text=owned)[0] == 0
+    assert desk.spec() == yaml.safe_load(owned)
+    assert "only for ml, vision, priority at most 5" in desk.queues("show")[1]
+    [row] = json.loads(desk.queues("show", "-o", "json")[1])["queues"]
+    assert (row["namespaces"], row["max_priority"]) == (["ml", "vision"], 5)
+
+
 def test_dry_run_writes_nothing(desk):
     _, out, err = desk.queues("apply", "--dry-run")
     assert ["research", "A100", "-", "8", "0", "0"] in rows(out)

@@ -158,9 +158,9 @@ def test_who_was_asked_to_go_is_told_so_and_who_waits_for_it(desk):
 
 def test_how_its_attempts_have_failed_is_told_from_the_store(desk, tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path / "store")
-    found = FailureEvidence(rule="pod-out-of-memory", words="OOMKilled", node="node-3")
+    found = FailureEvidence(rule="pod-out-of-memory", matched_text="OOMKilled", node="node-3")
     ended = end_of(1, Cause.OUT_OF_MEMORY, message="it was killed").model_copy(update={"evidence": found})
-    given = Escalation(memory_bytes=12 << 30, words="12Gi of memory")
+    given = Escalation(memory_bytes=12 << 30, explanation="12Gi of memory")
     layout = RunLayout(RUN)
     for claim in (claim_of(1), claim_of(2).model_copy(update={"escalation": given})):
         store.create(layout.attempt(STEP, claim.attempt), claim.to_bytes())

@@ -32,7 +32,7 @@ ANSWERS = {
     **{name: f"<{name}>" for name in (*ADMIT_OUTPUTS, *GANG_OUTPUTS)},
     "tolerations": "",
     "node-requirements": '{"key": "kubernetes.io/hostname", "operator": "Exists"}',
-    "input-keys": '{"data": "runs/a/outputs/prep/000000001/artifacts/data"}',
+    "input-keys": '{"data": "data/runs/a/outputs/prep/000000001/artifacts/data"}',
 }
 KNOWN = {
     **{f"inputs.parameters.tiphys-{name}": value for name, value in ANSWERS.items()},

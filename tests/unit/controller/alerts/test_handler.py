@@ -37,6 +37,7 @@ from tiphys_controller.alerts.webhook import AlertInbox, DeliveryReceipt, parse_
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies
 from tiphys_controller.auto_resume.observation_health import ObservationHealth
 from tiphys_controller.auto_resume.state import AutomationMode, AutoResumeLimits, SubmissionStatus
+from tiphys_controller.kubernetes.alert_worker import AlertSweep
 
 from tiphys.errors import UsageError
 from tiphys.records import AlertResultRecord, AutoResumeRecord, Cause, RunRecord
@@ -93,11 +94,11 @@ class Desk:
 
     def work(self) -> int:
         self.now += 1
-        return self.orders.handle_pending("default")
+        return self.orders.handle_pending("default", AlertSweep().find_next_pending(self.store))
 
     def find_run(self, namespace: str, labels: Mapping[str, str]) -> str:
         named = find_run_label(labels)
-        return named if named and self.store.list(RunLayout(named).prefix) and named == RUN else ""
+        return named if named and self.store.list(RunLayout(named).control) and named == RUN else ""
 
     def find_shutdowns(self, namespace: str) -> Mapping[str, str]:
         return self.shut
@@ -312,7 +313,7 @@ def test_where_nothing_is_done_an_alert_says_what_would_have_been(
 
     assert still.handled_ == [(name, "left")]
     done = read_record(
-        desk.store, alert_key(parse_delivery(delivery(alert(name))).alerts[0].id, "done"), AlertResultRecord
+        desk.store, alert_key(parse_delivery(delivery(alert(name))).alerts[0].id, "result"), AlertResultRecord
     )
     begins = (
         "not done, because automatic resumes are off" if mode is AutomationMode.OFF else f"dry run: would have {would}"
@@ -350,7 +351,7 @@ def test_whose_alert_it_is(namespaces: tuple[str, ...] | None, label: str, expec
 
 def test_an_alert_of_nobody_here_is_counted_and_not_stored(desk: Desk) -> None:
     assert desk.deliver(alert(namespace="another"), alert()) == DeliveryReceipt(accepted=1, unmatched=1)
-    kept = [info.key for info in desk.store.list("alerts/")]
+    kept = [info.key for info in desk.store.list("control/alerts/")]
     assert kept == [alert_key(parse_delivery(delivery(alert())).alerts[0].id, "firing")]
 
 
@@ -416,6 +417,8 @@ def test_what_was_done_stays_on_record(desk: Desk) -> None:
     ended(desk)
     desk.deliver(alert())
     desk.work()
-    done = find_record(desk.store, alert_key(parse_delivery(delivery(alert())).alerts[0].id, "done"), AlertResultRecord)
+    done = find_record(
+        desk.store, alert_key(parse_delivery(delivery(alert())).alerts[0].id, "result"), AlertResultRecord
+    )
     assert done is not None
     assert done.outcome == "resumed"

@@ -293,7 +293,7 @@ class LateListings:
         return getattr(self._store, name)
 
 
-@pytest.mark.parametrize("hidden", ["submissions/000000002", "automatic/", "000000002.bound"])
+@pytest.mark.parametrize("hidden", ["submissions/000000002", "auto-resumes/", "000000002.bound"])
 def test_a_store_that_lists_late_makes_no_second_workflow(desk: Desk, hidden: str) -> None:
     desk.fail()
     desk.attend()
@@ -349,7 +349,7 @@ def test_a_run_whose_author_did_not_ask_is_resumed_for_an_alert_alone(store: Sto
 
 def test_a_submission_of_another_cluster_is_its_own_business(desk: Desk) -> None:
     claimed = SubmissionClaim(
-        run=RUN, submission=2, kind=SubmissionKind.RESUME, workflow_name="x", namespace="ml", cluster="east"
+        run=RUN, submission=2, kind=SubmissionKind.RESUME, workflow_name="x", namespace="default", cluster="east"
     )
     desk.store.create(LAYOUT.submission(2), claimed.to_bytes())
     desk.now += 1e6

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from tiphys_controller.doctor import CheckStatus, DoctorFinding, is_cluster_usable, run_checks
-from tiphys_controller.doctor.checks_namespace import AGENT_PERMISSIONS, EXECUTOR_PERMISSIONS, GANG_PERMISSIONS
+from tiphys_controller.doctor.checks_namespace import PERMISSIONS
 from tiphys_controller.doctor.observe import parse_argo_settings, read_node_clocks
 from tiphys_controller.doctor.observed import (
     ClusterObservation,
@@ -29,6 +29,7 @@ from tiphys_controller.doctor.observed import (
     NodeClock,
     Permission,
     PodReadiness,
+    StoreAccess,
     UnknownValue,
     WorkflowNamespace,
 )
@@ -42,22 +43,28 @@ from tiphys_controller.doctor.pod_readiness import (
 )
 
 from tiphys.kube import Object
+from tiphys.store.probe import ProbeFinding
 
 GOOD_ENV = {
     "DEFAULT_REQUEUE_TIME": "500ms",
     "ARGO_EXECUTOR_PLUGINS": "true",
     "ARGO_POD_STATUS_CAPTURE_FINALIZER": "true",
 }
-RIGHTS: Mapping[Permission, bool] = dict.fromkeys(EXECUTOR_PERMISSIONS + AGENT_PERMISSIONS + GANG_PERMISSIONS, True)
+RIGHTS: Mapping[tuple[str, Permission], bool] = {
+    (account, right): True for account, rights in PERMISSIONS.items() for right in rights
+}
 SECRETS: Mapping[str, frozenset[str] | UnknownValue] = {
     "tiphys-store": frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}),
-    "tiphys-workflow.service-account-token": frozenset({"token", "ca.crt"}),
-    "tiphys-executor-plugin.service-account-token": frozenset({"token", "ca.crt"}),
+    **{
+        f"{account}.service-account-token": frozenset({"token", "ca.crt"})
+        for account in ("tiphys-workflow", "tiphys-executor", "tiphys-gang", "tiphys-executor-plugin")
+    },
 }
+ACCOUNTS = frozenset({"tiphys-workflow", "tiphys-executor", "tiphys-gang", "tiphys-executor-plugin"})
 NAMESPACE = WorkflowNamespace(
     name="ml",
     exists=True,
-    accounts=frozenset({"tiphys-workflow", "tiphys-executor-plugin"}),
+    accounts=ACCOUNTS,
     config_maps=frozenset({"tiphys-executor-plugin"}),
     secrets=SECRETS,
     permissions=RIGHTS,
@@ -300,17 +307,45 @@ CASES: list[tuple[str, dict[str, Any], str, CheckStatus, str]] = [
     ("namespace", {"exists": False}, "ml/exists", CheckStatus.FAILED, "there is no namespace ml"),
     (
         "account of workflows",
-        {"accounts": frozenset({"tiphys-executor-plugin"})},
+        {"accounts": ACCOUNTS - {"tiphys-workflow"}},
         "ml/accounts",
         CheckStatus.FAILED,
         "no service account tiphys-workflow: no pod of a workflow is made",
     ),
     (
         "account of the plugin",
-        {"accounts": frozenset({"tiphys-workflow"})},
+        {"accounts": ACCOUNTS - {"tiphys-executor-plugin"}},
         "ml/accounts",
         CheckStatus.FAILED,
         "no service account tiphys-executor-plugin: every plugin step ends in Error",
+    ),
+    (
+        "account of the executor",
+        {"accounts": ACCOUNTS - {"tiphys-executor"}},
+        "ml/accounts",
+        CheckStatus.FAILED,
+        "no service account tiphys-executor: every step ends in Error",
+    ),
+    (
+        "token of the executor",
+        {"secrets": {**SECRETS, "tiphys-executor.service-account-token": frozenset()}},
+        "ml/tokens",
+        CheckStatus.FAILED,
+        "there is no Secret tiphys-executor.service-account-token, from which Argo mounts the account's token: no pod",
+    ),
+    (
+        "token of those who create gangs",
+        {"secrets": {**SECRETS, "tiphys-gang.service-account-token": frozenset()}},
+        "ml/gangs",
+        CheckStatus.WARNING,
+        "there is no Secret tiphys-gang.service-account-token",
+    ),
+    (
+        "right of the executor",
+        {"permissions": {**RIGHTS, ("tiphys-executor", Permission("create", "workflowtaskresults")): False}},
+        "ml/rights",
+        CheckStatus.FAILED,
+        "account tiphys-executor may not create workflowtaskresults: steps end in Error",
     ),
     (
         "token secret",
@@ -328,17 +363,17 @@ CASES: list[tuple[str, dict[str, Any], str, CheckStatus, str]] = [
     ),
     (
         "right of the agent",
-        {"permissions": {**RIGHTS, Permission("patch", "workflowtasksets/status"): False}},
+        {"permissions": {**RIGHTS, ("tiphys-workflow", Permission("patch", "workflowtasksets/status")): False}},
         "ml/rights",
         CheckStatus.FAILED,
         "account tiphys-workflow may not patch workflowtasksets/status: the agent pod crashes",
     ),
     (
         "right to make Jobs",
-        {"permissions": {**RIGHTS, Permission("create", "jobs", "batch"): False}},
-        "ml/jobs",
+        {"permissions": {**RIGHTS, ("tiphys-gang", Permission("create", "jobs", "batch")): False}},
+        "ml/gangs",
         CheckStatus.WARNING,
-        "account tiphys-workflow may not create jobs: a training on several nodes ends in Error",
+        "account tiphys-gang may not create jobs: a training on several nodes with backend=job ends in Error",
     ),
     (
         "plugin",
@@ -370,14 +405,23 @@ def test_what_is_missing_in_a_namespace(lacking: dict[str, Any], name: str, stat
 def test_agent_mode_needs_less_in_a_namespace() -> None:
     lean = replace(
         NAMESPACE,
-        accounts=frozenset({"tiphys-workflow"}),
+        accounts=frozenset({"tiphys-workflow", "tiphys-executor"}),
         config_maps=frozenset(),
-        secrets={"tiphys-store": SECRETS["tiphys-store"]},
-        permissions=dict.fromkeys(EXECUTOR_PERMISSIONS + GANG_PERMISSIONS, True),
+        secrets={name: SECRETS[name] for name in ("tiphys-store", "tiphys-executor.service-account-token")},
+        permissions={held: True for held in RIGHTS if held[0] == "tiphys-executor"},
     )
     assert bad(replace(AGENT, namespaces=(lean,))) == {}
-    found = only(replace(AGENT, namespaces=(replace(lean, permissions=dict.fromkeys(GANG_PERMISSIONS, True)),)))
+    found = only(replace(AGENT, namespaces=(replace(lean, permissions={}),)))
     assert "may not create workflowtaskresults, patch workflowtaskresults: steps end in Error" in found.sentence
+
+
+def test_a_namespace_without_gangs_lacks_nothing() -> None:
+    single = replace(
+        NAMESPACE,
+        accounts=ACCOUNTS - {"tiphys-gang"},
+        permissions={held: held[0] != "tiphys-gang" for held in RIGHTS},
+    )
+    assert bad(replace(GOOD, namespaces=(single,))) == {}
 
 
 @pytest.mark.parametrize(
@@ -472,5 +516,24 @@ def test_a_pod_that_runs_can_be_asked_itself() -> None:
     running = pod(containerStatuses=[{"state": {"running": {}}}], conditions=[{"type": "Ready", "status": "False"}])
     assert (has_running_container(running), is_pod_ready(running)) == (True, False)
     assert build_readiness_path(running) == "/api/v1/namespaces/tiphys/pods/p:7243/proxy/readyz"
+    secured = {**running, "spec": {"containers": [{"readinessProbe": {"httpGet": {"scheme": "HTTPS"}}}]}}
+    assert build_readiness_path(secured) == "/api/v1/namespaces/tiphys/pods/https:p:7243/proxy/readyz"
     assert parse_readiness_reason('{"error": "no bucket"}') == "no bucket"
     assert parse_readiness_reason("plain\ntext") == "plain text"
+
+
+def test_workflows_in_the_namespace_of_the_services_are_a_warning() -> None:
+    """Their pods can mount the Secret of the services."""
+    found = only(replace(GOOD, namespaces=(NAMESPACE, replace(NAMESPACE, name="tiphys"))))
+    assert (found.name, found.state) == ("tiphys/release", CheckStatus.WARNING)
+    assert "can mount the Secret of the services" in found.sentence
+    assert "a namespace of its own" in found.remedy
+
+
+def test_credentials_that_reach_too_far_are_a_failure_each() -> None:
+    findings = (ProbeFinding("data", True, "may read"), ProbeFinding("control-write", False, "may use s3:PutObject"))
+    access = StoreAccess("s3://ml/team-a", findings)
+    found = only(replace(GOOD, namespaces=(replace(NAMESPACE, store_access=access),)))
+    assert (found.name, found.state) == ("ml/store-access", CheckStatus.FAILED)
+    assert found.sentence == "the credentials in Secret tiphys-store may use s3:PutObject"
+    assert found.remedy.endswith("tiphys doctor s3://ml/team-a --policy program")

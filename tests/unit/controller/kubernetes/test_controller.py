@@ -246,10 +246,10 @@ def test_several_namespaces_need_a_store_each(tmp_path: Path) -> None:
 
 
 @contextmanager
-def running(api: KubeApi, store: Store, identity: str = "one") -> Iterator[Controller]:
+def running(api: KubeApi, store: Store, identity: str = "one", **options: bool) -> Iterator[Controller]:
     """A whole controller, until the body is over."""
     stop = threading.Event()
-    given = ControllerDependencies(api, ("ml",), lambda _: store, identity, "tiphys-system")
+    given = ControllerDependencies(api, ("ml",), lambda _: store, identity, "tiphys-system", **options)
     controller = Controller(given, lease_seconds=300.0, renew_seconds=0.05)
     thread = threading.Thread(target=controller.run, args=(stop,))
     thread.start()
@@ -284,6 +284,21 @@ def test_a_controller_leads_heals_and_tells_until_it_is_stopped(server: KubeServ
     assert len(server.objects("pods")) == 1
     [lease] = server.objects("leases")
     assert lease["spec"]["holderIdentity"] == ""
+
+
+@pytest.mark.parametrize("switched_on", [True, False])
+def test_pods_are_seen_and_workflows_patched_only_where_that_is_switched_on(
+    server: KubeServer, api: KubeApi, store: Store, switched_on: bool
+) -> None:
+    server.add_namespace("tiphys-system")
+    Bench(server, api, store).submitted()
+    History(store, RUN).failed("fit")
+    before = len(server.requests)
+    with running(api, store, agent_pods=switched_on, descriptions=switched_on) as controller:
+        until(lambda: ready(controller) and told(server))
+    asked = {(one.verb, one.plural) for one in server.requests[before:]}
+    assert (("patch", "workflows") in asked) is switched_on
+    assert ("pods" in {plural for _, plural in asked}) is switched_on
 
 
 def test_one_leads_and_the_next_takes_over(server: KubeServer, api: KubeApi, store: Store) -> None:

@@ -85,9 +85,9 @@ def litter(store: DirectoryStore) -> Callable[[], list[str]]:
     record = AlertRecord(name="RunFailed", status="firing", fingerprint="ab", starts_at="t")
     for alert in (IDS["a"], IDS["b"]):
         store.create(alert_key(alert, "firing"), record.to_bytes())
-    store.create(alert_key(IDS["a"], "done"), AlertResultRecord(outcome="told", message="").to_bytes())
+    store.create(alert_key(IDS["a"], "result"), AlertResultRecord(outcome="told", message="").to_bytes())
     return lambda: sorted(
-        [one.name for one in store.temporary_folder.iterdir()] + [one.key for one in store.list("alerts/")]
+        [one.name for one in store.temporary_folder.iterdir()] + [one.key for one in store.list("control/alerts/")]
     )
 
 
@@ -157,7 +157,7 @@ def test_leases_that_nobody_counts_on_are_counted_and_left_to_the_ledger(store: 
 
 def test_storage_that_does_not_answer_is_counted_and_tried_again(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
-    store.create(alert_key(IDS["c"], "done"), b"no record")
+    store.create(alert_key(IDS["c"], "result"), b"no record")
     found = janitor(store)
     found.run_round(threading.Event())
     assert value(found, "failures_total", "janitor") == 1

@@ -101,7 +101,9 @@ def test_an_end_that_was_changed_is_refused(store: MemoryStore, submitter: FakeS
     refused(store, submitter, IntegrityError, "its seal does not match")
 
 
-@pytest.mark.parametrize("where", ["runs/other/outputs/prep/000000001/parameters/n", "memo/secret", "outputs/n"])
+@pytest.mark.parametrize(
+    "where", ["data/runs/other/outputs/prep/000000001/parameters/n", "control/memo/secret", "outputs/n"]
+)
 def test_a_done_record_that_names_what_it_did_not_write_is_not_done(store: MemoryStore, where: str) -> None:
     output = Output(name="n", kind=OutputKind.ARTIFACT, key=where)
     lie = AttemptEnd(run=RUN, step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.DONE, outputs=(output,))

@@ -446,14 +446,14 @@ def test_a_result_of_another_run_is_as_good_as_an_own_one(store: Store) -> None:
     assert reason(report, "prep") == "taken over from run digits-0, step elsewhere, attempt 1, 2 objects verified"
     bound = plan_stored_run(store, RUN).decisions.finished_outputs["fit"]["prep"]
     assert bound.values["outputs.parameters.n"] == "7"
-    assert bound.artifacts["data"].startswith("runs/digits-0/outputs/elsewhere/")
+    assert bound.artifacts["data"].startswith("data/runs/digits-0/outputs/elsewhere/")
 
 
 def test_a_result_of_another_run_that_lost_an_output_runs(store: Store) -> None:
     recorded(store, gated("prep"))
     History(store, "digits-0").done("elsewhere", artifacts={"data": b"xyz"})
     took_over(store, "prep")
-    gone = next(info.key for info in store.list("runs/digits-0/outputs/"))
+    gone = next(info.key for info in store.list("data/runs/digits-0/outputs/"))
     store.delete(gone)
 
     report = plan_run(store, RUN)

@@ -62,7 +62,7 @@ def test_steps_of_a_succeeded_run_run_again_with_all_that_hang_on_them(
         "depends on fit, which is asked to run again",
     ]
     claim = last_claim(store)
-    assert (claim.again, claim.fresh_since) == (("fit",), {"fit": 2, "report": 2})
+    assert (claim.rerun_roots, claim.rerun_since) == (("fit",), {"fit": 2, "report": 2})
     assert read_events(store, RUN)[-1].message.endswith("rerun on request: fit")
 
 
@@ -80,8 +80,8 @@ def test_a_plain_resume_knows_what_was_asked_and_not_finished(
     resumed = resume_run(store, submitter, RUN)
 
     assert resumed.plan.running == ("report",)
-    assert last_claim(store).again == ()
-    assert last_claim(store).fresh_since == {"fit": 2, "report": 2}
+    assert last_claim(store).rerun_roots == ()
+    assert last_claim(store).rerun_since == {"fit": 2, "report": 2}
 
 
 def test_what_was_finished_since_is_skipped(store: Store, submitter: FakeSubmitter, history: History) -> None:
@@ -95,7 +95,7 @@ def test_what_was_finished_since_is_skipped(store: Store, submitter: FakeSubmitt
 def test_asking_twice_asks_anew(store: Store, submitter: FakeSubmitter, history: History) -> None:
     for number, attempt in ((2, 2), (3, 3)):
         resume_run(store, submitter, RUN, rerun=["report"])
-        assert last_claim(store).fresh_since == {"report": number}
+        assert last_claim(store).rerun_since == {"report": number}
         history.done("report", attempt=attempt, submission=number)
         submitter.end(f"{RUN}-{number}", "Succeeded")
 
@@ -110,7 +110,7 @@ def test_a_crash_loses_nothing_of_what_was_asked(
     resumed = resume_run(store, submitter, RUN, rerun=["fit"] if point == "after_fence" else [])
 
     assert (resumed.submission, resumed.plan.running) == (2, ("fit", "report"))
-    assert last_claim(store).fresh_since == {"fit": 2, "report": 2}
+    assert last_claim(store).rerun_since == {"fit": 2, "report": 2}
     assert submitter.names() == [RUN, f"{RUN}-2"]
 
 

@@ -14,7 +14,7 @@ from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.depends import DONE_RESULTS
 
 IDENTITY = SubmissionIdentity("digits-1", 2, "digits-1-2", "ml")
-DONE = {"prep": TaskOutputs({"status": "Succeeded", "outputs.parameters.n": "5"}, {"data": "runs/digits-1/x/data"})}
+DONE = {"prep": TaskOutputs({"status": "Succeeded", "outputs.parameters.n": "5"}, {"data": "data/runs/digits/x/data"})}
 
 
 def with_prefix(key: str) -> str:
@@ -72,7 +72,7 @@ def test_artifacts_are_bound_by_their_key_in_the_bucket() -> None:
     source = {"name": "d", "from": "{{tasks.prep.outputs.artifacts.data}}", "optional": True}
 
     assert bind_references({"artifacts": [source]}, DONE, with_prefix) == {
-        "artifacts": [{"name": "d", "optional": True, "s3": {"key": "team/runs/digits-1/x/data"}}]
+        "artifacts": [{"name": "d", "optional": True, "s3": {"key": "team/data/runs/digits/x/data"}}]
     }
 
 
@@ -81,7 +81,7 @@ def test_a_path_below_an_artifact_becomes_part_of_its_key() -> None:
 
     assert bind_references(source, DONE, with_prefix) == {
         "name": "d",
-        "s3": {"key": "team/runs/digits-1/x/data/train/{{item}}"},
+        "s3": {"key": "team/data/runs/digits/x/data/train/{{item}}"},
     }
 
 

@@ -144,8 +144,8 @@ def test_a_key_that_nobody_can_repeat_is_refused(store: Store, submitter: FakeSu
 def test_a_key_cannot_name_a_place_in_the_store(store: Store, submitter: FakeSubmitter, key: str) -> None:
     start_run_once(store, submitter, PIPELINE, key, run="digits-1")
 
-    [held] = store.list("keys/")
-    assert held.key.removeprefix("keys/").removesuffix(".json").isalnum()
+    [held] = store.list("control/idempotency-keys/")
+    assert held.key.removeprefix("control/idempotency-keys/").removesuffix(".json").isalnum()
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_the_same_key_begins_one_fork_whatever_its_parent_does(
     assert second == first._replace(created=False)
     assert keys(store) == written
     record = read_run(store, first.run)
-    assert (record.parent, record.fresh, bool(record.key)) == (parent, ("prep",), True)
+    assert (record.parent, record.rerun_steps, bool(record.key)) == (parent, ("prep",), True)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -192,7 +192,7 @@ def test_a_fork_that_died_is_completed_by_the_same_call(
     assert forked.created == (point in ("after_key", "after_record", "after_claim"))
     assert submitter.names() == sorted([parent, forked.run])
     [only] = read_submissions(store, forked.run)
-    assert (only.claim.kind, only.claim.fresh_since, only.binding and only.binding.uid) == (
+    assert (only.claim.kind, only.claim.rerun_since, only.binding and only.binding.uid) == (
         "fork",
         {"prep": 1},
         forked.uid,

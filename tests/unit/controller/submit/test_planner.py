@@ -304,7 +304,7 @@ def test_a_recorded_workflow_that_is_gone_or_changed_is_told(
 def test_a_fork_is_a_run_of_its_own_that_names_its_parent(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:
-    before = keys(store)
+    before = [key for key in keys(store) if key.startswith(LAYOUT.control)]
 
     forked = fork_run(store, submitter, RUN, "hot", change=WorkflowChange(with_parameter("0.5")), rerun=["aside"])
 
@@ -312,10 +312,10 @@ def test_a_fork_is_a_run_of_its_own_that_names_its_parent(
     assert fork_run(store, submitter, "hot", suffix=lambda: "bbbbb").started[0] == "digits-bbbbb"
     assert words(forked.drift) == ["fit: parameters lr 0.1 → 0.5"]
     record = read_run(store, "hot")
-    assert (record.parent, record.fresh, record.parameters) == (RUN, ("aside",), {"lr": "0.5"})
+    assert (record.parent, record.rerun_steps, record.parameters) == (RUN, ("aside",), {"lr": "0.5"})
     [first] = read_submissions(store, "hot")
-    assert (first.claim.kind, first.claim.fresh_since) == (SubmissionKind.FORK, {"aside": 1})
-    assert [key for key in keys(store) if key.startswith(LAYOUT.prefix)] == before
+    assert (first.claim.kind, first.claim.rerun_since) == (SubmissionKind.FORK, {"aside": 1})
+    assert [key for key in keys(store) if key.startswith(LAYOUT.control)] == before
     assert (describe_run(store, "hot").parent, describe_run(store, RUN).parent) == (RUN, "")
     assert len(submitter.manifest("hot")["spec"]["templates"][0]["dag"]["tasks"]) == 4
 
@@ -327,7 +327,7 @@ def test_a_fork_that_died_is_completed_by_a_resume(store: Store, submitter: Fake
     resume_run(store, submitter, "hot")
 
     [first] = read_submissions(store, "hot")
-    assert (first.claim.kind, first.claim.fresh_since) == (SubmissionKind.FORK, {"aside": 1})
+    assert (first.claim.kind, first.claim.rerun_since) == (SubmissionKind.FORK, {"aside": 1})
 
 
 def test_a_dry_fork_writes_nothing(store: Store, submitter: FakeSubmitter, history: History) -> None:

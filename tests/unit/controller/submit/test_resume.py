@@ -22,7 +22,7 @@ from support.counting import CountingStore
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
 from tiphys_controller import LiveWorkflow, resume_run, start_run
-from tiphys_controller.submit import resume as resuming
+from tiphys_controller.submit import resume
 
 from tiphys.errors import ConflictError, IntegrityError, NotFoundError, ObjectMissingError, UsageError
 from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding, SubmissionEnd, SubmissionKind
@@ -266,8 +266,8 @@ def test_a_late_finish_that_beats_the_fence_counts(
         history.finish("fit")
         return fence(*arguments)
 
-    fence = resuming.fence_attempts
-    monkeypatch.setattr(resuming, "fence_attempts", finishing_first)
+    fence = resume.fence_attempts
+    monkeypatch.setattr(resume, "fence_attempts", finishing_first)
 
     resumed = resume_run(store, submitter, RUN)
 
@@ -283,8 +283,8 @@ def test_an_attempt_whose_claim_is_gone_stops_the_resume_because_nothing_fences_
         store.delete(LAYOUT.attempt("fit", 1))
         return fence(*arguments)
 
-    fence = resuming.fence_attempts
-    monkeypatch.setattr(resuming, "fence_attempts", losing_the_claim)
+    fence = resume.fence_attempts
+    monkeypatch.setattr(resume, "fence_attempts", losing_the_claim)
 
     with pytest.raises(ObjectMissingError, match=r"attempt 1 of fit cannot be fenced"):
         resume_run(store, submitter, RUN)
@@ -362,7 +362,7 @@ def test_a_lost_claim_tells_who_won(
         resume_run(store, submitter, RUN)
         return []
 
-    monkeypatch.setattr(resuming, "fence_attempts", beaten)
+    monkeypatch.setattr(resume, "fence_attempts", beaten)
 
     with pytest.raises(ConflictError, match=r"another process resumes run digits-1: .* 2 .* default/digits-1-2"):
         resume_run(store, submitter, RUN)
@@ -379,7 +379,7 @@ def test_a_resume_plans_again_only_if_a_step_finished_before_the_fence(
     finishes: bool,
     plans: int,
 ) -> None:
-    fence = resuming.fence_attempts
+    fence = resume.fence_attempts
 
     def overtaken(*arguments: Any) -> Any:
         monkeypatch.undo()
@@ -388,7 +388,7 @@ def test_a_resume_plans_again_only_if_a_step_finished_before_the_fence(
         resume_run(store, submitter, RUN, key="the same")
         return fence(*arguments)
 
-    monkeypatch.setattr(resuming, "fence_attempts", overtaken)
+    monkeypatch.setattr(resume, "fence_attempts", overtaken)
     counting = CountingStore(store)
 
     resumed = resume_run(counting, submitter, RUN, key="the same")

@@ -8,7 +8,7 @@ from support.lineage import LINEAGE, RUN, STEP, claim_of, commit, ref, write_cla
 from support.memory import MemoryStore
 
 from tiphys.errors import NotFoundError, StoreError
-from tiphys.lineage.audit import audit as deep
+from tiphys.lineage.audit import audit
 from tiphys.lineage.audit.audit import audit_run, quarantine_damaged
 from tiphys.lineage.audit.findings import AuditLayer
 from tiphys.lineage.quarantine import list_quarantined, quarantine_checkpoint, read_quarantine_records
@@ -142,7 +142,7 @@ def test_what_retention_removed_is_not_missed(store):
 
 
 def test_a_checkpoint_that_retention_removes_meanwhile_is_not_damaged(store, monkeypatch):
-    check = deep.check_bytes
+    check = audit.check_bytes
 
     def removed(wanted, **options):
         for key in [key for key in store.objects if "shards/000000001-000000000000010/" in key]:
@@ -196,7 +196,7 @@ def test_an_interruption_ends_all_threads(store, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(store, "chunks", endless)
-    monkeypatch.setattr(deep, "as_completed", interrupted)
+    monkeypatch.setattr(audit, "as_completed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         audit_run(store, RUN, deep=True, threads=2)
     assert ended

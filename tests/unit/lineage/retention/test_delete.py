@@ -115,8 +115,8 @@ def test_the_manifest_goes_before_its_shards(store):
     deleted = []
     store.refuses = lambda operation, key: bool(operation == "delete" and deleted.append(key))
     open_session(store, keep_last=1).save(3, state_at(3))
-    one = ["manifests", "shards", "shards", "expired", "expired"]
-    assert [key.split("/")[3] for key in deleted] == [*one, *one]
+    one = ["manifests", "shards", "shards", "tombstones", "tombstones"]
+    assert [key.split("/")[4] for key in deleted] == [*one, *one]
 
 
 def test_storage_that_refuses_to_delete_does_not_stop_the_training(store, capsys):

@@ -72,6 +72,15 @@ def test_exit_codes_are_those_of_a_container(bench: Bench, source: str, code: in
     assert (pod.phase, pod.exit_code, pod.node) == ("Failed", code, "wf.run")
 
 
+def test_a_pod_shows_the_gpus_that_it_requests(bench: Bench) -> None:
+    template = only("exit 0")
+    [program] = [one[kind] for one in template["spec"]["templates"] for kind in ("container", "script") if kind in one]
+    program["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
+    assert bench.run(template) == "Succeeded"
+    [pod] = bench.cluster.workflow_pods(bench.cluster.workflow("default", "wf")["metadata"]["uid"])
+    assert pod.gpus == 2
+
+
 @pytest.mark.parametrize("argument", ["x" * 200_000, "nul \0 byte"])
 def test_a_command_that_the_system_refuses_is_an_error_of_its_node(bench: Bench, argument: str) -> None:
     template = {"name": "run", "container": {"image": "i", "command": ["echo", argument]}}

@@ -49,10 +49,10 @@ def test_value_counts_in_its_canonical_form(here):
 
 def test_bound_item_remembers_how_argo_shows_it(here):
     here.submit(SWEEP).admit("sweep", item="3:a")
-    (bound,) = records(here.store, "runs/digits-abc12/items/")
+    (bound,) = records(here.store, "control/runs/digits-abc12/items/")
     assert (bound["label"], bound["submission"]) == ("sweep(3:a)", 1)
 
 
 def test_step_that_is_not_fanned_out_binds_no_item(here):
     here.submit(prep()).admit("prep")
-    assert records(here.store, "runs/digits-abc12/items/") == []
+    assert records(here.store, "control/runs/digits-abc12/items/") == []

@@ -55,7 +55,7 @@ def started(here: World, flow: Flow, stage: GangPhase = GangPhase.ACTIVE) -> str
 
 
 def ends(here: World) -> list[tuple[str, str]]:
-    found = records(here.store, "runs/digits-abc12/attempts/fit/")
+    found = records(here.store, "control/runs/digits-abc12/attempts/fit/")
     return [(one["cause"], one["message"]) for one in found if "outcome" in one]
 
 
@@ -130,19 +130,20 @@ def test_nodes_of_the_lease_and_the_chosen_type_become_requirements() -> None:
         instance="i",
         step_key="k",
         nodes=("b", "a", "a", "b"),
-        pod_patch=json.dumps({"nodeSelector": {"nvidia.com/gpu.product": "A100"}}),
     )
-    assert json.loads(f"[{gangs.gang_output_parameters(FOUR, claim, '{}')['node-requirements']}]") == [
+    placement = {"nodeSelector": {"nvidia.com/gpu.product": "A100"}}
+    parameters = gangs.gang_output_parameters(FOUR, claim, "{}", placement)
+    assert json.loads(f"[{parameters['node-requirements']}]") == [
         {"key": "kubernetes.io/hostname", "operator": "In", "values": ["a", "b"]},
         {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100"]},
     ]
 
 
 def test_members_are_told_where_their_inputs_lie(here: World) -> None:
-    key = here.store.artifact_key("runs/digits-abc12/outputs/prep/000000001/artifacts/data")
+    key = here.store.artifact_key("data/runs/digits-abc12/outputs/prep/000000001/artifacts/data")
     given = [{"name": "data", "s3": {"key": key}}, {"name": "extra", "optional": True}]
     answer = outputs(here.submit(spec()).admit("fit", 0, artifacts=given))
-    assert json.loads(answer["input-keys"]) == {"data": "runs/digits-abc12/outputs/prep/000000001/artifacts/data"}
+    assert json.loads(answer["input-keys"]) == {"data": "data/runs/digits-abc12/outputs/prep/000000001/artifacts/data"}
 
 
 def test_an_input_from_elsewhere_is_refused_before_anything_is_held(here: World) -> None:
@@ -244,7 +245,7 @@ def test_a_gpu_that_is_too_small_for_a_rank_halves_the_batch_of_all(here):
     assert "ended by GPU out of memory, rank 2 of 4" in said(flow.settle("fit", 0))
     del objects(here).objects[name]
     before = outputs(flow.admit("fit", 1))
-    claims = records(here.store, "runs/digits-abc12/attempts/fit/000000002.json")
+    claims = records(here.store, "control/runs/digits-abc12/attempts/fit/000000002.json")
     assert [claim["escalation"]["batch_scale"] for claim in claims] == [0.5]
     assert "TIPHYS_BATCH_SCALE" not in before["pod-patch"]
 

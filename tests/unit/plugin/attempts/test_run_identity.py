@@ -140,7 +140,7 @@ def test_next_submission_is_for_the_workflow_it_was_claimed_for(here):
     assert phase(impostor.admit("prep")) == "Failed"
     flow = given(here.submit(prep(), name="digits-2", uid="uid-2"), "digits", "2")
     assert outputs(flow.admit("prep"))["run-id"] == "digits"
-    assert records(here.store, "runs/digits/submissions/000000002.bound")[0]["uid"] == "uid-2"
+    assert records(here.store, "control/runs/digits/submissions/000000002.bound")[0]["uid"] == "uid-2"
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5"])

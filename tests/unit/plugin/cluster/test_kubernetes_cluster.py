@@ -9,7 +9,7 @@ from tiphys_plugin.cluster.kubernetes_cluster import KubernetesCluster
 
 from tiphys.errors import ConflictError, ForbiddenError, StoreError
 from tiphys.kube.resources import JOBS, PODS, WORKFLOWS
-from tiphys.protocol.gang import GangBackend, GangPhase
+from tiphys.protocol.gang import WORKFLOW_UID_LABEL, GangBackend, GangPhase
 
 
 class Seconds:
@@ -90,20 +90,28 @@ def test_pods_of_a_gang_are_found_though_argo_did_not_make_them(api, cluster):
     assert {one.node for one in (first, second)} == {"digits-abc12.fit[0].attempts(0)[1].run"}
 
 
+def test_a_gang_that_the_chart_does_not_allow_is_refused_with_the_remedy(server, cluster):
+    server.authorize = lambda request: request.plural != "jobs"
+    with pytest.raises(ForbiddenError, match=r"jobs.*enable trainings on several nodes \(the values gangs\.\* of"):
+        cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
+
+
 def test_what_makes_the_pods_of_a_gang_is_read_and_ended(api, cluster):
-    assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1") is None
+    metadata = {"name": "digits-fit-1", "labels": {WORKFLOW_UID_LABEL: "uid-1"}}
+    assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1") is None
     conditions = [{"type": "FailureTarget", "status": "True", "message": "…"}]
-    api.create(JOBS, "ml", {"metadata": {"name": "digits-fit-1"}, "status": {"conditions": conditions}})
-    found = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1")
+    api.create(JOBS, "ml", {"metadata": metadata, "status": {"conditions": conditions}})
+    assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-2") is None, "another Workflow made it"
+    found = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
     assert (found.stage, found.first_failure) == (GangPhase.ENDING, None)
     api.delete(JOBS, "ml", "digits-fit-1")
-    api.create(JOBS, "ml", {"metadata": {"name": "digits-fit-1"}})
+    api.create(JOBS, "ml", {"metadata": metadata})
     cluster.delete_gang(found)
-    again = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1")
+    again = cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1")
     assert again is not None, "another one had its name by then"
     cluster.delete_gang(again)
     cluster.delete_gang(again)
-    assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1") is None
+    assert cluster.gang(GangBackend.JOB, "ml", "digits-fit-1", "uid-1") is None
 
 
 def test_attempt_pods_are_those_of_the_served_namespaces(server, api, cluster):

@@ -23,7 +23,7 @@ from support.polling import until
 from support.world import Flow, World, commit, fit, gpus, outputs, phase, records, said, world
 from tiphys_plugin import DirectoryCluster, Queues
 from tiphys_plugin.cluster.pod_status import pod_status
-from tiphys_plugin.eviction import cost as loss
+from tiphys_plugin.eviction import cost
 from tiphys_plugin.eviction.loop import PreemptionLoop
 from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
@@ -100,7 +100,7 @@ def saved(here: World, flow: Flow, at_seconds: float, step: int = 7) -> None:
 
 
 def ended(here: World, run: str = "low") -> dict:
-    [end] = [one for one in records(here.store, f"runs/{run}/attempts/fit/") if "outcome" in one]
+    [end] = [one for one in records(here.store, f"control/runs/{run}/attempts/fit/") if "outcome" in one]
     return end
 
 
@@ -232,7 +232,7 @@ def test_one_for_whom_nobody_waits_any_more_says_so(here):
 def test_a_crash_while_it_saves_is_a_crash(here):
     low, _ = asked(here)
     crash = CrashRecord(run="low", step="fit", attempt=1, error="OSError: no space left")
-    claim_record(here.store, "runs/low/attempts/fit/000000001.crash.json", crash)
+    claim_record(here.store, "data/runs/low/crashes/fit/000000001.json", crash)
     end_pod(low, exit_code=1)
     verdict = low.settle("fit", 0, exit_code="1")
     assert phase(verdict) == "Succeeded", "it is not tried again"
@@ -274,7 +274,7 @@ def test_those_that_lose_least_are_asked_by_what_is_committed(here):
 def test_what_is_lost_is_looked_up_seldom_and_is_the_whole_where_storage_fails(here, monkeypatch):
     begin(here)
     counting = CountingStore(here.store)
-    losses = loss.CheckpointLossEstimator(SingleStore(counting), here.clock)
+    losses = cost.CheckpointLossEstimator(SingleStore(counting), here.clock)
     here.clock.advance(100)
     lease = only_lease(here)
     assert losses([lease]) == {lease.id: 800.0}

@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.cluster_nodes import MODEL, SPOT, condition, failed_pod, foreign_pod, node
+from tiphys_plugin.cluster.interface import requested_gpus
 from tiphys_plugin.nodes.health import NodeHealth
-from tiphys_plugin.nodes.node import ObservedNode, observe_nodes, requested_gpus
+from tiphys_plugin.nodes.node import ObservedNode, observe_nodes
 from tiphys_plugin.quota.flavors import ClusterNodes, HealthSignal
 from tiphys_plugin.quota.placement.model import GpuNode
 

@@ -9,7 +9,7 @@
 """
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pytest
 from support.cluster_nodes import condition, node
@@ -18,7 +18,7 @@ from support.memory import MemoryStore
 from support.world import Clock
 from tiphys_plugin.cluster.interface import PodStatus
 from tiphys_plugin.nodes.cluster_state import ClusterState
-from tiphys_plugin.nodes.health import NodeHealth
+from tiphys_plugin.nodes.health import NodeHealth, judge_node_health
 from tiphys_plugin.nodes.straggler_watch import StragglerDetection
 from tiphys_plugin.nodes.stragglers import evidence_by_node, find_slow_gangs
 from tiphys_plugin.quota.flavors import ClusterNodes
@@ -28,7 +28,7 @@ from tiphys_plugin.runtime.context import SingleStore
 from tiphys.errors import StoreError
 from tiphys.kube import ListSnapshot
 from tiphys.store import LineageLayout, Store
-from tiphys.store.layout import STEP_TIME_WINDOW_SECONDS, RankStepTime
+from tiphys.store.layout import STEP_TIME_WINDOW_SECONDS, RankStepTime, parse_step_time
 
 GANG: Lease = replace(lease(8, "g", members=4), nodes=("n0", "n1", "n2", "n3"))
 LATEST = int(NOW.timestamp()) // STEP_TIME_WINDOW_SECONDS - 1
@@ -48,8 +48,9 @@ def pods(*hosts: str) -> list[PodStatus]:
     return [
         PodStatus(
             name=f"pod-{rank}",
-            workflow_uid="u",
-            node=f"{GANG.request.instance}[0].attempts(0)[1].run",
+            workflow_uid=GANG.request.uid,
+            namespace=GANG.request.namespace,
+            node="wf-g.fit[0].attempts(0)[1].run",
             labels=labels,
             rank=rank,
             host=host,
@@ -63,15 +64,38 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
+@pytest.mark.parametrize("change", [{"namespace": "vision"}, {"workflow_uid": "uid-of-another"}])
+def test_a_training_named_like_another_says_nothing_about_the_nodes_of_the_other(store, change):
+    told(store, slow=2)
+    slow = find_slow_gangs(SingleStore(store), [GANG], NOW)
+    foreign = [pod.model_copy(update=change) for pod in pods("a", "b", "c", "d")]
+    assert slow
+    assert evidence_by_node(slow, foreign) == {}
+
+
+def test_all_trainings_of_one_namespace_are_one_source(store):
+    told(store, slow=2)
+    [(lease, slow)] = find_slow_gangs(SingleStore(store), [GANG], NOW)
+    again = [(lease, slow), (lease, slow)]
+    [evidence] = evidence_by_node(again, pods("a", "b", "c", "d")).values()
+    assert len(evidence) == 2
+    assert judge_node_health(evidence, NOW, timedelta(hours=6)).state is NodeHealth.HEALTHY
+
+
+def test_a_step_time_of_many_digits_is_none():
+    assert parse_step_time("data/lineages/r/fit/step-times/000000001/000000001-000000001-00001-" + "9" * 400) is None
+
+
 def test_the_node_of_a_slow_member_is_told_with_numbers(store):
     told(store, slow=2)
     slow = find_slow_gangs(SingleStore(store), [GANG, lease(8, "single")], NOW)
     found = evidence_by_node(slow, pods("a", "b", "c", "d"))
     assert list(found) == ["c"]
     [evidence] = found["c"]
-    assert (evidence.source, evidence.means, evidence.at) == (f"pace of {GANG.request.run}/fit", "hint", None)
+    assert (evidence.source, evidence.means, evidence.at) == (f"step times in {GANG.request.namespace}", "hint", None)
     assert evidence.message == (
-        "member 2 of 4 works 1.50 times as long for a step as their median, in 4 of 4 windows of 5 min"
+        f"{GANG.request.run}/fit: member 2 of 4 works 1.50 times as long for a step as their median, in 4 of 4 windows "
+        "of 5 min"
     )
 
 

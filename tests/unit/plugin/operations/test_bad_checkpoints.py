@@ -115,7 +115,7 @@ def test_a_program_that_always_crashes_from_the_beginning_is_just_broken(here):
         flow.admit("fit", number - 1)
         answer = crashes(flow, number, number - 1)
     assert answer.startswith("Succeeded: Stopped trying")
-    assert keys(here.store, "lineages/") == []
+    assert keys(here.store, "data/lineages/") == []
 
 
 def test_segfaults_without_an_account_count_and_plain_exit_codes_do_not(here):
@@ -164,7 +164,7 @@ def test_resumes_add_up(here):
     flow = two_checkpoints(here, RetryPolicy(user_error=0, backoff_seconds=1))
     assert crashes(flow, 2, 1, restored=at(1, 20)).startswith("Succeeded: Stopped trying")
     ends = [attempt.end for attempt in read_step_attempts(here.store, RUN, "fit")]
-    assert ends[1] is not None and ends[1].death is not None and ends[1].suspect is None
+    assert ends[1] is not None and ends[1].checkpoint_crash is not None and ends[1].suspect is None
 
 
 def test_on_a_volume_the_end_alone_tells(here):
@@ -174,4 +174,4 @@ def test_on_a_volume_the_end_alone_tells(here):
         crashes(flow, attempt, attempt - 1, restored=at(1, 20))
     end = read_step_attempts(here.store, RUN, "fit")[-1].end
     assert end is not None and end.suspect == at(1, 20)
-    assert keys(here.store, "lineages/") == []
+    assert keys(here.store, "data/lineages/") == []

@@ -52,7 +52,7 @@ def test_a_full_gpu_is_told_from_other_failures_and_not_tried_again_unasked(here
         "GPU out of memory is not retried"
     )
     assert end(here).cause is Cause.GPU_OUT_OF_MEMORY
-    assert end(here).evidence == FailureEvidence(rule="gpu-out-of-memory", words=FULL, node="node-3")
+    assert end(here).evidence == FailureEvidence(rule="gpu-out-of-memory", matched_text=FULL, node="node-3")
 
 
 def test_a_full_gpu_may_have_a_budget_of_its_own(here):
@@ -65,7 +65,7 @@ def test_a_training_that_was_stuck_is_tried_again(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
     assert dies(flow, STUCK, 79, stuck_seconds=912.0).startswith(f"Failed: Attempt 1 ended by hang, {STUCK}")
-    assert end(here).evidence == FailureEvidence(rule="no-step", words="no step in 912 s", node="node-3")
+    assert end(here).evidence == FailureEvidence(rule="no-step", matched_text="no step in 912 s", node="node-3")
 
 
 def test_an_account_that_cannot_be_read_decides_nothing(here):

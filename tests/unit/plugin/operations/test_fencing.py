@@ -5,13 +5,12 @@ import json
 import pytest
 from support.ledger import queues
 from support.world import World, fit, gpus, keys, outputs, phase, prep, records, said, world
-from tiphys_plugin.operations import admit as admit_module
-from tiphys_plugin.operations import start_checkpoint
+from tiphys_plugin.operations import admit, start_checkpoint
 
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome
 
-ATTEMPTS = "runs/digits-abc12/attempts/fit"
+ATTEMPTS = "control/runs/digits-abc12/attempts/fit"
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def test_caller_that_loses_the_race_for_an_attempt_keeps_no_gpus(here, monkeypat
             here.store.create(f"{ATTEMPTS}/000000001.json", rival.to_bytes())
 
     with monkeypatch.context() as patched:
-        patched.setattr(admit_module, "failpoint", rival_claims)
+        patched.setattr(admit, "failpoint", rival_claims)
         waiting = flow.admit("fit", 0)
     assert phase(waiting) == "Pending"
     assert "was just opened by digits-abc12.fit[0].attempts(9)[0].admit" in said(waiting)
@@ -129,7 +128,7 @@ def test_settle_of_an_early_try_is_repeated_as_it_was_whatever_came_later(here):
 def test_attempt_in_another_cluster_is_not_ended_unseen(here):
     flow = here.submit(fit())
     flow.admit("fit", 0)
-    key = "runs/digits-abc12/submissions/000000001.bound.json"
+    key = "control/runs/digits-abc12/submissions/000000001.bound.json"
     bound = json.loads(here.store.read(key)) | {"cluster": "east"}
     here.store.delete(key)
     here.store.create(key, json.dumps(bound).encode())

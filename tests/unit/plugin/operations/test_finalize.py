@@ -11,14 +11,14 @@ def test_first_seal_stands(tmp_path):
     flow = world(tmp_path).submit(prep())
     assert said(flow.finalize("Failed")) == "Run digits-abc12, submission 1: Failed"
     assert said(flow.finalize("Succeeded")) == "Run digits-abc12, submission 1: Failed"
-    (sealed,) = [r for r in records(flow.world.store, "runs/digits-abc12/submissions/") if "status" in r]
+    (sealed,) = [r for r in records(flow.world.store, "control/runs/digits-abc12/submissions/") if "status" in r]
     assert sealed["status"] == "Failed"
 
 
 def test_workflow_that_ended_before_any_step_is_still_a_run(tmp_path):
     flow = world(tmp_path).submit(prep())
     assert phase(flow.finalize("Failed")) == "Succeeded"
-    assert records(flow.world.store, "runs/digits-abc12/run.json")[0]["pipeline"] == "digits"
+    assert records(flow.world.store, "control/runs/digits-abc12/run.json")[0]["pipeline"] == "digits"
 
 
 TWO = [{"displayName": "fit", "message": "exit 1"}, {"displayName": "prep", "message": ""}]

@@ -11,12 +11,12 @@
 import pytest
 from support.counting import CountingStore
 from support.world import Flow, World, keys, outputs, phase, prep, said, world
-from tiphys_plugin.operations import admit as admit_module
+from tiphys_plugin.operations import admit
 
 from tiphys.records import AttemptClaim, SubmissionClaim, SubmissionKind
 from tiphys.store import DirectoryStore, RunLayout, claim_record
 
-ATTEMPTS = "runs/digits-abc12/attempts"
+ATTEMPTS = "control/runs/digits-abc12/attempts"
 PLAIN = prep(parameters=())
 
 
@@ -70,7 +70,7 @@ def test_whoever_loses_the_race_for_it_waits_for_the_winner(flow, monkeypatch):
             flow.pod("prep", 1, retry=None)
 
     with monkeypatch.context() as patched:
-        patched.setattr(admit_module, "failpoint", rival_claims)
+        patched.setattr(admit, "failpoint", rival_claims)
         reply = flow.admit("prep")
     assert phase(reply) == "Pending"
     assert "pod" in said(reply)

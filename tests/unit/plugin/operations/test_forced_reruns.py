@@ -21,7 +21,7 @@ def here(tmp_path) -> World:
     return world(tmp_path)
 
 
-def resumed(here: World, *specs, submission: int = 2, made_of: str = "", **fresh_since: int) -> Flow:
+def resumed(here: World, *specs, submission: int = 2, made_of: str = "", **rerun_since: int) -> Flow:
     """The next submission of the run, as the controller makes it."""
     name = f"{RUN}-{submission}"
     wanted = SubmissionClaim(
@@ -30,7 +30,7 @@ def resumed(here: World, *specs, submission: int = 2, made_of: str = "", **fresh
         kind=SubmissionKind.RESUME,
         workflow_name=name,
         namespace="ml",
-        fresh_since=fresh_since,
+        rerun_since=rerun_since,
         workflow=made_of,
     )
     claim_record(here.store, RunLayout(RUN).submission(submission), wanted)

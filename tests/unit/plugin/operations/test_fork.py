@@ -36,7 +36,7 @@ def forked(here: World, name: str, *specs, parent: str = PARENT, fresh: tuple[st
     """A run as `tiphys fork` makes it."""
     live = workflow(list(specs), name, f"uid-{name}")
     document = copy.deepcopy({key: live[key] for key in ("apiVersion", "kind", "metadata", "spec")})
-    record = RunRecord(run=name, pipeline="digits", workflow=document, digest="d", parent=parent, fresh=fresh)
+    record = RunRecord(run=name, pipeline="digits", workflow=document, digest="d", parent=parent, rerun_steps=fresh)
     claim_record(here.store, RunLayout(name).run_record, record)
     wanted = SubmissionClaim(
         run=name,
@@ -44,7 +44,7 @@ def forked(here: World, name: str, *specs, parent: str = PARENT, fresh: tuple[st
         kind=SubmissionKind.FORK,
         workflow_name=name,
         namespace="ml",
-        fresh_since=dict.fromkeys(fresh, 1),
+        rerun_since=dict.fromkeys(fresh, 1),
     )
     claim_record(here.store, RunLayout(name).submission(1), wanted)
     flow = here.submit(*specs, name=name, uid=f"uid-{name}")
@@ -104,7 +104,7 @@ def test_what_the_parent_was_asked_to_make_anew_and_has_not_counts_no_more(here)
         kind=SubmissionKind.RESUME,
         workflow_name=f"{PARENT}-2",
         namespace="ml",
-        fresh_since={"prep": 2},
+        rerun_since={"prep": 2},
     )
     claim_record(here.store, RunLayout(PARENT).submission(2), again)
     assert outputs(forked(here, "hot", STEP).admit("prep"))["run"] == "true"
@@ -120,7 +120,7 @@ def test_training_starts_from_the_newest_checkpoint_of_the_parent(here):
     answer = outputs(reply)
     assert (answer["attempt"], answer["lineage"]) == ("1", "hot/fit")
     assert answer["resume-from"] == f"{PARENT}/fit/1-1000"
-    assert answer["checkpoint-uri"].endswith(f"/lineages/{PARENT}/fit/shards/000000001-{1000:015d}/")
+    assert answer["checkpoint-uri"].endswith(f"/data/lineages/{PARENT}/fit/shards/000000001-{1000:015d}/")
     assert said(reply) == f"Attempt 1 resumes from step 1000 (checkpoint of attempt 1 of {PARENT}/fit)"
 
 

@@ -51,7 +51,7 @@ def test_attempt_holds_its_gpus_and_a_repeated_call_the_same(here):
     first = flow.admit("fit", 0)
     assert flow.admit("fit", 0) == first
     assert held(here) == [("digits-abc12", 8)]
-    claim = records(here.store, "runs/digits-abc12/attempts/fit/")[0]
+    claim = records(here.store, "control/runs/digits-abc12/attempts/fit/")[0]
     assert claim["lease"] == here.ledger.snapshot().leases[0].id
 
 
@@ -63,7 +63,7 @@ def test_step_waits_with_a_reason_and_goes_on_when_gpus_are_free(here):
     assert phase(waiting) == "Pending"
     assert said(waiting) == ("Deferred: WaitingForQuota: queue research holds 8 of 8 A100; 4 A100 asked; position 1")
     assert waiting.requeue is not None
-    assert records(here.store, "runs/other-abc12/attempts/") == []
+    assert records(here.store, "control/runs/other-abc12/attempts/") == []
     flow.settle("fit", 0, exit_code="1")
     assert outputs(late.admit("fit", 0))["run"] == "true"
     assert held(here) == [("other-abc12", 4)]
@@ -266,7 +266,7 @@ def test_holder_found_alive_is_not_looked_at_again_at_once(here):
 
 
 def fence(here: World, record: bytes) -> None:
-    here.store.create("runs/digits-abc12/attempts/fit/000000001.end.json", record)
+    here.store.create("control/runs/digits-abc12/attempts/fit/000000001.end.json", record)
 
 
 def test_gpus_that_a_dead_admit_node_got_go_to_the_next_try(here, monkeypatch):
@@ -313,7 +313,7 @@ def test_service_with_another_queue_file_does_not_end_what_was_admitted(here, mo
     monkeypatch.setattr("tiphys_plugin.operations.admit.claim_record", racing)
     answer = other_service.execute_document(flow.document(flow.body("admit", "fit", 0)))
     assert outputs(answer)["run"] == "true"
-    assert len(records(here.store, "runs/digits-abc12/attempts/fit/")) == 1
+    assert len(records(here.store, "control/runs/digits-abc12/attempts/fit/")) == 1
     stricter.close()
 
 

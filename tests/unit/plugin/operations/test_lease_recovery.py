@@ -7,14 +7,19 @@
 | it has an end                | not                                   |
 | it asked for no GPUs         | not                                   |
 | its records are damaged      | not, and said; the others are         |
+| some members of a gang live  | with the GPUs of these                |
+
+What stored records claim beyond the pods is in `tests/security/test_recovered_leases.py`.
 """
 
 import pytest
 from support.counting import CountingStore
+from support.gang_world import gang_world, put
 from support.ledger import queues
 from support.world import Clock, World, fit, gpus, outputs, phase, said, world
-from tiphys_plugin import DirectoryCluster, PluginCore, SqliteLedger
+from tiphys_plugin import DirectoryCluster, PluginCore, Queues, SqliteLedger
 
+from tiphys.protocol.gang import GangSpec
 from tiphys.store import RunLayout
 
 EIGHT = queues(research={"A100": 8, "T4": 4})
@@ -27,9 +32,10 @@ def here(tmp_path) -> World:
 
 def running(here: World, name: str = "digits-abc12", uid: str = "uid-1", **spec):
     """A training attempt whose pod lives."""
-    flow = here.submit(fit(**{"gpu": gpus(8), **spec}), name=name, uid=uid)
+    step = fit(**{"gpu": gpus(8), **spec})
+    flow = here.submit(step, name=name, uid=uid)
     assert outputs(flow.admit("fit", 0))["run"] == "true"
-    flow.pod("fit", 1)
+    flow.pod("fit", 1, gpus=step.gpu.gpus if step.gpu else 0)
     return flow
 
 
@@ -116,3 +122,22 @@ def test_lowered_quota_takes_nothing_from_who_holds_it(here, tmp_path):
     assert phase(waiting) == "Pending"
     core.close()
     ledger.close()
+
+
+@pytest.mark.parametrize("alive", [(0, 1, 2), (2, 0)])
+def test_members_of_a_gang_hold_what_they_request(tmp_path, alive):
+    nodes = [{"name": f"n{number}", "gpu_type": "A100", "gpus": 4} for number in range(3)]
+    rules = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 12}}], "nodes": nodes})
+    here = gang_world(tmp_path, rules)
+    flow = here.submit(fit(gpu=gpus(12, members=3), gang=GangSpec(members=3)))
+    assert outputs(flow.admit("fit", 0))["run"] == "true"
+    flow.pod("fit", 1)  # Argo's, which watches the members and requests no GPUs
+    for rank in alive:
+        put(here, rank, gpus=4)
+    [before] = here.ledger.snapshot().leases
+    ledger = SqliteLedger(tmp_path / "new.db", rules, clock=here.clock)
+    PluginCore(here.store, here.cluster, ledger, clock=here.clock).close()
+    [after] = ledger.snapshot().leases
+    ledger.close()
+    assert (after.request.members, after.request.gpus) == (len(alive), 4 * len(alive))
+    assert after.nodes == tuple(before.nodes[rank] for rank in sorted(alive))

@@ -127,7 +127,7 @@ def test_the_claim_names_the_flavor_and_so_does_who_looks(here):
 def test_a_lost_ledger_finds_the_flavor_again(here):
     flow = here.submit(fit(gpu=gpus(2)))
     flow.admit("fit", 0)
-    flow.pod("fit", 1)
+    flow.pod("fit", 1, gpus=2)
     [before] = here.ledger.snapshot().leases
     here.ledger.close()
     here.ledger = SqliteLedger(here.root / "new.db", RULES, clock=here.clock)

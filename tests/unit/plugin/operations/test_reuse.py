@@ -149,7 +149,7 @@ def test_shared_result_is_adopted_by_another_run(here):
 
 def test_result_is_not_shared_unless_the_author_says_so(here):
     finish(here.submit(STEP))
-    assert keys(here.store, "memo/") == []
+    assert keys(here.store, "control/memo/") == []
     other = here.submit(STEP.model_copy(update={"share": True}), name="digits-other", uid="uid-2")
     assert outputs(other.admit("prep"))["run"] == "true"
 
@@ -177,7 +177,7 @@ def test_conclude_says_when_the_adopted_record_was_removed(here):
     finish(here.submit(STEP))
     flow = resumed(here, STEP)
     flow.admit("prep")
-    here.store.delete("runs/digits-abc12/attempts/prep/000000001.end.json")
+    here.store.delete("control/runs/digits-abc12/attempts/prep/000000001.end.json")
     assert "has been removed since" in said(flow.conclude("prep", status="Skipped"))
 
 
@@ -187,4 +187,4 @@ def test_older_submission_may_open_no_attempt_once_a_newer_one_was_claimed(here)
     reply = old.admit("prep")
     assert phase(reply) == "Failed"
     assert "submission 2 has taken over" in said(reply)
-    assert records(here.store, "runs/digits-abc12/attempts/") == []
+    assert records(here.store, "control/runs/digits-abc12/attempts/") == []

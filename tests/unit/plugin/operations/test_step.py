@@ -13,8 +13,11 @@ from dataclasses import replace
 
 import pytest
 from support.world import QUICK, World, artifacts, keys, outputs, phase, prep, records, said, world
+from tiphys_plugin.operations import publish
 
 from tiphys.faults import InjectedFaultError
+from tiphys.records import AttemptEnd, AttemptEndOutcome, Output, OutputKind, OutputObject
+from tiphys.records.base import MAX_RECORD_BYTES
 from tiphys.store import outputs_digest
 
 
@@ -34,7 +37,7 @@ def ran(here: World, **changes):
 
 
 def end_of(here: World, attempt: int = 1) -> dict:
-    return records(here.store, f"runs/digits-abc12/attempts/prep/{attempt:09d}.end")[0]
+    return records(here.store, f"control/runs/digits-abc12/attempts/prep/{attempt:09d}.end")[0]
 
 
 def test_step_without_checkpoints_or_gpus_gets_no_patch_and_no_lineage(here):
@@ -47,7 +50,7 @@ def test_outputs_are_verified_recorded_and_answered(here):
     verdict = ran(here).conclude("prep")
     assert phase(verdict) == "Succeeded"
     assert outputs(verdict) == {"rows": "1797"}
-    root = "runs/digits-abc12/outputs/prep/000000001/0"
+    root = "data/runs/digits-abc12/outputs/prep/000000001/0"
     assert artifacts(verdict) == {"data": here.store.artifact_key(f"{root}/artifacts/data")}
     rows, data = end_of(here)["outputs"]
     assert (rows["value"], rows["directory"]) == ("1797", False)
@@ -61,8 +64,8 @@ def test_outputs_are_verified_recorded_and_answered(here):
 def test_done_projection_is_the_digest_of_the_listing(here):
     ran(here).conclude("prep")
     rows = [("0/artifacts/data/a.bin", 2), ("0/artifacts/data/b.bin", 1), ("0/parameters/rows", 5)]
-    expected = f"runs/digits-abc12/done/prep/000000001-{outputs_digest(rows)}"
-    assert keys(here.store, "runs/digits-abc12/done/") == [expected]
+    expected = f"control/runs/digits-abc12/done/prep/000000001-{outputs_digest(rows)}"
+    assert keys(here.store, "control/runs/digits-abc12/done/") == [expected]
 
 
 def test_nothing_vouches_for_a_result_that_lost_an_object_before_its_projection_was_written(here, monkeypatch):
@@ -70,10 +73,10 @@ def test_nothing_vouches_for_a_result_that_lost_an_object_before_its_projection_
     monkeypatch.setenv("TIPHYS_FAILPOINTS", "conclude.after_end=raise@1")
     with pytest.raises(InjectedFaultError):
         flow.conclude("prep")
-    here.store.delete(next(key for key in keys(here.store, "runs/digits-abc12/outputs/") if key.endswith("a.bin")))
+    here.store.delete(next(key for key in keys(here.store, "data/runs/digits-abc12/outputs/") if key.endswith("a.bin")))
     flow.conclude("prep")
     assert end_of(here)["outcome"] == "done"
-    assert keys(here.store, "runs/digits-abc12/done/") == []
+    assert keys(here.store, "control/runs/digits-abc12/done/") == []
 
 
 def test_repeated_conclude_gives_the_recorded_answer_and_writes_nothing(here):
@@ -99,7 +102,7 @@ def test_missing_output_fails_the_step_and_is_named(here):
     assert phase(verdict) == "Failed"
     assert "declared output artifact 'data' is missing" in said(verdict)
     assert end_of(here)["cause"] == "output_missing"
-    assert keys(here.store, "runs/digits-abc12/done/") == []
+    assert keys(here.store, "control/runs/digits-abc12/done/") == []
 
 
 def test_outputs_of_the_last_try_count(here):
@@ -126,6 +129,29 @@ def test_large_parameter_is_refused_with_the_limit(tmp_path):
     verdict = flow.conclude("prep")
     assert "'rows' has 11 bytes, at most 10 fit in a Workflow; declare it as an artifact" in said(verdict)
     assert end_of(here)["cause"] == "user_error"
+
+
+def test_more_files_than_a_record_can_list_are_refused_with_the_remedy(here, monkeypatch):
+    flow = ran(here)
+    size = sum(len(one.key) + publish._RECORDED_OBJECT_BYTES for one in here.store.list("data/runs/"))
+    monkeypatch.setattr(publish, "_MAX_RECORDED_BYTES", size - 1)
+
+    assert phase(flow.conclude("prep")) == "Failed"
+    end = end_of(here)
+    assert end["cause"] == "user_error"
+    assert end["message"].startswith("its outputs have 3 files, more than the record of a result can list")
+
+
+def test_the_largest_accepted_result_fits_a_record():
+    key = f"data/runs/{'r' * 63}/outputs/{'s' * 63}/000000001/artifacts/d/{'x' * 40}"
+    count = publish._MAX_RECORDED_BYTES // (len(key) + publish._RECORDED_OBJECT_BYTES)
+    found = tuple(OutputObject(key=key, size=2**40, sha256="a" * 64) for _ in range(count))
+    end = AttemptEnd(
+        run="r", step="s", attempt=1, submission=1, outcome=AttemptEndOutcome.DONE,
+        outputs=(Output(name="d", kind=OutputKind.ARTIFACT, key=key, directory=True, objects=found),),
+    )  # fmt: skip
+
+    assert len(end.to_bytes()) <= MAX_RECORD_BYTES
 
 
 def test_parameter_that_is_not_text_is_refused(here):
@@ -187,4 +213,4 @@ def test_admit_asked_again_by_argo_retry_never_runs_an_ended_attempt(here, end, 
         assert outputs(again)["run"] == "false"
     else:
         assert "tiphys resume digits-abc12" in said(again)
-    assert len(keys(here.store, "runs/digits-abc12/attempts/prep/")) == 2
+    assert len(keys(here.store, "control/runs/digits-abc12/attempts/prep/")) == 2

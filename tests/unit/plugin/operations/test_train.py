@@ -27,7 +27,7 @@ OVER_AT = "2026-03-01T12:00:00.250Z"
 
 
 def ends(here: World) -> list[dict]:
-    return [r for r in records(here.store, "runs/digits-abc12/attempts/fit/") if "outcome" in r]
+    return [r for r in records(here.store, "control/runs/digits-abc12/attempts/fit/") if "outcome" in r]
 
 
 def test_first_attempt_starts_from_the_beginning(here):
@@ -40,8 +40,8 @@ def test_first_attempt_starts_from_the_beginning(here):
     assert answer["attempt"] == "1"
     assert answer["lineage"] == "digits-abc12/fit"
     assert answer["resume-from"] == ""
-    assert answer["checkpoint-uri"] == f"{here.store.url}/lineages/digits-abc12/fit/"
-    assert answer["outputs"] == here.store.artifact_key("runs/digits-abc12/outputs/fit/000000001")
+    assert answer["checkpoint-uri"] == f"{here.store.url}/data/lineages/digits-abc12/fit/"
+    assert answer["outputs"] == here.store.artifact_key("data/runs/digits-abc12/outputs/fit/000000001")
     assert json.loads(answer["pod-patch"]) == {"terminationGracePeriodSeconds": 120}
     assert said(reply) == "Attempt 1 starts from the beginning"
 
@@ -72,7 +72,7 @@ def test_damaged_checkpoint_is_passed_over_and_named(here):
     again = flow.admit("fit", 1)
     assert said(again).startswith("Attempt 2 resumes from step 1180 (checkpoint of attempt 1); 1190 of attempt 1 was")
     assert outputs(again)["resume-from"] == "1-1180"
-    claim = records(here.store, "runs/digits-abc12/attempts/fit/000000002")[0]
+    claim = records(here.store, "control/runs/digits-abc12/attempts/fit/000000002")[0]
     assert claim["skipped"][0]["checkpoint"]["global_step"] == 1190
 
 
@@ -110,7 +110,7 @@ def test_argo_retry_of_a_step_that_was_given_up_opens_no_attempt(here):
     assert phase(flow.settle("fit", 1, status="Skipped", exit_code="-1")) == "Succeeded"
     assert "user error" in said(flow.conclude("fit", 0))
     assert [end["attempt"] for end in ends(here)] == [1]
-    assert list(here.store.list("runs/digits-abc12/attempts/fit/000000002")) == []
+    assert list(here.store.list("control/runs/digits-abc12/attempts/fit/000000002")) == []
 
 
 def test_settle_waits_for_the_pod_and_ends_by_force_in_the_end(here):
@@ -189,7 +189,7 @@ def test_checkpoints_on_a_volume_are_left_to_the_program(here):
     reply = here.submit(fit(checkpoints=policy)).admit("fit", 0)
     assert outputs(reply)["lineage"] == "digits-abc12/fit"
     assert outputs(reply)["resume-from"] == ""
-    assert outputs(reply)["checkpoint-uri"] == "file:///mnt/checkpoints/lineages/digits-abc12/fit/"
+    assert outputs(reply)["checkpoint-uri"] == "file:///mnt/checkpoints/data/lineages/digits-abc12/fit/"
     assert "volume file:///mnt/checkpoints" in said(reply)
 
 
@@ -242,9 +242,9 @@ def test_an_end_keeps_when_the_pod_ended_and_what_was_saved_by_then(here):
     flow.pod("fit", 1, phase="Failed", exit_code=75, trouble_at=OVER_AT)
     flow.settle("fit", 0, exit_code="75")
     (end,) = ends(here)
-    assert end["over_at"] == OVER_AT
-    assert end["saved"]["checkpoint"] == {"lineage": "digits-abc12/fit", "attempt": 1, "global_step": 1190}
+    assert end["terminating_at"] == OVER_AT
+    assert end["last_checkpoint"]["checkpoint"] == {"lineage": "digits-abc12/fit", "attempt": 1, "global_step": 1190}
     flow.admit("fit", 1)
     flow.pod("fit", 2, retry=1, phase="Failed", exit_code=75)
     flow.settle("fit", 1, exit_code="75")
-    assert not {"over_at", "saved"} & ends(here)[1].keys()
+    assert not {"terminating_at", "last_checkpoint"} & ends(here)[1].keys()

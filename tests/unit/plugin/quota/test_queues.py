@@ -57,6 +57,9 @@ def test_file_that_is_no_text_is_named(tmp_path):
         ("queues: [{name: a, gpus: {A100: 4}, weight: 0}]", "queues.0.weight: Input should be greater than 0"),
         ("queues: [{name: a, gpus: {A100: 4}, weight: .nan}]", "queues.0.weight: Input should be a finite number"),
         ("queues: [{name: a, gpus: {A100: 4}, weight: .inf}]", "queues.0.weight: Input should be a finite number"),
+        ("queues: [{name: a, gpus: {}, namespaces: []}]", "queues.0.namespaces: Tuple should have at least 1 item"),
+        ("queues: [{name: a, gpus: {}, namespaces: ['team-*']}]", "queues.0.namespaces.0: String should match pattern"),
+        ("queues: [{name: a, gpus: {}, max_priority: high}]", "queues.0.max_priority: Input should be a valid integer"),
         ("queues: [{name: a, gpus: {}, order: shortest}]", "queues.0.order: Input should be 'arrival' or 'attained'"),
         (
             "queues: [{name: a, gpus: {}, order: attained, attained_gpu_hours: [4, 1]}]",

@@ -54,7 +54,7 @@ def test_progress_is_said_and_nothing_is_recorded_before_the_end(flow):
     waiting = flow.conclude("prep")
     assert (phase(waiting), said(waiting)) == ("Pending", "Verifying outputs: 1 of 2 objects")
     assert waiting.requeue is not None
-    assert len(records(flow.world.store, "runs/digits-abc12/attempts/prep/")) == 1
+    assert len(records(flow.world.store, "control/runs/digits-abc12/attempts/prep/")) == 1
     flow.world.store.go.set()
     assert phase(until_decided(flow)) == "Succeeded"
     assert len(flow.world.store.hashed) == 2, "repeated calls hash nothing twice"

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 from support.polling import until
-from tiphys_plugin.runtime import concurrency as module
+from tiphys_plugin.runtime import concurrency
 from tiphys_plugin.runtime.concurrency import LockTimeoutError, SingleFlight
 
 PATIENCE = 60.0
@@ -41,7 +41,7 @@ class Waiting:
                     seen.callers += not self.done()
                 return super().result(timeout)
 
-        monkeypatch.setattr(module, "Future", Watched)
+        monkeypatch.setattr(concurrency, "Future", Watched)
 
 
 def test_those_who_come_while_somebody_looks_share_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,11 @@ from support.world import fit, gpus, outputs, phase, prep, said
 from tiphys_plugin.server.tenants import MAX_CALLS_PER_TENANT, ForbiddenNamespaceError, TenantChecks
 from tiphys_plugin.server.wiring import DeploymentSettings, build_tenants
 
-from tiphys.errors import StoreError, UsageError
+from tiphys.errors import StoreError, StoreFormatError, UsageError
 from tiphys.kube.resources import GPU_LEDGERS, WORKFLOWS
 from tiphys.protocol.execute_api import NOT_MINE
 from tiphys.records import AttemptEnd, AttemptEndOutcome, SubmissionBinding
-from tiphys.store import RunLayout, claim_record
+from tiphys.store import RunLayout, TenantStores, claim_record
 
 
 @pytest.fixture
@@ -136,6 +136,30 @@ def test_broken_store_is_waited_for_and_nobody_else_feels_it(here):
     assert phase(broken.call("admit", "prep")) == "Succeeded"
 
 
+def test_runs_of_another_version_wait_and_the_service_does_not_start_on_their_store(here, tmp_path):
+    here.store("vision").create("runs/digits-abc12/run.json", b"{}")
+    other, well = here.submit("vision", prep()), here.submit("ml", prep())
+
+    reply = other.call("admit", "prep")
+
+    assert phase(reply) == "Pending"
+    assert "has format 1, and this version of Tiphys reads format 2; nothing was changed: finish its runs" in said(
+        reply
+    )
+    assert phase(well.call("admit", "prep")) == "Succeeded"
+    stores = TenantStores(here.tenants.stores.url("{namespace}"), ("ml", "vision"))
+    with pytest.raises(StoreFormatError, match="vision has format 1"):
+        stores.check_formats()
+
+
+def test_service_starts_although_a_store_does_not_answer(tmp_path):
+    (tmp_path / "ml").write_text("no folder")
+
+    TenantStores(f"{tmp_path}/{{namespace}}", ("ml", "vision")).check_formats()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["ml"]
+
+
 def test_holder_whose_store_is_broken_keeps_its_gpus_and_stops_nobody(here):
     holder = here.submit("vision", fit(gpu=gpus(8)))
     holder.call("admit", "fit", 0)
@@ -177,7 +201,7 @@ def test_lost_ledger_is_refilled_from_the_live_pods_of_every_namespace(here):
     for namespace in ("ml", "vision"):
         flow = here.submit(namespace, fit(gpu=gpus(3)))
         flow.call("admit", "fit", 0)
-        flow.run_pod("fit")
+        flow.run_pod("fit", gpus=3)
     here.lose_ledger()
     here.start()
     assert leases(here) == [("ml", 3), ("vision", 3)]
@@ -187,7 +211,7 @@ def test_tenant_that_cannot_be_looked_at_is_refilled_before_its_first_answer(her
     flows = [here.submit(namespace, fit(gpu=gpus(3))) for namespace in ("ml", "vision")]
     for flow in flows:
         flow.call("admit", "fit", 0)
-        flow.run_pod("fit")
+        flow.run_pod("fit", gpus=3)
     here.lose_ledger()
     folder = here.root / "stores" / "vision"
     folder.rename(here.root / "away")

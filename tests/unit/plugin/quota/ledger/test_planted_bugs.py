@@ -11,20 +11,16 @@ from itertools import count
 
 import pytest
 from support.ledger import ledger_api
-from support.ledger_walk import PATIENCE, RULES, Walk
+from support.ledger_walk import MOST_OF_A_SHARE, PATIENCE, RULES, Walk
 from support.world import Clock
 from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, LeaseRequest
-from tiphys_plugin.quota.ledger import kubernetes_ledger as kubernetes
-from tiphys_plugin.quota.ledger import sqlite_ledger as rows
-from tiphys_plugin.quota.ledger import transitions as admission
+from tiphys_plugin.quota.ledger import kubernetes_ledger, room, sqlite_ledger, transitions
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.ledger_object import LedgerObject
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.queues import Queue
-from tiphys_plugin.quota.scheduler import cycle as line
-from tiphys_plugin.quota.scheduler import snapshot as lines
-from tiphys_plugin.quota.scheduler import snapshot as standing
+from tiphys_plugin.quota.scheduler import cycle, snapshot
 from tiphys_plugin.quota.scheduler.backfill import Reservation
 from tiphys_plugin.quota.scheduler.capacity import Capacity
 from tiphys_plugin.quota.scheduler.cycle import _SchedulingCycle
@@ -52,15 +48,15 @@ def in_file(tmp_path) -> Opening:
 
 def walk(opening: Opening) -> None:
     for known in (
-        standing._latest_states.clear,
-        lines._latest_queues.clear,
-        line._run_cycle.cache_clear,
+        snapshot._latest_states.clear,
+        snapshot._latest_queues.clear,
+        cycle._run_cycle.cache_clear,
         RULES.pool_options_cache.clear,
     ):
         known()  # what a bug has worked out is no truth for the next
     for seed in SEEDS:
         clock = Clock()
-        Walk(seed, clock, opening(clock)).run(STEPS)
+        Walk(seed, clock, opening(clock), shares_room=opening is in_cluster).run(STEPS)
 
 
 def test_the_ledger_in_a_cluster_keeps_every_law():
@@ -100,6 +96,41 @@ def a_stopped_queue_is_open(plant):
     plant(Queue, "__getattribute__", lambda self, name: name != "stopped" and object.__getattribute__(self, name))
 
 
+def owners_of_a_queue_are_not_read(plant):
+    plant(Queue, "is_usable_by", lambda self, namespace: True)
+
+
+def a_name_that_begins_alike_is_an_owner(plant):
+    plant(
+        Queue,
+        "is_usable_by",
+        lambda self, namespace: any(one.startswith(namespace) for one in self.namespaces or ("",)),
+    )
+
+
+def the_highest_priority_is_not_read(plant):
+    plant(Queue, "accepts", lambda self, namespace, priority: self.is_usable_by(namespace))
+
+
+def the_share_of_the_ledger_is_not_read(plant):
+    plant(kubernetes_ledger, "find_share_objection", lambda rules, before, after, request: None)
+
+
+def all_namespaces_have_one_share(plant):
+    plant(room, "_share_bytes", lambda rules: MOST_OF_A_SHARE)
+    plant(room, "_entries", lambda state: all_as("crowd", state))
+
+
+def all_as(namespace, state):
+    for one in (*state.leases, *state.pending):
+        yield replace(one, request=replace(one.request, namespace=namespace))
+        yield replace(one, request=replace(one.request, namespace="ml"))
+
+
+def a_share_is_used_up_twice_as_fast(plant):
+    plant(room, "_share_bytes", lambda rules: MOST_OF_A_SHARE / 2)
+
+
 def nothing_is_kept_for_who_is_next(plant):
     plant(_SchedulingCycle, "_reserve", lambda self, queue, one, short: None)
 
@@ -109,7 +140,7 @@ def what_is_kept_is_given_away(plant):
 
 
 def priority_is_not_read(plant):
-    plant(lines, "queue_position", lambda queue, request, arrival: (0, 0, math.inf, arrival))
+    plant(snapshot, "queue_position", lambda queue, request, arrival: (0, 0, math.inf, arrival))
 
 
 def who_starts_takes_nothing(plant):
@@ -117,7 +148,7 @@ def who_starts_takes_nothing(plant):
 
 
 def a_repeated_request_gets_another_lease(plant):
-    plant(admission, "_find_existing_lease", lambda book, request: None)
+    plant(transitions, "_find_existing_lease", lambda book, request: None)
 
 
 def a_request_stands_behind_itself(plant):
@@ -125,15 +156,15 @@ def a_request_stands_behind_itself(plant):
 
 
 def who_waits_holds_already(plant):
-    admit = admission.admit_or_queue
+    admit = transitions.admit_or_queue
 
     def generous(book, rules, request, now, lease, forget_after):
         after, answer = admit(book, rules, request, now, lease, forget_after)
         if isinstance(answer, Admitted):
             return after, answer
-        return replace(after, leases=(*after.leases, admission.Lease(lease, request, "A100", now, now))), answer
+        return replace(after, leases=(*after.leases, transitions.Lease(lease, request, "A100", now, now))), answer
 
-    plant(kubernetes, "admit_or_queue", generous)
+    plant(kubernetes_ledger, "admit_or_queue", generous)
 
 
 def a_release_frees_nothing(plant):
@@ -186,6 +217,12 @@ CORE = [
     a_restart_forgets_the_line,
     a_write_wins_without_a_look_at_the_version,
     a_stopped_queue_is_open,
+    owners_of_a_queue_are_not_read,
+    a_name_that_begins_alike_is_an_owner,
+    the_highest_priority_is_not_read,
+    the_share_of_the_ledger_is_not_read,
+    all_namespaces_have_one_share,
+    a_share_is_used_up_twice_as_fast,
     who_starts_takes_nothing,
 ]
 
@@ -198,16 +235,16 @@ def test_a_planted_bug_is_caught(bug, monkeypatch):
 
 
 def rows_are_never_deleted(plant):
-    store = rows.store_state
-    plant(rows, "store_state", lambda connection, before, after: store(connection, LedgerState(), after))
+    store = sqlite_ledger.store_state
+    plant(sqlite_ledger, "store_state", lambda connection, before, after: store(connection, LedgerState(), after))
 
 
 def leases_are_not_written(plant):
-    plant(rows, "_store_leases", lambda connection, before, after: None)
+    plant(sqlite_ledger, "_store_leases", lambda connection, before, after: None)
 
 
 def who_waits_is_not_written(plant):
-    plant(rows, "_store_waiting", lambda connection, before, after: None)
+    plant(sqlite_ledger, "_store_waiting", lambda connection, before, after: None)
 
 
 FILE = [rows_are_never_deleted, leases_are_not_written, who_waits_is_not_written]

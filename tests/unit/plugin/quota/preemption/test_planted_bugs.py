@@ -13,15 +13,15 @@ from support.preempting import Arena
 from support.preemption_oracle import come_to_rest, examine
 from support.world import World, fit, gpus, outputs, phase, world
 from tiphys_plugin import DirectoryCluster, Queues
-from tiphys_plugin.eviction import loop as job
+from tiphys_plugin.eviction import loop
 from tiphys_plugin.eviction.loop import PreemptionLoop
-from tiphys_plugin.operations import end_attempt as ending
-from tiphys_plugin.quota.ledger import transitions as marking
+from tiphys_plugin.operations import end_attempt
+from tiphys_plugin.quota.ledger import transitions
 from tiphys_plugin.quota.preemption import rights
 from tiphys_plugin.quota.preemption import victims as choice
 from tiphys_plugin.quota.preemption.rights import PreemptionPolicy
 from tiphys_plugin.quota.preemption.victims import PreemptionCase, VictimSelection
-from tiphys_plugin.quota.scheduler import snapshot as standing
+from tiphys_plugin.quota.scheduler import snapshot
 from tiphys_plugin.runtime.context import SingleStore
 
 SEEDS = range(20_261_122, 20_261_150)
@@ -45,7 +45,7 @@ def rules(source: random.Random) -> Queues:
 
 def walk() -> None:
     """Trainings come, others make room, and some choices are marked only after the book has moved on."""
-    standing._latest_states.clear()  # what a bug has worked out is no truth for the next
+    snapshot._latest_states.clear()  # what a bug has worked out is no truth for the next
     for seed in SEEDS:
         source = random.Random(seed)
         arena = Arena(rules(source), {f"u{number}": source.choice([0.0, 1.0, 9.0]) for number in range(12)})
@@ -107,7 +107,7 @@ def one_that_has_just_started_goes(plant: Plant) -> None:
 def more_go_than_have_to(plant: Plant) -> None:
     cheapest = PreemptionCase.select_cheapest
     plant(PreemptionCase, "select_cheapest", lambda self, leases, cost: cheapest(self, leases, cost) and tuple(leases))
-    plant(marking, "find_objection", lambda *_: None)
+    plant(transitions, "find_objection", lambda *_: None)
 
 
 def they_go_for_one_that_will_not_start(plant: Plant) -> None:
@@ -120,7 +120,7 @@ def they_go_although_enough_leaves_already(plant: Plant) -> None:
 
 
 def the_book_is_not_asked_again(plant: Plant) -> None:
-    plant(marking, "find_objection", lambda *_: None)
+    plant(transitions, "find_objection", lambda *_: None)
 
 
 CHOICE = [
@@ -166,7 +166,9 @@ def handshake(here: World) -> None:
     low.pod("fit", 1, phase="Failed", exit_code=75, reason="Deleted")
     assert phase(low.settle("fit", 0, exit_code="75")) == "Failed"
     assert outputs(high.admit("fit", 0)).get("run") == "true", "they did not come back"
-    [end] = [attempt for attempt in here.store.list("runs/low/attempts/fit/") if attempt.key.endswith(".end.json")]
+    [end] = [
+        attempt for attempt in here.store.list("control/runs/low/attempts/fit/") if attempt.key.endswith(".end.json")
+    ]
     assert b'"preempted"' in here.store.read(end.key), "its end does not say that it was asked"
 
 
@@ -175,7 +177,7 @@ def test_the_handshake_keeps_every_law(tmp_path):
 
 
 def it_is_marked_and_not_asked(plant: Plant) -> None:
-    plant(job, "evict_lease", lambda cluster, lease: 0)
+    plant(loop, "evict_lease", lambda cluster, lease: 0)
 
 
 def its_gpus_come_back_when_it_is_asked(plant: Plant) -> None:
@@ -189,15 +191,15 @@ def its_gpus_come_back_when_it_is_asked(plant: Plant) -> None:
 
 
 def settle_does_not_wait_for_the_pods(plant: Plant) -> None:
-    plant(ending, "await_pods", lambda call, attempt, found: None)
+    plant(end_attempt, "await_pods", lambda call, attempt, found: None)
 
 
 def the_mark_is_not_kept(plant: Plant) -> None:
-    plant(job, "select_victims", lambda *_: choice.NoVictims(""))
+    plant(loop, "select_victims", lambda *_: choice.NoVictims(""))
 
 
 def its_end_is_as_any_other(plant: Plant) -> None:
-    plant(ending, "build_preemption_record", lambda call, attempt: None)
+    plant(end_attempt, "build_preemption_record", lambda call, attempt: None)
 
 
 HANDSHAKE = [

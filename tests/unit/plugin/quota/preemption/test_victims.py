@@ -17,7 +17,7 @@ from datetime import timedelta
 import pytest
 from support.ledger import NOW, ask, cohort, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Lease, PendingRequest, PreemptionNotice
-from tiphys_plugin.quota.preemption import victims as choice
+from tiphys_plugin.quota.preemption import victims
 from tiphys_plugin.quota.preemption.victims import NoVictims, VictimSelection, select_victims
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState
@@ -116,7 +116,7 @@ def test_two_that_wait_have_different_ones_go():
 
 
 def test_who_does_not_go_in_time_is_not_waited_for():
-    overdue = timedelta(seconds=-1) - choice.OVERDUE_AFTER
+    overdue = timedelta(seconds=-1) - victims.OVERDUE_AFTER
     held = tuple(leaving(one, "high", overdue) for one in FOUR[:2]) + FOUR[2:]
     assert names(chosen(SchedulingState(one_queue(**OWN), held), HIGH)) == ["c", "d"]
 
@@ -180,7 +180,7 @@ def test_own_ones_of_lower_priority_go_before_it_takes_back_more_than_its_quota(
 
 
 def test_the_search_ends_where_there_are_too_many_sets_and_still_nobody_goes_in_vain(monkeypatch):
-    monkeypatch.setattr(choice, "_MAX_TRIED_SETS", 3)
+    monkeypatch.setattr(victims, "_MAX_TRIED_SETS", 3)
     held = tuple(lease(1 + number % 3, f"u{number}", seconds=None) for number in range(12))
     total = sum(one.request.gpus for one in held)
     mine = waiting(total - 2, 99, "mine", priority=5)
@@ -229,7 +229,7 @@ def test_only_those_of_the_wanted_type_go():
 
 
 def test_a_gang_larger_than_what_is_usually_weighed_has_as_many_go_as_it_takes():
-    count = choice._MAX_WEIGHED_CANDIDATES + 40
+    count = victims._MAX_WEIGHED_CANDIDATES + 40
     held = tuple(lease(1, f"u{number:03}") for number in range(count + 8))
     mine = waiting(count, 999, "mine", priority=5)
     found = chosen(SchedulingState(one_queue(count + 8, **OWN), held), mine)

@@ -50,7 +50,7 @@ def test_reason_of_a_full_queue_has_the_numbers():
 @pytest.mark.parametrize(
     ("request_", "reason", "says"),
     [
-        (ask(1, queue="secret"), AdmissionReason.QUEUE_UNKNOWN, "the queues are: research, nightly"),
+        (ask(1, queue="secret"), AdmissionReason.QUEUE_UNKNOWN, "namespace ml may use: research, nightly"),
         (ask(9), AdmissionReason.EXCEEDS_MAX_QUOTA, "queue research may hold at most 8; ask for fewer"),
         (ask(3, queue="nightly"), AdmissionReason.EXCEEDS_MAX_QUOTA, "queue research may hold 8"),
         (ask(9, queue="nightly"), AdmissionReason.EXCEEDS_MAX_QUOTA, "the largest quota is 8, of queue research"),

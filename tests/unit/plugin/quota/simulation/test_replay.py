@@ -13,6 +13,7 @@
 """
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from bench.quota_workloads import (
@@ -168,6 +169,23 @@ def test_a_stopped_queue_starts_nobody_and_holds_up_nobody() -> None:
         done = replay_jobs(rules, jobs, policy)
         assert [job.name for job in done.never_started] == ["a"]
         assert starts(done) == {"b": 0}
+
+
+def test_owners_of_queues_hold_for_jobs_that_name_their_namespace() -> None:
+    rules = Queues.model_validate(
+        {"queues": [{"name": "research", "gpus": {"A100": 8}, "namespaces": ["ml"], "max_priority": 5}]}
+    )
+
+    def job(name: str, **fields: Any) -> TraceJob:
+        return TraceJob(name, 0, 10, 1, "research", "A100", **fields)
+
+    jobs = [job("own", namespace="ml"), job("foreign", namespace="vision"), job("unnamed"), job("urgent", priority=9)]
+    done = replay_jobs(rules, jobs)
+    assert {one.job.name for one in done.runs} == {"own", "unnamed"}
+    assert {one.name: why for one, why in done.rejected} == {
+        "foreign": AdmissionReason.QUEUE_NOT_ALLOWED,
+        "urgent": AdmissionReason.PRIORITY_TOO_HIGH,
+    }
 
 
 def test_the_rejected_are_told_with_their_reason() -> None:

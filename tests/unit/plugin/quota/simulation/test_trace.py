@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.ledger import cohort, queues
+from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import TraceJob
 from tiphys_plugin.quota.simulation.prepare import assign_by_quota, assign_to_queue, declare_job_durations
 from tiphys_plugin.quota.simulation.trace import read_trace
@@ -52,6 +53,14 @@ def test_a_job_says_how_it_uses_spot_nodes(written):
     assert [job.spot for job in trace.jobs] == ["only", "no"]
     with pytest.raises(UsageError, match="line 2, column spot: 'yes' is not no, allowed or only"):
         read_trace(written(f"{HEADER},spot\n0,10,1,yes\n"))
+
+
+def test_a_job_names_its_namespace_and_is_sent_only_to_queues_that_it_may_use(written):
+    trace = read_trace(written(f"{HEADER},namespace\n0,10,1,ml\n0,10,1,\n"))
+    assert [job.namespace for job in trace.jobs] == ["ml", None]
+    owned = [{"name": "a", "gpus": {"*": 8}, "namespaces": ["vision"]}, {"name": "b", "gpus": {"*": 8}}]
+    assigned = assign_by_quota(trace.jobs[:1] * 20, Queues.model_validate({"queues": owned}), seed=1)
+    assert {job.queue for job in assigned} == {"b"}
 
 
 def test_jobs_come_in_order_of_submission_and_those_of_one_instant_as_they_stand(written):

@@ -1,0 +1,98 @@
+"""Documents that cost more to read than to send are refused with a sentence, and the log stays one of JSON lines.
+
+| document | answer |
+|---|---|
+| JSON nested 100,000 deep, to plugin and controller | 400 |
+| YAML of more than 256 KiB | 400; the same as JSON is read |
+| a `depends` condition with 500 brackets or negations | UsageError |
+| a checkpoint in an event, with 5,000 digits | none |
+| bytes that are no HTTP | 400, and a JSON line in the log |
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support import http
+from support.raw_http import dial, read_to_end
+from support.service import TOKEN, Service
+from tiphys_controller.alerts.webhook import AlertInbox
+from tiphys_controller.failure_cost import _parse_event_checkpoint
+from tiphys_controller.server.access import AccessControl
+from tiphys_controller.server.app import create_controller_app
+from tiphys_controller.server.routes import ApiRoutes
+
+from tiphys.errors import UsageError
+from tiphys.protocol.depends import parse_depends
+from tiphys.records import Event
+from tiphys.service.http_server import AppServer
+from tiphys.store import DirectoryStore
+
+DEEP = b"[" * 100_000
+KNOWN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[AppServer]:
+    (tmp_path / "api-token").write_text(TOKEN)
+    store = DirectoryStore(tmp_path / "store")
+    access = AccessControl(tmp_path / "api-token", lambda *_: None)
+    routes = ApiRoutes(AlertInbox(lambda _: store, ("ml",)), lambda _: store, lambda: None, ("ml",))  # type: ignore[arg-type, return-value]
+    with AppServer(create_controller_app(lambda: None, lambda: b"", routes.create_routes(access))) as running:
+        yield running
+
+
+def test_deep_json_is_a_bad_request_and_the_log_stays_json(tmp_path: Path) -> None:
+    with Service(tmp_path) as plugin:
+        response = http.post(f"{plugin.url}/api/v1/template.execute", content=DEEP, headers=KNOWN)
+        assert (response.status_code, "nested too deeply" in response.json()["error"]) == (400, True)
+        with closing(dial(plugin.url)) as caller:
+            caller.sendall(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
+            assert read_to_end(caller).startswith(b"HTTP/1.1 400 ")
+        code, log = plugin.terminate()
+    assert code == 0
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert [line["level"] for line in lines if line["event"] == "Invalid HTTP request received."] == ["warning"]
+
+
+def test_deep_json_is_a_bad_request_for_the_controller(controller: AppServer) -> None:
+    response = http.post(f"{controller.url}/v1/alerts", content=DEEP, headers=KNOWN)
+    assert (response.status_code, "nested too deeply" in response.json()["error"]) == (400, True)
+
+
+def test_large_yaml_is_refused_and_the_same_as_json_is_read(controller: AppServer) -> None:
+    large = b'{"a": [' + b"1," * 140_000 + b"1]}"
+    headers = {**KNOWN, "Idempotency-Key": "k"}
+    url = f"{controller.url}/v1/runs"
+    refused = http.post(url, content=large, headers={**headers, "Content-Type": "application/yaml"})
+    assert (refused.status_code, "256 KiB" in refused.json()["error"]) == (400, True)
+    read = http.post(url, content=large, headers=headers)
+    assert (read.status_code, "no Workflow" in read.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "condition", ["(" * 500 + "fit" + ")" * 500, "!" * 100_000 + "fit", "!(" * 300 + "fit" + ")" * 300]
+)
+def test_deep_condition_is_refused(condition: str) -> None:
+    with pytest.raises(UsageError, match="more than 50 brackets and negations are inside each other") as refused:
+        parse_depends(condition)
+    assert len(str(refused.value)) < 1000
+
+
+def test_condition_as_deep_as_the_limit_is_read() -> None:
+    assert str(parse_depends("(" * 50 + "fit.Succeeded" + ")" * 50)) == "fit.Succeeded"
+
+
+def test_long_condition_is_read() -> None:
+    """100,000 tasks, which took a time that grows with the square of their number."""
+    assert str(parse_depends(" && ".join(["fit"] * 100_000))).count("fit") == 100_000
+
+
+@pytest.mark.parametrize("checkpoint", ["9" * 5000 + "-1", "1-" + "9" * 5000, "\uff11-1", "1", ""])
+def test_checkpoint_of_a_program_that_is_none_is_ignored(checkpoint: str) -> None:
+    assert (
+        _parse_event_checkpoint(Event(name="checkpoint.saved", message="", data={"checkpoint": checkpoint}), "l")
+        is None
+    )

@@ -1,0 +1,399 @@
+"""Nothing that a store, a ledger or a cluster holds can command the terminal of the person who looks at it.
+
+| what holds the text | shown by |
+|---|---|
+| each text of each record of a run, with a valid seal | every command that reads a store |
+| all texts together that still make a readable run | the same commands, on a pipe and on a terminal |
+| names of objects in storage, and the state of a training | the same commands, `checkpoint diff` |
+| the GPU ledger, and Workflow objects | `why`, `queues show`, `nodes`, live progress |
+| the log of a failed program, a traceback, the log of the plugin | `run`, `--verbose` |
+| names in pictures | SVG and HTML |
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import structlog
+import typer
+import yaml
+from support.desk import QUEUES, Desk
+from support.hostile import (
+    HOSTILE,
+    MARK,
+    NAMES,
+    Shown,
+    control_characters,
+    hostile_variants,
+    on_pipe,
+    on_terminal,
+    write_full_run,
+)
+from support.kube_server import serving
+from support.ledger import lease, waiting
+from support.lineage import RUN
+from support.sessions import open_session, state_at
+from tiphys_controller import describe_run
+from tiphys_controller.failure_cost import measure_time_usage
+from tiphys_plugin.quota.ledger.state import LedgerState
+from tiphys_plugin.quota.ledger.status_codec import encode_status
+from typer.main import get_command
+
+from hera_pipelines.cli import main, screen
+from hera_pipelines.cli.app import _build_application
+from hera_pipelines.cli.error_messages import report_error
+from hera_pipelines.cli.progress.table import ProgressTable, show_live_progress
+from hera_pipelines.cli.screen import Screen
+from hera_pipelines.compile.output import to_workflow_yaml
+from hera_pipelines.draw import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph, render_lineage_svg
+from hera_pipelines.draw.report_html import report_page
+from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
+from tiphys.errors import IntegrityError, TiphysError
+from tiphys.kube.resources import GPU_LEDGERS
+from tiphys.lineage import CheckpointStatus, read_lineage_tree, read_timeline
+from tiphys.lineage.audit.audit import audit_run
+from tiphys.records import utc_now
+from tiphys.store import DirectoryStore, Store
+
+FORMS = ("table", "json", "yaml")
+READS: dict[str, list[list[str]]] = {
+    "runs": [["runs", "-o", form] for form in FORMS],
+    "get": [["get", RUN, "-o", form] for form in FORMS],
+    "events": [["events", RUN, "-o", form] for form in FORMS],
+    "plan": [["plan", RUN, "-o", form] for form in FORMS],
+    "lineage": [["lineage", RUN, "-o", form] for form in (*FORMS, "svg")],
+    "report": [["report", RUN, "-o", form] for form in (*FORMS, "html")],
+    "verify": [["verify", RUN, "--deep", "-o", form] for form in FORMS],
+    "gc": [["gc", RUN, "--dry-run", "-o", form] for form in FORMS],
+    "sweep": [["sweep", RUN]],
+    "resume": [["resume", RUN, "--dry-run", "-o", form] for form in FORMS],
+    "fork": [["fork", RUN, "--dry-run", "-o", form] for form in FORMS],
+    "stop": [["stop", RUN]],
+    "checkpoint list": [["checkpoint", "list", RUN, "-o", form] for form in FORMS],
+    "checkpoint show": [["checkpoint", "show", RUN, "1-10", "-o", form] for form in FORMS],
+    "checkpoint diff": [["checkpoint", "diff", RUN, "1-10", "latest", "-o", form] for form in FORMS],
+    "checkpoint advice": [["checkpoint", "advice", RUN, "-o", form] for form in FORMS],
+    "checkpoint pin": [["checkpoint", "pin", RUN, "1-99", "--name", "mine"]],
+    "checkpoint unpin": [["checkpoint", "unpin", RUN, "1-99", "--name", "mine"]],
+}
+"""Commands that read a store, without its option; those that would write are called so that they do not."""
+
+SHOW_TEXT = {"runs", "get", "events", "plan", "lineage", "checkpoint list", "checkpoint show"}
+ON_A_CLUSTER = {"why", "queues show", "queues apply", "nodes", "nodes cordon", "nodes uncordon", "janitor", "doctor"}
+OF_FILES = {"demo", "run", "compile", "simulate"}
+"""They read files of the person who calls them; what they show of a run is live progress, which has its own test."""
+
+
+def test_a_new_command_is_tried_too() -> None:
+    commands = get_command(_build_application([])).commands  # type: ignore[attr-defined]
+    names = {
+        f"{name} {inner}".strip()
+        for name, command in commands.items()
+        for inner in (*getattr(command, "commands", ()), *(("",) if getattr(command, "callback", None) else ()))
+    }
+    assert names == {*READS, *ON_A_CLUSTER, *OF_FILES}, "add the new command to READS, or to one of the other tables"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TIPHYS_STORE", "ARGO_SERVER", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+@pytest.fixture
+def store(folder: Path) -> DirectoryStore:
+    return DirectoryStore(folder / "store")
+
+
+def tiphys(*arguments: str) -> Callable[[], int]:
+    return lambda: main([*arguments, "--store", "store"])
+
+
+def assert_contained(shown: Shown, arguments: list[str], *, terminal: bool) -> None:
+    assert not shown.leaks(terminal=terminal), arguments
+    assert "bug in Tiphys" not in shown.err, arguments
+
+
+def overwrite(store: DirectoryStore, key: str, data: bytes) -> None:
+    Path("store", key).write_bytes(data)
+
+
+def shape(store: Store) -> object:
+    """What the commands get as far as showing of the run, without its texts; None if one of them fails."""
+    try:
+        detail, tree = describe_run(store, RUN), read_lineage_tree(store, RUN)
+        audit, events = audit_run(store, RUN, deep=True), read_timeline(store, RUN)
+    except (TiphysError, ValueError):
+        return None
+    checkpoints = [node.status for step in tree.steps for attempt in step.attempts for node in attempt.checkpoints]
+    return [step.name for step in detail.steps], detail.summary.steps_done, checkpoints, audit.damage, len(events)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_one_text_of_one_record(part: int, store: DirectoryStore) -> None:
+    records = write_full_run(store)
+    variants = [(key, *variant) for key, record in records.items() for variant in hostile_variants(record)]
+    forms = [READS[name][0] for name in ("get", "events", "lineage", "verify")]
+    reached = 0
+    for key, path, data in variants[part::4]:
+        overwrite(store, key, data)
+        for arguments in forms:
+            shown = on_pipe(tiphys(*arguments))
+            assert_contained(shown, [*arguments, key, path], terminal=False)
+            reached += MARK in shown.out + shown.err
+        overwrite(store, key, records[key].to_bytes())
+    assert reached >= 10, "the text has to get as far as the screen, or this shows nothing"
+
+
+@pytest.fixture
+def hostile_store(store: DirectoryStore) -> DirectoryStore:
+    """A run in which every text is hostile that does not keep the run from being read."""
+    records = write_full_run(store)
+    sound = shape(store)
+    assert sound is not None
+    for key, record in records.items():
+        kept = json.loads(record.to_bytes())
+        for path, _ in hostile_variants(record):
+            before = Path("store", key).read_bytes()
+            # One text more than those that were kept.
+            changed = next(data for name, data in hostile_variants(_Document(kept)) if name == path)
+            overwrite(store, key, changed)
+            if shape(store) == sound:
+                kept = json.loads(changed)
+            else:
+                overwrite(store, key, before)
+    for name in NAMES.values():
+        store.create(name, b"{}")
+    return store
+
+
+class _Document:
+    """A document in the place of a record."""
+
+    def __init__(self, document: object) -> None:
+        self._document = document
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self._document).encode()
+
+
+def test_all_texts_on_a_pipe_and_on_a_terminal(hostile_store: DirectoryStore) -> None:
+    showing = set()
+    for name, lines in READS.items():
+        for arguments in lines:
+            pipe, terminal = on_pipe(tiphys(*arguments)), on_terminal(tiphys(*arguments))
+            assert_contained(pipe, arguments, terminal=False)
+            assert_contained(terminal, arguments, terminal=True)
+            assert pipe.result == terminal.result
+            if MARK in pipe.out + pipe.err and MARK in terminal.out + terminal.err:
+                showing.add(name)
+    assert showing >= SHOW_TEXT
+
+
+def test_a_document_keeps_each_character_as_an_escape(hostile_store: DirectoryStore) -> None:
+    for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
+        shown = on_pipe(tiphys("get", RUN, "-o", form))
+        assert shown.out.isascii()
+        assert any(HOSTILE in text for text in _texts(load(shown.out)))
+    lines = on_pipe(tiphys("events", RUN, "-o", "json")).out.splitlines()
+    assert any(HOSTILE in text for line in lines for text in _texts(json.loads(line)))
+
+
+def _texts(value: object) -> list[str]:
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [value] if isinstance(value, str) else [text for item in inner for text in _texts(item)]
+
+
+def test_every_control_character_stays_visible(folder: Path) -> None:
+    shown = on_pipe(lambda: Screen().table(("A", "B"), [("a\x1bb\x9bc\u202ed", "e")]))
+    assert shown.out == "A         B\na␛b\ufffdc\ufffdd   e\n"
+
+
+def test_what_is_no_control_character_stays_as_it_is(folder: Path) -> None:
+    text = "größer → 日本語 👩\u200d🔬 a\u00a0b עברית \ue0b0"
+    screen_call = lambda: (Screen().write(text), Screen().note(text), Screen().show(text))  # noqa: E731
+    for shown in (on_pipe(screen_call), on_terminal(screen_call)):
+        assert (shown.out.splitlines(), shown.err.splitlines()) == ([text, text], [text])
+
+
+def test_half_a_character_is_no_way_around(folder: Path) -> None:
+    """Where a locale has no UTF-8, Python writes the surrogate U+DC9B as the byte 9B: a control sequence."""
+    shown = on_pipe(lambda: Screen().write("a\udc9b2Jb"))
+    assert shown.out == "a\ufffd2Jb\n"
+
+
+def test_the_state_of_a_training(store: DirectoryStore) -> None:
+    write_full_run(store)
+    with open_session(store, 3, admit=True) as session:
+        session.save(40, {**state_at(40), "note": "plain"}).wait()
+        session.save(50, {**state_at(50), f"weights {HOSTILE}": state_at(50), "note": HOSTILE}).wait()
+    for form in FORMS:
+        arguments = ["checkpoint", "diff", RUN, "3-40", "3-50", "-o", form]
+        for shown in (on_pipe(tiphys(*arguments)), on_terminal(tiphys(*arguments))):
+            assert MARK in shown.out
+            assert_contained(shown, arguments, terminal=True)
+
+
+@pytest.fixture
+def desk(folder: Path, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    with serving() as server:
+        made = Desk(server, folder, capsys)
+        made.queues("apply", text=QUEUES)
+        yield made
+
+
+def test_the_ledger_of_a_cluster(desk: Desk) -> None:
+    book = encode_status(LedgerState((lease(4, uid="u1"),), (waiting(8, 1, uid="u2"),)))
+    reached = 0
+    for path, data in hostile_variants(_Document(json.loads(json.dumps(book)))):
+        desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": json.loads(data)}, subresource="status")
+        for arguments in (["queues", "show"], ["why", "run-u2"], ["nodes"]):
+            call = lambda words=arguments: main([*words, "--kubeconfig", "kubeconfig"])  # noqa: E731
+            document = lambda words=arguments: main([*words, "-o", "json", "--kubeconfig", "kubeconfig"])  # noqa: E731
+            for shown in (on_terminal(call), on_pipe(document)):
+                assert_contained(shown, [*arguments, path], terminal=True)
+                reached += MARK in shown.out + shown.err
+    assert reached > 20
+    book = encode_status(LedgerState((lease(4, uid="u1", run=HOSTILE, step=HOSTILE, workflow=HOSTILE),), ()))
+    desk.api.patch(GPU_LEDGERS, "ml", "default", {"status": book}, subresource="status")
+    for arguments in (["doctor", "--cluster", "-n", HOSTILE], ["janitor", str(desk.folder), "--cluster", "--dry-run"]):
+        shown = on_terminal(lambda words=arguments: main([*words, "--kubeconfig", "kubeconfig"]))
+        assert MARK in shown.out + shown.err
+        assert_contained(shown, arguments, terminal=True)
+
+
+CHANGES = [
+    NodeChange(datetime.now(UTC), f"wf.fit({HOSTILE})[0].run", "fit", kind, "t", phase, HOSTILE, (HOSTILE,))
+    for kind in ("Plugin", "Pod", WORKFLOW_KIND)
+    for phase in (NodePhase.RUNNING, NodePhase.FAILED)
+] + [NodeChange(datetime.now(UTC), "wf", "", WORKFLOW_KIND, "t", NodePhase.RUNNING, HOSTILE)]
+
+
+def test_live_progress(folder: Path) -> None:
+    def follow() -> None:
+        progress = ProgressTable([f"other {HOSTILE}", "fit"])
+        with screen.guard_streams(), show_live_progress(Screen(), progress, lambda _: None) as observe:
+            for change in CHANGES:
+                observe(change)
+            sys.stderr.write(f"a traceback of a thread {HOSTILE}\n\x1b[38;5;201mred\n")
+
+    for call, terminal in ((on_pipe, False), (on_terminal, True)):
+        shown = call(follow)
+        assert MARK in shown.err
+        assert not shown.leaks(terminal=terminal)
+
+
+FAILING = """
+from hera_pipelines import Pipeline, Step
+
+with Pipeline("loud") as loud:
+    Step(name="shout", image="any", command=["python", "-c"], args=[{program!r}])()
+"""
+
+
+def test_the_last_lines_of_a_program_that_failed(folder: Path) -> None:
+    program = f"import sys; sys.stdout.buffer.write({HOSTILE.encode()!r}); sys.exit('broken')"
+    (folder / "loud.py").write_text(FAILING.format(program=program))
+    for call, terminal in ((on_pipe, False), (on_terminal, True)):
+        shown = call(tiphys("--verbose", "run", "loud.py", "--speed", "100"))
+        assert shown.result == 1
+        assert MARK in shown.err
+        assert not shown.leaks(terminal=terminal)
+
+
+def test_errors_with_their_traceback_and_the_log(folder: Path) -> None:
+    def fail() -> int:
+        try:
+            raise IntegrityError(HOSTILE)
+        except IntegrityError as error:
+            return report_error(error, Screen(verbose=True))
+
+    for call, terminal in ((on_pipe, False), (on_terminal, True)):
+        shown = call(fail)
+        assert shown.err.count(MARK) >= 2
+        assert not shown.leaks(terminal=terminal)
+
+
+def test_what_a_command_writes_past_the_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that prints, warns, logs or echoes as any Python program does is held by the same rule."""
+    monkeypatch.setattr("hera_pipelines.cli.commands.runs.runs", _careless)
+
+    for call in (on_pipe, on_terminal):
+        shown = call(lambda: main(["--verbose", "runs"]))
+        assert shown.result == 0
+        assert shown.out.count(MARK) == 2 * HOSTILE.count(MARK)
+        assert shown.err.count(MARK) == 2 * HOSTILE.count(MARK)
+        assert not shown.leaks(terminal=call is on_terminal)
+
+
+def _careless() -> None:
+    print(HOSTILE)  # noqa: T201
+    sys.stderr.writelines([HOSTILE, "\n"])
+    typer.echo(HOSTILE)
+    structlog.get_logger().info("careless", message=HOSTILE.replace(MARK, ""), mark=HOSTILE)
+
+
+def test_no_command_leads_past_the_guard() -> None:
+    """The file of a console is the unguarded stream, because colours have to pass; only the screen writes to it."""
+    past = re.compile(r"\.file\.write|unguarded|__stdout__|__stderr__|os\.write\(|/dev/tty")
+    folder = Path(screen.__file__).parent
+    assert [str(path) for path in folder.rglob("*.py") if past.search(path.read_text())] == [screen.__file__]
+
+
+def test_the_workflow_of_a_pipeline_keeps_its_text() -> None:
+    """What compile prints is submitted, so an Arabic mark in a program must not become another character."""
+    manifest = {"metadata": {"name": "a"}, "spec": {"source": f"print('\u200f')\n{HOSTILE}\n", "value": "größer\u061c"}}
+    text = to_workflow_yaml(manifest)
+    assert not control_characters(text)
+    assert yaml.safe_load(text) == manifest
+    assert "größer" in to_workflow_yaml({"value": "größer"})
+
+
+BREAKOUT = f"</text></title></style><script>alert(1)</script><!-- \"' onload='x' {HOSTILE}"
+
+
+def test_a_picture_with_hostile_names(folder: Path) -> None:
+    """Any viewer can read the whole picture, and it holds nothing but what Tiphys draws."""
+    dots = tuple(
+        Dot(CheckpointPosition(1, step), status, BREAKOUT, (BREAKOUT,))
+        for step, status in enumerate(CheckpointStatus, start=1)
+    )
+    lanes = [Lane(number, 1, None, ending, BREAKOUT, dots) for number, ending in enumerate(AttemptEnding, start=1)]
+    graphs = [LineageGraph(BREAKOUT, BREAKOUT, tuple(lanes)), LineageGraph(BREAKOUT, BREAKOUT, ())]
+    text = render_lineage_svg(BREAKOUT, graphs)
+    assert not control_characters(text)
+    root = ElementTree.fromstring(text)
+    assert {element.tag.rpartition("}")[2] for element in root.iter()} == {
+        *("svg", "title", "style", "rect", "text", "tspan", "g", "path", "circle")
+    }
+    assert not [name for element in root.iter() for name in element.attrib if name.startswith(("on", "href"))]
+    assert sum("alert(1)" in (element.text or "") for element in root.iter()) > 10
+
+
+def test_a_page_with_hostile_names(store: DirectoryStore) -> None:
+    write_full_run(store)
+    [usage] = measure_time_usage(store, [RUN], utc_now())
+    steps = tuple(step.model_copy(update={"step": BREAKOUT}) for step in usage.steps)
+    page = report_page(BREAKOUT, [(BREAKOUT, BREAKOUT)], usage.model_copy(update={"name": BREAKOUT, "steps": steps}))
+    assert "alert(1)" in page
+    assert not re.search(r"<script|<!--", page)
+    assert not control_characters(page)
+    ElementTree.fromstring(re.sub(r"<!doctype html>|<meta[^>]*>", "", page))
+
+
+def test_a_process_on_a_terminal(hostile_store: DirectoryStore) -> None:
+    line = [sys.executable, "-m", "hera_pipelines.cli", "get", RUN, "--store", "store"]
+    shown = on_terminal(lambda: subprocess.run(line, stdout=sys.stdout, stderr=sys.stderr, check=False).returncode)
+    assert (shown.result, MARK in shown.out) == (0, True)
+    assert "\x1b[" in shown.out, "it was no terminal to the command"
+    assert not shown.leaks(terminal=True)

@@ -1,0 +1,125 @@
+"""Limits of the connections of the HTTP server, against callers that open many, or that never finish a request.
+
+uvicorn limits idle connections (``timeout_keep_alive``) and the size of a header (``h11_max_incomplete_event_size``).
+It has no deadline for a request, and its ``limit_concurrency`` refuses everybody while the idle connections of one
+caller exceed it. So this module adds a deadline, and at the limit it ends the oldest connection that waits for its
+caller. A caller that sends its request at once is answered also during a flood.
+"""
+
+import asyncio
+import resource
+import socket
+from typing import Any
+from weakref import WeakSet
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+RECEIVE_SECONDS = 20.0
+"""Time for a TLS handshake, for a whole request from its connection on, and for a client to take the response."""
+MAX_CONNECTIONS = 1000
+"""HTTP connections at once. Where a process may open few files, a quarter of them."""
+MAX_HEADER_BYTES = 32 << 10
+"""Largest request line with headers. Tokens of service accounts have some 2 KiB."""
+
+
+def connection_limit() -> int:
+    """HTTP connections that this process serves at once; the other files are for storage and the API server."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, files // 4), 1)
+
+
+class LimitedConnection(H11Protocol):
+    """One connection. It is ended if its caller has neither sent its request nor taken its response in time."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _opened_at = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self._opened_at = self.loop.time()
+        self._follow_progress()
+        if len(self.connections) > connection_limit():
+            self._end_oldest_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._follow_progress()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._follow_progress()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._follow_progress()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._follow_progress()
+
+    @property
+    def _waits_for_caller(self) -> bool:
+        """Whether nothing happens until the caller sends more of its request, or takes more of its response."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return self.flow.write_paused or self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def _follow_progress(self) -> None:
+        if not self._waits_for_caller:
+            self._stop_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(RECEIVE_SECONDS, self.transport.abort)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _end_oldest_waiting(self) -> None:
+        connections = (one for one in self.connections if isinstance(one, LimitedConnection))
+        waiting = [one for one in connections if one._waits_for_caller and one.transport is not None]
+        oldest = min(waiting, key=lambda one: one._opened_at)
+        oldest.transport.abort()
+        # asyncio calls `connection_lost` later, and until then the next connection must not find this one again.
+        self.connections.discard(oldest)
+
+
+_MAX_PAUSES = 10
+
+
+class LimitedListener(socket.socket):
+    """A listening socket that refuses connections while twice the limit are open, as in a flood of TLS handshakes."""
+
+    def __init__(self, family: socket.AddressFamily) -> None:
+        # asyncio disables Nagle's algorithm only for sockets with an explicit protocol; without it each answer waits
+        # about 40 ms for an acknowledgement.
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._open = WeakSet[socket.socket]()
+        self._pauses = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if sum(one.fileno() != -1 for one in self._open) < 2 * connection_limit():
+            self._pauses = 0
+            connection, address = super().accept()
+            self._open.add(connection)
+            return connection, address
+        # asyncio accepts many connections before it runs anything else. A few rounds of its loop end the oldest ones
+        # that wait for their callers, so a burst is no reason to refuse a new one.
+        if self._pauses < _MAX_PAUSES:
+            self._pauses += 1
+            raise BlockingIOError  # asyncio goes on with its loop
+        self._pauses = 0
+        super().accept()[0].close()
+        raise ConnectionAbortedError  # the same
+
+
+class TlsEventLoop(asyncio.SelectorEventLoop):
+    """An event loop whose servers end a slow TLS handshake; uvicorn has no setting for it."""
+
+    async def create_server(self, *args: Any, **settings: Any) -> asyncio.Server:
+        return await super().create_server(*args, **settings, ssl_handshake_timeout=RECEIVE_SECONDS)

@@ -1,0 +1,56 @@
+"""The format of a store, named by a marker inside it.
+
+A process that met keys of another layout would see a store without runs, and
+would start each run from the beginning. The marker lets it refuse instead.
+"""
+
+import contextlib
+
+from tiphys.errors import ObjectExistsError, StoreFormatError
+from tiphys.records import StoreFormatRecord
+from tiphys.store.base import Store
+from tiphys.store.claims import find_record
+from tiphys.store.layout import FORMAT_MARKER
+
+STORE_FORMAT = 2
+"""Increased when a release writes keys that the release before cannot find. Format 1 had no halves and no marker."""
+
+
+def check_format(store: Store) -> None:
+    """Return if this version reads the format of ``store``, or if the store is empty. Costs one read.
+
+    Raises:
+        StoreFormatError: another version of Tiphys wrote the store.
+    """
+    marker = find_record(store, FORMAT_MARKER, StoreFormatRecord)
+    if marker is None:
+        if _has_first_format(store):
+            raise StoreFormatError(_refusal(store, 1))
+    elif marker.format != STORE_FORMAT:
+        raise StoreFormatError(_refusal(store, marker.format))
+
+
+def mark_format(store: Store) -> None:
+    """Write the marker if it is missing; `tiphys.store.claim_run` does so before it writes the record of a run."""
+    with contextlib.suppress(ObjectExistsError):
+        store.create(FORMAT_MARKER, StoreFormatRecord(format=STORE_FORMAT).to_bytes())
+
+
+def _refusal(store: Store, found: int) -> str:
+    if found < STORE_FORMAT:
+        remedy = "finish its runs with the version that wrote it, and give this version an empty prefix or folder"
+    else:
+        remedy = "update Tiphys here"
+    return (
+        f"{store.url} has format {found}, and this version of Tiphys reads format {STORE_FORMAT}; "
+        f"nothing was changed: {remedy}"
+    )
+
+
+def _has_first_format(store: Store) -> bool:
+    """Whether the store holds records of format 1, which lay at the top. A foreign folder ``runs/`` has no run.json."""
+    for folder, record in (("runs/", "run.json"), ("lineages/", "")):
+        first = next(store.prefixes(folder), None)
+        if first is not None and next(store.list(f"{first}{record}"), None) is not None:
+            return True
+    return False
