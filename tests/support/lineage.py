@@ -114,10 +114,11 @@ def write_run(
     run: str = RUN,
     step: str = STEP,
     gpu: GpuRequest | None = None,
+    every_bounds: tuple[float, float] | None = None,
     **fields: Any,
 ) -> RunRecord:
     """Record a run of one training step, as the first admit does; ``fields`` of the record may be given."""
-    policy = CheckpointPolicy(store=checkpoint_store)
+    policy = CheckpointPolicy(store=checkpoint_store, every_bounds=every_bounds)
     spec = StepSpec(name=step, kind=StepKind.TRAIN, template="t" * 64, checkpoints=policy, gpu=gpu)
     workflow = {
         "metadata": {"annotations": {PIPELINE_ANNOTATION: "digits"}},

@@ -25,8 +25,8 @@ from tiphys.checkpoint.restore.inspect import (
     compare_checkpoints,
     flatten_provenance,
 )
-from tiphys.checkpoint.save.interval import IntervalAdvice, advise_interval
-from tiphys.checkpoint.settings import IntervalBounds
+from tiphys.checkpoint.save.interval import IntervalAdvice, IntervalLimit, advise_interval
+from tiphys.checkpoint.settings import AUTO_BOUNDS, IntervalBounds
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError, UsageError
 from tiphys.lineage import CheckpointNode, CheckpointStatus, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
@@ -214,22 +214,36 @@ def _advice_rows(result: IntervalAdvice) -> Iterator[tuple[str, str]]:
     yield "between failures", f"{format_duration(result.mtbf_seconds)} (expected)"
     yield "restart", format_duration(result.restart_seconds)
     yield "used interval", format_duration(result.used_seconds) if result.used_seconds else "unknown"
-    yield "advised interval", format_duration(result.advised_seconds)
+    limit = f" ({format_duration(result.daly_seconds)} without {_LIMITS[result.limit]})" if result.limit else ""
+    yield "advised interval", f"{format_duration(result.advised_seconds)}{limit}"
     for name, share in (("lost as used", result.lost_share), ("lost as advised", result.advised_lost_share)):
         yield name, "unknown" if share is None else f"{share:.1%}"
 
 
+_LIMITS = {IntervalLimit.BOUNDS: "the bounds of the step", IntervalLimit.UPLOAD: "the time of an upload"}
+
+
 def _advice_sentence(result: IntervalAdvice) -> str:
-    best = format_duration(result.advised_seconds)
+    """Judge the used interval by the share of the training that it loses, not by its length."""
+    used, best = result.lost_share, result.advised_lost_share
     if result.used_seconds is None:
-        return f"a save every {best} would lose the least time"
-    if abs(result.used_seconds - result.advised_seconds) <= 0.2 * result.advised_seconds:
-        return "the interval is within 20% of the best one"
+        return f"a save every {format_duration(result.advised_seconds)} would lose the least time"
+    if best is None:
+        return "failures come so often that no interval lets the training advance; see FAILURES for their causes"
+    if used is not None and used <= best + max(_SMALL_SHARE, _SMALL_GAIN * best):
+        return f"the interval is good: it loses {used:.1%} of the training, the advised one {best:.1%}"
+    lowest, highest = AUTO_BOUNDS
+    automatic = ", or every='auto'" if lowest <= result.advised_seconds <= highest else ""
     comparison = "rarer" if result.used_seconds < result.advised_seconds else "more frequent"
     return (
-        f"{comparison} saves would lose less time: "
-        f"Checkpoints(every='{round(result.advised_seconds)}s'), or every='auto'"
+        f"{comparison} saves would lose less time: {best:.1%} of the training instead of "
+        f"{'all of it' if used is None else format(used, '.1%')}; "
+        f"set Checkpoints(every='{max(1, round(result.advised_seconds))}s'){automatic}"
     )
+
+
+_SMALL_GAIN, _SMALL_SHARE = 0.1, 0.001
+"""An interval is good if a better one saves no more than this share of the lost time, or of the training."""
 
 
 LIST_EXAMPLES = """\b

@@ -21,16 +21,22 @@ def store(tmp_path: Path) -> DirectoryStore:
     return made
 
 
-def saves(store: DirectoryStore, seconds: float) -> None:
+def saves(store: DirectoryStore, seconds: float, stall: float = 1.0, ended: timedelta = timedelta(hours=4)) -> None:
     write_claim(store, claim_of(1).model_copy(update={"written_at": BEGAN}))
     for step in range(1, 6):
         at = BEGAN + timedelta(seconds=seconds * step)
-        commit(store, ref(1, step), stage_seconds=1.0, upload_seconds=2.0, written_at=at)
-    write_end(store, end_of(1).model_copy(update={"written_at": BEGAN + timedelta(hours=4)}))
+        commit(store, ref(1, step), stage_seconds=stall, upload_seconds=2 * stall, written_at=at)
+    write_end(store, end_of(1).model_copy(update={"written_at": BEGAN + ended}))
 
 
 @pytest.mark.parametrize(
-    ("seconds", "verdict"), [(10, "rarer saves"), (3000, "more frequent saves"), (223, "within 20% of the best one")]
+    ("seconds", "verdict"),
+    [
+        (10, "rarer saves would lose less time: 1.1% of the training instead of 12.0%"),
+        (3000, "more frequent saves would lose less time: 1.1% of the training instead of 7.6%"),
+        (223, "the interval is good"),
+        (300, "the interval is good"),
+    ],
 )
 def test_it_compares_what_was_used_with_what_loses_least(
     tiphys: Command, store: DirectoryStore, seconds: float, verdict: str
@@ -41,6 +47,23 @@ def test_it_compares_what_was_used_with_what_loses_least(
     assert verdict in answer.err
     rows = dict(line.split(maxsplit=1) for line in answer.out.splitlines())
     assert rows["failures"].split() == ["preemption", "1"]
+
+
+def test_short_intervals_are_judged_by_what_they_lose(tiphys: Command, store: DirectoryStore) -> None:
+    saves(store, 5, stall=0.001, ended=timedelta(seconds=30))
+    answer = tiphys("checkpoint", "advice", RUN, "--store", "store")
+    rows = dict(line.split("  ", maxsplit=1) for line in answer.out.splitlines())
+    used, advised = (float(rows[f"lost as {name}"].strip().rstrip("%")) for name in ("used", "advised"))
+    assert advised <= used
+    assert "rarer" not in answer.err
+
+
+def test_bounds_of_the_step_that_hold_back_the_advice_are_named(tiphys: Command, tmp_path: Path) -> None:
+    bounded = DirectoryStore(tmp_path / "store")
+    write_run(bounded, every_bounds=(1000, 2000))
+    saves(bounded, 10)
+    answer = tiphys("checkpoint", "advice", RUN, "--store", "store")
+    assert "16m 40s (3m 43s without the bounds of the step)" in answer.out
 
 
 def test_a_program_gets_the_numbers(tiphys: Command, store: DirectoryStore) -> None:

@@ -15,11 +15,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from tiphys.checkpoint.settings import AUTO_BOUNDS, IntervalBounds, SaveInterval
+from tiphys.checkpoint.settings import IntervalBounds, SaveInterval
 from tiphys.protocol.quantities import format_duration
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointManifest, Record
 from tiphys.store import Attempt
@@ -218,6 +219,15 @@ class SaveIntervalController:
         return IntervalChange(message, data)
 
 
+class IntervalLimit(StrEnum):
+    """What keeps the advised interval from the one that loses the least time."""
+
+    BOUNDS = "bounds"
+    """The bounds of the step."""
+    UPLOAD = "upload"
+    """The slowest upload: no save is due before the one before it is stored."""
+
+
 class IntervalAdvice(Record):
     """Judgement of the save interval of one training step. Times are in seconds, medians over all saves."""
 
@@ -238,6 +248,10 @@ class IntervalAdvice(Record):
     used_seconds: float | None
     """Median time between two commits of one attempt; None if no attempt has two."""
     advised_seconds: float
+    limit: IntervalLimit | None
+    """What makes ``advised_seconds`` differ from ``daly_seconds``; None if they are equal."""
+    daly_seconds: float
+    """The interval that loses the least time by Daly's estimate, without any limit."""
     young_seconds: float
     """Young's first-order estimate, for comparison."""
     lost_share: float | None
@@ -255,13 +269,14 @@ def advise_interval(
     Args:
         manifests: Its committed checkpoints, at least one.
         attempts: All its attempts.
-        bounds: Bounds of the advised interval; None for `AUTO_BOUNDS`.
+        bounds: Bounds of the advised interval; None for none.
     """
     costs = [SaveCost(saved.stage_seconds, saved.upload_seconds, saved.size_bytes) for saved in manifests]
     median_cost = median(cost.cost_seconds for cost in costs)
     history = read_failure_history(attempts)
     mtbf, restart = history.mtbf_seconds(), _restart_seconds(attempts)
-    best = advised_interval_seconds(costs, mtbf, *(bounds or AUTO_BOUNDS))
+    daly = daly_interval_seconds(median_cost, mtbf)
+    best = advised_interval_seconds(costs, mtbf, *(bounds or IntervalBounds(0.0, math.inf)))
     used = _used_seconds(manifests)
     upload_seconds = sum(cost.upload_seconds for cost in costs)
     return IntervalAdvice(
@@ -276,10 +291,19 @@ def advise_interval(
         restart_seconds=restart,
         used_seconds=used,
         advised_seconds=best,
+        limit=_find_limit(best, daly, costs),
+        daly_seconds=daly,
         young_seconds=young_interval_seconds(median_cost, mtbf),
         lost_share=_finite(lost_share(used, median_cost, restart, mtbf)) if used else None,
         advised_lost_share=_finite(lost_share(best, median_cost, restart, mtbf)),
     )
+
+
+def _find_limit(advised_seconds: float, daly_seconds: float, costs: Iterable[SaveCost]) -> IntervalLimit | None:
+    if advised_seconds == daly_seconds:
+        return None
+    is_upload = advised_seconds == max(cost.upload_seconds for cost in costs)
+    return IntervalLimit.UPLOAD if is_upload else IntervalLimit.BOUNDS
 
 
 def _finite(share: float) -> float | None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.lineage import LINEAGE, claim_of, end_of
 
-from tiphys.checkpoint.save.interval import advise_interval, daly_interval_seconds
+from tiphys.checkpoint.save.interval import IntervalLimit, advise_interval, daly_interval_seconds
 from tiphys.checkpoint.settings import IntervalBounds
 from tiphys.records import CheckpointManifest, Shard
 from tiphys.store import Attempt
@@ -58,8 +58,23 @@ def test_a_single_save_says_nothing_of_how_often():
     assert (found.used_seconds, found.lost_share, found.restart_seconds) == (None, None, 0.0)
 
 
-def test_bounds_of_the_author_hold():
-    assert advise_interval([manifest(1, 10, 600)], [], IntervalBounds(1000, 2000)).advised_seconds == 1000
+def test_without_bounds_the_advice_is_the_interval_that_loses_least():
+    saves = [manifest(1, step, 5.0 * step, stall=0.002, upload=0.1) for step in range(1, 20)]
+    found = advise_interval(saves, [attempt(number, 0, 60) for number in range(1, 9)], None)
+    assert found.advised_seconds == found.daly_seconds < 10
+    assert found.advised_lost_share < found.lost_share
+    assert found.limit is None
+
+
+def test_bounds_of_the_author_hold_and_are_named():
+    found = advise_interval([manifest(1, 10, 600)], [], IntervalBounds(1000, 2000))
+    assert (found.advised_seconds, found.limit) == (1000, IntervalLimit.BOUNDS)
+    assert found.daly_seconds < 1000
+
+
+def test_an_interval_is_never_shorter_than_an_upload():
+    found = advise_interval([manifest(1, 10, 600, stall=0.0, upload=4000.0)], [], IntervalBounds(1, 2000))
+    assert (found.advised_seconds, found.limit) == (4000, IntervalLimit.UPLOAD)
 
 
 def test_uploads_of_no_time_have_no_bandwidth():
