@@ -6,9 +6,10 @@ Hera takes ``arguments={…}`` and leaves the dependencies to the author. Here
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, get_args, runtime_checkable
 
 from hera.shared._type_util import construct_io_from_annotation
 from hera.workflows import Artifact, Parameter, Task
@@ -41,6 +42,8 @@ class InputSlot(NamedTuple):
     python_name: str
     name: str
     artifact: bool
+    output_name: str
+    """The output that a task with several outputs stands for."""
 
 
 def create_task(
@@ -89,8 +92,30 @@ def function_input_slots(function: Callable[..., Any]) -> list[InputSlot]:
     for name, parameter in inspect.signature(function).parameters.items():
         io = construct_io_from_annotation(name, parameter.annotation)
         if not io.output:
-            slots.append(InputSlot(name, io.name or name, isinstance(io, Artifact)))
+            declared = construct_io_from_annotation(name, function.__annotations__.get(name))
+            slots.append(InputSlot(name, str(io.name), isinstance(io, Artifact), str(declared.name)))
     return slots
+
+
+def separate_shared_inputs(function: Callable[..., Any]) -> None:
+    """Name the inputs of ``function`` after its parameters where they share an annotation that has a name.
+
+    Both inputs of ``def compare(a: Model, b: Model)`` would be called ``model``. The new
+    signature, which Hera reads, gives each its own name and path.
+    """
+    signature = inspect.signature(function)
+    declared = {name: construct_io_from_annotation(name, p.annotation) for name, p in signature.parameters.items()}
+    uses = Counter((io.name, io.output) for io in declared.values())
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        io = declared[name]
+        if io.name != name and uses[io.name, io.output] > 1:
+            io.name = name
+            if isinstance(io, Artifact):
+                io.path = None
+            parameter = parameter.replace(annotation=Annotated[get_args(parameter.annotation)[0], io])
+        parameters.append(parameter)
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
 
 def template_input_slots(template: Templatable) -> list[InputSlot]:
@@ -98,7 +123,7 @@ def template_input_slots(template: Templatable) -> list[InputSlot]:
     inputs = template._build_template().inputs
     declared = [] if inputs is None else [(p, False) for p in inputs.parameters or []]
     declared += [] if inputs is None else [(a, True) for a in inputs.artifacts or []]  # type: ignore[misc]
-    return [InputSlot(entry.name.replace("-", "_"), entry.name, artifact) for entry, artifact in declared]
+    return [InputSlot(entry.name.replace("-", "_"), entry.name, artifact, entry.name) for entry, artifact in declared]
 
 
 @contextmanager
@@ -177,7 +202,7 @@ def _task_output(step: str, slot: InputSlot, task: Task) -> Parameter | Artifact
             f"step {step!r}: {task.name!r} is fanned out, and Argo cannot hand over the artifacts of all its items; "
             "declare an output parameter there, such as the key of the object that it wrote"
         )
-    name = slot.name if slot.name in names else names[0] if len(names) == 1 else None
+    name = slot.output_name if slot.output_name in names else names[0] if len(names) == 1 else None
     if name is None:
         raise UsageError(
             f"step {step!r}: input {slot.python_name!r} needs one of the output {kind} of {task.name!r}, "

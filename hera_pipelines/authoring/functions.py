@@ -20,7 +20,7 @@ from hera.workflows import Artifact, InlineScriptConstructor, Script
 from hera.workflows._context import _context
 from hera.workflows.models import Template, ValueFrom
 
-from hera_pipelines.authoring.calls import create_task, function_input_slots
+from hera_pipelines.authoring.calls import create_task, function_input_slots, separate_shared_inputs
 from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions
 from hera_pipelines.compile.settings import Spot
 from tiphys.errors import UsageError
@@ -269,6 +269,7 @@ def _build_decorator(options: StepOptions, arguments: dict[str, Any]) -> StepDec
     def decorate(function: Callable[P, R]) -> StepFunction[P, R]:
         name = arguments.get("name") or function.__name__.replace("_", "-").lower()
         _check_annotations(name, function)
+        separate_shared_inputs(function)
         returned_outputs(function)
         annotations = {
             **(arguments.get("annotations") or {}),

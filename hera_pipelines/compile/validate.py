@@ -12,13 +12,18 @@ from hera_pipelines.compile import references
 from hera_pipelines.compile.gated_step import GatedStep, list_declared, settings_annotation
 from hera_pipelines.compile.references import fields_used
 from hera_pipelines.compile.settings import CompileOptions
-from hera_pipelines.compile.validate_step import check_gated_step
+from hera_pipelines.compile.validate_step import ARTIFACT_LOCATIONS, check_gated_step
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION
 
 _STEP_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _UNAVAILABLE_FIELDS = ("outputs.result", "exitCode", "ip")
+_VALUE_FIELDS = ("value", "default", "valueFrom", *ARTIFACT_LOCATIONS)
+_REMEDY_BY_KIND = {
+    "parameters": ", and it has no default; pass a value",
+    "artifacts": "; pass the task that makes it, or give the input a location",
+}
 _PIPELINE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _RUN_NAME = re.compile(r"(?:[-a-z0-9.]|\{[-\w]+\})+")
 _PLACEMENT_FIELDS = frozenset(
@@ -69,6 +74,7 @@ def check_steps(manifest: Manifest, steps: list[GatedStep], options: CompileOpti
         )
     _check_used_in_entry_only(manifest)
     _check_names(manifest, steps)
+    _check_arguments(manifest)
     _check_unavailable_fields(manifest, steps)
     for step in steps:
         check_gated_step(step, manifest, options)
@@ -204,6 +210,35 @@ def _check_names(manifest: Manifest, steps: list[GatedStep]) -> None:
                     "rename one of the two"
                 )
             taken[name] = f"made for step {step.name!r}"
+
+
+def _check_arguments(manifest: Manifest) -> None:
+    """Check that each task of the entry DAG gives every input of its template once."""
+    spec = manifest["spec"]
+    templates = {template["name"]: template for template in spec["templates"]}
+    for task in templates[spec["entrypoint"]]["dag"].get("tasks") or []:
+        template = templates.get(task.get("template", ""), {})
+        for kind in ("parameters", "artifacts"):
+            inputs, arguments = list_declared(template, "inputs", kind), list_declared(task, "arguments", kind)
+            _check_unique(f"template {template.get('name')!r}", "inputs", inputs)
+            _check_unique(f"task {task['name']!r}", "arguments", arguments)
+            missing = {entry["name"] for entry in inputs if not _has_value(entry)} - {a["name"] for a in arguments}
+            if missing:
+                raise UsageError(
+                    f"task {task['name']!r}: no argument gives its input {kind[:-1]} {min(missing)!r}"
+                    + _REMEDY_BY_KIND[kind]
+                )
+
+
+def _check_unique(owner: str, role: str, entries: list[Manifest]) -> None:
+    names = [entry["name"] for entry in entries]
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{owner}: two of its {role} are called {duplicates[0]!r}; rename or drop one")
+
+
+def _has_value(entry: Manifest) -> bool:
+    """Whether an input of a template has a value without an argument."""
+    return any(entry.get(field) is not None for field in _VALUE_FIELDS) or bool(entry.get("optional"))
 
 
 def _check_unavailable_fields(manifest: Manifest, steps: list[GatedStep]) -> None:

@@ -17,7 +17,7 @@ from tiphys.protocol.quantities import format_memory_quantity, parse_memory_byte
 from tiphys.protocol.step_spec import RetryPolicy
 from tiphys.records import Cause
 
-_ARTIFACT_LOCATIONS = ("artifactory", "azure", "gcs", "git", "hdfs", "http", "oss", "plugin", "raw", "s3")
+ARTIFACT_LOCATIONS = ("artifactory", "azure", "gcs", "git", "hdfs", "http", "oss", "plugin", "raw", "s3")
 _SHARED_ACCESS_MODE = "ReadWriteMany"
 _ESCALATION_FIELDS = ("memory_ceiling_bytes", "on_demand_after", "avoid_node_after")
 
@@ -136,7 +136,7 @@ def _check_template_fields(step: GatedStep) -> str | None:
         return "a daemon never ends, so it has no result to record; make it a plain task"
     if "activeDeadlineSeconds" in step.program and step.settings.deadline_seconds is not None:
         return "it has both deadline and active_deadline_seconds; keep one"
-    if any(location in (step.program.get("archiveLocation") or {}) for location in _ARTIFACT_LOCATIONS):
+    if any(location in (step.program.get("archiveLocation") or {}) for location in ARTIFACT_LOCATIONS):
         return "its archive_location takes its outputs out of the run's bucket; drop it"
     return None
 
@@ -157,7 +157,7 @@ def _check_reserved_names(step: GatedStep) -> str | None:
 def _check_output_artifacts(step: GatedStep) -> str | None:
     for artifact in step.output_artifacts:
         name = artifact["name"]
-        if locations := [location for location in _ARTIFACT_LOCATIONS if location in artifact]:
+        if locations := [location for location in ARTIFACT_LOCATIONS if location in artifact]:
             return f"output artifact {name!r} has a location of its own ({locations[0]}); Tiphys gives it one: drop it"
         if not artifact.get("path"):
             return f"output artifact {name!r} has no path; give it Artifact(path=…)"

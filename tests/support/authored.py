@@ -43,8 +43,8 @@ def task(name: str, template: str = "", **fields: Any) -> Manifest:
 def workflow(
     *templates: Manifest, tasks: list[Manifest] | None = None, entry: Manifest | None = None, **spec: Any
 ) -> Manifest:
-    """A Workflow ``digits-…`` whose entry DAG runs ``tasks``, by default one for each template."""
-    calls = [task(t["name"]) for t in templates] if tasks is None else tasks
+    """A Workflow ``digits-…`` whose entry DAG runs ``tasks``, by default one for each template, with its inputs."""
+    calls = [task(t["name"], **_arguments(t)) for t in templates] if tasks is None else tasks
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
@@ -57,6 +57,16 @@ def workflow(
     }
 
 
+def _arguments(template: Manifest) -> Manifest:
+    """Arguments for all inputs of ``template``, as a field of its task."""
+    inputs = template.get("inputs") or {}
+    arguments = {
+        "parameters": [{"name": p["name"], "value": p["name"]} for p in inputs.get("parameters") or []],
+        "artifacts": [{"name": a["name"], "raw": {"data": ""}} for a in inputs.get("artifacts") or []],
+    }
+    return {"arguments": {kind: given for kind, given in arguments.items() if given}} if any(arguments.values()) else {}
+
+
 def parameters(*names: str) -> Manifest:
     return {"parameters": [{"name": name} for name in names]}
 
@@ -65,7 +75,7 @@ def output_parameter(name: str, **source: Any) -> Manifest:
     return {"name": name, "valueFrom": {"path": f"/tmp/{name}", **source}}
 
 
-def output_artifact(name: str, **fields: Any) -> Manifest:
+def artifact(name: str, **fields: Any) -> Manifest:
     return {"name": name, "path": f"/tmp/{name}", **fields}
 
 

@@ -149,7 +149,8 @@ def run_to_end(screen: Screen, session: LocalSession, observer: ProgressObserver
     if phase is NodePhase.SUCCEEDED:
         screen.note(f"run {run} succeeded; see {submission.command('get')} and {submission.command('lineage')}")
         return
-    if "shutdown" in (DirectoryCluster(state / "cluster").workflow("default", workflow) or {}).get("spec", {}):
+    ended = DirectoryCluster(state / "cluster").workflow("default", workflow) or {}
+    if "shutdown" in ended.get("spec", {}):
         raise RunInterruptedError(
             f"run {run} was stopped; finished steps and checkpoints are kept; "
             f"continue with {submission.command('resume')}"
@@ -157,7 +158,8 @@ def run_to_end(screen: Screen, session: LocalSession, observer: ProgressObserver
     for row in progress.rows.values():
         for line in row.log_tail if row.failed else ():
             screen.note(f"{row.task} | {line}")
-    failures = "; ".join(progress.failure_sentences()) or f"its Workflow {workflow} ended as {phase}"
+    reason = (ended.get("status") or {}).get("message") or "it has no message"
+    failures = "; ".join(progress.failure_sentences()) or f"its Workflow {workflow} ended as {phase}: {reason}"
     raise RunFailedError(
         f"run {run} failed: {failures}; logs are in {state / 'logs'}, and {submission.command('get')} shows the details"
     )

@@ -110,12 +110,16 @@ class ProgressTable:
 
 
 def _shown_message(change: NodeChange) -> str:
-    """Message to show: the plugin's answer, the end of a pod, or the back-off of a retry.
+    """Message to show: the plugin's answer, the end of a pod, the back-off of a retry, or why a node could not start.
 
     Composite nodes and finished retries only repeat that a child failed, so their messages are not shown.
     """
-    is_backing_off = change.kind == "Retry" and not change.phase.finished
-    return " ".join(change.message.split()) if is_backing_off or change.kind in ("Plugin", "Pod") else ""
+    if change.kind == "Retry":
+        is_shown = not change.phase.finished
+    else:
+        is_error = change.phase is NodePhase.ERROR and not change.message.startswith("child '")
+        is_shown = change.kind in ("Plugin", "Pod") or is_error
+    return " ".join(change.message.split()) if is_shown else ""
 
 
 def _task_path(change: NodeChange) -> str:

@@ -94,6 +94,39 @@ def test_heras_own_way_of_calling_still_works() -> None:
     assert (made["second"]["when"], made["second"]["depends"]) == ("1 == 1", "preprocess")
 
 
+Model = Annotated[Path, Artifact(name="model", path="/tmp/model")]
+Loss = Annotated[float, Parameter(name="loss")]
+
+
+@train()
+def tune(lr: float) -> tuple[Model, Annotated[str, Artifact(name="log")], Loss]:
+    return Path("model"), str(lr), lr
+
+
+@step()
+def compare(first: Model, second: Model, before: Loss, after: Loss) -> None:
+    _ = (first, second, before, after)
+
+
+def test_inputs_that_share_an_annotation_are_named_after_their_parameters() -> None:
+    with Pipeline("digits") as pipeline:
+        one, two = tune(0.1, name="one"), tune(0.2, name="two")
+        compare(one, two, one, two)
+
+    made = tasks(pipeline)["compare"]
+    assert made["arguments"]["artifacts"] == [
+        {"name": "first", "from": "{{tasks.one.outputs.artifacts.model}}"},
+        {"name": "second", "from": "{{tasks.two.outputs.artifacts.model}}"},
+    ]
+    assert given(made) == {
+        "before": "{{tasks.one.outputs.parameters.loss}}",
+        "after": "{{tasks.two.outputs.parameters.loss}}",
+    }
+    inputs = compare.script._build_template().inputs
+    assert inputs
+    assert len({artifact.path for artifact in inputs.artifacts or []}) == 2
+
+
 def test_items_fill_the_parameters_of_their_names() -> None:
     with Pipeline("digits") as pipeline:
         fit(preprocess(), with_items=[{"lr": 0.1}, {"lr": 0.2}])

@@ -110,6 +110,23 @@ def quiet() -> None:
     raise SystemExit(75)
 
 
+@step()
+def join(left: Text, right: Text, out: str) -> None:
+    import pathlib
+
+    pathlib.Path(out).write_text(left.read_text() + right.read_text())
+
+
+def test_inputs_that_share_an_annotation_arrive_apart(tmp_path: Path) -> None:
+    for name in ("left", "right"):
+        (tmp_path / name).write_text(name)
+    paths = {f"TIPHYS_INPUT_{name.upper()}": str(tmp_path / name) for name in ("left", "right")}
+
+    run(join, tmp_path, {"out": str(tmp_path / "seen")}, **paths)
+
+    assert (tmp_path / "seen").read_text() == "leftright"
+
+
 def test_the_exit_code_is_the_functions(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         run(quiet, tmp_path)

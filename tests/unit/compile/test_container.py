@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from support.authored import STORE, by_name, output_artifact, output_parameter, step, train, workflow
+from support.authored import STORE, artifact, by_name, output_parameter, step, train, workflow
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, KARPENTER_SPOT
 from hera_pipelines.compile import CompileOptions, SharedVolume, compile_workflow
@@ -120,7 +120,7 @@ def test_paths_of_inputs_and_outputs_are_in_the_environment() -> None:
     found = env(
         step(
             inputs={"artifacts": [{"name": "raw-data", "path": "/in"}]},
-            outputs={"parameters": [output_parameter("val-loss")], "artifacts": [output_artifact("model")]},
+            outputs={"parameters": [output_parameter("val-loss")], "artifacts": [artifact("model")]},
         )
     )
 

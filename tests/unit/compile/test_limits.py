@@ -14,7 +14,7 @@ OPTIONS = CompileOptions(store="s3://ml/tiphys")
 
 
 def entry(entry_fields: Manifest | None = None, **fan_out: Any) -> Manifest:
-    manifest = workflow(train(inputs=parameters("lr")), tasks=[task("sweep", "fit", **fan_out)], entry=entry_fields)
+    manifest = workflow(train(), tasks=[task("sweep", "fit", **fan_out)], entry=entry_fields)
     return by_name(compile_workflow(manifest, OPTIONS))["main"]
 
 
@@ -36,9 +36,7 @@ def test_a_large_or_unknown_fan_out_is_limited(fan_out: Manifest) -> None:
 
 
 def test_the_limit_leaves_room_in_the_task_set() -> None:
-    manifest = compile_workflow(
-        workflow(train(inputs=parameters("lr")), tasks=[task("sweep", "fit", withParam="[]")]), OPTIONS
-    )
+    manifest = compile_workflow(workflow(train(), tasks=[task("sweep", "fit", withParam="[]")]), OPTIONS)
     bodies = max(len(str(t)) for t in manifest["spec"]["templates"] if "plugin" in t)
 
     assert by_name(manifest)["main"]["parallelism"] * bodies < TASK_SET_BYTES

@@ -4,8 +4,8 @@ import json
 
 from support.authored import (
     STORE,
+    artifact,
     by_name,
-    output_artifact,
     output_parameter,
     parameters,
     plain,
@@ -185,7 +185,7 @@ def test_a_step_without_a_fan_out_has_no_item() -> None:
 
 
 def test_outputs_are_keyed_without_archive_and_answered_by_conclude() -> None:
-    outputs = {"parameters": [output_parameter("loss")], "artifacts": [output_artifact("model", globalName="best")]}
+    outputs = {"parameters": [output_parameter("loss")], "artifacts": [artifact("model", globalName="best")]}
     made = compiled(train("fit", outputs=outputs))
 
     assert made["fit-run"]["outputs"] == {
@@ -217,7 +217,7 @@ def test_outputs_are_keyed_without_archive_and_answered_by_conclude() -> None:
 
 
 def test_outputs_of_a_step_lie_below_the_number_of_the_retry() -> None:
-    made = compiled(step("prep", outputs={"artifacts": [output_artifact("data")]}))
+    made = compiled(step("prep", outputs={"artifacts": [artifact("data")]}))
 
     key = made["prep-run"]["outputs"]["artifacts"][0]["s3"]["key"]
     assert key == "{{inputs.parameters.tiphys-outputs}}/{{retries}}/artifacts/data"
@@ -262,7 +262,7 @@ def test_the_policy_travels_once_in_the_annotation_of_the_wrapper() -> None:
             train(
                 "fit",
                 asked={"grace_seconds": 90.5, "cache": False, "share": True},
-                outputs={"parameters": [output_parameter("loss")], "artifacts": [output_artifact("model")]},
+                outputs={"parameters": [output_parameter("loss")], "artifacts": [artifact("model")]},
             ),
             tasks=[task("sweep", "fit", withParam="[1]")],
         ),
@@ -288,7 +288,7 @@ def test_what_decides_the_outputs_decides_the_digest() -> None:
         step(container={"image": "prep:2"}),
         step(container={"command": ["prep", "-v"]}),
         step(container={"env": [{"name": "SEED", "value": "1"}]}),
-        step(outputs={"artifacts": [output_artifact("data")]}),
+        step(outputs={"artifacts": [artifact("data")]}),
     ]
     same = [
         step(container={"resources": {"limits": {"cpu": 4}}}),

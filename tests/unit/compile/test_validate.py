@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.authored import (
     STORE,
-    output_artifact,
+    artifact,
     output_parameter,
     parameters,
     plain,
@@ -181,6 +181,38 @@ WORKFLOWS: dict[str, tuple[Manifest, str, Manifest]] = {
         "'fit-conclude', which is a template already",
         workflow(step("fit"), plain("conclude")),
     ),
+    "an input artifact that no argument gives": (
+        workflow(step(inputs={"artifacts": [artifact("data")]}), tasks=[task("prep")]),
+        "task 'prep': no argument gives its input artifact 'data'; pass the task that makes it",
+        workflow(step(inputs={"artifacts": [artifact("data", s3={"key": "raw"}), artifact("more", optional=True)]})),
+    ),
+    "an input parameter that no argument gives": (
+        workflow(step(), plain("report", inputs=parameters("loss")), tasks=[task("prep"), task("report")]),
+        "task 'report': no argument gives its input parameter 'loss', and it has no default; pass a value",
+        workflow(step(), plain("report", inputs={"parameters": [{"name": "loss", "default": "0"}]})),
+    ),
+    "an argument that is given twice": (
+        workflow(
+            step(inputs=parameters("lr")),
+            tasks=[
+                task("prep", arguments={"parameters": [{"name": "lr", "value": "1"}, {"name": "lr", "value": "2"}]})
+            ],
+        ),
+        "task 'prep': two of its arguments are called 'lr'; rename or drop one",
+        workflow(
+            step(inputs=parameters("lr")),
+            tasks=[task("prep", arguments={"parameters": [{"name": "lr", "value": "1"}]})],
+        ),
+    ),
+    "inputs of one name": (
+        workflow(
+            step(inputs={"artifacts": [artifact("data", raw={"data": "a"}), artifact("data", raw={"data": "b"})]})
+        ),
+        "template 'prep': two of its inputs are called 'data'; rename or drop one",
+        workflow(
+            step(inputs={"artifacts": [artifact("data", raw={"data": "a"}), artifact("more", raw={"data": "b"})]})
+        ),
+    ),
     "a CronWorkflow": (
         {"kind": "CronWorkflow", "metadata": {}, "spec": {}},
         "not on a CronWorkflow",
@@ -291,19 +323,19 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
         train(),
     ),
     "an output with a location": (
-        step(outputs={"artifacts": [output_artifact("data", s3={"key": "mine"})]}),
+        step(outputs={"artifacts": [artifact("data", s3={"key": "mine"})]}),
         "output artifact 'data' has a location of its own (s3)",
-        step(outputs={"artifacts": [output_artifact("data")]}),
+        step(outputs={"artifacts": [artifact("data")]}),
     ),
     "an output without a path": (
         step(outputs={"artifacts": [{"name": "data"}]}),
         "output artifact 'data' has no path",
-        step(outputs={"artifacts": [output_artifact("data")]}),
+        step(outputs={"artifacts": [artifact("data")]}),
     ),
     "an optional output": (
-        step(outputs={"artifacts": [output_artifact("data", optional=True)]}),
+        step(outputs={"artifacts": [artifact("data", optional=True)]}),
         "output artifact 'data' is optional",
-        step(outputs={"artifacts": [output_artifact("data", optional=False)]}),
+        step(outputs={"artifacts": [artifact("data", optional=False)]}),
     ),
     "an output parameter without a file": (
         step(outputs={"parameters": [{"name": "loss", "valueFrom": {"expression": "1"}}]}),
@@ -316,9 +348,9 @@ STEPS: dict[str, tuple[Manifest, str, Manifest]] = {
         step(outputs={"parameters": [output_parameter("loss")]}),
     ),
     "outputs that share a variable": (
-        step(outputs={"parameters": [output_parameter("val-loss")], "artifacts": [output_artifact("val_loss")]}),
+        step(outputs={"parameters": [output_parameter("val-loss")], "artifacts": [artifact("val_loss")]}),
         "share the variable TIPHYS_OUTPUT_VAL_LOSS",
-        step(outputs={"parameters": [output_parameter("val-loss")], "artifacts": [output_artifact("loss")]}),
+        step(outputs={"parameters": [output_parameter("val-loss")], "artifacts": [artifact("loss")]}),
     ),
     "a save that outlasts the grace period": (
         train(asked={"checkpoints": CheckpointPolicy(save_seconds=90), "grace_seconds": 60}),

@@ -6,6 +6,7 @@
 | a plugin, pod or retry says something| the message                  | yes  |
 | it says the same again, or nothing   | unchanged                    | no   |
 | a composite says that a child failed | unchanged                    | no   |
+| a composite could not start          | the message                  | yes  |
 | a node of a second attempt           | attempt 2, old message gone  | no   |
 | a node above the tasks               | unchanged                    | no   |
 """
@@ -62,6 +63,14 @@ def test_a_composite_that_repeats_a_failure_is_not_told() -> None:
     failed = change("wf.fit[0].attempts", message="child 'wf-123' failed", kind="Steps")
     assert board.apply_change(failed) == []
     assert board.rows["fit"].message == ""
+
+
+def test_a_task_that_could_not_start_tells_why() -> None:
+    board = ProgressTable(["fit"])
+    error = change("wf.fit", NodePhase.ERROR, "{{tasks.prep.outputs.parameters.lr}} has no value", kind="Steps")
+    assert board.apply_change(error) == ["fit: {{tasks.prep.outputs.parameters.lr}} has no value", "fit: Error"]
+    board.apply_change(change("wf", NodePhase.ERROR, "child 'wf-123' errored", kind="DAG"))
+    assert board.failure_sentences() == ["fit: {{tasks.prep.outputs.parameters.lr}} has no value"]
 
 
 def test_a_second_attempt_leaves_the_words_about_the_first_behind() -> None:

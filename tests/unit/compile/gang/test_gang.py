@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 import pytest
-from support.authored import STORE, by_name, output_artifact, output_parameter, parameters, step, train, workflow
+from support.authored import STORE, artifact, by_name, output_parameter, parameters, step, train, workflow
 from support.gangs import filled_in
 
 from hera_pipelines import Pipeline
@@ -267,7 +267,7 @@ def test_a_program_with_files_is_started_by_one_that_fetches_and_stores_them() -
     template = gang(
         {"args": ["{{inputs.artifacts.data.path}}"]},
         inputs={"artifacts": [{"name": "data", "path": "/in/data"}]},
-        outputs={"artifacts": [output_artifact("model")], "parameters": [output_parameter("loss")]},
+        outputs={"artifacts": [artifact("model")], "parameters": [output_parameter("loss")]},
     )
     [container] = pod(template)["spec"]["containers"]
     assert container["command"] == ["python", "-m", "tiphys.checkpoint.member", "--", "fit"]
@@ -296,7 +296,7 @@ def test_the_plugin_reads_that_it_is_a_gang() -> None:
         (gang(asked={"gpu": GpuRequest(gpus=8, members=2)}), "its GPUs are for 2 pods and it has 4"),
         (gang(sidecars=[{"name": "s"}]), "sidecars is not supported on several nodes"),
         (gang({"command": ["/opt/bin/tiphys-exec", "--dir", "/c"]}), "use tiphys.checkpoint"),
-        (gang({"command": None}, outputs={"artifacts": [output_artifact("model")]}), "give it a command"),
+        (gang({"command": None}, outputs={"artifacts": [artifact("model")]}), "give it a command"),
         (as_script("x" * 100_001), "longer than the 100000 bytes"),
         (gang({"args": ["{{inputs.parameters}}"]}), "{{inputs.parameters}} cannot be handed to several pods"),
         (gang({"lifecycle": {}}, GangBackend.TRAINJOB), "a TrainJob has no place for lifecycle"),
