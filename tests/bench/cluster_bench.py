@@ -7,18 +7,18 @@ itself is real. The report goes to ``tests/bench/reports/cluster.json``.
 
 import argparse
 import json
-import os
-import platform
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from bench import processes
-from bench.latency import Answers, one_round, percentile
+from bench.latency import Answers, one_round
+from bench.machine import NoiseProbe, describe_noise, machine
 from bench.place import Place, image, place
 from bench.progress import say
 from bench.requests import counted
+from bench.samples import percentile
 from bench.sidecar_mode import installed, sidecar_mode
 from support.agent_process import AgentProcess
 from support.polling import until
@@ -35,6 +35,7 @@ REST_SECONDS = 20.0
 def main() -> int:
     """Measure, write the report, print the line of numbers."""
     options = _parser().parse_args()
+    probe = NoiseProbe()
     with place() as here:
         report: dict[str, Any] = {"machine": machine(), "settings": settings(here)}
         report["agent"] = agent_mode(here, options.quick)
@@ -42,9 +43,10 @@ def main() -> int:
             with installed(here, image(here), "sidecar") as release:
                 report["install_seconds"] = release.install_seconds
                 report["sidecar"] = sidecar_mode(release, SIDECAR_ROUNDS)
+    report["noise"] = probe.report()
     if not options.quick:
         REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
-    print(summary(report))  # noqa: T201  the result
+    print(describe_noise(report["noise"], report["machine"]["cores"]), summary(report), sep="\n")  # noqa: T201  the result
     return 0
 
 
@@ -91,19 +93,6 @@ def _load(
     }
     say(f"{count} open steps in {len(sizes)} workflows: {json.dumps(result)}")
     return result
-
-
-def machine() -> dict[str, Any]:
-    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    memory = Path("/proc/meminfo").read_text().split()[1]
-    return {
-        "cpu": model.partition(":")[2].strip(),
-        "cores": os.cpu_count(),
-        "memory_mib": int(memory) // 1024,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_average_at_start": os.getloadavg()[0],
-    }
 
 
 def settings(here: Place) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """How long open steps wait for their stored answer: from the created task set to the watch event that holds it."""
 
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -79,9 +78,3 @@ def one_round(place: Place, answers: Answers, name: str, sizes: Sequence[int]) -
         place.api.delete(WORKFLOW_TASK_SETS, place.namespace, one)
         place.api.delete(WORKFLOWS, place.namespace, one)
     return [1000 * (answers.seen_at[node] - created_at[owner]) for node, owner in nodes.items()]
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest rank."""
-    ordered = sorted(values)
-    return round(ordered[max(1, math.ceil(len(ordered) * percent / 100)) - 1], 1)

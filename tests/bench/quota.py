@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import quota_attained
-from bench.cluster_bench import machine
+from bench.machine import NoiseProbe, describe_noise, machine
 from bench.place import place
 from bench.progress import say
 from bench.quota_campaign import campaign
@@ -69,6 +69,7 @@ def main() -> int:
     """Measure, write the report, print the line of numbers."""
     options = _parser().parse_args()
     set_gc_thresholds()  # as the service does
+    probe = NoiseProbe()
     report: dict[str, Any] = {"machine": machine(), "settings": settings(options.quick)}
     report |= virtual(options.quick)
     report["core"] = {}
@@ -85,8 +86,10 @@ def main() -> int:
         with place() as here:
             report["cluster"] = {str(services): admissions(here, services, CLUSTER_SECONDS) for services in SERVICES}
         say(f"on a cluster: {json.dumps(report['cluster'])}")
+    report["noise"] = probe.report()
+    if not options.quick:
         REPORT.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
-    print(line(report))  # noqa: T201  the result
+    print(describe_noise(report["noise"], report["machine"]["cores"]), line(report), sep="\n")  # noqa: T201  the result
     return 0
 
 

@@ -13,8 +13,8 @@ from itertools import count
 from multiprocessing import get_context
 from typing import Any
 
-from bench.latency import percentile
 from bench.place import Place
+from bench.samples import percentile
 from support.ledger import ask, queues, spec
 from tiphys_plugin.quota.lease import Admitted, Lease, PendingRequest
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger

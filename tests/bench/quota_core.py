@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bench.latency import percentile
+from bench.samples import percentile
 from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GangRequest, GpuNode, Placement, PodRequest

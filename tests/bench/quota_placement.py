@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from bench.latency import percentile
+from bench.samples import percentile
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import WHOLE_GPU, GangRequest, GpuNode, Placement, PodRequest
 from tiphys_plugin.quota.placement.place import find_placement

@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.latency import percentile
+from bench.samples import percentile
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult, SimulatedAttempt, TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs

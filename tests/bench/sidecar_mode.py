@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench.latency import Answers, percentile
+from bench.latency import Answers
 from bench.place import Place
 from bench.progress import say
+from bench.samples import percentile
 from support.admissions import live_workflow, open_task_set
 from support.chart import CHART, helm
 from support.polling import until

@@ -7,8 +7,6 @@ cloud storage, trainers as processes. The report goes to ``tests/bench/reports/c
 import argparse
 import importlib.metadata
 import json
-import os
-import platform
 import signal
 import sys
 import traceback
@@ -32,6 +30,7 @@ from bench.checkpoint.figures import inserted
 from bench.checkpoint.report import line, table
 from bench.checkpoint.server import LATENCY_SECONDS, s3_server
 from bench.checkpoint.workload import TENSORS, Workload
+from bench.machine import NoiseProbe, describe_noise, machine
 from bench.progress import say
 
 README = Path(__file__).parents[3] / "README.md"
@@ -59,7 +58,7 @@ def main() -> int:
         return 0
     # As Ctrl-C does: the servers and programs that were started end with this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    about = {"machine": machine(), "versions": versions()}
+    probe = NoiseProbe()
     with s3_server() as server:
         mib = options.state_mib or (32 if options.quick else 1024)
         work = Workload(server, options.quick, SEED, state_mib=mib, repeats=3 if options.quick else 5)
@@ -67,10 +66,17 @@ def main() -> int:
         for name in options.only or (QUICK if options.quick else PARTS):
             say(f"── {name}")
             parts[name] = measured(name, work)
-        report = {**about, "settings": settings(work), "parts": {**_kept(options), **parts}}
+    report = {
+        "machine": machine(),
+        "noise": probe.report(),
+        "versions": versions(),
+        "settings": settings(work),
+        "parts": {**_kept(options), **parts},
+    }
     if not (options.quick or options.state_mib):
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
-    print(table(parts), line(parts), sep="\n\n")  # noqa: T201  the result
+    noise = describe_noise(report["noise"], report["machine"]["cores"])
+    print(table(parts), noise, line(parts), sep="\n\n")  # noqa: T201  the result
     return 1 if any("failed" in part for part in parts.values()) else 0
 
 
@@ -91,20 +97,8 @@ def measured(name: str, work: Workload) -> dict[str, Any]:
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
-def machine() -> dict[str, Any]:
-    model = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    return {
-        "cpu": model.partition(":")[2].strip(),
-        "cores": os.cpu_count(),
-        "memory_mib": int(Path("/proc/meminfo").read_text().split()[1]) // 1024,
-        "kernel": platform.release(),
-        "load_average_at_start": os.getloadavg()[0],
-    }
-
-
 def versions() -> dict[str, str]:
-    found = {name: importlib.metadata.version(name) for name in ("boto3", "botocore", "numpy")}
-    return {"python": platform.python_version(), **found}
+    return {name: importlib.metadata.version(name) for name in ("boto3", "botocore", "numpy")}
 
 
 def settings(work: Workload) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from bench.checkpoint.samples import significant, wilson_lower
 from bench.checkpoint.workload import Workload
 from bench.progress import say
+from bench.samples import significant, wilson_lower
 from support.corruption import KINDS, LAYERS, NEWEST, OLDER, OTHER_RUN, Objects, mutations, random_state, sound_run
 from support.lineage import RUN, STEP, ref
 from support.memory import MemoryStore

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bench.checkpoint.report import TARGETS
+from bench.checkpoint.report import AIMS
+from bench.samples import median_of
 
 BEGIN = "<!-- made from tests/bench/reports/checkpoint.json by `python -m bench.checkpoint --readme` -->"
 END = "<!-- end of what is made -->"
@@ -25,7 +26,7 @@ _WORDS = {
 def block(report: Mapping[str, Any]) -> str:
     """Markdown between two comments."""
     parts, settings = report["parts"], report["settings"]
-    line = {name: value for part in parts.values() for name, value in part.get("line", {}).items()}
+    line = {name: median_of(value) for part in parts.values() for name, value in part.get("line", {}).items()}
     stall, landing = parts["stall"], parts.get("landing")
     landed = (
         f"; {landing['landed']} of {landing['trials']} saves landed after SIGTERM "
@@ -39,7 +40,7 @@ def block(report: Mapping[str, Any]) -> str:
         f"{1000 * settings['throttle_latency_seconds']:g} ms per request. A save stalls training for "
         f"{_time(stall['steady_seconds'])}{landed}."
     )
-    rows = [f"| {_WORDS[name]} | {_value(name, line)} | {_target(name)} |" for name in _WORDS if name in line]
+    rows = [f"| {_WORDS[name]} | {_value(name, line)} | {_aim(name)} |" for name in _WORDS if name in line]
     table = ["| | measured | aim |", "|---|---|---|", *rows]
     return "\n".join([BEGIN, said, "", *table, "", *_peers(parts.get("peers", {})), END])
 
@@ -72,15 +73,15 @@ def _peers(peers: Mapping[str, Any]) -> list[str]:
 
 def _value(name: str, line: Mapping[str, float]) -> str:
     if name == "corrupt_found":
-        return f"{line[name]:,} of {line['corrupt_total']:,}"
+        return f"{line[name]:,g} of {line['corrupt_total']:,g}"
     return f"{line[name]:.1%}" if name in ("step_inflation", "sigterm_landed_ratio") else f"{line[name]:g}"
 
 
-def _target(name: str) -> str:
-    target = TARGETS[name]
+def _aim(name: str) -> str:
+    aim = AIMS[name]
     if name in ("step_inflation", "sigterm_landed_ratio"):
-        return f"{target.sign} {target.value:.0%}"
-    return f"{target.sign} {target.value:,g}"
+        return f"{aim.sign} {aim.value:.0%}"
+    return f"{aim.sign} {aim.value:,g}"
 
 
 def _time(measured: Mapping[str, Any]) -> str:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from bench.checkpoint.samples import significant, summary
 from bench.checkpoint.server import S3, STORE, s3_server
 from bench.checkpoint.workload import Workload, new_run, variables
 from bench.progress import say
+from bench.samples import significant, summary
 
 from tiphys.store import open_store
 

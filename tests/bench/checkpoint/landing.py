@@ -13,11 +13,11 @@ from itertools import cycle, groupby, islice
 from typing import Any, NamedTuple
 
 from bench.checkpoint.foresight import compile_warns
-from bench.checkpoint.samples import significant, summary, wilson_lower
 from bench.checkpoint.server import STORE
 from bench.checkpoint.situations import Cell, Situation, cells
 from bench.checkpoint.workload import STEP, Workload, new_run, variables
 from bench.progress import say
+from bench.samples import significant, summary, wilson_lower
 
 from tiphys.lineage.validity import checkpoint_fault, read_manifest
 from tiphys.protocol import environment

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.checkpoint.samples import summary
 from bench.checkpoint.workload import Workload
 from bench.progress import say
+from bench.samples import summary
 
 PROGRAMS = Path(__file__).with_name("peer_programs")
 CACHE = Path("~/.cache/tiphys-bench").expanduser()

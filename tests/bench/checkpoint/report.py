@@ -1,31 +1,22 @@
 """What a benchmark leaves: the committed report, a table for people, and the line that programs compare."""
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from bench.aims import Aim, number_line, verdicts
 
-class Target(NamedTuple):
-    sign: str
-    value: float
-
-    def met(self, value: float) -> bool:
-        compare: Callable[[float, float], bool] = {"≥": operator.ge, "≤": operator.le}[self.sign]
-        return compare(value, self.value)
-
-
-TARGETS = {
-    "stall_first_ratio": Target("≥", 20),
-    "stall_steady_ratio": Target("≥", 100),
-    "stall_over_memcpy": Target("≤", 1.3),
-    "durable_ratio": Target("≥", 1.5),
-    "verify_over_sha256": Target("≥", 0.8),
-    "restore_verify_overhead": Target("≤", 1.10),
-    "corrupt_found": Target("≥", 1000),
-    "corrupt_total": Target("≥", 1000),
-    "good_refused": Target("≤", 0),
-    "sigterm_landed_ratio": Target("≥", 1.0),
-    "step_inflation": Target("≤", 0.10),
+AIMS = {
+    "stall_first_ratio": Aim("≥", 20),
+    "stall_steady_ratio": Aim("≥", 100),
+    "stall_over_memcpy": Aim("≤", 1.3),
+    "durable_ratio": Aim("≥", 1.5),
+    "verify_over_sha256": Aim("≥", 0.8),
+    "restore_verify_overhead": Aim("≤", 1.10),
+    "corrupt_found": Aim("≥", 1000),
+    "corrupt_total": Aim("≥", 1000),
+    "good_refused": Aim("≤", 0),
+    "sigterm_landed_ratio": Aim("≥", 1.0),
+    "step_inflation": Aim("≤", 0.10),
 }
 """What is promised of a state of 1 GiB on two cores, in the order of the last line."""
 
@@ -33,14 +24,14 @@ TARGETS = {
 def line(parts: Mapping[str, Any]) -> str:
     """``key=value`` of all that was measured."""
     found = {name: value for part in parts.values() for name, value in part.get("line", {}).items()}
-    return " ".join(f"{name}={found[name]:g}" for name in TARGETS if name in found)
+    return number_line(found, AIMS)
 
 
 def table(parts: Mapping[str, Any]) -> str:
     """Every number with its spread, then the promises."""
     rows = [row for name, part in parts.items() for row in _rows(name, part)]
     width = max((len(name) for name, _ in rows), default=0)
-    promised = [_promise(name, value) for part in parts.values() for name, value in part.get("line", {}).items()]
+    promised = [row for part in parts.values() for row in verdicts(part.get("line", {}), AIMS)]
     return "\n".join([*(f"{name:<{width}}  {words}" for name, words in rows), "", *promised])
 
 
@@ -57,8 +48,3 @@ def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _rows(f"{name}[{index}]", inner)
     else:
         yield name, f"{value:>12,g}" if isinstance(value, float | int) else str(value)
-
-
-def _promise(name: str, value: float) -> str:
-    target = TARGETS[name]
-    return f"{'kept  ' if target.met(value) else 'MISSED'}  {name} = {value:g}  ({target.sign} {target.value:g})"

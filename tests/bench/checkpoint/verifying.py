@@ -9,18 +9,17 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from bench.checkpoint.ceilings import joined, sha256
-from bench.checkpoint.samples import ratio, significant, summary
+from bench.checkpoint.ceilings import cut, joined, sha256_seconds
 from bench.checkpoint.server import STORE, scratch
-from bench.checkpoint.workload import MIB, STEP, Workload, commit, new_run, seconds, session
+from bench.checkpoint.workload import STEP, Workload, commit, new_run, session
 from bench.progress import say
+from bench.samples import interleaved, ratio, seconds, summary
 from support.lineage import write_run
 
 from tiphys.checkpoint.restore import shard_reader
 from tiphys.lineage.audit.audit import audit_run
 from tiphys.store import Store, open_store
 
-_PIECE_BYTES = 32 * MIB
 _CORES = 2
 
 
@@ -32,50 +31,45 @@ def measure(work: Workload) -> dict[str, Any]:
         bucket = _deep(work, STORE)
     restored = {name: _restore(work, network, work.repeats) for name, network in work.networks.items()}
     return {
-        "deep_of_a_folder_bytes_per_second": found["deep"],
-        "sha256_bytes_per_second": found["ceiling"],
-        "deep_of_a_bucket_bytes_per_second": bucket,
+        "deep_of_a_folder_seconds": summary(found["deep"]),
+        "sha256_seconds": summary(found["sha256"]),
+        "deep_of_a_bucket_seconds": summary(bucket),
         "restore": restored,
         "line": {
-            "verify_over_sha256": ratio(found["deep"], found["ceiling"]),
+            "verify_over_sha256": ratio(found["sha256"], found["deep"]),
             # At full speed the server and the loader fill both cores, and what is measured is the lack of a third.
             "restore_verify_overhead": restored["throttled"]["overhead"],
         },
     }
 
 
-def _verification(work: Workload, url: str) -> dict[str, Any]:
+def _verification(work: Workload, url: str) -> dict[str, list[float]]:
     """On a folder in memory, since a server would share the cores; in turns with the ceiling."""
-    whole = joined(work.state)
-    pieces = [whole[start : start + _PIECE_BYTES] for start in range(0, len(whole), _PIECE_BYTES)]
+    pieces = cut(joined(work.state))
     store, run = _saved(work, url)
-    deep, ceiling = [], []
-    for _ in range(work.repeats):
-        deep.append(_audit(store, run))
-        ceiling += sha256(pieces, _CORES, 1)["samples"]
-    say(f"tiphys verify --deep: {summary(deep)['median']:.3g} B/s of a folder, sha256 {summary(ceiling)['median']:.3g}")
-    return {"deep": summary(deep), "ceiling": summary(ceiling)}
+    found = interleaved(
+        {"deep": lambda: _audit(store, run), "sha256": lambda: sha256_seconds(pieces, _CORES)}, work.repeats
+    )
+    say(f"tiphys verify --deep: {summary(found['deep'])['median']} s, sha256 {summary(found['sha256'])['median']} s")
+    return found
 
 
-def _deep(work: Workload, url: str) -> dict[str, Any]:
+def _deep(work: Workload, url: str) -> list[float]:
     store, run = _saved(work, url)
-    rates = [_audit(store, run) for _ in range(work.repeats)]
+    times = [_audit(store, run) for _ in range(work.repeats)]
     work.server.empty()
-    return summary(rates)
+    return times
 
 
 def _audit(store: Store, run: str) -> float:
-    """Bytes per second of a verification that reads everything."""
-    sizes: list[int] = []
-    took = seconds(lambda: sizes.append(_sound(store, run)))
-    return sizes[0] / took
+    """Seconds of a verification that reads everything."""
+    return seconds(lambda: _check_soundness(store, run))
 
 
-def _sound(store: Store, run: str) -> int:
+def _check_soundness(store: Store, run: str) -> None:
     found = audit_run(store, run, deep=True, threads=_CORES)
     if not found.is_sound:
         raise RuntimeError(f"the verification found damage: {found.damage[0]}")
-    return found.size_bytes
 
 
 def _saved(work: Workload, url: str) -> tuple[Store, str]:
@@ -89,21 +83,22 @@ def _saved(work: Workload, url: str) -> tuple[Store, str]:
 
 
 def _restore(work: Workload, network: float | None, repeats: int) -> dict[str, Any]:
-    """Restores with and without hashes, in turns; the overhead is that of the medians."""
+    """Restores with and without hashes, in turns."""
     with work.server.at(None):
         _, run = _saved(work, STORE)
     with work.server.at(network):
-        compared, trusted = [], []
         _restored(run)
-        for _ in range(repeats):
-            compared.append(_restored(run))
-            with _nothing_is_hashed():
-                trusted.append(_restored(run))
+        times = interleaved({"with": lambda: _restored(run), "without": lambda: _restored_unverified(run)}, repeats)
     work.server.empty()
-    with_hashes, without = summary(compared), summary(trusted)
-    overhead = significant(with_hashes["median"] / without["median"])
+    with_hashes, without = summary(times["with"]), summary(times["without"])
     say(f"restore at {network or 'any'} MB/s: {with_hashes['median']} s, {without['median']} s without hashes")
+    overhead = ratio(times["with"], times["without"])
     return {"seconds": with_hashes, "without_hashes_seconds": without, "overhead": overhead}
+
+
+def _restored_unverified(run: str) -> float:
+    with _nothing_is_hashed():
+        return _restored(run)
 
 
 def _restored(run: str) -> float:

@@ -1,15 +1,15 @@
 """What every part measures with: one state, one server, sessions as a training program opens them."""
 
 import io
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from bench.checkpoint.server import S3, STORE
+from bench.samples import seconds
 from support.lineage import claim_of, write_claim
 
 from tiphys import checkpoint
@@ -88,10 +88,3 @@ def commit(opened: Session, step: int, work: Workload) -> float:
     if saves[0] is None or saves[0].wait() is None:
         raise RuntimeError(f"the save of step {step} was not committed")
     return took
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """What a call takes."""
-    before = time.perf_counter()
-    call()
-    return time.perf_counter() - before

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 from bench.checkpoint.server import S3, s3_server
-from bench.cluster_bench import machine
+from bench.machine import NoiseProbe, describe_noise, machine
 from bench.progress import say
 from bench.resume import decide, goodput, healthy, plan, poison, simulated, webhooks
 
@@ -40,6 +40,7 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     # As Ctrl-C does: the servers and programs that were started end with this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    probe = NoiseProbe()
     report: dict[str, Any] = {"machine": machine(), "parts": {}}
     if options.only and REPORT.exists():
         report["parts"] = json.loads(REPORT.read_text())["parts"]
@@ -48,9 +49,11 @@ def main() -> int:
         for name in options.only or PARTS:
             say(f"── {name}")
             report["parts"][name] = PARTS[name](server, options.quick)
+    report["noise"] = probe.report()
     if not options.quick:
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
     found = {key: value for part in report["parts"].values() for key, value in part.get("line", {}).items()}
+    print(describe_noise(report["noise"], report["machine"]["cores"]))  # noqa: T201  the result
     print(" ".join(f"{name}={found[name]:g}" for name in LINE if name in found))  # noqa: T201  the result
     return 0
 

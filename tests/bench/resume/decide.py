@@ -6,11 +6,11 @@ The Workflow goes to an API server for tests, which answers at once.
 import time
 from typing import Any
 
-from bench.checkpoint.samples import significant
 from bench.checkpoint.server import S3, STORE
 from bench.progress import say
 from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
+from bench.samples import significant
 from support.kube_server import KubeServer, serving
 from tiphys_controller import start_run
 from tiphys_controller.auto_resume.act import AutoResumeReconciler, ReconcilerDependencies

@@ -18,10 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.checkpoint.samples import significant
 from bench.progress import say
 from bench.resume.faults import KINDS, MTBF_SECONDS, Fault, Struck, drawn, strike
 from bench.resume.optimum import optimum
+from bench.samples import significant
 from support.polling import until
 
 from tiphys.checkpoint.save.interval import young_interval_seconds

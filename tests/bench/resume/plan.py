@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bench.checkpoint.samples import significant
 from bench.checkpoint.server import BUCKET, S3, STORE, plain_client
 from bench.progress import say
 from bench.resume.runs import WRITERS, done, items_of, items_pipeline, put_all
 from bench.resume.wire import DELAY_SECONDS, Wire
+from bench.samples import significant
 from tiphys_controller.submit.planner import plan_stored_run
 
 from tiphys.records import RunRecord, json_digest

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.checkpoint.samples import significant
 from bench.resume.faults import KINDS
 from bench.resume.optimum import optimum
+from bench.samples import significant
 
 from tiphys.checkpoint.save.interval import young_interval_seconds
 

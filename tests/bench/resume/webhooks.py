@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint.samples import significant
 from bench.checkpoint.server import S3, STORE
 from bench.progress import say
 from bench.resume.runs import done, items_of, items_pipeline, preempted, put_all
+from bench.samples import significant
 from support.controller_process import ControllerProcess, kubeconfig
 from support.kube_server import KubeServer, serving
 from support.polling import until

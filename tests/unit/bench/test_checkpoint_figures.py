@@ -5,7 +5,7 @@ import json
 import pytest
 from bench.checkpoint.__main__ import README, REPORT
 from bench.checkpoint.figures import BEGIN, END, block, inserted
-from bench.checkpoint.samples import summary
+from bench.samples import summary
 
 TIMES = {"stall_seconds": summary([0.04]), "durable_seconds": summary([11.0])}
 REPORTED = {

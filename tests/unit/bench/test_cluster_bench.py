@@ -1,22 +1,6 @@
-"""The numbers of a benchmark that a person compares: percentiles, and the line at its end."""
+"""The line at the end of the benchmark of plugin steps."""
 
-import pytest
 from bench.cluster_bench import summary
-from bench.latency import percentile
-
-
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [
-        ([7.0], 50, 7.0),
-        ([3.0, 1.0, 2.0], 50, 2.0),
-        ([1.0, 2.0], 50, 1.0),
-        (list(range(1, 201)), 99, 198),
-        ([5.0, 9.0], 99, 9.0),
-    ],
-)
-def test_a_percentile_is_a_value_that_was_measured(values: list[float], percent: float, expected: float) -> None:
-    assert percentile(values, percent) == expected
 
 
 def test_the_last_line_holds_what_is_compared() -> None:
