@@ -10,7 +10,7 @@ from hera.workflows import DAG, Artifact
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 
-with Pipeline("minimal", store="s3://ml/tiphys", entrypoint="main") as pipeline:
+with Pipeline("minimal", store="s3://ml-runs/tiphys", entrypoint="main") as pipeline:
     fit = Train(
         name="fit",
         image="ghcr.io/acme/digits:1.4",

@@ -48,7 +48,7 @@ def report(loss: float) -> None:
 
 with Pipeline(
     "functions",
-    store="s3://ml/tiphys",
+    store="s3://ml-runs/tiphys",
     arguments=[Parameter(name="source", value="s3://raw/digits"), Parameter(name="lr", value="0.1")],
     run_name="functions-lr{lr}",
 ) as pipeline:

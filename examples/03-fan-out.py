@@ -12,7 +12,7 @@ from hera_pipelines import Checkpoints, Pipeline, Step, Train
 IMAGE = "ghcr.io/acme/sweep:0.3"
 LOSS = Parameter(name="loss", value_from=ValueFrom(path="/tmp/loss"))
 
-with Pipeline("sweep", store="s3://ml/tiphys", entrypoint="main") as pipeline:
+with Pipeline("sweep", store="s3://ml-runs/tiphys", entrypoint="main") as pipeline:
     propose = Step(
         name="propose",
         image=IMAGE,

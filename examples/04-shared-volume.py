@@ -9,7 +9,7 @@ from hera.workflows import DAG, Artifact
 
 from hera_pipelines import Checkpoints, Pipeline, SharedVolume, Train
 
-with Pipeline("shared-volume", store="s3://ml/tiphys", entrypoint="main") as pipeline:
+with Pipeline("shared-volume", store="s3://ml-runs/tiphys", entrypoint="main") as pipeline:
     fit = Train(
         name="fit",
         image="ghcr.io/acme/digits:1.4",

@@ -13,7 +13,7 @@ IMAGE = "ghcr.io/acme/digits:1.4"
 
 with CronPipeline(
     "nightly",
-    store="s3://ml/tiphys",
+    store="s3://ml-runs/tiphys",
     schedules=["0 2 * * *"],
     timezone="Europe/Berlin",
     active_deadline_seconds=20 * 3600,

@@ -9,7 +9,7 @@ from hera.workflows.models import ExecAction, Lifecycle, LifecycleHandler
 
 from hera_pipelines import GKE_SPOT, Checkpoints, Pipeline, Retries, Train
 
-with Pipeline("gpu-queue", store="s3://ml/tiphys", entrypoint="main") as pipeline:
+with Pipeline("gpu-queue", store="s3://ml-runs/tiphys", entrypoint="main") as pipeline:
     fit = Train(
         name="fit",
         image="ghcr.io/acme/llm:2.0",

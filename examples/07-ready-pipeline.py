@@ -18,7 +18,7 @@ def program(name: str, *args: str) -> Program:
 
 pipeline = train_pipeline(
     "train",
-    store="s3://ml/tiphys",
+    store="s3://ml-runs/tiphys",
     source="s3://raw/digits",
     parameters={"image": "ghcr.io/acme/digits:1.4", "lr": "0.1"},
     validate=program("validate", "{{inputs.parameters.source}}"),

@@ -18,7 +18,7 @@ def shard(corpus: str) -> Annotated[str, Artifact(name="index")]:
 
 with Pipeline(
     "distributed",
-    store="s3://ml/tiphys",
+    store="s3://ml-runs/tiphys",
     arguments=[Parameter(name="corpus", value="s3://raw/corpus"), Parameter(name="lr", value="3e-4")],
 ) as pipeline:
     index = shard(corpus=pipeline.get_parameter("corpus"))

@@ -11,7 +11,7 @@ from hera_pipelines import Checkpoints, Pipeline, Step, Train, best, choice, log
 
 IMAGE = "ghcr.io/acme/digits:1.4"
 
-with Pipeline("digits-sweep", store="s3://ml/tiphys") as pipeline:
+with Pipeline("digits-sweep", store="s3://ml-runs/tiphys") as pipeline:
     prepare = Step(
         name="prepare",
         image=IMAGE,

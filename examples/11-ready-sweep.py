@@ -16,7 +16,7 @@ def program(name: str, *args: str) -> Program:
 
 pipeline = sweep_pipeline(
     "sweep",
-    store="s3://ml/tiphys",
+    store="s3://ml-runs/tiphys",
     source="s3://raw/digits",
     parameters={"image": "ghcr.io/acme/digits:1.4"},
     validate=program("validate", "{{inputs.parameters.source}}"),

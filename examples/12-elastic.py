@@ -9,7 +9,7 @@ from hera.workflows import DAG
 
 from hera_pipelines import Checkpoints, Pipeline, Train
 
-with Pipeline("elastic", store="s3://ml/tiphys", entrypoint="main") as pipeline:
+with Pipeline("elastic", store="s3://ml-runs/tiphys", entrypoint="main") as pipeline:
     fit = Train(
         name="fit",
         image="ghcr.io/acme/llm:2.0",

@@ -21,7 +21,7 @@ def fit(lr: float = 0.1) -> None:
     train_on("/data/digits", lr=lr, save_to="/data/model")
 
 
-with Pipeline(generate_name="digits-", entrypoint="main", store="s3://ml/tiphys") as workflow, DAG(name="main"):
+with Pipeline(generate_name="digits-", entrypoint="main", store="s3://ml-runs/tiphys") as workflow, DAG(name="main"):
     data = preprocess(arguments={"source": "s3://raw/digits"})
     model = fit(arguments=[data.get_artifact("data"), Parameter(name="lr", value=0.3)])
     data >> model

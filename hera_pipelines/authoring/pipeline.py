@@ -186,7 +186,7 @@ class Pipeline(PipelineMixin, Workflow):
     Attributes:
         pipeline: Name of the pipeline. Without ``name`` and ``generate_name`` it
             also begins the names of the Workflows.
-        store: URL of the run store, such as ``s3://ml/tiphys``.
+        store: URL of the run store, such as ``s3://ml-runs/tiphys``.
         run_name: Name of the run from workflow parameters, ``digits-lr{lr}``;
             empty: each Workflow is a run of the same name.
         executor_plugin: Executor plugin to put into the Workflow: a YAML file, or

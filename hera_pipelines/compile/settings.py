@@ -88,7 +88,7 @@ class CompileOptions:
     Attributes:
         pipeline: Name of the pipeline; empty: the Workflow's name, or its
             generateName without the final ``-``.
-        store: URL of the run store, such as ``s3://ml/tiphys``; empty: the
+        store: URL of the run store, such as ``s3://ml-runs/tiphys``; empty: the
             Workflow names none, and its steps may not keep checkpoints.
         run_name: Name of the run, made from workflow parameters, such as
             ``digits-lr{lr}``; empty: the value of the parameter ``tiphys-run``.

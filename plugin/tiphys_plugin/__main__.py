@@ -25,13 +25,13 @@ _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  a pod is reached by its address, and e
 
 _SERVE_EXAMPLES = """\
 examples:
-  python -m tiphys_plugin serve --store s3://ml/tiphys --namespace ml
-  python -m tiphys_plugin serve --store 's3://ml/{namespace}' --namespace vision --namespace speech
-  python -m tiphys_plugin serve --store 's3://ml/{namespace}' --all-namespaces"""
+  python -m tiphys_plugin serve --store s3://ml-runs/tiphys --namespace ml
+  python -m tiphys_plugin serve --store 's3://ml-runs/{namespace}' --namespace vision --namespace speech
+  python -m tiphys_plugin serve --store 's3://ml-runs/{namespace}' --all-namespaces"""
 _AGENT_EXAMPLES = """\
 examples:
-  python -m tiphys_plugin agent --store s3://ml/tiphys --namespace ml
-  python -m tiphys_plugin agent --store 's3://ml/{namespace}' --all-namespaces"""
+  python -m tiphys_plugin agent --store s3://ml-runs/tiphys --namespace ml
+  python -m tiphys_plugin agent --store 's3://ml-runs/{namespace}' --all-namespaces"""
 _EMBEDDED_EXAMPLES = """\
 examples:
   TIPHYS_PLUGIN_TOKEN_FILE=token python -m tiphys_plugin embedded \\

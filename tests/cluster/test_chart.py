@@ -477,9 +477,9 @@ def test_workflow_templates_are_made_for_their_namespace(namespace: str) -> None
     for spec in (template["spec"], nightly["spec"]["workflowSpec"]):
         assert spec["serviceAccountName"] == "tiphys-workflow"
     for one in (template, nightly):
-        stores = set(re.findall(r"s3://ml[^\s\"'`]*", json.dumps(one)))
-        assert stores == {f"s3://ml/{namespace}/tiphys"}
-        assert one["metadata"]["annotations"][STORE_ANNOTATION] == f"s3://ml/{namespace}/tiphys"
+        stores = set(re.findall(r"s3://ml-runs[^\s\"'`]*", json.dumps(one)))
+        assert stores == {f"s3://ml-runs/{namespace}/tiphys"}
+        assert one["metadata"]["annotations"][STORE_ANNOTATION] == f"s3://ml-runs/{namespace}/tiphys"
 
 
 def test_a_workflow_template_is_otherwise_as_it_was_compiled() -> None:
@@ -516,7 +516,10 @@ def test_a_workflow_template_starts_the_image_that_was_chosen() -> None:
         (["sidecar.resources.limits=null"], "at '/sidecar/resources': missing property 'limits'"),
         (["store.url="], "store.url is not set: give the URL"),
         (["image.repository="], "image.repository is not set: give the image"),
-        (["namespaces={a,b}"], "with namespaces a, b it must hold {namespace}, such as s3://ml/{namespace}/tiphys"),
+        (
+            ["namespaces={a,b}"],
+            "with namespaces a, b it must hold {namespace}, such as s3://ml-runs/{namespace}/tiphys",
+        ),
         (["clusterWide=true"], "with clusterWide: true it must hold {namespace}"),
     ],
     ids=lambda value: value if isinstance(value, str) and "=" in value else None,

@@ -184,9 +184,9 @@ def test_no_token_is_ever_logged(running):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--store", "s3://ml/tiphys", "--namespace", "a", "--namespace", "b"), "s3://ml/tiphys/{namespace}"),
-        (("--store", "s3://ml/tiphys", "--all-namespaces"), "s3://ml/tiphys/{namespace}"),
-        (("--store", "s3://ml/{team}", "--namespace", "a"), "placeholder"),
+        (("--store", "s3://ml-runs/tiphys", "--namespace", "a", "--namespace", "b"), "s3://ml-runs/tiphys/{namespace}"),
+        (("--store", "s3://ml-runs/tiphys", "--all-namespaces"), "s3://ml-runs/tiphys/{namespace}"),
+        (("--store", "s3://ml-runs/{team}", "--namespace", "a"), "placeholder"),
     ],
 )
 def test_wrong_choice_is_an_error_with_a_way_out(running, in_process, monkeypatch, capsys, flags, says):
@@ -197,7 +197,7 @@ def test_wrong_choice_is_an_error_with_a_way_out(running, in_process, monkeypatc
 
 def test_cluster_out_of_reach_is_an_error_that_asks_to_be_tried_again(in_process, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, "http://127.0.0.1:1"))
-    assert main(["serve", "--store", "s3://ml", "--namespace", "ml"]) == StoreError.exit_code
+    assert main(["serve", "--store", "s3://ml-runs", "--namespace", "ml"]) == StoreError.exit_code
     assert "did not answer" in capsys.readouterr().err
 
 

@@ -42,7 +42,7 @@ def parameter(name: str) -> Parameter:
 
 def pipeline() -> dict[str, Any]:
     data = Artifact(name="data", path="/tmp/data")
-    with Pipeline("sweep", store="s3://ml/tiphys", entrypoint="main") as made:
+    with Pipeline("sweep", store="s3://ml-runs/tiphys", entrypoint="main") as made:
         prep = Step(name="prep", image="i", command=["python", "prep.py"], outputs=[data, parameter("count")])
         attempt = Step(
             name="try",

@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 def pipeline(folder: Path, plan: Plan) -> dict[str, Any]:
     # Nobody waits long for more nodes than there are; whoever is slow, as on a busy machine, is not missed too soon.
     quick = "join_timeout=600,read_timeout=600,last_call_timeout=5"
-    with Pipeline("digits", store="s3://ml/tiphys", entrypoint="main") as made:
+    with Pipeline("digits", store="s3://ml-runs/tiphys", entrypoint="main") as made:
         fit = Train(
             name="fit",
             image="i",

@@ -30,8 +30,8 @@ from tiphys.store import S3Store, layout
 from tiphys.store.credentials import CredentialsHolder, bucket_policy, probe_program_credentials
 from tiphys.store.layout import CONTROL, DATA, LineageLayout, RankStepTime, RunLayout
 
-URL = "s3://ml/{namespace}/tiphys"
-PROGRAM = bucket_policy("s3://ml/team-a/tiphys", CredentialsHolder.PROGRAM)
+URL = "s3://ml-runs/{namespace}/tiphys"
+PROGRAM = bucket_policy("s3://ml-runs/team-a/tiphys", CredentialsHolder.PROGRAM)
 SERVICES = bucket_policy(URL, CredentialsHolder.SERVICES)
 WRITES = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload")
 
@@ -133,13 +133,13 @@ def test_every_key_is_in_one_row_of_the_table_and_the_policies_say_who_writes_it
     is_data = rows[0].is_written_in_workflow_namespaces if rows else key.startswith(DATA)
     place = f"team-a/tiphys/{key}"
     assert is_data == key.startswith(DATA)
-    assert all(allows(PROGRAM, action, "ml", place) is is_data for action in WRITES)
-    assert all(allows(SERVICES, action, "ml", place) for action in WRITES)
-    assert all(allows(one, "s3:GetObject", "ml", place) for one in (PROGRAM, SERVICES))
-    assert all(allows(one, "s3:ListBucket", "ml", prefix=place) for one in (PROGRAM, SERVICES))
+    assert all(allows(PROGRAM, action, "ml-runs", place) is is_data for action in WRITES)
+    assert all(allows(SERVICES, action, "ml-runs", place) for action in WRITES)
+    assert all(allows(one, "s3:GetObject", "ml-runs", place) for one in (PROGRAM, SERVICES))
+    assert all(allows(one, "s3:ListBucket", "ml-runs", prefix=place) for one in (PROGRAM, SERVICES))
     elsewhere = f"team-b/tiphys/{key}"
-    assert not any(allows(PROGRAM, action, "ml", elsewhere) for action in (*WRITES, "s3:GetObject"))
-    assert not allows(PROGRAM, "s3:ListBucket", "ml", prefix=elsewhere)
+    assert not any(allows(PROGRAM, action, "ml-runs", elsewhere) for action in (*WRITES, "s3:GetObject"))
+    assert not allows(PROGRAM, "s3:ListBucket", "ml-runs", prefix=elsewhere)
 
 
 def test_the_policies_grant_nothing_else() -> None:
@@ -150,8 +150,10 @@ def test_the_policies_grant_nothing_else() -> None:
         "s3:ListBucketMultipartUploads",
     }
     for key in ("team-a/other", "team-a/tiphys", "team-a/tiphys2/control/format.json", "control/format.json"):
-        assert not any(allows(one, "s3:PutObject", "ml", key) for one in (PROGRAM, SERVICES))
-    assert not any(allows(one, "s3:ListBucket", "ml", prefix=prefix) for one in (PROGRAM, SERVICES) for prefix in "/t")
+        assert not any(allows(one, "s3:PutObject", "ml-runs", key) for one in (PROGRAM, SERVICES))
+    assert not any(
+        allows(one, "s3:ListBucket", "ml-runs", prefix=prefix) for one in (PROGRAM, SERVICES) for prefix in "/t"
+    )
 
 
 def test_the_policies_of_the_guide_are_those_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +169,8 @@ def test_the_policies_of_the_guide_are_those_that_the_command_prints(capsys: pyt
 
 
 def test_a_policy_of_a_bucket_names_its_users(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "s3://ml/team-a/tiphys", "--policy", "program", "--principal", "a", "--principal", "b"]) == 0
+    principals = ("--principal", "a", "--principal", "b")
+    assert main(["doctor", "s3://ml-runs/team-a/tiphys", "--policy", "program", *principals]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [one.pop("Principal") for one in printed["Statement"]] == [{"AWS": ["a", "b"]}] * 3
     assert printed == PROGRAM
@@ -176,14 +179,14 @@ def test_a_policy_of_a_bucket_names_its_users(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["s3://ml/{namespace}/tiphys", "--policy", "program"], "name it by --namespace"),
-        (["s3://ml/{namespace}/tiphys", "--as-program"], "by --namespace"),
+        (["s3://ml-runs/{namespace}/tiphys", "--policy", "program"], "name it by --namespace"),
+        (["s3://ml-runs/{namespace}/tiphys", "--as-program"], "by --namespace"),
         (["./store", "--as-program"], "a folder knows no users"),
         (["./store", "--policy", "program"], "a folder knows no users"),
-        (["s3://ml/*/tiphys", "--policy", "program"], "without * and $"),
-        (["s3://ml/tiphys", "-n", "team-a", "--as-program"], "--namespace gives the one namespace"),
-        (["s3://ml/{namespace}/x", "-n", "a", "-n", "b", "--as-program"], "--namespace gives the one namespace"),
-        (["s3://ml/tiphys", "--principal", "a"], "add --policy"),
+        (["s3://ml-runs/*/tiphys", "--policy", "program"], "without * and $"),
+        (["s3://ml-runs/tiphys", "-n", "team-a", "--as-program"], "--namespace gives the one namespace"),
+        (["s3://ml-runs/{namespace}/x", "-n", "a", "-n", "b", "--as-program"], "--namespace gives the one namespace"),
+        (["s3://ml-runs/tiphys", "--principal", "a"], "add --policy"),
         (["--cluster", "--as-program"], "give its URL instead of --cluster"),
         (["--cluster", "--policy", "services"], "give its URL instead of --cluster"),
     ],

@@ -6,7 +6,7 @@ from hera_pipelines.compile import StepSettings
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.protocol.step_spec import STEP_ANNOTATION, CheckpointPolicy, StepKind
 
-STORE = "s3://ml/tiphys"
+STORE = "s3://ml-runs/tiphys"
 
 
 def settings(kind: StepKind = StepKind.STEP, **asked: Any) -> Manifest:

@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "tiphys"
 CI_VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
-MINIMAL = ("store.url=s3://ml/tiphys", "image.repository=registry.example.com/tiphys")
+MINIMAL = ("store.url=s3://ml-runs/tiphys", "image.repository=registry.example.com/tiphys")
 
 Object = dict[str, Any]
 

@@ -83,7 +83,7 @@ def workflow(
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "managedFields": [{}],
             "labels": {"team": "vision", "workflows.argoproj.io/phase": "Running"},
-            "annotations": {PIPELINE_ANNOTATION: "digits", STORE_ANNOTATION: "s3://ml/tiphys"},
+            "annotations": {PIPELINE_ANNOTATION: "digits", STORE_ANNOTATION: "s3://ml-runs/tiphys"},
         },
         "spec": {"entrypoint": "main", "templates": templates, "arguments": {"parameters": values}},
         "status": {"phase": "Running"},

@@ -42,3 +42,19 @@ def test_every_link_resolves(page: Path) -> None:
 def test_every_path_that_is_named_exists(page: Path) -> None:
     missing = [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()]
     assert not missing
+
+
+def test_every_example_names_a_bucket_that_s3_would_create() -> None:
+    places = ("*.md", "examples", "templates", "charts", "hera_pipelines", "tiphys", "plugin", "controller")
+    shown = subprocess.run(
+        ["git", "grep", "-ohE", "(s3://|arn:aws:s3:::)[^/ `\"'<>)]+", "--", *places],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    names = {re.sub(r"^(s3://|arn:aws:s3:::)", "", url).rstrip(",.;:") for url in shown}
+    buckets = {name for name in names if name[:1].isalnum()}  # the others are placeholders, as in s3://{bucket}
+    assert "ml-runs" in buckets
+    # Source: Amazon S3 User Guide, "General purpose bucket naming rules".
+    assert not {name for name in buckets if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name)}

@@ -51,7 +51,7 @@ def test_the_ready_sweep_is_committed_as_a_workflow_template() -> None:
 
 
 def test_resuming_by_events_of_argo_is_committed() -> None:
-    template = resume_template("registry.example.com/tiphys:0.1.0", "s3://ml/tiphys")
+    template = resume_template("registry.example.com/tiphys:0.1.0", "s3://ml-runs/tiphys")
     hold(TEMPLATES / "events" / "resume.yaml", to_workflow_yaml(template))
     hold(TEMPLATES / "events" / "resume-on-alert.yaml", to_workflow_yaml(resume_binding("RunFailed")))
 

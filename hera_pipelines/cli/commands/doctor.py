@@ -16,12 +16,12 @@ from tiphys.store.probe import ProbeFinding, is_store_usable, probe_store
 
 EXAMPLES = """\b
 Examples:
-  tiphys doctor s3://ml/tiphys
+  tiphys doctor s3://ml-runs/tiphys
   tiphys doctor ./store -o json
   tiphys doctor --cluster -n ml -n research
-  tiphys doctor 's3://ml/{namespace}/tiphys' --policy services
-  tiphys doctor 's3://ml/{namespace}/tiphys' -n team-a --policy program
-  tiphys doctor 's3://ml/{namespace}/tiphys' -n team-a --as-program
+  tiphys doctor 's3://ml-runs/{namespace}/tiphys' --policy services
+  tiphys doctor 's3://ml-runs/{namespace}/tiphys' -n team-a --policy program
+  tiphys doctor 's3://ml-runs/{namespace}/tiphys' -n team-a --as-program
 """
 
 _RESULT_TEXTS = {

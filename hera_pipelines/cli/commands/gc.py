@@ -30,7 +30,7 @@ EXAMPLES = """\b
 Examples:
   tiphys gc digits-7xk2p --dry-run
   tiphys gc digits-7xk2p --keep-last 1 --keep-best loss:min --delay 0s
-  tiphys gc --all --store s3://ml/tiphys
+  tiphys gc --all --store s3://ml-runs/tiphys
   tiphys gc --all -o json | jq '[.lineages[].freed_bytes] | add'
 """
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   tiphys janitor --dry-run
-  tiphys janitor s3://ml/tiphys --cluster -n ml
-  tiphys janitor s3://ml/tiphys --cluster -n ml --ledger-namespace tiphys --dry-run -o json
+  tiphys janitor s3://ml-runs/tiphys --cluster -n ml
+  tiphys janitor s3://ml-runs/tiphys --cluster -n ml --ledger-namespace tiphys --dry-run -o json
 """
 
 _REMOVED, _WOULD_BE_REMOVED, _LEFT_ALONE = "removed", "would be removed", "left"

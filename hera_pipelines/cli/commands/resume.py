@@ -109,7 +109,7 @@ Examples:
   tiphys resume digits-7xk2p
   tiphys resume digits-7xk2p --from fit
   tiphys resume digits-7xk2p digits.py --drift parameters=warn
-  tiphys resume digits-7xk2p --store s3://ml/tiphys --context east
+  tiphys resume digits-7xk2p --store s3://ml-runs/tiphys --context east
 """
 
 

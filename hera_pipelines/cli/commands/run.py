@@ -63,7 +63,7 @@ EXAMPLES = """\b
 Examples:
   tiphys run digits.py
   tiphys run digits.py -p lr=0.3 --run digits-hot
-  tiphys run digits.py --queues queues.yaml --store s3://ml/tiphys
+  tiphys run digits.py --queues queues.yaml --store s3://ml-runs/tiphys
   tiphys run digits.py --cluster -n ml
   tiphys run digits.py --cluster -n ml --idempotency-key nightly-2026-05-04
   tiphys run digits.py --cluster -n ml --argo-server argo.example.com:443

@@ -30,8 +30,8 @@ from tiphys.store import Store, read_run, read_submissions
 RUNS_EXAMPLES = """\b
 Examples:
   tiphys runs
-  tiphys runs --store s3://ml/tiphys --cluster
-  tiphys runs --store s3://ml/tiphys -o json | jq -r '.runs[] | select(.phase == "Failed") | .run'
+  tiphys runs --store s3://ml-runs/tiphys --cluster
+  tiphys runs --store s3://ml-runs/tiphys -o json | jq -r '.runs[] | select(.phase == "Failed") | .run'
 """
 GET_EXAMPLES = """\b
 Examples:

@@ -62,7 +62,7 @@ NODES_EXAMPLES = """\b
 Examples:
   tiphys nodes -n tiphys
   tiphys nodes -n tiphys -o json | jq -r '.nodes[] | select(.verdict != "healthy").name'
-  tiphys nodes -n tiphys --store 's3://ml/{namespace}/tiphys'
+  tiphys nodes -n tiphys --store 's3://ml-runs/{namespace}/tiphys'
   tiphys nodes cordon gpu-7
 """
 CORDON_EXAMPLES = """\b

@@ -109,7 +109,7 @@ EXAMPLES = """\b
 Examples:
   tiphys why digits-7xk2p -n tiphys
   tiphys why digits-7xk2p/fit -n tiphys
-  tiphys why digits-7xk2p/fit -n tiphys --store 's3://ml/{namespace}/tiphys'
+  tiphys why digits-7xk2p/fit -n tiphys --store 's3://ml-runs/{namespace}/tiphys'
   tiphys why digits-7xk2p -n tiphys -o json | jq -r '.waiting[].reasons[].reason'
 """
 _START_UNKNOWN = "no expected start: other requests are ahead, or the GPUs that it waits for have no deadline"

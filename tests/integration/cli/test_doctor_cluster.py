@@ -146,7 +146,7 @@ def test_whoever_may_see_one_namespace_only_is_told_what_cannot_be_told(
 @pytest.mark.parametrize(
     ("answered", "reason"),
     [
-        ((503, '{"error": "no credentials for s3://ml/tiphys"}'), "no credentials for s3://ml/tiphys"),
+        ((503, '{"error": "no credentials for s3://ml-runs/tiphys"}'), "no credentials for s3://ml-runs/tiphys"),
         ((404, "not found"), "ContainersNotReady: containers with unready status: [plugin]"),
     ],
     ids=["the process says why", "it cannot be asked"],

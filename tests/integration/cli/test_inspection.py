@@ -136,12 +136,12 @@ def test_nothing_in_a_pipe_is_coloured(tiphys: Command, finished: Finished) -> N
 
 def test_compile_prints_a_workflow_that_needs_no_store_of_its_own(tiphys: Command, finished: Finished) -> None:
     file = finished.folder / "code" / "tiny.py"
-    answer = tiphys("compile", file, "-p", "steps=7", "--store", "s3://ml/tiphys")
+    answer = tiphys("compile", file, "-p", "steps=7", "--store", "s3://ml-runs/tiphys")
     workflow = yaml.safe_load(answer.out)
     given = {p["name"]: p.get("value") for p in workflow["spec"]["arguments"]["parameters"]}
     assert (workflow["kind"], given["steps"]) == ("Workflow", "7")
-    assert workflow["metadata"]["annotations"]["tiphys.dev/store"] == "s3://ml/tiphys"
-    as_json = tiphys("compile", file, "-p", "steps=7", "--store", "s3://ml/tiphys", "-o", "json")
+    assert workflow["metadata"]["annotations"]["tiphys.dev/store"] == "s3://ml-runs/tiphys"
+    as_json = tiphys("compile", file, "-p", "steps=7", "--store", "s3://ml-runs/tiphys", "-o", "json")
     assert json.loads(as_json.out) == workflow
 
 
@@ -156,7 +156,7 @@ def test_doctor_finds_a_good_folder_usable(tiphys: Command, tmp_path: Path) -> N
 def test_what_a_pipeline_file_prints_does_not_mix_with_the_manifest(tiphys: Command, tmp_path: Path) -> None:
     file = tiny.write(tmp_path)
     file.write_text("print('hello from the file')\n" + file.read_text())
-    answer = tiphys("compile", file, "-o", "json", "--store", "s3://ml/tiphys")
+    answer = tiphys("compile", file, "-o", "json", "--store", "s3://ml-runs/tiphys")
     assert json.loads(answer.out)["kind"] == "Workflow"
     assert "hello from the file" in answer.err
 

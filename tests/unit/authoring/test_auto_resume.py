@@ -16,7 +16,7 @@ def prep(source: str = "raw") -> None:
 
 
 def digits(**fields: Any) -> Pipeline:
-    with Pipeline("digits", store="s3://ml/tiphys", **fields) as pipeline:
+    with Pipeline("digits", store="s3://ml-runs/tiphys", **fields) as pipeline:
         prep()
     return pipeline
 

@@ -8,7 +8,7 @@ from tiphys.protocol.drift_policy import DRIFT_ANNOTATION, DriftAction, DriftPol
 
 
 def authored(drift: Drift | None) -> Pipeline:
-    with Pipeline("digits", store="s3://ml/tiphys", drift=drift) as pipeline:
+    with Pipeline("digits", store="s3://ml-runs/tiphys", drift=drift) as pipeline:
         Step(name="prep", image="prep", command=["prep"])()
     return pipeline
 
@@ -25,7 +25,8 @@ def test_without_a_word_nothing_is_stored_and_the_default_holds():
 
 
 def test_runs_of_a_cron_workflow_have_it_too():
-    with CronPipeline("nightly", schedules=["0 2 * * *"], store="s3://ml/t", drift=Drift(code="refuse")) as pipeline:
+    drift = Drift(code="refuse")
+    with CronPipeline("nightly", schedules=["0 2 * * *"], store="s3://ml-runs/t", drift=drift) as pipeline:
         Step(name="prep", image="prep", command=["prep"])()
     assert read_drift_policy(pipeline.workflow()).code is DriftAction.REFUSE
 

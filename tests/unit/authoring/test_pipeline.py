@@ -26,13 +26,13 @@ def prep(source: str = "raw") -> None:
 
 
 def digits(**fields: Any) -> Pipeline:
-    with Pipeline("digits", store="s3://ml/tiphys", namespace="ml", **fields) as pipeline:
+    with Pipeline("digits", store="s3://ml-runs/tiphys", namespace="ml", **fields) as pipeline:
         prep()
     return pipeline
 
 
 def nightly(**fields: Any) -> CronPipeline:
-    with CronPipeline("nightly", store="s3://ml/t", namespace="ml", schedules=["0 2 * * *"], **fields) as pipeline:
+    with CronPipeline("nightly", store="s3://ml-runs/t", namespace="ml", schedules=["0 2 * * *"], **fields) as pipeline:
         prep()
     return pipeline
 
@@ -95,7 +95,7 @@ def test_the_store_can_be_another_for_one_compilation() -> None:
     pipeline = digits()
 
     assert CompiledPipeline.from_manifest(pipeline.compile(store="file:///tmp/s")).store == "file:///tmp/s"
-    assert CompiledPipeline.from_manifest(pipeline.compile()).store == "s3://ml/tiphys"
+    assert CompiledPipeline.from_manifest(pipeline.compile()).store == "s3://ml-runs/tiphys"
 
 
 def test_the_body_of_a_foreign_plugin_survives() -> None:
@@ -264,7 +264,9 @@ def test_a_workflow_written_as_yaml_can_become_a_pipeline() -> None:
     pipeline = Pipeline.from_dict(written)
 
     assert isinstance(pipeline, Pipeline)
-    assert pipeline.compile(store="s3://ml/tiphys") == compile_workflow(written, CompileOptions(store="s3://ml/tiphys"))
+    assert pipeline.compile(store="s3://ml-runs/tiphys") == compile_workflow(
+        written, CompileOptions(store="s3://ml-runs/tiphys")
+    )
 
 
 def test_pipelines_are_equal_when_they_compile_to_the_same() -> None:

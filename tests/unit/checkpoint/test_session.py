@@ -112,7 +112,7 @@ def test_an_image_that_cannot_save_arrays_is_told_what_it_lacks(monkeypatch, err
 
     monkeypatch.delitem(sys.modules, "tiphys.checkpoint.tracked_session")
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
-    environ = {"TIPHYS_STORE": "s3://ml/tiphys", "TIPHYS_RUN": RUN, "TIPHYS_STEP": "fit", "TIPHYS_ATTEMPT": "1"}
+    environ = {"TIPHYS_STORE": "s3://ml-runs/tiphys", "TIPHYS_RUN": RUN, "TIPHYS_STEP": "fit", "TIPHYS_ATTEMPT": "1"}
     with pytest.raises(UsageError, match=said):
         checkpoint.session(environ={**environ, "TIPHYS_LINEAGE": LINEAGE})
 
@@ -123,7 +123,7 @@ def test_storage_out_of_reach_at_the_start_asks_to_be_tried_again(tmp_path, monk
 
     monkeypatch.setattr(sys.modules["tiphys.checkpoint.settings"], "open_store", dead)
     environ = {
-        "TIPHYS_STORE": "s3://ml/tiphys",
+        "TIPHYS_STORE": "s3://ml-runs/tiphys",
         "TIPHYS_RUN": RUN,
         "TIPHYS_STEP": "fit",
         "TIPHYS_ATTEMPT": "1",
@@ -132,7 +132,7 @@ def test_storage_out_of_reach_at_the_start_asks_to_be_tried_again(tmp_path, monk
     with pytest.raises(SystemExit) as exit_:
         checkpoint.session(environ=environ)
     assert exit_.value.code == 69
-    assert "s3://ml/tiphys did not answer" in capsys.readouterr().err
+    assert "s3://ml-runs/tiphys did not answer" in capsys.readouterr().err
 
 
 def test_a_store_that_does_not_hold_the_attempt_is_not_trusted_to_fence_it(store):

@@ -8,7 +8,7 @@ from tiphys.protocol.step_spec import BestCheckpoints, RetentionPolicy
 from tiphys.records import CheckpointRef
 
 GIVEN = {
-    "TIPHYS_STORE": "s3://ml/tiphys",
+    "TIPHYS_STORE": "s3://ml-runs/tiphys",
     "TIPHYS_RUN": "digits-1",
     "TIPHYS_STEP": "fit",
     "TIPHYS_ATTEMPT": "3",
@@ -22,7 +22,7 @@ def read(**changes):
     )
 
 
-@pytest.mark.parametrize("environ", [{}, {**GIVEN, "TIPHYS_LINEAGE": ""}, {"TIPHYS_STORE": "s3://ml"}])
+@pytest.mark.parametrize("environ", [{}, {**GIVEN, "TIPHYS_LINEAGE": ""}, {"TIPHYS_STORE": "s3://ml-runs"}])
 def test_without_a_lineage_there_are_no_settings(environ):
     assert CheckpointSettings.from_environment(environ) is None
 
@@ -33,8 +33,8 @@ def test_the_least_that_is_given_has_defaults_for_the_rest():
         step="fit",
         attempt=3,
         lineage="digits-1/fit",
-        store="s3://ml/tiphys",
-        checkpoint_store="s3://ml/tiphys",
+        store="s3://ml-runs/tiphys",
+        checkpoint_store="s3://ml-runs/tiphys",
     )
 
 

@@ -12,7 +12,7 @@ TITLE, DESCRIPTION = "workflows.argoproj.io/title", "workflows.argoproj.io/descr
     [({}, "title,description"), ({TITLE: "Mine"}, "description"), ({DESCRIPTION: "Mine"}, "title")],
 )
 def test_what_the_author_gave_stays(given: dict[str, str], ours: str) -> None:
-    told = add_description(given, "digits", "s3://ml/tiphys")
+    told = add_description(given, "digits", "s3://ml-runs/tiphys")
 
     assert told | given == told
     assert told["tiphys.dev/narrated"] == ours
@@ -21,7 +21,7 @@ def test_what_the_author_gave_stays(given: dict[str, str], ours: str) -> None:
 
 def test_nothing_is_ours_where_the_author_gave_both() -> None:
     given = {TITLE: "Mine", DESCRIPTION: "Mine, too"}
-    assert add_description(given, "digits", "s3://ml/tiphys") == given
+    assert add_description(given, "digits", "s3://ml-runs/tiphys") == given
 
 
 def test_a_pipeline_without_a_store_says_nothing_of_one() -> None:

@@ -53,7 +53,7 @@ def test_a_machine_without_git_knows_no_commit(checkout: Path, monkeypatch: pyte
 
 def compiled() -> Manifest:
     programs = step(), train(asked={"checkpoints": CheckpointPolicy()})
-    return compile_workflow(workflow(*programs), CompileOptions(store="s3://ml/tiphys"))
+    return compile_workflow(workflow(*programs), CompileOptions(store="s3://ml-runs/tiphys"))
 
 
 def told(manifest: Manifest) -> dict[str, str]:

@@ -10,7 +10,7 @@ from hera_pipelines.compile.retries import TASK_SET_BYTES
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 
-OPTIONS = CompileOptions(store="s3://ml/tiphys")
+OPTIONS = CompileOptions(store="s3://ml-runs/tiphys")
 
 
 def entry(entry_fields: Manifest | None = None, **fan_out: Any) -> Manifest:

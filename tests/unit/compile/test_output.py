@@ -11,7 +11,7 @@ from tiphys.protocol.compiled_workflow import Manifest
 
 @pytest.fixture
 def compiled() -> Manifest:
-    return compile_workflow(workflow(step()), CompileOptions(store="s3://ml/tiphys"))
+    return compile_workflow(workflow(step()), CompileOptions(store="s3://ml-runs/tiphys"))
 
 
 def test_each_workflow_of_a_schedule_bears_what_the_plugin_looks_for(compiled: Manifest) -> None:
@@ -22,7 +22,7 @@ def test_each_workflow_of_a_schedule_bears_what_the_plugin_looks_for(compiled: M
     handed_on = cron["spec"]["workflowMetadata"]
     assert handed_on["labels"] == {"tiphys.dev/pipeline": "digits"}
     assert handed_on["annotations"] == compiled["metadata"]["annotations"]
-    assert handed_on["annotations"]["tiphys.dev/store"] == "s3://ml/tiphys"
+    assert handed_on["annotations"]["tiphys.dev/store"] == "s3://ml-runs/tiphys"
     assert cron["spec"]["workflowSpec"] == compiled["spec"]
     assert (cron["spec"]["concurrencyPolicy"], cron["spec"]["timezone"]) == ("Forbid", "UTC")
 

@@ -10,7 +10,7 @@ from tiphys_controller import __main__
     ("arguments", "sentence"),
     [
         (["--namespace=ml"], "the following arguments are required: --store"),
-        (["--store=s3://ml"], "one of the arguments --namespace --all-namespaces is required"),
+        (["--store=s3://ml-runs"], "one of the arguments --namespace --all-namespaces is required"),
     ],
 )
 def test_an_argument_that_is_missing_is_named(
@@ -25,8 +25,8 @@ def test_an_argument_that_is_missing_is_named(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--store=s3://ml", "--all-namespaces"], "put {namespace} into the URL"),
-        (["--store=s3://ml", "--namespace=ml"], "cannot connect to a Kubernetes cluster"),
+        (["--store=s3://ml-runs", "--all-namespaces"], "put {namespace} into the URL"),
+        (["--store=s3://ml-runs", "--namespace=ml"], "cannot connect to a Kubernetes cluster"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(

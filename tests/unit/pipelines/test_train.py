@@ -20,7 +20,7 @@ def program(name: str, **options: Any) -> Program:
 
 def ready(**fields: Any) -> Pipeline:
     programs = {name: program(name) for name in ("validate", "preprocess", "train", "register")}
-    return train_pipeline("digits", store="s3://ml/t", source="s3://raw", **{**programs, **fields})
+    return train_pipeline("digits", store="s3://ml-runs/t", source="s3://raw", **{**programs, **fields})
 
 
 def test_each_program_gets_what_the_one_before_made() -> None:
@@ -58,7 +58,7 @@ def swept(**fields: Any) -> CompiledPipeline:
     programs = {name: program(name) for name in ("validate", "preprocess", "train", "register")}
     given = {"sweep": grid(lr=[0.1, 0.2], width=[64]), "metric": "loss", **programs, **fields}
     return CompiledPipeline.from_manifest(
-        sweep_pipeline("digits", store="s3://ml/t", source="s3://raw", **given).compile()
+        sweep_pipeline("digits", store="s3://ml-runs/t", source="s3://raw", **given).compile()
     )
 
 

@@ -13,7 +13,7 @@ def manifest(*templates: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     entry = {"name": "main", "dag": {"tasks": [{"name": "prep"}, {"name": "fit"}]}}
     return {
         "metadata": {
-            "annotations": {"tiphys.dev/pipeline": "digits", "tiphys.dev/store": "s3://ml/tiphys"},
+            "annotations": {"tiphys.dev/pipeline": "digits", "tiphys.dev/store": "s3://ml-runs/tiphys"},
             **metadata,
         },
         "spec": {"entrypoint": "main", "templates": [entry, *templates]},
@@ -31,7 +31,7 @@ PREP = StepSpec(name="prep", kind=StepKind.STEP, template="t2", artifacts=("data
 def test_a_compiled_workflow_tells_its_name_store_and_steps() -> None:
     pipeline = CompiledPipeline.from_manifest(manifest(gated(FIT), {"name": "plain"}, gated(PREP)))
 
-    assert (pipeline.name, pipeline.store) == ("digits", "s3://ml/tiphys")
+    assert (pipeline.name, pipeline.store) == ("digits", "s3://ml-runs/tiphys")
     assert pipeline.steps == {"fit": FIT, "prep": PREP}
     assert pipeline.step("fit") == FIT
     assert [task["name"] for task in pipeline.tasks()] == ["prep", "fit"]

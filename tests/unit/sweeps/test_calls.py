@@ -33,7 +33,7 @@ def register(model: Model, trial: str) -> None:
 
 
 def swept(**fields: Any) -> Pipeline:
-    with Pipeline("digits", store="s3://ml/t") as pipeline:
+    with Pipeline("digits", store="s3://ml-runs/t") as pipeline:
         fit(prepare(), **fields)
     return pipeline
 
@@ -112,7 +112,7 @@ def test_two_limits_for_one_dag_are_refused() -> None:
 
 
 def test_the_best_trial_hands_on_all_that_a_trial_makes() -> None:
-    with Pipeline("digits", store="s3://ml/t") as pipeline:
+    with Pipeline("digits", store="s3://ml-runs/t") as pipeline:
         winner = best(fit(prepare(), sweep=grid(lr=[1, 2])), metric="loss", mode="max")
         register(model=winner, trial=winner)
 

@@ -35,9 +35,9 @@ def test_a_pod_that_no_variable_reaches_finds_it_in_the_claim_of_its_attempt(tmp
 
 def test_storage_out_of_reach_asks_to_be_tried_again(monkeypatch):
     def unreachable(*_, **__):
-        raise StoreError("s3://ml is out of reach")
+        raise StoreError("s3://ml-runs is out of reach")
 
     monkeypatch.setattr("tiphys.checkpoint.lifecycle.out_of_memory.open_store", unreachable)
     with pytest.raises(SystemExit) as ended:
-        checkpoint.batch_scale(environ("s3://ml/tiphys", 2))
+        checkpoint.batch_scale(environ("s3://ml-runs/tiphys", 2))
     assert ended.value.code == 69

@@ -251,12 +251,12 @@ def test_tiphys_that_is_not_installed() -> None:
 
 def test_a_plugin_that_is_not_ready_with_its_reason() -> None:
     pods = (
-        PodReadiness("plugin", "tiphys", "p-1", "s3://ml/tiphys: no credentials"),
+        PodReadiness("plugin", "tiphys", "p-1", "s3://ml-runs/tiphys: no credentials"),
         PodReadiness("controller", "tiphys", "c"),
     )
     found = only(replace(GOOD, pods=pods))
     assert (found.name, found.state) == ("plugin", CheckStatus.FAILED)
-    assert "the plugin is not ready: s3://ml/tiphys: no credentials; until then every plugin step" in found.sentence
+    assert "the plugin is not ready: s3://ml-runs/tiphys: no credentials; until then every plugin" in found.sentence
     assert found.remedy == "kubectl logs -n tiphys p-1"
 
 
@@ -271,12 +271,12 @@ def test_one_pod_of_two_is_enough_to_go_on() -> None:
 
 
 def test_a_ready_pod_that_cannot_serve_everybody_is_named() -> None:
-    said = ("the GPU ledger: gone", "namespace ml: s3://ml/tiphys: no credentials")
+    said = ("the GPU ledger: gone", "namespace ml: s3://ml-runs/tiphys: no credentials")
     pods = (PodReadiness("plugin", "tiphys", "p-1", partial_failures=said), PodReadiness("controller", "tiphys", "c"))
     found = only(replace(GOOD, pods=pods))
     assert (found.name, found.state) == ("plugin", CheckStatus.WARNING)
     assert found.sentence.endswith(
-        "but not for all: the GPU ledger: gone; namespace ml: s3://ml/tiphys: no credentials"
+        "but not for all: the GPU ledger: gone; namespace ml: s3://ml-runs/tiphys: no credentials"
     )
 
 
@@ -532,8 +532,8 @@ def test_workflows_in_the_namespace_of_the_services_are_a_warning() -> None:
 
 def test_credentials_that_reach_too_far_are_a_failure_each() -> None:
     findings = (ProbeFinding("data", True, "may read"), ProbeFinding("control-write", False, "may use s3:PutObject"))
-    access = StoreAccess("s3://ml/team-a", findings)
+    access = StoreAccess("s3://ml-runs/team-a", findings)
     found = only(replace(GOOD, namespaces=(replace(NAMESPACE, store_access=access),)))
     assert (found.name, found.state) == ("ml/store-access", CheckStatus.FAILED)
     assert found.sentence == "the credentials in Secret tiphys-store may use s3:PutObject"
-    assert found.remedy.endswith("tiphys doctor s3://ml/team-a --policy program")
+    assert found.remedy.endswith("tiphys doctor s3://ml-runs/team-a --policy program")

@@ -239,8 +239,8 @@ def test_a_workflow_that_was_over_long_ago_costs_nothing(bench: Bench) -> None:
 
 
 def test_several_namespaces_need_a_store_each(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"put \{namespace\} into the URL, such as s3://ml/tiphys/\{namespace\}"):
-        TenantStores("s3://ml/tiphys", None)
+    with pytest.raises(UsageError, match=r"put \{namespace\} into the URL, such as s3://ml-runs/tiphys/\{namespace\}"):
+        TenantStores("s3://ml-runs/tiphys", None)
     url = f"file://{tmp_path}/{{namespace}}/runs"
     assert TenantStores(url, ("a", "b")).store("b").url == f"file://{tmp_path}/b/runs"
 

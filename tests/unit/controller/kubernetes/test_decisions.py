@@ -52,14 +52,14 @@ def test_a_workflow_runs_until_argo_says_that_it_is_over(phase: str, running: bo
 def test_the_facts_of_a_workflow_are_read_from_where_argo_keeps_them() -> None:
     seen = build_workflow_view(
         workflow(
-            store="s3://ml/tiphys",
+            store="s3://ml-runs/tiphys",
             run="digits-7",
             phase="Failed",
             spec={"shutdown": "Stop"},
             status={"message": "child failed", "finishedAt": "2026-05-04T11:00:00Z", "progress": "1/2"},
         )
     )
-    assert (seen.pipeline, seen.store, seen.run) == ("digits", "s3://ml/tiphys", "digits-7")
+    assert (seen.pipeline, seen.store, seen.run) == ("digits", "s3://ml-runs/tiphys", "digits-7")
     assert (seen.phase, seen.message, seen.shutdown, seen.finished) == ("Failed", "child failed", "Stop", True)
     assert seen.narrated_annotations == {"title", "description"}
     assert seen.annotations == {"title": "digits", "description": "Pipeline `digits`."}

@@ -24,7 +24,7 @@ def test_a_run_is_resumed_once_for_each_key(
     start_run(store, KubernetesSubmitter(api, identify_cluster(api)), pipeline_of(gated("fit")), RUN, namespace="ml")
 
     def resumed(key: str) -> int:
-        return main([RUN, "--store=s3://ml", f"--key={key}"], lambda: api, lambda _: store)
+        return main([RUN, "--store=s3://ml-runs", f"--key={key}"], lambda: api, lambda _: store)
 
     assert resumed("a") == 4, "it runs"
     api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
@@ -36,7 +36,7 @@ def test_a_run_is_resumed_once_for_each_key(
 
 
 def test_a_run_that_is_not_there_is_named(api: KubeApi, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["nobody", "--store=s3://ml"], lambda: api, lambda _: store) == 3
+    assert main(["nobody", "--store=s3://ml-runs"], lambda: api, lambda _: store) == 3
     assert "no run 'nobody'" in capsys.readouterr().err
 
 
@@ -47,7 +47,7 @@ def test_the_account_that_is_given_may_do_what_a_resume_asks_for(
     start_run(store, KubernetesSubmitter(api, identify_cluster(api)), pipeline_of(gated("fit")), RUN, namespace="ml")
     api.patch(WORKFLOWS, "ml", RUN, {"status": {"phase": "Failed"}})
     server.requests.clear()
-    assert main([RUN, "--store=s3://ml"], lambda: api, lambda _: store) == 0, capsys.readouterr().err
+    assert main([RUN, "--store=s3://ml-runs"], lambda: api, lambda _: store) == 0, capsys.readouterr().err
     roles = [one for one in yaml.safe_load_all(ACCOUNT.read_text()) if one["kind"] == "Role"]
     rules = [rule for role in roles for rule in role["rules"]]
     allowed = {(verb, plural) for rule in rules for plural in rule["resources"] for verb in rule["verbs"]}

@@ -205,7 +205,7 @@ def test_python_is_the_interpreter_of_tiphys(bench: Bench) -> None:
 def test_the_environment_is_the_templates_and_little_else(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_DESK", "1")
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    env = {"LR": "0.1", "TIPHYS_STORE": "s3://ml/tiphys"}
+    env = {"LR": "0.1", "TIPHYS_STORE": "s3://ml-runs/tiphys"}
     bench.run(only("env", env=env))
     seen = dict(line.split("=", 1) for line in bench.logs("run")[0].splitlines())
     assert "SECRET_OF_THE_DESK" not in seen

@@ -262,10 +262,10 @@ def test_a_watch_that_lost_the_thread_misses_nothing(server: KubeServer) -> None
 def test_storage_away_is_asked_again_and_then_said(server: KubeServer) -> None:
     controller = Controller(server.api())
     controller.create({"n1": task()})
-    away = StoreError("s3://ml does not answer")
+    away = StoreError("s3://ml-runs does not answer")
     core = ScriptedCore(prep=[away])
     with Running(server, core):
-        until(lambda: controller.messages() == {"n1": "Pending Waiting: s3://ml does not answer"})
+        until(lambda: controller.messages() == {"n1": "Pending Waiting: s3://ml-runs does not answer"})
         assert len(core.calls) > QUICK.silent_failures
         core.scripts["prep"] = [succeeded_reply("back")]
         until(lambda: controller.messages() == {"n1": "Succeeded back"})

@@ -228,7 +228,7 @@ def test_no_progress_on_a_volume_uses_budgets_up(here):
 
 
 def test_a_volume_that_is_the_store_of_the_run_is_no_volume(here):
-    flow = here.submit(fit(checkpoints=CheckpointPolicy(store="s3://ml/tiphys")))
+    flow = here.submit(fit(checkpoints=CheckpointPolicy(store="s3://ml-runs/tiphys")))
     flow.admit("fit", 0)
     commit(here.store, "digits-abc12/fit", 1, 40)
     flow.settle("fit", 0, exit_code="75")

@@ -336,10 +336,10 @@ def test_checks_name_a_ledger_out_of_reach(here):
 @pytest.mark.parametrize(
     ("url", "namespaces", "says"),
     [
-        ("s3://ml/tiphys", ("ml", "vision"), r"s3://ml/tiphys/\{namespace\}"),
-        ("s3://ml/tiphys", None, "more than one namespace"),
-        ("s3://ml/{run}", ("ml",), "placeholder other than"),
-        ("s3://ml", (), "no namespace is served"),
+        ("s3://ml-runs/tiphys", ("ml", "vision"), r"s3://ml-runs/tiphys/\{namespace\}"),
+        ("s3://ml-runs/tiphys", None, "more than one namespace"),
+        ("s3://ml-runs/{run}", ("ml",), "placeholder other than"),
+        ("s3://ml-runs", (), "no namespace is served"),
     ],
 )
 def test_choice_that_would_mix_tenants_is_refused(here, url, namespaces, says):
