@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from tiphys.errors import ObjectMissingError
 from tiphys.protocol.quantities import format_duration
-from tiphys.records import AlertResultRecord, AttemptEnd, SubmissionBinding
-from tiphys.store import RunLayout, Store, Submission, find_record, list_runs, read_record, read_submissions
+from tiphys.records import AlertResultRecord, SubmissionBinding
+from tiphys.store import Store, Submission, find_attempt_end, list_runs, read_record, read_submissions
 from tiphys.store.abandoned_uploads import find_abandoned_uploads
 from tiphys.store.layout import ALERTS, alert_key, parse_alert
 from tiphys_controller.submit.submission import locate_workflow, submission_cluster
@@ -150,7 +150,7 @@ def find_orphaned_lease(
     """
     if now - lease.granted_at <= ORPHANED_AFTER:
         return None
-    end = find_record(store, RunLayout(lease.run).attempt_end(lease.step, lease.attempt), AttemptEnd)
+    end = find_attempt_end(store, lease.run, lease.step, lease.attempt)
     if end is not None and now - end.written_at <= ORPHANED_AFTER:
         return None
     if end is None and is_workflow_running:

@@ -16,12 +16,23 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from pydantic import Field
+
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.select import read_newest_commit
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, StartTimes, Timestamp
-from tiphys.store import Attempt, Store, Submission, read_all_attempts, read_events, read_run, read_submissions
+from tiphys.store import (
+    Attempt,
+    DamagedRecord,
+    Store,
+    Submission,
+    read_all_attempts,
+    read_events,
+    read_run,
+    read_submissions,
+)
 from tiphys.store.runs import read_concurrently
 
 _EVENT_CHECKPOINT = re.compile(r"([0-9]{1,9})-([0-9]{1,15})")
@@ -311,6 +322,8 @@ class TimeUsage(Record):
 
     name: str
     steps: tuple[StepTimeUsage, ...]
+    damaged: tuple[str, ...] = Field(default=(), exclude_if=lambda damaged: not damaged)
+    """Records that cannot be read, each with its key, what is damaged, and what to do."""
 
     def gpu_seconds(self, phase: TimePhase) -> float:
         """GPU-seconds of a phase; a step without GPUs counts as one GPU."""
@@ -385,8 +398,9 @@ def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
 
 def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
     pipeline = CompiledPipeline.from_manifest(read_run(store, run).workflow)
-    attempts, events = read_all_attempts(store, run), read_events(store, run)
-    submissions = {one.claim.submission: one for one in read_submissions(store, run)}
+    damaged: list[DamagedRecord] = []
+    attempts, events = read_all_attempts(store, run, damaged), read_events(store, run, damaged)
+    submissions = {one.claim.submission: one for one in read_submissions(store, run, damaged)}
 
     def measure_step(step: str) -> StepTimeUsage:
         step_attempts = attempts[step]
@@ -407,7 +421,11 @@ def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
             recoveries=measure_recoveries(step_attempts, usages, submissions),
         )
 
-    return TimeUsage(name=run, steps=tuple(map(measure_step, sorted(attempts))))
+    return TimeUsage(
+        name=run,
+        steps=tuple(map(measure_step, sorted(attempts))),
+        damaged=tuple(one.message for one in sorted(damaged)),
+    )
 
 
 def _find_step_end(last: Attempt, numbered: Mapping[int, Submission], now: datetime) -> datetime:

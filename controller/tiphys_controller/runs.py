@@ -16,7 +16,7 @@ from pydantic import Field
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.records import FailureEvidence, Record, Timestamp
-from tiphys.store import Attempt, Store, Submission, list_runs, read_all_attempts, read_run
+from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
 from tiphys_controller.plan.decide import PlanAction, TaskPlan
 from tiphys_controller.submit.plan_report import OutputDocument, StepReport, build_plan_report
 from tiphys_controller.submit.planner import RunPlan, plan_stored_run
@@ -145,6 +145,8 @@ class RunDetail(OutputDocument):
     code_version: str | None
     submissions: tuple[SubmissionDetail, ...]
     steps: tuple[StepDetail, ...]
+    damaged: tuple[str, ...] = Field(default=(), exclude_if=lambda damaged: not damaged)
+    """Records that cannot be read, each with its key, what is damaged, and what to do."""
 
 
 def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list[RunSummary]:
@@ -167,8 +169,9 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None) -> 
         UsageError: Tiphys did not compile its Workflow.
         IntegrityError: a record is damaged.
     """
-    run_plan = plan_stored_run(store, run)
-    attempts = read_all_attempts(store, run)
+    damaged: list[DamagedRecord] = []
+    attempts = read_all_attempts(store, run, damaged)
+    run_plan = plan_stored_run(store, run, damaged=damaged)
     record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
     return RunDetail(
         store=store.url,
@@ -178,6 +181,7 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None) -> 
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
         steps=tuple(_step_detail(report, attempts) for report in build_plan_report(run_plan, store.url).steps),
+        damaged=tuple(one.message for one in sorted(damaged)),
     )
 
 

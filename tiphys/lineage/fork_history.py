@@ -83,7 +83,7 @@ def iter_fork_history(run_store: Store, store: Store, origin: CheckpointRef) -> 
         lineage = current.lineage
         visited.add(lineage)
         run, _, step = lineage.partition("/")
-        ancestor_starts = starts_from_claims(read_step_attempts(run_store, run, step))
+        ancestor_starts = starts_from_claims(read_step_attempts(run_store, run, step, []))
         # As if a further attempt of the ancestor had started from this checkpoint.
         starts = {**ancestor_starts, max([*ancestor_starts, current.attempt]) + 1: current}
         yield from order_candidates(list_commits(store, lineage), lineage, starts)
@@ -132,7 +132,7 @@ def _choose_inherited_checkpoint(store: Store, step: str, ancestors: Iterable[An
     """The start checkpoint from the nearest ancestor that has attempts of the step."""
     for ancestor in ancestors:
         since = ancestor.rerun_since.get(step.partition(".")[0], 0)
-        attempts = read_step_attempts(store, ancestor.run, step)
+        attempts = read_step_attempts(store, ancestor.run, step, [])
         if any(attempt.claim.submission >= since for attempt in attempts):
             lineage = lineage_name(ancestor.run, step)
             return _choose_first_valid(

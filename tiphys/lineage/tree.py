@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from pydantic import Field
+
 from tiphys.errors import IntegrityError, NotFoundError, ObjectMissingError
 from tiphys.lineage.quarantine import read_quarantine_records
 from tiphys.lineage.select import (
@@ -34,7 +36,7 @@ from tiphys.records import (
     SkippedCheckpoint,
     Timestamp,
 )
-from tiphys.store import Attempt, Store, open_store, read_all_attempts, read_current_run, read_events
+from tiphys.store import Attempt, DamagedRecord, Store, open_store, read_all_attempts, read_current_run, read_events
 from tiphys.store.runs import read_concurrently
 
 
@@ -107,6 +109,8 @@ class LineageTree(Record):
 
     run: str
     steps: tuple[StepLineage, ...]
+    damaged: tuple[str, ...] = Field(default=(), exclude_if=lambda damaged: not damaged)
+    """Records that cannot be read, each with its key, what is damaged, and what to do."""
 
 
 def read_lineage_tree(store: Store, run: str) -> LineageTree:
@@ -115,9 +119,10 @@ def read_lineage_tree(store: Store, run: str) -> LineageTree:
     Raises:
         NotFoundError: the store has no such run.
     """
-    return build_lineage_tree(
-        store, read_current_run(store, run), read_all_attempts(store, run), read_events(store, run)
-    )
+    damaged: list[DamagedRecord] = []
+    attempts, events = read_all_attempts(store, run, damaged), read_events(store, run, damaged)
+    tree = build_lineage_tree(store, read_current_run(store, run), attempts, events)
+    return tree.model_copy(update={"damaged": tuple(one.message for one in sorted(damaged))})
 
 
 def build_lineage_tree(

@@ -27,7 +27,16 @@ from tiphys.records import (
     ReuseRecord,
 )
 from tiphys.records.checkpoint import Metric
-from tiphys.store import Attempt, RunLayout, Store, read_all_attempts, read_current_run, read_record
+from tiphys.store import (
+    Attempt,
+    DamagedRecord,
+    RunLayout,
+    Store,
+    read_all_attempts,
+    read_attempt_end,
+    read_current_run,
+    read_record,
+)
 from tiphys.store.layout import parse_reused, parse_submission
 from tiphys.store.runs import read_concurrently
 
@@ -214,7 +223,8 @@ def read_sweep(
     pipeline = CompiledPipeline.from_manifest(record.workflow)
     name = _resolve_sweep_step(pipeline, step)
     objective = _read_objective(pipeline, name, metric, mode)
-    own = {key: tries for key, tries in read_all_attempts(store, run).items() if key.partition(".")[0] == name}
+    damaged: list[DamagedRecord] = []
+    own = {key: tries for key, tries in read_all_attempts(store, run, damaged).items() if key.partition(".")[0] == name}
     lineages = build_lineage_tree(store, record, own, ())
     sources = _trial_records(own, lineages, _read_reused_ends(store, run, name, own))
     items = next(static_items(task) for task in pipeline.tasks() if task["name"] == name)
@@ -231,7 +241,8 @@ def read_sweep(
         return trial.model_copy(update={"gpu_hours": gpus * attempt_hours(source.attempts, now)})
 
     trials = tuple(read_trial(index, key) for index, key in enumerate(parameters))
-    note = "; ".join(sorted({lineage.note for lineage in lineages.steps if lineage.note}))
+    notes = {lineage.note for lineage in lineages.steps if lineage.note} | {one.message for one in damaged}
+    note = "; ".join(sorted(notes))
     description = (record.workflow["metadata"].get("annotations") or {}).get(f"{SWEEP_ANNOTATION}{name}", "")
     sweep = SweepReport(run=run, step=name, description=description, trials=trials, note=note)
     return rank_trials(sweep, objective)
@@ -301,5 +312,4 @@ def _read_reused_ends(store: Store, run: str, name: str, own: Mapping[str, objec
 
 def _read_reused_end(store: Store, key: str) -> AttemptEnd:
     record = read_record(store, key, ReuseRecord)
-    key = RunLayout(record.source_run).attempt_end(record.source_step, record.source_attempt)
-    return read_record(store, key, AttemptEnd)
+    return read_attempt_end(store, record.source_run, record.source_step, record.source_attempt)

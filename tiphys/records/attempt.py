@@ -260,6 +260,11 @@ class AttemptEnd(SealedRecord):
     end refunds the retry budgets charged before it.
     """
 
+    damage_remedy: ClassVar[str] = (
+        "restore the object, or pass it over with `tiphys resume --force` (or --from its step), which runs the step "
+        "again"
+    )
+
     run: str
     step: str
     attempt: int

@@ -80,6 +80,8 @@ class StoredRecord(Record):
 
     max_bytes: ClassVar[int] = MAX_RECORD_BYTES
     """Writers refuse, and readers do not parse, a larger record of this kind."""
+    damage_remedy: ClassVar[str] = "restore the object or remove the run"
+    """What to do about a damaged record of this kind."""
 
     version: int = SCHEMA_VERSION
     nonce: str = Field(default_factory=lambda: secrets.token_hex(8))

@@ -1,5 +1,6 @@
 """Object storage: create-only writes, ordered listings, key layout, and the state of runs."""
 
+from tiphys.store.attempt_ends import DamagedRecord, find_attempt_end, pass_over_end, read_attempt_end
 from tiphys.store.base import ObjectInfo, Store, check_key
 from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
 from tiphys.store.directory import DirectoryStore
@@ -29,6 +30,7 @@ from tiphys.store.s3 import S3Store
 __all__ = [
     "Attempt",
     "ClaimResult",
+    "DamagedRecord",
     "DirectoryStore",
     "LineageLayout",
     "ObjectInfo",
@@ -42,6 +44,7 @@ __all__ = [
     "claim_record",
     "claim_run",
     "fence_attempt",
+    "find_attempt_end",
     "find_output_fault",
     "find_record",
     "idempotency_record_key",
@@ -50,7 +53,9 @@ __all__ = [
     "memo_key",
     "open_store",
     "outputs_digest",
+    "pass_over_end",
     "read_all_attempts",
+    "read_attempt_end",
     "read_current_run",
     "read_current_workflow",
     "read_events",

@@ -57,7 +57,7 @@ def read_record(store: Store, key: str, kind: type[RecordT]) -> RecordT:
     if len(data) > kind.max_bytes:
         raise IntegrityError(
             f"{store.url}: {key} has {len(data):,} bytes, and a {kind.__name__} has at most {kind.max_bytes:,}; it was "
-            "not read: restore the object or remove the run"
+            f"not read: {kind.damage_remedy}"
         )
     try:
         record = kind.model_validate_json(data)
@@ -70,7 +70,7 @@ def read_record(store: Store, key: str, kind: type[RecordT]) -> RecordT:
             ) from error
         raise IntegrityError(
             f"{store.url}: {key} is not a valid {kind.__name__}: {problem['msg']}; "
-            "records are never edited: restore the object or remove the run"
+            f"records are never edited: {kind.damage_remedy}"
         ) from error
     _check_namespace(store, key, record)
     return record

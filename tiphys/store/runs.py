@@ -6,6 +6,7 @@ three see the same state.
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +27,7 @@ from tiphys.records import (
     json_digest,
 )
 from tiphys.records.event import PROGRAM_EVENT_PREFIX, PROGRAM_EVENT_SOURCE, ProgramEventBatch
+from tiphys.store.attempt_ends import DamagedRecord, check_record_identity, read_attempt_end, unreadable_end
 from tiphys.store.base import Store
 from tiphys.store.claims import ClaimResult, claim_record, find_record, read_record
 from tiphys.store.format import mark_format
@@ -97,27 +99,6 @@ def claim_run(store: Store, record: RunRecord) -> ClaimResult[RunRecord]:
     return claim_record(store, RunLayout(record.run).run_record, record)
 
 
-def check_record_identity(store: Store, key: str, record: RecordT, **expected: Any) -> RecordT:
-    """Return ``record`` if its fields match its key.
-
-    Args:
-        store: The store of the record.
-        key: Key of the record.
-        record: The record.
-        expected: Values of its fields that follow from the key.
-
-    Raises:
-        IntegrityError: a field differs, so the record was copied from another key.
-    """
-    for field, value in expected.items():
-        if (actual := getattr(record, field)) != value:
-            raise IntegrityError(
-                f"{store.url}: {key} holds a record of {field} {actual}, so it was copied from another key; "
-                "records are never copied: restore the object or remove the run"
-            )
-    return record
-
-
 def read_submission_workflow(store: Store, record: RunRecord, claimed: SubmissionClaim | None) -> dict[str, Any]:
     """The Workflow of a submission; that of the run if ``claimed`` is None or names no other.
 
@@ -164,32 +145,42 @@ def read_current_run(store: Store, run: str) -> RunRecord:
     return record.model_copy(update={"workflow": read_submission_workflow(store, record, last)})
 
 
-def read_submissions(store: Store, run: str) -> list[Submission]:
-    """All submissions of a run, in order."""
+def read_submissions(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> list[Submission]:
+    """All submissions of a run, in order; with ``damaged`` as `read_all_attempts`, for displays only."""
     listed = [info.key for info in store.list(RunLayout(run).submissions)]
     keys = {parsed: key for key in listed if (parsed := parse_submission(key))}
     numbers = sorted({number for number, _ in keys})
 
-    def read(number: int) -> Submission:
-        claim_key = _require_claim_key(keys.get((number, "claim")), run, "submission", number)
-        claim = read_record(store, claim_key, SubmissionClaim)
-        return Submission(
-            claim=check_record_identity(store, claim_key, claim, run=run, submission=number),
-            binding=_read_listed(store, keys.get((number, "bound")), SubmissionBinding),
-            end=_read_listed(store, keys.get((number, "end")), SubmissionEnd),
-        )
+    def read(number: int) -> Submission | None:
+        claim_key = keys.get((number, "claim"))
+        with _collect_damage(claim_key or RunLayout(run).submission(number), damaged):
+            claim_key = _require_claim_key(claim_key, run, "submission", number)
+            claim = read_record(store, claim_key, SubmissionClaim)
+            return Submission(
+                claim=check_record_identity(store, claim_key, claim, run=run, submission=number),
+                binding=_read_listed(store, keys.get((number, "bound")), SubmissionBinding, damaged),
+                end=_read_listed(store, keys.get((number, "end")), SubmissionEnd, damaged),
+            )
+        return None
 
-    return read_concurrently(read, numbers)
-
-
-def read_step_attempts(store: Store, run: str, step: str) -> list[Attempt]:
-    """All attempts of one step, in order."""
-    return _read_attempts(store, run, RunLayout(run).step_attempts(step)).get(step, [])
+    return [submission for submission in read_concurrently(read, numbers) if submission is not None]
 
 
-def read_all_attempts(store: Store, run: str) -> dict[str, list[Attempt]]:
-    """Attempts of every step that has any, in order, by step id."""
-    return _read_attempts(store, run, RunLayout(run).attempts)
+def read_step_attempts(store: Store, run: str, step: str, damaged: list[DamagedRecord] | None = None) -> list[Attempt]:
+    """All attempts of one step, in order.
+
+    With ``damaged``, each damaged end record is added to it, and its attempt has failed for an unknown cause.
+    """
+    return _read_attempts(store, run, RunLayout(run).step_attempts(step), damaged, None).get(step, [])
+
+
+def read_all_attempts(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> dict[str, list[Attempt]]:
+    """Attempts of every step that has any, in order, by step id.
+
+    With ``damaged``, each damaged record is added to it and does not hide the others: an attempt whose end cannot
+    be read has failed for an unknown cause, and one whose claim cannot be read is left out. For displays only.
+    """
+    return _read_attempts(store, run, RunLayout(run).attempts, damaged, damaged)
 
 
 def outputs_digest(rows: Iterable[tuple[str, int]]) -> str:
@@ -276,15 +267,18 @@ def append_events(store: Store, run: str, source: str, events: Sequence[Event]) 
     )
 
 
-def read_events(store: Store, run: str) -> list[Event]:
+def read_events(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> list[Event]:
     """All events of a run: those of the services, then those of its programs, each in the order of their storage.
 
-    Of the programs' objects the first `MAX_PROGRAM_BATCHES` count; one that cannot be read is skipped.
+    Of the programs' objects the first `MAX_PROGRAM_BATCHES` count; one that cannot be read is skipped. So is a
+    damaged one of the services with ``damaged``, to which it is added.
     """
-    layout = RunLayout(run)
-    services = read_concurrently(
-        lambda key: read_record(store, key, EventBatch).events, [key for _, key in _event_keys(store, layout.events)]
-    )
+
+    def read(key: str) -> tuple[Event, ...]:
+        batch = _read_listed(store, key, EventBatch, damaged)
+        return batch.events if batch else ()
+
+    services = read_concurrently(read, [key for _, key in _event_keys(store, RunLayout(run).events)])
     programs = read_concurrently(partial(read_program_events, store), list_program_batches(store, run))
     return [event for batch in (*services, *programs) for event in batch]
 
@@ -327,23 +321,51 @@ def _event_keys(store: Store, prefix: str) -> Iterator[tuple[int, str]]:
             yield number, info.key
 
 
-def _read_attempts(store: Store, run: str, prefix: str) -> dict[str, list[Attempt]]:
+def _read_attempts(
+    store: Store,
+    run: str,
+    prefix: str,
+    damaged_ends: list[DamagedRecord] | None,
+    damaged_claims: list[DamagedRecord] | None,
+) -> dict[str, list[Attempt]]:
+    """Attempts below ``prefix``; without a list, damage of that kind is raised."""
     listed = [info.key for info in store.list(prefix)]
     keys: dict[tuple[str, int, bool], str] = {parsed: key for key in listed if (parsed := parse_attempt(key))}
     numbers = sorted({(step, number) for step, number, _ in keys})
 
-    def read(step_and_number: tuple[str, int]) -> Attempt:
+    def read(step_and_number: tuple[str, int]) -> Attempt | None:
         step, number = step_and_number
-        claim_key = _require_claim_key(keys.get((step, number, False)), run, f"attempt of {step}", number)
-        return Attempt(
-            claim=read_record(store, claim_key, AttemptClaim),
-            end=_read_listed(store, keys.get((step, number, True)), AttemptEnd),
-        )
+        claim_key = keys.get((step, number, False))
+        with _collect_damage(claim_key or RunLayout(run).attempt(step, number), damaged_claims):
+            claim = read_record(store, _require_claim_key(claim_key, run, f"attempt of {step}", number), AttemptClaim)
+            end_key = keys.get((step, number, True))
+            if end_key is None:
+                return Attempt(claim, None)
+            try:
+                return Attempt(claim, read_attempt_end(store, run, step, number))
+            except IntegrityError as error:
+                if damaged_ends is None:
+                    raise
+                damaged_ends.append(DamagedRecord(end_key, str(error)))
+                return Attempt(claim, unreadable_end(claim, error))
+        return None
 
     attempts: dict[str, list[Attempt]] = {}
     for (step, _), attempt in zip(numbers, read_concurrently(read, numbers), strict=True):
-        attempts.setdefault(step, []).append(attempt)
+        if attempt is not None:
+            attempts.setdefault(step, []).append(attempt)
     return attempts
+
+
+@contextmanager
+def _collect_damage(key: str, damaged: list[DamagedRecord] | None) -> Iterator[None]:
+    """Add an `IntegrityError` about ``key`` to ``damaged``; without a list, it is raised."""
+    try:
+        yield
+    except IntegrityError as error:
+        if damaged is None:
+            raise
+        damaged.append(DamagedRecord(key, str(error)))
 
 
 def _require_claim_key(key: str | None, run: str, kind: str, number: int) -> str:
@@ -355,8 +377,13 @@ def _require_claim_key(key: str | None, run: str, kind: str, number: int) -> str
     return key
 
 
-def _read_listed(store: Store, key: str | None, kind: type[RecordT]) -> RecordT | None:
-    return read_record(store, key, kind) if key else None
+def _read_listed(
+    store: Store, key: str | None, kind: type[RecordT], damaged: list[DamagedRecord] | None
+) -> RecordT | None:
+    if key is not None:
+        with _collect_damage(key, damaged):
+            return read_record(store, key, kind)
+    return None
 
 
 def read_concurrently(read: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:

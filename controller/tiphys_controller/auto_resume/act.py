@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, FencedError, UsageError
+from tiphys.errors import ConflictError, FencedError, IntegrityError, UsageError
 from tiphys.faults import failpoint
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy, read_auto_resume_policy
 from tiphys.records import AutoResumeRecord, ManualStopRecord, RunRecord
@@ -246,7 +246,7 @@ class AutoResumeReconciler:
         self._check_is_leader()
         try:
             resumed = auto_resume_run(store, submitter, current, decision, alert)
-        except UsageError as error:
+        except (UsageError, IntegrityError) as error:
             return ReconcileResult(AutoResumeDecision(AutoResumeAction.LEAVE_ALONE, "Refused", str(error)), current)
         if resumed.submission is None:
             return ReconcileResult(

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from tiphys.errors import IntegrityError
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy
 from tiphys.protocol.compiled_workflow import is_shutdown_message
-from tiphys.records import AttemptEnd, AttemptEndOutcome, AutoResumeRecord, Cause, ManualStopRecord, RunProgress
-from tiphys.store import LineageLayout, RunLayout, Store, Submission, find_record, read_record, read_submissions
+from tiphys.records import AttemptEndOutcome, AutoResumeRecord, Cause, ManualStopRecord, RunProgress
+from tiphys.store import LineageLayout, RunLayout, Store, Submission, find_record, read_attempt_end, read_submissions
 from tiphys.store.layout import LINEAGES
 from tiphys.store.runs import read_concurrently
 from tiphys_controller.auto_resume.decide import count_fruitless_resumes
@@ -122,7 +123,7 @@ def _find_person_reason(store: Store, run: str, last: Submission | None, shutdow
 
 
 def _read_failures(store: Store, run: str, submission: int, done: Mapping[str, int]) -> tuple[StepFailure, ...]:
-    """Steps that failed in ``submission``: their newest attempt ended as failed."""
+    """Steps that failed in ``submission``: their newest attempt ended as failed, or its end record is damaged."""
     layout = RunLayout(run)
     listing = RunListing().add(store.list(layout.attempts))
     newest = {step: max(listing.claimed[step] | ended) for step, ended in sorted(listing.ended.items())}
@@ -131,9 +132,14 @@ def _read_failures(store: Store, run: str, submission: int, done: Mapping[str, i
         for step, attempt in newest.items()
         if attempt > done.get(step, 0) and attempt in listing.ended[step]
     ]
-    ends = read_concurrently(lambda place: read_record(store, layout.attempt_end(*place), AttemptEnd), failed)
-    return tuple(
-        StepFailure(end.step, end.cause or Cause.UNKNOWN, end.message)
-        for end in ends
-        if end.outcome is AttemptEndOutcome.FAILED and end.submission == submission
-    )
+
+    def read_failure(place: tuple[str, int]) -> StepFailure | None:
+        try:
+            end = read_attempt_end(store, run, *place)
+        except IntegrityError as error:
+            return StepFailure(place[0], Cause.UNKNOWN, str(error))
+        if end.outcome is not AttemptEndOutcome.FAILED or end.submission != submission:
+            return None
+        return StepFailure(end.step, end.cause or Cause.UNKNOWN, end.message)
+
+    return tuple(failure for failure in read_concurrently(read_failure, failed) if failure is not None)

@@ -14,19 +14,22 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from tiphys.errors import IntegrityError
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import AttemptClaim, AttemptEnd, ReuseRecord, RunRecord
 from tiphys.store import (
+    DamagedRecord,
     RunLayout,
     Store,
     Submission,
-    find_record,
+    find_attempt_end,
+    read_attempt_end,
     read_record,
     read_run,
     read_submission_workflow,
     read_submissions,
 )
-from tiphys.store.runs import check_record_identity, read_concurrently
+from tiphys.store.runs import read_concurrently
 from tiphys_controller.plan.listing import RunListing
 from tiphys_controller.plan.step_state import (
     AttemptId,
@@ -71,7 +74,11 @@ def read_reused_results(
 def _read_reuse(
     store: Store, layout: RunLayout, step: str, submission: int, listing: StepListing
 ) -> ReusedResultLookup:
-    record = read_record(store, layout.reused(submission, step), ReuseRecord)
+    try:
+        record = read_record(store, layout.reused(submission, step), ReuseRecord)
+    except IntegrityError as error:
+        source = f"what the record of submission {submission} names"
+        return ReusedResultLookup(ReusedResult(source, 0, None, {}, str(error)), 1)
     last = listing.last_attempt
     is_own = (record.source_run, record.source_step) == (layout.run, step)
     if is_own and record.source_attempt == last:
@@ -86,10 +93,16 @@ def _read_reuse(
 def _read_reused_result(store: Store, record: ReuseRecord, is_own: bool) -> ReusedResult:
     source = RunLayout(record.source_run)
     where = "" if is_own else f"run {record.source_run}, step {record.source_step}, "
+    damage = ""
+    try:
+        end = find_attempt_end(store, record.source_run, record.source_step, record.source_attempt)
+    except IntegrityError as error:
+        end, damage = None, str(error)
     return ReusedResult(
         source=f"{where}attempt {record.source_attempt}",
         attempt=record.source_attempt if is_own else 0,
-        end=find_record(store, source.attempt_end(record.source_step, record.source_attempt), AttemptEnd),
+        end=end,
+        damage=damage,
         sizes={info.key: info.size for info in store.list(source.outputs(record.source_step, record.source_attempt))},
     )
 
@@ -99,7 +112,7 @@ _READERS = 16
 
 @dataclass(frozen=True)
 class RunState:
-    """State of one run in storage. ``ends`` holds the end records read so far."""
+    """State of one run in storage. ``ends`` and ``damaged_ends`` hold the end records read so far."""
 
     record: RunRecord
     submissions: tuple[Submission, ...] = ()
@@ -108,6 +121,8 @@ class RunState:
     reused: Mapping[str, ReusedResult] = field(default_factory=dict)
     """Steps whose result was reused, and is not that of their last attempt."""
     ends: Mapping[AttemptId, AttemptEnd] = field(default_factory=dict)
+    damaged_ends: Mapping[AttemptId, str] = field(default_factory=dict)
+    """End records that cannot be read, each with its key, what is damaged, and what to do."""
     requests: int = 0
     """Requests made to storage; a listing counts as one, whatever its number of pages."""
     workflow: Manifest = field(default_factory=dict)
@@ -148,7 +163,10 @@ class RunState:
     def _recorded_state(self, step: str) -> StepState:
         if (reused := self.reused.get(step)) is not None:
             return determine_reused_state(reused)
-        return determine_step_state(step, self.steps.get(step), self.ends, self._layout)
+        listing = self.steps.get(step)
+        if listing is not None and (damage := self.damaged_ends.get((step, listing.last_attempt))) is not None:
+            return StepState(StepStatus.DAMAGED, f"damaged: {damage}", listing.last_attempt)
+        return determine_step_state(step, listing, self.ends, self._layout)
 
     @cached_property
     def _layout(self) -> RunLayout:
@@ -186,8 +204,8 @@ class RunState:
         return last is not None and last.status == "Succeeded"
 
 
-def load_run_state(store: Store, run: str) -> RunState:
-    """Read the state of a run from its listings.
+def load_run_state(store: Store, run: str, damaged: list[DamagedRecord] | None = None) -> RunState:
+    """Read the state of a run from its listings. For displays, damaged records of submissions go to ``damaged``.
 
     Raises:
         NotFoundError: there is no such run.
@@ -196,7 +214,7 @@ def load_run_state(store: Store, run: str) -> RunState:
     layout = RunLayout(run)
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         # Independent requests run in parallel: the listings of ten thousand steps have dozens of pages.
-        reading, submitting = pool.submit(read_run, store, run), pool.submit(read_submissions, store, run)
+        reading, submitting = pool.submit(read_run, store, run), pool.submit(read_submissions, store, run, damaged)
         listing = RunListing()
         prefixes = (layout.attempts, layout.done_markers, layout.all_reused, layout.all_outputs)
         listings = [pool.submit(lambda prefix: listing.add(store.list(prefix)), prefix) for prefix in prefixes]
@@ -226,22 +244,27 @@ def load_run_state(store: Store, run: str) -> RunState:
 
 
 def load_ends(store: Store, state: RunState, attempts: Iterable[AttemptId]) -> RunState:
-    """Return ``state`` with the end records of ``attempts``.
+    """Return ``state`` with the end records of ``attempts``; those that cannot be read are in ``damaged_ends``.
 
     Raises:
         ObjectMissingError: an end record was deleted since it was listed.
-        IntegrityError: an end record is damaged.
     """
-    keys = sorted(set(attempts) - state.ends.keys())
-    layout = RunLayout(state.record.run)
+    keys = sorted(set(attempts) - state.ends.keys() - state.damaged_ends.keys())
 
-    def read(key: AttemptId) -> AttemptEnd:
-        end = read_record(store, layout.attempt_end(*key), AttemptEnd)
-        return check_record_identity(store, layout.attempt_end(*key), end, run=layout.run, step=key[0], attempt=key[1])
+    def read(key: AttemptId) -> AttemptEnd | str:
+        try:
+            return read_attempt_end(store, state.record.run, *key)
+        except IntegrityError as error:
+            return str(error)
 
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
-        ends = dict(zip(keys, pool.map(read, keys), strict=True))
-    return replace(state, ends={**state.ends, **ends}, requests=state.requests + len(keys))
+        found = dict(zip(keys, pool.map(read, keys), strict=True))
+    return replace(
+        state,
+        ends={**state.ends, **{key: end for key, end in found.items() if not isinstance(end, str)}},
+        damaged_ends={**state.damaged_ends, **{key: end for key, end in found.items() if isinstance(end, str)}},
+        requests=state.requests + len(keys),
+    )
 
 
 def reload_damaged_outputs(store: Store, state: RunState) -> RunState:

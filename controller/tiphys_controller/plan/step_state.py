@@ -48,9 +48,11 @@ class ReusedResult:
     attempt: int
     """Attempt of the same step that produced it; 0 for a result of another run."""
     end: AttemptEnd | None
-    """None if the end record was removed since."""
+    """None if the end record was removed since, or is damaged."""
     sizes: Mapping[str, int]
     """Sizes of the objects listed for it in bytes, by key."""
+    damage: str = ""
+    """Why the end record, or the one that names it, cannot be read."""
 
 
 class StepStatus(StrEnum):
@@ -105,7 +107,8 @@ def determine_step_state(
 def determine_reused_state(reused: ReusedResult) -> StepState:
     """Determine the state of a step whose result was reused."""
     if reused.end is None:
-        reason = f"its result was taken over from {reused.source}, whose record is gone"
+        what = f"is damaged: {reused.damage}" if reused.damage else "is gone"
+        reason = f"its result was taken over from {reused.source}, whose record {what}"
         return StepState(StepStatus.DAMAGED, reason, reused.attempt)
     state = _state_from_end(reused.end, reused.sizes)
     reason = f"{state.reason}, taken over from {reused.source}"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.records import json_digest
-from tiphys.store import Store
+from tiphys.records import Event, json_digest
+from tiphys.store import RunLayout, Store, append_events
 from tiphys_controller.plan.drift import DriftFinding, check_drift_allowed
 from tiphys_controller.plan.prune import clear_identity
 from tiphys_controller.submit.idempotency import StartRequest, begin_run_once, find_started_run
@@ -77,7 +77,17 @@ def fork_run(
         return ForkResult(report, parent_plan.drift)
     check_workflow_digest(parent_plan.state.record)
     options = _ForkOptions(run, namespace or recorded_namespace(parent_plan.state.record), tuple(rerun), change)
-    return ForkResult(report, parent_plan.drift, _start_fork(store, submitter, parent_plan, options, key, suffix))
+    started = _start_fork(store, submitter, parent_plan, options, key, suffix)
+    if parent_plan.state.damaged_ends and started.created:
+        append_events(store, started.run, "controller", [_build_passed_over_event(parent_plan)])
+    return ForkResult(report, parent_plan.drift, started)
+
+
+def _build_passed_over_event(parent_plan: RunPlan) -> Event:
+    parent = parent_plan.state.record.run
+    keys = [RunLayout(parent).attempt_end(*damaged) for damaged in sorted(parent_plan.state.damaged_ends)]
+    message = f"`tiphys fork {parent}` passed over damaged records, whose results it does not reuse: {', '.join(keys)}"
+    return Event(name="record.passed_over", message=message, data={"passed_over": keys})
 
 
 class _ForkOptions(NamedTuple):

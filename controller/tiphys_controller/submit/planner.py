@@ -13,7 +13,7 @@ from tiphys.errors import IntegrityError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.drift_policy import DriftPolicy, override_drift_actions, read_drift_policy
 from tiphys.records import RunRecord, WorkflowRecord, json_digest
-from tiphys.store import Store, Submission
+from tiphys.store import DamagedRecord, Store, Submission
 from tiphys_controller.plan.dag import TaskGraph
 from tiphys_controller.plan.decide import PlanAction, PlanDecisions, decide_tasks, find_rerun_steps
 from tiphys_controller.plan.drift import (
@@ -127,7 +127,12 @@ class RunPlan(NamedTuple):
 
 
 def plan_stored_run(
-    store: Store, run: str, rerun: Sequence[str] = (), change: WorkflowChange | None = None, is_fork: bool = False
+    store: Store,
+    run: str,
+    rerun: Sequence[str] = (),
+    change: WorkflowChange | None = None,
+    is_fork: bool = False,
+    damaged: list[DamagedRecord] | None = None,
 ) -> RunPlan:
     """Plan a run.
 
@@ -137,6 +142,7 @@ def plan_stored_run(
         rerun: Steps to run again although they are done, with all steps that depend on them.
         change: A changed Workflow; None: that of the last submission.
         is_fork: The plan is for a fork of this run.
+        damaged: For displays: takes the damaged records of submissions, which are then left out.
 
     Raises:
         NotFoundError: there is no such run.
@@ -144,7 +150,7 @@ def plan_stored_run(
         IntegrityError: a record is damaged.
     """
     begin = time.monotonic()
-    state = load_run_state(store, run)
+    state = load_run_state(store, run, damaged)
     try:
         before = CompiledPipeline.from_manifest(state.workflow)
         after, drift, outdated = (before, (), {}) if change is None else change.compare_with(before, run, is_fork)

@@ -11,13 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tiphys.errors import ConflictError, ObjectMissingError
+from tiphys.errors import ConflictError, IntegrityError, ObjectMissingError
 from tiphys.faults import failpoint
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, Store, append_events, claim_record, fence_attempt, read_submissions
+from tiphys.store import (
+    RunLayout,
+    Store,
+    append_events,
+    claim_record,
+    fence_attempt,
+    pass_over_end,
+    read_submissions,
+)
 from tiphys_controller.plan.decide import check_rerun_volumes
 from tiphys_controller.plan.drift import check_drift_allowed, format_drift
+from tiphys_controller.plan.observe import load_ends
 from tiphys_controller.plan.prune import SubmissionIdentity, prune_workflow, workflow_name
 from tiphys_controller.plan.step_state import AttemptId
 from tiphys_controller.submit.idempotency import digest_idempotency_key
@@ -135,7 +144,11 @@ def claim_submission(
 
 
 def build_resumed_event(
-    run_plan: RunPlan, claimed: SubmissionClaim, workflow: LiveWorkflow, fenced: tuple[str, ...]
+    run_plan: RunPlan,
+    claimed: SubmissionClaim,
+    workflow: LiveWorkflow,
+    fenced: tuple[str, ...],
+    passed_over: tuple[str, ...],
 ) -> Event:
     """Event of a resume, for people and dashboards."""
     running = run_plan.decisions.running_tasks
@@ -147,6 +160,8 @@ def build_resumed_event(
         message += f"; changed: {', '.join(dict.fromkeys(one.drift.value for one in run_plan.drift))}"
     if claimed.rerun_roots:
         message += f"; rerun on request: {', '.join(claimed.rerun_roots)}"
+    if passed_over:
+        message += f"; damaged records passed over: {', '.join(passed_over)}"
     data = {
         "submission": claimed.submission,
         "workflow": workflow.name,
@@ -154,6 +169,7 @@ def build_resumed_event(
         "skipped": skipped,
         "fenced": list(fenced),
         "again": list(claimed.rerun_roots),
+        "passed_over": list(passed_over),
         "drift": [format_drift(one) for one in run_plan.drift],
     }
     return Event(name="run.resumed", message=message, data=data)
@@ -169,6 +185,8 @@ class ResumeResult(NamedTuple):
     uid: str = ""
     fenced: tuple[str, ...] = ()
     """Fenced attempts of the previous submission, as ``step/attempt``."""
+    passed_over: tuple[str, ...] = ()
+    """Keys of damaged end records whose steps run again."""
     created: bool = True
     """False if an earlier call under the same key submitted it."""
 
@@ -193,10 +211,11 @@ def resume_run(
         store: Store of the run.
         submitter: Cluster that gets the next Workflow.
         run: Name of the run.
-        force: Resume although the last submission may still be running.
+        force: Resume although the last submission may still be running, and pass over damaged end records.
         dry_run: Plan and prune, and write nothing.
         namespace: Namespace of the run's first Workflow in this cluster; empty: as recorded.
-        rerun: Steps to run again although they are done, with all steps that depend on them.
+        rerun: Steps to run again although they are done, with all steps that depend on them; their damaged end
+            records are passed over.
         key: Idempotency key: all calls under one key make one submission and return it.
         change: A changed Workflow; None: that of the last submission.
 
@@ -269,12 +288,15 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
         return ResumeResult(run, build_plan_report(run_plan, store.url))
     check_workflow_digest(run_plan.state.record)
     check_drift_allowed(run_plan.drift, run, is_fork=False)
+    damaged_ends = _find_damaged_ends(store, run_plan, options.force)
     if recovered := _recover_unbound_workflow(store, submitter, run_plan, request):
         number = run_plan.state.submissions[-1].claim.submission
         return ResumeResult(run, build_plan_report(run_plan, store.url), number, recovered.name, recovered.uid)
     next_submission = _choose_submission(store, submitter, run_plan, options)
     fenced = fence_attempts(store, run, run_plan.state.open_attempts)
     failpoint("resume.after_fence")
+    for damaged in damaged_ends:
+        pass_over_end(store, run, *damaged, _describe_command(request, options.force))
     if any(end.outcome is AttemptEndOutcome.DONE for end in fenced):
         run_plan = plan_stored_run(store, run, request.rerun, options.change)
         if not run_plan.decisions.running_tasks:
@@ -286,10 +308,47 @@ def _submit_missing(store: Store, submitter: Submitter, run_plan: RunPlan, optio
     claimed = next_submission.unsent_claim or claim_submission(store, submitter, run_plan, request, next_submission)
     live = create_and_bind(store, submitter, claimed, _prune_for(store, run_plan, next_submission), "resume")
     fenced_names = tuple(f"{end.step}/{end.attempt}" for end in fenced if end.outcome is AttemptEndOutcome.FENCED)
-    append_events(store, run, "controller", [build_resumed_event(run_plan, claimed, live, fenced_names)])
+    passed_over = tuple(RunLayout(run).attempt_end(*damaged) for damaged in damaged_ends)
+    append_events(store, run, "controller", [build_resumed_event(run_plan, claimed, live, fenced_names, passed_over)])
     return ResumeResult(
-        run, build_plan_report(run_plan, store.url), claimed.submission, live.name, live.uid, fenced_names
+        run,
+        build_plan_report(run_plan, store.url),
+        claimed.submission,
+        live.name,
+        live.uid,
+        fenced_names,
+        passed_over=passed_over,
     )
+
+
+def _find_damaged_ends(store: Store, run_plan: RunPlan, force: bool) -> tuple[AttemptId, ...]:
+    """Damaged end records of the steps to run, which ``force`` or a requested rerun of their step passes over.
+
+    The service reads all attempts of a step that runs, so all of them are read where records may be passed over.
+
+    Raises:
+        IntegrityError: a record may not be passed over.
+    """
+    running = run_plan.decisions.running_tasks
+    allowed = set(running) if force else set(running) & set(run_plan.rerun_steps)
+    ends = [
+        (step, attempt)
+        for step, listing in run_plan.state.steps.items()
+        if step.partition(".")[0] in allowed
+        for attempt in listing.ended_attempts
+    ]
+    damaged = load_ends(store, run_plan.state, ends).damaged_ends
+    refused = [damage for (step, _), damage in sorted(damaged.items()) if step.partition(".")[0] not in allowed]
+    if refused:
+        run = run_plan.state.record.run
+        more = f" ({len(refused) - 1} more in `tiphys verify {run}`)" if len(refused) > 1 else ""
+        raise IntegrityError(f"{refused[0]}{more}")
+    return tuple(sorted(damaged))
+
+
+def _describe_command(request: ResumeRequest, force: bool) -> str:
+    options = ["--force"] * force + [f"--from {step}" for step in request.rerun]
+    return f"`tiphys resume {' '.join(options)}`"
 
 
 def _recover_unbound_workflow(

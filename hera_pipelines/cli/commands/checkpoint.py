@@ -126,7 +126,7 @@ def find_lineage(store: Store, where: str) -> LocatedLineage:
     """Locate the lineage of ``RUN`` or ``RUN/STEP``; raises as `find_checkpoint`."""
     run, _, step = where.partition("/")
     pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
-    lineages = {name: attempts[-1].claim.lineage for name, attempts in read_all_attempts(store, run).items()}
+    lineages = {name: attempts[-1].claim.lineage for name, attempts in read_all_attempts(store, run, []).items()}
     training = {name: lineage for name, lineage in lineages.items() if lineage and step in ("", name)}
     if not training:
         missing = f"training step {step}" if step else "training step"
@@ -176,7 +176,7 @@ def advice(
             f"{lineage.name} has no checkpoint yet, so nothing was measured; repeat the command after a save"
         )
     result = advise_interval(
-        manifests, read_step_attempts(run_store, run, lineage.step), _author_bounds(run_store, run, lineage.step)
+        manifests, read_step_attempts(run_store, run, lineage.step, []), _author_bounds(run_store, run, lineage.step)
     )
     if output == Format.TABLE:
         screen.table(("FACT", "VALUE"), _advice_rows(result))

@@ -52,6 +52,8 @@ def lineage(
         raise UsageError("--output is for pictures; add -o svg, or redirect stdout")
     run, _, step = where.partition("/")
     tree = _select_step(read_lineage_tree(existing_store(screen, store), run), step)
+    for damaged in tree.damaged:
+        screen.note(f"damaged: {damaged}")
     if output is LineageFormat.SVG:
         _write_svg(screen, tree, output_file)
     elif output is LineageFormat.TABLE:

@@ -64,6 +64,8 @@ def report(
         raise UsageError("--output is for the page; add -o html, or redirect stdout")
     run_store = existing_store(screen, store)
     usages = measure_time_usage(run_store, runs or list_runs(run_store), utc_now())
+    for damaged in (message for usage in usages for message in usage.damaged):
+        screen.note(f"damaged, so the report is incomplete: {damaged}")
     if output is ReportFormat.TABLE:
         _show_tables(screen, usages)
     elif output is ReportFormat.HTML:

@@ -125,7 +125,12 @@ def resume(
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and submit nothing.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Take over the steps of a submission that may still be running.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Take over the steps of a submission that may still be running, and run steps again whose end "
+            "records are damaged.",
+        ),
     ] = False,
     store: StoreOption = None,
     state: StateOption = DEFAULT_STATE,
@@ -258,4 +263,6 @@ def _show_resume(screen: Screen, request: _ResumeRequest, resumed: ResumeResult)
         )
         return False
     screen.note(f"submission {resumed.submission} of run {request.run}")
+    for key in resumed.passed_over:
+        screen.note(f"passed over, damaged: {key}")
     return True

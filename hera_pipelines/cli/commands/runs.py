@@ -148,6 +148,8 @@ def _show_summary(screen: Screen, detail: RunDetail) -> None:
     line = Text.assemble((summary.run, "bold"), f" of pipeline {summary.pipeline}: ", _phase_text(summary.phase))
     screen.show(line.append(f", {summary.reason}" if summary.reason else ""))
     screen.show(Text(f"{summary.steps_done} of {summary.steps_total} steps done, {summary.submissions} submissions"))
+    for damaged in detail.damaged:
+        screen.show(Text(f"damaged: {damaged}", style="red"))
     if detail.parent:
         screen.show(Text(f"fork of run {detail.parent}"))
     if detail.parameters:

@@ -63,7 +63,7 @@ def newest_failures(url: str | None, run: str, step: str, namespace: str) -> lis
     if url is None or (PLACEHOLDER in url and not namespace):
         return []
     store = open_store(url.replace(PLACEHOLDER, namespace), must_exist=True)
-    attempts_by_step = sorted(read_all_attempts(store, run).items())
+    attempts_by_step = sorted(read_all_attempts(store, run, []).items())
     newest = [_newest_failure(attempts) for name, attempts in attempts_by_step if _matches_step(step, name)]
     return [failure for failure in newest if failure is not None]
 

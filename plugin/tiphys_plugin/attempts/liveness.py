@@ -9,8 +9,7 @@ from tiphys.errors import IntegrityError, StoreError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.gang import gang_name
 from tiphys.protocol.phases import is_final_workflow_phase
-from tiphys.records import AttemptEnd
-from tiphys.store import RunLayout, Store, find_record, read_current_workflow
+from tiphys.store import Store, find_attempt_end, read_current_workflow
 from tiphys_plugin.attempts import gangs, pods
 from tiphys_plugin.attempts.run_binding import RunBinding
 from tiphys_plugin.cluster.interface import Cluster, PodStatus
@@ -59,7 +58,7 @@ def is_lease_abandoned(stores: NamespaceStores, cluster: Cluster, lease: Lease) 
         store = stores.store(request.namespace)
         if request.members > 1 and _is_gang_active(store, cluster, request, pod_statuses):
             return False
-        end = find_record(store, RunLayout(request.run).attempt_end(request.step, request.attempt), AttemptEnd)
+        end = find_attempt_end(store, request.run, request.step, request.attempt)
     except (IntegrityError, StoreError, UsageError) as error:
         _log.warning(
             "lease.not_examined", run=request.run, step=request.step, attempt=request.attempt, error=str(error)
@@ -77,8 +76,8 @@ def is_attempt_over(stores: NamespaceStores, cluster: Cluster, lease: Lease) -> 
     if workflow is None or _is_workflow_over(workflow):
         return True
     try:
-        end = RunLayout(request.run).attempt_end(request.step, request.attempt)
-        return find_record(stores.store(request.namespace), end, AttemptEnd) is not None
+        store = stores.store(request.namespace)
+        return find_attempt_end(store, request.run, request.step, request.attempt) is not None
     except (IntegrityError, StoreError, UsageError):
         return False
 

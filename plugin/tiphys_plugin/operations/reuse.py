@@ -9,15 +9,17 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tiphys.errors import ObjectExistsError
+from tiphys.errors import IntegrityError, ObjectExistsError
 from tiphys.faults import failpoint
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, MemoRecord, ReuseRecord
 from tiphys.store import (
     Attempt,
+    DamagedRecord,
     RunLayout,
     Store,
     append_events,
     claim_record,
+    find_attempt_end,
     find_output_fault,
     find_record,
     memo_key,
@@ -35,19 +37,19 @@ class ReuseLookup(NamedTuple):
 
 def find_reusable_result(call: StepCall, key: str, attempts: Sequence[Attempt]) -> ReuseLookup:
     """The newest intact result of this run or of the runs it was forked from, else the one that another run shares."""
-    damage = ""
-    for end in _matching_results(call, key, attempts):
+    damage, damaged = "", list[DamagedRecord]()
+    for end in _matching_results(call, key, attempts, damaged):
         fault = find_damage(call.store, end)
         if fault is None:
             return ReuseLookup(end)
         source = "" if end.run == call.run else f" of run {end.run}"
         damage = damage or f"the result of attempt {end.attempt}{source} is damaged: {fault}"
-    if call.spec.share and not call.rerun_since and (shared := _find_shared_result(call, key)) is not None:
+    if call.spec.share and not call.rerun_since and (shared := _find_shared_result(call, key, damaged)) is not None:
         fault = find_damage(call.store, shared)
         if fault is None:
             return ReuseLookup(shared)
         damage = damage or f"the shared result of run {shared.run} is damaged: {fault}"
-    return ReuseLookup(None, damage)
+    return ReuseLookup(None, damage or "; ".join(one.message for one in damaged[:1]))
 
 
 def find_damage(store: Store, end: AttemptEnd) -> str | None:
@@ -86,8 +88,7 @@ def find_reuse_record(call: StepCall) -> ReuseRecord | None:
 
 def find_reused_end(call: StepCall, record: ReuseRecord) -> AttemptEnd | None:
     """The end record that was reused; None if it was removed since."""
-    key = RunLayout(record.source_run).attempt_end(record.source_step, record.source_attempt)
-    return find_record(call.store, key, AttemptEnd)
+    return find_attempt_end(call.store, record.source_run, record.source_step, record.source_attempt)
 
 
 def write_reuse_projection(call: StepCall, record: ReuseRecord) -> None:
@@ -106,14 +107,19 @@ def describe_reuse(call: StepCall, record: ReuseRecord) -> str:
     return f"adopted from run {record.source_run}, step {record.source_step}, attempt {record.source_attempt}"
 
 
-def _matching_results(call: StepCall, key: str, attempts: Sequence[Attempt]) -> Iterator[AttemptEnd]:
-    """Finished results under this step key, the newest first: of the run, then of the runs it was forked from."""
+def _matching_results(
+    call: StepCall, key: str, attempts: Sequence[Attempt], damaged: list[DamagedRecord]
+) -> Iterator[AttemptEnd]:
+    """Finished results under this step key, the newest first: of the run, then of the runs it was forked from.
+
+    A damaged record of another run is added to ``damaged``, and its result is not reused.
+    """
     # cache=False means: run once in every submission.
     since = call.rerun_since if call.spec.cache else call.binding.submission
     yield from _done_attempts(attempts, key, since)
     for ancestor in call.fork_ancestors if call.spec.cache else ():
         since = ancestor.rerun_since.get(call.spec.name, 0)
-        yield from _done_attempts(read_step_attempts(call.store, ancestor.run, call.step), key, since)
+        yield from _done_attempts(read_step_attempts(call.store, ancestor.run, call.step, damaged), key, since)
         if since:
             break
 
@@ -129,9 +135,13 @@ def _done_attempts(attempts: Sequence[Attempt], key: str, since: int) -> Iterato
             yield end
 
 
-def _find_shared_result(call: StepCall, key: str) -> AttemptEnd | None:
+def _find_shared_result(call: StepCall, key: str, damaged: list[DamagedRecord]) -> AttemptEnd | None:
     memo = find_record(call.store, memo_key(key), MemoRecord)
     if memo is None or memo.run == call.run or not call.spec.cache:
         return None
-    end = find_record(call.store, RunLayout(memo.run).attempt_end(memo.step, memo.attempt), AttemptEnd)
+    try:
+        end = find_attempt_end(call.store, memo.run, memo.step, memo.attempt)
+    except IntegrityError as error:
+        damaged.append(DamagedRecord(RunLayout(memo.run).attempt_end(memo.step, memo.attempt), str(error)))
+        return None
     return end if end is not None and end.outcome is AttemptEndOutcome.DONE and end.step_key == key else None

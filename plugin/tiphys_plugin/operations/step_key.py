@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tiphys.protocol.operations import AdmitOperation
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.records import AttemptEnd, AttemptEndOutcome, item_hash, json_digest
-from tiphys.store import RunLayout, Store, find_record
+from tiphys.store import Store, find_attempt_end
 from tiphys.store.layout import parse_output
 
 # How an input artifact gets into the container; none of these fields identifies its content.
@@ -65,7 +65,7 @@ def _artifact_identity(store: Store, artifact: dict[str, Any]) -> Any:
     if key is None or output is None:
         return location
     run, step, attempt, _ = output
-    end = find_record(store, RunLayout(run).attempt_end(step, attempt), AttemptEnd)
+    end = find_attempt_end(store, run, step, attempt)
     return _content_hashes(end, key.rstrip("/")) or location
 
 

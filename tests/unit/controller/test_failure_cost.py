@@ -53,6 +53,18 @@ def store():
     return place
 
 
+def test_a_damaged_record_is_named_and_the_rest_measured(store):
+    opened(store, 1, 0)
+    key = RunLayout(RUN).attempt_end("fit", 1)
+    store.create(key, b"{garbage")
+    opened(store, 2, 100)
+
+    [usage] = measure_time_usage(store, [RUN], at(200))
+
+    assert [key in message for message in usage.damaged] == [True]
+    assert usage.elapsed_gpu_seconds == 4 * 200
+
+
 def opened(store, number, seconds, start=None, submission=1):
     claim = claim_of(number, start, submission=submission)
     write_claim(store, claim.model_copy(update={"written_at": at(seconds)}))

@@ -104,6 +104,32 @@ def test_everything_about_one_run(store: Store, submitter: FakeSubmitter) -> Non
     assert prep.attempts[1].outputs == {"n": "5", "data": f"{history.layout.outputs('prep', 2)}artifacts/data"}
 
 
+def test_damaged_records_do_not_hide_the_others(store: Store, submitter: FakeSubmitter) -> None:
+    run = start_run(store, submitter, PIPELINE, "digits-1").run
+    history = History(store, run)
+    history.failed("prep", 1)
+    history.done("prep", 2)
+    history.failed("fit")
+    damaged = [
+        history.layout.attempt("prep", 1),
+        history.layout.attempt_end("prep", 2),
+        history.layout.attempt_end("fit", 1),
+        history.layout.submission_binding(1),
+    ]
+    for key in damaged:
+        store.delete(key)
+        store.create(key, b"{garbage")
+
+    detail = describe_run(store, run)
+    [row] = list_run_summaries(store)
+
+    assert [key for key in damaged if any(key in message for message in detail.damaged)] == damaged
+    prep, fit = detail.steps
+    assert [(a.attempt, a.outcome) for a in (*prep.attempts, *fit.attempts)] == [(2, "failed"), (1, "failed")]
+    assert damaged[2] in fit.attempts[0].message
+    assert damaged[3] in row.reason
+
+
 def test_an_unknown_run_is_named(store: Store) -> None:
     with pytest.raises(NotFoundError, match="digits-9"):
         describe_run(store, "digits-9")

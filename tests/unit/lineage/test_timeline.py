@@ -6,7 +6,7 @@ import pytest
 from support.lineage import RUN, STEP, claim_of, commit, end_of, ref, write_claim, write_end, write_run
 
 from tiphys.errors import NotFoundError
-from tiphys.lineage import read_timeline
+from tiphys.lineage import read_lineage_tree, read_timeline
 from tiphys.lineage.quarantine import quarantine_checkpoint
 from tiphys.records import (
     AttemptEndOutcome,
@@ -70,6 +70,34 @@ def test_the_story_of_a_preempted_run_is_told_in_order(store):
         ("step.done", "step fit is done"),
         ("submission.ended", "submission 1 ended as Succeeded"),
     ]
+
+
+def test_damaged_records_are_events_and_hide_no_others(store):
+    write_run(store, written_at=minute(0))
+    write_claim(store, at(1, claim_of(1)))
+    store.create(LAYOUT.attempt_end(STEP, 1), b"{garbage")
+    store.create(LAYOUT.submission(1), b"{garbage")
+    store.create(f"{LAYOUT.events}000000001.json", b"{garbage")
+
+    damaged = messages(store, "record.damaged")
+
+    assert [next(key for key in message.split() if "control/" in key) for message in damaged] == [
+        LAYOUT.attempt_end(STEP, 1),
+        f"{LAYOUT.events}000000001.json",
+        LAYOUT.submission(1),
+    ]
+    assert "how it ended is not known" in messages(store, "attempt.ended")[0]
+
+
+def test_a_damaged_end_record_does_not_hide_its_lineage(store):
+    write_run(store, written_at=minute(0))
+    write_claim(store, at(1, claim_of(1)))
+    store.create(LAYOUT.attempt_end(STEP, 1), b"{garbage")
+
+    tree = read_lineage_tree(store, RUN)
+
+    assert [one.attempt for one in tree.steps[0].attempts] == [1]
+    assert [LAYOUT.attempt_end(STEP, 1) in message for message in tree.damaged] == [True]
 
 
 def test_events_are_ordered_by_their_time_wherever_they_were_found(store):

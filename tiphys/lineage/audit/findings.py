@@ -130,6 +130,8 @@ def _remedy(location: ObjectLocation, run: str, *, is_quarantined: bool) -> str:
             return f"restore the object, or delete it and let `tiphys resume {run}` produce it again"
         case AuditLayer.QUARANTINE:
             return "delete the record, and quarantine the checkpoint again if it is damaged"
+        case AuditLayer.END:
+            return f"restore the object, or pass it over with `tiphys resume {run} --force`, which runs the step again"
         case _:
             return (
                 "restore the object from a copy of the store: records are never edited, and resumes depend on this one"

@@ -10,8 +10,10 @@ from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
-from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome, Cause, Event, EventBatch
-from tiphys.store import RunLayout, Store, read_record
+from tiphys.errors import IntegrityError
+from tiphys.records import AttemptClaim, AttemptEndOutcome, Cause, Event, EventBatch
+from tiphys.store import RunLayout, Store, read_attempt_end, read_record
+from tiphys.store.attempt_ends import unreadable_end
 from tiphys.store.layout import parse_attempt, parse_event_batch
 from tiphys.store.runs import list_program_batches, read_concurrently, read_program_events
 
@@ -79,7 +81,7 @@ class RunLog:
             step, attempt, is_end = record_key
             if (step, attempt) not in (self.attempt_outcomes if is_end else self.attempt_starts):
                 keep = self._keep_end if is_end else self._keep_claim
-                yield partial(keep, store, (step, attempt), info.key)
+                yield partial(keep, store, (step, attempt))
 
     def _events(self, store: Store) -> Iterator[Callable[[], None]]:
         for info in store.list(self._layout.events):
@@ -89,8 +91,8 @@ class RunLog:
             if key not in self.events:
                 yield partial(self._keep_events, key, partial(read_program_events, store))
 
-    def _keep_claim(self, store: Store, attempt: AttemptKey, key: str) -> None:
-        claim = read_record(store, key, AttemptClaim)
+    def _keep_claim(self, store: Store, attempt: AttemptKey) -> None:
+        claim = read_record(store, self._layout.attempt(*attempt), AttemptClaim)
         start = claim.starts_from
         self.attempt_starts[attempt] = AttemptStart(
             submission=claim.submission,
@@ -102,8 +104,11 @@ class RunLog:
             ),
         )
 
-    def _keep_end(self, store: Store, attempt: AttemptKey, key: str) -> None:
-        end = read_record(store, key, AttemptEnd)
+    def _keep_end(self, store: Store, attempt: AttemptKey) -> None:
+        try:
+            end = read_attempt_end(store, self.run, *attempt)
+        except IntegrityError as error:
+            end = unreadable_end(read_record(store, self._layout.attempt(*attempt), AttemptClaim), error)
         self.attempt_outcomes[attempt] = AttemptOutcome(end.written_at, end.outcome, end.cause, end.message)
 
     def _keep_events(self, key: str, read: Callable[[str], tuple[Event, ...]]) -> None:

@@ -148,6 +148,23 @@ def test_what_another_try_does_not_help_waits_for_a_person(desk: Desk, cause: Ca
     assert desk.submitter.names() == [RUN]
 
 
+@pytest.mark.parametrize("step", ["prep", "fit"])
+def test_a_damaged_end_record_waits_for_a_person_and_is_named(desk: Desk, step: str) -> None:
+    """``prep`` is done by its end record alone, and ``fit`` failed for a cause that a resume would help."""
+    desk.fail()
+    for marker in list(desk.store.list(LAYOUT.done_markers)):
+        desk.store.delete(marker.key)
+    key = LAYOUT.attempt_end(step, 1)
+    damaged = desk.store.read(key).replace(b'"attempt": 1', b'"attempt": 3')
+    desk.store.delete(key)
+    desk.store.create(key, damaged)
+
+    left = desk.attend()
+
+    assert (left.resumed, desk.submitter.names()) == (None, [RUN])
+    assert key in left.decision.message
+
+
 def test_a_run_that_a_person_stopped_stays_stopped_when_its_workflow_is_gone(desk: Desk) -> None:
     desk.fail()
     assert desk.reason(shutdowns={f"uid-of-{RUN}": "Stop"}) == "EndedByPerson"

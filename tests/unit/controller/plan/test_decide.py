@@ -22,7 +22,7 @@ from support.compiled import History, gated, pipeline_of, plain
 from tiphys_controller import PlanReport, plan_run
 from tiphys_controller.submit.planner import plan_stored_run
 
-from tiphys.errors import IntegrityError, NotFoundError, UsageError
+from tiphys.errors import NotFoundError, UsageError
 from tiphys.protocol.step_spec import StepKind
 from tiphys.records import Cause, ReuseRecord, RunRecord, SubmissionClaim, SubmissionEnd, SubmissionKind, item_step_id
 from tiphys.store import RunLayout, Store
@@ -153,10 +153,7 @@ def test_a_damaged_end_record_is_named(store: Store) -> None:
     key = history.layout.attempt_end("prep", 1)
     store.create(key, b"{garbage")
 
-    with pytest.raises(IntegrityError, match="is not a valid AttemptEnd") as caught:
-        plan_run(store, RUN)
-
-    assert key in str(caught.value)
+    assert f"{key} is not a valid AttemptEnd" in reason(plan_run(store, RUN), "prep")
 
 
 def test_an_unknown_run_is_named(store: Store) -> None:

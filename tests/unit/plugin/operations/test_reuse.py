@@ -15,7 +15,7 @@ import pytest
 from support.world import Flow, World, artifacts, fit, keys, outputs, phase, prep, records, said, world
 
 from tiphys.records import SubmissionClaim, SubmissionKind
-from tiphys.store import RunLayout, claim_record, read_events
+from tiphys.store import RunLayout, claim_record, pass_over_end, read_events
 
 
 @pytest.fixture
@@ -87,6 +87,40 @@ def test_damaged_result_is_made_again_and_the_damage_named(here, damage, says):
     assert (outputs(reply)["run"], outputs(reply)["attempt"]) == ("true", "2")
     assert "The result of attempt 1 is damaged" in said(reply)
     assert says in said(reply)
+
+
+def damage_end(store, run: str = "digits-abc12") -> str:
+    key = RunLayout(run).attempt_end("prep", 1)
+    data = store.read(key).replace(b'"attempt": 1', b'"attempt": 3')
+    store.delete(key)
+    store.create(key, data)
+    return key
+
+
+def test_step_whose_end_record_is_damaged_waits_for_a_person(here):
+    finish(here.submit(STEP))
+    key = damage_end(here.store)
+    reply = resumed(here, STEP).admit("prep")
+    assert phase(reply) == "Failed"
+    assert f"{key} is not a valid AttemptEnd" in said(reply)
+    assert "tiphys resume --force" in said(reply)
+
+
+def test_step_whose_damaged_end_was_passed_over_runs_again(here):
+    finish(here.submit(STEP))
+    damage_end(here.store)
+    pass_over_end(here.store, "digits-abc12", "prep", 1, "`tiphys resume --force`")
+    reply = resumed(here, STEP).admit("prep")
+    assert (outputs(reply)["run"], outputs(reply)["attempt"]) == ("true", "2")
+
+
+def test_damaged_result_of_another_run_does_not_stop_a_step(here):
+    shared = STEP.model_copy(update={"share": True})
+    finish(here.submit(shared))
+    key = damage_end(here.store)
+    reply = here.submit(shared, name="other", uid="uid-9").admit("prep")
+    assert (outputs(reply)["run"], outputs(reply)["attempt"]) == ("true", "1")
+    assert key in said(reply)
 
 
 @pytest.mark.parametrize(
