@@ -28,11 +28,11 @@ demo: setup  ## watch a training run survive kills, corruption and a lost orches
 	@$(RUN) tiphys demo
 
 ##@ Tests
-test: setup  ## run the tests (under 5 minutes on 2 cores)
-	@$(RUN) pytest
+test: setup  ## run the tests (COVERAGE=1: and hold the coverage of tiphys/ at 95 %)
+	@$(RUN) python -m pytest $(if $(COVERAGE),-p tests.runner.torn_coverage --cov --cov-report=term:skip-covered)
 
-coverage: setup  ## run the tests and hold the coverage of tiphys/ at 95 %
-	@$(RUN) pytest --cov --cov-report=term:skip-covered
+fuzz: setup  ## run property tests with random seeds for 10 minutes (MINUTES=60; SEED=7 repeats a round)
+	@PYTHONPATH=tests $(RUN) python -m runner.fuzz $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 test-integration: setup  ## run the tests that take minutes: hundreds of kills
 	@$(RUN) pytest -m heavy -n0
@@ -52,7 +52,7 @@ images: setup  ## build the images without Docker, as root, into build/images
 	@UV="$(UV)" $(HARNESS).images
 
 test-cluster: setup  ## run the tests that need a Kubernetes, on KUBECONFIG or on `make cluster`
-	@TIPHYS_CLUSTER=start UV="$(UV)" $(RUN) pytest tests/cluster -n0
+	@TIPHYS_CLUSTER=start UV="$(UV)" $(RUN) python -m pytest tests/cluster -n0 -p tests.runner.second_try --durations=20
 
 test-argo: setup  ## run the story on a cluster that has Argo Workflows; see docs/testing.md
 	@$(RUN) pytest tests/argo -m argo -n0
@@ -102,4 +102,4 @@ audit: $(filter .tools/bin/uv,$(UV))  ## look up the locked packages in the data
 clean:  ## remove the files that targets created
 	rm -rf .venv .venv-torch .tools .tiphys .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* htmlcov dist build
 
-.PHONY: help setup demo test coverage test-integration test-torch lint golden lock sbom audit cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-quota bench-resume clean
+.PHONY: help setup demo test fuzz test-integration test-torch lint golden lock sbom audit cluster cluster-down images test-cluster test-argo bench-cluster bench-checkpoint bench-quota bench-resume clean

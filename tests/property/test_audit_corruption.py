@@ -15,12 +15,12 @@ import pytest
 from support.corruption import KINDS, LAYERS, NEWEST, Objects, mutations, sound_run
 from support.lineage import RUN
 from support.memory import MemoryStore
+from support.seeds import SEED
 
 from tiphys.lineage.audit import audit, checks
 from tiphys.lineage.audit.audit import audit_run, check_bytes
 from tiphys.lineage.audit.findings import AuditReport
 
-SEED = 20_261_121
 TRIALS = 1_000
 EVERY_LAYER = (*LAYERS, "output")
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.lineage import LINEAGE, attempts_of, ref, resealed
 from support.memory import MemoryStore
+from support.seeds import SEED
 from support.sessions import newest_shards, open_session
 
 from tiphys.checkpoint import tracked_session
@@ -25,7 +26,6 @@ from tiphys.lineage.select import choose_checkpoint
 from tiphys.records import CheckpointManifest
 from tiphys.store import LineageLayout
 
-SEED = 20_261_121
 TRIALS = 1_000
 LAYOUT = LineageLayout(LINEAGE)
 NEWEST = LAYOUT.manifest(1, 20)
