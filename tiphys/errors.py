@@ -17,7 +17,9 @@ sysexits.h: trying again may help. Messages say what failed, where, why, and
 what to do next.
 """
 
+import difflib
 import sys
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -75,6 +77,26 @@ class StoreError(TiphysError):
 
 class ForbiddenError(StoreError):
     """Cluster or storage denies this account the request; an administrator can grant the permission."""
+
+
+_MAX_LISTED_NAMES = 12
+
+
+def unknown_name_message(owner: str, kind: str, name: str, known: Iterable[str]) -> str:
+    """A sentence for a name that is not ``known``: ``step 'fit' has no input 'rat'; did you mean 'rate'? It has: …``.
+
+    Args:
+        owner: What has names.
+        kind: What the names are of, such as ``input``.
+        name: The unknown name.
+        known: The names that there are; a long list is left out where one of them is similar to ``name``.
+    """
+    names = list(known)
+    similar = difflib.get_close_matches(name, names, n=1)
+    if similar and len(names) > _MAX_LISTED_NAMES:
+        return f"{owner} has no {kind} {name!r}; did you mean {similar[0]!r}?"
+    suggestion = f"did you mean {similar[0]!r}? It has" if similar else "it has"
+    return f"{owner} has no {kind} {name!r}; {suggestion}: {', '.join(names) or 'none'}"
 
 
 def report_error(error: TiphysError, exit_code: int) -> int:

@@ -18,7 +18,7 @@ from hera.workflows.models import Template
 from hera.workflows.protocol import Templatable
 
 from hera_pipelines.sweeps import search
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, unknown_name_message
 
 TASK_OPTIONS = frozenset(
     (
@@ -79,6 +79,8 @@ def create_task(
         options["arguments"] = arguments
     with _open_dag():
         task = hera_call(**options)
+        if isinstance(task, Task):
+            task.__class__ = StepTask  # Hera's call makes its own class
         if sweep is not None:
             search.record_sweep(_open_contexts()[0], task.name, sweep)
         if parallel is not None:
@@ -165,8 +167,8 @@ def _bind_arguments(
     pairs = list(zip(slots, args, strict=False))
     for name, value in values.items():
         if name not in by_name:
-            input_names = ", ".join(slot.python_name for slot in slots) or "none"
-            raise UsageError(f"step {step!r} has no input {name!r}; its inputs are: {input_names}")
+            names = [slot.python_name for slot in slots]
+            raise UsageError(unknown_name_message(f"step {step!r}", "input", name, names))
         if by_name[name] in [slot for slot, _ in pairs]:
             raise UsageError(f"step {step!r}: input {name!r} is given twice")
         pairs.append((by_name[name], value))
@@ -187,16 +189,39 @@ def _argument(step: str, slot: InputSlot, value: Any) -> Parameter | Artifact:
     return Parameter(name=slot.name, value=value)
 
 
+class StepTask(Task):
+    """A task whose unknown outputs are refused with a list of those that there are."""
+
+    def get_parameter(self, name: str) -> Parameter:
+        """The output parameter ``name`` as an argument."""
+        self._check_output("parameter", name)
+        return super().get_parameter(name)
+
+    def get_artifact(self, name: str) -> Artifact:
+        """The output artifact ``name`` as an argument."""
+        self._check_output("artifact", name)
+        return super().get_artifact(name)
+
+    def _check_output(self, kind: str, name: str) -> None:
+        names = _output_names(self, kind)
+        if name not in names:
+            raise UsageError(unknown_name_message(f"task {self.name!r}", f"output {kind}", name, names))
+
+
+def _output_names(task: Task, kind: str) -> list[str]:
+    outputs = _as_template(task.template).outputs
+    return [output.name for output in (getattr(outputs, f"{kind}s") if outputs else None) or []]
+
+
 def _task_output(step: str, slot: InputSlot, task: Task) -> Parameter | Artifact:
     """The output of ``task`` for the input ``slot``: the output of the same name, or the only output."""
-    kind = "artifacts" if slot.artifact else "parameters"
+    kind = "artifact" if slot.artifact else "parameter"
     if not isinstance(task.template, Template | Templatable):
         raise UsageError(
             f"step {step!r}: task {task.name!r} has no template of its own, so its outputs are unknown; "
             "pass one by name"
         )
-    outputs = _as_template(task.template).outputs
-    names = [output.name for output in (getattr(outputs, kind) if outputs else None) or []]
+    names = _output_names(task, kind)
     if slot.artifact and (task.with_items or task.with_param or task.with_sequence):
         raise UsageError(
             f"step {step!r}: {task.name!r} is fanned out, and Argo cannot hand over the artifacts of all its items; "
@@ -205,8 +230,8 @@ def _task_output(step: str, slot: InputSlot, task: Task) -> Parameter | Artifact
     name = slot.output_name if slot.output_name in names else names[0] if len(names) == 1 else None
     if name is None:
         raise UsageError(
-            f"step {step!r}: input {slot.python_name!r} needs one of the output {kind} of {task.name!r}, "
-            f"which are: {', '.join(names) or 'none'}; pass task.get_{kind[:-1]}('…')"
+            f"step {step!r}: input {slot.python_name!r} needs one of the output {kind}s of {task.name!r}, "
+            f"which are: {', '.join(names) or 'none'}; pass task.get_{kind}('…')"
         )
     return task.get_artifact(name) if slot.artifact else task.get_parameter(name)
 

@@ -10,6 +10,7 @@ from hera.workflows import Container
 
 from hera_pipelines.authoring.calls import create_task, template_input_slots
 from hera_pipelines.authoring.policies import StepOptions, TrainOptions
+from hera_pipelines.compile.settings import refuse_unknown_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.step_spec import STEP_ANNOTATION
 
@@ -30,11 +31,13 @@ class _GatedContainer(StepOptions, Container):
         return create_task(self, template_input_slots(self), super().__call__, args, kwargs)
 
 
+@refuse_unknown_keywords
 @dataclass(kw_only=True)
 class Step(_GatedContainer):
     """A container whose result is recorded; see `hera_pipelines.step`."""
 
 
+@refuse_unknown_keywords
 @dataclass(kw_only=True)
 class Train(TrainOptions, _GatedContainer):
     """A container that trains; see `hera_pipelines.train`."""

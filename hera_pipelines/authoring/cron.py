@@ -11,12 +11,14 @@ from hera.workflows import CronWorkflow, models
 from hera_pipelines.authoring.pipeline import PipelineMixin, call_argo_server, call_argo_server_async
 from hera_pipelines.authoring.policies import AutoResume, Drift
 from hera_pipelines.compile import compile_workflow, cron_workflow
+from hera_pipelines.compile.settings import refuse_unknown_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
 
 _CRON_WORKFLOWS = "cron-workflows/{namespace}"
 
 
+@refuse_unknown_keywords
 @dataclass(kw_only=True, eq=False)
 class CronPipeline(PipelineMixin, CronWorkflow):
     """A pipeline that runs on a schedule; each Workflow is a separate run.

@@ -11,7 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import update_wrapper
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar, get_args, get_origin
 
@@ -22,7 +22,7 @@ from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import create_task, function_input_slots, separate_shared_inputs
 from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions
-from hera_pipelines.compile.settings import Spot
+from hera_pipelines.compile.settings import Spot, check_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable
 from tiphys.protocol.gang import GangBackend
@@ -266,6 +266,10 @@ def train(
 
 
 def _build_decorator(options: StepOptions, arguments: dict[str, Any]) -> StepDecorator[P, R]:
+    decorator = "@train" if isinstance(options, TrainOptions) else "@step"
+    known = [*(field.name for field in fields(options)), *inspect.signature(Script).parameters]
+    check_keywords(decorator, arguments, [name for name in known if name != "source"])
+
     def decorate(function: Callable[P, R]) -> StepFunction[P, R]:
         name = arguments.get("name") or function.__name__.replace("_", "-").lower()
         _check_annotations(name, function)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from hera_pipelines.authoring.cron import CronPipeline
 from hera_pipelines.authoring.pipeline import Pipeline
-from tiphys.errors import TiphysError, UsageError
+from tiphys.errors import TiphysError, UsageError, unknown_name_message
 
 AnyPipeline = Pipeline | CronPipeline
 
@@ -38,7 +38,7 @@ def load_pipeline(path: Path, name: str | None = None) -> AnyPipeline:
     for variable, pipeline in pipelines.items():
         if name in (variable, pipeline.pipeline_name):
             return pipeline
-    raise UsageError(f"{path} defines no pipeline {name!r}; it has: {', '.join(pipelines)}")
+    raise UsageError(unknown_name_message(str(path), "pipeline", name, pipelines))
 
 
 def _find_pipelines(module: ModuleType) -> dict[str, AnyPipeline]:

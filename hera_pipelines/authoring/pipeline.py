@@ -8,7 +8,7 @@ Hera's models, which have no field for the body of a plugin template. Service,
 address, headers and errors are Hera's.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urljoin
 
 from hera.exceptions import exception_from_server_response
-from hera.workflows import DAG, Workflow, WorkflowsService, models
+from hera.workflows import DAG, Parameter, Workflow, WorkflowsService, models
 from hera.workflows.async_service import AsyncWorkflowsService
 
 from hera_pipelines.authoring.plugins import PluginTemplate
 from hera_pipelines.authoring.policies import AutoResume, Drift
 from hera_pipelines.compile import CompileOptions, compile_workflow, read_executor_plugin, to_workflow_yaml
 from hera_pipelines.compile.references import pipeline_name
-from tiphys.errors import UsageError
+from hera_pipelines.compile.settings import refuse_unknown_keywords
+from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import Manifest
 
 ENTRY_DAG = "main"
@@ -43,6 +44,7 @@ class PipelineMixin:
         name: str | None
         generate_name: str | None
         templates: list[Any]
+        _build_arguments: Callable[[], models.Arguments | None]
 
     _entry_dag: DAG | None = None
 
@@ -63,6 +65,18 @@ class PipelineMixin:
             self._entry_dag = DAG(name=ENTRY_DAG)
         with self._entry_dag:
             yield
+
+    def get_parameter(self, name: str) -> Parameter:
+        """The workflow parameter ``name``, as an argument of a step.
+
+        Raises:
+            UsageError: the pipeline declares no such parameter; the message lists those that it does.
+        """
+        arguments = self._build_arguments()
+        names = [parameter.name for parameter in (arguments.parameters if arguments else None) or []]
+        if name not in names:
+            raise UsageError(unknown_name_message(f"pipeline {self.pipeline_name!r}", "parameter", name, names))
+        return Parameter(name=name, value=f"{{{{workflow.parameters.{name}}}}}")
 
     @property
     def pipeline_name(self) -> str:
@@ -177,6 +191,7 @@ def _read_reply(reply: Any, success: bool) -> Manifest:
 _WORKFLOWS = "workflows/{namespace}"
 
 
+@refuse_unknown_keywords
 @dataclass(kw_only=True, eq=False)
 class Pipeline(PipelineMixin, Workflow):
     """A Workflow whose finished steps and checkpoints survive failures.

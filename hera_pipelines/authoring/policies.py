@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings
+from hera_pipelines.compile.settings import SharedVolume, Spot, StepSettings, refuse_unknown_keywords
 from tiphys.checkpoint.settings import AUTO_BOUNDS, IntervalBounds
 from tiphys.checkpoint.telemetry.metrics import MetricsEndpoint
 from tiphys.errors import UsageError
@@ -46,6 +46,7 @@ Duration = str | int | float
 """``90s``, ``10m``, ``1h30m``, or a number of seconds."""
 
 
+@refuse_unknown_keywords
 @dataclass(frozen=True)
 class Retries:
     """Retry budget of each cause of failure, and what changes for the next attempt. None: no limit.
@@ -105,6 +106,7 @@ _SHARED_FIELDS = (*(cause.value for cause in Cause), "memory_factor", "on_demand
 """Fields of the same name in `Retries` and `RetryPolicy`."""
 
 
+@refuse_unknown_keywords
 @dataclass(frozen=True)
 class Checkpoints:
     """When a training step saves, and which checkpoints retention keeps.
@@ -176,6 +178,7 @@ class Checkpoints:
         )
 
 
+@refuse_unknown_keywords
 @dataclass(frozen=True)
 class AutoResume:
     """Automatic resume of a run after a failure from outside, or after its Workflow was deleted.
@@ -392,6 +395,7 @@ def _build_model(model: type[ModelT], where: str, **values: Any) -> ModelT:
 DriftActionName = Literal["allow", "warn", "fork", "refuse"]
 
 
+@refuse_unknown_keywords
 @dataclass(frozen=True)
 class Drift:
     """How `tiphys resume RUN PIPELINE.py` and `tiphys fork` treat each kind of change; see docs/resuming.md.

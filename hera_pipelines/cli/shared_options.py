@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hera_pipelines.cli.screen import Screen
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import Store, open_store
@@ -187,9 +187,7 @@ def with_parameters(manifest: Manifest, values: Mapping[str, str]) -> Manifest:
     declared = _declared_parameters(filled)
     names = [parameter["name"] for parameter in declared]
     if unknown := sorted(set(values) - set(names)):
-        raise UsageError(
-            f"the pipeline has no parameter {unknown[0]!r}; it has: {', '.join(_author_parameters(names)) or 'none'}"
-        )
+        raise UsageError(unknown_name_message("the pipeline", "parameter", unknown[0], _author_parameters(names)))
     for parameter in declared:
         if parameter["name"] in values:
             parameter["value"] = values[parameter["name"]]

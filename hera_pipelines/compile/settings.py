@@ -6,23 +6,50 @@ written as YAML can have the same settings. In the compiled Workflow the
 annotation of the wrapper holds the `StepSpec` instead.
 """
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.auto_resume_policy import AutoResumePolicy
 from tiphys.protocol.drift_policy import DriftPolicy
 from tiphys.protocol.gang import GangSpec
 from tiphys.protocol.step_spec import CheckpointPolicy, GpuRequest, RetryPolicy, StepKind
+from tiphys.protocol.validation import describe_mistake
+
+KindT = TypeVar("KindT")
+
+
+def check_keywords(owner: str, keywords: Iterable[str], known: Collection[str]) -> None:
+    """Raise `UsageError` for the first of ``keywords`` that is not ``known``; the message lists those that are."""
+    for keyword in keywords:
+        if keyword not in known:
+            raise UsageError(unknown_name_message(owner, "keyword", keyword, known))
+
+
+def refuse_unknown_keywords(kind: type[KindT]) -> type[KindT]:
+    """Class decorator for the classes that authors call; see `check_keywords`."""
+    known = inspect.signature(kind).parameters
+    initialize = kind.__init__
+
+    @functools.wraps(initialize)
+    def check_and_initialize(self: KindT, *args: Any, **keywords: Any) -> None:
+        check_keywords(f"{kind.__name__}(…)", keywords, known)
+        initialize(self, *args, **keywords)
+
+    kind.__init__ = check_and_initialize  # type: ignore[method-assign,assignment]
+    return kind
 
 
 class _Setting(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+@refuse_unknown_keywords
 class SharedVolume(_Setting):
     """An existing PersistentVolumeClaim that every attempt mounts.
 
@@ -35,6 +62,7 @@ class SharedVolume(_Setting):
     access_mode: str = "ReadWriteMany"
 
 
+@refuse_unknown_keywords
 class Spot(_Setting):
     """Spot nodes: their label, and whether they have a taint of the same key and value."""
 
@@ -73,10 +101,9 @@ class StepSettings(_Setting):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the document"
+            mistake = describe_mistake(error, cls, "the document")
             raise UsageError(
-                f"template {template!r}: its annotation tiphys.dev/step is not valid at {where}: {first['msg']}; "
+                f"template {template!r}: its annotation tiphys.dev/step is not valid: {mistake}; "
                 "let @step or @train write it"
             ) from error
 

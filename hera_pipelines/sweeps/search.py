@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from hera_pipelines.sweeps.distributions import Distribution, SweepValue, validate_values, value_identity
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.fan_out import SWEEP_ANNOTATION
 
 MAX_TRIALS = 500
@@ -185,10 +185,9 @@ def record_sweep(workflow: Any, task: str, sweep: SweepSpec) -> None:
 
 
 def _swept_parameter(step: str, name: str, inputs: Mapping[str, tuple[str, bool]]) -> str:
-    parameters = sorted({argo_name for argo_name, artifact in inputs.values() if not artifact})
     if name not in inputs:
-        names = ", ".join(parameters) or "none"
-        raise UsageError(f"step {step!r} has no parameter {name!r} to sweep; its parameters are: {names}")
+        names = sorted({argo_name for argo_name, artifact in inputs.values() if not artifact})
+        raise UsageError(unknown_name_message(f"step {step!r}", "parameter", name, names))
     argo_name, artifact = inputs[name]
     if artifact:
         raise UsageError(f"step {step!r}: {name!r} is an artifact; only parameters can differ between trials")

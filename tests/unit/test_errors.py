@@ -34,6 +34,17 @@ def test_each_error_has_its_exit_code(kind: type[TiphysError], code: int) -> Non
     assert kind.exit_code == code
 
 
+def test_an_unknown_name_comes_with_the_nearest_one() -> None:
+    rate = errors.unknown_name_message("step 'fit'", "input", "rat", ["rate", "data"])
+    assert rate == "step 'fit' has no input 'rat'; did you mean 'rate'? It has: rate, data"
+    assert errors.unknown_name_message("it", "input", "x", ["rate"]) == "it has no input 'x'; it has: rate"
+    assert errors.unknown_name_message("it", "input", "x", []) == "it has no input 'x'; it has: none"
+    many = [f"name-{number}" for number in range(30)]
+    assert (
+        errors.unknown_name_message("it", "input", "name7", many) == "it has no input 'name7'; did you mean 'name-7'?"
+    )
+
+
 def test_what_may_pass_is_told_apart_from_what_stays_wrong() -> None:
     """A wrapper script repeats on EX_TEMPFAIL; nothing may share it that stays wrong for ever."""
     assert [kind.__name__ for kind in all_errors() if kind.exit_code == 75] == ["StoreError", "ForbiddenError"]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.operations import PLUGIN_BODY_KEY
 from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, StepSpec
 from tiphys.records import Record
@@ -79,8 +79,7 @@ class CompiledPipeline:
             UsageError: the workflow has no such step.
         """
         if name not in self.steps:
-            known = ", ".join(sorted(self.steps)) or "none"
-            raise UsageError(f"pipeline {self.name} has no step {name!r}; its steps are: {known}")
+            raise UsageError(unknown_name_message(f"pipeline {self.name}", "step", name, sorted(self.steps)))
         return self.steps[name]
 
     def checkpoint_volume_url(self, name: str) -> str:

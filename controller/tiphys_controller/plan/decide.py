@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from tiphys.errors import UsageError
+from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.compiled_workflow import CompiledPipeline, find_template, read_workflow_parameters
 from tiphys.protocol.depends import (
     DONE_FAN_OUT_RESULTS,
@@ -300,8 +300,7 @@ def find_rerun_steps(pipeline: CompiledPipeline, roots_wanted: Iterable[str]) ->
     graph = TaskGraph.from_pipeline(pipeline)
     for name in roots:
         if name not in graph.tasks:
-            available = ", ".join(graph.tasks)
-            raise UsageError(f"pipeline {pipeline.name} has no step {name!r} to run from; it has: {available}")
+            raise UsageError(unknown_name_message(f"pipeline {pipeline.name}", "step", name, graph.tasks))
     reasons = dict.fromkeys(roots, "it is asked to run again")
     for name, task in graph.tasks.items():
         if name not in reasons and (upstream := sorted(task.needs & reasons.keys(), key=graph.position.__getitem__)):

@@ -63,6 +63,7 @@ from pydantic import (
 
 from tiphys.errors import UsageError
 from tiphys.protocol.step_spec import Priority
+from tiphys.protocol.validation import describe_mistake
 from tiphys_plugin.quota.flavors import ClusterNodes, Flavor, FlavorSet, find_flavor_error
 from tiphys_plugin.quota.placement.inventory import ClusterFreeCapacity, NodeInventory
 from tiphys_plugin.quota.placement.model import GpuNode, PodRequest
@@ -472,11 +473,8 @@ def parse_queues(document: object, source: str) -> Queues:
     try:
         return Queues.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise UsageError(
-            f"{source}: {field}: {first['msg']}; expected `queues: [{{name: research, gpus: {{A100: 8}}}}]`"
-        ) from error
+        mistake = describe_mistake(error, Queues, "the file")
+        raise UsageError(f"{source}: {mistake}; expected `queues: [{{name: research, gpus: {{A100: 8}}}}]`") from error
 
 
 def load_queues(path: Path) -> Queues:

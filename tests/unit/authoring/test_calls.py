@@ -191,7 +191,19 @@ def test_names_are_made_fit_to_be_stored() -> None:
 
 # (what is called, words of the refusal)
 MISTAKES: dict[str, tuple[Any, str]] = {
-    "unknown input": (lambda: fit(preprocess(), rate=1), "has no input 'rate'; its inputs are: data, lr"),
+    "unknown input": (lambda: fit(preprocess(), rate=1), "has no input 'rate'; it has: data, lr"),
+    "a misspelled input": (
+        lambda: fit(preprocess(), dat=1),
+        "'dat'; did you mean 'data'? It has: data, lr",
+    ),
+    "no such output parameter": (
+        lambda: fit(preprocess()).get_parameter("los"),
+        "task 'fit' has no output parameter 'los'; did you mean 'loss'? It has: loss, accuracy",
+    ),
+    "no such output artifact": (
+        lambda: preprocess().get_artifact("model"),
+        "task 'preprocess' has no output artifact 'model'; it has: data",
+    ),
     "given twice": (lambda: fit(preprocess(), data=preprocess(name="again")), "input 'data' is given twice"),
     "too many": (lambda: report(1, 2), "takes 1 inputs, and 2 were given"),
     "a value for an artifact": (lambda: fit("s3://data"), "input 'data' is an artifact"),

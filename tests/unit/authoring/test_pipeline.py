@@ -281,3 +281,12 @@ def test_containers_made_inside_the_pipeline_are_its_templates_once() -> None:
         fit(name="second")
 
     assert [t.name for t in pipeline.templates] == ["fit", "main"]
+
+
+def test_an_unknown_workflow_parameter_is_refused_with_the_known_ones() -> None:
+    with Pipeline("digits", arguments=[Parameter(name="loss", value="1"), Parameter(name="lr")]) as pipeline:
+        assert pipeline.get_parameter("lr").value == "{{workflow.parameters.lr}}"
+        with pytest.raises(UsageError, match=r"'digits' has no parameter 'los'; did you mean 'loss'\? It has: "):
+            pipeline.get_parameter("los")
+    with pytest.raises(UsageError, match="has no parameter 'lr'; it has: none"):
+        Pipeline("digits").get_parameter("lr")

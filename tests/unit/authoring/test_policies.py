@@ -1,10 +1,11 @@
 """What stands beside a step becomes settings, or a sentence that says what is wrong."""
 
+import inspect
 from typing import Any
 
 import pytest
 
-from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Retries, SharedVolume, Step, Train, step, train
+from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Pipeline, Retries, SharedVolume, Step, Train, step, train
 from hera_pipelines.authoring.policies import TrainOptions
 from hera_pipelines.compile import StepSettings
 from hera_pipelines.compile.gated_step import GatedStep
@@ -185,13 +186,6 @@ def test_a_value_that_makes_no_sense_is_named(make: Any, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_misspelt_option_is_not_swallowed() -> None:
-    with pytest.raises(TypeError, match="checkpoint"):
-        train(checkpoint=Checkpoints())(nothing)
-    with pytest.raises(TypeError, match="premption"):
-        Retries(premption=1)  # type: ignore[call-arg]
-
-
 def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:
     settings = TrainOptions(gpus=8, nodes=4).step_settings("fit")
     assert settings.gpu is not None
@@ -219,3 +213,32 @@ def test_gpus_are_those_of_each_node_and_an_attempt_asks_for_all() -> None:
 def test_a_number_of_nodes_that_makes_no_sense_is_refused(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         TrainOptions(gpus=1, **asked).step_settings("fit")
+
+
+# what is called, words of the refusal
+UNKNOWN_KEYWORDS: list[tuple[Any, str]] = [
+    (
+        lambda: Checkpoints(evry="1m"),
+        "Checkpoints(…) has no keyword 'evry'; did you mean 'every'? It has: every",
+    ),
+    (lambda: Retries(oom=1), "Retries(…) has no keyword 'oom'; it has: preemption, infrastructure"),
+    (lambda: SharedVolume(claims="c"), "SharedVolume(…) has no keyword 'claims'; did you mean 'claim'? It has: claim"),
+    (lambda: train(checkpoint=Checkpoints()), "@train has no keyword 'checkpoint'; did you mean 'checkpoints'?"),
+    (lambda: train(gpu=1), "@train has no keyword 'gpu'; did you mean 'gpus'?"),
+    (lambda: step(imag="i"), "@step has no keyword 'imag'; did you mean 'image'?"),
+    (lambda: Train(name="fit", gpu=1), "Train(…) has no keyword 'gpu'; did you mean 'gpus'?"),
+    (lambda: Pipeline("digits", stor="s3://b"), "Pipeline(…) has no keyword 'stor'; did you mean 'store'?"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), UNKNOWN_KEYWORDS)
+def test_an_unknown_keyword_is_refused_with_the_known_ones(call: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        call()
+
+    assert words in str(caught.value)
+
+
+def test_the_signature_still_says_what_an_author_may_write() -> None:
+    assert list(inspect.signature(Checkpoints).parameters)[:2] == ["every", "keep_last"]
+    assert "gpus" in inspect.signature(Train).parameters

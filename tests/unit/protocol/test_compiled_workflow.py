@@ -54,12 +54,12 @@ def test_a_damaged_annotation_names_its_template(text: str) -> None:
 def test_an_unknown_step_is_refused_with_the_known_ones() -> None:
     pipeline = CompiledPipeline.from_manifest(manifest(gated(PREP), gated(FIT)))
 
-    with pytest.raises(UsageError, match="pipeline digits has no step 'eval'; its steps are: fit, prep"):
+    with pytest.raises(UsageError, match="pipeline digits has no step 'eval'; it has: fit, prep"):
         pipeline.step("eval")
 
 
 def test_a_pipeline_without_gated_steps_says_so() -> None:
-    with pytest.raises(UsageError, match="its steps are: none"):
+    with pytest.raises(UsageError, match="it has: none"):
         CompiledPipeline.from_manifest(manifest()).step("fit")
 
 

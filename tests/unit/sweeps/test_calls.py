@@ -88,7 +88,7 @@ def test_parallel_limits_the_dag() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"sweep": grid(lrr=[1])}, "step 'fit' has no parameter 'lrr' to sweep; its parameters are: lr, width"),
+        ({"sweep": grid(lrr=[1])}, "step 'fit' has no parameter 'lrr'; did you mean 'lr'\\? It has: lr, width"),
         ({"sweep": grid(data=["x"])}, "'data' is an artifact"),
         ({"sweep": grid(lr=[1]), "lr": 2}, "'lr' is swept, and given a value"),
         ({"sweep": grid(lr=[1]), "arguments": {"lr": 2}}, "'lr' is swept, and given a value"),

@@ -159,7 +159,7 @@ def test_an_unknown_step_is_named_with_those_there_are(
 ) -> None:
     before = keys(store)
 
-    with pytest.raises(UsageError, match=r"no step '\.\./fit' to run from; it has: prep, .*"):
+    with pytest.raises(UsageError, match=r"no step '\.\./fit'; did you mean 'fit'\? It has: prep, .*"):
         resume_run(store, submitter, RUN, rerun=["../fit"])
 
     assert keys(store) == before

@@ -165,7 +165,7 @@ def test_workflow_that_tiphys_did_not_compile_is_refused_and_leaves_nothing(here
 
 
 def test_unknown_step_is_refused_with_the_known_ones(here):
-    assert "has no step 'evaluate'; its steps are: fit, prep" in said(here.submit(prep(), fit()).admit("evaluate"))
+    assert "has no step 'evaluate'; it has: fit, prep" in said(here.submit(prep(), fit()).admit("evaluate"))
 
 
 def test_place_of_a_workflow_is_read_once_however_often_its_steps_ask(here, monkeypatch):
