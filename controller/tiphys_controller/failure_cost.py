@@ -20,6 +20,7 @@ from pydantic import Field
 
 from tiphys.errors import IntegrityError, ObjectMissingError
 from tiphys.lineage.select import read_newest_commit
+from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef, Event, LastCheckpoint, Record, StartTimes, Timestamp
@@ -29,8 +30,8 @@ from tiphys.store import (
     Store,
     Submission,
     read_all_attempts,
+    read_current_run,
     read_events,
-    read_run,
     read_submissions,
 )
 from tiphys.store.runs import read_concurrently
@@ -170,6 +171,10 @@ class StepTimeUsage(Record):
     """Time usage of one step, or of one item of a fan-out."""
 
     step: str
+    name: str = ""
+    """Name for people, such as ``fit[2]``."""
+    item: str = ""
+    """Value of the item for people; empty for a step."""
     queue: str = ""
     """Empty for a step without GPUs."""
     gpus: int
@@ -192,6 +197,11 @@ class StepTimeUsage(Record):
     @property
     def held_seconds(self) -> float:
         return sum(entry.held_seconds for entry in self.entries)
+
+    @property
+    def label(self) -> str:
+        """Name and item, such as ``fit[2] lr=0.1``."""
+        return f"{self.name or self.step} {self.item}".rstrip()
 
     @property
     def gpu_weight(self) -> int:
@@ -397,7 +407,8 @@ def group_by_queue(usages: Iterable[TimeUsage]) -> list[TimeUsage]:
 
 
 def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
-    pipeline = CompiledPipeline.from_manifest(read_run(store, run).workflow)
+    record = read_current_run(store, run)
+    pipeline, names = CompiledPipeline.from_manifest(record.workflow), step_names(store, record)
     damaged: list[DamagedRecord] = []
     attempts, events = read_all_attempts(store, run, damaged), read_events(store, run, damaged)
     submissions = {one.claim.submission: one for one in read_submissions(store, run, damaged)}
@@ -413,6 +424,8 @@ def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
         usages = measure_attempts(step_attempts, moments, ended_at)
         return StepTimeUsage(
             step=step,
+            name=names.name(step),
+            item=names.value(step),
             queue=spec.gpu.queue if spec and spec.gpu else "",
             gpus=spec.gpu.gpus if spec and spec.gpu else 0,
             began_at=step_attempts[0].claim.written_at,
@@ -423,7 +436,7 @@ def _measure_run(store: Store, run: str, now: datetime) -> TimeUsage:
 
     return TimeUsage(
         name=run,
-        steps=tuple(map(measure_step, sorted(attempts))),
+        steps=tuple(map(measure_step, names.sort(attempts))),
         damaged=tuple(one.message for one in sorted(damaged)),
     )
 

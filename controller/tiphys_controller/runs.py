@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from tiphys.errors import IntegrityError, NotFoundError, UsageError
+from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.protocol.phases import is_final_workflow_phase
 from tiphys.records import FailureEvidence, Record, Timestamp
 from tiphys.store import Attempt, DamagedRecord, Store, Submission, list_runs, read_all_attempts, read_run
@@ -109,6 +110,10 @@ class AttemptDetail(Record):
     """One attempt of a step. ``outcome`` is empty while it has no end record."""
 
     step: str
+    name: str = ""
+    """Name of the step or item for people, such as ``fit[2]``."""
+    item: str = ""
+    """Value of the item for people; empty for a step."""
     attempt: int
     submission: int
     outcome: str
@@ -161,17 +166,25 @@ def list_run_summaries(store: Store, submitter: Submitter | None = None) -> list
         return list(pool.map(lambda run: _summarize_run(store, run, submitter), names))
 
 
-def describe_run(store: Store, run: str, submitter: Submitter | None = None) -> RunDetail:
+def describe_run(store: Store, run: str, submitter: Submitter | None = None, step: str = "") -> RunDetail:
     """Everything about one run.
 
+    Args:
+        store: The store.
+        run: Name of the run.
+        submitter: Cluster to search for the Workflow of a running submission; None: storage alone.
+        step: Name of the only step or item to describe; empty for all.
+
     Raises:
-        NotFoundError: there is no such run.
+        NotFoundError: there is no such run, step or item.
         UsageError: Tiphys did not compile its Workflow.
         IntegrityError: a record is damaged.
     """
     damaged: list[DamagedRecord] = []
     attempts = read_all_attempts(store, run, damaged)
     run_plan = plan_stored_run(store, run, damaged=damaged)
+    selected = run_plan.names.resolve(step) if step else ""
+    attempts = {one: tries for one, tries in attempts.items() if selects_step(selected, one)}
     record, changed = run_plan.state.record, run_plan.state.workflow is not run_plan.state.record.workflow
     return RunDetail(
         store=store.url,
@@ -180,7 +193,11 @@ def describe_run(store: Store, run: str, submitter: Submitter | None = None) -> 
         parameters=author_parameters(run_plan.state.workflow) if changed else record.parameters,
         code_version=read_code_version(run_plan.state.workflow) if changed else record.code_version,
         submissions=tuple(_submission_detail(one) for one in run_plan.state.submissions),
-        steps=tuple(_step_detail(report, attempts) for report in build_plan_report(run_plan, store.url).steps),
+        steps=tuple(
+            _step_detail(report, attempts, run_plan.names)
+            for report in build_plan_report(run_plan, store.url).steps
+            if selected.partition(".")[0] in ("", report.name)
+        ),
         damaged=tuple(one.message for one in sorted(damaged)),
     )
 
@@ -263,16 +280,18 @@ def _submission_detail(submission: Submission) -> SubmissionDetail:
     )
 
 
-def _step_detail(report: StepReport, attempts: dict[str, list[Attempt]]) -> StepDetail:
-    steps = [step for step in attempts if step.partition(".")[0] == report.name]
-    step_attempts: Sequence[Attempt] = [attempt for step in sorted(steps) for attempt in attempts[step]]
-    return StepDetail(**dict(report), attempts=tuple(_attempt_detail(attempt) for attempt in step_attempts))
+def _step_detail(report: StepReport, attempts: dict[str, list[Attempt]], names: StepNames) -> StepDetail:
+    steps = names.sort(step for step in attempts if selects_step(report.name, step))
+    step_attempts: Sequence[Attempt] = [attempt for step in steps for attempt in attempts[step]]
+    return StepDetail(**dict(report), attempts=tuple(_attempt_detail(attempt, names) for attempt in step_attempts))
 
 
-def _attempt_detail(attempt: Attempt) -> AttemptDetail:
+def _attempt_detail(attempt: Attempt, names: StepNames) -> AttemptDetail:
     end = attempt.end
     return AttemptDetail(
         step=attempt.claim.step,
+        name=names.name(attempt.claim.step),
+        item=names.value(attempt.claim.step),
         attempt=attempt.claim.attempt,
         submission=attempt.claim.submission,
         outcome=end.outcome.value if end else "",

@@ -29,7 +29,8 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="STEP",
-        help="Run this finished step again, and all steps that depend on it; may be repeated.",
+        help="Run this finished step, or item of a fan-out such as 'fit[2]', again, and all steps that depend on it; "
+        "may be repeated.",
     ),
 ]
 FileArgument = Annotated[

@@ -12,12 +12,13 @@ from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from hera_pipelines.cli.screen import Screen
 from tiphys.errors import UsageError, unknown_name_message
+from tiphys.lineage.step_names import StepNames, read_step_names
 from tiphys.protocol import environment
 from tiphys.protocol.compiled_workflow import Manifest
 from tiphys.store import Store, open_store
@@ -98,6 +99,36 @@ def connect_cluster(kubeconfig: Path | None, context: str | None, namespace: str
     api = kube.connect_to_cluster(kubeconfig, context)
     api.namespace = namespace or api.namespace
     return api
+
+
+RunStepArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN[/STEP]",
+        help="Name of the run, and of one of its steps. An item of a fan-out is named by index or value, such as "
+        "'RUN/fit[2]' or 'RUN/fit[lr=0.1]'.",
+    ),
+]
+
+
+class RunStep(NamedTuple):
+    """A run, and the id of one of its steps or items; empty for all. ``names`` are those of the run."""
+
+    run: str
+    step: str
+    names: StepNames
+
+
+def parse_run_step(store: Store, text: str) -> RunStep:
+    """Find what ``RUN[/STEP]`` names.
+
+    Raises:
+        NotFoundError: the store has no such run, or the run no such step or item; the message lists what there is.
+        UsageError: several items have the value.
+    """
+    run, _, step = text.partition("/")
+    names = read_step_names(store, run)
+    return RunStep(run, names.resolve(step) if step else "", names)
 
 
 DEFAULT_STORE = Path(".tiphys/store")

@@ -80,13 +80,15 @@ class LineageGraph:
     lanes: tuple[Lane, ...]
     note: str = ""
     """Why checkpoints may be missing."""
+    name: str = ""
+    """Name of the step or item for people; empty: the step id."""
     item: str = ""
-    """Parameters of the item, for a step that is fanned out."""
+    """Value of the item, for a step that is fanned out."""
 
     @property
     def title(self) -> str:
         """Name of the step, with the parameters of the item for a fan-out."""
-        return f"{self.step}  {self.item}" if self.item else self.step
+        return f"{self.name or self.step}  {self.item}".rstrip()
 
 
 def describe_facts(facts: Provenance, parent_facts: Provenance | None) -> tuple[str, ...]:
@@ -127,6 +129,7 @@ def build_lineage_graphs(tree: LineageTree) -> list[LineageGraph]:
             step.step,
             tuple(_lane(attempt, _facts_by_checkpoint(step), step.lineage) for attempt in step.attempts),
             step.note,
+            step.name,
             step.item,
         )
         for step in tree.steps

@@ -101,14 +101,14 @@ def _time_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
                 cause = f"; it ended by {entry.failed_by}" if entry.failed_by else ""
                 yield _build_bar((span.begin - begin).total_seconds(), span.seconds, total, colour, tooltip + cause)
 
-    rows = [ReportRow(step.step, f"{step.gpus} GPUs" if step.gpus > 1 else "", tuple(bars(step))) for step in shown]
+    rows = [ReportRow(step.label, f"{step.gpus} GPUs" if step.gpus > 1 else "", tuple(bars(step))) for step in shown]
     about = "Each row is a step, from its first admission to its end. A gap is waiting: for a turn, GPUs or a resume."
     legend = [style for phase, style in PHASE_STYLES.items() if any(step.seconds(phase) for step in shown)]
     return ReportChart("Where the time went", about, tuple(rows), _axis_marks(total), tuple(legend))
 
 
 def _recovery_chart(steps: Sequence[StepTimeUsage]) -> ReportChart:
-    recoveries = [(step.step, recovery) for step in steps for recovery in step.recoveries][-MAX_ROWS:]
+    recoveries = [(step.label, recovery) for step in steps for recovery in step.recoveries][-MAX_ROWS:]
     total = max((recovery.seconds for _, recovery in recoveries), default=0.0) or 1.0
     rows = [
         ReportRow(f"{step}/{recovery.after}", _label_text(recovery.failed_by), tuple(_recovery_bars(recovery, total)))

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report_error(error, environment.EX_UNAVAILABLE)
     except TiphysError as error:
         return report_error(error, error.exit_code)
-    sys.stdout.write(f"{trial.step} {format_item_parameters(trial.parameters)}: {options.metric} {trial.value}\n")
+    sys.stdout.write(f"{trial.name} {format_item_parameters(trial.parameters)}: {options.metric} {trial.value}\n")
     return 0
 
 

@@ -28,12 +28,17 @@ from tiphys.store import Attempt, Store, lineage_name, read_last_claim, read_run
 class AncestorRun(NamedTuple):
     """A direct or indirect parent of a fork.
 
-    ``rerun_since`` holds, by step, the first submission of this run whose results
+    ``rerun_since`` holds, by step or by item of a fan-out, the first submission of this run whose results
     count. Such a step was run again there, so results of older runs do not count.
     """
 
     run: str
     rerun_since: Mapping[str, int]
+
+
+def find_rerun_submission(rerun_since: Mapping[str, int], step: str) -> int:
+    """First submission whose results of ``step`` count, by its own entry or by that of its fan-out; 0 for all."""
+    return max(rerun_since.get(step, 0), rerun_since.get(step.partition(".")[0], 0))
 
 
 def read_ancestors(store: Store, record: RunRecord) -> tuple[AncestorRun, ...]:
@@ -131,7 +136,7 @@ def choose_start_checkpoint(
 def _choose_inherited_checkpoint(store: Store, step: str, ancestors: Iterable[AncestorRun]) -> CheckpointChoice:
     """The start checkpoint from the nearest ancestor that has attempts of the step."""
     for ancestor in ancestors:
-        since = ancestor.rerun_since.get(step.partition(".")[0], 0)
+        since = find_rerun_submission(ancestor.rerun_since, step)
         attempts = read_step_attempts(store, ancestor.run, step, [])
         if any(attempt.claim.submission >= since for attempt in attempts):
             lineage = lineage_name(ancestor.run, step)

@@ -20,9 +20,9 @@ from tiphys.lineage.select import (
     restored_by_attempt,
     starts_from_claims,
 )
+from tiphys.lineage.step_names import step_names
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.protocol.fan_out import format_item_parameters, is_fan_out, parse_item_parameters, static_items
 from tiphys.records import (
     AttemptEndOutcome,
     Cause,
@@ -96,9 +96,11 @@ class StepLineage(Record):
     """The checkpoints of one training step, by attempt, first attempt first."""
 
     step: str
+    name: str = ""
+    """Name of the step or item for people, such as ``fit[2]``."""
     lineage: str
     item: str = ""
-    """Parameters of this fan-out item, such as ``lr=0.1 width=64``; empty if only known at run time."""
+    """Value of this fan-out item for people, such as ``lr=0.1 width=64``; empty if no record holds it."""
     attempts: tuple[AttemptNode, ...]
     note: str = ""
     """Why checkpoints are missing, if their store cannot be reached from this machine."""
@@ -138,26 +140,19 @@ def build_lineage_tree(
     """
     preemptions = {(event.step, event.attempt): event for event in events if event.name == "checkpoint.preempted"}
     pipeline = CompiledPipeline.from_manifest(record.workflow)
-    training = {step: tries for step, tries in sorted(attempts.items()) if tries[-1].claim.lineage}
-    labels = _static_item_labels(pipeline)
+    names = step_names(store, record)
+    training = {step: attempts[step] for step in names.sort(attempts) if attempts[step][-1].claim.lineage}
     # With several lineages each reads sequentially, otherwise a sweep would send hundreds of requests at once.
     read = read_concurrently if len(training) < 2 else _read_in_turn
     lineages = read_concurrently(
         lambda step_attempts: _build_step_lineage(store, pipeline, *step_attempts, preemptions, read),
         list(training.items()),
     )
-    labelled = (lineage.model_copy(update={"item": labels.get(lineage.step, "")}) for lineage in lineages)
-    return LineageTree(run=record.run, steps=tuple(labelled))
-
-
-def _static_item_labels(pipeline: CompiledPipeline) -> dict[str, str]:
-    """Parameters of the fan-out items that the Workflow itself lists, by step id."""
-    static_fan_outs = (static_items(task) for task in pipeline.tasks() if is_fan_out(task))
-    return {
-        item.step_id: format_item_parameters(parse_item_parameters(item.text))
-        for items in static_fan_outs
-        for item in items or ()
-    }
+    named = (
+        lineage.model_copy(update={"name": names.name(lineage.step), "item": names.value(lineage.step)})
+        for lineage in lineages
+    )
+    return LineageTree(run=record.run, steps=tuple(named))
 
 
 def _build_step_lineage(

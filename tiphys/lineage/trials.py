@@ -13,14 +13,14 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from tiphys.errors import UsageError
+from tiphys.lineage.step_names import step_names
 from tiphys.lineage.tree import CheckpointNode, CheckpointStatus, LineageTree, build_lineage_tree
 from tiphys.protocol.compiled_workflow import CompiledPipeline
-from tiphys.protocol.fan_out import SWEEP_ANNOTATION, parse_item_parameters, static_items
+from tiphys.protocol.fan_out import SWEEP_ANNOTATION, parse_item_parameters
 from tiphys.records import (
     AttemptEnd,
     AttemptEndOutcome,
     CheckpointRef,
-    ItemBinding,
     Output,
     OutputKind,
     Record,
@@ -37,7 +37,7 @@ from tiphys.store import (
     read_current_run,
     read_record,
 )
-from tiphys.store.layout import parse_reused, parse_submission
+from tiphys.store.layout import parse_reused
 from tiphys.store.runs import read_concurrently
 
 
@@ -72,8 +72,10 @@ class Trial(Record):
     index: int
     step: str
     """Its step id."""
+    name: str = ""
+    """Its name for people, such as ``fit[2]``."""
     parameters: dict[str, Any]
-    """Its parameters. An item that is no map, or only known by Argo's display name, is stored under ``item``."""
+    """Its parameters. An item that is no map is stored under ``item``."""
     state: TrialState
     value: Metric | None = None
     """Value of the metric; None if the trial recorded none."""
@@ -227,18 +229,17 @@ def read_sweep(
     own = {key: tries for key, tries in read_all_attempts(store, run, damaged).items() if key.partition(".")[0] == name}
     lineages = build_lineage_tree(store, record, own, ())
     sources = _trial_records(own, lineages, _read_reused_ends(store, run, name, own))
-    items = next(static_items(task) for task in pipeline.tasks() if task["name"] == name)
-    if items is None:
-        parameters = _displayed_items(store, run, name, sources)
-    else:
-        parameters = {item.step_id: parse_item_parameters(item.text) for item in items}
+    names = step_names(store, record)
+    texts = {item.step_id: item.text for item in names.items(name)}
+    parameters = {step: parse_item_parameters(texts.get(step, "")) for step in names.sort(texts or sources)}
     gpu = pipeline.steps[name].gpu
     gpus = gpu.gpus if gpu else 0
 
     def read_trial(index: int, key: str) -> Trial:
         source = sources.get(key, TrialRecords())
         trial = build_trial(index, key, parameters[key], source, objective)
-        return trial.model_copy(update={"gpu_hours": gpus * attempt_hours(source.attempts, now)})
+        hours = gpus * attempt_hours(source.attempts, now)
+        return trial.model_copy(update={"name": names.name(key), "gpu_hours": hours})
 
     trials = tuple(read_trial(index, key) for index, key in enumerate(parameters))
     notes = {lineage.note for lineage in lineages.steps if lineage.note} | {one.message for one in damaged}
@@ -281,21 +282,6 @@ def _trial_records(
     return {
         step: TrialRecords(own.get(step, ()), checkpoints.get(step, ()), adopted.get(step)) for step in {*own, *adopted}
     }
-
-
-def _displayed_items(store: Store, run: str, name: str, steps: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Items that were computed at run time, from Argo's display names, such as ``sweep(1:lr:0.2)``."""
-    layout = RunLayout(run)
-    keys = [info.key for number in _submission_numbers(store, layout) for info in store.list(layout.items(number))]
-    bindings = read_concurrently(lambda key: read_record(store, key, ItemBinding), keys)
-    labels = {binding.step: binding.label for binding in bindings if binding.step.partition(".")[0] == name}
-    shown = {step: labels.get(step, "").removeprefix(f"{name}(").removesuffix(")") for step in {*steps, *labels}}
-    return {step: {"item": shown[step]} for step in sorted(shown, key=lambda step: (shown[step], step))}
-
-
-def _submission_numbers(store: Store, layout: RunLayout) -> list[int]:
-    parsed_keys = (parse_submission(info.key) for info in store.list(layout.submissions))
-    return sorted({parsed[0] for parsed in parsed_keys if parsed})
 
 
 def _read_reused_ends(store: Store, run: str, name: str, own: Mapping[str, object]) -> dict[str, AttemptEnd]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tiphys.errors import UsageError
@@ -19,6 +20,7 @@ from tiphys.records import check_step_id, item_hash
 FAN_OUT_FIELDS = ("withItems", "withParam", "withSequence")
 SWEEP_ANNOTATION = "sweep.tiphys.dev/"
 """Prefix of an annotation of the Workflow; followed by the name of a task, it describes how its items were chosen."""
+_ARGO_ITEM = re.compile(r"([^(\[.]+)\((\d+):(.*)\)", re.DOTALL)
 _FORMAT = re.compile(r"([^%]|%%)*%0?\d*[dxX]([^%]|%%)*")
 
 
@@ -54,10 +56,14 @@ def item_values(task: Manifest) -> list[Any]:
 
 
 def static_items(task: Manifest) -> list[FanOutItem] | None:
-    """The items of a fanned-out task, in their order; None if they are only known at run time."""
-    if not task.get("withItems") or any(find_placeholders(task["withItems"])):
+    """The items of a fanned-out task, in their order; None if they are only known at run time, or not valid."""
+    source = [task[field] for field in FAN_OUT_FIELDS if task.get(field)]
+    if not source or any(find_placeholders(source)):
         return None
-    return assign_item_ids(task["name"], item_values(task))
+    try:
+        return assign_item_ids(task["name"], item_values(task))
+    except UsageError:  # Argo reports the invalid items when it runs the task
+        return None
 
 
 def parse_item_parameters(text: str) -> dict[str, Any]:
@@ -72,6 +78,37 @@ def parse_item_parameters(text: str) -> dict[str, Any]:
 def format_item_parameters(parameters: Mapping[str, Any]) -> str:
     """Format the parameters of an item for display: ``lr=0.1 width=64``."""
     return " ".join(f"{name}={format_item_value(value)}" for name, value in parameters.items())
+
+
+def format_item(text: str) -> str:
+    """Format an item for display: ``lr=0.1 width=64`` for a map, otherwise its value."""
+    parameters = parse_item_parameters(text)
+    return text if parameters.keys() == {"item"} else format_item_parameters(parameters)
+
+
+@dataclass(frozen=True)
+class ArgoItemName:
+    """The parts of the name that Argo gives an item, such as ``fit(2:lr:0.1)``."""
+
+    step: str
+    index: int
+    value: str
+
+    @property
+    def display_name(self) -> str:
+        """The name that people read and type: ``fit[2]``."""
+        return item_display_name(self.step, self.index)
+
+
+def parse_argo_item_name(name: str) -> ArgoItemName | None:
+    """The parts of ``name``; None if it is not the name that Argo gives an item."""
+    match = _ARGO_ITEM.fullmatch(name)
+    return ArgoItemName(match[1], int(match[2]), match[3]) if match else None
+
+
+def item_display_name(step: str, index: int) -> str:
+    """Name of an item for people: ``fit[2]``. The index is that of Argo, from 0."""
+    return f"{step}[{index}]"
 
 
 def format_item_value(value: Any) -> str:

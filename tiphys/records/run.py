@@ -29,7 +29,7 @@ class RunRecord(StoredRecord):
     parent: str = Field(default="", exclude_if=lambda parent: not parent)
     """The run that this one is a fork of; empty for a run that is no fork."""
     rerun_steps: tuple[str, ...] = Field(default=(), exclude_if=lambda steps: not steps)
-    """Steps of a fork that reuse neither results nor checkpoints of the parent."""
+    """Steps, or items of a fan-out, of a fork that reuse neither results nor checkpoints of the parent."""
     key: str = Field(default="", exclude_if=lambda key: not key)
     """Digest of the idempotency key of its creation; empty without one."""
 
@@ -88,10 +88,10 @@ class SubmissionClaim(StoredRecord):
     steps: tuple[str, ...] = ()
     """Names of the steps to run; empty means all."""
     rerun_roots: tuple[str, ...] = Field(default=(), exclude_if=lambda roots: not roots)
-    """Done steps that the user wants to run again."""
+    """Done steps, or items of a fan-out, that the user wants to run again."""
     rerun_since: dict[str, PositiveInt] = Field(default={}, exclude_if=lambda since: not since)
-    """By step, the first submission of this run whose results and checkpoints count; those of other runs do not.
-    Includes the entries of earlier submissions."""
+    """By step or item of a fan-out, the first submission of this run whose results and checkpoints count; those of
+    other runs do not. Includes the entries of earlier submissions."""
     workflow: str = Field(default="", exclude_if=lambda workflow: not workflow)
     """Digest of its `WorkflowRecord`; empty for the Workflow of ``run.json``."""
     key: str = Field(default="", exclude_if=lambda key: not key)
@@ -139,4 +139,6 @@ class ItemBinding(StoredRecord):
     instance: str
     """Node name of the step within the workflow, without its attempts."""
     label: str = ""
-    """How Argo displays the item, such as ``sweep(1:lr:0.2)``."""
+    """How Argo displays the item, such as ``sweep(1:lr:0.2)``: with its index in this submission."""
+    item: str = ""
+    """Its value as Argo substitutes it for ``{{item}}``; empty in records of older versions."""

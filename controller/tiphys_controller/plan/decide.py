@@ -289,7 +289,7 @@ def _collect_decisions(graph: TaskGraph, planning_pass: PlanningPass) -> PlanDec
 
 
 def find_rerun_steps(pipeline: CompiledPipeline, roots_wanted: Iterable[str]) -> Mapping[str, str]:
-    """The requested tasks and all tasks that depend on them, in the order of the DAG, each with the reason.
+    """The requested tasks or items, and all tasks that depend on them, in the order of the DAG, each with the reason.
 
     Raises:
         UsageError: there is no such task.
@@ -298,14 +298,19 @@ def find_rerun_steps(pipeline: CompiledPipeline, roots_wanted: Iterable[str]) ->
     if not roots:
         return {}
     graph = TaskGraph.from_pipeline(pipeline)
-    for name in roots:
-        if name not in graph.tasks:
-            raise UsageError(unknown_name_message(f"pipeline {pipeline.name}", "step", name, graph.tasks))
+    for root in roots:
+        if _task_name(root) not in graph.tasks:
+            raise UsageError(unknown_name_message(f"pipeline {pipeline.name}", "step", root, graph.tasks))
     reasons = dict.fromkeys(roots, "it is asked to run again")
     for name, task in graph.tasks.items():
-        if name not in reasons and (upstream := sorted(task.needs & reasons.keys(), key=graph.position.__getitem__)):
+        upstream = sorted(task.needs & set(map(_task_name, reasons)), key=graph.position.__getitem__)
+        if name not in reasons and upstream:
             reasons[name] = f"depends on {upstream[0]}, which is asked to run again"
-    return {name: reasons[name] for name in graph.tasks if name in reasons}
+    return dict(sorted(reasons.items(), key=lambda rerun: graph.position[_task_name(rerun[0])]))
+
+
+def _task_name(step: str) -> str:
+    return step.partition(".")[0]
 
 
 def check_rerun_volumes(pipeline: CompiledPipeline, names: Iterable[str]) -> None:
@@ -315,7 +320,7 @@ def check_rerun_volumes(pipeline: CompiledPipeline, names: Iterable[str]) -> Non
         UsageError: the checkpoints of one of ``names`` lie on a volume.
     """
     for name in names:
-        if volume := pipeline.checkpoint_volume_url(name):
+        if volume := pipeline.checkpoint_volume_url(_task_name(name)):
             raise UsageError(
                 f"{name} would start again from the beginning, but its checkpoints lie on the volume {volume}, where "
                 "its program resumes from the newest one; `tiphys fork` gives it a lineage of its own"

@@ -130,15 +130,15 @@ class RunState:
     last_reuse: Mapping[str, int] = field(default_factory=dict)
     """The last submission that reused a result, by step id."""
     rerun_reasons: Mapping[str, str] = field(default_factory=dict)
-    """Steps to run again although they are done, by name, each with the reason."""
+    """Steps, or items of a fan-out, to run again although they are done, by step id, each with the reason."""
 
     def step_state(self, step: str) -> StepState:
         """State of one step."""
         recorded, name = self._recorded_state(step), step.partition(".")[0]
         if not recorded.is_done:
             return recorded
-        if name in self.rerun_reasons:
-            return StepState(StepStatus.MISSING, self.rerun_reasons[name], recorded.attempt)
+        if reason := self.rerun_reasons.get(step) or self.rerun_reasons.get(name):
+            return StepState(StepStatus.MISSING, reason, recorded.attempt)
         since = self.last_due_submission.get(name, 0)
         if since <= self.last_reuse.get(step, 0):
             return recorded

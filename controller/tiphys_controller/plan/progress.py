@@ -11,7 +11,14 @@ from typing import NamedTuple
 
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest
-from tiphys.protocol.fan_out import FAN_OUT_FIELDS, FanOutItem, assign_item_ids, item_values
+from tiphys.protocol.fan_out import (
+    FAN_OUT_FIELDS,
+    FanOutItem,
+    assign_item_ids,
+    format_item,
+    item_display_name,
+    item_values,
+)
 from tiphys_controller.plan.bindings import TaskOutputs, bind_references
 from tiphys_controller.plan.dag import Task, contains_tags, substitute_tags
 from tiphys_controller.plan.step_state import AttemptId, StepState, StepStatus
@@ -135,7 +142,8 @@ def _fan_out_reason(items: tuple[ItemProgress, ...]) -> str:
     others = f" and {len(open_items) - 1} more" if len(open_items) > 1 else ""
     done = _count_done(items)
     reused = f"; {done} done {'is' if done == 1 else 'are'} taken over" if done else ""
-    return f"item {first.item}{others} of {len(items)} not done ({first.state.reason}){reused}"
+    name = item_display_name(first.step.partition(".")[0], items.index(first))
+    return f"{name} {format_item(first.item)}{others} of {len(items)} not done ({first.state.reason}){reused}"
 
 
 def _count_done(items: tuple[ItemProgress, ...]) -> int:

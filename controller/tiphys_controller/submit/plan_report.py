@@ -30,6 +30,8 @@ class ItemReport(Record):
     """One item of a fan-out. ``item`` is its value; empty where only its step id is known."""
 
     step: str
+    name: str = ""
+    """Its name for people, such as ``fit[2]``."""
     item: str
     done: bool
     reason: str
@@ -104,7 +106,13 @@ def _step_report(run_plan: RunPlan, task: TaskPlan) -> StepReport:
         decision=task.action.value,
         reason=task.reason,
         items=tuple(
-            ItemReport(step=one.step, item=one.item, done=one.state.is_done, reason=one.state.reason)
+            ItemReport(
+                step=one.step,
+                name=run_plan.names.name(one.step),
+                item=one.item,
+                done=one.state.is_done,
+                reason=one.state.reason,
+            )
             for one in task.items
         ),
     )

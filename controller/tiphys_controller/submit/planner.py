@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, UsageError
+from tiphys.lineage.step_names import StepNames, read_item_bindings
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.protocol.drift_policy import DriftPolicy, override_drift_actions, read_drift_policy
+from tiphys.protocol.fan_out import FanOutItem
 from tiphys.records import RunRecord, WorkflowRecord, json_digest
 from tiphys.store import DamagedRecord, Store, Submission
 from tiphys_controller.plan.dag import TaskGraph
@@ -111,10 +113,12 @@ class RunPlan(NamedTuple):
     pipeline: CompiledPipeline
     state: RunState
     decisions: PlanDecisions
+    names: StepNames
+    """Names of its steps and items for people."""
     seconds: float
     """Time to plan, storage included."""
     rerun_roots: tuple[str, ...] = ()
-    """Steps to run again by request, now or in a claim that was not carried out yet."""
+    """Steps or items to run again by request, now or in a claim that was not carried out yet."""
     rerun_steps: tuple[str, ...] = ()
     """`rerun_roots` and all steps that depend on them; their earlier results do not count."""
     drift: tuple[DriftFinding, ...] = ()
@@ -139,14 +143,14 @@ def plan_stored_run(
     Args:
         store: Store of the run.
         run: Name of the run.
-        rerun: Steps to run again although they are done, with all steps that depend on them.
+        rerun: Names of steps or items to run again although they are done, with all steps that depend on them.
         change: A changed Workflow; None: that of the last submission.
         is_fork: The plan is for a fork of this run.
         damaged: For displays: takes the damaged records of submissions, which are then left out.
 
     Raises:
-        NotFoundError: there is no such run.
-        UsageError: Tiphys did not compile its Workflow, a step does not exist, or the changed Workflow does not fit.
+        NotFoundError: there is no such run, step or item.
+        UsageError: Tiphys did not compile its Workflow, or the changed Workflow does not fit.
         IntegrityError: a record is damaged.
     """
     begin = time.monotonic()
@@ -154,7 +158,8 @@ def plan_stored_run(
     try:
         before = CompiledPipeline.from_manifest(state.workflow)
         after, drift, outdated = (before, (), {}) if change is None else change.compare_with(before, run, is_fork)
-        roots = rerun or (() if is_fork else _find_unsent_rerun(state))
+        names = StepNames(run, after, lambda: read_item_bindings(store, run))
+        roots = [names.resolve(step) for step in rerun] or (() if is_fork else _find_unsent_rerun(state))
         rerun_steps = find_rerun_steps(after, roots)
         state, decisions = _decide_until_read(store, after, replace(state, rerun_reasons={**outdated, **rerun_steps}))
         _check_rerun_roots(decisions, roots)
@@ -165,7 +170,16 @@ def plan_stored_run(
             )
     except UsageError as error:
         raise UsageError(f"run {run} cannot be planned: {error}") from error
-    return RunPlan(after, state, decisions, time.monotonic() - begin, tuple(roots), tuple(rerun_steps), drift)
+    _name_items(names, decisions)
+    seconds = time.monotonic() - begin
+    return RunPlan(after, state, decisions, names, seconds, tuple(roots), tuple(rerun_steps), drift)
+
+
+def _name_items(names: StepNames, decisions: PlanDecisions) -> None:
+    """Name the items that the plan has resolved from the outputs of finished steps."""
+    for task in decisions.tasks:
+        if task.items and all(item.item for item in task.items):
+            names.add_items(task.name, [FanOutItem(item.step, item.item) for item in task.items])
 
 
 def _find_resumed_trainings(
@@ -190,8 +204,11 @@ def _find_unsent_rerun(state: RunState) -> Sequence[str]:
 
 def _check_rerun_roots(decisions: PlanDecisions, roots: Sequence[str]) -> None:
     for task in decisions.tasks:
-        if task.name in roots and task.action is PlanAction.SKIP:
-            raise UsageError(f"{task.name} is to run again and would not: {task.reason}")
+        of_task = [root for root in roots if root.partition(".")[0] == task.name]
+        if unknown := set(of_task) - {task.name, *(item.step for item in task.items)}:
+            raise UsageError(f"{task.name} has no item {min(unknown)} to run again")
+        if of_task and task.action is PlanAction.SKIP:
+            raise UsageError(f"{of_task[0]} is to run again and would not: {task.reason}")
 
 
 def _decide_until_read(store: Store, pipeline: CompiledPipeline, state: RunState) -> tuple[RunState, PlanDecisions]:

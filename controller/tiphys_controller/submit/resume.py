@@ -159,7 +159,7 @@ def build_resumed_event(
     if run_plan.drift:
         message += f"; changed: {', '.join(dict.fromkeys(one.drift.value for one in run_plan.drift))}"
     if claimed.rerun_roots:
-        message += f"; rerun on request: {', '.join(claimed.rerun_roots)}"
+        message += f"; rerun on request: {', '.join(map(run_plan.names.name, claimed.rerun_roots))}"
     if passed_over:
         message += f"; damaged records passed over: {', '.join(passed_over)}"
     data = {
@@ -228,7 +228,9 @@ def resume_run(
     run_plan = plan_stored_run(store, run, rerun, change)
     check_rerun_volumes(run_plan.pipeline, run_plan.rerun_steps)
     request = ResumeRequest(
-        tuple(rerun), digest_idempotency_key(key) if key else "", _changed_workflow_digest(run_plan, change)
+        run_plan.rerun_roots if rerun else (),
+        digest_idempotency_key(key) if key else "",
+        _changed_workflow_digest(run_plan, change),
     )
     if earlier := _find_earlier_result(store, run_plan, request):
         return earlier

@@ -15,7 +15,7 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen, format_local_time
-from hera_pipelines.cli.shared_options import StoreOption, existing_store
+from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
 from hera_pipelines.draw.lineage_graph import format_bytes
 from tiphys.checkpoint.restore.inspect import (
     ArrayStatistics,
@@ -32,6 +32,7 @@ from tiphys.lineage import CheckpointNode, CheckpointStatus, read_lineage_tree
 from tiphys.lineage.quarantine import list_quarantined
 from tiphys.lineage.retention.policy import pin_checkpoint, unpin_checkpoint
 from tiphys.lineage.select import list_commits
+from tiphys.lineage.step_names import selects_step
 from tiphys.lineage.validity import read_manifest
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.protocol.quantities import format_duration
@@ -42,16 +43,13 @@ from tiphys.store.runs import read_concurrently
 PIN_EXAMPLES = """\b
 Examples:
   tiphys checkpoint pin digits-7xk2p 3-1200 --name release-1
-  tiphys checkpoint pin sweep-1/fit.0a1b2c3d4e5f.0 1-500 --name baseline
+  tiphys checkpoint pin 'sweep-1/fit[lr=0.1]' 1-500 --name baseline
 """
 UNPIN_EXAMPLES = """\b
 Examples:
   tiphys checkpoint unpin digits-7xk2p 3-1200 --name release-1
 """
 
-RunStepArgument = Annotated[
-    str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of a training step if it has several.")
-]
 CheckpointArgument = Annotated[str, typer.Argument(metavar="K-STEP", help="Attempt and global step, such as 3-1200.")]
 PinNameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the pin, such as its purpose.")]
 
@@ -124,16 +122,16 @@ def find_checkpoint(store: Store, where: str, which: str) -> LocatedCheckpoint:
 
 def find_lineage(store: Store, where: str) -> LocatedLineage:
     """Locate the lineage of ``RUN`` or ``RUN/STEP``; raises as `find_checkpoint`."""
-    run, _, step = where.partition("/")
+    run, selected, names = parse_run_step(store, where)
     pipeline = CompiledPipeline.from_manifest(read_current_workflow(store, run))
     lineages = {name: attempts[-1].claim.lineage for name, attempts in read_all_attempts(store, run, []).items()}
-    training = {name: lineage for name, lineage in lineages.items() if lineage and step in ("", name)}
+    training = {name: lineage for name, lineage in lineages.items() if lineage and selects_step(selected, name)}
     if not training:
-        missing = f"training step {step}" if step else "training step"
-        raise NotFoundError(f"run {run} has no {missing} that keeps checkpoints; `tiphys lineage {run}` shows all")
+        missing = f"checkpoints of {names.name(selected)}" if selected else "training step that keeps checkpoints"
+        raise NotFoundError(f"run {run} has no {missing}; `tiphys lineage {run}` shows all")
     if len(training) > 1:
-        names = ", ".join(f"{run}/{name}" for name in sorted(training))
-        raise UsageError(f"run {run} has several training steps; name one: {names}")
+        listed = ", ".join(f"'{run}/{names.name(name)}'" for name in names.sort(training))
+        raise UsageError(f"run {run} has several training steps; name one: {listed}")
     [(name, lineage)] = training.items()
     volume = pipeline.checkpoint_volume_url(name.partition(".")[0])
     return LocatedLineage(open_store(volume, must_exist=True) if volume else store, name, lineage)
@@ -274,20 +272,21 @@ def list_checkpoints(
 ) -> None:
     """List the checkpoints of a run, oldest first, with status and size."""
     screen: Screen = context.obj
-    run, _, step_name = where.partition("/")
-    tree = read_lineage_tree(existing_store(screen, store), run)
-    steps = [step for step in tree.steps if step_name in ("", step.step, step.step.partition(".")[0])]
-    if step_name and not steps:
-        raise NotFoundError(f"run {run} has no training step {step_name!r} that keeps checkpoints")
-    nodes = [(step.step, node) for step in steps for attempt in step.attempts for node in attempt.checkpoints]
+    run_store = existing_store(screen, store)
+    run, selected, names = parse_run_step(run_store, where)
+    tree = read_lineage_tree(run_store, run)
+    steps = [step for step in tree.steps if selects_step(selected, step.step)]
+    if selected and not steps:
+        raise NotFoundError(f"run {run} has no checkpoints of {names.name(selected)}; `tiphys lineage {run}` shows all")
+    nodes = [(step, node) for step in steps for attempt in step.attempts for node in attempt.checkpoints]
     for step in steps:
         if step.note:
             screen.note(step.note)
     if output == Format.TABLE:
         columns = ("STEP", "CHECKPOINT", "STATUS", "SIZE", "COMMITTED", "METRICS")
-        screen.table(columns, (_checkpoint_row(name, node) for name, node in nodes))
+        screen.table(columns, (_checkpoint_row(names.label(step.step), node) for step, node in nodes))
     else:
-        listed = [{"step": name, "id": str(node.ref), **node.model_dump(mode="json")} for name, node in nodes]
+        listed = [{"step": step.step, "id": str(node.ref), **node.model_dump(mode="json")} for step, node in nodes]
         screen.document({"apiVersion": API_VERSION, "kind": "CheckpointList", "checkpoints": listed}, output)
 
 

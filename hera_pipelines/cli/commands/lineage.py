@@ -8,15 +8,17 @@ import typer
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import StoreOption, existing_store
+from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
 from hera_pipelines.draw import build_lineage_graphs, render_lineage_svg, render_lineage_tree
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.lineage import LineageTree, read_lineage_tree
+from tiphys.lineage.step_names import StepNames, selects_step
 
 EXAMPLES = """\b
 Examples:
   tiphys lineage digits-7xk2p
   tiphys lineage digits-7xk2p/fit
+  tiphys lineage 'digits-7xk2p/fit[lr=0.1]'
   tiphys lineage digits-7xk2p -o svg --output lineage.svg
   tiphys lineage digits-7xk2p -o json | jq '.steps[].attempts[].checkpoints[].status'
 """
@@ -33,7 +35,7 @@ class LineageFormat(StrEnum):
 
 def lineage(
     context: typer.Context,
-    where: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of one of its steps.")],
+    where: RunStepArgument,
     store: StoreOption = None,
     output: Annotated[
         LineageFormat, typer.Option("-o", "--format", help="Output format; svg is a self-contained picture.")
@@ -50,8 +52,9 @@ def lineage(
     screen: Screen = context.obj
     if output_file and output is not LineageFormat.SVG:
         raise UsageError("--output is for pictures; add -o svg, or redirect stdout")
-    run, _, step = where.partition("/")
-    tree = _select_step(read_lineage_tree(existing_store(screen, store), run), step)
+    run_store = existing_store(screen, store)
+    run, step, names = parse_run_step(run_store, where)
+    tree = _select_step(read_lineage_tree(run_store, run), step, names)
     for damaged in tree.damaged:
         screen.note(f"damaged: {damaged}")
     if output is LineageFormat.SVG:
@@ -71,12 +74,14 @@ def write_picture(tree: LineageTree, path: Path) -> None:
         raise StoreError(f"cannot write the picture to {path}: {error.strerror}; name another file") from error
 
 
-def _select_step(tree: LineageTree, name: str) -> LineageTree:
-    """Return ``tree`` with the step ``name`` only (all steps if empty); the name of a fan-out selects all its items."""
-    steps = tuple(step for step in tree.steps if name in ("", step.step, step.step.partition(".")[0]))
-    if name and not steps:
-        existing = ", ".join(step.step for step in tree.steps) or "none"
-        raise NotFoundError(f"run {tree.run} has no training step {name!r} that keeps checkpoints; it has: {existing}")
+def _select_step(tree: LineageTree, selected: str, names: StepNames) -> LineageTree:
+    """Return ``tree`` with the selected step or items only; all steps if ``selected`` is empty."""
+    steps = tuple(step for step in tree.steps if selects_step(selected, step.step))
+    if selected and not steps:
+        existing = ", ".join(step.name for step in tree.steps) or "none"
+        raise NotFoundError(
+            f"{names.name(selected)} of run {tree.run} has no checkpoints; steps with checkpoints: {existing}"
+        )
     return tree.model_copy(update={"steps": steps})
 
 

@@ -86,8 +86,10 @@ def _show_tables(screen: Screen, usages: Sequence[TimeUsage]) -> None:
 
 def _show_run(screen: Screen, usage: TimeUsage) -> None:
     phases = [phase for phase in TimePhase if usage.gpu_seconds(phase)]
+    has_items = any(step.item for step in usage.steps)
     header = [
         "STEP",
+        *(["ITEM"] if has_items else []),
         "GPUS",
         "ATTEMPTS",
         "SPAN",
@@ -103,7 +105,8 @@ def _show_run(screen: Screen, usage: TimeUsage) -> None:
         gpus = str(step.gpus) if step.gpus else _NONE
         rows.append(
             [
-                step.step,
+                step.name,
+                *([step.item] if has_items else []),
                 gpus,
                 str(len(step.entries)),
                 _format_time(step.elapsed_seconds),
@@ -135,7 +138,7 @@ def _recovery_rows(usage: TimeUsage) -> Iterator[list[str]]:
         for recovery in step.recoveries:
             parts = (_format_time(getattr(recovery, part)) for part in RECOVERY_PARTS)
             yield [
-                f"{step.step}/{recovery.after}",
+                f"{step.name}/{recovery.after}",
                 recovery.failed_by.replace("_", " "),
                 *parts,
                 _format_time(recovery.seconds),

@@ -53,6 +53,7 @@ from hera_pipelines.cli.target import (
     tenant_submitter,
 )
 from hera_pipelines.local.run_session import LocalSession
+from tiphys.protocol.fan_out import format_item
 from tiphys.store import Store, Submission, read_current_workflow
 
 PLAN_EXAMPLES = """\b
@@ -100,7 +101,7 @@ def _plan_rows(report: PlanReport) -> Iterator[tuple[str | Text, ...]]:
     for step in report.steps:
         yield step.name, step.kind, Text(step.decision, style=_DECISION_STYLES[step.decision]), step.reason
         for item in step.items:
-            yield f"  {item.step}", "item", "done" if item.done else "run", item.reason
+            yield f"  {item.name} {format_item(item.item)}", "item", "done" if item.done else "run", item.reason
 
 
 EXAMPLES = """\b
@@ -108,6 +109,7 @@ Examples:
   tiphys resume digits-7xk2p --dry-run
   tiphys resume digits-7xk2p
   tiphys resume digits-7xk2p --from fit
+  tiphys resume digits-7xk2p --from 'fit[2]'
   tiphys resume digits-7xk2p digits.py --drift parameters=warn
   tiphys resume digits-7xk2p --store s3://ml-runs/tiphys --context east
 """

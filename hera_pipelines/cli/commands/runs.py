@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Annotated
 
@@ -17,15 +17,17 @@ from hera_pipelines.cli.shared_options import (
     ClusterOptions,
     ContextOption,
     KubeconfigOption,
+    RunStepArgument,
     StoreOption,
     existing_store,
+    parse_run_step,
 )
 from hera_pipelines.cli.target import cluster_submitter, refuse_options
 from hera_pipelines.local.run_session import LocalSession
 from tiphys.lineage import read_timeline
-from tiphys.protocol.fan_out import format_item_parameters, parse_item_parameters
+from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.records import Event
-from tiphys.store import Store, read_run, read_submissions
+from tiphys.store import Store, read_submissions
 
 RUNS_EXAMPLES = """\b
 Examples:
@@ -36,6 +38,7 @@ Examples:
 GET_EXAMPLES = """\b
 Examples:
   tiphys get digits-7xk2p
+  tiphys get 'digits-7xk2p/fit[2]'
   tiphys get digits-7xk2p -o yaml
 """
 
@@ -93,7 +96,7 @@ def runs(
 
 def get(
     command: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    where: RunStepArgument,
     store: StoreOption = None,
     cluster: AskClusterOption = False,
     context: ContextOption = None,
@@ -107,25 +110,21 @@ def get(
     submitter = _choose_submitter(
         command, run_store, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note
     )
-    detail = describe_run(run_store, run, submitter)
+    run, _, step = where.partition("/")
+    detail = describe_run(run_store, run, submitter, step)
     if output is not Format.TABLE:
         screen.document(detail.model_dump(mode="json", by_alias=True), output)
         return
     _show_summary(screen, detail)
     screen.show("")
-    items = {
-        item.step: format_item_parameters(parse_item_parameters(item.item))
-        for step in detail.steps
-        for item in step.items
-        if item.item
-    }
-    key_columns = ("STEP", "ITEM") if items else ("STEP",)
+    has_items = any(attempt.item for step in detail.steps for attempt in step.attempts)
+    key_columns = ("STEP", "ITEM") if has_items else ("STEP",)
     columns = (*key_columns, "ATTEMPT", "SUBMISSION", "OUTCOME", "STARTED FROM", "MESSAGE")
-    screen.table(columns, _add_item_column(_attempt_rows(detail), items))
+    screen.table(columns, ((*row[: len(key_columns)], *row[2:]) for row in _attempt_rows(detail)))
     outputs = list(_output_rows(detail))
     if outputs:
         screen.show("")
-        screen.table((*key_columns, "OUTPUT", "VALUE"), _add_item_column(outputs, items))
+        screen.table((*key_columns, "OUTPUT", "VALUE"), ((*row[: len(key_columns)], *row[2:]) for row in outputs))
 
 
 def _choose_submitter(
@@ -159,11 +158,12 @@ def _show_summary(screen: Screen, detail: RunDetail) -> None:
 def _attempt_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
     for step in detail.steps:
         if not step.attempts:
-            yield step.name, "", "", "", "", step.reason
+            yield step.name, "", "", "", "", "", step.reason
         for attempt in step.attempts:
             message = ": ".join(part for part in (attempt.cause.replace("_", " "), attempt.message) if part)
             yield (
-                attempt.step,
+                attempt.name,
+                attempt.item,
                 str(attempt.attempt),
                 str(attempt.submission),
                 attempt.outcome or "open",
@@ -172,17 +172,11 @@ def _attempt_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _output_rows(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
+def _output_rows(detail: RunDetail) -> Iterator[tuple[str, ...]]:
     for step in detail.steps:
         for attempt in step.attempts:
             for name, value in attempt.outputs.items():
-                yield attempt.step, name, value
-
-
-def _add_item_column(rows: Iterable[tuple[str, ...]], items: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """Insert the parameters of the item after the step id of each row, if the run has items."""
-    for step, *rest in rows:
-        yield (step, *([items.get(step, "")] if items else []), *rest)
+                yield attempt.name, attempt.item, name, value
 
 
 def _phase_text(phase: RunPhase) -> Text:
@@ -204,7 +198,7 @@ _POLL_SECONDS = 1.0
 
 def events(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    where: RunStepArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until the run has ended.")] = False,
     store: StoreOption = None,
     output: Annotated[
@@ -218,9 +212,10 @@ def events(
     """
     screen: Screen = context.obj
     run_store = existing_store(screen, store)
-    read_run(run_store, run)
+    run, step, names = parse_run_step(run_store, where)
     for event in _follow_events(run_store, run) if follow else read_timeline(run_store, run):
-        _print_event(screen, event, output)
+        if selects_step(step, event.step):
+            _print_event(screen, event, names, output)
 
 
 def _follow_events(store: Store, run: str) -> Iterator[Event]:
@@ -238,7 +233,7 @@ def _follow_events(store: Store, run: str) -> Iterator[Event]:
         time.sleep(_POLL_SECONDS)
 
 
-def _print_event(screen: Screen, event: Event, output: Format) -> None:
+def _print_event(screen: Screen, event: Event, names: StepNames, output: Format) -> None:
     if output == Format.JSON:
         screen.document(json.loads(event.model_dump_json(exclude_none=True)), output, indent=None)
     elif output == Format.YAML:
@@ -246,6 +241,7 @@ def _print_event(screen: Screen, event: Event, output: Format) -> None:
         screen.document(event.model_dump(mode="json", exclude_none=True), output)
     else:
         clock = event.at.astimezone().strftime("%H:%M:%S.%f")[:-3]
-        attempt = f"{event.step}/{event.attempt}" if event.attempt else event.step
-        screen.write(f"{clock}  {event.name:<24}{attempt:<16}{event.message}")
+        step = names.name(event.step)
+        attempt = f"{step}/{event.attempt}" if event.attempt else step
+        screen.write(f"{clock}  {event.name:<24}{attempt:<16}{names.readable(event.message)}")
     screen.out.file.flush()

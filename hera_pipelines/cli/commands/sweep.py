@@ -86,7 +86,7 @@ def _trial_row(trial: Trial, report: SweepReport, names: Iterable[str]) -> list[
     mark = "*" if trial.step == report.best else ""
     return [
         mark,
-        trial.step,
+        trial.name,
         *parameters,
         state,
         *metric_cells,
@@ -111,8 +111,7 @@ def _show_sweep_notes(screen: Screen, report: SweepReport, store_option: str) ->
     if not report.metric and recorded:
         screen.note(f"compare by a metric with --metric; recorded are: {', '.join(recorded)}")
     if report.best:
-        screen.note(
-            f"`tiphys lineage {report.run}/{report.best}{store_option}` shows the checkpoints of the best trial"
-        )
+        best = next(trial.name for trial in report.trials if trial.step == report.best)
+        screen.note(f"`tiphys lineage '{report.run}/{best}'{store_option}` shows the checkpoints of the best trial")
     if not counts[TrialState.RUNNING] and counts[TrialState.FAILED] + counts[TrialState.INTERRUPTED]:
         screen.note(f"`tiphys resume {report.run}{store_option}` runs the unfinished trials")

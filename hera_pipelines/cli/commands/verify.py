@@ -19,16 +19,18 @@ from rich.text import Text
 from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.cli.shared_options import StoreOption, existing_store
+from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
 from tiphys.errors import IntegrityError
 from tiphys.lineage.audit.audit import audit_run, quarantine_damaged
 from tiphys.lineage.audit.findings import AuditFinding, AuditReport
 from tiphys.records import CheckpointRef
+from tiphys.store import Store
 
 EXAMPLES = """\b
 Examples:
   tiphys verify digits-7xk2p
   tiphys verify digits-7xk2p/fit --deep
+  tiphys verify 'digits-7xk2p/fit[2]'
   tiphys verify digits-7xk2p --deep --quarantine
   tiphys verify digits-7xk2p --deep -o json | jq '.damage[] | .key'
 """
@@ -38,7 +40,7 @@ ByteCounter = Callable[[int], None]
 
 def verify(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="Name of the run, and of one of its steps.")],
+    what: RunStepArgument,
     deep: Annotated[bool, typer.Option("--deep", help="Read and hash every byte, not only records and sizes.")] = False,
     jobs: Annotated[
         int | None,
@@ -56,15 +58,15 @@ def verify(
     code 5 if an object is damaged whose checkpoint was not in quarantine before.
     """
     screen: Screen = context.obj
-    run, _, step = what.partition("/")
     run_store = existing_store(screen, store)
+    run, step, name_of = _find_step(run_store, what)
     with _progress(screen, shown=deep) as (begin, advance):
         report = audit_run(
             run_store, run, step, deep=deep, threads=jobs or os.cpu_count(), on_total_bytes=begin, on_bytes_read=advance
         )
     newly_quarantined = quarantine_damaged(run_store, report) if quarantine else []
     if output == Format.TABLE:
-        _show(screen, report)
+        _show(screen, report, name_of)
     else:
         screen.document(_document(report, newly_quarantined), output)
     for note in report.notes:
@@ -76,6 +78,16 @@ def verify(
         count = sum(not finding.barred for finding in report.damage)
         objects = "1 object does" if count == 1 else f"{count} objects do"
         raise IntegrityError(f"{what}: {objects} not match the records; the findings say what to do")
+
+
+def _find_step(store: Store, what: str) -> tuple[str, str, Callable[[str], str]]:
+    """Run and step id that ``RUN[/STEP]`` names, and a function that names steps for people."""
+    try:
+        run, step, names = parse_run_step(store, what)
+    except IntegrityError:  # a damaged Workflow is a finding, not the end of the audit
+        run, _, step = what.partition("/")
+        return run, step, str
+    return run, step, names.name
 
 
 @contextmanager
@@ -98,10 +110,11 @@ def _progress(screen: Screen, *, shown: bool) -> Iterator[tuple[ByteCounter, Byt
         )
 
 
-def _show(screen: Screen, report: AuditReport) -> None:
+def _show(screen: Screen, report: AuditReport, name_of: Callable[[str], str]) -> None:
     if report.damage:
         screen.table(
-            ("DAMAGED", "STEP", "BYTES", "OBJECT, FAULT, REMEDY"), (_damage_row(finding) for finding in report.damage)
+            ("DAMAGED", "STEP", "BYTES", "OBJECT, FAULT, REMEDY"),
+            (_damage_row(finding, name_of(finding.step)) for finding in report.damage),
         )
     if report.quarantined:
         rows = [
@@ -111,11 +124,11 @@ def _show(screen: Screen, report: AuditReport) -> None:
         screen.table(("QUARANTINED", "LINEAGE", "BY", "REASON"), rows)
 
 
-def _damage_row(finding: AuditFinding) -> tuple[str | Text, ...]:
+def _damage_row(finding: AuditFinding, step: str) -> tuple[str | Text, ...]:
     checkpoint = f" of checkpoint {finding.checkpoint}" if finding.checkpoint else ""
     style = "dim" if finding.barred else "bold red"
     layer = Text(f"{finding.layer}{checkpoint}", style=style)
-    return layer, finding.step, finding.damaged_bytes, f"{finding.key}\n{finding.fault}\n→ {finding.remedy}"
+    return layer, step, finding.damaged_bytes, f"{finding.key}\n{finding.fault}\n→ {finding.remedy}"
 
 
 def _summary(report: AuditReport) -> str:

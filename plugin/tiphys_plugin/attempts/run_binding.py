@@ -276,10 +276,10 @@ def resolve_step_id(store: Store, binding: RunBinding, spec: StepSpec, operation
         return spec.name
     instance = step_instance_name(operation.node)
     candidates = (item_step_id(spec.name, operation.item, ordinal) for ordinal in count())
-    return next(step for step in candidates if _bind_item(store, binding, step, instance) == instance)
+    return next(step for step in candidates if _bind_item(store, binding, step, instance, operation.item) == instance)
 
 
-def _bind_item(store: Store, binding: RunBinding, step: str, instance: str) -> str:
+def _bind_item(store: Store, binding: RunBinding, step: str, instance: str, item: str) -> str:
     key = binding.layout.item(binding.submission, step)
     stored = find_record(store, key, ItemBinding)
     if stored is None:
@@ -289,6 +289,7 @@ def _bind_item(store: Store, binding: RunBinding, step: str, instance: str) -> s
             step=step,
             instance=instance,
             label=instance.removeprefix(f"{binding.workflow}."),
+            item=item,
         )
         stored = claim_record(store, key, binding_record).record
     return stored.instance

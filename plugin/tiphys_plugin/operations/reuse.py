@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tiphys.errors import IntegrityError, ObjectExistsError
 from tiphys.faults import failpoint
+from tiphys.lineage.fork_history import find_rerun_submission
 from tiphys.records import AttemptEnd, AttemptEndOutcome, Event, MemoRecord, ReuseRecord
 from tiphys.store import (
     Attempt,
@@ -118,7 +119,7 @@ def _matching_results(
     since = call.rerun_since if call.spec.cache else call.binding.submission
     yield from _done_attempts(attempts, key, since)
     for ancestor in call.fork_ancestors if call.spec.cache else ():
-        since = ancestor.rerun_since.get(call.spec.name, 0)
+        since = find_rerun_submission(ancestor.rerun_since, call.step)
         yield from _done_attempts(read_step_attempts(call.store, ancestor.run, call.step, damaged), key, since)
         if since:
             break

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tiphys.lineage.fork_history import AncestorRun
+from tiphys.lineage.fork_history import AncestorRun, find_rerun_submission
 from tiphys.protocol.step_spec import StepSpec
 from tiphys.store import RunLayout, Store
 from tiphys_plugin.attempts.liveness import NamespaceStores
@@ -131,7 +131,7 @@ class StepCall:
     @property
     def rerun_since(self) -> int:
         """First submission whose results of this step count, if a rerun was requested; else 0."""
-        return self.binding.rerun_since.get(self.spec.name, 0)
+        return find_rerun_submission(self.binding.rerun_since, self.step)
 
     @property
     def fork_ancestors(self) -> tuple[AncestorRun, ...]:

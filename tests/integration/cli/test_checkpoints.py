@@ -79,7 +79,7 @@ def test_looking_writes_nothing(tiphys: Command, store: Path) -> None:
         (["show", "digits-1", "7-7"], 3, "has no checkpoint 7-7"),
         (["show", "digits-1", "newest"], 2, "names no checkpoint"),
         (["diff", "digits-1", "latest", "9-9"], 3, "has no checkpoint 9-9"),
-        (["list", "digits-1/report"], 3, "no training step 'report'"),
+        (["list", "digits-1/report"], 3, "has no step 'report'; it has: fit"),
         (["list", "other"], 3, "no run 'other'"),
     ],
 )

@@ -137,7 +137,7 @@ def test_the_document_says_everything(tiphys: Command, store: DirectoryStore) ->
         (["checkpoint", "pin", RUN, "1-9", "--name", "a"], 3, "has no checkpoint 1-9"),
         (["checkpoint", "pin", RUN, "newest", "--name", "a"], 2, "write attempt and global step, such as 3-1200"),
         (["checkpoint", "pin", RUN, "1-1", "--name", "a/b"], 2, "pin 'a/b' is not valid"),
-        (["checkpoint", "pin", f"{RUN}/other", "1-1", "--name", "a"], 3, "has no training step other"),
+        (["checkpoint", "pin", f"{RUN}/other", "1-1", "--name", "a"], 3, "has no step 'other'; it has: "),
         (["checkpoint", "unpin", RUN, "1-1", "--name", "a"], 3, "has no pin 'a'; it has none"),
     ],
 )

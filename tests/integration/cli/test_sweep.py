@@ -56,7 +56,7 @@ def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys
         "loss": "0.064",
         "model": "model of lr 0.2, width 64",
     }
-    _, other, best, *_ = (trial["step"] for trial in sorted(document(tiphys)["trials"], key=lambda one: one["index"]))
+    _, other, best, *_ = (trial["name"] for trial in sorted(document(tiphys)["trials"], key=lambda one: one["index"]))
     table = answered(tiphys, "sweep", "s/fit", "--metric", "loss")
     header, *rows = (line.split() for line in table.out.splitlines())
     assert header[:6] == ["BEST", "TRIAL", "lr", "width", "STATE", "LOSS"]
@@ -69,7 +69,7 @@ def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys
     assert shown[0] == f"s/{best}  lr=0.2 width=64"
     assert "from step 2 of attempt 1" in "\n".join(shown)
     every = answered(tiphys, "lineage", "s/fit").out.splitlines()
-    assert sum(line.startswith("s/fit.") for line in every) == 4
+    assert sum(line.startswith("s/fit[") for line in every) == 4
     told = [line.split()[:6] for line in answered(tiphys, "get", "s").out.splitlines()]
     assert [best, "lr=0.2", "width=64", "2", "2", "done"] in told
 
@@ -81,7 +81,8 @@ def test_a_sweep_survives_a_killed_trial_and_a_resume_runs_that_one_alone(tiphys
         (["sweep", "tiny-done/fit"], 2, "has no sweep 'fit'; its fanned-out steps are: none"),
         (["sweep", "tiny-dome"], 3, "did you mean tiny-done?"),
         (["sweep", "tiny-done", "--mode", "max"], 2, "add --metric NAME"),
-        (["lineage", "tiny-done/fat"], 3, "no training step 'fat' that keeps checkpoints; it has: fit"),
+        (["lineage", "tiny-done/report"], 3, "report of run tiny-done has no checkpoints; steps with checkpoints: fit"),
+        (["lineage", "tiny-done/fat"], 3, "has no step 'fat'; did you mean 'fit'? It has: prepare, fit, report"),
     ],
 )
 def test_a_sweep_that_is_not_there_is_refused_by_name(

@@ -227,7 +227,7 @@ def test_a_result_of_another_run_counts_as_this_ones(store):
     assert (first.step, first.state, first.value, first.attempts) == (STEPS[1], TrialState.DONE, 0.25, 0)
 
 
-def test_items_that_a_step_made_are_known_by_how_argo_displays_them(store):
+def test_items_that_a_step_made_are_known_from_their_bindings(store):
     write_run(store, spec(), withParam="{{tasks.propose.outputs.parameters.lrs}}")
     step = item_step_id("fit", "0.5", 0)
     bound = ItemBinding(run=RUN, submission=1, step=step, instance="wf.fit(0:0.5)", label="fit(0:0.5)")
@@ -236,7 +236,8 @@ def test_items_that_a_step_made_are_known_by_how_argo_displays_them(store):
     store.create(RunLayout(RUN).item(1, step), bound.to_bytes())
     begin(store, step, loss=1.0)
     [trial] = read(store).trials
-    assert (trial.step, trial.parameters, trial.value) == (step, {"item": "0:0.5"}, 1.0)
+    assert trial.name == "fit[0]"
+    assert (trial.step, trial.parameters, trial.value) == (step, {"item": 0.5}, 1.0)
 
 
 def test_the_lineage_names_items_by_what_they_were_given(store):
@@ -313,7 +314,7 @@ class TestBest:
         assert self.path(tmp_path, "MODEL").read_bytes() == STEPS[1].encode()
         logs = self.path(tmp_path, "LOGS")
         assert ((logs / "a/b").read_bytes(), (logs / "c").read_bytes()) == (b"1", b"2")
-        assert capsys.readouterr().out == f"{STEPS[1]} {format_item_parameters(ITEMS[1])}: loss 0.4\n"
+        assert capsys.readouterr().out == f"fit[1] {format_item_parameters(ITEMS[1])}: loss 0.4\n"
 
     def test_without_a_value_it_fails_and_says_what_there_is(self, store, monkeypatch, tmp_path, capsys):
         write_run(store, spec())

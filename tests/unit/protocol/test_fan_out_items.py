@@ -18,7 +18,8 @@ def test_items_are_known_by_their_value_wherever_they_stand_and_however_they_are
     [
         {"name": "fit"},
         {"name": "fit", "withItems": []},
-        {"name": "fit", "withParam": "[1]"},
+        {"name": "fit", "withParam": "{{workflow.parameters.all}}"},
+        {"name": "fit", "withParam": "no list"},
         {"name": "fit", "withItems": ["{{workflow.parameters.lr}}"]},
     ],
 )

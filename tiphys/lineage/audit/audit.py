@@ -25,7 +25,6 @@ from tiphys.lineage.audit.checks import (
     audit_attempts,
     checkpoint_store_resolver,
     is_deleted,
-    is_step_or_item,
 )
 from tiphys.lineage.audit.findings import (
     CHECKPOINT_LAYERS,
@@ -37,6 +36,7 @@ from tiphys.lineage.audit.findings import (
     make_finding,
 )
 from tiphys.lineage.quarantine import quarantine_checkpoint
+from tiphys.lineage.step_names import selects_step
 from tiphys.records import CheckpointRef
 from tiphys.store import LineageLayout, Store, read_run
 from tiphys.store.layout import LINEAGES
@@ -233,7 +233,7 @@ def _list_lineages(store: Store, run: str, attempts: Mapping[str, AttemptRecords
     """Step ids with checkpoints in the run's store, or with attempts that have a lineage."""
     stored = (prefix.removeprefix(f"{LINEAGES}{run}/").rstrip("/") for prefix in store.prefixes(f"{LINEAGES}{run}/"))
     claimed = (name for name, records in attempts.items() if any(c.lineage for c in records.claims.values()))
-    return sorted(name for name in {*stored, *claimed} if is_step_or_item(name, step))
+    return sorted(name for name in {*stored, *claimed} if selects_step(step, name))
 
 
 def _is_checkpoint_removed(store: Store, finding: AuditFinding) -> bool:

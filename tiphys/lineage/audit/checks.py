@@ -23,6 +23,7 @@ from tiphys.lineage.audit.findings import (
     make_finding,
 )
 from tiphys.lineage.select import list_commits
+from tiphys.lineage.step_names import selects_step
 from tiphys.lineage.validity import manifest_fault
 from tiphys.protocol.compiled_workflow import CompiledPipeline
 from tiphys.records import (
@@ -184,7 +185,7 @@ def audit_attempts(reader: AuditReader, step: str = "") -> Mapping[str, AttemptR
     """Check the attempts of all steps, or of one step with its items; return their records by step id."""
     steps: dict[str, AttemptRecords] = {}
     listed = {info.key: parse_attempt(info.key) for info in reader.store.list(RunLayout(reader.run).attempts)}
-    parsed = {key: parts for key, parts in listed.items() if parts is not None and is_step_or_item(parts[0], step)}
+    parsed = {key: parts for key, parts in listed.items() if parts is not None and selects_step(step, parts[0])}
     reader.prefetch(list(parsed))
     for key, parts in parsed.items():
         _read_attempt_record(reader, steps.setdefault(parts[0], AttemptRecords()), key, *parts)
@@ -194,11 +195,6 @@ def audit_attempts(reader: AuditReader, step: str = "") -> Mapping[str, AttemptR
             _check_outputs(reader, end)
     _check_done(reader, steps, step)
     return steps
-
-
-def is_step_or_item(step_id: str, step: str) -> bool:
-    """Whether ``step_id`` is ``step`` or an item of it; an empty ``step`` matches all."""
-    return step in ("", step_id, step_id.partition(".")[0])
 
 
 def _read_attempt_record(
@@ -258,7 +254,7 @@ def _check_done(reader: AuditReader, steps: Mapping[str, AttemptRecords], step: 
     layout = RunLayout(reader.run)
     for info in reader.store.list(layout.done_markers):
         marker = parse_done(info.key)
-        if marker is None or not is_step_or_item(marker[0], step):
+        if marker is None or not selects_step(step, marker[0]):
             continue
         name, number, _ = marker
         if number not in steps.get(name, AttemptRecords()).ended:

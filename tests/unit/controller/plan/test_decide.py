@@ -317,9 +317,13 @@ def test_a_fan_out_with_an_item_missing_is_kept_whole_and_says_which(store: Stor
 
     assert step.decision == "run"
     assert step.reason == (
-        "item b and 1 more of 3 not done (never finished: attempt 1 ended by preemption); 1 done is taken over"
+        "sweep[1] b and 1 more of 3 not done (never finished: attempt 1 ended by preemption); 1 done is taken over"
     )
-    assert [(item.item, item.done) for item in step.items] == [("a", True), ("b", False), ("c", False)]
+    assert [(item.name, item.item, item.done) for item in step.items] == [
+        ("sweep[0]", "a", True),
+        ("sweep[1]", "b", False),
+        ("sweep[2]", "c", False),
+    ]
 
 
 def test_equal_items_are_counted(store: Store) -> None:

@@ -4,6 +4,7 @@
 |---|---|
 | asked for, done | runs, with everything that hangs on it |
 | asked for, in a succeeded run | the same |
+| item of a fan-out asked for, under any of its names | that item runs, and what hangs on the fan-out |
 | asked for before, not finished since | a plain resume runs it |
 | asked for before, and finished since | skipped |
 | claimed and never sent | sent as it was claimed; something else is refused |
@@ -14,12 +15,12 @@ import pytest
 from support.compiled import History, gated, pipeline_of, plain
 from support.faults import dying_at
 from support.submitter import FakeSubmitter
-from tiphys_controller import plan_run, resume_run, start_run
+from tiphys_controller import fork_run, plan_run, resume_run, start_run
 
-from tiphys.errors import ConflictError, UsageError
+from tiphys.errors import ConflictError, NotFoundError, UsageError
 from tiphys.protocol.step_spec import StepKind
-from tiphys.records import SubmissionClaim, SubmissionEnd
-from tiphys.store import RunLayout, Store, read_events, read_submissions
+from tiphys.records import SubmissionClaim, SubmissionEnd, item_step_id
+from tiphys.store import RunLayout, Store, read_events, read_run, read_submissions
 
 RUN = "digits-1"
 LAYOUT = RunLayout(RUN)
@@ -140,6 +141,69 @@ def test_all_items_of_a_fan_out_run_again(store: Store, submitter: FakeSubmitter
     assert [item.done for item in sweep.items] == [False, False]
 
 
+SWEEP = pipeline_of(gated("sweep", withItems=["a", "b", "c"]), gated("best", depends="sweep"))
+
+
+@pytest.fixture
+def sweep(store: Store, submitter: FakeSubmitter) -> History:
+    """A run whose sweep and what follows are done."""
+    start_run(store, submitter, SWEEP, RUN)
+    history = History(store, RUN)
+    for item in plan_run(store, RUN).steps[0].items:
+        history.done(item.step)
+    history.done("best")
+    store.create(LAYOUT.submission_end(1), SubmissionEnd(run=RUN, submission=1, status="Succeeded").to_bytes())
+    submitter.end(RUN, "Succeeded")
+    return history
+
+
+@pytest.mark.parametrize("name", ["sweep[1]", "sweep[b]", "sweep(1:b)", item_step_id("sweep", "b", 0)])
+def test_one_item_of_a_fan_out_runs_again(store: Store, submitter: FakeSubmitter, sweep: History, name: str) -> None:
+    resumed = resume_run(store, submitter, RUN, rerun=[name])
+
+    [items, best] = resumed.plan.steps
+    assert [(item.name, item.done) for item in items.items] == [
+        ("sweep[0]", True),
+        ("sweep[1]", False),
+        ("sweep[2]", True),
+    ]
+    assert best.reason == "depends on sweep, which is asked to run again"
+    item = item_step_id("sweep", "b", 0)
+    assert (last_claim(store).rerun_roots, last_claim(store).rerun_since) == ((item,), {item: 2, "best": 2})
+    assert read_events(store, RUN)[-1].message.endswith("rerun on request: sweep[1]")
+
+
+def test_an_item_that_hangs_on_another_rerun_runs_with_all_others(store: Store, submitter: FakeSubmitter) -> None:
+    start_run(store, submitter, pipeline_of(gated("prep"), gated("sweep", withItems=["a", "b"], depends="prep")), RUN)
+    history = History(store, RUN)
+    history.done("prep")
+    for item in plan_run(store, RUN).steps[1].items:
+        history.done(item.step)
+    submitter.end(RUN)
+
+    [_, sweep] = plan_run(store, RUN, ["sweep[0]", "prep"]).steps
+
+    assert [item.done for item in sweep.items] == [False, False]
+
+
+@pytest.mark.parametrize("name", ["sweep[3]", "sweep[d]", item_step_id("sweep", "d", 0), "best[0]"])
+def test_an_unknown_item_is_refused(store: Store, submitter: FakeSubmitter, sweep: History, name: str) -> None:
+    before = keys(store)
+
+    with pytest.raises((NotFoundError, UsageError), match=r"no item|not fanned out"):
+        resume_run(store, submitter, RUN, rerun=[name])
+
+    assert keys(store) == before
+
+
+def test_a_fork_runs_an_item_again_and_reuses_the_others(
+    store: Store, submitter: FakeSubmitter, sweep: History
+) -> None:
+    fork_run(store, submitter, RUN, "again", rerun=["sweep[1]"])
+
+    assert read_run(store, "again").rerun_steps == (item_step_id("sweep", "b", 0), "best")
+
+
 def test_a_plain_step_can_be_asked_for(store: Store, submitter: FakeSubmitter) -> None:
     start_run(store, submitter, pipeline_of(gated("prep"), plain("notify", depends="prep"), gated("report")), RUN)
     history = History(store, RUN)
@@ -159,7 +223,7 @@ def test_an_unknown_step_is_named_with_those_there_are(
 ) -> None:
     before = keys(store)
 
-    with pytest.raises(UsageError, match=r"no step '\.\./fit'; did you mean 'fit'\? It has: prep, .*"):
+    with pytest.raises(NotFoundError, match=r"no step '\.\./fit'; did you mean 'fit'\? It has: prep, .*"):
         resume_run(store, submitter, RUN, rerun=["../fit"])
 
     assert keys(store) == before

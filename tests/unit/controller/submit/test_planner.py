@@ -343,7 +343,7 @@ def test_a_dry_fork_writes_nothing(store: Store, submitter: FakeSubmitter, histo
 def test_a_fork_of_nothing_is_refused(store: Store, submitter: FakeSubmitter, history: History) -> None:
     with pytest.raises(NotFoundError, match="did you mean digits-1"):
         fork_run(store, submitter, "digits-2")
-    with pytest.raises(UsageError, match="no step 'fitt'"):
+    with pytest.raises(NotFoundError, match="no step 'fitt'"):
         fork_run(store, submitter, RUN, rerun=["fitt"])
     with pytest.raises(ConflictError, match=f"already has a run '{RUN}'"):
         fork_run(store, submitter, RUN, RUN)

@@ -47,10 +47,10 @@ def test_value_counts_in_its_canonical_form(here):
     assert step_of(flow.call(first)).rpartition(".")[0] == step_of(flow.call(second)).rpartition(".")[0]
 
 
-def test_bound_item_remembers_how_argo_shows_it(here):
+def test_bound_item_remembers_its_value_and_how_argo_shows_it(here):
     here.submit(SWEEP).admit("sweep", item="3:a")
     (bound,) = records(here.store, "control/runs/digits-abc12/items/")
-    assert (bound["label"], bound["submission"]) == ("sweep(3:a)", 1)
+    assert (bound["label"], bound["item"], bound["submission"]) == ("sweep(3:a)", "a", 1)
 
 
 def test_step_that_is_not_fanned_out_binds_no_item(here):

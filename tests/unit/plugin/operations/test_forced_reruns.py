@@ -10,7 +10,7 @@
 import pytest
 from support.world import Flow, World, commit, fit, outputs, phase, prep, said, workflow, world
 
-from tiphys.records import SubmissionClaim, SubmissionKind, WorkflowRecord, json_digest
+from tiphys.records import SubmissionClaim, SubmissionKind, WorkflowRecord, item_step_id, json_digest
 from tiphys.store import RunLayout, claim_record
 
 RUN = "digits-abc12"
@@ -55,6 +55,16 @@ def test_an_old_result_is_not_taken_over(here):
     finish(here.submit(STEP), "prep", "0/artifacts/data")
     flow = resumed(here, STEP, prep=2)
     assert finish(flow, "prep", "0/artifacts/data", b"new") == "2"
+
+
+def test_of_a_fan_out_only_the_item_that_is_asked_for_runs_again(here):
+    sweep = prep(name="sweep", fan_out=True, parameters=())
+    flow = here.submit(sweep)
+    for item in ("0:a", "1:b"):
+        flow.write_output(flow.admit("sweep", item=item), "0/artifacts/data", item.encode())
+        assert phase(flow.conclude("sweep", item=item)) == "Succeeded"
+    flow = resumed(here, sweep, **{item_step_id("sweep", "b", 0): 2})
+    assert [outputs(flow.admit("sweep", item=item))["run"] for item in ("0:a", "1:b")] == ["false", "true"]
 
 
 def test_what_was_made_since_is_taken_over(here):
