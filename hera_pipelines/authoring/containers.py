@@ -9,7 +9,7 @@ from typing import Any
 from hera.workflows import Container
 
 from hera_pipelines.authoring.calls import create_task, template_input_slots
-from hera_pipelines.authoring.policies import StepOptions, TrainOptions
+from hera_pipelines.authoring.policies import StepOptions, TrainOptions, require_image
 from hera_pipelines.compile.settings import refuse_unknown_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.step_spec import STEP_ANNOTATION
@@ -20,6 +20,8 @@ class _GatedContainer(StepOptions, Container):
     def __post_init__(self) -> None:
         if not self.name:
             raise UsageError(f"{type(self).__name__}(…) needs name=…; its results are stored under it")
+        if isinstance(self, TrainOptions):
+            require_image(self.name, self.image)
         self.annotations = {
             **(self.annotations or {}),
             STEP_ANNOTATION: self.step_settings(self.name).model_dump_json(),

@@ -21,7 +21,7 @@ from hera.workflows._context import _context
 from hera.workflows.models import Template, ValueFrom
 
 from hera_pipelines.authoring.calls import create_task, function_input_slots, separate_shared_inputs
-from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions
+from hera_pipelines.authoring.policies import Checkpoints, Duration, Retries, StepOptions, TrainOptions, require_image
 from hera_pipelines.compile.settings import Spot, check_keywords
 from tiphys.errors import UsageError
 from tiphys.protocol.environment import input_path_variable, output_path_variable
@@ -272,6 +272,8 @@ def _build_decorator(options: StepOptions, arguments: dict[str, Any]) -> StepDec
 
     def decorate(function: Callable[P, R]) -> StepFunction[P, R]:
         name = arguments.get("name") or function.__name__.replace("_", "-").lower()
+        if isinstance(options, TrainOptions) or "image" in arguments:
+            require_image(name, arguments.get("image"))
         _check_annotations(name, function)
         separate_shared_inputs(function)
         returned_outputs(function)

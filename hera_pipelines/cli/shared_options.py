@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -242,6 +242,14 @@ def _author_parameters(names: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith("tiphys-")]
 
 
+SERVICE_ACCOUNT = "tiphys-workflow"
+"""Service account that the Helm chart creates, with the permissions that Argo's pods need."""
+
+ServiceAccountOption = Annotated[
+    str,
+    typer.Option("--service-account", metavar="NAME", help="Service account of the pods, if the pipeline names none."),
+]
+
 PipelineOption = Annotated[
     str | None, typer.Option("--pipeline", metavar="NAME", help="Name of the pipeline, if the file defines several.")
 ]
@@ -255,6 +263,13 @@ ExecutorPluginOption = Annotated[
         "an ExecutorPlugin), for an Argo with ARGO_WORKFLOW_LEVEL_EXECUTOR_PLUGINS=true.",
     ),
 ]
+
+
+def compile_to_workflow(pipeline: "AnyPipeline", **options: Any) -> Manifest:
+    """The compiled Workflow of ``pipeline``; of a `CronPipeline`, the Workflow that its schedule starts."""
+    from hera_pipelines import CronPipeline  # imports Hera, which takes half a second
+
+    return pipeline.workflow(**options) if isinstance(pipeline, CronPipeline) else pipeline.compile(**options)
 
 
 def load_pipeline_file(file: Path, name: str | None) -> "AnyPipeline":

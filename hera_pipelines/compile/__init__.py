@@ -1,7 +1,7 @@
 """Compiles the Workflow that Hera builds into the Workflow that Argo runs, as one pure function."""
 
 from hera_pipelines.compile.executor_plugins import read_executor_plugin
-from hera_pipelines.compile.output import cron_workflow, to_workflow_yaml, workflow_template
+from hera_pipelines.compile.output import TemplateKind, cron_workflow, to_workflow_yaml, workflow_template
 from hera_pipelines.compile.settings import CompileOptions, SharedVolume, Spot, StepSettings
 from hera_pipelines.compile.workflow import compile_workflow
 
@@ -10,6 +10,7 @@ __all__ = [
     "SharedVolume",
     "Spot",
     "StepSettings",
+    "TemplateKind",
     "compile_workflow",
     "cron_workflow",
     "read_executor_plugin",

@@ -1,4 +1,4 @@
-"""Turns a compiled Workflow into YAML, a WorkflowTemplate or a CronWorkflow, and records its git commit.
+"""Turns a compiled Workflow into YAML, a template or a CronWorkflow, and records its git commit.
 
 The YAML has a fixed order of fields, because people read and diff it.
 
@@ -10,6 +10,7 @@ the code calls `record_code_version` on the result.
 import copy
 import os
 import subprocess
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,20 @@ def _field_position(field: str) -> tuple[int, str]:
 API_VERSION = "argoproj.io/v1alpha1"
 
 
-def workflow_template(workflow: Manifest, name: str) -> Manifest:
-    """The compiled ``workflow`` as a WorkflowTemplate, for ``argo submit --from workflowtemplate/…``."""
+class TemplateKind(StrEnum):
+    """Kinds of templates that Workflows are submitted from."""
+
+    WORKFLOW_TEMPLATE = "WorkflowTemplate"
+    CLUSTER_WORKFLOW_TEMPLATE = "ClusterWorkflowTemplate"
+
+
+def workflow_template(workflow: Manifest, name: str, kind: TemplateKind = TemplateKind.WORKFLOW_TEMPLATE) -> Manifest:
+    """The compiled ``workflow`` as a template, for ``argo submit --from workflowtemplate/…``."""
     metadata, spec = _copy_metadata_and_spec(workflow)
     spec["workflowMetadata"] = _inherited_metadata(metadata)
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "WorkflowTemplate",
-        "metadata": _named_metadata(metadata, name),
-        "spec": spec,
-    }
+    if kind is TemplateKind.CLUSTER_WORKFLOW_TEMPLATE:
+        metadata.pop("namespace", None)
+    return {"apiVersion": API_VERSION, "kind": kind.value, "metadata": _named_metadata(metadata, name), "spec": spec}
 
 
 def cron_workflow(workflow: Manifest, name: str, cron: Manifest) -> Manifest:
@@ -102,7 +107,7 @@ def cron_workflow(workflow: Manifest, name: str, cron: Manifest) -> Manifest:
         UsageError: there is no schedule.
     """
     if not cron.get("schedules"):
-        raise UsageError(f"CronWorkflow {name!r} has no schedule; give schedules=['0 2 * * *']")
+        raise UsageError(f"CronWorkflow {name!r} has no schedule; give one, such as '0 2 * * *'")
     metadata, spec = _copy_metadata_and_spec(workflow)
     return {
         "apiVersion": API_VERSION,

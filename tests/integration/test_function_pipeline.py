@@ -26,7 +26,7 @@ def preprocess(source: str) -> Data:
     return target
 
 
-@train(checkpoints=Checkpoints(every="1 step"), retries=Retries(backoff=0.01))
+@train(image="python:3.12", checkpoints=Checkpoints(every="1 step"), retries=Retries(backoff=0.01))
 def fit(data: Data, lr: float) -> tuple[Loss, Annotated[dict, Artifact(name="card")]]:
     import os
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from tiphys.errors import UsageError, unknown_name_message
 from tiphys.protocol.operations import PLUGIN_BODY_KEY
-from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, STEP_ANNOTATION, STORE_ANNOTATION, StepSpec
+from tiphys.protocol.step_spec import PIPELINE_ANNOTATION, RUN_PARAMETER, STEP_ANNOTATION, STORE_ANNOTATION, StepSpec
 from tiphys.records import Record
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -47,6 +47,12 @@ class CompiledPipeline:
             UsageError: Tiphys did not compile it, or a step's annotation is damaged.
         """
         annotations = manifest.get("metadata", {}).get("annotations") or {}
+        if PIPELINE_ANNOTATION not in annotations and RUN_PARAMETER in read_workflow_parameters(manifest):
+            raise UsageError(
+                f"the Workflow is compiled and has no annotation {PIPELINE_ANNOTATION}: its template lacks "
+                "spec.workflowMetadata, which hands annotations on; make the template with `tiphys compile --as "
+                "workflowtemplate` (clusterworkflowtemplate, cronworkflow), not by a change of its kind"
+            )
         if PIPELINE_ANNOTATION not in annotations:
             raise UsageError(
                 f"the Workflow has no annotation {PIPELINE_ANNOTATION}, so Tiphys did not compile it; "

@@ -3,28 +3,52 @@
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
+    SERVICE_ACCOUNT,
     ExecutorPluginOption,
     ParameterOption,
     PipelineOption,
+    ServiceAccountOption,
+    compile_to_workflow,
     load_pipeline_file,
     parse_parameters,
     with_parameters,
 )
-from hera_pipelines.compile import to_workflow_yaml
+from hera_pipelines.cli.target import refuse_options
+from hera_pipelines.compile import TemplateKind, cron_workflow, to_workflow_yaml, workflow_template
 from hera_pipelines.compile.output import read_git_commit, record_code_version
+from tiphys.protocol.compiled_workflow import Manifest
 
 EXAMPLES = """\b
 Examples:
   tiphys compile digits.py | argo submit -
   tiphys compile digits.py -o json -p lr=0.3 > digits.json
+  tiphys compile digits.py --as workflowtemplate | kubectl apply -f -
+  tiphys compile digits.py --as cronworkflow --schedule '0 2 * * *' --timezone Europe/Berlin | kubectl apply -f -
   tiphys compile digits.py --executor-plugin plugin.yaml | argo submit --serviceaccount tiphys-workflow -
 """
+
+
+class ManifestKind(StrEnum):
+    """Values of ``--as``."""
+
+    WORKFLOW = "workflow"
+    WORKFLOW_TEMPLATE = "workflowtemplate"
+    CLUSTER_WORKFLOW_TEMPLATE = "clusterworkflowtemplate"
+    CRON_WORKFLOW = "cronworkflow"
+
+
+_ONLY_NAMED = {"name": "--name", "service_account": "--service-account"}
+_ONLY_SCHEDULED = {"schedule": "--schedule", "timezone": "--timezone"}
+_TEMPLATE_KINDS = {
+    ManifestKind.WORKFLOW_TEMPLATE: TemplateKind.WORKFLOW_TEMPLATE,
+    ManifestKind.CLUSTER_WORKFLOW_TEMPLATE: TemplateKind.CLUSTER_WORKFLOW_TEMPLATE,
+}
 
 
 class ManifestFormat(StrEnum):
@@ -46,11 +70,52 @@ def compile_file(
         ),
     ] = None,
     executor_plugin: ExecutorPluginOption = None,
+    kind: Annotated[
+        ManifestKind | None,
+        typer.Option("--as", help="Kind of the document. Default: a CronWorkflow for a CronPipeline, else a Workflow."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name of the template or schedule. Default: the pipeline's."),
+    ] = None,
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option("--schedule", metavar="CRON", help="Schedule such as '0 2 * * *'; may be repeated."),
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option("--timezone", metavar="ZONE", help="Time zone of the schedule. Default: UTC.")
+    ] = None,
+    service_account: ServiceAccountOption = SERVICE_ACCOUNT,
     output: Annotated[ManifestFormat, typer.Option("-o", "--format", help="Output format.")] = ManifestFormat.YAML,
 ) -> None:
-    """Compile a pipeline and print the Workflow. Nothing is submitted."""
+    """Compile a pipeline and print the Workflow, or a template or schedule of it. Nothing is submitted.
+
+    A template hands labels and annotations to its Workflows by `workflowMetadata`,
+    so that the services know them; a template whose kind was changed by hand does not.
+    """
     screen: Screen = context.obj
-    compiled = load_pipeline_file(file, pipeline).compile(store=store, executor_plugin=executor_plugin)
+    loaded = load_pipeline_file(file, pipeline)
+    options: dict[str, Any] = {"store": store, "executor_plugin": executor_plugin}
+    if kind in (None, ManifestKind.WORKFLOW):
+        refuse_options(context, {**_ONLY_NAMED, **_ONLY_SCHEDULED}, "it is for a template or schedule; add --as")
+    elif kind is not ManifestKind.CRON_WORKFLOW:
+        refuse_options(context, _ONLY_SCHEDULED, "it is for a schedule; add --as cronworkflow")
+    compiled = loaded.compile(**options) if kind is None else compile_to_workflow(loaded, **options)
+    if kind not in (None, ManifestKind.WORKFLOW):
+        compiled["spec"].setdefault("serviceAccountName", service_account)
+    if kind is ManifestKind.CRON_WORKFLOW:
+        given = {"schedules": schedule, "timezone": timezone}
+        cron = _schedule_of(loaded.compile(**options)) | {field: value for field, value in given.items() if value}
+        compiled = cron_workflow(compiled, name or loaded.pipeline_name, cron)
+    elif kind in _TEMPLATE_KINDS:
+        compiled = workflow_template(compiled, name or loaded.pipeline_name, _TEMPLATE_KINDS[kind])
     manifest = with_parameters(compiled, parse_parameters(parameter or []))
     record_code_version(manifest, read_git_commit(file.parent))
     screen.write(to_workflow_yaml(manifest) if output == ManifestFormat.YAML else json.dumps(manifest, indent=2))
+
+
+def _schedule_of(compiled: Manifest) -> Manifest:
+    """Fields of a compiled CronWorkflow beside its Workflow; empty for a Workflow."""
+    if compiled["kind"] != "CronWorkflow":
+        return {}
+    return {k: v for k, v in compiled["spec"].items() if k not in ("workflowSpec", "workflowMetadata")}

@@ -25,6 +25,7 @@ from hera_pipelines.cli.progress.local import (
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import (
     DEFAULT_STATE,
+    SERVICE_ACCOUNT,
     ArgoServerOption,
     ClusterOptions,
     ContextOption,
@@ -33,7 +34,9 @@ from hera_pipelines.cli.shared_options import (
     NamespaceOption,
     ParameterOption,
     PipelineOption,
+    ServiceAccountOption,
     WritingStoreOption,
+    compile_to_workflow,
     is_store_named,
     load_pipeline_file,
     needs_store_option,
@@ -70,9 +73,6 @@ Examples:
 """
 
 
-SERVICE_ACCOUNT = "tiphys-workflow"
-"""Service account that the Helm chart creates, with the permissions that Argo's pods need."""
-
 _ONLY_CLUSTER = {
     **CLUSTER_OPTIONS,
     "service_account": "--service-account",
@@ -100,12 +100,7 @@ def run(
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     argo_server: ArgoServerOption = None,
-    service_account: Annotated[
-        str,
-        typer.Option(
-            "--service-account", metavar="NAME", help="Service account of the pods, if the pipeline names none."
-        ),
-    ] = SERVICE_ACCOUNT,
+    service_account: ServiceAccountOption = SERVICE_ACCOUNT,
     executor_plugin: ExecutorPluginOption = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Submit to the cluster and exit without showing progress.")
@@ -241,9 +236,5 @@ def _run_on_cluster(screen: Screen, request: _RunRequest, target: _ClusterTarget
 def _compile_pipeline(
     pipeline: "AnyPipeline", store: str, queues: Path | None, executor_plugin: Path | None = None
 ) -> Manifest:
-    from hera_pipelines import CronPipeline  # imports Hera, which takes half a second
-
     queue_names = frozenset(queue.name for queue in load_queues(queues).queues) if queues else None
-    if isinstance(pipeline, CronPipeline):
-        return pipeline.workflow(store=store, queues=queue_names, executor_plugin=executor_plugin)
-    return pipeline.compile(store=store, queues=queue_names, executor_plugin=executor_plugin)
+    return compile_to_workflow(pipeline, store=store, queues=queue_names, executor_plugin=executor_plugin)

@@ -23,7 +23,7 @@ def preprocess(source: str = "raw") -> str:
     return source
 
 
-@train(outputs=[Artifact(name="model", path="/tmp/model"), loss(), loss("accuracy")])
+@train(image="python:3.12", outputs=[Artifact(name="model", path="/tmp/model"), loss(), loss("accuracy")])
 def fit(data: Data, lr: float = 0.1) -> None:
     _ = (data, lr)
 
@@ -98,7 +98,7 @@ Model = Annotated[Path, Artifact(name="model", path="/tmp/model")]
 Loss = Annotated[float, Parameter(name="loss")]
 
 
-@train()
+@train(image="python:3.12")
 def tune(lr: float) -> tuple[Model, Annotated[str, Artifact(name="log")], Loss]:
     return Path("model"), str(lr), lr
 

@@ -105,7 +105,7 @@ def test_artifacts_are_paths_and_folders_are_copied(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").read_text() == "digits!"
 
 
-@train()
+@train(image="python:3.12")
 def quiet() -> None:
     raise SystemExit(75)
 

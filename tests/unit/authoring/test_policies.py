@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
+from hera.shared import global_config
 
 from hera_pipelines import AKS_SPOT, GKE_SPOT, Checkpoints, Pipeline, Retries, SharedVolume, Step, Train, step, train
 from hera_pipelines.authoring.policies import TrainOptions
@@ -38,6 +39,7 @@ def nothing() -> None: ...
 
 
 EVERYTHING: dict[str, Any] = {
+    "image": "ghcr.io/acme/digits:1.4",
     "gpus": 2,
     "gpu_type": "A100",
     "min_gpu_memory_mb": 40_000,
@@ -174,8 +176,8 @@ def test_the_authors_annotations_are_kept() -> None:
         (lambda: Checkpoints(when_busy="hurry").policy(), "Checkpoints: when_busy cannot be 'hurry'"),
         (lambda: Checkpoints(metrics="9464").policy(), "Checkpoints(metrics=…): '9464' is not valid: write port:9464"),
         (lambda: Retries(preemption=-1).policy(), "Retries: preemption cannot be -1"),
-        (lambda: train(gpus=-1)(nothing), "gpus cannot be -1"),
-        (lambda: train(gpu_type="A100")(nothing), "has gpu_type or min_gpu_memory_mb, but gpus=0"),
+        (lambda: train(image="i", gpus=-1)(nothing), "gpus cannot be -1"),
+        (lambda: train(image="i", gpu_type="A100")(nothing), "has gpu_type or min_gpu_memory_mb, but gpus=0"),
         (lambda: Train(image="i"), "Train(…) needs name=…"),
     ],
 )
@@ -237,6 +239,24 @@ def test_an_unknown_keyword_is_refused_with_the_known_ones(call: Any, words: str
         call()
 
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **image: train(**image)(nothing),
+        lambda **image: Train(name="nothing", command=["x"], **image),
+        lambda image=None: step(image=image)(nothing),
+    ],
+    ids=["train", "Train", "step"],
+)
+def test_a_step_without_an_image_is_refused(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"'nothing' has no image, and Hera would run it in python:3\.\d+"):
+        make(image=None)
+
+    make(image="ghcr.io/acme/digits:1.4")
+    monkeypatch.setattr(global_config, "image", "ghcr.io/acme/python:3.12")
+    make()
 
 
 def test_the_signature_still_says_what_an_author_may_write() -> None:

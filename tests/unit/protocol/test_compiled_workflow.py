@@ -43,6 +43,12 @@ def test_a_workflow_of_somebody_else_is_refused_with_what_to_do(metadata: dict[s
         CompiledPipeline.from_manifest({"metadata": metadata, "spec": {}})
 
 
+def test_a_workflow_of_a_template_without_its_metadata_is_refused_with_the_command() -> None:
+    spec = {"arguments": {"parameters": [{"name": "tiphys-run", "value": ""}]}}
+    with pytest.raises(UsageError, match=r"lacks spec\.workflowMetadata.*`tiphys compile --as workflowtemplate`"):
+        CompiledPipeline.from_manifest({"metadata": {"name": "digits-x2"}, "spec": spec})
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "fit"}', '{"name": "fit", "kind": "x", "template": "t"}'])
 def test_a_damaged_annotation_names_its_template(text: str) -> None:
     broken = {"name": "fit", "metadata": {"annotations": {"tiphys.dev/step": text}}}
