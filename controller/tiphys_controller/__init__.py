@@ -1,23 +1,31 @@
-"""Plans and resumes runs from storage alone."""
+"""Plans and resumes runs from storage alone.
 
-from tiphys_controller.plan.drift import DriftFinding, format_drift
-from tiphys_controller.runs import RunDetail, RunPhase, RunSummary, describe_run, list_run_summaries
-from tiphys_controller.submit.fork import ForkResult, fork_run
-from tiphys_controller.submit.idempotency import start_run_once
-from tiphys_controller.submit.plan_report import API_VERSION, ItemReport, PlanReport, StepReport, plan_run
-from tiphys_controller.submit.planner import WorkflowChange
-from tiphys_controller.submit.resume import ResumeResult, resume_run
-from tiphys_controller.submit.start import StartResult, start_run
-from tiphys_controller.submit.submission import locate_workflow
-from tiphys_controller.submit.submitter import (
-    ADDRESS_PREFIX,
-    ClusterSubmitter,
-    LiveWorkflow,
-    ShutdownStrategy,
-    Submitter,
-    TenantSubmitter,
-    is_stable_cluster_name,
-)
+Names are imported on first use (PEP 562): a command that reads one run would
+otherwise load all that resumes and forks need.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tiphys_controller.plan.drift import DriftFinding, format_drift
+    from tiphys_controller.runs import RunDetail, RunPhase, RunSummary, describe_run, list_run_summaries
+    from tiphys_controller.submit.fork import ForkResult, fork_run
+    from tiphys_controller.submit.idempotency import start_run_once
+    from tiphys_controller.submit.plan_report import API_VERSION, ItemReport, PlanReport, StepReport, plan_run
+    from tiphys_controller.submit.planner import WorkflowChange
+    from tiphys_controller.submit.resume import ResumeResult, resume_run
+    from tiphys_controller.submit.start import StartResult, start_run
+    from tiphys_controller.submit.submission import locate_workflow
+    from tiphys_controller.submit.submitter import (
+        ADDRESS_PREFIX,
+        ClusterSubmitter,
+        LiveWorkflow,
+        ShutdownStrategy,
+        Submitter,
+        TenantSubmitter,
+        is_stable_cluster_name,
+    )
 
 __all__ = [
     "ADDRESS_PREFIX",
@@ -49,3 +57,31 @@ __all__ = [
     "start_run",
     "start_run_once",
 ]
+
+_HOMES = {
+    "plan.drift": ("DriftFinding", "format_drift"),
+    "runs": ("RunDetail", "RunPhase", "RunSummary", "describe_run", "list_run_summaries"),
+    "submit.fork": ("ForkResult", "fork_run"),
+    "submit.idempotency": ("start_run_once",),
+    "submit.plan_report": ("API_VERSION", "ItemReport", "PlanReport", "StepReport", "plan_run"),
+    "submit.planner": ("WorkflowChange",),
+    "submit.resume": ("ResumeResult", "resume_run"),
+    "submit.start": ("StartResult", "start_run"),
+    "submit.submission": ("locate_workflow",),
+    "submit.submitter": (
+        "ADDRESS_PREFIX",
+        "ClusterSubmitter",
+        "LiveWorkflow",
+        "ShutdownStrategy",
+        "Submitter",
+        "TenantSubmitter",
+        "is_stable_cluster_name",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"tiphys_controller.{module}"), name)
+    raise AttributeError(f"module 'tiphys_controller' has no attribute {name!r}")

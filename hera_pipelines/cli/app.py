@@ -1,50 +1,115 @@
 """Entry point of the ``tiphys`` command.
 
 Holds the table of commands, the global options, and the exit codes. A command's
-module is imported only when it runs, because importing all of them takes most
-of a second.
+module is imported only when its command runs or completes: the help of all and
+the completion of names are asked for often, and this table alone answers them.
 """
 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
-import structlog
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import tiphys
 from hera_pipelines.cli.error_messages import EXIT_CODES, report_error
 from hera_pipelines.cli.screen import Screen, guard_streams
 
-# Command → (module, function, constant with the examples for its help).
-_COMMANDS = {
-    "demo": ("demo.command", "demo", "EXAMPLES"),
-    "run": ("cli.commands.run", "run", "EXAMPLES"),
-    "compile": ("cli.commands.compile", "compile_file", "EXAMPLES"),
-    "plan": ("cli.commands.resume", "plan", "PLAN_EXAMPLES"),
-    "resume": ("cli.commands.resume", "resume", "EXAMPLES"),
-    "fork": ("cli.commands.fork", "fork", "EXAMPLES"),
-    "stop": ("cli.commands.stop", "stop", "EXAMPLES"),
-    "why": ("cli.quota_commands.why", "why", "EXAMPLES"),
-    "runs": ("cli.commands.runs", "runs", "RUNS_EXAMPLES"),
-    "get": ("cli.commands.runs", "get", "GET_EXAMPLES"),
-    "lineage": ("cli.commands.lineage", "lineage", "EXAMPLES"),
-    "sweep": ("cli.commands.sweep", "sweep", "EXAMPLES"),
-    "events": ("cli.commands.runs", "events", "EVENTS_EXAMPLES"),
-    "report": ("cli.commands.report", "report", "EXAMPLES"),
-    "gc": ("cli.commands.gc", "gc", "EXAMPLES"),
-    "janitor": ("cli.commands.janitor", "janitor", "EXAMPLES"),
-    "simulate": ("cli.quota_commands.simulate", "simulate", "EXAMPLES"),
-    "verify": ("cli.commands.verify", "verify", "EXAMPLES"),
-    "doctor": ("cli.commands.doctor", "doctor", "EXAMPLES"),
+
+class CommandSource(NamedTuple):
+    """Where a command is defined, and the sentence for the list of commands: the first of its own help."""
+
+    summary: str
+    module: str
+    function: str = ""
+    """Empty for a group of commands, whose module holds an ``app``."""
+    examples: str = "EXAMPLES"
+    """Constant of the module with the examples for the command's help."""
+    logs: bool = False
+    """Whether it runs code of the services, which log."""
+
+    def load(self, name: str) -> Any:
+        """Import the module and build the command."""
+        module = import_module(f"hera_pipelines.{self.module}")
+        application = typer.Typer(add_completion=False, rich_markup_mode=None)
+        if self.function:
+            application.command(name, epilog=getattr(module, self.examples))(getattr(module, self.function))
+            return get_command(application)
+        application.add_typer(module.app, name=name)
+        return get_command(application).commands[name]  # type: ignore[attr-defined]
+
+
+COMMANDS = {
+    "demo": CommandSource(
+        "Train a digit classifier, break it, and resume it bit by bit.", "demo.command", "demo", logs=True
+    ),
+    "run": CommandSource("Run a pipeline on this machine or on a cluster.", "cli.commands.run", "run", logs=True),
+    "compile": CommandSource("Compile a pipeline and print the Workflow.", "cli.commands.compile", "compile_file"),
+    "plan": CommandSource(
+        "Show which steps a resume would run or skip, and why.", "cli.commands.resume", "plan", "PLAN_EXAMPLES"
+    ),
+    "resume": CommandSource(
+        "Resume a run: submit the steps that are missing.", "cli.commands.resume", "resume", logs=True
+    ),
+    "fork": CommandSource("Start a new run from the results of another run.", "cli.commands.fork", "fork", logs=True),
+    "stop": CommandSource("Stop a run on its cluster.", "cli.commands.stop", "stop"),
+    "why": CommandSource(
+        "Explain why steps of a run wait for GPUs, or how they failed.", "cli.quota_commands.why", "why", logs=True
+    ),
+    "runs": CommandSource(
+        "List the runs of a store, with phase and finished steps.", "cli.commands.runs", "runs", "RUNS_EXAMPLES"
+    ),
+    "get": CommandSource(
+        "Show one run: submissions, steps, attempts and outputs.", "cli.commands.runs", "get", "GET_EXAMPLES"
+    ),
+    "lineage": CommandSource(
+        "Show the checkpoints of a run and where each came from.", "cli.commands.lineage", "lineage"
+    ),
+    "sweep": CommandSource("List the trials of a sweep, and mark the best one.", "cli.commands.sweep", "sweep"),
+    "events": CommandSource(
+        "Print the events of a run in order of time.", "cli.commands.runs", "events", "EVENTS_EXAMPLES"
+    ),
+    "report": CommandSource(
+        "Report what failures cost: goodput, lost training, recovery.", "cli.commands.report", "report"
+    ),
+    "gc": CommandSource("Mark and delete checkpoints that no retention rule keeps.", "cli.commands.gc", "gc"),
+    "janitor": CommandSource(
+        "Run one cleanup round, as the controller does every hour.", "cli.commands.janitor", "janitor", logs=True
+    ),
+    "simulate": CommandSource(
+        "Replay a trace of jobs under the quotas of a queue file.", "cli.quota_commands.simulate", "simulate"
+    ),
+    "verify": CommandSource("Verify a run's records, checkpoints and outputs.", "cli.commands.verify", "verify"),
+    "doctor": CommandSource("Check whether a store or a cluster is fit for runs.", "cli.commands.doctor", "doctor"),
+    "checkpoint": CommandSource("List, inspect, compare and pin checkpoints of a run.", "cli.commands.checkpoint"),
+    "queues": CommandSource("Set and show the GPU quotas of a cluster.", "cli.quota_commands.queues"),
+    "nodes": CommandSource(
+        "List the nodes with GPUs, with free GPUs and health.", "cli.quota_commands.nodes", logs=True
+    ),
 }
-_GROUPS = {
-    "checkpoint": "cli.commands.checkpoint",
-    "queues": "cli.quota_commands.queues",
-    "nodes": "cli.quota_commands.nodes",
-}
+
+
+class LazyGroup(TyperGroup):
+    """The commands of `COMMANDS`; each stands for itself by its summary until it is resolved."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=source.summary) for name, source in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is None:
+            return name, command, rest
+        source = COMMANDS[name]
+        if source.logs:
+            from hera_pipelines.cli.logs import log_to_stderr  # imports structlog
+
+            log_to_stderr(ctx.params["verbose"])
+        return name, source.load(name), rest
+
 
 # Accepted before and after the command name, as kubectl does.
 _GLOBAL_OPTIONS = ("--quiet", "--verbose", "--no-color")
@@ -67,9 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     arguments = _global_options_first(list(arguments))
     screen = Screen(quiet="--quiet" in arguments, color="--no-color" not in arguments, verbose="--verbose" in arguments)
-    _log_to_stderr(screen.verbose)
     try:
-        application = get_command(_build_application(arguments))
+        application = get_command(_build_application())
         result = application.main(args=arguments, prog_name="tiphys", standalone_mode=False)
     except BrokenPipeError:
         raise
@@ -78,20 +142,10 @@ def _run(arguments: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _log_to_stderr(verbose: bool) -> None:
-    """Send the plugin's log to stderr, since stdout is for data. Without ``--verbose`` only critical lines appear."""
-    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
-    structlog.configure(
-        processors=[*structlog.get_config()["processors"][:-1], plain],
-        wrapper_class=structlog.make_filtering_bound_logger("info" if verbose else "critical"),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
-
-
-def _build_application(arguments: Sequence[str]) -> typer.Typer:
-    """Build the application with the command that ``arguments`` name, or with all commands if they name none."""
+def _build_application() -> typer.Typer:
     app = typer.Typer(
         name="tiphys",
+        cls=LazyGroup,
         help="Run machine-learning training on Argo Workflows, and resume it after preemptions, crashes and lost "
         "clusters. Commands print data on stdout, and progress and errors on stderr.",
         epilog=_EPILOG,
@@ -101,14 +155,6 @@ def _build_application(arguments: Sequence[str]) -> typer.Typer:
         add_completion=True,
     )
     app.callback()(_set_global_options)
-    first = next((argument for argument in arguments if argument not in _GLOBAL_OPTIONS), None)
-    for name, (module, function, examples) in _COMMANDS.items():
-        if first == name or first not in (*_COMMANDS, *_GROUPS):
-            command_module = import_module(f"hera_pipelines.{module}")
-            app.command(name, epilog=getattr(command_module, examples))(getattr(command_module, function))
-    for name, module in _GROUPS.items():
-        if first == name or first not in (*_COMMANDS, *_GROUPS):
-            app.add_typer(import_module(f"hera_pipelines.{module}").app, name=name)
     return app
 
 

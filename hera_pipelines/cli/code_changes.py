@@ -18,7 +18,6 @@ from tiphys_controller import DriftFinding, WorkflowChange, format_drift
 from hera_pipelines.cli.progress.local import record_code_folder
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import load_pipeline_file, parse_parameters, require_values, with_parameters
-from hera_pipelines.compile.output import read_git_commit, record_code_version
 from tiphys.errors import UsageError
 from tiphys.protocol.compiled_workflow import Manifest, read_workflow_parameters
 from tiphys.protocol.drift_policy import DriftAction, DriftClass
@@ -81,6 +80,7 @@ class RunEdits:
 
     def _compile_file(self, file: Path, store: Store, before: Manifest, parameters: dict[str, str]) -> Manifest:
         from hera_pipelines import CronPipeline  # imports Hera, which takes half a second
+        from hera_pipelines.compile.output import read_git_commit, record_code_version
 
         pipeline = load_pipeline_file(file, self.pipeline_name)
         compile_pipeline = pipeline.workflow if isinstance(pipeline, CronPipeline) else pipeline.compile

@@ -17,18 +17,14 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TextIO
-
-import yaml
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hera_pipelines.control_characters import replace_control_characters
 
-_PIPE_WIDTH = 10_000
-"""Width in columns when the output is a pipe, so that no line is wrapped or cut."""
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
 
 class Format(StrEnum):
@@ -73,26 +69,6 @@ def guard_streams() -> Iterator[None]:
         yield
 
 
-class _GuardedConsole(Console):
-    """A console that obeys its own styles and cursor moves, and none in the text that it prints."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        if isinstance(renderable, Text):
-            renderable = _guarded(renderable)  # here, because symbols are wider than what they stand for
-        for segment in super().render(renderable, options):
-            if segment.control:
-                yield segment
-            else:
-                style = segment.style.update_link(None) if segment.style and segment.style.link else segment.style
-                yield Segment(replace_control_characters(segment.text), style)
-
-
-def _guarded(text: Text) -> Text:
-    guarded = text.copy()
-    guarded.plain = replace_control_characters(text.plain)
-    return guarded
-
-
 @dataclass
 class Screen:
     """The output streams of one command, with its global options."""
@@ -101,16 +77,25 @@ class Screen:
     color: bool = True
     verbose: bool = False
 
-    def __post_init__(self) -> None:
-        self.out = self._console(sys.stdout)
-        self.err = self._console(sys.stderr)
+    @cached_property
+    def out(self) -> "Console":
+        return self._open_console(sys.stdout)
+
+    @cached_property
+    def err(self) -> "Console":
+        return self._open_console(sys.stderr)
+
+    def _open_console(self, stream: TextIO) -> "Console":
+        from hera_pipelines.cli.console import open_console  # imports Rich, which the help does not need
+
+        return open_console(stream.unguarded if isinstance(stream, GuardedStream) else stream, color=self.color)
 
     def note(self, text: str) -> None:
         """Print a note on stderr, unless ``--quiet`` is set."""
         if not self.quiet:
-            self.err.print(Text(text), soft_wrap=True)
+            self.err.print(text, soft_wrap=True)
 
-    def show(self, renderable: RenderableType) -> None:
+    def show(self, renderable: "RenderableType") -> None:
         """Print data for people on stdout. In a pipe, lines have no trailing spaces."""
         if self.out.is_terminal:
             self.out.print(renderable)
@@ -127,14 +112,11 @@ class Screen:
         """Print ``text`` on stderr, even with ``--quiet``."""
         self.err.file.write(_as_lines(text))
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence["str | Text"]]) -> None:
         """Print a table on stdout without borders, as ``kubectl`` does."""
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-        for column in columns:
-            table.add_column(column, overflow="fold", no_wrap=column != columns[-1])
-        for row in rows:
-            table.add_row(*(_guarded(Text(cell) if isinstance(cell, str) else cell) for cell in row))
-        self.show(table)
+        from hera_pipelines.cli.console import build_table
+
+        self.show(build_table(columns, rows))
 
     def document(self, document: Any, output: Format, *, indent: int | None = 2) -> None:
         """Print ``document``, which consists of JSON types, as JSON or YAML on stdout.
@@ -143,21 +125,11 @@ class Screen:
         the document gets every one of them.
         """
         if output == Format.YAML:
+            import yaml
+
             self.write(yaml.safe_dump(document, sort_keys=False))
         else:
             self.write(json.dumps(document, indent=indent))
-
-    def _console(self, stream: TextIO) -> Console:
-        console = _GuardedConsole(
-            file=stream.unguarded if isinstance(stream, GuardedStream) else stream,
-            no_color=None if self.color else True,
-            highlight=False,
-            markup=False,
-            emoji=False,
-        )
-        if not console.is_terminal:
-            console.width = _PIPE_WIDTH
-        return console
 
 
 def _as_lines(text: str) -> str:

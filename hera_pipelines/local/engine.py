@@ -14,13 +14,14 @@ from pathlib import Path
 from tiphys_plugin.cluster.interface import DirectoryCluster
 
 from hera_pipelines.local.interpreter import Interpreter, TemplateCall
+from hera_pipelines.local.live_workflows import hold_workflow_lock
 from hera_pipelines.local.nodes import NodeChange, NodePhase, NodeTable, WorkflowNode, ignore_change
 from hera_pipelines.local.plugin_client import PluginClient, PluginEndpoint, WorkflowIdentity
 from hera_pipelines.local.pods.artifacts import ArtifactBucket
 from hera_pipelines.local.pods.pod import PodRunner
 from hera_pipelines.local.pods.pod_files import WorkflowVolumes, pod_log_path
 from hera_pipelines.local.pods.process import ProcessEnvironment
-from hera_pipelines.local.shutdown import STOP, TERMINATE, WorkflowShutdown, handle_stop_signals, hold_workflow_lock
+from hera_pipelines.local.shutdown import STOP, TERMINATE, WorkflowShutdown, handle_stop_signals
 from hera_pipelines.local.supported import check_supported
 from hera_pipelines.local.workflow_object import (
     StoredWorkflow,

@@ -16,9 +16,9 @@ from tiphys_controller import LiveWorkflow
 from tiphys_plugin import LOCAL_SETTINGS, DirectoryCluster, PluginCore, PluginServer, SqliteLedger, load_queues
 
 from hera_pipelines.local.engine import LocalEngine
+from hera_pipelines.local.live_workflows import LocalWorkflows, hold_workflow_lock, is_workflow_locked
 from hera_pipelines.local.nodes import NodeChange, NodePhase, ignore_change
 from hera_pipelines.local.plugin_client import PluginEndpoint
-from hera_pipelines.local.shutdown import hold_workflow_lock, is_workflow_locked
 from hera_pipelines.local.workflow_object import add_server_fields
 from tiphys.errors import ConflictError, NotFoundError, StoreError
 from tiphys.protocol.compiled_workflow import Manifest
@@ -69,7 +69,7 @@ def _workflow_phase(workflow: Manifest) -> str:
     return str((workflow.get("status") or {}).get("phase", ""))
 
 
-class LocalSession:
+class LocalSession(LocalWorkflows):
     """Runs the plugin server between ``__enter__`` and ``__exit__``, and workflows with it.
 
     Several sessions may share one state folder at the same time; they then share
@@ -98,15 +98,14 @@ class LocalSession:
         code: Path | None = None,
         longest_grace_seconds: float | None = None,
     ) -> None:
+        super().__init__(state)
         self._store = store
-        self._state = state.absolute()
         self._queues = queues
         self._port = plugin_port
         self._speed = speed
         self._observer = observer
         self._code = code
         self._grace = longest_grace_seconds
-        self._cluster = DirectoryCluster(self._state / "cluster")
         self._exit_stack = ExitStack()
         self._engine: LocalEngine | None = None
 
@@ -132,20 +131,11 @@ class LocalSession:
         self._engine = None
 
     @property
-    def cluster(self) -> str:
-        return self._cluster.name
-
-    @property
     def engine(self) -> LocalEngine:
         """The engine; raises `ConflictError` while the session is not open."""
         if self._engine is None:
             raise ConflictError("the local session is not open; use it as a context manager")
         return self._engine
-
-    def find(self, namespace: str, name: str) -> LiveWorkflow | None:
-        """Find the Workflow ``name``; it counts as running only while a live engine runs it."""
-        document = self._cluster.workflow(namespace, name)
-        return self._live_workflow(document) if document is not None else None
 
     def create(self, manifest: Manifest) -> LiveWorkflow:
         """Check and register a Workflow; `run` runs it.
@@ -194,9 +184,3 @@ class LocalSession:
             code=self._code,
             longest_grace_seconds=self._grace,
         )
-
-    def _live_workflow(self, document: Manifest) -> LiveWorkflow:
-        metadata = document["metadata"]
-        phase = (document.get("status") or {}).get("phase", "Pending")
-        running = phase == NodePhase.RUNNING and is_workflow_locked(self._state, metadata["name"])
-        return LiveWorkflow(metadata["name"], metadata["namespace"], metadata["uid"], phase, running)

@@ -1,25 +1,17 @@
-"""Stopping a workflow, and the lock by which a live engine is recognized.
+"""Stopping a workflow.
 
 As on a cluster, Stop (the first Ctrl-C or SIGTERM) and the workflow's deadline
 end all nodes but the exit handler, so that programs can save; Terminate (the
 second Ctrl-C) ends the exit handler too. Unlike on a cluster, Terminate does not
 wait for grace periods, because a person who presses Ctrl-C twice wants an
 immediate end.
-
-Each engine holds a lock on the workflow that it runs. The kernel releases the lock
-when the process ends for any reason, so a Running workflow without a lock has lost
-its engine.
 """
 
 import asyncio
-import fcntl
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-
-from tiphys.errors import ConflictError
 
 STOP, TERMINATE = "Stop", "Terminate"
 
@@ -89,39 +81,3 @@ def handle_stop_signals(loop: asyncio.AbstractEventLoop, request: Callable[[], N
         for number, handler in previous_handlers.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
-
-
-@contextmanager
-def hold_workflow_lock(state: Path, workflow: str) -> Iterator[None]:
-    """Hold the lock of ``workflow`` while the body runs.
-
-    Raises:
-        ConflictError: another engine runs the workflow.
-    """
-    path = _lock_path(state, workflow)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConflictError(
-                f"another engine runs workflow {workflow} in {state}; wait until it ends, or stop it"
-            ) from error
-        yield
-
-
-def is_workflow_locked(state: Path, workflow: str) -> bool:
-    """Whether a live engine runs ``workflow``."""
-    path = _lock_path(state, workflow)
-    if not path.exists():
-        return False
-    with path.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def _lock_path(state: Path, workflow: str) -> Path:
-    return state / "locks" / f"{workflow}.lock"

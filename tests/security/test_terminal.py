@@ -43,15 +43,15 @@ from tiphys_controller import describe_run
 from tiphys_controller.failure_cost import measure_time_usage
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.status_codec import encode_status
-from typer.main import get_command
 
 from hera_pipelines.cli import main, screen
-from hera_pipelines.cli.app import _build_application
+from hera_pipelines.cli.app import COMMANDS
 from hera_pipelines.cli.error_messages import report_error
 from hera_pipelines.cli.progress.table import ProgressTable, show_live_progress
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.compile.output import to_workflow_yaml
-from hera_pipelines.draw import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph, render_lineage_svg
+from hera_pipelines.draw.lineage_graph import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph
+from hera_pipelines.draw.lineage_svg import render_lineage_svg
 from hera_pipelines.draw.report_html import report_page
 from hera_pipelines.local.nodes import WORKFLOW_KIND, NodeChange, NodePhase
 from tiphys.errors import IntegrityError, TiphysError
@@ -91,7 +91,7 @@ OF_FILES = {"demo", "run", "compile", "simulate"}
 
 
 def test_a_new_command_is_tried_too() -> None:
-    commands = get_command(_build_application([])).commands  # type: ignore[attr-defined]
+    commands = {name: source.load(name) for name, source in COMMANDS.items()}
     names = {
         f"{name} {inner}".strip()
         for name, command in commands.items()
@@ -326,10 +326,10 @@ def test_errors_with_their_traceback_and_the_log(folder: Path) -> None:
 
 def test_what_a_command_writes_past_the_screen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that prints, warns, logs or echoes as any Python program does is held by the same rule."""
-    monkeypatch.setattr("hera_pipelines.cli.commands.runs.runs", _careless)
+    monkeypatch.setattr("hera_pipelines.cli.commands.janitor.janitor", _careless)
 
     for call in (on_pipe, on_terminal):
-        shown = call(lambda: main(["--verbose", "runs"]))
+        shown = call(lambda: main(["--verbose", "janitor"]))
         assert shown.result == 0
         assert shown.out.count(MARK) == 2 * HOSTILE.count(MARK)
         assert shown.err.count(MARK) == 2 * HOSTILE.count(MARK)

@@ -46,7 +46,7 @@ from hera_pipelines.cli.target import (
     runs_on_cluster,
     tenant_submitter,
 )
-from hera_pipelines.local.run_session import LocalSession
+from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.store import Store, Submission, read_run
 
 EXAMPLES = """\b
@@ -110,7 +110,7 @@ def fork(
         run_store, run, name, tuple(rerun_steps or ()), change, idempotency_key, needs_store_option(store)
     )
     if dry_run:
-        _show_fork(screen, request.start(LocalSession(run_store, state), dry_run=True))
+        _show_fork(screen, request.start(LocalWorkflows(state), dry_run=True))
         return
     if on_cluster:
         refuse_options(

@@ -9,7 +9,9 @@ from tiphys_controller import API_VERSION
 
 from hera_pipelines.cli.screen import Format, Screen
 from hera_pipelines.cli.shared_options import RunStepArgument, StoreOption, existing_store, parse_run_step
-from hera_pipelines.draw import build_lineage_graphs, render_lineage_svg, render_lineage_tree
+from hera_pipelines.draw.lineage_graph import build_lineage_graphs
+from hera_pipelines.draw.lineage_svg import render_lineage_svg
+from hera_pipelines.draw.lineage_text import render_lineage_tree
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.lineage import LineageTree, read_lineage_tree
 from tiphys.lineage.step_names import StepNames, selects_step

@@ -52,7 +52,7 @@ from hera_pipelines.cli.target import (
     runs_on_cluster,
     tenant_submitter,
 )
-from hera_pipelines.local.run_session import LocalSession
+from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.protocol.fan_out import format_item
 from tiphys.store import Store, Submission, read_current_workflow
 
@@ -176,9 +176,7 @@ def resume(
         )
     change = RunEdits(file, which, drift=drift or (), runs_locally=not on_cluster).build_change(run_store, run)
     if dry_run:
-        # A session that is not entered starts no engine, and a plan needs no cluster.
-        session = LocalSession(run_store, state)
-        planned = resume_run(run_store, session, run, dry_run=True, rerun=again or (), change=change)
+        planned = resume_run(run_store, LocalWorkflows(state), run, dry_run=True, rerun=again or (), change=change)
         show_drift(screen, planned.plan.drift)
         show_plan(screen, planned.plan, output)
         return

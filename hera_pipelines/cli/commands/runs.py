@@ -23,7 +23,7 @@ from hera_pipelines.cli.shared_options import (
     parse_run_step,
 )
 from hera_pipelines.cli.target import cluster_submitter, refuse_options
-from hera_pipelines.local.run_session import LocalSession
+from hera_pipelines.local.live_workflows import LocalWorkflows
 from tiphys.lineage import read_timeline
 from tiphys.lineage.step_names import StepNames, selects_step
 from tiphys.records import Event
@@ -66,9 +66,7 @@ def runs(
     """List the runs of a store, with phase and finished steps."""
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    submitter = _choose_submitter(
-        command, run_store, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note
-    )
+    submitter = _choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
     summaries = sorted(list_run_summaries(run_store, submitter), key=lambda summary: summary.run)
     if output is not Format.TABLE:
         document = {"apiVersion": API_VERSION, "kind": "RunList", "store": run_store.url}
@@ -107,9 +105,7 @@ def get(
     """Show one run: submissions, steps, attempts and outputs."""
     screen: Screen = command.obj
     run_store = existing_store(screen, store)
-    submitter = _choose_submitter(
-        command, run_store, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note
-    )
+    submitter = _choose_submitter(command, cluster, ClusterOptions(kubeconfig, context, None, argo_server), screen.note)
     run, _, step = where.partition("/")
     detail = describe_run(run_store, run, submitter, step)
     if output is not Format.TABLE:
@@ -128,7 +124,7 @@ def get(
 
 
 def _choose_submitter(
-    command: typer.Context, store: Store, cluster: bool, cluster_options: ClusterOptions, note: Callable[[str], object]
+    command: typer.Context, cluster: bool, cluster_options: ClusterOptions, note: Callable[[str], object]
 ) -> Submitter:
     """Source of a run's liveness: the cluster with ``--cluster``, otherwise the local engine of this folder.
 
@@ -139,7 +135,7 @@ def _choose_submitter(
         return cluster_submitter(cluster_options, note)[0]
     options = {"context": "--context", "kubeconfig": "--kubeconfig", "argo_server": "--argo-server"}
     refuse_options(command, options, "this is for a cluster; add --cluster")
-    return LocalSession(store, DEFAULT_STATE)
+    return LocalWorkflows(DEFAULT_STATE)
 
 
 def _show_summary(screen: Screen, detail: RunDetail) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from tiphys_plugin import DirectoryCluster
@@ -15,10 +15,12 @@ from hera_pipelines.cli.progress.table import NewestStepLookup, ProgressTable, s
 from hera_pipelines.cli.screen import Screen
 from hera_pipelines.cli.shared_options import DEFAULT_STATE
 from hera_pipelines.local.nodes import NodeChange, NodePhase, ignore_change
-from hera_pipelines.local.run_session import LocalSession
 from tiphys.errors import NotFoundError, StoreError, UsageError
 from tiphys.protocol.compiled_workflow import CompiledPipeline, Manifest
 from tiphys.store import LineageLayout, Store, lineage_name, read_run
+
+if TYPE_CHECKING:
+    from hera_pipelines.local.run_session import LocalSession
 
 ALREADY_STARTED_MESSAGE = "the run was started before, under the same idempotency key"
 _CODE_ANNOTATION = "tiphys.dev/code"
@@ -93,12 +95,14 @@ class ProgressObserver:
 
 
 @contextmanager
-def open_local_session(store: Store, options: EngineOptions) -> Iterator[tuple[LocalSession, ProgressObserver]]:
+def open_local_session(store: Store, options: EngineOptions) -> Iterator[tuple["LocalSession", ProgressObserver]]:
     """Open a local session and the observer of its node changes.
 
     Raises:
         UsageError: the state folder cannot be created.
     """
+    from hera_pipelines.local.run_session import LocalSession  # imports the engine and the web server
+
     try:
         options.state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,7 +137,9 @@ def read_code_folder(store: Store, run: str) -> Path | None:
     return Path(folder) if folder and Path(folder).is_dir() else None
 
 
-def run_to_end(screen: Screen, session: LocalSession, observer: ProgressObserver, submission: LocalSubmission) -> None:
+def run_to_end(
+    screen: Screen, session: "LocalSession", observer: ProgressObserver, submission: LocalSubmission
+) -> None:
     """Run a created Workflow to its end with a progress display, then report the result.
 
     Raises:

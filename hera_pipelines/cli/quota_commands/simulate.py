@@ -31,7 +31,7 @@ from tiphys_plugin.quota.simulation.trace import read_trace
 
 from hera_pipelines.authoring.policies import resolve_duration
 from hera_pipelines.cli.screen import Format, Screen
-from hera_pipelines.draw import build_simulation_timeline, largest_queues, render_simulation_svg
+from hera_pipelines.draw.simulation_svg import build_simulation_timeline, largest_queues, render_simulation_svg
 from tiphys.errors import StoreError, UsageError
 from tiphys.protocol.quantities import format_duration
 

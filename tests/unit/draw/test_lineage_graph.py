@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hera_pipelines.draw import AttemptEnding, CheckpointPosition, build_lineage_graphs
+from hera_pipelines.draw.lineage_graph import AttemptEnding, CheckpointPosition, build_lineage_graphs
 from tiphys.lineage import AttemptNode, CheckpointNode, CheckpointStatus, LineageTree, StepLineage
 from tiphys.records import AttemptEndOutcome, Cause, CheckpointRef
 

@@ -5,7 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hera_pipelines.draw import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph, render_lineage_svg
+from hera_pipelines.draw.lineage_graph import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph
+from hera_pipelines.draw.lineage_svg import render_lineage_svg
 from tiphys.lineage import CheckpointStatus
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,7 +5,8 @@ import io
 
 from rich.console import Console
 
-from hera_pipelines.draw import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph, render_lineage_tree
+from hera_pipelines.draw.lineage_graph import AttemptEnding, CheckpointPosition, Dot, Lane, LineageGraph
+from hera_pipelines.draw.lineage_text import render_lineage_tree
 from tiphys.lineage import CheckpointStatus
 
 

@@ -8,7 +8,6 @@ from support.ledger import queues
 from tiphys_plugin.quota.simulation.jobs import TraceJob
 from tiphys_plugin.quota.simulation.replay import replay_jobs
 
-from hera_pipelines.draw import SimulationTimeline, build_simulation_timeline, largest_queues, render_simulation_svg
 from hera_pipelines.draw.simulation_svg import (
     CHART_WIDTH,
     COLUMNS,
@@ -17,7 +16,11 @@ from hera_pipelines.draw.simulation_svg import (
     MAX_BANDS,
     OTHER_QUEUES,
     WAITING_HEIGHT,
+    SimulationTimeline,
     axis_maximum,
+    build_simulation_timeline,
+    largest_queues,
+    render_simulation_svg,
     time_marks,
 )
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.workflows import workflow
 from tiphys_plugin import DirectoryCluster, PodStatus
 
+from hera_pipelines.local.live_workflows import hold_workflow_lock, is_workflow_locked
 from hera_pipelines.local.pods.pod_files import (
     DEFAULT_GRACE_SECONDS,
     PathMapping,
@@ -18,7 +19,6 @@ from hera_pipelines.local.pods.pod_files import (
 )
 from hera_pipelines.local.pods.process import ProcessEnvironment
 from hera_pipelines.local.run_session import mark_dead_workflows_failed
-from hera_pipelines.local.shutdown import hold_workflow_lock, is_workflow_locked
 from hera_pipelines.local.workflow_object import add_server_fields
 from tiphys.errors import ConflictError, UsageError
 from tiphys.records import utc_now

@@ -1,0 +1,81 @@
+"""The Workflows of a state folder, and the lock by which a live engine is recognized.
+
+Each engine holds a lock on the workflow that it runs. The kernel releases the lock
+when the process ends for any reason, so a Running workflow without a lock has lost
+its engine. Commands that only look at runs need no more than this module.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tiphys_controller.submit.submitter import LiveWorkflow
+from tiphys_plugin.cluster.interface import DirectoryCluster
+
+from tiphys.errors import ConflictError
+from tiphys.protocol.compiled_workflow import Manifest
+
+
+class LocalWorkflows:
+    """Finds the Workflows of the state folder ``state``; a `tiphys_controller.Submitter` that creates none."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state.absolute()
+        self._cluster = DirectoryCluster(self._state / "cluster")
+
+    @property
+    def cluster(self) -> str:
+        return self._cluster.name
+
+    def find(self, namespace: str, name: str) -> LiveWorkflow | None:
+        """Find the Workflow ``name``; it counts as running only while a live engine runs it."""
+        document = self._cluster.workflow(namespace, name)
+        return self._live_workflow(document) if document is not None else None
+
+    def create(self, manifest: Manifest) -> LiveWorkflow:
+        """Raise `ConflictError`: no engine runs here."""
+        name = manifest["metadata"].get("name", "")
+        raise ConflictError(f"no engine is open for Workflow {name}; use a LocalSession as a context manager")
+
+    def _live_workflow(self, document: Manifest) -> LiveWorkflow:
+        metadata = document["metadata"]
+        phase = (document.get("status") or {}).get("phase", "Pending")
+        running = phase == "Running" and is_workflow_locked(self._state, metadata["name"])
+        return LiveWorkflow(metadata["name"], metadata["namespace"], metadata["uid"], phase, running)
+
+
+@contextmanager
+def hold_workflow_lock(state: Path, workflow: str) -> Iterator[None]:
+    """Hold the lock of ``workflow`` while the body runs.
+
+    Raises:
+        ConflictError: another engine runs the workflow.
+    """
+    path = _lock_path(state, workflow)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConflictError(
+                f"another engine runs workflow {workflow} in {state}; wait until it ends, or stop it"
+            ) from error
+        yield
+
+
+def is_workflow_locked(state: Path, workflow: str) -> bool:
+    """Whether a live engine runs ``workflow``."""
+    path = _lock_path(state, workflow)
+    if not path.exists():
+        return False
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _lock_path(state: Path, workflow: str) -> Path:
+    return state / "locks" / f"{workflow}.lock"
