@@ -118,6 +118,8 @@ def daly_interval_seconds(cost_seconds: float, mtbf_seconds: float) -> float:
 
 def lost_share(interval_seconds: float, cost_seconds: float, restart_seconds: float, mtbf_seconds: float) -> float:
     """Return the time lost to saves, restarts and repeated work as a share of useful time (Daly 2006, equation 20)."""
+    if interval_seconds == 0:  # the limit: saves that cost nothing lose nothing but the restarts
+        return math.inf if cost_seconds else math.expm1(restart_seconds / mtbf_seconds)
     exponent = (interval_seconds + cost_seconds) / mtbf_seconds
     if exponent + restart_seconds / mtbf_seconds > 500:  # beyond what a float holds
         return math.inf

@@ -63,6 +63,11 @@ def test_an_interval_that_never_gets_through_loses_everything():
     assert lost_share(1e6, 10, 10, 60) == float("inf")
 
 
+def test_saves_that_cost_nothing_may_follow_each_other_at_once():
+    assert lost_share(0, 0, 30, 60) == pytest.approx(lost_share(1e-6, 0, 30, 60))
+    assert lost_share(0, 1, 30, 60) == float("inf")
+
+
 @given(costs, costs, times)
 def test_dearer_saves_never_come_more_often(one, other, mtbf):
     cheap, dear = sorted((one, other))
