@@ -1,8 +1,6 @@
 """Commands that look at a finished run: data on stdout, in every form, and nothing written."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,24 +157,6 @@ def test_what_a_pipeline_file_prints_does_not_mix_with_the_manifest(tiphys: Comm
     answer = tiphys("compile", file, "-o", "json", "--store", "s3://ml-runs/tiphys")
     assert json.loads(answer.out)["kind"] == "Workflow"
     assert "hello from the file" in answer.err
-
-
-def test_looking_does_not_wait_for_hera() -> None:
-    code = (
-        "import sys; from hera_pipelines.cli import main; assert main(['--help']) == 0\n"
-        "assert 'hera_pipelines.cli.commands.run' in sys.modules\n"
-        "assert not [name for name in sys.modules if name.startswith('hera.')]"
-    )
-    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-
-
-def test_a_command_does_not_wait_for_what_others_need(finished: Finished) -> None:
-    code = (
-        "import sys; from hera_pipelines.cli import main; assert main(sys.argv[1:]) == 0\n"
-        "assert not {'jinja2', 'lark', 'uvicorn', 'hera_pipelines.cli.commands.run'} & set(sys.modules)"
-    )
-    line = [sys.executable, "-c", code, "verify", finished.run, "--store", finished.store]
-    subprocess.run(line, capture_output=True, check=True)
 
 
 def test_version_and_help(tiphys: Command) -> None:
