@@ -30,7 +30,12 @@ if not find_helm():
 EARLIER_VALUES = sorted((ROOT / "tests" / "cluster" / "values").glob("*.yaml"))
 PATIENCE = "--timeout=20m"
 NAMED_BY_LABEL = "deploy,svc,sa,secret,cm,role,rolebinding,networkpolicy,pdb,clusterrole,clusterrolebinding"
-FOREIGN = ("monitoring.coreos.com/v1", "argoproj.io/v1alpha1", "cert-manager.io/v1")
+FOREIGN = (
+    "argoproj.io/v1alpha1",
+    "cert-manager.io/v1",
+    "monitoring.coreos.com/v1",
+    "trainer.kubeflow.org/v1alpha1",
+)
 
 
 @dataclass(frozen=True)
