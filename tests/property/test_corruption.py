@@ -5,6 +5,7 @@ state must be that of the older one, bit for bit, and the damaged one must be
 quarantined. The plugin's choice, which reads no bytes, must not fail on it.
 """
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -48,7 +49,8 @@ def fingerprint(state: dict[str, Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several shards to each checkpoint, although the states are small."""
+    """Several shards to each checkpoint, each read in several pieces, although the states are small."""
+    monkeypatch.setattr(shard_reader, "_PIECE_BYTES", 16)
     monkeypatch.setattr(tracked_session, "plan_shards", lambda state: shards.plan_shards(state, shard_bytes=64))
 
 
@@ -139,6 +141,12 @@ def truncated_manifest(rng: random.Random, store: MemoryStore) -> None:
     store.objects[NEWEST] = store.objects[NEWEST][: rng.randrange(len(store.objects[NEWEST]) - 2)]
 
 
+def manifest_without_its_seal(rng: random.Random, store: MemoryStore) -> None:
+    document = json.loads(store.objects[NEWEST])
+    del document["seal"]
+    store.objects[NEWEST] = json.dumps(document).encode()
+
+
 def wrong_hash_in_manifest(rng: random.Random, store: MemoryStore) -> None:
     data = store.objects[NEWEST]
     place = data.index(b'"sha256": "') + 11 + rng.randrange(64)
@@ -162,6 +170,7 @@ DAMAGES: list[Damage] = [
     edited_manifest,
     garbage_manifest,
     truncated_manifest,
+    manifest_without_its_seal,
     wrong_hash_in_manifest,
 ]
 

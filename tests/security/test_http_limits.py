@@ -124,7 +124,9 @@ def test_connection_is_used_again_after_a_response(patient_server: AppServer) ->
             caller.sendall(request_head("/small", method="GET"))
             received = b""
             while not received.endswith(b"ok"):
-                received += caller.recv(4096)
+                data = caller.recv(4096)
+                assert data, "the connection was closed"
+                received += data
 
 
 def test_flood_of_half_sent_requests_leaves_room_for_a_request(

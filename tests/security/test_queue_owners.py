@@ -15,10 +15,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.ledger import NOW, ask
+from support.ledger import NOW, ask, deferral
 from support.preempting import Arena
 from support.world import Flow, World, fit, gpus, outputs, phase, said, world
-from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
+from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Rejected
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
 
@@ -111,7 +111,7 @@ def test_a_priority_above_the_limit_of_the_queue_is_refused(tmp_path):
 def test_a_request_that_may_no_longer_use_its_queue_delays_nobody():
     arena = Arena(queues())
     assert isinstance(arena.ask(ask(8, "u1")), Admitted)
-    assert isinstance(arena.ask(ask(8, "u2", namespace="vision", priority=9)), Deferred)
+    assert deferral(arena.ask(ask(8, "u2", namespace="vision", priority=9))) is AdmissionReason.WAITING_FOR_QUOTA
     arena.book = arena.book.release(arena.book.leases[0].id, arena.rules, arena.now)
     arena.rules = OWNED
     assert isinstance(arena.ask(ask(8, "u3")), Admitted)
@@ -123,7 +123,7 @@ def test_a_request_that_may_no_longer_use_its_queue_delays_nobody():
 def test_a_request_that_may_no_longer_use_its_queue_preempts_nobody(change):
     arena = Arena(queues(preempts_lower_priority=True))
     assert isinstance(arena.ask(ask(8, "u1")), Admitted)
-    assert isinstance(arena.ask(ask(8, "u2", namespace="vision", priority=9)), Deferred)
+    assert deferral(arena.ask(ask(8, "u2", namespace="vision", priority=9))) is AdmissionReason.WAITING_FOR_QUOTA
     allowed = arena.rules
     arena.rules = queues(preempts_lower_priority=True, **change)
     assert arena.look() == 0

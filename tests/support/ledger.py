@@ -5,7 +5,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from tiphys_plugin.quota.lease import Lease, LeaseRequest, PendingRequest, hash_node_name
+from tiphys_plugin.quota.lease import (
+    Admission,
+    AdmissionReason,
+    Deferred,
+    Lease,
+    LeaseRequest,
+    PendingRequest,
+    hash_node_name,
+)
 from tiphys_plugin.quota.queues import Queues
 
 from support.kube_store import Collection, ObjectStore, Place, RefusedError
@@ -51,6 +59,12 @@ def ask(
         **changes,
     }
     return LeaseRequest(**given)
+
+
+def deferral(answer: Admission) -> AdmissionReason:
+    """Why the request has to wait; fails if it need not."""
+    assert isinstance(answer, Deferred), answer
+    return answer.reason
 
 
 def lease(gpus: int, uid: str = "holder", pool: str = "A100", **changes: Any) -> Lease:

@@ -142,6 +142,22 @@ def test_now_is_utc_to_the_millisecond() -> None:
     assert now.microsecond % 1000 == 0
 
 
+@pytest.mark.parametrize("seal", [{}, {"seal": ""}, {"seal": None}, {"seal": "0" * 64}])
+@pytest.mark.parametrize(
+    "record",
+    [
+        CheckpointManifest(run="r", step="fit", lineage="r/fit", attempt=1, global_step=1, shards=()).with_seal(),
+        AttemptEnd(run="r", step="fit", attempt=1, submission=1, outcome=AttemptEndOutcome.DONE),
+    ],
+)
+def test_a_record_without_its_seal_is_refused(record: StoredRecord, seal: dict[str, object]) -> None:
+    document = json.loads(record.to_bytes())
+    assert type(record).model_validate_json(json.dumps(document)) == record
+    del document["seal"]
+    with pytest.raises(ValidationError, match="its seal does not match"):
+        type(record).model_validate_json(json.dumps({**document, **seal}))
+
+
 def test_a_manifest_names_its_checkpoint_and_its_size() -> None:
     manifest = CheckpointManifest(
         lineage="digits/fit",

@@ -11,6 +11,7 @@
 
 import queue
 import re
+import threading
 import time
 
 import pytest
@@ -168,8 +169,10 @@ def test_stacks_name_the_place_of_each_thread():
 
 
 def test_without_a_limit_nothing_is_watched():
+    before = set(threading.enumerate())
     watch = NoHangWatchdog()
     watch.open()
     with watch.paused():
         watch.record_step()
+    assert set(threading.enumerate()) <= before
     watch.close()

@@ -248,6 +248,7 @@ def test_a_machine_that_has_nothing_to_put_aside_does_without(monkeypatch):
     monkeypatch.setattr("tiphys.checkpoint.lifecycle.out_of_memory.mmap.mmap", refused)
     reserve = MemoryReserve()
     reserve.allocate()
+    assert reserve._reserve is None
     reserve.release()
 
 

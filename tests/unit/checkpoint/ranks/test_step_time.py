@@ -104,13 +104,21 @@ def test_what_is_told_can_be_listed_and_only_the_last_windows_stay():
 
 
 def test_storage_that_fails_does_not_reach_the_training():
+    refused = []
+
     class Refusing(MemoryStore):
         def create(self, key, data, *, sha256=None):
-            raise StoreError("no")
+            if not refused:
+                refused.append(key)
+                raise StoreError("no")
+            super().create(key, data)
 
-    teller = StepTimePublisher(Refusing(), "r/fit", 1, 0, 0)
-    teller(1, 1.0)
-    teller.wait(30)
+    store = Refusing()
+    teller = StepTimePublisher(store, "r/fit", 1, 0, 0)
+    for window in (1, 2):
+        teller(window, 1.0)
+        teller.wait(30)
+    assert [parse_step_time(key).window for key in [*refused, *store.objects]] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +141,8 @@ def test_keys_of_others_tell_no_pace():
 
 
 def test_a_session_that_keeps_nothing_waits_as_well():
-    with Session().waiting():
-        pass
+    with pytest.raises(KeyError), Session().waiting():
+        raise KeyError("of the program")
 
 
 def test_a_session_leaves_out_its_saves_and_what_is_said_to_be_waiting(monkeypatch):

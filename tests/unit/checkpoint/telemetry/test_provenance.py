@@ -82,6 +82,6 @@ def test_a_module_that_no_package_brought_has_no_version(monkeypatch):
 
 
 def test_versions_are_looked_up_once(monkeypatch):
-    provenance.package_versions()
+    versions = provenance.package_versions()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"looked up {name} again"))
-    provenance.package_versions()
+    assert provenance.package_versions() == versions

@@ -329,6 +329,18 @@ def test_a_resume_that_died_is_completed_by_the_next(
     assert tasks(submitter.manifest(f"{RUN}-2")) == ["fit", "register"]
 
 
+def test_a_claimed_submission_is_sent_only_when_attempts_that_opened_meanwhile_are_fenced(
+    store: Store, submitter: FakeSubmitter, history: History
+) -> None:
+    with dying_at("resume.after_claim"):
+        resume_run(store, submitter, RUN)
+    history.opened("fit", attempt=2)
+
+    assert resume_run(store, submitter, RUN).fenced == ("fit/2",)
+
+    assert read_record(store, LAYOUT.attempt_end("fit", 2), AttemptEnd).outcome is AttemptEndOutcome.FENCED
+
+
 def test_a_workflow_that_was_created_and_ended_unbound_is_bound_and_followed_by_the_next(
     store: Store, submitter: FakeSubmitter, history: History
 ) -> None:

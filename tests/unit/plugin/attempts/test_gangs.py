@@ -29,6 +29,7 @@ from tiphys.protocol.gang import FirstFailure, GangPhase, GangSpec, gang_name
 from tiphys.protocol.operations import ADMIT_OUTPUTS, GANG_OUTPUTS
 from tiphys.protocol.step_spec import ATTEMPT_LABEL, RUN_LABEL, STEP_LABEL, NodeLabelValue, RetryPolicy, StepSpec
 from tiphys.records import AttemptClaim, Cause
+from tiphys.store import fence_attempt
 
 FOUR = GangSpec(members=4)
 
@@ -342,3 +343,24 @@ def test_what_compile_asks_for_admit_answers_and_the_members_get_it(here: World)
     ended(here, flow, 2, {"exit_code": 75, "reason": "Preempted"})
     more = {"requests": {"memory": "6Gi"}, "limits": {"memory": "12Gi"}}
     assert members(2) == (more, {**host, "spot": "NotIn"})
+
+
+@pytest.mark.parametrize("asks", [lambda flow, rival: flow.settle("fit", 0), lambda flow, rival: rival.admit("fit", 0)])
+def test_a_fenced_gang_holds_its_gpus_until_its_job_creates_no_more_pods(here: World, asks) -> None:
+    flow, rival = here.submit(spec()), here.submit(fit(gpu=gpus(8)), name="other-xyz99", uid="uid-2")
+    name = started(here, flow)
+    for rank in range(4):
+        objects(here).lose(pod(rank))
+    fence_attempt(here.store, "digits-abc12", "fit", 1, "submission 2 took over")
+    job = objects(here).objects[name]
+
+    def holders() -> list[str]:
+        here.clock.advance(60)
+        objects(here).objects.setdefault(name, job)  # a deletion that the API server has not carried out
+        asks(flow, rival)
+        return [lease.request.uid for lease in here.ledger.snapshot().leases]
+
+    assert holders() == ["uid-1"]
+    job = replace(job, stage=GangPhase.FINISHED)
+    objects(here).objects[name] = job
+    assert holders() != ["uid-1"]

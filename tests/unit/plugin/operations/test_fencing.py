@@ -5,7 +5,7 @@ import json
 import pytest
 from support.ledger import queues
 from support.world import World, fit, gpus, keys, outputs, phase, prep, records, said, world
-from tiphys_plugin.operations import admit, start_checkpoint
+from tiphys_plugin.operations import admit, end_attempt, start_checkpoint
 
 from tiphys.errors import IntegrityError, StoreError
 from tiphys.records import AttemptClaim, AttemptEnd, AttemptEndOutcome
@@ -79,6 +79,18 @@ def test_refused_attempt_gives_its_gpus_back_and_one_that_storage_failed_finds_t
     assert len(here.ledger.snapshot().leases) == held
     assert outputs(flow.admit("fit", 0))["run"] == "true"
     assert len(here.ledger.snapshot().leases) == 1
+
+
+def test_an_attempt_holds_its_gpus_until_its_end_is_stored(here, monkeypatch):
+    flow = here.submit(fit(gpu=gpus(8)))
+    flow.admit("fit", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(end_attempt, "claim_record", fail)
+        with pytest.raises(StoreError):
+            flow.settle("fit", 0)
+    assert len(here.ledger.snapshot().leases) == 1
+    flow.settle("fit", 0)
+    assert here.ledger.snapshot().leases == ()
 
 
 def test_admit_of_an_ended_try_is_never_answered_with_its_attempt_again(here):

@@ -138,6 +138,14 @@ def test_changed_parameter_program_or_declaration_runs_again(here, spec, inputs)
     assert outputs(shared.admit("prep", inputs=inputs))["run"] == "true"
 
 
+def test_the_newest_of_several_intact_results_is_adopted(here):
+    key = here.store.from_artifact_key(finish(here.submit(STEP)))
+    here.store.delete(key)
+    finish(resumed(here, STEP))
+    here.store.create(key, b"rows")
+    assert said(resumed(here, STEP, submission=3).admit("prep")) == "Adopted from attempt 2"
+
+
 def test_older_result_is_found_again_when_the_parameter_goes_back(here):
     finish(here.submit(STEP), inputs={"n": "1"})
     finish(resumed(here, STEP), inputs={"n": "2"})

@@ -13,7 +13,7 @@
 from dataclasses import replace
 
 import pytest
-from support.ledger import NOW, ask, lease, waiting
+from support.ledger import NOW, ask, deferral, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
 from tiphys_plugin.quota.ledger.state import LedgerState
 from tiphys_plugin.quota.ledger.usage import compute_queue_usage
@@ -169,25 +169,27 @@ def test_leases_from_before_there_were_flavors_count_in_all_of_their_type(declar
     before = lease(6, "a", "A100")
     assert compute_queue_usage(now, LedgerState((before,)))[0].held == 6
     answer = given(now, ask(4, spot="allowed", gpu_type="A100"), before, lease(6, "b", "spot"))
-    assert isinstance(answer, Deferred)
+    assert deferral(answer) is AdmissionReason.WAITING_FOR_QUOTA
     if declared:
-        assert isinstance(given(now, ask(4, spot="only"), before), Deferred), "they may be spot ones"
+        assert deferral(given(now, ask(4, spot="only"), before)) is AdmissionReason.WAITING_FOR_INVENTORY, (
+            "they may be spot ones"
+        )
 
 
 def test_leases_of_a_flavor_that_is_gone_go_on_to_count():
     gone = replace(lease(6, "a", "old"), request=ask(6, "a"))
     now = rules({"name": "research", "gpus": {"own": 8}}, flavors=(OWN,), inventory={"own": {"count": 8}})
-    assert isinstance(given(now, ask(4), gone), Deferred)
+    assert deferral(given(now, ask(4), gone)) is AdmissionReason.WAITING_FOR_QUOTA
     untyped = replace(gone, request=ask(6, "a", gpu_type=None))
-    assert isinstance(given(now, ask(4), untyped), Deferred)
+    assert deferral(given(now, ask(4), untyped)) is AdmissionReason.WAITING_FOR_INVENTORY
     assert pool(given(now, ask(2), untyped)) == "own"
     none_left = Queues.model_validate({"queues": [{"name": "research", "gpus": {"A100": 8}}]})
-    assert isinstance(given(none_left, ask(4), gone), Deferred)
+    assert deferral(given(none_left, ask(4), gone)) is AdmissionReason.WAITING_FOR_QUOTA
 
 
 def test_a_flavor_that_the_queue_no_longer_names_counts_in_another_of_the_type():
     now = rules({"name": "research", "gpus": {"own": 8}}, flavors=(OWN, SPOT))
-    assert isinstance(given(now, ask(4), lease(6, "a", "spot")), Deferred)
+    assert deferral(given(now, ask(4), lease(6, "a", "spot"))) is AdmissionReason.WAITING_FOR_QUOTA
 
 
 def test_usage_is_by_flavor():
@@ -242,7 +244,7 @@ def test_nodes_of_today_may_have_none_of_a_flavor():
 def test_who_avoids_spot_nodes_waits_for_others_where_these_could_ever_serve_it():
     cheap = rules(queue(flavor_order=["spot"]))
     assert pool(given(cheap, ask(4, spot="avoided"))) == "own"
-    assert isinstance(given(cheap, ask(4, spot="avoided"), lease(6, "a", "own")), Deferred)
+    assert deferral(given(cheap, ask(4, spot="avoided"), lease(6, "a", "own"))) is AdmissionReason.WAITING_FOR_QUOTA
     few = rules({"name": "research", "gpus": {"spot": 8, "own": 2}})
     assert pool(given(few, ask(4, spot="avoided"))) == "spot", "it is too large for the others"
     assert pool(given(few, ask(2, spot="avoided"))) == "own"

@@ -3,12 +3,12 @@
 from datetime import timedelta
 
 import pytest
-from support.ledger import ask, ledger_api, queues
+from support.ledger import ask, deferral, ledger_api, queues
 from support.world import Clock
 from tiphys_plugin.quota.lease import (
     AdmissionBackend,
+    AdmissionReason,
     Admitted,
-    Deferred,
     PreemptionNotice,
     Rejected,
     hash_node_name,
@@ -58,8 +58,8 @@ def test_repeated_request_gets_the_lease_it_holds(ledger):
 
 def test_deferred_request_holds_nothing_but_its_place(ledger):
     ledger.request(ask(8, "u1"))
-    assert isinstance(ledger.request(ask(1, "u2")), Deferred)
-    assert isinstance(ledger.request(ask(1, "u3")), Deferred)
+    assert deferral(ledger.request(ask(1, "u2"))) is AdmissionReason.WAITING_FOR_QUOTA
+    assert deferral(ledger.request(ask(1, "u3"))) is AdmissionReason.WAITING_FOR_QUOTA
     assert held(ledger) == [("u1", 8)]
     assert queued(ledger) == ["u2", "u3"]
 
@@ -71,7 +71,7 @@ def test_released_gpus_go_to_the_first_pending_request(ledger, clock):
     ledger.request(ask(8, "u3"))
     ledger.release(first.lease)
     clock.advance(30)
-    assert isinstance(ledger.request(ask(8, "u3")), Deferred)
+    assert deferral(ledger.request(ask(8, "u3"))) is AdmissionReason.BEHIND_EARLIER_REQUEST
     second = ledger.request(ask(8, "u2"))
     assert isinstance(second, Admitted)
     assert second.waited_seconds == 30
@@ -99,7 +99,10 @@ def test_an_elastic_gang_gets_what_fits_and_gives_back_a_member_at_a_time(ledger
 
 def test_an_elastic_gang_that_waits_holds_back_no_more_than_its_fewest(ledger):
     ledger.request(ask(6, "u1"))
-    assert isinstance(ledger.request(ask(4, "u2", members=2, min_members=2, max_members=4)), Deferred)
+    assert (
+        deferral(ledger.request(ask(4, "u2", members=2, min_members=2, max_members=4)))
+        is AdmissionReason.WAITING_FOR_QUOTA
+    )
     [waits] = ledger.snapshot().pending
     assert (waits.request.gpus, waits.request.members, waits.request.max_members) == (4, 2, 4)
 
@@ -122,10 +125,12 @@ def test_who_stops_asking_blocks_nobody_but_keeps_its_place(ledger, clock):
     clock.advance(121)
     third = ledger.request(ask(2, "u3"))
     assert isinstance(third, Admitted)
-    assert isinstance(ledger.request(ask(8, "dead")), Deferred)
+    assert deferral(ledger.request(ask(8, "dead"))) is AdmissionReason.WAITING_FOR_QUOTA
     ledger.request(ask(7, "u4"))
     ledger.release(third.lease)
-    assert isinstance(ledger.request(ask(7, "u4")), Deferred), "the one that came back is ahead again"
+    assert deferral(ledger.request(ask(7, "u4"))) is AdmissionReason.BEHIND_EARLIER_REQUEST, (
+        "the one that came back is ahead again"
+    )
 
 
 def test_withdrawn_workflow_leaves_the_pending_queue(ledger):
@@ -194,12 +199,15 @@ def test_next_try_of_the_same_attempt_takes_over_what_the_one_before_left(ledger
 
 def test_next_attempt_is_not_given_the_gpus_of_the_one_before(ledger):
     ledger.request(ask(8, node="u1.fit[0].attempts(0)[0].admit"))
-    assert isinstance(ledger.request(ask(8, node="u1.fit[0].attempts(1)[0].admit", attempt=2)), Deferred)
+    assert (
+        deferral(ledger.request(ask(8, node="u1.fit[0].attempts(1)[0].admit", attempt=2)))
+        is AdmissionReason.WAITING_FOR_QUOTA
+    )
 
 
 def test_another_step_of_the_workflow_takes_nothing_over(ledger):
     ledger.request(ask(8, step="fit"))
-    assert isinstance(ledger.request(ask(8, step="tune")), Deferred)
+    assert deferral(ledger.request(ask(8, step="tune"))) is AdmissionReason.WAITING_FOR_QUOTA
 
 
 def test_next_try_keeps_the_place_of_the_one_before(ledger):
@@ -207,7 +215,7 @@ def test_next_try_keeps_the_place_of_the_one_before(ledger):
     ledger.request(ask(8, "u2", node="u2.fit[0].attempts(0)[0].admit"))
     ledger.request(ask(8, "u3"))
     answer = ledger.request(ask(8, "u2", node="u2.fit[0].attempts(1)[0].admit"))
-    assert isinstance(answer, Deferred)
+    assert deferral(answer) is AdmissionReason.WAITING_FOR_QUOTA
     assert answer.position == 1
     assert queued(ledger) == ["u2", "u3"]
 
@@ -288,7 +296,7 @@ def test_what_has_left_for_one_is_kept_for_it_by_every_service(two_services):
     there.request(ask(8, "u2", priority=5))
     assert here.mark_preempted(("u2", "fit"), {lease.lease: 30.0})
     there.release(lease.lease)
-    assert isinstance(here.request(ask(8, "u3", priority=9)), Deferred)
+    assert deferral(here.request(ask(8, "u3", priority=9))) is AdmissionReason.RESERVED
     assert here.snapshot() == there.snapshot()
     assert isinstance(there.request(ask(8, "u2", priority=5)), Admitted)
 
@@ -303,9 +311,11 @@ def test_who_is_asked_to_leave_is_marked_for_all_services_and_once(two_services,
     assert there.mark_preempted(("u2", "fit"), graces) == ()
     assert [one.preemption for one in there.snapshot().leases] == [marked.preemption]
     there.release_dead_leases(lambda _: False)
-    assert isinstance(here.request(ask(8, "u2", priority=5)), Deferred), "it is still there"
+    assert deferral(here.request(ask(8, "u2", priority=5))) is AdmissionReason.WAITING_FOR_PREEMPTED_CHECKPOINT, (
+        "it is still there"
+    )
     there.release(lease.lease)
-    assert isinstance(here.request(ask(8, "u1", attempt=2, node="later", priority=0)), Deferred)
+    assert deferral(here.request(ask(8, "u1", attempt=2, node="later", priority=0))) is AdmissionReason.RESERVED
     assert isinstance(here.request(ask(8, "u2", priority=5)), Admitted)
 
 
@@ -332,7 +342,7 @@ def test_a_selection_from_an_outdated_state_marks_no_lease(two_services):
     there.request(ask(8, "u2", priority=5))
     there.release(lease.lease)
     again = there.request(ask(8, "u3", priority=5))
-    assert isinstance(again, Deferred)
+    assert deferral(again) is AdmissionReason.BEHIND_EARLIER_REQUEST
     assert isinstance(there.request(ask(8, "u2", priority=5)), Admitted)
     assert here.mark_preempted(("u2", "fit"), {lease.lease: 30.0}) == ()
     assert all(one.preemption is None for one in here.snapshot().leases)

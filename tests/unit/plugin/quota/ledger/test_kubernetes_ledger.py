@@ -18,7 +18,7 @@ import json
 import pytest
 from support.kube_server import serving
 from support.kube_store import Collection, Place
-from support.ledger import LedgerApi, ask, ledger_api, queues, spec
+from support.ledger import LedgerApi, ask, deferral, ledger_api, queues, spec
 from support.world import Clock
 from tiphys_plugin.quota.lease import (
     AdmissionReason,
@@ -120,14 +120,14 @@ def test_who_asks_at_one_service_is_not_forgotten_by_another(api, clock):
         clock.advance(30)
         one.request(ask(8, "u2"))
     one.release(holder.lease)
-    assert isinstance(other.request(ask(1, "u3")), Deferred)
+    assert deferral(other.request(ask(1, "u3"))) is AdmissionReason.BEHIND_EARLIER_REQUEST
 
 
 def test_faster_service_is_noticed_and_the_decision_made_again(api, clock):
     one, other = service(api, clock), service(api, clock)
     one.snapshot()
     api.meanwhile = lambda: (setattr(api, "meanwhile", lambda: ""), other.request(ask(8, "u2")))[0] or ""
-    assert isinstance(one.request(ask(8, "u1")), Deferred)
+    assert deferral(one.request(ask(8, "u1"))) is AdmissionReason.WAITING_FOR_QUOTA
     assert [lease.request.uid for lease in one.snapshot().leases] == ["u2"]
 
 
@@ -266,7 +266,7 @@ def test_lease_that_is_no_lease_is_refused(api, clock, status, says):
 def test_edited_quota_counts_from_the_next_decision_on(api, ledger):
     assert isinstance(ledger.request(ask(4, "u1")), Admitted)
     edit(api, spec=spec(queues(research={"A100": 4})))
-    assert isinstance(ledger.request(ask(4, "u2")), Deferred)
+    assert deferral(ledger.request(ask(4, "u2"))) is AdmissionReason.WAITING_FOR_QUOTA
     edit(api, spec=spec(queues(research={"A100": 16})))
     assert isinstance(ledger.request(ask(4, "u2")), Admitted)
     edit(api, spec=spec(queues(nightly={"A100": 16})))
@@ -306,7 +306,7 @@ def test_a_state_of_the_first_format_is_read_and_updated(api, clock):
     written = api.store.get(PLACE)["status"]
     edit(api, "status", status={**{key: value for key, value in written.items() if key != "history"}, "version": 1})
     later = service(api, clock)
-    assert isinstance(later.request(ask(4, "u2")), Deferred)
+    assert deferral(later.request(ask(4, "u2"))) is AdmissionReason.WAITING_FOR_QUOTA
     clock.advance(3600)
     later.release(later.snapshot().leases[0].id)
     assert isinstance(later.request(ask(4, "u2")), Admitted)

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 from support.kube_store import Collection, Place
-from support.ledger import ask, ledger_api
+from support.ledger import ask, deferral, ledger_api
 from support.world import Clock
 from tiphys_plugin import SqliteLedger
-from tiphys_plugin.quota.lease import AdmissionBackend, Admitted, Deferred, hash_node_name
+from tiphys_plugin.quota.lease import AdmissionBackend, AdmissionReason, Admitted, hash_node_name
 from tiphys_plugin.quota.ledger.kubernetes_ledger import KubernetesLedger
 from tiphys_plugin.quota.ledger.status_codec import STATUS_VERSION, decode_status, encode_status
 from tiphys_plugin.quota.queues import Queues
@@ -88,7 +88,7 @@ def test_a_call_that_is_repeated_gets_the_lease_that_it_had(kept: Kept) -> None:
     assert isinstance(again, Admitted)
     assert again.lease == lease.id
     waits = ledger.request(ask(8, "u3", priority=5, spot="allowed"))
-    assert isinstance(waits, Deferred)
+    assert deferral(waits) is AdmissionReason.WAITING_FOR_QUOTA
     assert waits.position == 1
 
 

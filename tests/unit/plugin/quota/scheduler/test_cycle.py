@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.ledger import NOW, ask, cohort, lease, queues, waiting
+from support.ledger import NOW, ask, cohort, deferral, lease, queues, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, EndedUsage, PreemptionNotice, Rejected
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
@@ -88,7 +88,7 @@ def test_who_stays_within_its_quota_goes_before_who_borrows():
     borrower = waiting(16, 1, queue="nightly", priority=50)
     assert admits(SchedulingState(PAIR, (), (borrower,)), ask(8), arrival=2)
     answer = decided(SchedulingState(PAIR, (), (waiting(8, 2),)), ask(16, queue="nightly", priority=50), arrival=1)
-    assert isinstance(answer, Deferred)
+    assert deferral(answer) is AdmissionReason.BEHIND_SMALLER_SHARE
 
 
 def test_of_two_that_borrow_the_queue_that_uses_less_goes_first():
@@ -152,7 +152,7 @@ def test_two_that_start_before_it_do_not_delay_it_together():
     running = (lease(4, seconds=HOUR),)
     state = SchedulingState(EIGHT, running, (waiting(6, 1), waiting(2, 2)))
     answer = decided(state, ask(2), arrival=3)
-    assert isinstance(answer, Deferred), "the second has taken the two that the first leaves over"
+    assert deferral(answer) is AdmissionReason.RESERVED, "the second has taken the two that the first leaves over"
 
 
 def test_without_a_known_end_nobody_starts_before_it():
@@ -164,7 +164,10 @@ def test_an_end_that_has_passed_is_not_known():
     overrun = lease(6, seconds=60)
     state = SchedulingState(EIGHT, (overrun,), (waiting(8, 1),))
     assert isinstance(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=30)), Admitted)
-    assert isinstance(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=90)), Deferred)
+    assert (
+        deferral(decide_admission(state, ask(1, seconds=30), 9, NOW + timedelta(seconds=90)))
+        is AdmissionReason.BEHIND_EARLIER_REQUEST
+    )
 
 
 def test_the_one_that_waits_is_told_when_it_will_start():
@@ -238,5 +241,5 @@ def test_what_has_left_for_one_does_not_go_to_the_next_for_whom_somebody_leaves(
 def test_who_should_be_gone_and_is_not_holds_on():
     late = SchedulingState(EIGHT, (leaving(8, "victim", whom="first"),), (waiting(8, 1, "first"),))
     answer = decide_admission(late, ask(1, "other"), 2, NOW + timedelta(minutes=3))
-    assert isinstance(answer, Deferred)
+    assert deferral(answer) is AdmissionReason.WAITING_FOR_QUOTA
     assert answer.expected_start is None

@@ -1,7 +1,7 @@
 """The decision on one request for GPUs, by what is held, what waits and what exists."""
 
 import pytest
-from support.ledger import NOW, ask, lease, queues, waiting
+from support.ledger import NOW, ask, deferral, lease, queues, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Rejected
 from tiphys_plugin.quota.queues import MisconfiguredQueues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
@@ -72,7 +72,7 @@ def test_type_that_the_queue_does_not_have_is_rejected():
 def test_star_serves_the_types_that_are_not_named_and_no_others():
     assert decided(SchedulingState(MIXED), ask(4, gpu_type="T4")) == Admitted("", "*")
     full = (lease(8),)
-    assert isinstance(decided(SchedulingState(MIXED, full), ask(1)), Deferred)
+    assert deferral(decided(SchedulingState(MIXED, full), ask(1))) is AdmissionReason.WAITING_FOR_QUOTA
 
 
 def test_request_without_a_type_takes_the_pool_with_the_least_left_over():
@@ -168,11 +168,11 @@ def test_waiting_request_of_a_queue_that_was_removed_blocks_nobody():
 
 def test_leases_count_in_the_pool_that_they_would_draw_from_today():
     named_later = SchedulingState(queues(research={"A100": 8}), (lease(6, pool="*"),))
-    assert isinstance(decided(named_later, ask(4)), Deferred)
+    assert deferral(decided(named_later, ask(4))) is AdmissionReason.WAITING_FOR_QUOTA
     named_before = SchedulingState(queues(research={"*": 8}), (lease(6, pool="A100"),))
-    assert isinstance(decided(named_before, ask(4, gpu_type="T4")), Deferred)
+    assert deferral(decided(named_before, ask(4, gpu_type="T4"))) is AdmissionReason.WAITING_FOR_QUOTA
     untyped = SchedulingState(queues(research={"*": 8}), (lease(6, pool="A100", gpu_type=None),))
-    assert isinstance(decided(untyped, ask(4)), Deferred)
+    assert deferral(decided(untyped, ask(4))) is AdmissionReason.WAITING_FOR_QUOTA
 
 
 def test_type_that_an_untyped_lease_got_stays_in_use_when_its_queue_no_longer_names_it():

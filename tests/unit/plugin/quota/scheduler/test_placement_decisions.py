@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import pytest
 from pydantic import ValidationError
-from support.ledger import NOW, ask, lease, waiting
+from support.ledger import NOW, ask, deferral, lease, waiting
 from tiphys_plugin.quota.lease import AdmissionReason, Admitted, Deferred, Lease, Rejected
 from tiphys_plugin.quota.queues import Queues
 from tiphys_plugin.quota.scheduler.decide import SchedulingState, decide_admission
@@ -115,7 +115,7 @@ def test_fragmentation_keeps_whole_what_is_usually_asked_for():
 def test_a_lease_of_a_time_without_nodes_counts_among_all():
     state = SchedulingState(cluster(8), (lease(4),))
     assert isinstance(decided(state, ask(4)), Admitted)
-    assert isinstance(decided(state, ask(5)), Deferred)
+    assert deferral(decided(state, ask(5))) is AdmissionReason.WAITING_FOR_INVENTORY
 
 
 @pytest.mark.parametrize(
