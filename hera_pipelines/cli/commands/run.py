@@ -116,11 +116,11 @@ def run(
 ) -> None:
     """Run a pipeline on this machine or on a cluster.
 
-    On this machine the steps are processes, and the plugin is the same as on a
-    cluster. With --cluster, the Workflow is submitted to Argo. Prints the name of
-    the run on stdout and progress on stderr. On this machine, Ctrl-C stops the run
-    and lets programs save; a second Ctrl-C ends them at once. On a cluster, Ctrl-C
-    ends only the progress display.
+    On this machine the steps are processes in the Python of this command, images
+    are not used, and the plugin is the same as on a cluster. With --cluster, the
+    Workflow is submitted to Argo. Prints the name of the run on stdout and progress
+    on stderr. On this machine, Ctrl-C stops the run and lets programs save; a second
+    Ctrl-C ends them at once. On a cluster, Ctrl-C ends only the progress display.
     """
     screen: Screen = command.obj
     if not cluster:
