@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from hera_pipelines import load_pipeline
 from tiphys.protocol.compiled_workflow import CompiledPipeline
+from tiphys.protocol.step_spec import STORE_SECRET
 
 ROOT = Path(__file__).parents[2]
 STEPS = """
@@ -56,3 +59,17 @@ def test_the_calls_of_the_page_for_hera_users_compile(tmp_path: Path) -> None:
 
     assert list(steps) == ["preprocess", "fit"]
     assert steps["preprocess"].artifacts == ("data",)
+
+
+def test_the_artifact_repository_of_the_guide_is_the_bucket_of_its_stores() -> None:
+    page = (ROOT / "docs/install.md").read_text()
+    [block] = re.findall(r"```yaml\n(# kubectl -n team-a apply.*?)```", page, re.DOTALL)
+    config = yaml.safe_load(block)
+    default = config["metadata"]["annotations"]["workflows.argoproj.io/default-artifact-repository"]
+    repository = yaml.safe_load(config["data"][default])["s3"]
+
+    assert f"s3://{repository['bucket']}/{{namespace}}/tiphys" in page
+    assert not repository["keyFormat"].startswith("{{workflow.namespace}}/tiphys")
+    secrets = [repository["accessKeySecret"], repository["secretKeySecret"]]
+    assert [secret["name"] for secret in secrets] == [STORE_SECRET] * 2
+    assert all(f"--from-literal={secret['key']}=" in page for secret in secrets)
