@@ -4,11 +4,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from bench.quota import line
-from bench.quota_campaign import campaign
-from bench.quota_core import decisions
-from bench.quota_rules import within_limits
-from bench.quota_workloads import GANG, WEIGHTS, saturating, stream, weighted_queues
+from bench.aims import number_line
+from bench.quota.__main__ import AIMS, values
+from bench.quota.campaign import campaign
+from bench.quota.cluster import admissions
+from bench.quota.decisions import decisions
+from bench.quota.rules import within_limits
+from bench.quota.workloads import GANG, WEIGHTS, saturating, stream, weighted_queues
+from bench.samples import summary
+from support.controller_process import kubeconfig
+from support.kube_server import serving
 from support.ledger import lease
 from tiphys_plugin.quota.lease import Lease
 from tiphys_plugin.quota.simulation.replay import replay_jobs
@@ -20,10 +25,10 @@ TESTS = Path(__file__).parents[2]
 def test_the_last_line_holds_what_is_compared() -> None:
     report = {
         "core": {
-            "1000 on 1000": {"per_second": 512.5, "p99_ms": 18.2},
-            "1000 on 9": {"per_second": 1.0, "p99_ms": 9.0},
+            "1000 on 1000": {"over_scan": summary([1.5, 1.6, 1.7]), "p99_over_scan": summary([12.0])},
+            "1000 on 9": {"over_scan": summary([9.0]), "p99_over_scan": summary([99.0])},
         },
-        "cluster": {"1": {"per_second": 121.8}, "2": {"per_second": 90.0}},
+        "cluster": {"services": {"1": {"over_replacements": 2.5}, "2": {"over_replacements": 1.5}}},
         "starvation": {"ratio": 0.0133},
         "preemption": {"wait_ratio": 0.9, "loss_ratio": 0.04},
         "attained": {"tiresias_ratio": 0.66, "fifo_ratio": 0.4, "jobs": 1494},
@@ -34,10 +39,11 @@ def test_the_last_line_holds_what_is_compared() -> None:
             "64": {"over_admissions": 0, "double_grants": 2, "leaks": 0},
         },
     }
-    assert line(report) == (
-        "tiresias_ratio=0.66 fifo_ratio=0.4 bestfit_alloc=93.9 fgd_alloc=95.26 core_per_second=512.5 core_p99_ms=18.2 "
-        "cluster_per_second=121.8 high_priority_wait_ratio=0.9 preempt_loss_ratio=0.04 over_admissions=0 leaks=0 "
-        "double_grants=3 skip_wait_ratio=0.0133 jain=0.998"
+    assert values(report).keys() == AIMS.keys()
+    assert number_line(values(report), AIMS) == (
+        "tiresias_ratio=0.66 fifo_ratio=0.4 bestfit_alloc=93.9 fgd_alloc=95.26 decision_over_scan=1.6 "
+        "decision_p99_over_scan=12 admissions_over_puts_1=2.5 admissions_over_puts_2=1.5 high_priority_wait_ratio=0.9 "
+        "preempt_loss_ratio=0.04 over_admissions=0 leaks=0 double_grants=3 skip_wait_ratio=0.0133 jain=0.998"
     )
 
 
@@ -73,12 +79,24 @@ def test_a_campaign_whose_processes_fail_ends(monkeypatch: pytest.MonkeyPatch) -
         campaign(requests=200, processes=1, seed=1)
 
 
-def test_decisions_are_timed_one_by_one() -> None:
-    found = decisions(nodes=6, waiting=10, samples=15, seed=1)
-    assert (found["nodes"], found["waiting"], found["samples"]) == (6, 10, 15)
+def test_each_decision_is_timed_in_turns_with_a_plain_scan() -> None:
+    found = decisions(nodes=6, waiting=10, samples=30, seed=1)
+    assert (found["nodes"], found["waiting"], found["samples"]) == (6, 10, 30)
     assert found["leases"] > 6
-    assert 0 <= found["p50_ms"] <= found["p99_ms"]
+    assert 0 < found["p50_ms"] <= found["p99_ms"]
     assert found["per_second"] > 0
+    assert len(found["over_scan"]["samples"]) == len(found["p99_over_scan"]["samples"]) == 3
+
+
+def test_admissions_are_measured_in_turns_with_replacements_of_the_same_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    with serving() as server:
+        found = admissions(server.api("ml"), kubeconfig(server, tmp_path), rounds=2, seconds=0.1)
+    assert found["services"]["1"]["admissions"] > 0
+    assert len(found["replacements_per_second"]["samples"]) == 2
+    assert len(found["services"]["2"]["over_replacements"]["samples"]) == 2
 
 
 def test_the_stream_leaves_no_moment_without_a_small_job() -> None:

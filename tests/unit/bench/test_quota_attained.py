@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from bench.quota_attained import TRACE, absent, attained
-from bench.quota_placement import FOLDER
-from bench.quota_preemption import BOUND_SECONDS, GPUS, GRACE_SECONDS, HIGH, jobs_of, preemption
+from bench.quota.attained import TRACE, absent, attained
+from bench.quota.placement import FOLDER
+from bench.quota.preemption import BOUND_SECONDS, GPUS, GRACE_SECONDS, HIGH, jobs_of, preemption
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts
 
 ROWS = """job_id,num_gpu,submit_time,duration

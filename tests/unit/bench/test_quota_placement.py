@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench.quota_placement import FOLDER, NODES, TASKS, absent, allocation, fill, read_nodes, read_tasks, speed
+from bench.quota.placement import FOLDER, NODES, TASKS, absent, allocation, fill, read_nodes, read_tasks, speed
 from tiphys_plugin.quota.placement.model import GpuNode, PodRequest
 
 NODE_LIST = """sn,cpu_milli,memory_mib,gpu,model

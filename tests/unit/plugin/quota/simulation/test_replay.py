@@ -16,7 +16,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from bench.quota_workloads import (
+from bench.quota.workloads import (
     ARRIVES_SECONDS,
     gang_bound,
     gang_wait,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.progress import say
-from bench.quota_asker import owner
-from bench.quota_rules import RULES, within_limits
+from bench.quota.asker import owner
+from bench.quota.rules import RULES, within_limits
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger
 
 _CHECK_EVERY = timedelta(milliseconds=200)
@@ -116,7 +116,7 @@ class _Askers:
 
     def _begin(self) -> None:
         name = f"p{next(self._numbers)}"
-        command = [sys.executable, "-m", "bench.quota_asker", str(self._path), name, str(self._counts)]
+        command = [sys.executable, "-m", "bench.quota.asker", str(self._path), name, str(self._counts)]
         self._living[name] = subprocess.Popen(command)
 
     def _check(self) -> None:

@@ -1,4 +1,4 @@
-"""A process of the campaign: ``python -m bench.quota_asker LEDGER NAME FOLDER``; asks until it is told to end.
+"""A process of the campaign: ``python -m bench.quota.asker LEDGER NAME FOLDER``; asks until it is told to end.
 
 How far it is stands in a file, since it may be killed at any moment.
 """
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.quota_rules import RULES
+from bench.quota.rules import RULES
 from support.ledger import ask
 from tiphys_plugin.quota.lease import Admitted, Lease, LeaseRequest, PendingRequest
 from tiphys_plugin.quota.ledger.sqlite_ledger import SqliteLedger

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.quota_placement import FOLDER
+from bench.quota.placement import FOLDER
 from tiphys_plugin.quota.queues import DEFAULT_LEVEL_GPU_HOURS, Queues
 from tiphys_plugin.quota.simulation.jobs import PreemptionCosts, ReplayResult
 from tiphys_plugin.quota.simulation.prepare import assign_to_queue, spread_over_nodes

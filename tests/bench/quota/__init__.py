@@ -1,0 +1,1 @@
+"""What GPU quotas cost and keep."""
